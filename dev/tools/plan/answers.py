@@ -4,7 +4,8 @@ from machines import GPU_NAMES
 from mesh import INPUTS
 from options import shape_named, with_compression
 from tables import Compared, cell, cost_of, device_sizes, micro_batches, print_row, print_sizes
-from search import (Asked, PARTS, bound_of, command_of, is_gpt2, mesh_name, plan_of, program_of, search, stage_of, why, why_first)
+from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, is_gpt2, mesh_name, plan_of, program_and_stage, search, why,
+                    why_first)
 from shapes import SHAPES, Shape
 from steps import METHODS, QUANTISE_BLOCK, is_possible, packets_of, touched_seconds
 from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, total_of
@@ -147,22 +148,23 @@ def print_recommendation(o):
     if fits:
         print(f"    {'mesh':<20} {'zero':>5} {'chunks':>7} {'micro':>6} {'kept':<10} {'GB':>8} {'step ms':>9} {'MFU':>7}"
               "  most of the step")
-        for i, r in enumerate(results[:min(fits, 5)], 1): print_result(i, r)
+        for i, r in enumerate(results[:min(fits, 5)], 1):
+            p, t, bound = r.plan, r.time, bound_of(r.time)
+            print(f"{i:2d}  {mesh_name(p):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d} {'inputs' if p.kept == INPUTS else 'all':<10}"
+                  f" {1e-9 * r.bytes.total:8.1f} {1e3 * t.seconds:9.1f} {100 * t.mfu:6.1f}%  {PARTS[bound]}"
+                  f" {100 * getattr(t, bound) / t.seconds:.0f} %")
         print(f"\n{why_first(results, fits)}")
         print_bytes(o, first)
         print_compression(first)
-        print_cost(o, first)
+        if o.tokens > 0:
+            c, price = cost_of(o, first.time.tokens_per_s, asked.ranks), ""
+            if o.price > 0: price = f", {c['price']:.0f} at {o.price:.4g} each"
+            print(f"{o.tokens:.4g} tokens: {c['hours']:.4g} hours, {c['gpu_hours']:.4g} GPU-hours,"
+                  f" {c['kwh'] if o.watts > 0 else 0:.4g} kWh of {o.watts:.0f} W each{price}")
         print(f"\n    {command_of(first.plan)}")
     print("\nwhy not")
     for r in results[1 if fits else 0:]:
         print(f"  {mesh_name(r.plan):<20} zero {r.plan.zero}: {why(r, first)}")
-
-
-def print_result(i, r):
-    p, t, bound = r.plan, r.time, bound_of(r.time)
-    print(f"{i:2d}  {mesh_name(p):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d} {'inputs' if p.kept == INPUTS else 'all':<10}"
-          f" {1e-9 * r.bytes.total:8.1f} {1e3 * t.seconds:9.1f} {100 * t.mfu:6.1f}%  {PARTS[bound]}"
-          f" {100 * getattr(t, bound) / t.seconds:.0f} %")
 
 
 def print_bytes(o, first):
@@ -171,8 +173,8 @@ def print_bytes(o, first):
     if p.shape.llama:
         print("bytes are estimated (mesh.py): no program of this course has such a model")
         return
-    kinds = [(kind, n) for kind, n in bytes_of(plan_of(p), stage_of(p)).memory.items() if n > 0]
-    print(f"bytes are train_gpt2_{program_of(p)}'s own, of the rank that needs most: "
+    kinds = [(kind, n) for kind, n in exact_bytes_of(p).memory.items() if n > 0]
+    print(f"bytes are train_gpt2_{program_and_stage(p)[0]}'s own, of the rank that needs most: "
           + ", ".join(f"{kind} {n if o.exact else format_bytes(n)}" for kind, n in kinds)
           + "; not counted: the rest of the layers' workspace")
 
@@ -184,7 +186,7 @@ def print_compression(first):
     if p.dp == 1: return
     print(f"compressed gradients: dp's communication is exposed for {exposed:.1f} of {ms:.1f} ms", end="")
     if exposed < 0.01 * ms: print(", so there is nothing to gain")
-    elif program_of(p) != "ddp" or p.shape.llama:
+    elif program_and_stage(p)[0] != "ddp" or p.shape.llama:
         print(f"; int8 would be {100 * share:.0f} % of the bytes, but no program here compresses them on such a mesh")
     else:
         plan = plan_of(p)
@@ -195,21 +197,13 @@ def print_compression(first):
               f" {format_bytes(more)} more, a step would have about {ms - exposed * (1 - share) + 1e3 * touched_seconds(int8, touched):.1f} ms")
 
 
-def print_cost(o, first):
-    if o.tokens == 0: return
-    c = cost_of(o, first.time.tokens_per_s, first.plan.ranks)
-    price = f", {c['price']:.0f} at {o.price:.4g} each" if o.price > 0 else ""
-    print(f"{o.tokens:.4g} tokens: {c['hours']:.4g} hours, {c['gpu_hours']:.4g} GPU-hours,"
-          f" {c['kwh'] if o.watts > 0 else 0:.4g} kWh of {o.watts:.0f} W each{price}")
-
-
 def json_result(r, first):
     p, t = r.plan, r.time
     found = {"dp": p.dp, "tp": p.tp, "pp": p.pp, "zero": p.zero, "chunks": p.chunks, "micro": p.micro, "recompute": p.kept == INPUTS,
              "fits": r.error is None, "why_not": "" if r is first and not r.error else why(r, first)}
     if r.bytes: found["bytes"] = float(r.total)
     if r.bytes and not p.shape.llama:
-        memory = bytes_of(plan_of(p), stage_of(p)).memory
+        memory = exact_bytes_of(p).memory
         found |= {"bytes_of": {kind: memory.get(kind, 0) for kind in KINDS}, "command": command_of(p)}
     if r.error: return found
     return {**found, "seconds": t.seconds, "mfu": t.mfu, "tokens_per_s": t.tokens_per_s,

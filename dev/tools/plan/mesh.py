@@ -61,10 +61,6 @@ TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in 
 OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes too
 
 
-def products_reach(gpu): return 1 if gpu.peak16 == 0 else 0.62 if gpu.generation >= HOPPER else 0.75
-def copies_reach(gpu): return 1 if gpu.peak16 == 0 else 0.9
-
-
 class MeshBytes(NamedTuple):
     """Of the most loaded rank."""
     parameters: float
@@ -157,12 +153,6 @@ class MeshPlan(NamedTuple):
             return 2 * C / (self.tp if self.rows else 1) + (3 * C + 2 * s.kv_channels() + (2 if s.llama else 1) * s.F) / 2 / self.tp
         return self.needed() if self.kept == ALL else s.block_activations(self.tp, self.rows)
 
-    def in_flight(self):
-        """Micro-batches whose activations the first stage keeps, in blocks of that stage: p of 1F1B, and some more if it has
-        chunks."""
-        more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
-        return min(self.micro_batches, self.pp * (1 + more))
-
     def bytes(self):
         P, gradient, e, sharded = self.parameters(), self.program.gradient_bytes, self.program.element_bytes, self.zero == 3
         parameters = 4 * P / self.dp if sharded else e * P # shards are the fp32 master copy
@@ -172,16 +162,21 @@ class MeshPlan(NamedTuple):
         root, gathers = self.shape.root_parameters() / self.tp, self.program.gathers
         gathered = (e + gradient) * root + (e * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
         again = self.needed() if self.kept == INPUTS else 0 # of the block at work
+        # the first stage keeps micro-batches, in blocks of that stage: p of 1F1B, and some more if it has chunks
+        more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
+        in_flight = min(self.micro_batches, self.pp * (1 + more))
         # the last stage of a pipeline has them, but few micro-batches in flight
         logits = self.program.logit_bytes * self.tokens * self.shape.V / self.tp if self.pp == 1 else 0
-        activations = e * self.tokens * (self.blocks * self.in_flight() * self.kept_numbers() + again) + logits
+        activations = e * self.tokens * (self.blocks * in_flight * self.kept_numbers() + again) + logits
         total = parameters + gradients + optimizer + gathered + activations + self.reserve
         return MeshBytes(parameters, gradients, optimizer, activations, gathered, total)
 
 
     # ---- seconds ----
-    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * copies_reach(self.gpu))
-    def multiplied(self, flops): return flops / (self.peak * products_reach(self.gpu))
+    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.gpu.peak16 == 0 else 0.9))
+
+    def multiplied(self, flops):
+        return flops / (self.peak * (1 if self.gpu.peak16 == 0 else 0.62 if self.gpu.generation >= HOPPER else 0.75))
 
     def block_compute(self):
         """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""

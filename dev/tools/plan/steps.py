@@ -258,16 +258,11 @@ class TensorMessages(NamedTuple):
     hides: tuple             # the share of a block's forward compute that makes the weight gradient of qkv, of fc
 
 
-def classifier_rows(plan):
-    """Rows of logits that one of t ranks computes at a time (llmc/device/layers_api.h)."""
-    rows = (1 << (28 if plan.gpu else 24)) // (plan.config.Vp // plan.t)
-    return min(max(rows // 64 * 64, 64), plan.tokens)
-
-
 def tensor_messages(plan, w):
     tp, dp = w.neighbours(plan.N, plan.t), w.apart(plan.N, plan.t)
-    C, X = plan.config.C, plan.X
-    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, classifier_rows(plan))
+    C, X, rows = plan.config.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.config.Vp // plan.t)
+    rows = min(max(rows // 64 * 64, 64), plan.tokens) # of logits that a rank computes at a time (llmc/device/layers_api.h)
+    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, rows)
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
     block, root = (w.seconds(ALL_REDUCE, float(plan.config.unit(u, plan.t)) * X, dp) for u in (1, 0))
     return TensorMessages(
@@ -316,14 +311,6 @@ def tensor_micro_batch(plan, m, s, last, t):
     if last: t.send(m.root)
 
 
-def tensor_step(plan, w, s, t):
-    m = tensor_messages(plan, w)
-    for micro in range(plan.accumulation): tensor_micro_batch(plan, m, s, micro == plan.accumulation - 1, t)
-    t.wait(t.arrived)
-    for _ in range(2 * plan.config.L + 1): t.send_shared(m.layernorms)
-    t.wait(t.shared)
-
-
 # ---- a step of N ranks ----
 def update_seconds(plan, stage):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
@@ -340,7 +327,11 @@ def update_seconds(plan, stage):
 def step(plan, stage, w, s):
     t, m, shared = Timeline(), None, plan.t if stage == TP else 1
     s = UnitSeconds(*(x / shared for x in s))
-    if stage == TP: tensor_step(plan, w, s, t)
+    if stage == TP:
+        sums = tensor_messages(plan, w)
+        for micro in range(plan.accumulation): tensor_micro_batch(plan, sums, s, micro == plan.accumulation - 1, t)
+        t.wait(t.arrived)
+        for _ in range(2 * plan.config.L + 1): t.send_shared(sums.layernorms)
     else:
         m = messages_of(plan, stage, w)
         for micro in range(plan.accumulation): micro_batch(plan, stage, m, s, micro, t)
