@@ -15,6 +15,7 @@ Data      What dp sums is hidden behind the backward pass of the last micro-batc
 Update    28 bytes for each parameter that a rank updates: a gradient and a weight of 2, and a master copy and two moments in
           fp32, each read and written.
 """
+from collections import namedtuple
 from typing import NamedTuple
 import nccl
 from tool import ceil_div
@@ -61,26 +62,10 @@ TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in 
 OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes too
 
 
-class MeshBytes(NamedTuple):
-    """Of the most loaded rank."""
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    gathered: float
-    total: float
-
-
-class MeshTime(NamedTuple):
-    compute: float           # these six add up to `seconds`
-    tensor: float
-    bubble: float
-    messages: float
-    data: float
-    update: float
-    seconds: float
-    mfu: float               # without recomputation, by causal FLOPs
-    tokens_per_s: float      # of all ranks
+# Bytes of the most loaded rank. Seconds of a step, of which the first six are parts; MFU without recomputation, by causal FLOPs;
+# tokens per second of all ranks.
+MeshBytes = namedtuple("MeshBytes", "parameters gradients optimizer activations gathered total")
+MeshTime = namedtuple("MeshTime", "compute tensor bubble messages data update seconds mfu tokens_per_s")
 
 
 class MeshPlan(NamedTuple):

@@ -10,6 +10,7 @@ Channels  NCCL searches rings and trees in the machine's topology. Here the sear
 Not here  CollNet (SHARP), broadcast, user buffers, POWER's CPUs, nodes of unequal size, and RCCL, which has other constants.
 """
 import functools, math
+from collections import namedtuple
 from typing import NamedTuple
 
 AMPERE, HOPPER, BLACKWELL = 1, 2, 3 # generations of NVIDIA's GPUs, 0: Volta
@@ -32,11 +33,7 @@ class Group(NamedTuple):
     nodes = property(lambda self: -(-self.ranks // self.per_node))
 
 
-class Graph(NamedTuple):
-    """Channels that each move `speed` GB/s between nodes, or `speed_inside`."""
-    channels: int
-    speed_inside: float
-    speed: float
+Graph = namedtuple("Graph", "channels speed_inside speed") # channels that each move so many GB/s inside and between nodes
 
 
 def gpu_group(gpu, ranks, per_node, sharing):
@@ -203,10 +200,7 @@ def seconds_of(g, algorithm, protocol, all_reduce, nbytes):
     return 1e-6 * latency + 1e-9 * nbytes / bw
 
 
-class Choice(NamedTuple):
-    algorithm: int
-    protocol: int
-    seconds: float
+Choice = namedtuple("Choice", "algorithm protocol seconds")
 
 
 @functools.lru_cache(None)

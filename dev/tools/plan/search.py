@@ -9,10 +9,10 @@ Pruned    is what does not divide, then what does not fit; the rest is timed. By
 Ordered   by seconds; of those within half a percent of the fastest the one with less machinery is first.
 """
 import itertools, math
+from collections import namedtuple
 from typing import NamedTuple
-from machines import Gpu
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
-from shapes import SHAPES, Shape
+from shapes import SHAPES
 from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Plan, bytes_of, padded
 
 
@@ -62,13 +62,7 @@ def mesh_name(p): return f"dp={p.dp},tp={p.tp},pp={p.pp}"
 
 
 # ---- search ----
-class Asked(NamedTuple):
-    shape: Shape
-    gpu: Gpu
-    ranks: int
-    batch: int               # sequences of a step, tokens of each
-    T: int
-    reserve: float
+Asked = namedtuple("Asked", "shape gpu ranks batch T reserve") # batch: sequences of a step, each of T tokens
 
 
 class Result(NamedTuple):

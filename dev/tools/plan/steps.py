@@ -12,6 +12,7 @@ Compress  as train_gpt2_compress does, with its bytes. A method with a packet fo
           comes before a message, beside backward, and unpacking after backward. Their bytes, kernel by kernel
           (llmc/device/compress_api.h), are divided by --memory-bandwidth; Gram-Schmidt and the sums of scales are not counted.
 """
+from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
@@ -20,11 +21,7 @@ from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, 
 
 
 # ---- compute ----
-class UnitSeconds(NamedTuple):
-    """In one micro-batch; head: the root's, forward and backward."""
-    block_forward: float
-    block_backward: float
-    head: float
+UnitSeconds = namedtuple("UnitSeconds", "block_forward block_backward head") # in a micro-batch; head: the root's, both passes
 
 
 def block_flops(plan):
