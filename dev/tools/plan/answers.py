@@ -4,8 +4,8 @@ from machines import GPU_NAMES
 from mesh import INPUTS
 from options import shape_named, with_compression
 from tables import Compared, cell, cost_of, device_sizes, micro_batches, print_row, print_sizes
-from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, is_gpt2, mesh_name, plan_of, program_and_stage, search, why,
-                    why_first)
+from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, is_gpt2, mesh_name, plan_of, program_and_stage, search,
+                    why, why_first)
 from shapes import SHAPES, Shape
 from steps import METHODS, QUANTISE_BLOCK, is_possible, packets_of, touched_seconds
 from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, total_of
@@ -13,9 +13,9 @@ from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3
 
 # ---- --params: bytes of a model of which only the number of parameters is known ----
 def state_bytes(o, stage, N=1):
-    """Of a parameter's weight, gradient and optimizer state, on one of N ranks. In 16 bits 2 + 2 + 12, with an fp32 master copy and two
-    moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. Our fsdp's shards are fp32, also where nobody else has a master
-    copy. Stage 1 shards the optimizer's state, stage 2 also gradients, stage 3 and FSDP everything."""
+    """Of a parameter's weight, gradient and optimizer state, on one of N ranks. In 16 bits 2 + 2 + 12, with an fp32 master copy
+    and two moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. Our fsdp's shards are always fp32.
+    Stage 1 shards the optimizer's state, stage 2 also gradients, stage 3 and FSDP everything."""
     halves = o.precision != "fp32" and stage != FSDP
     X = 2 if halves else 4
     whole = (X, ZERO3), (X, ZERO2), (8 + (4 if halves and o.master == "on" else 0), ZERO1)
@@ -90,8 +90,8 @@ def print_methods(o):
 
 
 def print_growth(o):
-    """Bytes that a rank sends for each element of a large matrix. In PyTorch's quantization_pertensor_hook every rank gathers all ranks'
-    whole gradients in int8 (torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py)."""
+    """Bytes that a rank sends for each element of a large matrix. In PyTorch's quantization_pertensor_hook every rank gathers all
+    ranks' gradients in int8 (torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py)."""
     ranks, block = (2, 4, 8, 16, 64, 512), 4 / QUANTISE_BLOCK
     def ring(N): return 2 * (N - 1) / N
     growth = {"fp32, ring": lambda N: 4 * ring(N), "bf16, ring": lambda N: 2 * ring(N),
@@ -107,7 +107,8 @@ def print_growth(o):
 
 def json_methods(o):
     c = Compared(o)
-    return {"ranks": c.plan.N, "methods": [{"method": method, "possible": row != {}, **row} for method, row in method_rows(o, c).items()]}
+    rows = method_rows(o, c).items()
+    return {"ranks": c.plan.N, "methods": [{"method": method, "possible": row != {}, **row} for method, row in rows]}
 
 
 # ---- --recommend ----
@@ -150,9 +151,9 @@ def print_recommendation(o):
               "  most of the step")
         for i, r in enumerate(results[:min(fits, 5)], 1):
             p, t, bound = r.plan, r.time, bound_of(r.time)
-            print(f"{i:2d}  {mesh_name(p):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d} {'inputs' if p.kept == INPUTS else 'all':<10}"
-                  f" {1e-9 * r.bytes.total:8.1f} {1e3 * t.seconds:9.1f} {100 * t.mfu:6.1f}%  {PARTS[bound]}"
-                  f" {100 * getattr(t, bound) / t.seconds:.0f} %")
+            print(f"{i:2d}  {mesh_name(p):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d}"
+                  f" {'inputs' if p.kept == INPUTS else 'all':<10} {1e-9 * r.bytes.total:8.1f} {1e3 * t.seconds:9.1f}"
+                  f" {100 * t.mfu:6.1f}%  {PARTS[bound]} {100 * getattr(t, bound) / t.seconds:.0f} %")
         print(f"\n{why_first(results, fits)}")
         print_bytes(o, first)
         print_compression(first)

@@ -50,9 +50,11 @@ GPUS = {row[0]: Gpu(*row) for row in (
     ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 8, 400, AMPERE, 12 * 20.0, True, True),
     ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
     ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
-    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8000e9, 900e9, 50e9, 8, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
-    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 8, 1, 450, AMPERE, 24, False, True),
-    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 8, 750, HOPPER, 0, False, True))}
+    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
+    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 8, 1, 450,
+     AMPERE, 24, False, True),
+    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 8, 750,
+     HOPPER, 0, False, True))}
 GPU_NAMES = "|".join([*GPUS, "cpu-here"])
 
 NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one

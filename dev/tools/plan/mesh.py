@@ -95,7 +95,8 @@ class MeshPlan(NamedTuple):
         if self.shape.NH % self.tp != 0 or self.shape.NKV % self.tp != 0: return "heads do not divide"
         if self.batch % (self.dp * self.micro) != 0: return "the batch does not divide"
         if self.shape.L < self.pp * self.chunks: return "there are fewer blocks than stages"
-        if self.chunks > 1 and (self.pp == 1 or self.micro_batches % self.pp != 0): return "micro-batches do not divide over stages"
+        even = self.pp > 1 and self.micro_batches % self.pp == 0
+        if self.chunks > 1 and not even: return "micro-batches do not divide over stages"
         return "rows do not divide" if self.rows and self.micro * self.T % self.tp != 0 else None
 
     # ---- groups ----

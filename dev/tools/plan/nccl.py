@@ -1,7 +1,7 @@
 """The seconds that NCCL itself expects of a collective, from which it chooses an algorithm and a protocol.
 
-Source    github.com/NVIDIA/nccl, 2.30.7 (commit 5067397): constants and formulas of src/graph/tuning.cc, the bandwidth of a link of
-          src/graph/topo.h, and the speeds that a channel can have of src/graph/search.cc.
+Source    github.com/NVIDIA/nccl, 2.30.7 (commit 5067397): constants and formulas are of src/graph/tuning.cc, the bandwidth of a
+          link is of src/graph/topo.h, and the speeds that a channel can have are of src/graph/search.cc.
 Model     seconds = latency + bytes/bandwidth, for each algorithm and protocol; NCCL takes the least. A ring's latency grows
           with ranks, a tree's with log2(nodes), NVLS's (the switch adds up) with neither. The protocol LL sends 4 bytes of
           data with each 4 of a flag, LL128 120 of 128, Simple sends whole chunks and then tells.
@@ -39,8 +39,8 @@ Graph = namedtuple("Graph", "channels speed_inside speed") # channels that each 
 def gpu_group(gpu, ranks, per_node, sharing):
     """A group of ranks as NCCL sees it. sharing: groups that use a node's interfaces at the same time."""
     share = gpu.nics / sharing
-    nics = max(1, min(math.floor(share), per_node))
-    return Group(gpu.generation, gpu.nvlink, gpu.amd, gpu.nccl_inside, 1e-9 * gpu.nic * min(share, 1), float(nics), ranks, per_node)
+    nic, nics = 1e-9 * gpu.nic * min(share, 1), float(max(1, min(math.floor(share), per_node)))
+    return Group(gpu.generation, gpu.nvlink, gpu.amd, gpu.nccl_inside, nic, nics, ranks, per_node)
 
 
 # The speeds that search.cc tries for a channel, fastest first: in one node, between nodes.
@@ -54,7 +54,7 @@ def speeds_of(g): return {HOPPER: SPEEDS_90, BLACKWELL: SPEEDS_100}.get(g.genera
 
 
 def room(g, speed, link):
-    """How many channels of this speed there is room for: on a GPU's link, if others are in its node, on the interfaces, and in NCCL."""
+    """How many channels of this speed have room: on a GPU's link, if others are in its node, on the interfaces, and in NCCL."""
     channels = MOST_CHANNELS
     if g.per_node > 1: channels = min(channels, math.floor(link / speed + 1e-9))
     if g.nodes > 1: channels = min(channels, math.floor(g.nic / speed + 1e-9) * g.nics)
@@ -207,4 +207,5 @@ Choice = namedtuple("Choice", "algorithm protocol seconds")
 def choose(g, all_reduce, nbytes):
     """What NCCL chooses, and the seconds that it expects. nbytes: of the largest buffer."""
     if g.ranks == 1: return Choice(RING, SIMPLE, 0)
-    return min((Choice(a, p, seconds_of(g, a, p, all_reduce, nbytes)) for a in range(5) for p in range(3)), key=lambda c: c.seconds)
+    choices = (Choice(a, p, seconds_of(g, a, p, all_reduce, nbytes)) for a in range(5) for p in range(3))
+    return min(choices, key=lambda c: c.seconds)

@@ -2,10 +2,11 @@
 run that they describe."""
 import math, re
 from tool import Option, choice, parse_options, real, require, switch, text, whole
-from machines import ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, node_gpu, open_link, passes, this_machine
+from machines import (ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, node_gpu, open_link, passes,
+                      this_machine)
 from pipelines import parse_emulation
 from shapes import SHAPES
-from questions import FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, DDP, Config, Plan, answer_of, bytes_of, padded, question
+from questions import FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Config, Plan, answer_of, bytes_of, model_of, padded
 from steps import METHODS
 from validate import PUBLISHED
 
@@ -250,8 +251,7 @@ def with_pipe(o, plan, p, schedule):
 
 def with_mesh(o, plan):
     """The mesh that --mesh asks for: train_gpt2_3d says how many ranks are along each axis."""
-    words = question(plan, DDP)
-    axes = answer_of(plan, MESH, words[:words.index("--total-batch-size")] + ["--mesh", o.mesh])["axes"]
+    axes = answer_of(plan, MESH, f"{model_of(plan)} --mesh {o.mesh}")["axes"]
     return with_pipe(o, plan, axes["pp"], o.schedule)._replace(t=axes["tp"], zero_stage=o.zero_stage)
 
 

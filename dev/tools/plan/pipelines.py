@@ -5,8 +5,8 @@ Actions   A stage's F, I and W take what its blocks take. Of a block's backward 
           forward pass included, because the program computes logits only there. Embedding takes no time. On a mesh they are 1/t of
           that, and in each block are the sums of tensor parallelism: B, a whole backward pass, hides what dW can hide; I of
           zb-h1 hides nothing, because its W comes later. With --emulate-ms they last as long as that says.
-Schedule  It is played, so the bubble is that of these stages, also of unequal ones. All messages take as long as on the slowest link
-          between neighbours: in 1f1b that link delays every micro-batch. On a mesh messages are as long as a rank's rows: 1/t
+Schedule  It is played, so the bubble is that of these stages, also of unequal ones. All messages take as long as on the slowest
+          link between neighbours: in 1f1b that delays every micro-batch. On a mesh messages are as long as a rank's rows: 1/t
           where rows are cut.
 After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside
           what it still has to compute. The root's are first summed over the two stages that have it, when both are done.
@@ -150,8 +150,8 @@ def parse_emulation(text):
     """Of --emulate-ms: F, I and W of a rank, and if there is a head of a block; () of ''. Dies if a stage would not accept it."""
     try: numbers = [float(x) for x in text.split(",")] if text else []
     except ValueError: numbers = [-1]
-    require(text == "" or len(numbers) in (3, 4) and all(x >= 0 for x in numbers), "--emulate-ms wants three numbers of milliseconds,"
-            f" as in 20,24,16, and perhaps how many blocks the head costs, not '{text}'")
+    require(text == "" or len(numbers) in (3, 4) and all(x >= 0 for x in numbers), "--emulate-ms wants three numbers of"
+            f" milliseconds, as in 20,24,16, and perhaps how many blocks the head costs, not '{text}'")
     return tuple(numbers)
 
 

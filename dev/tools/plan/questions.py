@@ -1,10 +1,10 @@
-"""Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_play what ranks
-of a pipeline do when; and the few formulas of shapes and layouts that the times need.
+"""Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_play what
+ranks of a pipeline do when; and the few formulas of shapes and layouts that the times need.
 
 A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
 is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
 answers one line for one line."""
-import functools, os
+import bisect, functools, os
 from typing import NamedTuple
 from tool import ask, ask_player, ceil_div, started
 
@@ -81,22 +81,19 @@ class Plan(NamedTuple):
 # ---- questions to the stages ----
 def options_of(plan, stage):
     """What the stage's program is told besides the model and the batch."""
-    rows = ["--sequence-parallel"] * plan.rows + ["--keep-gathered"] * plan.keep_gathered
-    pipe = ["--schedule", plan.schedule, "--chunks", plan.v, "--split", plan.split]
+    rows = " --sequence-parallel" * plan.rows + " --keep-gathered" * plan.keep_gathered
+    pipe = f"--schedule {plan.schedule} --chunks {plan.v} --split {plan.split}"
     if stage == DDP and plan.method != "none":
-        feedback = [] if plan.feedback is None else ["--error-feedback" if plan.feedback else "--no-error-feedback"]
-        return ["--compress", plan.method, "--bucket-mb", repr(plan.bucket_mb), *feedback,
-                *(["--top-k-fraction", repr(plan.fraction)] if plan.method == "top-k" else []),
-                *(["--rank", plan.low_rank] if plan.method == "powersgd" else [])]
-    if stage in (ZERO1, ZERO2, ZERO3): return ["--zero-stage", stage - ZERO1 + 1]
+        feedback = "" if plan.feedback is None else " --error-feedback" if plan.feedback else " --no-error-feedback"
+        own = {"top-k": f" --top-k-fraction {plan.fraction!r}", "powersgd": f" --rank {plan.low_rank}"}.get(plan.method, "")
+        return f"--compress {plan.method} --bucket-mb {plan.bucket_mb!r}{feedback}{own}"
+    if stage in (ZERO1, ZERO2, ZERO3): return f"--zero-stage {stage - ZERO1 + 1}"
     if stage == FSDP: # with both prefetches where they have room
-        return ["--wrap-blocks", plan.wrap_blocks, "--sharding", plan.sharding, "--shard-group", plan.shard_group, "--reduce-dtype",
-                plan.reduce_dtype, "--limit-all-gathers", plan.rooms, *["--cpu-offload"] * plan.offload,
-                *(["--prefetch", "none", "--no-forward-prefetch"] if plan.rooms == 1 else [])]
-    if stage == TP: return ["--tensor-parallel", plan.t, *rows]
-    if stage == PP: return ["--pipeline-parallel", plan.p, *pipe]
-    if stage == MESH: return ["--mesh", f"tp={plan.t},pp={plan.p}", "--zero-stage", plan.zero_stage, *rows, *pipe]
-    return []
+        return (f"--wrap-blocks {plan.wrap_blocks} --sharding {plan.sharding} --shard-group {plan.shard_group} --reduce-dtype"
+                f" {plan.reduce_dtype} --limit-all-gathers {plan.rooms}" + " --cpu-offload" * plan.offload
+                + " --prefetch none --no-forward-prefetch" * (plan.rooms == 1))
+    return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p} {pipe}",
+            MESH: f"--mesh tp={plan.t},pp={plan.p} --zero-stage {plan.zero_stage}{rows} {pipe}"}.get(stage, "")
 
 
 def copy_ranks(plan, stage):
@@ -104,13 +101,18 @@ def copy_ranks(plan, stage):
     return (plan.t if stage in (TP, MESH) else 1) * (plan.p if stage in (PP, MESH) else 1)
 
 
-def question(plan, stage):
+def model_of(plan):
+    """The first words of a question. gpt2 brings its positions with it."""
     c = plan.config
-    model = ["gpt2", "--layers", c.L] if c.max_T != plan.T else [f"d{c.L}"] # gpt2 brings its positions with it
+    return (f"--predict {plan.N} --predict-device {'gpu' if plan.gpu else 'cpu'} --model"
+            f" {f'd{c.L}' if c.max_T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
+            f" --seq-len {plan.T} --batch-size {plan.B}")
+
+
+def question(plan, stage):
     tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, stage))
-    return ["--predict", plan.N, "--predict-device", "gpu" if plan.gpu else "cpu", "--model", *model, "--channels", c.C, "--heads", c.NH,
-            "--vocab-size", c.V, "--seq-len", plan.T, "--batch-size", plan.B, "--total-batch-size", tokens,
-            "--recompute", "block" if plan.recompute else "none", *options_of(plan, stage)]
+    return (f"{model_of(plan)} --total-batch-size {tokens} --recompute {'block' if plan.recompute else 'none'}"
+            f" {options_of(plan, stage)}")
 
 
 FOLDER = os.environ.get("PLAN_STAGES", "build/predict")
@@ -127,7 +129,7 @@ def answer_of(plan, stage, words=None):
     compressed = stage == DDP and plan.method != "none"
     name = "compress" if compressed else "zero" if stage in (ZERO1, ZERO2, ZERO3) else STAGE_NAMES[stage]
     precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask_stage(name, precision, " ".join(map(str, words or question(plan, stage))))
+    return ask_stage(name, precision, words or question(plan, stage))
 
 
 # ---- answers ----
@@ -225,17 +227,12 @@ def largest_depth(plan, stage, room):
     """The largest dN that a rank with so many bytes can train; 0: none. Bytes grow with N."""
     can = [d for d in range(1, MAX_UNITS) if (stage != TP or tensor_divides(of_depth(plan, d)))
            and (stage != PP or pipe_divides(of_depth(plan, d)))]
-    low, high = 0, len(can) # the first `low` fit, those from `high` on do not
-    while low < high:
-        middle = (low + high) // 2
-        if total_of(of_depth(plan, can[middle]), stage) <= room: low = middle + 1
-        else: high = middle
-    return can[low - 1] if low else 0
+    return ([0] + can)[bisect.bisect_right(can, room, key=lambda d: total_of(of_depth(plan, d), stage))]
 
 
 # ---- questions to build/schedule_play, which has pipelines as llmc/parallel has them (split.h, pipeline.h) ----
-# A step has m micro-batches; a rank has v parts of the model, part number c of rank r being number c*p + r of all. An action is one
-# micro-batch in one part: F forward, I the gradient of the input, W the gradients of the weights, B both. Each begins as early as
+# A step has m micro-batches; a rank has v parts of the model, part number c of rank r being number c*p + r of all. An action is
+# one micro-batch in one part: F forward, I the gradient of the input, W the gradients of the weights, B both. Each begins when
 # its rank is free and its input is there.
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 PLAYER = os.path.join(FOLDER, "..")

@@ -47,8 +47,8 @@ class Shape(NamedTuple):
         return self.flops(T, causal) + self.L * self.block_flops(T, causal) / 3
 
     def block_activations(self, t, rows):
-        """Numbers per token that a rank keeps of a block for its backward pass. t ranks share them; rows: also the inputs and outputs
-        of the two norms. Attention keeps q, k, v and its output, as FlashAttention does; fp32 statistics are left out."""
+        """Numbers per token that a rank keeps of a block for its backward pass. t ranks share them; rows: also the inputs and
+        outputs of the two norms. Attention keeps q, k, v and its output, as FlashAttention does; fp32 statistics are left out."""
         inside = 2.0 * self.C + 2 * self.kv_channels() + (3.0 if self.llama else 2.0) * self.F
         return 4.0 * self.C / (t if rows else 1) + inside / t
 

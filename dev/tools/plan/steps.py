@@ -16,7 +16,7 @@ from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, asked, bytes_of, groups_of, question, shard_of,
+from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, asked, bytes_of, groups_of, shard_of,
                        shards_of)
 
 
@@ -95,7 +95,7 @@ def is_possible(plan):
 
 
 class Packets:
-    """sent: of each collective, how many operations, and the bytes of their largest buffers together. An all-to-all of parts takes as
+    """sent: of each collective, how many operations, and the bytes of their largest buffers together. An all-to-all takes as
     long as a reduce-scatter. Then the bytes that packing and unpacking read and write."""
     def __init__(self):
         self.sent = {what: [0, 0.0] for what in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)}
@@ -141,7 +141,7 @@ def add_bucket(u, plan, n, sent, received):
 def packets_of(plan):
     """Of the root, and of all blocks."""
     root, blocks, end = Packets(), Packets(), plan.config.unit(0)
-    for begin, n, sent, received in answer_of(plan, DDP, question(plan, DDP))["more"]:
+    for begin, n, sent, received in answer_of(plan, DDP)["more"]:
         add_bucket(root if begin < end else blocks, plan, n, sent, received)
     return root, blocks
 

@@ -1,10 +1,7 @@
-"""What build/plan compares: stages, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline; their
-bytes, what fits, and the seconds of a step, as tables to read and as JSON: bytes, seconds, shares of 1. A row that cannot be timed
-says why.
-
-Times     First of all stages, then of compressed gradients, of ranks that share a replica, of pipelines. Most tables have a row for
-          each power of two up to 4096 ranks and for the number asked for; those that compare numbers of ranks that share a replica,
-          or schedules, are for that number.
+"""What build/plan compares: stages, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline;
+their bytes, what fits, and the seconds of a step, as tables to read and as JSON: bytes, seconds, shares of 1. Most tables of
+seconds have a row for each power of two up to 4096 ranks and for the number asked for; those that compare numbers of ranks that
+share a replica, or schedules, are for that number. A row that cannot be timed says why.
 """
 import math
 from typing import NamedTuple
@@ -13,8 +10,9 @@ from machines import LINKS
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, with_compression, with_mesh,
                      with_pipe)
 from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
-from questions import (DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, copy_ranks, extreme_rank,
-                    largest_depth, of_depth, own_rank, pipe_divides, plan_split, sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
+from questions import (DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, copy_ranks,
+                       extreme_rank, largest_depth, of_depth, own_rank, pipe_divides, plan_split, sent_by_kind, sent_of_all,
+                       slots, tensor_divides, total_of)
 from steps import flops_done, step, unit_seconds
 
 MOST_RANKS = 6 # of a pipeline in a table
@@ -95,9 +93,10 @@ class Compared:
         if why_not: return {**found, "why_not": why_not}
         t = self.step(plan, stage)
         mfu = plan.config.flops_per_token(plan.T) * t.tokens_per_s / plan.N / peak_of(o)
-        numbers = {"seconds": t.seconds, "compute": t.compute, "bubble": t.bubble, "tp": t.tensor, "communication": t.communication,
-                   "exposed": t.exposed, "efficiency": t.efficiency, "tokens_per_s": t.tokens_per_s,
-                   "tokens_per_s_per_rank": t.tokens_per_s / plan.N, "mfu": mfu, "formula": t.formula}
+        numbers = {"seconds": t.seconds, "compute": t.compute, "bubble": t.bubble, "tp": t.tensor,
+                   "communication": t.communication, "exposed": t.exposed, "efficiency": t.efficiency,
+                   "tokens_per_s": t.tokens_per_s, "tokens_per_s_per_rank": t.tokens_per_s / plan.N, "mfu": mfu,
+                   "formula": t.formula}
         if o.tokens > 0: numbers |= cost_of(o, t.tokens_per_s, plan.N)
         return {**found, "micro_batches": plan.accumulation, **{key: float(x) for key, x in numbers.items()}}
 
@@ -154,7 +153,8 @@ def json_model(o):
                      "total_batch_size": o.total_batch_size, "precision": o.precision},
             "ranks": c.plan.N,
             "ways": [{"name": w.name, "ranks": w.plan.N, "ranks_of_a_copy": copy_ranks(w.plan, w.stage),
-                      "sent_per_step": float(w.bytes().sent), "bytes": json_bytes(w.bytes()), "bytes_recomputed": json_bytes(w.bytes(True)),
+                      "sent_per_step": float(w.bytes().sent), "bytes": json_bytes(w.bytes()),
+                      "bytes_recomputed": json_bytes(w.bytes(True)),
                       "devices": {name: json_device(w, room) for name, room in sizes}} for w in c.all],
             "times": [{"table": title, "rows": [{key: x for key, x in row.items() if key != "formula"} for row in rows]}
                       for title, _, _, rows in c.times()]}
@@ -212,18 +212,19 @@ def print_pipelines(o, ways):
     ranks = rank_ways(plan, PP) if one else ways
     step = plan.accumulation if o.accumulation or o.pipeline_parallel else "p"
     if o.total_batch_size: step = f"{o.total_batch_size} tokens"
-    print(f"\npp p: p ranks share a replica of the model, each with some of its blocks; {plan.B} x {plan.T} tokens per micro-batch,"
-          f" {step} a step")
+    print(f"\npp p: p ranks share a replica of the model, each with some of its blocks; {plan.B} x {plan.T} tokens per"
+          f" micro-batch, {step} a step")
     print_splits(ways)
     print_memory(o, ranks)
-    for name, sent in zip(("messages", "root", "to other replicas", "loss and norms"), zip(*(sent_by_kind(w.plan) for w in ranks))):
+    kinds = "messages", "root", "to other replicas", "loss and norms"
+    for name, sent in zip(kinds, zip(*(sent_by_kind(w.plan) for w in ranks))):
         print_bytes(o, f"    {name}", [math.floor(n + 1e-3) for n in sent])
     print_slots(ranks)
     if one: print_row("  blocks", [blocks_of(w.plan, w.plan.rank) for w in ranks])
     for recompute, name in () if one else ((False, "  on the rank with least"), (True, "    recomputed, on rank")):
         least = [w.extreme(recompute, False) for w in ways]
         print_row(name, least)
-        print_bytes(o, "    total", [w._replace(plan=w.plan._replace(rank=r)).bytes(recompute).total for w, r in zip(ways, least)])
+        print_bytes(o, "    total", [total_of(w.plan._replace(rank=r, recompute=recompute), PP) for w, r in zip(ways, least)])
     v = o.chunks or 2
     if o.compares and len(ways) < 4:
         print(f"interleaved with {v} chunks is left out: it needs a multiple of {plan.p} micro-batches, and {v * plan.p} blocks")
@@ -246,8 +247,8 @@ def print_sharding(plan):
     if (plan.sharding, plan.reduce_dtype, plan.offload) == ("full", "fp32", False): return
     group = plan.shard_group
     copies = f": {plan.N // group} replicas of the model, of {group} ranks each" if plan.sharding == "hybrid" else ""
-    dtype, host = "fp32" if plan.reduce_dtype == "fp32" else "the model's precision", "; shards on the host" if plan.offload else ""
-    print(f"fsdp       sharding {plan.sharding}{copies}; gradients reduced in {dtype}{host}")
+    dtype = "fp32" if plan.reduce_dtype == "fp32" else "the model's precision"
+    print(f"fsdp       sharding {plan.sharding}{copies}; gradients reduced in {dtype}{'; shards on the host' * plan.offload}")
 
 
 def print_compressed(o, ways):
@@ -281,8 +282,8 @@ def print_what_fits(o, c):
         return f"d{found.L}, {1e-9 * found.parameters():.3g} B" if found else "none"
     ways = [w for w in (*c.stages, *c.tensor, *c.pipelines, *c.mesh) if w.stage != TP or w.plan.t > 1] # tp of one rank is ddp
     print_sizes("fits", device_sizes(o), [(w.name, w.fits) for w in ways])
-    deep = [w for w in ways if w.stage != PP or o.split == "auto"]
-    if not c.mesh: print_sizes("largest dN, recomputed", device_sizes(o), [(w.name, lambda room, w=w: largest(w, room)) for w in deep])
+    deep = [(w.name, lambda room, w=w: largest(w, room)) for w in ways if w.stage != PP or o.split == "auto"]
+    if not c.mesh: print_sizes("largest dN, recomputed", device_sizes(o), deep)
 
 
 # ---- tables of seconds ----
@@ -297,8 +298,8 @@ COLUMNS = {
          ("of step", 8, ".1%", lambda row: row["bubble"] / (row["compute"] + row["bubble"])),
          ("of work", 8, ".1%", lambda row: row["bubble"] / row["compute"]), ms("formula", 9, "formula"),
          ms("communication", 14, "communication"), ms("exposed", 9, "exposed"), ms("step ms", 9, "seconds"), *SPEED),
-    MESH: (ms("compute ms", 12, "compute"), ms("tp", 10, "tp"), ms("bubble", 10, "bubble"), ms("communication", 14, "communication"),
-           ms("exposed", 10, "exposed"), ms("step ms", 10, "seconds"), *SPEED),
+    MESH: (ms("compute ms", 12, "compute"), ms("tp", 10, "tp"), ms("bubble", 10, "bubble"),
+           ms("communication", 14, "communication"), ms("exposed", 10, "exposed"), ms("step ms", 10, "seconds"), *SPEED),
     None: (ms("compute ms", 12, "compute"), ms("communication", 14, "communication"), ms("exposed", 12, "exposed"),
            ms("step", 12, "seconds"), plain("tokens/s", 14, ".0f", "tokens_per_s"), SPEED[1])}
 COSTS = (("hours", 9, "hours"), ("GPU-hours", 10, "gpu_hours"), ("kWh", 10, "kwh"), ("price", 12, "price"))
@@ -314,19 +315,20 @@ def cell(o, x, width, form):
 
 def print_times(o, title, rows_are, stage, rows):
     known = {"hours": o.tokens, "gpu_hours": o.tokens, "kwh": o.tokens and o.watts, "price": o.price}
-    columns = [*COLUMNS.get(stage, COLUMNS[None]), *(plain(name, width, ".4g", key) for name, width, key in COSTS if known[key] > 0)]
+    costs = (plain(name, width, ".4g", key) for name, width, key in COSTS if known[key] > 0)
+    columns = [*COLUMNS.get(stage, COLUMNS[None]), *costs]
     left = max(14 - len(title), 6) # of the first column, for what the rows are
     print(f"{title}{rows_are:>{left}}" + "".join(f" {name:>{width}}" for name, width, *_ in columns))
     for row in rows:
-        cells = f"  {row['why_not']}" if "why_not" in row else "".join(cell(o, of(row), width, form) for _, width, form, of in columns)
-        print(f"{row['name']:>14}{cells}")
+        cells = [f"  {row['why_not']}"] if "why_not" in row else [cell(o, of(row), width, form) for _, width, form, of in columns]
+        print(f"{row['name']:>14}" + "".join(cells))
 
 
 def print_messages(ways, w):
     for name, plan in ((way.name, way.plan) for way in ways if way.plan.p > 1):
         between = ", between nodes" if w.crosses(plan.N, plan.p) else ""
-        print(f"{name}: {2 * plan.accumulation * (plan.p * plan.v - 1)} messages of {format_bytes(message_bytes(plan))} between stages in a"
-              f" step of a copy, each in {1e3 * message_seconds(plan, w):.3f} ms{between}")
+        print(f"{name}: {2 * plan.accumulation * (plan.p * plan.v - 1)} messages of {format_bytes(message_bytes(plan))} between"
+              f" stages in a step of a copy, each in {1e3 * message_seconds(plan, w):.3f} ms{between}")
 
 
 def print_assumptions(o, plan, w):

@@ -113,7 +113,8 @@ def predict(r, reserve):
 # ---- all rows ----
 def offs(pairs, kinds):
     """How much slower or larger one is than the other, of the rows of these kinds that are predicted."""
-    return [max(x / r.value, 1 / (x / r.value)) - 1 for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
+    ratios = [x / r.value for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
+    return [max(ratio, 1 / ratio) - 1 for ratio in ratios]
 
 
 def summary(pairs):
