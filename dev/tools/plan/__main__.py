@@ -10,14 +10,9 @@
     build/plan --validate
     build/plan --compress all --model gpt2 --ranks 4 --precision fp32 --compute-ms 10 --communication-ms 8
 
-The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits,
-and seconds per step on 1 to 4096 ranks; tensor parallelism is there for 1, 2, 4 and 8 ranks that share a replica of the model,
-or, as in the fourth, for the number that is asked for. So are pipelines of 2, 4 and 8 ranks. Asked for a number, as in the
-fifth, plan compares the schedules; asked for one of these, as in the sixth, it shows each rank, and seconds on more ranks. The
-second is given only a number of parameters: it prints the bytes kept for them, and the table of the ZeRO paper. The third uses
-measured links and compute (comm_bench --json, a run on one rank). Two know any mesh and more models, by coarser formulas:
-one searches the best mesh and says why, the other compares with published figures. The last compares all ways to compress
-gradients. GB are 1e9 bytes.
+They print bytes per rank and seconds per step of every stage; the bytes of so many parameters; times on measured links and compute
+(comm_bench --json, a run on one rank); one number of ranks that share a replica; the schedules of a pipeline, or its ranks; the
+best mesh, and why; predictions beside published figures; all ways to compress gradients. GB are 1e9 bytes. See doc/plan.md.
 
     options.py        the options, what a device (machines.py) says of those that are not given, and the run that they describe
     questions.py      bytes, by the stages' own formulas: it asks train_gpt2_* --predict, and schedule_play for pipelines

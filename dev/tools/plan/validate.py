@@ -5,7 +5,7 @@ slower memory and 500 W; its document says that their peak is between those of t
 835 TFLOP/s, is taken. Rows in fp8, and those that cut the sequence (cp), are not predicted.
 """
 import math, statistics, tomllib
-from typing import NamedTuple
+from collections import namedtuple
 from tool import die, read_bytes, require
 from machines import GPUS, MIB
 from mesh import (DEEPSPEED_2021, FSDP_MINGPT, LLMC, MEGATRON_2021, MEGATRON_2022, SELECTED, TITAN, TITAN_EAGER, ALL, HALF, INPUTS,
@@ -19,26 +19,9 @@ TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms
 COUNTED = [[kind for kind in group if kind not in ("mfu", "parameters_b")] for group in (BYTES, TIMES)] # these two repeat others
 
 
-class Row(NamedTuple):
-    source: str
-    kind: str
-    value: float
-    model: str = "-"
-    gpu: str = "-"
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    chunks: int = 1
-    sp: bool = False
-    zero: int = 0
-    batch: int = 0
-    micro: int = 1
-    T: int = 0
-    kept: str = ""           # "": the source does not say
-    bits: int = 16
-    note: str = ""
-
+class Row(namedtuple("Row", "source kind value model gpu dp tp pp cp chunks sp zero batch micro T kept bits note",
+                     defaults=("-", "-", 1, 1, 1, 1, 1, False, 0, 0, 1, 0, "", 16, ""))):
+    """A figure of published.toml, which lists the fields; kept "": the source does not say."""
     gpus = property(lambda self: self.dp * self.tp * self.pp * self.cp)
 
 
