@@ -4,7 +4,7 @@ with runs. Here is only what no run on a CPU shows."""
 import itertools, json, math
 import pytest
 from planned import network_of, network_with, piped, plan_of
-from machines import ALL_GATHER, ALL_REDUCE, GPUS, NODES, REDUCE_SCATTER, link_of, node_gpu, read_link
+from machines import ALL_GATHER, ALL_REDUCE, GPUS, REDUCE_SCATTER, link_of, read_link
 from nccl import choose, gpu_group
 from pipelines import (gather_delay, mesh_step, message_seconds, parse_emulation, pipe_times, pipeline_step, tied_group, unit_sent,
                        weight_seconds)
@@ -318,11 +318,6 @@ def test_compression_is_summed_or_exchanged_or_gathered():
     u, w = Packets(), NV.world_seconds
     for what, nbytes, n in ((ALL_REDUCE, 2e6, 2), (REDUCE_SCATTER, 1e6, 1), (ALL_GATHER, 4e6, 4)): u.add(what, nbytes, n)
     assert u.seconds(NV, 16) == near(2 * w(ALL_REDUCE, 1e6, 16) + w(REDUCE_SCATTER, 1e6, 16) + 4 * w(ALL_GATHER, 1e6, 16))
-
-
-def test_nodes_have_gpus_that_are_known():
-    for name, (gpu, per_node, nics, nic) in NODES.items():
-        assert node_gpu(name)._replace(per_node=8, nics=GPUS[gpu].nics, nic=GPUS[gpu].nic) == GPUS[gpu] and nics <= per_node
 
 
 # ---- tensor parallelism ----
