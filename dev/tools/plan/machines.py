@@ -65,11 +65,6 @@ NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one
 NODE_NAMES = ", ".join(NODES)
 
 
-def node_gpu(name):
-    gpu, per_node, nics, nic = NODES[name]
-    return GPUS[gpu]._replace(per_node=per_node, nics=nics, nic=nic)
-
-
 # ---- links ----
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
 COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)

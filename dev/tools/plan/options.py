@@ -2,8 +2,7 @@
 run that they describe."""
 import math, re
 from tool import Option, choice, parse_options, real, require, switch, text, whole
-from machines import (ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, node_gpu, open_link, passes,
-                      this_machine)
+from machines import (ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine)
 from pipelines import parse_emulation
 from shapes import SHAPES
 from questions import FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Config, Plan, answer_of, bytes_of, model_of, padded
@@ -109,9 +108,9 @@ def gpu_of(o):
     """None: nothing is known of it."""
     require(o.node in ("", *NODES), f"--node {o.node} is not known; give one of {NODE_NAMES}")
     if o.node:
-        gpu = node_gpu(o.node)
-        require(o.gpu in ("", gpu.name), f"--node {o.node} has {gpu.name}, not --gpu {o.gpu}; leave out one of the two")
-        return gpu
+        name, per_node, nics, nic = NODES[o.node]
+        require(o.gpu in ("", name), f"--node {o.node} has {name}, not --gpu {o.gpu}; leave out one of the two")
+        return GPUS[name]._replace(per_node=per_node, nics=nics, nic=nic)
     if o.gpu == "cpu-here": return this_machine(o.here)
     require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {GPU_NAMES}")
     return GPUS.get(o.gpu)
