@@ -6,10 +6,9 @@ from suite import ROOT
 sys.path[:0] = [str(ROOT / "dev/tools/plan"), str(ROOT / "dev/tools")]
 os.environ.setdefault("PLAN_STAGES", str(ROOT / "build/predict"))
 
-from machines import link_of, open_link  # noqa: E402 (the path comes first)
-from network import Network  # noqa: E402
+from machines import Network, link_of, open_link  # noqa: E402 (the path comes first)
 from options import shape_named  # noqa: E402
-from questions import Config, Pipe, Plan  # noqa: E402
+from questions import Config, Plan  # noqa: E402
 
 
 def plan_of(name, N, **changes):
@@ -20,7 +19,7 @@ def plan_of(name, N, **changes):
 
 
 def piped(plan, p, schedule="1f1b", v=1, split="auto", **changes):
-    return plan._replace(pipe=Pipe(p, schedule, v, split), **changes)
+    return plan._replace(p=p, schedule=schedule, v=v, split=split, **changes)
 
 
 def network_of(inside, between, per_node, **changes):

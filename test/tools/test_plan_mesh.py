@@ -5,7 +5,7 @@ logs print, and what was measured."""
 import itertools, math, re
 import pytest
 from planned import plan_of
-from machines import GPUS, MIB
+from machines import GPUS, MIB, NODES
 from mesh import DEEPSPEED_2021, INPUTS, LLMC, MeshPlan
 from nccl import (LL, LL128, NVLS, NVLS_TREE, PAT, RING, SIMPLE, TREE, Graph, choose, gpu_group, nvls_graph, ring_graph, seconds_of, tree_graph)
 from search import PARTS, Asked, as_long, search, simplicity, why, why_first
@@ -65,6 +65,7 @@ def test_presets_of_gpus():
         assert 0.99 * gb * 1e9 < g.memory <= gb * 1073741824 and g.peak16 > g.peak32 and g.bandwidth > g.inside > g.nic
         assert 1e9 * g.nccl_inside < g.inside and (g.nccl_inside == 0 or 1e9 * g.nccl_inside > 0.75 * g.inside) # less than the wire
     assert GPUS["h100"].memory == 81559 * MIB
+    assert all(gpu in GPUS and nics <= per_node for gpu, per_node, nics, _ in NODES.values())
 
 
 # ---- by hand ----
@@ -100,15 +101,10 @@ def test_a_pipeline():
     assert t.compute + chunked.step().bubble == near(8.5 * stage)
     # it keeps two micro-batches of six blocks, and with two chunks a half more of the difference
     assert p.bytes().activations == near(2 * 6 * 1024 * 2 * 16 * 768.0) and chunked.bytes().activations == near(2.5 * 6 * 1024 * 2 * 16 * 768.0)
-
-
-def test_stages_of_our_programs_are_balanced():
-    """12 blocks and a head of 5.46 blocks are cut into 9 and 3."""
-    p = mesh_of("gpt2", "h100", 1, 1, 2, 0, 8, 1)
-    forward, backward, _, head = p.block_compute()
-    block, t = forward + backward, p.step()
+    # our programs' stages are balanced: 12 blocks and a head of 5.46 blocks are cut into 9 and 3
+    ours, block = mesh_of("gpt2", "h100", 1, 1, 2, 0, 8, 1).step(), forward + backward
     slowest = max(9 * block, 3 * block + 3 * head)
-    assert t.compute + t.bubble == near(8 * slowest + (12 * block + 3 * head - slowest))
+    assert ours.compute + ours.bubble == near(8 * slowest + (12 * block + 3 * head - slowest))
 
 
 def test_what_zero_sends():

@@ -10,21 +10,15 @@
     build/plan --validate
     build/plan --compress all --model gpt2 --ranks 4 --precision fp32 --compute-ms 10 --communication-ms 8
 
-The first prints bytes per rank by kind in every stage of the course, which devices it fits on and the largest dN that fits,
-and seconds per step on 1 to 4096 ranks; tensor parallelism is there for 1, 2, 4 and 8 ranks that share a replica of the model,
-or, as in the fourth, for the number that is asked for. So are pipelines of 2, 4 and 8 ranks. Asked for a number, as in the
-fifth, plan compares the schedules; asked for one of these, as in the sixth, it shows each rank, and seconds on more ranks. The
-second is given only a number of parameters: it prints the bytes kept for them, and the table of the ZeRO paper. The third uses
-measured links and compute (comm_bench --json, a run on one rank). Two know any mesh and more models, by coarser formulas:
-one searches the best mesh and says why, the other compares with published figures. The last compares all ways to compress
-gradients. GB are 1e9 bytes.
+They print bytes per rank and seconds per step of every stage; the bytes of so many parameters; times on measured links and compute
+(comm_bench --json, a run on one rank); one number of ranks that share a replica; the schedules of a pipeline, or its ranks; the
+best mesh, and why; predictions beside published figures; all ways to compress gradients. GB are 1e9 bytes. See doc/plan.md.
 
     options.py        the options, what a device (machines.py) says of those that are not given, and the run that they describe
-    questions.py      bytes, by the stages' own formulas: it asks train_gpt2_* --predict
-    network.py        seconds of messages; nccl.py: of a collective, as NCCL expects them
-    steps.py          seconds of a step; pipelines.py: of pipelines and meshes, which schedules.py has played; compressed.py
-    ways.py           what tables compare, and its seconds; print_tables.py prints them
-    answers.py        other questions, and JSON
+    questions.py      bytes, by the stages' own formulas: it asks train_gpt2_* --predict, and schedule_play for pipelines
+    machines.py       devices and links, and seconds of messages; nccl.py: of a collective, as NCCL expects them
+    steps.py          seconds of a step, also with compressed gradients; pipelines.py: of pipelines and meshes
+    tables.py         what is compared, as tables and JSON; answers.py: other questions
     mesh.py           any mesh of any model (shapes.py); search.py chooses one; validate.py compares with published.toml
 """
 import sys
@@ -32,22 +26,15 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1])) # tool.py
 import answers
 import options
-import print_tables
+import tables
 import validate
-import ways
 from tool import dump_json
 
-
-def answer(o):
-    """The answer as JSON, or None if it has been printed."""
-    if o.validate: return (validate.json_validation if o.json else validate.print_validation)(o.published, 1e9 * o.reserve)
-    if o.recommend: return (answers.json_recommendation if o.json else answers.print_recommendation)(o)
-    if o.params > 0: return (answers.json_params if o.json else answers.print_params)(o)
-    compared = ways.Compared(o)
-    timer = ways.Timer(o, compared.plan)
-    if o.compress == "all": return (answers.json_methods if o.json else answers.print_methods)(o, compared.plan, timer)
-    return (answers.json_model if o.json else print_tables.print_model)(compared, timer, o)
-
-
-found = answer(options.parse())
-if found is not None: print(dump_json(found))
+o = options.parse()
+if o.validate: printed, as_json = validate.print_validation, validate.json_validation
+elif o.recommend: printed, as_json = answers.print_recommendation, answers.json_recommendation
+elif o.params > 0: printed, as_json = answers.print_params, answers.json_params
+elif o.compress == "all": printed, as_json = answers.print_methods, answers.json_methods
+else: printed, as_json = tables.print_model, tables.json_model
+if o.json: print(dump_json(as_json(o)))
+else: printed(o)

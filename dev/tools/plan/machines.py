@@ -1,26 +1,28 @@
-"""Presets of GPUs, of the nodes in which they are sold, and of links; and this machine, as dev/bench/here.py has measured it.
+"""Presets of GPUs, of the nodes in which they are sold, and of links; this machine, as dev/bench/here.py has measured it; and the
+seconds of messages and collectives over links.
 
-FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32. Data sheets print twice the former for
-          H100 and later "with sparsity".
-Memory    is what the vendor's tool reports of the whole device (nvidia-smi, rocm-smi), which is neither 80e9 nor 80 GiB; a
-          process gets some hundred MB less, because the driver and its own context take their part.
-Links     are bandwidths of one direction, as the data sheets print both: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X
-          has 7 of 64 GB/s. Interfaces are those of the vendors' 8-GPU machines: DGX A100 (200 Gb/s), DGX H100, H200 and
-          B200 (400 Gb/s). A consumer's GPU has PCIe, and what it has beyond that depends on who built the machine; 100 Gb/s
-          for all is a guess.
-Nodes     NVIDIA's user guides of the DGX machines (ConnectX-6 with 200 Gb/s per GPU in the A100's, ConnectX-7 with 400 in
-          later ones; interfaces for storage are not counted). AWS's page of P4 and P5 instances: 400 and 3200 Gb/s over EFA; the
-          32 interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks: 4 interfaces of 200 Gb/s for the GPUs
-          of an a3-high, 8 in an a3-mega. The workstation is a guess: four consumer GPUs over PCIe 4.0, one interface of 10 Gb/s.
+FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32.
+Memory    is what the vendor's tool reports of the whole device (nvidia-smi, rocm-smi). A process gets some hundred MB less.
+Links     are bandwidths of one direction: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X has 7 of 64 GB/s. Interfaces are
+          those of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with consumer GPUs is a guess.
+Nodes     NVIDIA's user guides of the DGX machines (without interfaces for storage). AWS's page of P4 and P5 instances; the 32
+          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess: four consumer
+          GPUs over PCIe 4.0, one interface of 10 Gb/s.
 Sources   NVIDIA's data sheets of A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white
-          paper; AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76), which names the same
-          sheets; it rounds the MI300X's.
+          paper; AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
+Seconds   A message takes alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks has N-1 hops one after the other, and
+          every rank sends (N-1)/N of the data; an all-reduce does both twice (Thakur, Rabenseifner and Gropp 2005):
+              seconds = k (N-1) alpha + k bytes (N-1)/N / busbw        k = 2 for an all-reduce, else 1
+          busbw is defined as in nccl-tests. nodes-1 of the hops are between nodes, and the interfaces limit what crosses there.
+          A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes, as NCCL counts them
+          (src/graph/tuning.cc).
 """
-import os
+import math, os
 from typing import NamedTuple
-from tool import read_json, require, unique_keys
+import nccl
+from nccl import AMPERE, BLACKWELL, HOPPER
+from tool import ceil_div, read_json, require, unique_keys
 
-AMPERE, HOPPER, BLACKWELL = 1, 2, 3 # generations of NVIDIA's GPUs, 0: Volta
 MIB = 1048576
 
 
@@ -38,27 +40,21 @@ class Gpu(NamedTuple):
     watts: float             # of the whole device, at most
     generation: int
     nccl_inside: float       # GB/s of `inside` as NCCL counts it; 0: collectives are not NCCL's
-    nvlink: bool
-    nvswitch: bool
+    nvlink: bool             # with a switch; else PCIe
     amd: bool                # the node's processors
     hop: float = 5e-6        # seconds of a hop where collectives are not NCCL's
 
 
-GPUS = {gpu.name: gpu for gpu in (
-    Gpu("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 40960 * MIB, 1555e9, 300e9, 25e9, 8, 8, 400,
-        AMPERE, 12 * 20.0, True, True, True),
-    Gpu("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 8, 400,
-        AMPERE, 12 * 20.0, True, True, True),
-    Gpu("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 8, 700,
-        HOPPER, 18 * 20.6, True, True, False),
-    Gpu("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 8, 700,
-        HOPPER, 18 * 20.6, True, True, False),
-    Gpu("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8000e9, 900e9, 50e9, 8, 8, 1000,
-        BLACKWELL, 18 * 40.1, True, True, False),
-    Gpu("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 8, 1, 450,
-        AMPERE, 24, False, False, True),
-    Gpu("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 8, 750,
-        HOPPER, 0, False, False, True))}
+GPUS = {row[0]: Gpu(*row) for row in (
+    ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 40960 * MIB, 1555e9, 300e9, 25e9, 8, 8, 400, AMPERE, 12 * 20.0, True, True),
+    ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 8, 400, AMPERE, 12 * 20.0, True, True),
+    ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
+    ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
+    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
+    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 8, 1, 450,
+     AMPERE, 24, False, True),
+    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 8, 750,
+     HOPPER, 0, False, True))}
 GPU_NAMES = "|".join([*GPUS, "cpu-here"])
 
 NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one
@@ -67,11 +63,6 @@ NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one
     "aws-p4de": ("a100-80", 8, 4, 12.5e9), "aws-p5": ("h100", 8, 8, 50e9), "gcp-a3-high": ("h100", 8, 4, 25e9),
     "gcp-a3-mega": ("h100", 8, 8, 25e9), "workstation": ("rtx4090", 4, 1, 1.25e9)}
 NODE_NAMES = ", ".join(NODES)
-
-
-def node_gpu(name):
-    gpu, per_node, nics, nic = NODES[name]
-    return GPUS[gpu]._replace(per_node=per_node, nics=nics, nic=nic)
 
 
 # ---- links ----
@@ -88,8 +79,8 @@ class Link(NamedTuple):
     measured: bool = False   # between nodes: with all of a node's interfaces, as nccl-tests define it
 
 
-# Nominal values: bandwidths per direction are the vendors', and collectives reach less; alphas are what NCCL assumes for a hop of
-# its ring with large messages (hwLat in src/graph/tuning.cc of 2.18 and later).
+# Bandwidths are the vendors', and collectives reach less; alphas are what NCCL assumes for a hop of its ring with large messages
+# (hwLat in src/graph/tuning.cc of 2.18 and later).
 LINKS = {
     "nvlink": ("NVLink 4, 450 GB/s per direction", 3.4e-6, 450e9),         # half of the H100's 900 GB/s both ways
     "nvlink3": ("NVLink 3, 300 GB/s per direction", 3.4e-6, 300e9),        # of the A100's 600
@@ -105,7 +96,6 @@ def link_of(alpha, busbw):
 
 
 def open_link(name): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
-def link_description(name): return LINKS[name][0] if name in LINKS else name
 def is_number(x): return isinstance(x, (int, float)) and not isinstance(x, bool)
 def dict_of(x): return x if isinstance(x, dict) else {}
 
@@ -132,8 +122,7 @@ def this_machine(path):
     """As the file says, if there is one: peak, bandwidth and link. Without it only the memory is known. Besides a link, which
     --link reads as well, it has two numbers of each rank, measured while as many ranks compute as will train."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    here = GPUS["a100-40"]._replace(name="cpu-here", what="equal share of this machine", memory=memory, peak16=0, peak32=0, bandwidth=0,
-                                    inside=0, nic=0, nccl_inside=0, watts=0, per_node=0, nics=0)
+    here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, 0, AMPERE, 0, True, True)
     if not os.access(path, os.R_OK): return here
     remedy = "--here wants the file that dev/bench/here.py wrote"
     root, link = read_json(path, remedy), read_link(path)
@@ -147,6 +136,57 @@ def this_machine(path):
                          hop=link.alpha[ALL_GATHER])
 
 
-def share_machine(here, ranks):
-    """The same as the device of one of so many ranks, which share its memory."""
-    return here._replace(memory=here.memory / ranks, per_node=ranks, nics=1)
+# ---- seconds ----
+class Group(NamedTuple):
+    """N ranks, of which at most per_node are in a node, whose interfaces `sharing` such groups use at the same time."""
+    N: int
+    per_node: int
+    sharing: int = 1
+
+
+class Network(NamedTuple):
+    inside: Link             # inside a node; between nodes
+    between: Link
+    per_node: int = 0        # ranks of a node; 0: all ranks are in one node
+    nics: int = 0            # network interfaces of a node
+    algorithm: str = "ring"  # ring or tree decides the number of hops; nccl: what NCCL takes on `gpu`
+    gpu: Gpu = None
+    efficiency: float = 1    # share of the links' bandwidth that collectives reach
+    sm_share: float = 0      # share of a device's processors that communication takes beside compute
+
+    def world(self, N): return Group(N, self.per_node if 0 < self.per_node < N else N)
+
+    def neighbours(self, N, t):
+        """t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them."""
+        g = self.world(t)
+        return g._replace(per_node=t - 1) if t < self.per_node < N and self.per_node % t != 0 else g
+
+    def apart(self, N, t):
+        """N/t ranks, each t ranks after the one before."""
+        n, node = N // t, self.per_node or N
+        return Group(n, min(max(node // t, 1), n), min(t, node))
+
+    def seconds(self, collective, nbytes, g):
+        """Of a collective of a group; nbytes: of its largest buffer."""
+        if g.N == 1: return 0
+        if self.algorithm == "nccl":
+            group = nccl.gpu_group(self.gpu._replace(nics=max(self.nics, 1)), g.N, g.per_node, g.sharing)
+            return nccl.choose(group, collective == ALL_REDUCE, nbytes / self.efficiency).seconds
+        nodes = ceil_div(g.N, g.per_node)
+        between, inside = nodes - 1, g.N - nodes
+        if self.algorithm == "tree": between, inside = math.ceil(math.log2(nodes)), g.per_node - 1
+        busbw = self.inside.busbw[collective] if g.per_node > 1 else math.inf
+        if nodes > 1: busbw = min(busbw, (1 if self.between.measured else self.nics) * self.between.busbw[collective] / g.sharing)
+        hops = inside * self.inside.alpha[collective] + between * self.between.alpha[collective]
+        return passes(collective) * (hops + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
+
+    def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.world(N))
+
+    def crosses(self, N, p):
+        """True if some of p neighbours are in different nodes."""
+        return p > 1 and 0 < self.per_node < N and self.per_node % p != 0
+
+    def message(self, nbytes, crosses):
+        """Seconds of a message between two ranks, of which each has an interface."""
+        link = self.between if crosses else self.inside
+        return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER]

@@ -3,27 +3,25 @@ The other modules predict what this course's programs do, to the byte; this is f
 published figures can be compared, and for the search of a mesh.
 
 Compute   A block's products take FLOPs / (peak x what large products reach of it); all else that it does moves bytes, and
-          takes bytes / (bandwidth x what copies reach of it). So small models reach less of the peak, and cut ones.
+          takes bytes / (bandwidth x what copies reach of it).
 Tensor    Each half of a block ends with a sum over t ranks (or a reduce-scatter, and begins with a gather, if rows are
           cut). The backward pass hides each behind one product, dW.
-Pipeline  The slowest stage sets the pace, which may be the one with the head; p-1 such times, divided by the chunks of a
-          rank, are the bubble. This course's programs give stages blocks such that they take about equal times (split.h);
-          there the bubble is one micro-batch's time in all stages but the slowest. Messages are divided over t ranks, and
-          are not hidden.
-Data      What dp sums is hidden behind the backward pass of the last micro-batch. ZeRO-1 and 2 reduce and gather instead, which
-          takes longer where NCCL has trees for sums alone; a forward pass hides their gathers. If parameters are sharded, all
-          passes hide what they send. Only the rest is exposed, and what the first block or the root must wait for. Megatron's
-          early versions hide nothing.
+Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's
+          programs give stages blocks such that they take about equal times (split.h); there the bubble is one micro-batch's
+          time in all stages but the slowest. Messages are divided over t ranks, and are not hidden.
+Data      What dp sums is hidden behind the backward pass of the last micro-batch. ZeRO-1 and 2 reduce and gather instead; a
+          forward pass hides their gathers. If parameters are sharded, all passes hide what they send. Only the rest is exposed,
+          and what the first block or the root must wait for. Megatron's early versions hide nothing.
 Update    28 bytes for each parameter that a rank updates: a gradient and a weight of 2, and a master copy and two moments in
           fp32, each read and written.
 """
+from collections import namedtuple
 from typing import NamedTuple
 import nccl
 from tool import ceil_div
 from machines import HOPPER, Gpu
-from schedules import split
 from shapes import Shape
-from questions import padded
+from questions import padded, split
 
 # What is kept of a block: everything that its backward pass needs; that without attention's (T,T) matrices, which are computed
 # again; half of the products' inputs (the other half, and all that is not a product, is computed again); only its input.
@@ -64,30 +62,10 @@ TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in 
 OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes too
 
 
-def products_reach(gpu): return 1 if gpu.peak16 == 0 else 0.62 if gpu.generation >= HOPPER else 0.75
-def copies_reach(gpu): return 1 if gpu.peak16 == 0 else 0.9
-
-
-class MeshBytes(NamedTuple):
-    """Of the most loaded rank."""
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    gathered: float
-    total: float
-
-
-class MeshTime(NamedTuple):
-    compute: float           # these six add up to `seconds`
-    tensor: float
-    bubble: float
-    messages: float
-    data: float
-    update: float
-    seconds: float
-    mfu: float               # without recomputation, by causal FLOPs
-    tokens_per_s: float      # of all ranks
+# Bytes of the most loaded rank. Seconds of a step, of which the first six are parts; MFU without recomputation, by causal FLOPs;
+# tokens per second of all ranks.
+MeshBytes = namedtuple("MeshBytes", "parameters gradients optimizer activations gathered total")
+MeshTime = namedtuple("MeshTime", "compute tensor bubble messages data update seconds mfu tokens_per_s")
 
 
 class MeshPlan(NamedTuple):
@@ -119,13 +97,11 @@ class MeshPlan(NamedTuple):
         if self.shape.L < self.pp * self.chunks: return "there are fewer blocks than stages"
         even = self.pp > 1 and self.micro_batches % self.pp == 0
         if self.chunks > 1 and not even: return "micro-batches do not divide over stages"
-        if self.rows and self.micro * self.T % self.tp != 0: return "rows do not divide"
-        return None
+        return "rows do not divide" if self.rows and self.micro * self.T % self.tp != 0 else None
 
     # ---- groups ----
     def group(self, ranks, apart):
-        """The ranks that share a stage are neighbours; then come the stages, then the copies. The groups of an axis use a node's
-        interfaces together."""
+        """The ranks that share a stage are neighbours; then come the stages, then the copies."""
         node = self.gpu.per_node
         return nccl.gpu_group(self.gpu, ranks, min(ranks, max(node // apart, 1)), min(apart, node))
 
@@ -163,12 +139,6 @@ class MeshPlan(NamedTuple):
             return 2 * C / (self.tp if self.rows else 1) + (3 * C + 2 * s.kv_channels() + (2 if s.llama else 1) * s.F) / 2 / self.tp
         return self.needed() if self.kept == ALL else s.block_activations(self.tp, self.rows)
 
-    def in_flight(self):
-        """Micro-batches whose activations the first stage keeps, in blocks of that stage: p of 1F1B, and some more if it has
-        chunks."""
-        more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
-        return min(self.micro_batches, self.pp * (1 + more))
-
     def bytes(self):
         P, gradient, e, sharded = self.parameters(), self.program.gradient_bytes, self.program.element_bytes, self.zero == 3
         parameters = 4 * P / self.dp if sharded else e * P # shards are the fp32 master copy
@@ -178,17 +148,21 @@ class MeshPlan(NamedTuple):
         root, gathers = self.shape.root_parameters() / self.tp, self.program.gathers
         gathered = (e + gradient) * root + (e * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
         again = self.needed() if self.kept == INPUTS else 0 # of the block at work
+        # the first stage keeps micro-batches, in blocks of that stage: p of 1F1B, and some more if it has chunks
+        more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
+        in_flight = min(self.micro_batches, self.pp * (1 + more))
         # the last stage of a pipeline has them, but few micro-batches in flight
         logits = self.program.logit_bytes * self.tokens * self.shape.V / self.tp if self.pp == 1 else 0
-        activations = e * self.tokens * (self.blocks * self.in_flight() * self.kept_numbers() + again) + logits
+        activations = e * self.tokens * (self.blocks * in_flight * self.kept_numbers() + again) + logits
         total = parameters + gradients + optimizer + gathered + activations + self.reserve
         return MeshBytes(parameters, gradients, optimizer, activations, gathered, total)
 
-    def fits(self): return self.bytes().total <= self.gpu.memory
 
     # ---- seconds ----
-    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * copies_reach(self.gpu))
-    def multiplied(self, flops): return flops / (self.peak * products_reach(self.gpu))
+    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.gpu.peak16 == 0 else 0.9))
+
+    def multiplied(self, flops):
+        return flops / (self.peak * (1 if self.gpu.peak16 == 0 else 0.62 if self.gpu.generation >= HOPPER else 0.75))
 
     def block_compute(self):
         """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""

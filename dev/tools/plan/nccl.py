@@ -1,23 +1,19 @@
 """The seconds that NCCL itself expects of a collective, from which it chooses an algorithm and a protocol.
 
-Source    github.com/NVIDIA/nccl, 2.30.7 (commit 5067397): the constants and formulas are those of src/graph/tuning.cc, the
-          bandwidth of a link is that of src/graph/topo.h, and the speeds that a channel can have are those of
-          src/graph/search.cc.
+Source    github.com/NVIDIA/nccl, 2.30.7 (commit 5067397): constants and formulas are of src/graph/tuning.cc, the bandwidth of a
+          link is of src/graph/topo.h, and the speeds that a channel can have are of src/graph/search.cc.
 Model     seconds = latency + bytes/bandwidth, for each algorithm and protocol; NCCL takes the least. A ring's latency grows
           with ranks, a tree's with log2(nodes), NVLS's (the switch adds up) with neither. The protocol LL sends 4 bytes of
-          data with each 4 of a flag, LL128 120 of 128, Simple sends whole chunks and then tells: the later ones move more
-          and answer later.
+          data with each 4 of a flag, LL128 120 of 128, Simple sends whole chunks and then tells.
 Channels  NCCL searches rings and trees in the machine's topology. Here the search is what it finds in nodes whose GPUs are
-          all equally near: the fastest channels of which the link has room for as many as give the greatest sum. H100s: 12
-          of 30 GB/s inside a node, as NCCL prints (its issue 1197), and 8 of 45 between nodes with an interface of 400 Gb/s
-          per GPU.
-Not here  CollNet (SHARP), broadcast, user buffers, POWER's CPUs, nodes of unequal size, and RCCL, which has other
-          constants.
+          all equally near: the fastest channels of which the link has room for as many as give the greatest sum.
+Not here  CollNet (SHARP), broadcast, user buffers, POWER's CPUs, nodes of unequal size, and RCCL, which has other constants.
 """
 import functools, math
+from collections import namedtuple
 from typing import NamedTuple
-from machines import AMPERE, BLACKWELL, HOPPER
 
+AMPERE, HOPPER, BLACKWELL = 1, 2, 3 # generations of NVIDIA's GPUs, 0: Volta
 TREE, RING, NVLS, NVLS_TREE, PAT = range(5)
 LL, LL128, SIMPLE = range(3)
 MOST_CHANNELS = 32 # of a ring, before any is doubled
@@ -26,8 +22,7 @@ MOST_CHANNELS = 32 # of a ring, before any is doubled
 class Group(NamedTuple):
     """Of its ranks, per_node are in each node. GB/s are 1e9 bytes per second, and of one direction."""
     generation: int
-    nvlink: bool             # how the GPUs of a node are connected; neither: over PCIe
-    nvswitch: bool
+    nvlink: bool             # how the GPUs of a node are connected, with a switch; else over PCIe
     amd: bool                # the node's processors are AMD's, else Intel's
     inside: float            # GB/s that a GPU sends inside its node
     nic: float               # GB/s of a network interface, as far as this group has it alone
@@ -38,19 +33,14 @@ class Group(NamedTuple):
     nodes = property(lambda self: -(-self.ranks // self.per_node))
 
 
-class Graph(NamedTuple):
-    """Channels that each move `speed` GB/s between nodes, or `speed_inside`."""
-    channels: int
-    speed_inside: float
-    speed: float
+Graph = namedtuple("Graph", "channels speed_inside speed") # channels that each move so many GB/s inside and between nodes
 
 
 def gpu_group(gpu, ranks, per_node, sharing):
     """A group of ranks as NCCL sees it. sharing: groups that use a node's interfaces at the same time."""
     share = gpu.nics / sharing
-    own = min(share, 1) # of an interface that several groups share
-    nics = max(1, min(math.floor(share), per_node))
-    return Group(gpu.generation, gpu.nvlink, gpu.nvswitch, gpu.amd, gpu.nccl_inside, 1e-9 * gpu.nic * own, float(nics), ranks, per_node)
+    nic, nics = 1e-9 * gpu.nic * min(share, 1), float(max(1, min(math.floor(share), per_node)))
+    return Group(gpu.generation, gpu.nvlink, gpu.amd, gpu.nccl_inside, nic, nics, ranks, per_node)
 
 
 # The speeds that search.cc tries for a channel, fastest first: in one node, between nodes.
@@ -64,8 +54,7 @@ def speeds_of(g): return {HOPPER: SPEEDS_90, BLACKWELL: SPEEDS_100}.get(g.genera
 
 
 def room(g, speed, link):
-    """How many channels of this speed there is room for: on a GPU's link, on the interfaces, and in NCCL. A GPU that is alone in
-    its node needs no link to others."""
+    """How many channels of this speed have room: on a GPU's link, if others are in its node, on the interfaces, and in NCCL."""
     channels = MOST_CHANNELS
     if g.per_node > 1: channels = min(channels, math.floor(link / speed + 1e-9))
     if g.nodes > 1: channels = min(channels, math.floor(g.nic / speed + 1e-9) * g.nics)
@@ -83,38 +72,30 @@ def ring_graph(g):
         least = min(g.inside if g.per_node > 1 else math.inf, g.nic * g.nics if g.nodes > 1 else math.inf)
         return Graph(1, least, least)
     # ncclTopoDupChannels: two half as fast, except where the GPU drives a few fast ones as well
-    few = speed >= 50 or channels <= 4
-    if speed < 25 or (g.generation >= HOPPER and not few): return Graph(channels, speed, speed)
+    if speed < 25 or (g.generation >= HOPPER and speed < 50 and channels > 4): return Graph(channels, speed, speed)
     doubled = min(channels * 2, MOST_CHANNELS)
-    by = -(-doubled // channels)
-    return Graph(doubled, speed / by, speed / by)
-
-
-def open_link(g):
-    """A link's bandwidth for anything but a ring, which alone must come back to where it began."""
-    return g.inside * g.per_node / (g.per_node - 1) if g.per_node > 1 else g.inside
+    speed /= -(-doubled // channels)
+    return Graph(doubled, speed, speed)
 
 
 @functools.lru_cache(None)
 def tree_graph(g):
-    """As many channels as the ring, the fastest of which there is room for so many. Inside a node they may be up to twice as fast,
-    where the link has room."""
-    ring = ring_graph(g)
-    speed = next((x for x in speeds_of(g) if room(g, x, open_link(g)) >= ring.channels), ring.speed)
-    inside = speed
+    """As many channels as the ring, the fastest of which there is room for so many: they need not come back to where they began.
+    Inside a node they may be up to twice as fast, where the link has room."""
+    ring, link = ring_graph(g), g.inside * g.per_node / (g.per_node - 1) if g.per_node > 1 else g.inside
+    speed = inside = next((x for x in speeds_of(g) if room(g, x, link) >= ring.channels), ring.speed)
     for x in reversed(speeds_of(g) if g.per_node > 1 else ()):
-        if x > inside and inside < 2 * speed and x * ring.channels <= open_link(g): inside = x
+        if x > inside and inside < 2 * speed and x * ring.channels <= link: inside = x
     return Graph(ring.channels, inside, speed)
 
 
 @functools.lru_cache(None)
 def nvls_graph(g):
     """The switch's channels, at most one for each GPU of the node, each through an interface of its own. Each takes bandwidth of
-    every GPU once, and of one GPU twice. Between nodes they may be up to twice as fast, where the interfaces are; inside one node
-    there are none, so that is never a limit."""
+    every GPU once, and of one GPU twice. Between nodes they may be up to twice as fast, where the interfaces are."""
     speeds, one = speeds_of(g), g.nodes == 1
     channels, inside, chosen = 0, 0, 0
-    if not g.nvswitch or g.generation < HOPPER or g.per_node < 2: return Graph(0, 0, 0)
+    if not g.nvlink or g.generation < HOPPER or g.per_node < 2: return Graph(0, 0, 0)
     for i, x in enumerate(speeds):
         if channels >= g.per_node or (channels > 0 and x <= .49 * inside): break
         n = int(min(math.floor(g.inside / x + 1e-9) - 1, g.per_node))
@@ -128,74 +109,49 @@ def nvls_graph(g):
     return Graph(channels, inside, speed)
 
 
-# ---- bandwidth ----
-def column(g):
-    """Of the tables of a channel's bandwidth: one node, two, more."""
-    return min(g.nodes, 3) - 1
+# ---- bandwidth in GB/s of the largest buffer; 0: what NCCL does not allow, without variables of the environment ----
+# The most of a channel, by generation and in one node, two, more. LL's: of all channels; between nodes by the processor.
+NVLS_MOST = ((26.5, 18.5, 10), (24, 23.6, 17.8), (0, 57.7, 45.5), (0, 96, 80))
+LL_MOST = ((39, 39, 20.4), (87.7, 22.5, 19), (141, 45, 35), (282, 90, 70))
+RING_LL128_MOST = (20, 20, 36.7, 40)
+TREE_MOST = ((26.5, 18.5, 10), (24, 23.6, 17.8), (38.7, 41.4, 36), (70, 42.8, 24))
+TREE_LL128_MOST = ((20, 20, 20), (20, 20, 20), (36.7, 36.7, 29), (55.6, 31.67, 20))
 
 
 def nvls_busbw(g, algorithm, all_reduce):
     """GB/s that a rank sends with NVLS or a tree of such nodes."""
-    most = ((26.5, 18.5, 10), (24, 23.6, 17.8), (0, 57.7, 45.5), (0, 96, 80))
-    graph = nvls_graph(g)
+    graph, ppn = nvls_graph(g), g.ranks / g.nodes
     if graph.channels < 2: return 0
-    ppn = g.ranks / g.nodes
     inside = graph.speed_inside * (0, 0, .85, .74)[g.generation] * (graph.channels - 1) / graph.channels
     inside *= 2 if all_reduce else (ppn - 1) / ppn
     bw = min(inside, graph.speed * (2 if g.nodes <= 2 and algorithm == NVLS_TREE else 1))
-    if algorithm == NVLS_TREE: bw = min(bw, most[g.generation][column(g)])
+    if algorithm == NVLS_TREE: bw = min(bw, NVLS_MOST[g.generation][min(g.nodes, 3) - 1])
     return graph.channels * bw
 
 
-def ll_most(g):
-    """The most that LL moves. Inside a node it depends on the GPU, between nodes on the processors."""
-    most = ((39, 39, 20.4), (87.7, 22.5, 19), (141, 45, 35), (282, 90, 70))
-    return most[g.generation if g.nodes == 1 else g.amd][column(g)]
-
-
-def ring_busbw(g, protocol):
-    graph = ring_graph(g)
-    busbw = graph.channels * graph.speed
-    if protocol == LL: return min(ll_most(g), busbw * .5)
-    if protocol == LL128: return min(busbw * .92, graph.channels * (20, 20, 36.7, 40)[g.generation])
-    return busbw
-
-
-def tree_channels(g):
-    """Of all channels of a tree, before what a protocol costs."""
-    graph = tree_graph(g)
-    return graph.channels * (graph.speed_inside if g.nodes <= 2 else graph.speed)
-
-
-def tree_busbw(g, protocol):
-    most = ((26.5, 18.5, 10), (24, 23.6, 17.8), (38.7, 41.4, 36), (70, 42.8, 24))
-    ll128 = ((20, 20, 20), (20, 20, 20), (36.7, 36.7, 29), (55.6, 31.67, 20))
-    channels = tree_graph(g).channels
-    busbw = min(tree_channels(g) * .92, channels * most[g.generation][column(g)])
-    if protocol == LL: busbw = min(busbw / 3.8, ll_most(g))
-    share = 7.0 / 9 if g.nodes == 1 else 120.0 / 128
-    if protocol == LL128: busbw = min(busbw * share, channels * ll128[g.generation][column(g)])
-    return busbw * .85 if g.per_node == 1 else busbw # a chain, not two trees that share the work
-
-
-def allows(g, algorithm, protocol, all_reduce):
-    """What NCCL allows at all, without variables of the environment."""
-    if protocol == LL128 and not (g.nvlink or g.per_node == 1): return False
-    if algorithm == RING: return True
-    if algorithm == TREE: return all_reduce
-    if protocol != SIMPLE: return False
-    if algorithm == NVLS: return g.nodes == 1
-    if algorithm == NVLS_TREE: return g.nodes > 1 and all_reduce
-    return g.per_node == 1 and g.nodes > 1 and not all_reduce # PAT
-
-
 def bandwidth(g, algorithm, protocol, all_reduce):
-    """GB/s of the largest buffer; 0: not allowed."""
-    if not allows(g, algorithm, protocol, all_reduce): return 0
+    column, one_each = min(g.nodes, 3) - 1, g.per_node == 1 # of the tables; whether ranks are alone in their nodes
+    ll_most = LL_MOST[g.generation if g.nodes == 1 else g.amd][column]
     steps = (2 if all_reduce else 1) * (g.ranks - 1)
-    if algorithm == RING: return ring_busbw(g, protocol) * g.ranks / steps
-    if algorithm == TREE: return tree_busbw(g, protocol) * .5
-    if algorithm == PAT: return tree_channels(g) * .75
+    if protocol == LL128 and not (g.nvlink or one_each): return 0
+    if algorithm == RING:
+        graph = ring_graph(g)
+        busbw = graph.channels * graph.speed
+        if protocol == LL: busbw = min(ll_most, busbw * .5)
+        if protocol == LL128: busbw = min(busbw * .92, graph.channels * RING_LL128_MOST[g.generation])
+        return busbw * g.ranks / steps
+    tree = tree_graph(g)
+    busbw = tree.channels * (tree.speed_inside if g.nodes <= 2 else tree.speed)
+    if algorithm == TREE:
+        busbw = min(busbw * .92, tree.channels * TREE_MOST[g.generation][column])
+        if protocol == LL: busbw = min(busbw / 3.8, ll_most)
+        if protocol == LL128: busbw = min(busbw * (7.0 / 9 if g.nodes == 1 else 120.0 / 128),
+                                          tree.channels * TREE_LL128_MOST[g.generation][column])
+        if one_each: busbw *= .85 # a chain, not two trees that share the work
+        return busbw * .5 if all_reduce else 0
+    if protocol != SIMPLE: return 0
+    if algorithm == PAT: return busbw * .75 if one_each and g.nodes > 1 and not all_reduce else 0
+    if g.nodes > 1 and (algorithm == NVLS or not all_reduce) or g.nodes == 1 and algorithm == NVLS_TREE: return 0
     return nvls_busbw(g, algorithm, all_reduce) * (g.ranks / steps if all_reduce else 1)
 
 
@@ -215,9 +171,8 @@ def latency_of(g, algorithm, protocol, all_reduce):
         overhead = 0 if g.nodes == 1 else (2 if g.amd else 1) * (3 if protocol == SIMPLE else 1) # of posting to the network
         return base + (2 if all_reduce else 1) * ((g.ranks - g.nodes) * max(inside, overhead) + (g.nodes - 1) * between)
     if algorithm == TREE: return base + 2 * ((g.ranks // g.nodes - 1) * inside + log * between)
-    if algorithm == NVLS: return inside
-    if algorithm == NVLS_TREE: return inside + 2 * log * between
-    return base + log * (between / 3.5) + g.ranks * 2.8
+    if algorithm == PAT: return base + log * (between / 3.5) + g.ranks * 2.8
+    return inside + (2 * log * between if algorithm == NVLS_TREE else 0)
 
 
 # ---- time ----
@@ -226,11 +181,6 @@ def latency_of(g, algorithm, protocol, all_reduce):
 CORRECTION = ((10, 10, 10, 10, 9, 8, 7, 7, 7, 7, 6, 5, 4, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10, 10),
               (10, 10, 10, 10, 10, 9, 8, 8, 8, 7, 6, 6, 6, 6, 6, 6, 8, 9, 9, 9, 9, 10, 10, 10),
               (9, 9, 9, 9, 9, 9, 9, 8, 7, 6, 6, 5, 5, 5, 5, 6, 7, 8, 7, 7, 8, 9, 9, 9))
-
-
-def tree_correction(algorithm, protocol, nbytes):
-    log = -1 if nbytes < 64 else int(nbytes // 64).bit_length() - 1
-    return CORRECTION[protocol][log] / 10 if 0 <= log < (23 if algorithm == TREE else 24) else 1
 
 
 @functools.lru_cache(None)
@@ -242,24 +192,20 @@ def seconds_of(g, algorithm, protocol, all_reduce, nbytes):
     """Of one algorithm and protocol; nbytes: of the largest buffer. inf: not allowed."""
     bw, latency = figures(g, algorithm, protocol, all_reduce)
     if bw <= 0: return math.inf
-    if algorithm == TREE or (algorithm == NVLS_TREE and g.generation == BLACKWELL): bw *= tree_correction(algorithm, protocol, nbytes)
+    if algorithm == TREE or (algorithm == NVLS_TREE and g.generation == BLACKWELL):
+        log = -1 if nbytes < 64 else int(nbytes // 64).bit_length() - 1
+        if 0 <= log < (23 if algorithm == TREE else 24): bw *= CORRECTION[protocol][log] / 10
     slow_ring = algorithm == RING and protocol == SIMPLE and all_reduce and g.nodes > 1
     if slow_ring and nbytes / (ring_graph(g).channels * g.ranks) >= 64: latency *= 1.9 if g.generation < AMPERE else 1.4
     return 1e-6 * latency + 1e-9 * nbytes / bw
 
 
-@functools.lru_cache(None)
-def candidates(g, all_reduce): return [(a, p) for a in range(5) for p in range(3) if figures(g, a, p, all_reduce)[0] > 0]
-
-
-class Choice(NamedTuple):
-    algorithm: int
-    protocol: int
-    seconds: float
+Choice = namedtuple("Choice", "algorithm protocol seconds")
 
 
 @functools.lru_cache(None)
 def choose(g, all_reduce, nbytes):
     """What NCCL chooses, and the seconds that it expects. nbytes: of the largest buffer."""
     if g.ranks == 1: return Choice(RING, SIMPLE, 0)
-    return min((Choice(a, p, seconds_of(g, a, p, all_reduce, nbytes)) for a, p in candidates(g, all_reduce)), key=lambda c: c.seconds)
+    choices = (Choice(a, p, seconds_of(g, a, p, all_reduce, nbytes)) for a in range(5) for p in range(3))
+    return min(choices, key=lambda c: c.seconds)

@@ -2,13 +2,11 @@
 run that they describe."""
 import math, re
 from tool import Option, choice, parse_options, real, require, switch, text, whole
-from compressed import METHODS
-from machines import GPUS, GPU_NAMES, LINKS, NODES, NODE_NAMES, link_of, node_gpu, open_link, passes, this_machine, ALL_REDUCE
-from network import Network
+from machines import (ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine)
 from pipelines import parse_emulation
-from schedules import SCHEDULES
 from shapes import SHAPES
-from questions import FSDP, MAX_UNITS, MESH, PP, TP, DDP, Compress, Config, Fsdp, Pipe, Plan, answer_of, bytes_of, padded, question
+from questions import FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Config, Plan, answer_of, bytes_of, model_of, padded
+from steps import METHODS
 from validate import PUBLISHED
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
@@ -99,7 +97,6 @@ OPTIONS = [
 def parse():
     o = parse_options("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula", OPTIONS)
     o.emulation = parse_emulation(o.emulate_ms)
-    o.feedback = o.error_feedback if "error-feedback" in o.given else None
     o.compares = o.pipeline_parallel > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
     take_device(o)
     check(o)
@@ -111,9 +108,9 @@ def gpu_of(o):
     """None: nothing is known of it."""
     require(o.node in ("", *NODES), f"--node {o.node} is not known; give one of {NODE_NAMES}")
     if o.node:
-        gpu = node_gpu(o.node)
-        require(o.gpu in ("", gpu.name), f"--node {o.node} has {gpu.name}, not --gpu {o.gpu}; leave out one of the two")
-        return gpu
+        name, per_node, nics, nic = NODES[o.node]
+        require(o.gpu in ("", name), f"--node {o.node} has {name}, not --gpu {o.gpu}; leave out one of the two")
+        return GPUS[name]._replace(per_node=per_node, nics=nics, nic=nic)
     if o.gpu == "cpu-here": return this_machine(o.here)
     require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {GPU_NAMES}")
     return GPUS.get(o.gpu)
@@ -176,23 +173,13 @@ def needs(o, names, holds, why):
 
 
 def check(o):
-    check_questions(o)
-    check_model(o)
-    check_ranks(o)
-    check_links(o)
-    check_pipelines(o)
-
-
-def check_questions(o):
-    """--params, --recommend and --validate leave out what the tables of stages need."""
+    # --params, --recommend and --validate leave out what the tables of stages need
     require(not (o.recommend and o.validate), "--recommend and --validate are two questions: give one of them")
     needs(o, "published", o.validate, "is for --validate; give it as well")
     if o.recommend: forbid(o, OF_RECOMMEND, True, "recommend", "tries all of them")
     elif o.validate: forbid(o, OF_VALIDATE, True, "validate", "takes those of each published row")
     elif o.params > 0: forbid(o, OF_PARAMS, True, "params", "describes a model of unknown shape")
-
-
-def check_model(o):
+    # model and batch
     total = f"--total-batch-size {o.total_batch_size}"
     require(o.params == 0 or o.params >= 1, f"--params must be at least 1, not {o.params:g}")
     needs(o, "master", o.params > 0, "is for --params: our stages always keep an fp32 copy of 16-bit weights; leave it out")
@@ -203,9 +190,7 @@ def check_model(o):
             f"{total} decides how many micro-batches a step has; leave out --accumulation")
     require(o.total_batch_size % o.seq_len == 0 or o.recommend, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
     needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
-
-
-def check_ranks(o):
+    # ranks
     if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp and compression")
     needs(o, "host-link host-bandwidth", o.cpu_offload, "is for --cpu-offload; give it as well")
     require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
@@ -215,18 +200,14 @@ def check_ranks(o):
             "--error-feedback, --bucket-mb and --communication-ms are for --compress; give it as well")
     require(o.communication_ms == 0 or o.ranks > 1,
             f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
-
-
-def check_links(o):
+    # links
     needs(o, "nics inter-link", o.ranks_per_node > 0,
           "is about nodes, and --ranks-per-node 0 says that there is one; give --ranks-per-node as well")
-    if o.algorithm != "nccl": return
-    require(o.device_gpu and o.device_gpu.nccl_inside > 0,
+    is_nccl = o.algorithm == "nccl"
+    require(not is_nccl or o.device_gpu and o.device_gpu.nccl_inside > 0,
             "--algorithm nccl depends on the device: give --gpu and one of NVIDIA's")
-    require(o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
-
-
-def check_pipelines(o):
+    require(not is_nccl or o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
+    # pipelines
     one = o.pipeline_parallel > 0 or o.mesh
     require(not o.mesh or not {"tensor-parallel", "pipeline-parallel"} & o.given,
             f"--mesh {o.mesh} has tensor and pipeline parallelism; leave out --tensor-parallel and --pipeline-parallel")
@@ -238,58 +219,51 @@ def check_pipelines(o):
 
 
 # ---- the run that they describe ----
-NAMED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-
-
 def shape_named(name):
     """Blocks, heads and channels of gpt2* and dN; None: it is no such name."""
-    if name in NAMED: return SHAPES[name].L, SHAPES[name].NH, SHAPES[name].C
+    if name.startswith("gpt2") and name in SHAPES: return SHAPES[name].L, SHAPES[name].NH, SHAPES[name].C
     d = int(name[1:]) if re.fullmatch("d[0-9]{1,3}", name) else 0
     return (d, d, 64 * d) if 1 <= d < MAX_UNITS else None
 
 
 def config_of(o):
     """GPT-3's names are the options that say the same. Llama's blocks are in no stage."""
-    shape, named = SHAPES.get(o.model), shape_named(o.model)
-    vocabulary = 50257 if o.model in NAMED else 257
+    shape, named, is_gpt2 = SHAPES.get(o.model), shape_named(o.model), o.model.startswith("gpt2")
     if shape and not named:
         require(not shape.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no stage of this"
                 " course has: only --recommend plans it")
-        named, vocabulary = (shape.L, shape.NH, shape.C), shape.V
+        named = shape.L, shape.NH, shape.C
     require(named, f"--model {o.model} is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to {MAX_UNITS - 1}")
     L, NH, C = (given or x for given, x in zip((o.layers, o.heads, o.channels), named))
     require(C % NH == 0, f"--model, --layers, --heads, --channels, --vocab-size: {C} channels do not divide over {NH} heads")
-    max_T = 1024 if o.model in NAMED else o.seq_len
+    max_T, V = 1024 if is_gpt2 else o.seq_len, o.vocab_size or (shape.V if shape else 257)
     require(o.seq_len <= max_T, f"--seq-len {o.seq_len} is longer than the {max_T} positions of the model; lower it or choose a model"
             " with more")
-    V = o.vocab_size or vocabulary
     return Config(max_T, V, padded(V), L, NH, C)
 
 
 def with_pipe(o, plan, p, schedule):
     """How p ranks are planned with a schedule."""
-    interleaved = schedule == "interleaved"
-    v = o.chunks if o.chunks > 0 and (interleaved or not o.compares) else 2 if interleaved else 1
-    return plan._replace(pipe=Pipe(p, schedule, v, o.split), accumulation=o.accumulation or p, t=1)
+    v = o.chunks if o.chunks > 0 and (schedule == "interleaved" or not o.compares) else 2 if schedule == "interleaved" else 1
+    return plan._replace(p=p, schedule=schedule, v=v, split=o.split, accumulation=o.accumulation or p, t=1)
 
 
 def with_mesh(o, plan):
     """The mesh that --mesh asks for: train_gpt2_3d says how many ranks are along each axis."""
-    words = question(plan, DDP)
-    axes = answer_of(plan, MESH, words[:words.index("--total-batch-size")] + ["--mesh", o.mesh])["axes"]
+    axes = answer_of(plan, MESH, f"{model_of(plan)} --mesh {o.mesh}")["axes"]
     return with_pipe(o, plan, axes["pp"], o.schedule)._replace(t=axes["tp"], zero_stage=o.zero_stage)
 
 
 def with_compression(o, plan, method):
-    return plan._replace(compress=Compress(method, o.feedback, o.top_k_fraction, o.rank, o.bucket_mb))
+    feedback = o.error_feedback if "error-feedback" in o.given else None
+    return plan._replace(method=method, feedback=feedback, fraction=o.top_k_fraction, low_rank=o.rank, bucket_mb=o.bucket_mb)
 
 
 def plan_of(o):
     """Dies, in the stages' words, if they cannot be run so. These errors come before any table."""
-    fsdp = Fsdp(o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload, o.host_link, o.host_bandwidth)
     plan = Plan(config_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, o.device == "gpu",
-                o.limit_all_gathers, o.wrap_blocks, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered, o.memory_bandwidth,
-                fsdp=fsdp)
+                o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
+                o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered)
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
     else:
         bytes_of(plan, FSDP)

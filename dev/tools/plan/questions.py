@@ -1,11 +1,13 @@
-"""Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and the few formulas of shapes
-and layouts that the times need.
+"""Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
+ranks of a pipeline do when; and the few formulas of shapes and layouts that the times need.
 
 A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
 is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
 answers one line for one line."""
-import functools, os
+import bisect, functools, os
 from typing import NamedTuple
+
+import schedule_play
 from tool import ask, ceil_div, started
 
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
@@ -41,34 +43,6 @@ class Config(NamedTuple):
 def padded(V): return ceil_div(V, 128) * 128
 
 
-class Pipe(NamedTuple):
-    """p ranks share a replica of the model, each with v chunks of its blocks; split: as train_gpt2_pp's --split."""
-    p: int = 1
-    schedule: str = "1f1b"
-    v: int = 1
-    split: str = "auto"
-    rank: int = -1           # of the p; -1: the one that keeps most
-
-
-class Fsdp(NamedTuple):
-    """train_gpt2_fsdp's options of these names, and what an offloaded state is moved with."""
-    sharding: str = "full"
-    shard_group: int = 0
-    reduce_dtype: str = "fp32"
-    offload: bool = False
-    host_link: float = 0     # bytes per second between a rank's device and the host, each way; 0: it takes no time
-    host_bandwidth: float = 0 # of the host's memory, for one rank's AdamW; 0: it takes no time
-
-
-class Compress(NamedTuple):
-    """train_gpt2_compress's options of these names, from the step on in which it compresses."""
-    method: str = "none"
-    feedback: bool = None    # None: as the method has it by default
-    fraction: float = 0.01
-    rank: int = 4
-    bucket_mb: float = 25
-
-
 class Plan(NamedTuple):
     config: Config
     B: int                   # a rank's micro-batch, or in tp that of the t ranks that share a replica of the model
@@ -78,65 +52,69 @@ class Plan(NamedTuple):
     accumulation: int = 1    # micro-batches per step; in pp those of a replica of the model
     recompute: bool = False
     gpu: bool = True         # the GPU's program (over NCCL), or the CPU's (over MPI)
-    rooms: int = 2           # fsdp: how many groups, besides the root, may be gathered at a time
-    wrap_blocks: int = 1     # fsdp: blocks of a group; 0: the whole model is one
-    t: int = 1               # tp: ranks that share a replica of the model
-    rows: bool = False       # tp: --sequence-parallel, --keep-gathered
-    keep_gathered: bool = False
     memory_bandwidth: float = 0 # of a rank's device, bytes per second; 0: the update takes no time
-    pipe: Pipe = Pipe()
+    rooms: int = 2           # fsdp: how many groups, besides the root, may be gathered at a time
+    wrap_blocks: int = 1     # blocks of a group; 0: the whole model is one
+    sharding: str = "full"
+    shard_group: int = 0
+    reduce_dtype: str = "fp32"
+    offload: bool = False
+    host_link: float = 0     # bytes per second between a rank's device and the host, each way; 0: it takes no time
+    host_bandwidth: float = 0 # of the host's memory, for one rank's AdamW; 0: it takes no time
+    t: int = 1               # tp: ranks that share a replica of the model
+    rows: bool = False       # --sequence-parallel, --keep-gathered
+    keep_gathered: bool = False
+    p: int = 1               # pp: ranks that share one, each with v parts of it; split: as train_gpt2_pp's --split
+    schedule: str = "1f1b"
+    v: int = 1
+    split: str = "auto"
+    rank: int = -1           # of the p; -1: the one that keeps most
     zero_stage: int = 0      # 3d: what is sharded over replicas of the model, 0 nothing, 1 the optimizer's state
-    fsdp: Fsdp = Fsdp()
-    compress: Compress = Compress()
+    method: str = "none"     # --compress, from the step on in which it compresses
+    feedback: bool = None    # None: as the method has it by default
+    fraction: float = 0.01
+    low_rank: int = 4        # of powersgd
+    bucket_mb: float = 25
 
-    @property
-    def X(self):
-        """Bytes of an element."""
-        return 4 if self.precision == "fp32" else 2
-
-    @property
-    def tokens(self):
-        """Of a micro-batch."""
-        return self.B * self.T
-
-    def with_pipe(self, **changes): return self._replace(pipe=self.pipe._replace(**changes))
+    X = property(lambda self: 4 if self.precision == "fp32" else 2) # bytes of an element
+    tokens = property(lambda self: self.B * self.T)                 # of a micro-batch
 
 
-# ---- questions ----
+# ---- questions to the stages ----
 def options_of(plan, stage):
     """What the stage's program is told besides the model and the batch."""
-    f, c, l = plan.fsdp, plan.compress, plan.pipe
-    rows = ["--sequence-parallel"] * plan.rows + ["--keep-gathered"] * plan.keep_gathered
-    pipe = ["--schedule", l.schedule, "--chunks", l.v, "--split", l.split]
-    if stage == DDP and c.method != "none":
-        feedback = [] if c.feedback is None else ["--error-feedback" if c.feedback else "--no-error-feedback"]
-        return ["--compress", c.method, "--bucket-mb", repr(c.bucket_mb), *feedback,
-                *(["--top-k-fraction", repr(c.fraction)] if c.method == "top-k" else []),
-                *(["--rank", c.rank] if c.method == "powersgd" else [])]
-    if stage in (ZERO1, ZERO2, ZERO3): return ["--zero-stage", stage - ZERO1 + 1]
+    rows = " --sequence-parallel" * plan.rows + " --keep-gathered" * plan.keep_gathered
+    pipe = f"--schedule {plan.schedule} --chunks {plan.v} --split {plan.split}"
+    if stage == DDP and plan.method != "none":
+        feedback = "" if plan.feedback is None else " --error-feedback" if plan.feedback else " --no-error-feedback"
+        own = {"top-k": f" --top-k-fraction {plan.fraction!r}", "powersgd": f" --rank {plan.low_rank}"}.get(plan.method, "")
+        return f"--compress {plan.method} --bucket-mb {plan.bucket_mb!r}{feedback}{own}"
+    if stage in (ZERO1, ZERO2, ZERO3): return f"--zero-stage {stage - ZERO1 + 1}"
     if stage == FSDP: # with both prefetches where they have room
-        return ["--wrap-blocks", plan.wrap_blocks, "--sharding", f.sharding, "--shard-group", f.shard_group, "--reduce-dtype",
-                f.reduce_dtype, "--limit-all-gathers", plan.rooms, *["--cpu-offload"] * f.offload,
-                *(["--prefetch", "none", "--no-forward-prefetch"] if plan.rooms == 1 else [])]
-    if stage == TP: return ["--tensor-parallel", plan.t, *rows]
-    if stage == PP: return ["--pipeline-parallel", l.p, *pipe]
-    if stage == MESH: return ["--mesh", f"tp={plan.t},pp={l.p}", "--zero-stage", plan.zero_stage, *rows, *pipe]
-    return []
+        return (f"--wrap-blocks {plan.wrap_blocks} --sharding {plan.sharding} --shard-group {plan.shard_group} --reduce-dtype"
+                f" {plan.reduce_dtype} --limit-all-gathers {plan.rooms}" + " --cpu-offload" * plan.offload
+                + " --prefetch none --no-forward-prefetch" * (plan.rooms == 1))
+    return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p} {pipe}",
+            MESH: f"--mesh tp={plan.t},pp={plan.p} --zero-stage {plan.zero_stage}{rows} {pipe}"}.get(stage, "")
 
 
 def copy_ranks(plan, stage):
     """Ranks that share a replica of the model and its micro-batches."""
-    return (plan.t if stage in (TP, MESH) else 1) * (plan.pipe.p if stage in (PP, MESH) else 1)
+    return (plan.t if stage in (TP, MESH) else 1) * (plan.p if stage in (PP, MESH) else 1)
+
+
+def model_of(plan):
+    """The first words of a question. gpt2 brings its positions with it."""
+    c = plan.config
+    return (f"--predict {plan.N} --predict-device {'gpu' if plan.gpu else 'cpu'} --model"
+            f" {f'd{c.L}' if c.max_T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
+            f" --seq-len {plan.T} --batch-size {plan.B}")
 
 
 def question(plan, stage):
-    c = plan.config
-    named = c.max_T != plan.T # gpt2 brings its positions with it
-    model = ["gpt2", "--layers", c.L] if named else [f"d{c.L}"]
     tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, stage))
-    return ["--predict", plan.N, "--predict-device", "gpu" if plan.gpu else "cpu", "--model", *model, "--channels", c.C, "--heads", c.NH,
-            "--vocab-size", c.V, "--seq-len", plan.T, "--batch-size", plan.B, "--total-batch-size", tokens,
-            "--recompute", "block" if plan.recompute else "none", *options_of(plan, stage)]
+    return (f"{model_of(plan)} --total-batch-size {tokens} --recompute {'block' if plan.recompute else 'none'}"
+            f" {options_of(plan, stage)}")
 
 
 FOLDER = os.environ.get("PLAN_STAGES", "build/predict")
@@ -150,10 +128,10 @@ def ask_stage(name, precision, line):
 
 
 def answer_of(plan, stage, words=None):
-    compressed = stage == DDP and plan.compress.method != "none"
+    compressed = stage == DDP and plan.method != "none"
     name = "compress" if compressed else "zero" if stage in (ZERO1, ZERO2, ZERO3) else STAGE_NAMES[stage]
     precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask_stage(name, precision, " ".join(map(str, words or question(plan, stage))))
+    return ask_stage(name, precision, words or question(plan, stage))
 
 
 # ---- answers ----
@@ -171,9 +149,9 @@ def all_ranks(plan, stage):
                   rank.get("sent_along", {})) for rank in answer_of(plan, stage)["ranks"]]
 
 
-# Options of a plan that its bytes do not depend on, set to the same, so that a question is asked once.
 def asked(plan):
-    return plan._replace(memory_bandwidth=0, pipe=plan.pipe._replace(rank=-1), fsdp=plan.fsdp._replace(host_link=0, host_bandwidth=0))
+    """The same, without what its bytes do not depend on, so that a question is asked once."""
+    return plan._replace(memory_bandwidth=0, rank=-1, host_link=0, host_bandwidth=0)
 
 
 def extreme_rank(plan, stage, most=True):
@@ -184,8 +162,7 @@ def extreme_rank(plan, stage, most=True):
 
 def bytes_of(plan, stage):
     ranks = all_ranks(asked(plan), stage)
-    if len(ranks) == 1: return ranks[0]
-    return ranks[extreme_rank(plan, stage) if plan.pipe.rank < 0 else plan.pipe.rank]
+    return ranks[0] if len(ranks) == 1 else ranks[extreme_rank(plan, stage) if plan.rank < 0 else plan.rank]
 
 
 def total_of(plan, stage): return bytes_of(plan, stage).total
@@ -193,23 +170,20 @@ def total_of(plan, stage): return bytes_of(plan, stage).total
 
 def sent_of_all(plan, stage):
     """Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be."""
-    return float(round_half_away(bytes_of(plan, stage).sent * plan.N))
+    return float(int(bytes_of(plan, stage).sent * plan.N + 0.5))
 
 
-def round_half_away(x): return int(x + 0.5)
+def own_rank(plan): return extreme_rank(plan, PP) if plan.rank < 0 else plan.rank
 
 
 def sent_by_kind(plan):
     """What a rank of a pipeline sends: messages, which grow with the micro-batches; sums over replicas of the model; three numbers;
     and the rest, the root's gradients, to the rank that also has them."""
-    p, sent = plan.pipe.p, bytes_of(plan, PP).sent
-    twice = bytes_of(plan._replace(accumulation=2 * plan.accumulation).with_pipe(rank=own_rank(plan)), PP).sent
-    alone = bytes_of(plan._replace(N=p).with_pipe(rank=own_rank(plan)), PP).sent
-    messages, copies, numbers = twice - sent, sent - alone, 2 * (p - 1) / p * 3 * 8
+    own = plan._replace(rank=own_rank(plan))
+    sent = bytes_of(own, PP).sent
+    messages = bytes_of(own._replace(accumulation=2 * plan.accumulation), PP).sent - sent
+    copies, numbers = sent - bytes_of(own._replace(N=plan.p), PP).sent, 2 * (plan.p - 1) / plan.p * 3 * 8
     return messages, sent - messages - copies - numbers, copies, numbers
-
-
-def own_rank(plan): return extreme_rank(plan, PP) if plan.pipe.rank < 0 else plan.pipe.rank
 
 
 # ---- how units are sharded ----
@@ -220,8 +194,8 @@ def shard_of(elements, shards):
 
 def shards_of(plan, stage):
     """Into how many shards a group of units is cut."""
-    f = plan.fsdp
-    return plan.N if stage != FSDP or f.sharding in ("full", "grad-op") else f.shard_group if f.sharding == "hybrid" else 1
+    whole = stage != FSDP or plan.sharding in ("full", "grad-op")
+    return plan.N if whole else plan.shard_group if plan.sharding == "hybrid" else 1
 
 
 def groups_of(plan, stage):
@@ -241,9 +215,8 @@ def tensor_divides(plan):
 
 def pipe_divides(plan):
     """The same of p ranks of a pipeline; a split in numbers is another matter."""
-    l = plan.pipe
-    micro = l.schedule != "interleaved" or plan.accumulation % l.p == 0
-    return plan.N % l.p == 0 and l.p * l.v <= plan.config.L and micro
+    micro = plan.schedule != "interleaved" or plan.accumulation % plan.p == 0
+    return plan.N % plan.p == 0 and plan.p * plan.v <= plan.config.L and micro
 
 
 def of_depth(plan, d):
@@ -256,9 +229,40 @@ def largest_depth(plan, stage, room):
     """The largest dN that a rank with so many bytes can train; 0: none. Bytes grow with N."""
     can = [d for d in range(1, MAX_UNITS) if (stage != TP or tensor_divides(of_depth(plan, d)))
            and (stage != PP or pipe_divides(of_depth(plan, d)))]
-    low, high = 0, len(can) # the first `low` fit, those from `high` on do not
-    while low < high:
-        middle = (low + high) // 2
-        if total_of(of_depth(plan, can[middle]), stage) <= room: low = middle + 1
-        else: high = middle
-    return can[low - 1] if low else 0
+    return ([0] + can)[bisect.bisect_right(can, room, key=lambda d: total_of(of_depth(plan, d), stage))]
+
+
+# ---- questions to build/schedule_order, which has pipelines as llmc/parallel has them (split.h, pipeline.h) ----
+# A step has m micro-batches; a rank has v parts of the model, part number c of rank r being number c*p + r of all. An action is
+# one micro-batch in one part: F forward, I the gradient of the input, W the gradients of the weights, B both. Each begins when
+# its rank is free and its input is there.
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+PLAYER = os.path.join(FOLDER, "..")
+
+
+@functools.lru_cache(None)
+def split(text, p, v, L, Vp, C):
+    """"blocks" of each part of the model, and "efficiency": without a bubble, the share of the time in which ranks compute."""
+    return schedule_play.ask_player(PLAYER, split=text, p=p, v=v, L=L, Vp=Vp, C=C)
+
+
+def plan_split(plan, text=None): return split(text or plan.split, plan.p, plan.v, plan.config.L, plan.config.Vp, plan.config.C)
+def split_of(plan): return plan_split(plan)["blocks"]
+def blocks_of(plan, rank): return sum(split_of(plan)[rank::plan.p])
+
+
+@functools.lru_cache(16)
+def play_pipeline(l, times, message):
+    mean = [sum(part[k] / l.p for part in times) for k in range(3)]
+    return schedule_play.play(PLAYER, l, mean, times, message=message)
+
+
+def play(plan, times, message):
+    """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
+    balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
+    return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), times, message)
+
+
+def slots(plan, rank):
+    """The most (micro-batch, part) whose activations are alive at a time."""
+    return play(plan, ((0, 0, 0),) * (plan.p * plan.v), 0)["ranks"][rank]["slots"]

@@ -4,35 +4,26 @@ and the size of a micro-batch; and says why the first wins and why each other lo
 Space     tp: 1, 2, 4 ... twice a node's GPUs. pp: all divisors of the remaining ranks up to the number of blocks. dp: the
           rest. zero: 0 to 3 without a pipeline, else 0 and 1, because stages 2 and 3 would reduce or gather in every
           micro-batch; of GPT's also 0 and 1 with tp > 1, as train_gpt2_3d has it. Rows are cut whenever tp > 1.
-          Micro-batches: powers of two that divide the batch. Chunks: 1, 2 and 4 where they divide.
-Pruned    in this order, and the first that holds is the reason: heads, batch or blocks do not divide; the states alone do
-          not fit; nor do the activations of one sequence with recomputation. What is left is timed, so nothing that does
-          not fit is. Bytes are those of the program that would run it, if there is one: models with grouped queries, gated MLPs
-          or an untied head have none, and theirs stay the mesh model's estimate.
-Ordered   by seconds; of those within half a percent of the fastest the one with less machinery is first: fewer axes, a
-          lower stage of ZeRO, no recomputation, fewer chunks, a larger micro-batch.
+Pruned    is what does not divide, then what does not fit; the rest is timed. Bytes are those of the program that would run it, if
+          there is one; those of Llama's models stay the mesh model's estimate.
+Ordered   by seconds; of those within half a percent of the fastest the one with less machinery is first.
 """
-import math
+import itertools, math
+from collections import namedtuple
 from typing import NamedTuple
-from machines import Gpu
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
-from shapes import SHAPES, Shape
-from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Pipe, Plan, bytes_of, padded
+from shapes import SHAPES
+from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Plan, bytes_of, padded
 
 
 # ---- the program of this course that runs a way ----
-def program_of(p):
+def program_and_stage(p):
     """The simplest that can."""
-    if p.ranks == 1: return "single"
-    cut = p.tp > 1 or p.pp > 1
-    if cut and (p.zero > 0 or (p.tp > 1 and p.pp > 1)): return "3d"
-    if cut: return "tp" if p.tp > 1 else "pp"
-    return "fsdp" if p.zero == 3 else "zero" if p.zero > 0 else "ddp"
-
-
-def stage_of(p):
-    if program_of(p) == "zero": return ZERO2 if p.zero == 2 else ZERO1
-    return {"single": DDP, "ddp": DDP, "fsdp": FSDP, "tp": TP, "pp": PP, "3d": MESH}[program_of(p)]
+    if p.ranks == 1: return "single", DDP
+    if p.tp > 1 or p.pp > 1:
+        if p.zero > 0 or (p.tp > 1 and p.pp > 1): return "3d", MESH
+        return ("tp", TP) if p.tp > 1 else ("pp", PP)
+    return (("ddp", DDP), ("zero", ZERO1), ("zero", ZERO2), ("fsdp", FSDP))[p.zero]
 
 
 def is_gpt2(s):
@@ -45,27 +36,17 @@ def plan_of(p):
     """As the program plans it with the options of command_of and its defaults."""
     s = p.shape
     config = Config(1024 if is_gpt2(s) else p.T, s.V, padded(s.V), s.L, s.NH, s.C)
-    pipe = Pipe(p.pp, "interleaved" if p.chunks > 1 else "1f1b", p.chunks)
     return Plan(config, p.micro, p.T, p.ranks, "bf16" if p.program.element_bytes == 2 else "fp32", p.micro_batches, p.kept == INPUTS,
-                p.gpu.peak16 > 0, t=p.tp, rows=p.rows, pipe=pipe, zero_stage=p.zero)
+                p.gpu.peak16 > 0, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
+                zero_stage=p.zero)
 
 
-def exact_error(p):
-    """None, or why this course's program cannot run it."""
-    if padded(p.shape.V) % p.tp != 0: return "the vocabulary does not divide"
-    if p.shape.L >= MAX_UNITS: return "there are more blocks than this course's programs have"
-    return None
-
-
-def exact_bytes(p):
-    b = bytes_of(plan_of(p), stage_of(p))
-    kinds = [float(b.memory.get(kind, 0)) for kind in ("parameters", "gradients", "optimizer state", "activations")]
-    return MeshBytes(*kinds, float(b.memory.get("communication", 0) + b.memory.get("workspace", 0)), b.total + p.reserve)
+def exact_bytes_of(p): return bytes_of(plan_of(p), program_and_stage(p)[1])
 
 
 def command_of(p):
     """The program with its options."""
-    s, program = p.shape, program_of(p)
+    s, (program, _) = p.shape, program_and_stage(p)
     if s.llama: return "(no program of this course has grouped queries, gated MLPs and an untied head)"
     model = s.name if is_gpt2(s) else f"d{s.L} --channels {s.C} --heads {s.NH} --vocab-size {s.V}"
     how = {"3d": f" --mesh {mesh_name(p)} --zero-stage {p.zero}", "tp": f" --tensor-parallel {p.tp}",
@@ -80,22 +61,16 @@ def command_of(p):
 def mesh_name(p): return f"dp={p.dp},tp={p.tp},pp={p.pp}"
 
 
-# ---- order ----
-class Asked(NamedTuple):
-    shape: Shape
-    gpu: Gpu
-    ranks: int
-    batch: int               # sequences of a step, tokens of each
-    T: int
-    reserve: float
+# ---- search ----
+Asked = namedtuple("Asked", "shape gpu ranks batch T reserve") # batch: sequences of a step, each of T tokens
 
 
 class Result(NamedTuple):
     """The best way of one mesh and one stage of ZeRO; or the plan that came nearest to fitting, with the reason why it does not."""
     plan: MeshPlan
-    bytes: MeshBytes         # None: there cannot be such a mesh
-    time: MeshTime           # None: it does not fit
-    error: str               # None: it fits
+    bytes: MeshBytes = None  # None: there cannot be such a mesh
+    time: MeshTime = None    # None: it does not fit
+    error: str = None        # None: it fits
 
     total = property(lambda self: self.bytes.total if self.bytes else math.inf)
 
@@ -114,13 +89,12 @@ def simplicity(r): return machinery(r.plan), -r.plan.micro, r.time.seconds
 
 
 def rank_of(r):
-    """A key: what fits before what does not, by steps of half a percent; the rest by bytes."""
+    """A key: what fits, by steps of half a percent; the rest by bytes."""
     return (1, r.total) if r.error else (0, math.floor(math.log(r.time.seconds) / 0.005), *simplicity(r))
 
 
 def in_order(fits):
-    """The fastest first, but of all that take as long as it does the one with least machinery; then the fastest of the rest, and so
-    on."""
+    """The fastest first, but of all that take as long as it does the one with least machinery; then so the rest."""
     fits, ordered = sorted(fits, key=lambda r: r.time.seconds), []
     while fits:
         n = next((n for n in range(1, len(fits)) if not as_long(fits[n], fits[0])), len(fits))
@@ -129,49 +103,45 @@ def in_order(fits):
     return ordered
 
 
-# ---- search ----
 def try_way(asked, p):
-    ours = not asked.shape.llama
-    error = p.error() or (exact_error(p) if ours else None)
-    if error: return Result(p, None, None, error)
-    used = exact_bytes(p) if ours else p.bytes()
-    return Result(p, used, None, "it does not fit") if used.total > asked.gpu.memory else Result(p, used, p.step(), None)
+    """With the bytes of this course's program, if there is one."""
+    error, ours = p.error(), not asked.shape.llama
+    if ours and padded(p.shape.V) % p.tp != 0: error = error or "the vocabulary does not divide"
+    if ours and p.shape.L >= MAX_UNITS: error = error or "there are more blocks than this course's programs have"
+    if error: return Result(p, error=error)
+    used = p.bytes()
+    if ours:
+        b = exact_bytes_of(p)
+        kinds = [float(b.memory.get(kind, 0)) for kind in ("parameters", "gradients", "optimizer state", "activations")]
+        used = MeshBytes(*kinds, float(b.memory.get("communication", 0) + b.memory.get("workspace", 0)), b.total + p.reserve)
+    return Result(p, used, error="it does not fit") if used.total > asked.gpu.memory else Result(p, used, p.step())
 
 
 def ways_of(asked, dp, tp, pp, zero):
-    """All micro-batches, recomputations and chunks."""
-    program = SHARD if asked.gpu.peak16 > 0 else SHARD_FP32 # on a CPU programs are those of fp32
-    micro = 1
-    while micro == 1 or micro * dp <= asked.batch:
-        for kept in (ALL, INPUTS):
-            for chunks in (1, 2, 4) if pp > 1 else (1,):
-                if chunks == 1 or asked.shape.L % (pp * chunks) == 0:
-                    yield MeshPlan(asked.shape, asked.gpu, dp, tp, pp, zero, asked.batch, micro, asked.T, chunks, tp > 1, kept, program,
-                                   asked.reserve)
-        micro *= 2
+    """All micro-batches, recomputations and chunks. On a CPU programs are those of fp32."""
+    program = SHARD if asked.gpu.peak16 > 0 else SHARD_FP32
+    micros = [1 << k for k in range(max(asked.batch // dp, 1).bit_length())]
+    for micro, kept, chunks in itertools.product(micros, (ALL, INPUTS), (1, 2, 4) if pp > 1 else (1,)):
+        if chunks == 1 or asked.shape.L % (pp * chunks) == 0:
+            yield MeshPlan(asked.shape, asked.gpu, dp, tp, pp, zero, asked.batch, micro, asked.T, chunks, tp > 1, kept, program,
+                           asked.reserve)
 
 
 def meshes_of(asked):
-    tp = 1
-    while tp <= 2 * asked.gpu.per_node and asked.ranks % tp == 0:
-        for pp in range(1, min(asked.shape.L, asked.ranks // tp) + 1):
-            if asked.ranks // tp % pp != 0: continue
-            dp = asked.ranks // tp // pp
-            stages = 0 if dp == 1 else 3 if pp == 1 and (tp == 1 or asked.shape.llama) else 1
-            yield from ((dp, tp, pp, zero) for zero in range(stages + 1))
-        tp *= 2
+    tps = [1 << k for k in range(21) if 1 << k <= 2 * asked.gpu.per_node and asked.ranks % (1 << k) == 0]
+    for tp, pp in itertools.product(tps, range(1, asked.shape.L + 1)):
+        if asked.ranks % (tp * pp) != 0: continue
+        dp = asked.ranks // (tp * pp)
+        stages = 0 if dp == 1 else 3 if pp == 1 and (tp == 1 or asked.shape.llama) else 1
+        yield from ((dp, tp, pp, zero) for zero in range(stages + 1))
 
 
 def search(asked):
     """Results, those that fit first, best first; how many fit; how many ways were tried."""
-    results, tried = [], 0
-    for mesh in meshes_of(asked):
-        ways = [try_way(asked, p) for p in ways_of(asked, *mesh)]
-        tried += len(ways)
-        results.append(min(ways, key=rank_of))
-    results.sort(key=rank_of)
+    tried = [[try_way(asked, p) for p in ways_of(asked, *mesh)] for mesh in meshes_of(asked)]
+    results = sorted((min(ways, key=rank_of) for ways in tried), key=rank_of)
     fits = [r for r in results if not r.error]
-    return in_order(fits) + results[len(fits):], len(fits), tried
+    return in_order(fits) + results[len(fits):], len(fits), sum(map(len, tried))
 
 
 # ---- reasons ----
@@ -185,23 +155,13 @@ def bound_of(t):
     return most if getattr(t, most) > 0.1 * t.seconds else "compute"
 
 
-def why_not_fits(r):
-    b, p = r.bytes, r.plan
-    states = b.parameters + b.gradients + b.optimizer + b.gathered
-    if states + p.reserve > p.gpu.memory:
-        return f"parameters, gradients and optimizer state alone are {1e-9 * states:.4g} GB of {1e-9 * p.gpu.memory:.4g}"
-    return (f"{1e-9 * b.total:.4g} GB of {1e-9 * p.gpu.memory:.4g}: even recomputed, activations of {p.micro} x {p.T} tokens are "
-            f"{1e-9 * b.activations:.4g} GB")
-
-
 def why_slower(r, winner):
     """By the part in which it loses most against the winner."""
     p, t, w, m = r.plan, r.time, winner.time, r.plan.micro_batches
     part = max(PARTS, key=lambda part: getattr(t, part) - getattr(w, part))
     ms, activation = 1e3 * getattr(t, part), p.program.element_bytes * p.tokens * p.shape.C
     if part == "tensor":
-        each = p.collective(p.tp, 1, False, activation)
-        busbw = 1e-9 * activation * (p.tp - 1) / p.tp / each if each > 0 else 0
+        busbw = 1e-9 * activation * (p.tp - 1) / p.tp / p.collective(p.tp, 1, False, activation)
         crosses = " crosses nodes" if p.tp > p.gpu.per_node else ""
         return (f"t = {p.tp}{crosses}: {8 * p.shape.L // p.pp * m} gathers and reduce-scatters of {1e-6 * activation:.3g} MB at"
                 f" {busbw:.3g} GB/s, {ms:.4g} ms of them not hidden")
@@ -226,7 +186,13 @@ def why_slower(r, winner):
 def why(r, winner):
     """Why a way is not the first."""
     if r.error is None: return "it takes as long, and has more machinery" if as_long(r, winner) else why_slower(r, winner)
-    return why_not_fits(r) if r.bytes else r.error
+    if r.bytes is None: return r.error
+    b, p = r.bytes, r.plan
+    states, most = b.parameters + b.gradients + b.optimizer + b.gathered, f"{1e-9 * p.gpu.memory:.4g}"
+    if states + p.reserve > p.gpu.memory:
+        return f"parameters, gradients and optimizer state alone are {1e-9 * states:.4g} GB of {most}"
+    return (f"{1e-9 * b.total:.4g} GB of {most}: even recomputed, activations of {p.micro} x {p.T} tokens are"
+            f" {1e-9 * b.activations:.4g} GB")
 
 
 def why_first(results, fits):
@@ -235,9 +201,7 @@ def why_first(results, fits):
     def named(r): return f"dp={r.plan.dp}, tp={r.plan.tp}, pp={r.plan.pp} with ZeRO-{r.plan.zero}"
     text = (f"It fits with {1e-9 * first.bytes.total:.4g} of {1e-9 * first.plan.gpu.memory:.4g} GB and computes"
             f" {100 * first.time.compute / first.time.seconds:.3g} % of the time")
-    least = first # the way with least machinery, if it does not fit
-    for r in results[1:]:
-        if r.error and machinery(r.plan) < machinery(least.plan): least = r
+    least = min([first, *(r for r in results[1:] if r.error)], key=lambda r: machinery(r.plan)) # if it does not fit
     if least is not first: text += f", while {named(least)} does not ({why(least, first)})"
     if fits < 2: return text + ". Nothing else fits."
     second = results[1]

@@ -5,10 +5,6 @@ Shapes    GPT-2's are its own (Radford et al. 2019), as gpt2.h has them. GPT-3's
           sparse attention layers are counted as dense. Megatron's are table 1 of arXiv 2104.04473 and table 3 of arXiv
           2205.05198, both with 51,200 tokens. Llama 3's are those of arXiv 2407.21783, table 3, as torchtitan has them
           (torchtitan/models/llama3 at b5bcd76).
-Blocks    All have attention with NKV <= NH heads of keys and values (grouped queries), and an MLP of width F, which may be
-          gated: three matrices, one of which multiplies the output of another. GPT's have biases, two layernorms and
-          learned positions, Llama's no biases, RMS norms, and rotary positions, which have no parameters. The head may be
-          the token embedding (tied).
 FLOPs     are those per token of forward and backward pass, 6 per weight of a matrix that it passes, the head among them.
           Attention's two (T,T) products are 4 C T per block and forward pass, of which a causal mask leaves half.
 """
@@ -20,7 +16,7 @@ class Shape(NamedTuple):
     L: int                   # blocks
     C: int                   # channels
     NH: int                  # heads
-    NKV: int                 # heads of keys and values
+    NKV: int                 # heads of keys and values: fewer are grouped queries
     F: int                   # width of the MLP
     V: int                   # tokens
     T: int                   # longest sequence
@@ -51,23 +47,21 @@ class Shape(NamedTuple):
         return self.flops(T, causal) + self.L * self.block_flops(T, causal) / 3
 
     def block_activations(self, t, rows):
-        """Numbers per token that a rank keeps of a block for its backward pass. t ranks share them; rows: also what is outside the
-        matrices, that is the inputs and outputs of the two norms. Attention keeps q, k, v and its output, as FlashAttention does,
-        and no (T,T) matrix; fp32 statistics are left out."""
+        """Numbers per token that a rank keeps of a block for its backward pass. t ranks share them; rows: also the inputs and
+        outputs of the two norms. Attention keeps q, k, v and its output, as FlashAttention does; fp32 statistics are left out."""
         inside = 2.0 * self.C + 2 * self.kv_channels() + (3.0 if self.llama else 2.0) * self.F
         return 4.0 * self.C / (t if rows else 1) + inside / t
 
 
-def gpt(name, L, C, NH, V, T): return Shape(name, L, C, NH, NH, 4 * C, V, T)
+def gpts(family, V, T, rows): return [Shape(family + name, L, C, NH, NH, 4 * C, V, T) for name, L, C, NH in rows]
 
 
 SHAPES = {shape.name: shape for shape in (
-    *(gpt(name, L, C, NH, 50257, 1024) for name, L, C, NH in (
-        ("gpt2", 12, 768, 12), ("gpt2-medium", 24, 1024, 16), ("gpt2-large", 36, 1280, 20), ("gpt2-xl", 48, 1600, 25))),
-    *(gpt(f"gpt3-{name}", L, C, NH, 50257, 2048) for name, L, C, NH in (
+    *gpts("gpt2", 50257, 1024, (("", 12, 768, 12), ("-medium", 24, 1024, 16), ("-large", 36, 1280, 20), ("-xl", 48, 1600, 25))),
+    *gpts("gpt3-", 50257, 2048, (
         ("125m", 12, 768, 12), ("350m", 24, 1024, 16), ("760m", 24, 1536, 16), ("1.3b", 24, 2048, 16), ("2.7b", 32, 2560, 32),
         ("6.7b", 32, 4096, 32), ("13b", 40, 5120, 40), ("175b", 96, 12288, 96))),
-    *(gpt(f"megatron-{name}", L, C, NH, 51200, 2048) for name, L, C, NH in (
+    *gpts("megatron-", 51200, 2048, (
         ("1.7b", 24, 2304, 24), ("3.6b", 30, 3072, 32), ("7.5b", 36, 4096, 32), ("18b", 40, 6144, 48), ("22b", 48, 6144, 64),
         ("39b", 48, 8192, 64), ("76b", 60, 10240, 80), ("146b", 80, 12288, 96), ("175b", 96, 12288, 96), ("310b", 96, 16384, 128),
         ("530b", 105, 20480, 128), ("1t", 128, 25600, 160))),

@@ -1,29 +1,27 @@
 """Seconds of a step of the stages that have no pipeline.
 
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
-          computed once it has been gathered (micro_batch); time that compute waits is exposed. So exposed <= communication.
-          Where fsdp gathers groups of blocks, "unit" means such a group. A third queue has what a communicator of its own
-          sends: with tensor parallelism activations, where a sum is exposed except what one product, dW, hides in the backward
-          pass; with fsdp's replicas the sums of shards. The queues do not slow each other down.
-Offload   moves a group's shard over the link to the host before its gather and after its reduction, and AdamW reads the host's
-          memory.
+          computed once it has been gathered (micro_batch); time that compute waits is exposed. Where fsdp gathers groups of
+          blocks, "unit" means such a group. A third queue has what a communicator of its own sends: with tensor parallelism
+          activations, where a sum is exposed except what one product, dW, hides in the backward pass; with fsdp's replicas
+          the sums of shards. The queues do not slow each other down, except as --sm-share says.
+Offload   moves a group's shard over the link to the host before its gather and after its reduction.
 Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. t ranks that
-          share one take 1/t of it. AdamW takes no time, unless the bandwidth of a device's memory is given. Communication
-          takes as much from compute beside it as --sm-share says; that smaller products reach less of the peak is ignored.
+          share one take 1/t of it. That smaller products reach less of the peak is ignored.
+Compress  as train_gpt2_compress does, with its bytes. A method with a packet for each tensor pays a latency for each. Packing
+          comes before a message, beside backward, and unpacking after backward. Their bytes, kernel by kernel
+          (llmc/device/compress_api.h), are divided by --memory-bandwidth; Gram-Schmidt and the sums of scales are not counted.
 """
+from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
-from compressed import compressed_messages
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, asked, bytes_of, groups_of, shard_of, shards_of)
+from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, asked, bytes_of, groups_of, shard_of,
+                       shards_of)
 
 
 # ---- compute ----
-class UnitSeconds(NamedTuple):
-    """Of each kind of unit, in one micro-batch; head: the root's, forward and backward."""
-    block_forward: float
-    block_backward: float
-    head: float
+UnitSeconds = namedtuple("UnitSeconds", "block_forward block_backward head") # in a micro-batch; head: the root's, both passes
 
 
 def block_flops(plan):
@@ -44,7 +42,7 @@ def unit_seconds(plan, micro_batch_seconds):
 
 class Timeline:
     """All queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived; shared:
-    the same of what tensor parallelism sends among t ranks."""
+    the same of the third queue."""
     def __init__(self, communication=0.0):
         self.now = self.arrived = self.shared = self.exposed = 0.0
         self.communication = communication
@@ -55,8 +53,9 @@ class Timeline:
         self.communication += seconds
         return self.arrived
 
-    def send_shared(self, seconds):
-        self.shared = max(self.shared, self.now) + seconds
+    def send_shared(self, seconds, since=0):
+        """The same, not before `since`."""
+        self.shared = max(self.shared, since or self.now) + seconds
         self.communication += seconds
         return self.shared
 
@@ -84,6 +83,82 @@ class StepTime(NamedTuple):
     tokens_per_s = property(lambda self: self.tokens / self.seconds)
 
 
+# ---- compressed gradients ----
+METHODS = ("none", "bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd")
+FED_BY_DEFAULT = ("int4", "onebit-adam", "powersgd")
+QUANTISE_BLOCK = 256 # elements of int8 and int4 that share a scale
+
+
+def is_possible(plan):
+    """Gradients of 16 bits cannot be rounded to 16 bits: the program refuses then."""
+    return plan.X == 4 or plan.method not in ("bf16", "fp16")
+
+
+class Packets:
+    """sent: of each collective, how many operations, and the bytes of their largest buffers together. An all-to-all takes as
+    long as a reduce-scatter. Then the bytes that packing and unpacking read and write."""
+    def __init__(self):
+        self.sent = {what: [0, 0.0] for what in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)}
+        self.packing = self.unpacking = 0.0
+
+    def add(self, what, nbytes, n=1):
+        self.sent[what][0] += n
+        self.sent[what][1] += nbytes
+
+    def seconds(self, w, N):
+        return sum(n * w.world_seconds(what, nbytes / n, N) for what, (n, nbytes) in self.sent.items() if n > 0)
+
+
+def touched(plan, n, row):
+    """Bytes that packing and unpacking a packet of n elements read and write, each array once a pass. row: all N parts, or N
+    rows."""
+    method, N, X, F = plan.method, plan.N, plan.X, 4
+    feedback = method in FED_BY_DEFAULT if plan.feedback is None else plan.feedback
+    fed, part = 2 * F if feedback else 0, (n + (2 * n if feedback else 0) + n) * F / N # fp32: a sum is written and read, its error too
+    if method in ("bf16", "fp16"): return n * (X + 2 + fed), n * (2 + X)
+    if method in ("int8", "int4"): return n * (X + fed) + row, row + part + row / N + row + n * X
+    if method == "top-k": # the k largest take four passes for the digits of |x|, one that counts and one that sends
+        return n * (X + F + fed / 2) + 6 * n * F + fed / 2 * n + row / N, row + n * (F + F + X)
+    if method == "sign": # one pass for the scale, one for the signs
+        return n * (X + F + fed / 2) + 2 * n * F + fed / 2 * n + row / N, row + n * X
+    if method == "onebit-adam": return n * (F + X + F + fed / 2) + 2 * n * F + fed / 2 * n + row, row + part + row / N + row + n * F
+    return n * (X + F + fed / 2) + 2 * n * F, n * (F + X + fed / 2) # powersgd: two products read x, and the last kernel as well
+
+
+def add_bucket(u, plan, n, sent, received):
+    """sent, received: bytes of its packet's buffers; 0: it is sent whole, by onebit-adam in fp32."""
+    method = plan.method
+    if sent == 0: return u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
+    packing, unpacking = touched(plan, float(n), float(sent))
+    u.packing += packing
+    u.unpacking += unpacking
+    exchanged = method in ("int8", "int4", "onebit-adam")
+    if exchanged: u.add(REDUCE_SCATTER, sent)
+    if exchanged or method in ("top-k", "sign"): u.add(ALL_GATHER, sent)
+    else: u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
+
+
+def packets_of(plan):
+    """Of the root, and of all blocks."""
+    root, blocks, end = Packets(), Packets(), plan.config.unit(0)
+    for begin, n, sent, received in answer_of(plan, DDP)["more"]:
+        add_bucket(root if begin < end else blocks, plan, n, sent, received)
+    return root, blocks
+
+
+def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
+
+
+def compressed_messages(plan, w, groups):
+    """Seconds of each group's reduction, of its packing, and of unpacking. All blocks are alike, though the first bucket is
+    smaller."""
+    root, blocks = packets_of(plan)
+    each, L = blocks.seconds(w, plan.N), plan.config.L
+    reduce = [root.seconds(w, plan.N)] + [each / L] * (groups - 1)
+    packing = [touched_seconds(plan, root.packing)] + [touched_seconds(plan, blocks.packing / L)] * (groups - 1)
+    return reduce, packing, touched_seconds(plan, root.unpacking + blocks.unpacking)
+
+
 # ---- what a stage gathers and reduces at a time: units, or fsdp's groups of units ----
 class Messages(NamedTuple):
     """A number of each group. The root's, the first, has no blocks unless it is the whole model."""
@@ -97,18 +172,13 @@ class Messages(NamedTuple):
     late: bool = False       # nothing is reduced before backward is over
 
 
-def gradient_bytes(plan, stage):
-    """Of an element of gradients where they are sent."""
-    return 4 if stage == FSDP and plan.fsdp.reduce_dtype == "fp32" else plan.X
-
-
 def fsdp_group(plan, w, shard):
     """The seconds in which fsdp gathers and reduces a group, and sums it over replicas, by its shard's size. Offloaded shards pass
     the link to the host first or last; of their replicas' sums both ways."""
-    S, f, X, gradient = shards_of(plan, FSDP), plan.fsdp, plan.X, gradient_bytes(plan, FSDP)
+    S, X, gradient = shards_of(plan, FSDP), plan.X, 4 if plan.reduce_dtype == "fp32" else plan.X
     ranks, replicas = w.neighbours(plan.N, S), w.apart(plan.N, S)
-    host = shard / f.host_link if f.offload and f.host_link > 0 else 0 # for each byte of an element
-    home = S == 1 and X == 4 and not f.offload
+    host = shard / plan.host_link if plan.offload and plan.host_link > 0 else 0 # for each byte of an element
+    home = S == 1 and X == 4 and not plan.offload
     gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host
     reduce = w.seconds(REDUCE_SCATTER, S * shard * gradient, ranks) + gradient * host
     replicate = w.seconds(ALL_REDUCE, shard * gradient, replicas)
@@ -129,10 +199,10 @@ def messages_of(plan, stage, w):
     known = {n: group_messages(plan, stage, w, n) for n in {n for _, n in groups}}
     gather, reduce, replicate = (list(x) for x in zip(*(known[n] for _, n in groups)))
     m = Messages([blocks for blocks, _ in groups], gather, reduce, replicate, [0.0] * len(groups),
-                 stays=stage == FSDP and plan.fsdp.sharding in ("grad-op", "none"))
-    if stage != DDP or plan.compress.method == "none": return m
+                 stays=stage == FSDP and plan.sharding in ("grad-op", "none"))
+    if stage != DDP or plan.method == "none": return m
     reduce, packing, unpacking = compressed_messages(plan, w, len(groups))
-    late = plan.compress.method == "onebit-adam" # ranks clip their gradients before momentum is made of them
+    late = plan.method == "onebit-adam" # ranks clip their gradients before momentum is made of them
     return m._replace(reduce=reduce, packing=packing, unpacking=unpacking, late=late)
 
 
@@ -141,9 +211,7 @@ def send_gradients(m, k, last, t):
     their own, in the step's last micro-batch."""
     t.now += m.packing[k]
     reduced = t.send(m.reduce[k])
-    if not last or m.replicate[k] == 0: return
-    t.shared = max(t.shared, reduced) + m.replicate[k]
-    t.communication += m.replicate[k]
+    if last and m.replicate[k] > 0: t.send_shared(m.replicate[k], reduced)
 
 
 def micro_batch(plan, stage, m, s, micro, t):
@@ -171,9 +239,8 @@ def micro_batch(plan, stage, m, s, micro, t):
         if use == head: t.now += s.head
         t.now += m.blocks[k] * (s.block_forward if use < head else s.block_backward)
         if reduces and use > head and not m.late: send_gradients(m, k, last, t)
-    if reduces and m.late:
-        for k in range(head - 1, 0, -1): send_gradients(m, k, last, t)
-    if reduces: send_gradients(m, 0, last, t)
+    for k in range(head - 1 if m.late else 0, -1, -1) if reduces else ():
+        send_gradients(m, k, last, t)
 
 
 # ---- tensor parallelism ----
@@ -188,16 +255,11 @@ class TensorMessages(NamedTuple):
     hides: tuple             # the share of a block's forward compute that makes the weight gradient of qkv, of fc
 
 
-def classifier_rows(plan):
-    """Rows of logits that one of t ranks computes at a time (llmc/device/layers_api.h)."""
-    rows = (1 << (28 if plan.gpu else 24)) // (plan.config.Vp // plan.t)
-    return min(max(rows // 64 * 64, 64), plan.tokens)
-
-
 def tensor_messages(plan, w):
     tp, dp = w.neighbours(plan.N, plan.t), w.apart(plan.N, plan.t)
-    C, X = plan.config.C, plan.X
-    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, classifier_rows(plan))
+    C, X, rows = plan.config.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.config.Vp // plan.t)
+    rows = min(max(rows // 64 * 64, 64), plan.tokens) # of logits that a rank computes at a time (llmc/device/layers_api.h)
+    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, rows)
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
     block, root = (w.seconds(ALL_REDUCE, float(plan.config.unit(u, plan.t)) * X, dp) for u in (1, 0))
     return TensorMessages(
@@ -246,22 +308,14 @@ def tensor_micro_batch(plan, m, s, last, t):
     if last: t.send(m.root)
 
 
-def tensor_step(plan, w, s, t):
-    m = tensor_messages(plan, w)
-    for micro in range(plan.accumulation): tensor_micro_batch(plan, m, s, micro == plan.accumulation - 1, t)
-    t.wait(t.arrived)
-    for _ in range(2 * plan.config.L + 1): t.send_shared(m.layernorms)
-    t.wait(t.shared)
-
-
 # ---- a step of N ranks ----
 def update_seconds(plan, stage):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
     and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
     kept = 8 if plan.X == 4 or stage == FSDP else 12 # bytes of its state
     bandwidth = plan.memory_bandwidth
-    if stage == FSDP and plan.fsdp.offload: # the state is as large on the device
-        plan, bandwidth = plan._replace(fsdp=plan.fsdp._replace(offload=False)), plan.fsdp.host_bandwidth
+    if stage == FSDP and plan.offload: # the state is as large on the device
+        plan, bandwidth = plan._replace(offload=False), plan.host_bandwidth
     if bandwidth == 0: return 0
     ranks = all_ranks(asked(plan), stage) if stage in (PP, MESH) else [bytes_of(plan, stage)]
     return 28 * max(b.memory.get("optimizer state", 0) / kept for b in ranks) / bandwidth
@@ -270,7 +324,11 @@ def update_seconds(plan, stage):
 def step(plan, stage, w, s):
     t, m, shared = Timeline(), None, plan.t if stage == TP else 1
     s = UnitSeconds(*(x / shared for x in s))
-    if stage == TP: tensor_step(plan, w, s, t)
+    if stage == TP:
+        sums = tensor_messages(plan, w)
+        for micro in range(plan.accumulation): tensor_micro_batch(plan, sums, s, micro == plan.accumulation - 1, t)
+        t.wait(t.arrived)
+        for _ in range(2 * plan.config.L + 1): t.send_shared(sums.layernorms)
     else:
         m = messages_of(plan, stage, w)
         for micro in range(plan.accumulation): micro_batch(plan, stage, m, s, micro, t)

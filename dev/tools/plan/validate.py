@@ -5,7 +5,7 @@ slower memory and 500 W; its document says that their peak is between those of t
 835 TFLOP/s, is taken. Rows in fp8, and those that cut the sequence (cp), are not predicted.
 """
 import math, statistics, tomllib
-from typing import NamedTuple
+from collections import namedtuple
 from tool import die, read_bytes, require
 from machines import GPUS, MIB
 from mesh import (DEEPSPEED_2021, FSDP_MINGPT, LLMC, MEGATRON_2021, MEGATRON_2022, SELECTED, TITAN, TITAN_EAGER, ALL, HALF, INPUTS,
@@ -16,29 +16,12 @@ PUBLISHED = "dev/tools/plan/published.toml"
 BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib", "optimizer_mib",
          "activations_mib")
 TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms")
-REPEATED = ("mfu", "parameters_b") # an MFU says again what a row of seconds says
+COUNTED = [[kind for kind in group if kind not in ("mfu", "parameters_b")] for group in (BYTES, TIMES)] # these two repeat others
 
 
-class Row(NamedTuple):
-    source: str
-    kind: str
-    value: float
-    model: str = "-"
-    gpu: str = "-"
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    chunks: int = 1
-    sp: bool = False
-    zero: int = 0
-    batch: int = 0
-    micro: int = 1
-    T: int = 0
-    kept: str = ""           # "": the source does not say
-    bits: int = 16
-    note: str = ""
-
+class Row(namedtuple("Row", "source kind value model gpu dp tp pp cp chunks sp zero batch micro T kept bits note",
+                     defaults=("-", "-", 1, 1, 1, 1, 1, False, 0, 0, 1, 0, "", 16, ""))):
+    """A figure of published.toml, which lists the fields; kept "": the source does not say."""
     gpus = property(lambda self: self.dp * self.tp * self.pp * self.cp)
 
 
@@ -91,84 +74,60 @@ def state_bytes(r):
     return whole + divided / r.dp
 
 
-def flops_of(r, s):
-    """As the source counts them: Megatron all of attention's scores, and in tflops what is recomputed."""
-    causal = r.source == "LLMC"
-    return s.flops_recomputed(r.T, causal) if r.kind == "tflops" and r.kept == INPUTS else s.flops(r.T, causal)
-
-
-def seconds_of(r, p):
-    t, (forward, backward, again, _) = p.step(), p.block_compute()
-    each = t.tokens_per_s / r.gpus
-    sends = (4 if p.rows else 2) * p.collective(p.tp, 1, not p.rows, 2 * p.tokens * p.shape.C) # of a block's forward pass
-    return {"seconds": t.seconds, "tokens": each, "tflops": 1e-12 * each * flops_of(r, p.shape),
-            "mfu": 100 * each * flops_of(r, p.shape) / p.gpu.peak16, "forward_ms": 1e3 * (forward + sends),
-            "backward_ms": 1e3 * (backward + again + p.tensor_waits() - sends)}.get(r.kind, math.nan)
-
-
-def bytes_of(r, p):
-    b = p.bytes()
-    return {"peak_gib": b.total / 1073741824, "weights_mib": b.parameters / MIB, "gradients_mib": b.gradients / MIB,
-            "optimizer_mib": b.optimizer / MIB, "activations_mib": b.activations / MIB, "fits": float(p.fits())}.get(r.kind, math.nan)
-
-
 def predict(r, reserve):
     """What is predicted for a row, in its unit; NaN: nothing."""
     if r.kind == "state_gb": return 1e-9 * float(r.model) * state_bytes(r)
     if r.kind == "largest_b": return 32 * r.tp / state_bytes(r)
     if r.kind == "parameters_b": return 1e-9 * SHAPES[r.model].parameters()
     p = plan_of(r, reserve)
-    return math.nan if p is None else seconds_of(r, p) if r.kind in TIMES else bytes_of(r, p)
+    if p is None: return math.nan
+    b, t, (forward, backward, again, _) = p.bytes(), p.step(), p.block_compute()
+    each = t.tokens_per_s / r.gpus
+    sends = (4 if p.rows else 2) * p.collective(p.tp, 1, not p.rows, 2 * p.tokens * p.shape.C) # of a block's forward pass
+    causal = r.source == "LLMC" # Megatron counts all of attention's scores, and in tflops what is recomputed
+    flops = p.shape.flops_recomputed(r.T, causal) if r.kind == "tflops" and r.kept == INPUTS else p.shape.flops(r.T, causal)
+    return {"seconds": t.seconds, "tokens": each, "tflops": 1e-12 * each * flops, "mfu": 100 * each * flops / p.gpu.peak16,
+            "forward_ms": 1e3 * (forward + sends), "backward_ms": 1e3 * (backward + again + p.tensor_waits() - sends),
+            "peak_gib": b.total / 1073741824, "weights_mib": b.parameters / MIB, "gradients_mib": b.gradients / MIB,
+            "optimizer_mib": b.optimizer / MIB, "activations_mib": b.activations / MIB,
+            "fits": float(b.total <= p.gpu.memory)}.get(r.kind, math.nan)
 
 
 # ---- all rows ----
-def off(ratio):
-    """How much slower or larger one is than the other."""
-    return max(ratio, 1 / ratio) - 1
-
-
 def offs(pairs, kinds):
-    """Of the rows of these kinds that are predicted."""
-    return [off(x / r.value) for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
-
-
-def median(numbers): return statistics.median(numbers) if numbers else math.nan
+    """How much slower or larger one is than the other, of the rows of these kinds that are predicted."""
+    ratios = [x / r.value for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
+    return [max(ratio, 1 / ratio) - 1 for ratio in ratios]
 
 
 def summary(pairs):
     """Medians of bytes and of times, and the furthest."""
-    kinds = [[kind for kind in group if kind not in REPEATED] for group in (BYTES, TIMES)]
-    return median(offs(pairs, kinds[0])), median(offs(pairs, kinds[1])), max(offs(pairs, BYTES + TIMES), default=math.nan)
+    medians = (statistics.median(offs(pairs, kinds) or [math.nan]) for kinds in COUNTED)
+    return *medians, max(offs(pairs, BYTES + TIMES), default=math.nan)
 
 
-def row_text(r, x):
-    mesh = f"{r.dp} x {r.tp} x {r.pp}"
-    text = f"{r.source:<8} {r.model:<14} {r.gpu:<8} {r.gpus:5d} {mesh:<12} {r.zero:5d} {r.kind:<15} {r.value:10.5g} "
-    if r.kind == "fits": return text + f"{x:10.0f} {'same' if x == r.value else 'not':>7}  {r.note}"
-    if math.isnan(x): return text + f"{'-':>10} {'-':>7}  {r.note}"
-    return text + f"{x:10.5g} {x / r.value:7.3f}  {r.note}"
-
-
-def print_validation(path, reserve):
-    """All rows, the medians of each source and how far its furthest row is off, and the medians of all."""
-    pairs = [(r, predict(r, reserve)) for r in read_published(path)]
+def print_validation(o):
+    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published)]
     print(f"{'source':<8} {'model':<14} {'gpu':<8} {'gpus':>5} {'dp x tp x pp':<12} {'zero':>5} {'kind':<15} {'published':>10}"
           f" {'predicted':>10} {'ratio':>7}")
-    for r, x in pairs: print(row_text(r, x))
+    for r, x in pairs:
+        mesh, is_none = f"{r.dp} x {r.tp} x {r.pp}", math.isnan(x)
+        ratio = ("same" if x == r.value else "not") if r.kind == "fits" else "-" if is_none else f"{x / r.value:.3f}"
+        print(f"{r.source:<8} {r.model:<14} {r.gpu:<8} {r.gpus:5d} {mesh:<12} {r.zero:5d} {r.kind:<15} {r.value:10.5g}"
+              f" {'-' if is_none and r.kind != 'fits' else f'{x:.5g}':>10} {ratio:>7}  {r.note}")
     print(f"\n{'source':<8} {'rows':>6} {'bytes':>8} {'times':>8} {'furthest':>8}")
     for source in dict.fromkeys(r.source for r, _ in pairs):
         mine = [pair for pair in pairs if pair[0].source == source]
         shares = (f" {'-':>8}" if math.isnan(x) else f" {100 * x:6.1f} %" for x in summary(mine))
         print(f"{source:<8} {len(mine):6d}" + "".join(shares))
-    counted = [[kind for kind in group if kind not in REPEATED] for group in (BYTES, TIMES)]
-    for name, kinds, x in zip(("\nbytes ", "times "), counted, summary(pairs)):
+    for name, kinds, x in zip(("\nbytes ", "times "), COUNTED, summary(pairs)):
         print(f"{name}   {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %")
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
     print(f"fits     {sum(fits)} of {len(fits)} right\nnot predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, in"
           " fp8, of cut sequences, or what a paper calls HFU")
 
 
-def json_validation(path, reserve):
-    return {"rows": [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero,
-                      "kind": r.kind, "published": r.value, "note": r.note, "predicted": predict(r, reserve)}
-                     for r in read_published(path)]}
+def json_validation(o):
+    names = "source", "model", "gpu", "dp", "tp", "pp", "zero", "kind", "value", "note"
+    return {"rows": [{**{"published" if name == "value" else name: getattr(r, name) for name in names},
+                      "predicted": predict(r, 1e9 * o.reserve)} for r in read_published(o.published)]}
