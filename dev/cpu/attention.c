@@ -123,10 +123,7 @@ static const Variant variants[] = {
 };
 int main(int argc, char** argv) {
     Problem p;
-    Operation op = {
-        .name = "attention", .shape_means = "rows are tokens of one sequence, cols channels",
-        .usual = { 1024, 768, 0 }, .small = { 77, 128, 0 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
+    const Operation op = { "attention", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true,
+                           work, make, variants, COUNT(variants) };
     return run_variants(argc, argv, &op, &p);
 }

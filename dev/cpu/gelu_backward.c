@@ -98,10 +98,7 @@ static const Variant variants[] = {
 };
 int main(int argc, char** argv) {
     Problem p;
-    Operation op = {
-        .name = "gelu_backward", .shape_means = "rows are tokens, cols channels",
-        .usual = { 8192, 3072, 0 }, .small = { 5, 264, 0 }, .is_arithmetic = false,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
+    const Operation op = { "gelu_backward", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false,
+                           work, make, variants, COUNT(variants) };
     return run_variants(argc, argv, &op, &p);
 }

@@ -177,10 +177,7 @@ static const Variant variants[] = {
 };
 int main(int argc, char** argv) {
     Problem p;
-    Operation op = {
-        .name = "layernorm_backward", .shape_means = "rows are tokens, cols channels",
-        .usual = { 8192, 768, 0 }, .small = { 11, 264, 0 }, .is_arithmetic = false,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
+    const Operation op = { "layernorm_backward", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false,
+                           work, make, variants, COUNT(variants) };
     return run_variants(argc, argv, &op, &p);
 }

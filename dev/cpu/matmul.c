@@ -166,10 +166,7 @@ static const Variant variants[] = {
 };
 int main(int argc, char** argv) {
     Problem p;
-    Operation op = {
-        .name = "matmul", .shape_means = "rows are tokens, cols outputs, depth inputs",
-        .usual = { 512, 3072, 768 }, .small = { 11, 72, 264 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
+    const Operation op = { "matmul", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true,
+                           work, make, variants, COUNT(variants) };
     return run_variants(argc, argv, &op, &p);
 }

@@ -140,10 +140,7 @@ static const Variant variants[] = {
 };
 int main(int argc, char** argv) {
     Problem p;
-    Operation op = {
-        .name = "matmul_backward_input", .shape_means = "rows are tokens, cols outputs, depth inputs",
-        .usual = { 512, 3072, 768 }, .small = { 11, 75, 264 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
+    const Operation op = { "matmul_backward_input", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 75, 264 }, true,
+                           work, make, variants, COUNT(variants) };
     return run_variants(argc, argv, &op, &p);
 }

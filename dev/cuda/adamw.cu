@@ -98,5 +98,5 @@ static const Variant<Problem> variants[] = {
     { "adamw_4_llmc", "16 bytes a load", adamw_4_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "adamw", "rows times cols parameters", { 4096, 4096 }, { 9, 347 }, variants);
+    return run_variants(argc, argv, "rows times cols parameters", { 4096, 4096, 0 }, { 9, 347, 0 }, variants);
 }

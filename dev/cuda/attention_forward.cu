@@ -225,5 +225,5 @@ static const Variant<Problem> variants[] = {
     { "attention_forward_8_cudnn", "cuDNN", attention_forward_8_cudnn, true },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "attention_forward", SHAPE_MEANS, { 1024, 768 }, { 70, 128 }, variants);
+    return run_variants(argc, argv, SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 }, variants);
 }

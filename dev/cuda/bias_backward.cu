@@ -107,5 +107,5 @@ static const Variant<Problem> variants[] = {
     { "bias_backward_5_llmc", "the same, 16 bytes a load", bias_backward_5_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "bias_backward", "rows are tokens, cols outputs", { 16384, 3072 }, { 150, 264 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols outputs", { 16384, 3072, 0 }, { 150, 264, 0 }, variants);
 }

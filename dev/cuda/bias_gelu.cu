@@ -97,5 +97,5 @@ static const Variant<Problem> variants[] = {
     { "bias_gelu_4_llmc", "the same, 16 bytes a load", bias_gelu_4_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "bias_gelu", "rows are tokens, cols outputs", { 16384, 3072 }, { 9, 264 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols outputs", { 16384, 3072, 0 }, { 9, 264, 0 }, variants);
 }

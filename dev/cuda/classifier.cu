@@ -115,5 +115,5 @@ static const Variant<Problem> variants[] = {
     { "classifier_5_llmc", "the same, the row kept in shared memory", classifier_5_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "classifier", "rows are tokens, cols the vocabulary", { 1024, 50257 }, { 5, 301 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 }, variants);
 }

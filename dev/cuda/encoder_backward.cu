@@ -154,5 +154,5 @@ static const Variant<Problem> variants[] = {
     { "encoder_backward_4_llmc", "groups sorted: the same bits every time; 16 bytes a load", encoder_backward_4_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "encoder_backward", "rows are tokens, cols channels", { 32768, 768 }, { 14, 72 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 }, variants);
 }

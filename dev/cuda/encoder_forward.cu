@@ -85,5 +85,5 @@ static const Variant<Problem> variants[] = {
     { "encoder_forward_4_llmc", "the same, 16 bytes a load", encoder_forward_4_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "encoder_forward", "rows are tokens, cols channels", { 32768, 768 }, { 14, 72 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 }, variants);
 }

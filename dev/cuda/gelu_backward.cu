@@ -78,5 +78,5 @@ static const Variant<Problem> variants[] = {
     { "gelu_backward_3_llmc", "the same, 16 bytes a load", gelu_backward_3_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "gelu_backward", "rows are tokens, cols channels", { 16384, 3072 }, { 9, 264 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols channels", { 16384, 3072, 0 }, { 9, 264, 0 }, variants);
 }

@@ -84,5 +84,5 @@ static const Variant<Problem> variants[] = {
     { "global_norm_4_llmc", "the same, 16 bytes a load", global_norm_4_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "global_norm", "rows times cols gradients", { 8192, 4096 }, { 9, 347 }, variants);
+    return run_variants(argc, argv, "rows times cols gradients", { 8192, 4096, 0 }, { 9, 347, 0 }, variants);
 }

@@ -251,6 +251,5 @@ static const Variant<Problem> variants[] = {
     { "layernorm_backward_5_llmc", "some rows at a time, read once, sums in registers", layernorm_backward_5_llmc },
 };
 int main(int argc, char** argv) {
-    const char* shape = "rows are tokens, cols channels";
-    return run_variants(argc, argv, "layernorm_backward", shape, { 32768, 768 }, { 11, 264 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 }, variants);
 }

@@ -199,5 +199,5 @@ static const Variant<Problem> variants[] = {
     { "layernorm_forward_5_llmc", "one warp per row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "layernorm_forward", "rows are tokens, cols channels", { 32768, 768 }, { 11, 264 }, variants);
+    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 }, variants);
 }

@@ -134,6 +134,6 @@ static const Variant<Problem> variants[] = {
     { "matmul_backward_5_library", "cuBLASLt, as llmc/ calls it", matmul_backward_5_library, true },
 };
 int main(int argc, char** argv) {
-    return run_variants(argc, argv, "matmul_backward", "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 },
+    return run_variants(argc, argv, "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 },
                         { 136, 200, 40 }, variants);
 }
