@@ -65,7 +65,7 @@ static bool encoder_forward_2_rows(Problem& p, int threads) {
 // One division per block. (llmc/'s kernel, with one element a load.)
 static bool encoder_forward_3_block(Problem& p, int threads) {
     auto kernel = encoder_forward_kernel<1>;
-    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, p.T, p.C);
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, { 0, p.V }, p.T, p.C);
     return true;
 }
 
@@ -74,7 +74,7 @@ static bool encoder_forward_3_block(Problem& p, int threads) {
 static bool encoder_forward_4_llmc(Problem& p, int threads) {
     if (p.C % VEC != 0) return false;
     auto kernel = encoder_forward_kernel<VEC>;
-    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, p.T, p.C);
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, { 0, p.V }, p.T, p.C);
     return true;
 }
 

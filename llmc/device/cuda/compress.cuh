@@ -36,11 +36,9 @@ struct AddError { // 12 n bytes in fp32
 void add_error(float* x, const floatX* grads, const float* error, size_t n) {
     for_each(n, AddError { x, grads, error }, "add_error");
 }
-struct Scale {
-    float* x; float factor;
-    __device__ void operator()(size_t i) const { x[i] *= factor; }
-};
-void scale_in_place_fp32(float* x, float factor, size_t n) { for_each(n, Scale { x, factor }, "scale_in_place_fp32"); }
+void scale_in_place_fp32(float* x, float factor, size_t n) {
+    for_pieces(n, rows_are_vectors(VEC, x), Scale<float> { x, factor }, "scale_in_place_fp32");
+}
 
 // ---- 16 bits ----
 __device__ inline uint16_t rounded_16(float x, DType to) {
