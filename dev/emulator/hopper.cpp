@@ -411,8 +411,7 @@ CUresult CUDAAPI encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint
 using namespace emulator;
 extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                                         cudaDriverEntryPointQueryResult* result) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     bool found = !strcmp(symbol, "cuTensorMapEncodeTiled");
     *function = found ? (void*)encode_tiled : nullptr;
     if (result) *result = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
