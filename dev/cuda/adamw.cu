@@ -53,17 +53,15 @@ __global__ void naive_kernel(AdamW a, floatX* params, float* master, float* m, f
     if (master != NULL) master[i] = p;
     params[i] = narrow<floatX>(p);
 }
-static bool adamw_1_naive(Problem& p, int threads) {
+static void adamw_1_naive(Problem& p, int threads) {
     naive_kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(settings, KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 2: what is the same for all is computed once, on the host ----
 // llmc/'s kernel with one element per thread: 2 or 4 bytes a load. It is also what llmc/ runs on arrays that are not aligned.
-static bool adamw_2_scalar(Problem& p, int threads) {
+static void adamw_2_scalar(Problem& p, int threads) {
     auto kernel = adamw_kernel<1, floatX>;
     kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
@@ -76,19 +74,17 @@ __global__ void strides_kernel(AdamWFactors f, floatX* params, float* master, fl
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
         adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
 }
-static bool adamw_3_strides(Problem& p, int threads) {
+static void adamw_3_strides(Problem& p, int threads) {
     unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
     strides_kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes of 16-bit numbers per thread, and as many fp32 numbers in two loads per array. llmc/ takes blocks of 256.
-static bool adamw_4_llmc(Problem& p, int threads) {
+static void adamw_4_llmc(Problem& p, int threads) {
     auto kernel = adamw_kernel<VEC, floatX>;
     unsigned blocks = blocks_for(ceil_div(p.n, VEC), threads);
     kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 static const Variant<Problem> variants[] = {

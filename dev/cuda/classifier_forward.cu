@@ -39,10 +39,9 @@ __global__ void naive_kernel(float* losses, const floatX* logits, const int* tar
     for (int v = 0; v < V; v++) sum += fast_exp(widen(row[v]) - max);
     losses[i] = logf(sum) - (widen(row[targets[i]]) - max);
 }
-static bool classifier_forward_1_naive(Problem& p, int threads) {
+static void classifier_forward_1_naive(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(p.N, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.V, p.Vp, p.N);
-    return true;
 }
 
 // ---- 2: one block per row, two passes ----
@@ -57,27 +56,24 @@ __global__ void two_passes_kernel(float* losses, const floatX* logits, const int
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) - (widen(row[targets[blockIdx.x]]) - max);
 }
-static bool classifier_forward_2_two_passes(Problem& p, int threads) {
+static void classifier_forward_2_two_passes(Problem& p, int threads) {
     two_passes_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.V, p.Vp);
-    return true;
 }
 
 // ---- 3: maximum and sum in one pass ----
 // Online softmax: when the maximum grows, the sum so far is scaled down. One read, but with one element at a time each costs
 // one more exponential. (llmc/'s kernel, with one element a load.)
-static bool classifier_forward_3_online(Problem& p, int threads) {
+static void classifier_forward_3_online(Problem& p, int threads) {
     auto kernel = classifier_kernel<1, false>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
-    return true;
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes a load, and the maximum is updated once per piece. llmc/ takes 1024 threads, as for the gradient; here no
 // row fills shared memory, so more than one block of a smaller size can be on a multiprocessor.
-static bool classifier_forward_4_llmc(Problem& p, int threads) {
+static void classifier_forward_4_llmc(Problem& p, int threads) {
     auto kernel = classifier_kernel<VEC, false>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
-    return true;
 }
 
 static const Variant<Problem> variants[] = {

@@ -73,7 +73,7 @@ __global__ void add_sums_kernel(floatX* dwte, floatX* dwpe, const float* sum_wte
     if (i < n_wte) dwte[i] = narrow<floatX>(widen(dwte[i]) + sum_wte[i]);
     if (i < n_wpe) dwpe[i] = narrow<floatX>(sum_wpe[i]);
 }
-static bool encoder_backward_1_atomics(Problem& p, int threads) {
+static void encoder_backward_1_atomics(Problem& p, int threads) {
     size_t n = p.dout.n, larger = size_max(p.dwte.n, p.dwpe.n);
     cuda_check(cudaMemsetAsync(p.sum_wte, 0, p.dwte.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
     cuda_check(cudaMemsetAsync(p.sum_wpe, 0, p.dwpe.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
@@ -81,7 +81,6 @@ static bool encoder_backward_1_atomics(Problem& p, int threads) {
         p.sum_wte, p.sum_wpe, p.dout.gpu, p.tokens.gpu, n, p.T, p.C);
     add_sums_kernel<<<(unsigned)ceil_div(larger, threads), threads, 0, compute_stream>>>(
         p.dwte.gpu, p.dwpe.gpu, p.sum_wte, p.sum_wpe, p.dwte.n, p.dwpe.n);
-    return true;
 }
 
 // ---- 2: every token looks for its rows ----

@@ -75,10 +75,9 @@ __global__ void columns_kernel(floatX* dw, floatX* db, KERNEL_PARAMETERS) {
     dw[c] = narrow<floatX>(sum_w);
     db[c] = narrow<floatX>(sum_b);
 }
-static bool layernorm_backward_1_naive(Problem& p, int threads) {
+static void layernorm_backward_1_naive(Problem& p, int threads) {
     rows_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(p.dinp.gpu, KERNEL_ARGUMENTS(p));
     columns_kernel<<<(unsigned)ceil_div(p.C, threads), threads, 0, compute_stream>>>(p.dw.gpu, p.db.gpu, KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 2: one warp per row, which adds to dw and db as it goes ----
@@ -108,14 +107,13 @@ __global__ void round_kernel(floatX* dw, floatX* db, const float* sum_dw, const 
     dw[c] = narrow<floatX>(sum_dw[c]);
     db[c] = narrow<floatX>(sum_db[c]);
 }
-static bool layernorm_backward_2_atomics(Problem& p, int threads) {
+static void layernorm_backward_2_atomics(Problem& p, int threads) {
     size_t bytes = (size_t)p.C * sizeof(float);
     cuda_check(cudaMemsetAsync(p.sum_dw, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
     cuda_check(cudaMemsetAsync(p.sum_db, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
     unsigned rows = (unsigned)ceil_div(p.N, threads / WARP), columns = (unsigned)ceil_div(p.C, threads);
     warp_kernel<<<rows, threads, 0, compute_stream>>>(p.dinp.gpu, p.sum_dw, p.sum_db, KERNEL_ARGUMENTS(p));
     round_kernel<<<columns, threads, 0, compute_stream>>>(p.dw.gpu, p.db.gpu, p.sum_dw, p.sum_db, p.C);
-    return true;
 }
 
 // ---- 3: each block takes one row at a time, with its sums in shared memory ----

@@ -25,11 +25,18 @@ static inline void start_cpu(LayerShapes s) {
 }
 #include <string>
 
-// `launch` puts the operation on compute_stream in blocks of so many threads, a multiple of 32. It returns false and
-// does nothing if the kernel cannot do this shape or this block size.
+// A function that puts the operation on compute_stream in blocks of so many threads, a multiple of 32. One that returns bool
+// returns false, and does nothing, if the kernel cannot do this shape or this block size.
+template <typename Problem> struct Launch {
+    void (*always)(Problem&, int) = nullptr;
+    bool (*offered)(Problem&, int) = nullptr;
+    Launch(void (*f)(Problem&, int)) : always(f) {}
+    Launch(bool (*f)(Problem&, int)) : offered(f) {}
+    bool operator()(Problem& p, int threads) const { return always ? always(p, threads), true : offered(p, threads); }
+};
 template <typename Problem> struct Variant {
     const char *name, *idea;
-    bool (*launch)(Problem& p, int threads);
+    Launch<Problem> launch;
     bool own_blocks = false; // it chooses its blocks itself, as a library does: it is launched once, with 0 threads
 };
 

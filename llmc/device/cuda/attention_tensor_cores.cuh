@@ -133,10 +133,6 @@ __device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
-__device__ inline float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
 
 // ---- forward ----
 constexpr int FORWARD_KEYS = 64; // of a tile
@@ -153,7 +149,7 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     for (int i = 0; i < wide * 4; i++) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i / 4][i % 4]);
     #pragma unroll
     for (int row = 0; row < 2; row++) {
-        max[row] = quad_max(max[row]);
+        max[row] = combine_lanes<4>(max[row], Larger());
         before[row] = power_of_2((before[row] - max[row]) * scale2);
         sum[row] *= before[row];
     }

@@ -75,27 +75,22 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
     if (GRADIENT) write_gradient<W>(row, in_shared ? kept : row, s, target, dloss, V, Vp);
 }
 
-template <int W, bool GRADIENT>
+template <bool GRADIENT>
 static inline void classifier_launch(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
     const char* layer = GRADIENT ? "classifier_forward_backward" : "classifier_forward";
     size_t row_bytes = (size_t)Vp * sizeof(floatX), of_warps = WARP * sizeof(float);
-    bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes;
-    if (in_shared) allow_shared_memory(classifier_kernel<W, GRADIENT>, row_bytes, layer);
-    unsigned threads = row_threads(Vp, W == VEC, 1024);
-    classifier_kernel<W, GRADIENT><<<N, threads, in_shared ? row_bytes : 0, compute_stream>>>(
+    bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes, vectors = rows_are_vectors(Vp, logits);
+    auto kernel = vectors ? classifier_kernel<VEC, GRADIENT> : classifier_kernel<1, GRADIENT>;
+    if (in_shared) allow_shared_memory(kernel, row_bytes, layer);
+    kernel<<<N, row_threads(Vp, vectors, 1024), in_shared ? row_bytes : 0, compute_stream>>>(
         losses, logits, targets, dloss, V, Vp, in_shared);
     check_launch(layer);
 }
-
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
-    floatX* x = (floatX*)logits; // this variant of the kernel writes no logits
-    if (rows_are_vectors(Vp, x)) classifier_launch<VEC, false>(losses, x, targets, 0, N, V, Vp);
-    else classifier_launch<1, false>(losses, x, targets, 0, N, V, Vp);
+    classifier_launch<false>(losses, (floatX*)logits, targets, 0, N, V, Vp); // it writes no logits
 }
-
 void classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
-    if (rows_are_vectors(Vp, logits)) classifier_launch<VEC, true>(losses, logits, targets, dloss, N, V, Vp);
-    else classifier_launch<1, true>(losses, logits, targets, dloss, N, V, Vp);
+    classifier_launch<true>(losses, logits, targets, dloss, N, V, Vp);
 }
 
 // ---- in parts ----
