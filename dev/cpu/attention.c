@@ -121,9 +121,4 @@ static const Variant variants[] = {
     { "attention_3_online", "online softmax, 64 keys at a time", attention_3_online, 64 },
     { "attention_4_llmc", "64 queries at a time, products by oneDNN", attention_4_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "attention", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("attention", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true)

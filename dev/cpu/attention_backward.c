@@ -204,9 +204,4 @@ static const Variant variants[] = {
     { "attention_backward_4_owners", "the owner of a row computes it: some of it twice", attention_backward_4_owners, 64 },
     { "attention_backward_5_llmc", "64 queries at a time, products by oneDNN", attention_backward_5_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "attention_backward", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("attention_backward", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true)

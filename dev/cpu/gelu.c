@@ -75,9 +75,4 @@ static const Variant variants[] = {
     { "gelu_3_fraction", "tanh as a fraction: vectors, but few digits", gelu_3_fraction, 1000 },
     { "gelu_4_llmc", "the exponential as a polynomial: vectors", gelu_4_llmc, 8 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "gelu", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("gelu", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false)

@@ -96,9 +96,4 @@ static const Variant variants[] = {
     { "gelu_backward_4_quotient", "the sigmoid is forward's act / x: vectors, but one more read", gelu_backward_4_quotient, 64 },
     { "gelu_backward_5_llmc", "the exponential as a polynomial: vectors", gelu_backward_5_llmc, 8 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "gelu_backward", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("gelu_backward", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false)

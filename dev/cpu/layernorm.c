@@ -149,9 +149,4 @@ static const Variant variants[] = {
     { "layernorm_4_squares", "one pass, E[x^2] - E[x]^2: vectors, but it loses digits", layernorm_4_squares, 4000 },
     { "layernorm_5_llmc", "two passes over a row, sums as vectors", layernorm_5_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "layernorm", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("layernorm", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false)

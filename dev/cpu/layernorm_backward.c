@@ -175,9 +175,4 @@ static const Variant variants[] = {
     { "layernorm_backward_4_copies", "one pass, a dw and db for each thread, added up", layernorm_backward_4_copies, 256 },
     { "layernorm_backward_5_llmc", "one pass, a dw and db for each piece of the rows", layernorm_backward_5_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "layernorm_backward", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("layernorm_backward", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false)

@@ -164,9 +164,4 @@ static const Variant variants[] = {
     { "matmul_5_tiles", "6 rows by 2 vectors of out in registers", matmul_5_tiles, 64 },
     { "matmul_6_llmc", "oneDNN's product", matmul_6_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "matmul", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("matmul", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true)

@@ -138,9 +138,4 @@ static const Variant variants[] = {
     { "matmul_backward_input_5_tiles", "6 rows by 2 vectors of dinp in registers", matmul_backward_input_5_tiles, 128 },
     { "matmul_backward_input_6_llmc", "oneDNN's sgemm", matmul_backward_input_6_llmc, 128 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "matmul_backward_input", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 75, 264 }, true,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("matmul_backward_input", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 75, 264 }, true)

@@ -170,9 +170,4 @@ static const Variant variants[] = {
     { "matmul_backward_weight_5_tiles", "6 rows by 2 vectors of dw in registers", matmul_backward_weight_5_tiles, 64 },
     { "matmul_backward_weight_6_llmc", "oneDNN's sgemm", matmul_backward_weight_6_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    const Operation op = { "matmul_backward_weight", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true,
-                           work, make, variants, COUNT(variants) };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("matmul_backward_weight", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true)

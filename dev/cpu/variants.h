@@ -2,8 +2,8 @@
 variants.h - what the files of this folder share. Each of them is one layer of the CPU written in several ways, from naive to
 llmc/'s. dev/cuda/variants.cuh is the same for the kernels of a GPU.
 
-Such a file has a struct Problem (the arrays of one shape), a function that makes it, functions of one signature, and a table of
-them, whose last is llmc/'s own. run_variants() runs each, compares it with the formula as it is printed, which the file computes
+Such a file has a struct Problem (the arrays of one shape), a function that makes it, functions of one signature, a table of
+them, whose last is llmc/'s own, and OPERATION, which is its main(): it runs each, compares it with the formula as it is printed, which the file computes
 in double, and times it. The rate that it is compared with, that of a copy or of a large product by oneDNN, is measured in the
 same run.
 
@@ -210,7 +210,6 @@ static bool variant_row(const Variant* v, Problem* p, const Operation* op, Varia
     fflush(stdout);
     return right;
 }
-// main() of an operation
 static int run_variants(int argc, char** argv, const Operation* op, Problem* p) {
     int procs = omp_get_num_procs();
     VariantOptions o = parse_variant_options(argc, argv, op->name, op->shape_means, op->usual, op->small, 11, procs);
@@ -241,5 +240,11 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
     device_shutdown();
     return wrong > 0;
 }
-#define COUNT(table) (int)(sizeof(table) / sizeof((table)[0]))
+// main(), from the fields of the file's Operation up to is_arithmetic.
+#define OPERATION(...) \
+    int main(int argc, char** argv) { \
+        Problem p; \
+        const Operation op = { __VA_ARGS__, work, make, variants, (int)(sizeof variants / sizeof *variants) }; \
+        return run_variants(argc, argv, &op, &p); \
+    }
 #endif

@@ -93,6 +93,4 @@ static const Variant<Problem> variants[] = {
     { "adamw_3_strides", "only as many blocks as fit, each takes many elements", adamw_3_strides },
     { "adamw_4_llmc", "16 bytes a load", adamw_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows times cols parameters", { 4096, 4096, 0 }, { 9, 347, 0 }, variants);
-}
+OPERATION("rows times cols parameters", { 4096, 4096, 0 }, { 9, 347, 0 })

@@ -312,6 +312,4 @@ static const Variant<Problem> variants[] = {
     { "attention_backward_5_atomics", "one kernel for all three, dq by atomics", attention_backward_5_atomics },
     { "attention_backward_6_cudnn", "cuDNN", attention_backward_6_cudnn, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 }, variants);
-}
+OPERATION(SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 })

@@ -224,6 +224,4 @@ static const Variant<Problem> variants[] = {
     { "attention_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", attention_forward_7_hopper, true },
     { "attention_forward_8_cudnn", "cuDNN", attention_forward_8_cudnn, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 }, variants);
-}
+OPERATION(SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 })

@@ -102,6 +102,4 @@ static const Variant<Problem> variants[] = {
     { "bias_backward_4_two_stages", "one block per strip of some rows, then their sum", bias_backward_4_two_stages },
     { "bias_backward_5_llmc", "the same, 16 bytes a load", bias_backward_5_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols outputs", { 16384, 3072, 0 }, { 150, 264, 0 }, variants);
-}
+OPERATION("rows are tokens, cols outputs", { 16384, 3072, 0 }, { 150, 264, 0 })

@@ -93,6 +93,4 @@ static const Variant<Problem> variants[] = {
     { "bias_gelu_3_sigmoid", "one block per row, an exponential instead of tanh", bias_gelu_3_sigmoid },
     { "bias_gelu_4_llmc", "the same, 16 bytes a load", bias_gelu_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols outputs", { 16384, 3072, 0 }, { 9, 264, 0 }, variants);
-}
+OPERATION("rows are tokens, cols outputs", { 16384, 3072, 0 }, { 9, 264, 0 })

@@ -110,6 +110,4 @@ static const Variant<Problem> variants[] = {
     { "classifier_4_vectors", "the same, 16 bytes a load", classifier_4_vectors },
     { "classifier_5_llmc", "the same, the row kept in shared memory", classifier_5_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 }, variants);
-}
+OPERATION("rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 })

@@ -82,6 +82,4 @@ static const Variant<Problem> variants[] = {
     { "classifier_forward_3_online", "maximum and sum in one pass", classifier_forward_3_online },
     { "classifier_forward_4_llmc", "the same, 16 bytes a load", classifier_forward_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 }, variants);
-}
+OPERATION("rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 })

@@ -152,6 +152,4 @@ static const Variant<Problem> variants[] = {
     { "encoder_backward_3_groups", "positions grouped by token; the last bits vary", encoder_backward_3_groups },
     { "encoder_backward_4_llmc", "groups sorted: the same bits every time; 16 bytes a load", encoder_backward_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 })

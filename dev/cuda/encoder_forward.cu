@@ -81,6 +81,4 @@ static const Variant<Problem> variants[] = {
     { "encoder_forward_3_block", "one block per row", encoder_forward_3_block },
     { "encoder_forward_4_llmc", "the same, 16 bytes a load", encoder_forward_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 })

@@ -75,6 +75,4 @@ static const Variant<Problem> variants[] = {
     { "gelu_backward_2_sigmoid", "an exponential instead of tanh", gelu_backward_2_sigmoid },
     { "gelu_backward_3_llmc", "the same, 16 bytes a load", gelu_backward_3_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols channels", { 16384, 3072, 0 }, { 9, 264, 0 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 16384, 3072, 0 }, { 9, 264, 0 })

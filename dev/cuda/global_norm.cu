@@ -79,6 +79,4 @@ static const Variant<Problem> variants[] = {
     { "global_norm_3_two_stages", "sums of blocks, then their sum: the same bits every time", global_norm_3_two_stages },
     { "global_norm_4_llmc", "the same, 16 bytes a load", global_norm_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows times cols gradients", { 8192, 4096, 0 }, { 9, 347, 0 }, variants);
-}
+OPERATION("rows times cols gradients", { 8192, 4096, 0 }, { 9, 347, 0 })

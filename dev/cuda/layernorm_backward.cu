@@ -248,6 +248,4 @@ static const Variant<Problem> variants[] = {
     { "layernorm_backward_4_warps", "one warp per row, each with its own sums in shared memory", layernorm_backward_4_warps },
     { "layernorm_backward_5_llmc", "some rows at a time, read once, sums in registers", layernorm_backward_5_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

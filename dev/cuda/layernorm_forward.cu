@@ -195,6 +195,4 @@ static const Variant<Problem> variants[] = {
     { "layernorm_forward_4_registers", "one warp per row, 16 bytes a load, the row in registers", layernorm_forward_4_registers },
     { "layernorm_forward_5_llmc", "one warp per row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

@@ -133,7 +133,4 @@ static const Variant<Problem> variants[] = {
     { "matmul_backward_4_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_backward_4_hopper, true },
     { "matmul_backward_5_library", "cuBLASLt, as llmc/ calls it", matmul_backward_5_library, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 },
-                        { 136, 200, 40 }, variants);
-}
+OPERATION("rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 136, 200, 40 })

@@ -209,7 +209,4 @@ static const Variant<Problem> variants[] = {
     { "matmul_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_forward_7_hopper, true },
     { "matmul_forward_8_library", "cuBLASLt, as llmc/ calls it", matmul_forward_8_library, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 },
-                        { 40, 136, 200 }, variants);
-}
+OPERATION("rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 40, 136, 200 })

@@ -97,6 +97,4 @@ static const Variant<Problem> variants[] = {
     { "residual_3_strides", "only as many blocks as fit, each takes many pieces, then layernorm", residual_3_strides },
     { "residual_4_llmc", "no kernel: layernorm adds what it reads", residual_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

@@ -2,7 +2,7 @@
 variants.cuh - what the files of this folder share. Each of them is one operation in several kernels, from naive to llmc/'s.
 
 Such a file has a struct Problem (the arrays of one shape, the CPU's result, what has to be compared), functions of one
-signature, name_1_naive(Problem&, threads), name_2_..., and a table of them, which it gives to run_variants(). That checks
+signature, name_1_naive(Problem&, threads), name_2_..., and a table of them, which OPERATION, its main(), gives to run_variants(). That checks
 every variant at every block size against the CPU's layer, and then, on a GPU, times it. Under the emulator
 (make DEVICE=emulated) times mean nothing, and only the check is made.
 
@@ -178,7 +178,7 @@ static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double p
     return right;
 }
 
-// main() of an operation; `usual` is the shape on a GPU, `small` under the emulator. Problem's constructor takes a Shape.
+// An operation; `usual` is the shape on a GPU, `small` under the emulator. Problem's constructor takes a Shape.
 template <typename Problem, size_t N>
 static int run_variants(int argc, char** argv, const char* shape_means, Shape usual, Shape small,
                         const Variant<Problem> (&variants)[N]) {
@@ -216,4 +216,6 @@ static int run_variants(int argc, char** argv, const char* shape_means, Shape us
     device_shutdown();
     return wrong > 0;
 }
+// main(), from what the shape means, the usual shape and the small one.
+#define OPERATION(...) int main(int argc, char** argv) { return run_variants(argc, argv, __VA_ARGS__, variants); }
 #endif

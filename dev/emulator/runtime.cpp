@@ -4,6 +4,7 @@
 #include "runtime.h"
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -33,6 +34,16 @@ void explain(const char* call, const char* format, ...) {
     va_start(arguments, format);
     explain_list(call, format, arguments);
     va_end(arguments);
+}
+void append_to(const char* setting, const char* format, ...) {
+    const char* path = getenv(setting);
+    FILE* file = path && *path ? fopen(path, "a") : nullptr;
+    if (!file) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(file, format, arguments);
+    va_end(arguments);
+    fclose(file);
 }
 cudaError_t Call::fail(cudaError_t code, const char* format, ...) {
     va_list arguments;

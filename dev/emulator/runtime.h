@@ -24,6 +24,8 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work);
 bool meets_others(void);                     // whether enqueue_when was called: a collective may be under way since then
 bool on_device(const void* p, size_t bytes); // whether these bytes lie in one live allocation of device memory
+// Appends a line to the file that a CUDA_EMULATOR_* variable names, if it is set.
+void append_to(const char* setting, const char* format, ...) __attribute__((format(printf, 2, 3)));
 // "cuda emulator: CALL: what": the reason that goes with an error code.
 void explain(const char* call, const char* format, ...) __attribute__((format(printf, 2, 3)));
 

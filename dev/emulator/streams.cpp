@@ -251,13 +251,7 @@ static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
 // With CUDA_EMULATOR_WAITS=FILE a line at exit says how often the host waited until work was done, also by asking over and over.
 static struct Waits {
     uint64_t host = 0; // under Call's lock
-    ~Waits() {
-        const char* path = getenv("CUDA_EMULATOR_WAITS");
-        FILE* file = path && *path ? fopen(path, "a") : nullptr;
-        if (!file) return;
-        fprintf(file, "the host waited %zu times\n", host);
-        fclose(file);
-    }
+    ~Waits() { append_to("CUDA_EMULATOR_WAITS", "the host waited %zu times\n", host); }
 } waits;
 cudaError_t wait_for(Call& call, Position until) {
     waits.host++;
