@@ -12,8 +12,7 @@ static void make(Problem* p, Shape s) {
     make_heads(p, s);
     size_t T = (size_t)p->T, C = (size_t)p->C;
     double* scratch = (double*)allocate((size_t)omp_get_max_threads() * T * sizeof(double));
-    Output* out = output("out", T * C);
-    p->out = out->x;
+    Output* out = output("out", &p->out, T * C);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
     for (int h = 0; h < p->NH; h++) {
         for (int t = 0; t < p->T; t++) {

@@ -51,8 +51,7 @@ static void make(Problem* p, Shape s) {
     p->P = floats((size_t)p->NH * T * T);
     p->D = floats((size_t)p->NH * T);
     double* scratch = (double*)allocate((size_t)omp_get_max_threads() * 2 * T * sizeof(double));
-    Output* dqkv = output("dqkv", T * 3 * C);
-    p->dqkv = dqkv->x;
+    Output* dqkv = output("dqkv", &p->dqkv, T * 3 * C);
     for (size_t i = 0; i < dqkv->n; i++) dqkv->want[i] = 0;
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < p->NH; h++) {

@@ -146,12 +146,12 @@ int main(int argc, char** argv) {
     }
     printf("sgemm %.1f GFLOP/s, memory %.1f GB/s\n", flop_rate * 1e-9, byte_rate * 1e-9);
     printf("%-20s %5s %9s %7s %9s %8s %12s\n", "layer", "calls", "ms", "% step", "GFLOP/s", "GB/s", "% of machine");
-    double sum = 0, ideal = 0;
+    double sum = 0;
     for (int i = 0; i < row_count; i++) {
         Row r = rows[i];
         sum += r.best_seconds;
-        ideal += r.flops / flop_rate + r.bytes / byte_rate;
-        printf("%s%-*s %5d %9.2f %7.1f ", r.layer, 20 - (int)strlen(r.layer), r.call, r.calls, r.best_seconds * 1e3, 100 * r.best_seconds / best_step);
+        printf("%s%-*s %5d %9.2f %7.1f ", r.layer, 20 - (int)strlen(r.layer), r.call, r.calls, r.best_seconds * 1e3,
+               100 * r.best_seconds / best_step);
         if (r.flops > 0) printf("%9.1f %8s %12.1f\n", r.flops / r.best_seconds * 1e-9, "", 100 * r.flops / r.best_seconds / flop_rate);
         else printf("%9s %8.1f %12.1f\n", "", r.bytes / r.best_seconds * 1e-9, 100 * r.bytes / r.best_seconds / byte_rate);
     }

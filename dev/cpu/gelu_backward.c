@@ -17,8 +17,7 @@ static void make(Problem* p, Shape s) {
     p->dout = random_floats(p->n, 0, 1);
     p->act = floats(p->n);
     p->x[p->n / 2] = 0; // networks also have zeros
-    Output* dx = output("dx", p->n);
-    p->dx = dx->x;
+    Output* dx = output("dx", &p->dx, p->n);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         double x = p->x[i], u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), du = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);

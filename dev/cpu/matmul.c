@@ -10,17 +10,14 @@ from using vectors, then what keeps the numbers from arriving in time.
 struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scratch (packed_floats(OC,C)): for copies of w
 
 static void make(Problem* p, Shape s) {
-    p->N = s.rows;
-    p->OC = s.cols;
-    p->C = s.depth;
+    *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
     layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->inp = random_floats(N * C, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->bias = random_floats(OC, 0, 0.1f);
     p->scratch = floats(packed_floats(OC, C));
-    Output* out = output("out", N * OC);
-    p->out = out->x;
+    Output* out = output("out", &p->out, N * OC);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < N; i++) {
         for (size_t o = 0; o < OC; o++) {

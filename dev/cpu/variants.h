@@ -3,9 +3,9 @@ variants.h - what the files of this folder share. Each of them is one layer of t
 llmc/'s. dev/cuda/variants.cuh is the same for the kernels of a GPU.
 
 Such a file has a struct Problem (the arrays of one shape), a function that makes it, functions of one signature, a table of
-them, whose last is llmc/'s own, and OPERATION, which is its main(): it runs each, compares it with the formula as it is printed, which the file computes
-in double, and times it. The rate that it is compared with, that of a copy or of a large product by oneDNN, is measured in the
-same run.
+them, whose last is llmc/'s own, and OPERATION, which is its main(): it runs each, compares it with the formula as it is
+printed, which the file computes in double, and times it. The rate that it is compared with, that of a copy or of a large
+product by oneDNN, is measured in the same run.
 
 Global state: the outputs and the memory of the one problem, and what is needed to measure the peak.
 */
@@ -54,16 +54,17 @@ static float* random_floats(size_t n, float mean, float std) {
     for (size_t i = 0; i < n; i++) x[i] = mean + std * random_normal(42, stream, i);
     return x;
 }
-// Makes an array that variants write. The file fills in `want` (n).
-static Output* output(const char* what, size_t n) {
+// Makes an array x that variants write. The file fills in `want` (n).
+static Output* output(const char* what, float** x, size_t n) {
     require(output_count < 4, "variants.h keeps 4 outputs at most");
     Output* o = &outputs[output_count++];
-    *o = (Output){ what, NULL, floats(n), (double*)allocate(n * sizeof(double)), n };
+    *x = floats(n);
+    *o = (Output){ what, NULL, *x, (double*)allocate(n * sizeof(double)), n };
     return o;
 }
 // Makes an array that variants add to: x begins as `before`, n numbers from N(0,1), and so does `want`.
-static inline Output* output_added_to(const char* what, size_t n) {
-    Output* o = output(what, n);
+static inline Output* output_added_to(const char* what, float** x, size_t n) {
+    Output* o = output(what, x, n);
     o->before = random_floats(n, 0, 1);
     for (size_t i = 0; i < n; i++) o->want[i] = (double)o->before[i];
     return o;
