@@ -191,6 +191,7 @@ def same_run(one, other, fields=("",)):
 
 def layout(stage, ranks, shape):
     """A stage's options for 16 sequences a step over all ranks. The shape is how many ranks share a model, or the mesh."""
+    if stage == "single": return ""
     if stage == "tp": return f"--tensor-parallel {shape} --batch-size {16 * shape // ranks}"
     if stage == "pp": return f"--pipeline-parallel {shape} --batch-size 4"
     if stage == "3d": return f"--mesh {shape} --batch-size 4"
@@ -207,8 +208,9 @@ def train(name, stage, precision, ranks, shape, options="", strict=False):
     """Trains in a new folder, which it returns."""
     out = OUT / name
     shutil.rmtree(out, ignore_errors=True)
-    program = f"{build_of(precision)}/train_gpt2_{stage}"
-    on_ranks(ranks, program, REFERENCE_OPTIONS, layout(stage, ranks, shape), "--out", out, options, strict=strict)
+    words = f"{build_of(precision)}/train_gpt2_{stage}", REFERENCE_OPTIONS, layout(stage, ranks, shape), "--out", out, options
+    if stage == "single": run(*words)
+    else: on_ranks(ranks, *words, strict=strict)
     return out
 
 
@@ -308,10 +310,7 @@ def layers():
 
 # ---- training: the run that PyTorch did once, stored in test/reference ----
 def single(name, precision, options):
-    out = OUT / name
-    shutil.rmtree(out, ignore_errors=True)
-    run(f"{build_of(precision)}/train_gpt2_single", REFERENCE_OPTIONS, "--out", out, options)
-    return out
+    return train(name, "single", precision, 1, None, options)
 
 
 def single_matches(name, precision, options="", stored=f"{REFERENCE}/pytorch_fp64.jsonl"):

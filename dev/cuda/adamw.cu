@@ -19,13 +19,12 @@ struct Problem {
         params = random_both(n); grads = random_both(n);
         master = random_both<float>(NEEDS_MASTER ? n : 0);
         m = random_both<float>(n, 0, 0.1f); v = random_both<float>(n, 0, 0.1f);
-        for (size_t i = 0; i < n; i++) v.cpu[i] = v.start[i] = fabsf(v.start[i]); // a mean of squares
+        v = made_both<float>(n, [&](size_t i) { return fabsf(v.start[i]); }); // a mean of squares
         grad_scale = both_of(std::vector<float>(1, 0.5f));
         cpu::adamw_update(settings, params.cpu, NEEDS_MASTER ? master.cpu : NULL, m.cpu, v.cpu, grads.cpu, grad_scale.cpu,
                           n, no_decay);
     }
     float* master_or_none() { return NEEDS_MASTER ? master.gpu : NULL; }
-    void begin_again() { ::begin_again(params); ::begin_again(master); ::begin_again(m); ::begin_again(v); }
     void expect_right() {
         expect_near("m", m, 8);
         expect_near("v", v, 8);

@@ -27,7 +27,6 @@ struct Problem {
         out = unset_both((size_t)B * T * C);
         cpu::encoder_forward(out.cpu, tokens.cpu, wte.cpu, wpe.cpu, B, T, C);
     }
-    void begin_again() { ::begin_again(out); }
     void expect_right() { expect_near("out", out, 0); }
 };
 
@@ -63,7 +62,7 @@ static void encoder_forward_2_rows(Problem& p, int threads) {
 // One division per block. (llmc/'s kernel, with one element a load.)
 static void encoder_forward_3_block(Problem& p, int threads) {
     auto kernel = encoder_forward_kernel<1>;
-    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, { 0, p.V }, p.T, p.C);
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, TokenRange{ 0, p.V }, p.T, p.C);
 }
 
 // ---- 4: llmc/'s ----
@@ -71,7 +70,7 @@ static void encoder_forward_3_block(Problem& p, int threads) {
 static bool encoder_forward_4_llmc(Problem& p, int threads) {
     if (p.C % VEC != 0) return false;
     auto kernel = encoder_forward_kernel<VEC>;
-    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, { 0, p.V }, p.T, p.C);
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, TokenRange{ 0, p.V }, p.T, p.C);
     return true;
 }
 

@@ -23,7 +23,6 @@ struct Problem {
         partial = (double*)device_bytes(STATS_BLOCKS * sizeof(double));
         cpu::add_sum_squares(acc.cpu, x.cpu, n);
     }
-    void begin_again() { ::begin_again(acc); }
     // The sums are double, of exact squares: what remains is far below a rounding of fp32.
     void expect_right() {
         double got = result_of(acc)[0], want = acc.cpu[0];

@@ -136,7 +136,7 @@ typedef enum { VARIANT_RIGHT, VARIANT_WRONG, VARIANT_NOT_OFFERED } Verdict;
 
 template <typename Problem> static Verdict check_variant(const Variant<Problem>& v, Problem& p, int threads) {
     failures_in_test = 0;
-    p.begin_again(); // outputs are NaN: what is not written shows
+    for (auto& begin : beginnings) begin(); // outputs are NaN: what is not written shows
     if (!v.launch(p, threads)) return VARIANT_NOT_OFFERED;
     cudaError_t launched = cudaGetLastError();
     if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // too few registers for so many threads

@@ -279,8 +279,7 @@ static inline double orthogonalise_column(float* p, int n, int r, int j) {
     }
     return sqrt(column_product(p, n, r, j, j));
 }
-// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do
-// not span.
+// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do not span.
 static inline double replace_column(float* p, int n, int r, int j) {
     double length = 0;
     for (int t = 0; t < n && length <= 0.5 / sqrt(n); t++) {
@@ -311,8 +310,7 @@ static inline void low_rank_tile(float sum[RANK_TILE][RANK_TILE], const float* p
             for (int c = 0; c < RANK_TILE; c++) sum[i][c] += p[(size_t)(row + i) * r + j] * of_q[c];
     }
 }
-void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share,
-                    int n, int k, int r) {
+void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r) {
     #pragma omp parallel for collapse(2) schedule(static)
     for (int row = 0; row < n; row += RANK_TILE)
         for (int col = 0; col < k; col += RANK_TILE) {

@@ -65,8 +65,7 @@ __device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* sr
     }
 }
 // 16 rows of dst, `stride` elements apart, = sum * factor, as far as there are rows. Four lanes write 16 bytes side by side.
-__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], int stride,
-                                  int there) {
+__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], int stride, int there) {
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 2; i++) {

@@ -58,8 +58,7 @@ __device__ inline void write_gradient(floatX* row, const floatX* kept, RunningSo
 // Reads the logits once where `in_shared`, twice where not, and writes them once where GRADIENT:
 // 4, 6 and 2 N Vp bytes in 16 bits for gradients from one and two reads, and for the loss alone.
 template <int W, bool GRADIENT>
-__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp,
-                                  bool in_shared) {
+__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool in_shared) {
     extern __shared__ int4 shared_memory[];
     __shared__ float of_warps[WARP];
     floatX *row = logits + (size_t)blockIdx.x * Vp, *kept = in_shared ? (floatX*)shared_memory : NULL;
