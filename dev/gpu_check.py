@@ -31,7 +31,7 @@ GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on sm
 LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench/bench_gpu.py says how to build it); PYTHON: one that has torch
 
 Every part has a time limit, and a part that fails does not stop the next. The status is 0 if every part that ran succeeded."""
-import datetime, os, re, shutil, statistics, subprocess, sys, time
+import datetime, functools, os, re, shutil, statistics, subprocess, sys, time
 from pathlib import Path
 
 os.chdir(Path(__file__).resolve().parent.parent)
@@ -191,6 +191,7 @@ def same_run(one, other, fields=("",)):
 
 def layout(stage, ranks, shape):
     """A stage's options for 16 sequences a step over all ranks. The shape is how many ranks share a model, or the mesh."""
+    if stage == "single": return ""
     if stage == "tp": return f"--tensor-parallel {shape} --batch-size {16 * shape // ranks}"
     if stage == "pp": return f"--pipeline-parallel {shape} --batch-size 4"
     if stage == "3d": return f"--mesh {shape} --batch-size 4"
@@ -207,24 +208,25 @@ def train(name, stage, precision, ranks, shape, options="", strict=False):
     """Trains in a new folder, which it returns."""
     out = OUT / name
     shutil.rmtree(out, ignore_errors=True)
-    program = f"{build_of(precision)}/train_gpt2_{stage}"
-    on_ranks(ranks, program, REFERENCE_OPTIONS, layout(stage, ranks, shape), "--out", out, options, strict=strict)
+    words = f"{build_of(precision)}/train_gpt2_{stage}", REFERENCE_OPTIONS, layout(stage, ranks, shape), "--out", out, options
+    if stage == "single": run(*words)
+    else: on_ranks(ranks, *words, strict=strict)
     return out
 
 
-def matches(stage, ranks, shape=None, options="", strict=False):
+def matches(stage, precision, ranks, shape, options, strict):
     """PyTorch's run of the whole model, or PyTorch DDP's on as many ranks, for zero and fsdp with two micro-batches a step."""
     if stage == "ddp": stored, own = f"{REFERENCE}/ddp/ranks_{ranks}", ""
     elif stage in ("zero", "fsdp"): stored, own = f"{REFERENCE}/ddp/ranks_{ranks}_accumulate_2", f"--batch-size {8 // ranks}"
     else: stored, own = f"{REFERENCE}/pytorch_fp32", split(stage, shape)
-    out = train(f"{stage}-run", stage, "fp32", ranks, shape, f"{own} {options}", strict)
+    out = train(f"{stage}-run", stage, precision, ranks, shape, f"{own} {options}", strict)
     compare(f"{stored}.jsonl", out, "--rtol 1e-4 --atol 1e-6")
     run(COMPARE, "weights", f"{stored}.safetensors", out / LAST / "model.safetensors", "--rtol 1e-3 --atol 1e-5")
 
 
-def is_near(stage, precision, ranks, shape, options=""):
+def is_near(stage, precision, ranks, shape, options, strict):
     """The same in 16 bits, within the bounds of `training`."""
-    out = train(f"{stage}-near", stage, precision, ranks, shape, f"{split(stage, shape)} {options}")
+    out = train(f"{stage}-near", stage, precision, ranks, shape, f"{split(stage, shape)} {options}", strict)
     near(f"{REFERENCE}/pytorch_fp64.jsonl", out, precision)
 
 
@@ -247,7 +249,7 @@ def runs_with_the_same_bits(check, ranks, shape):
             "3d-order": [("3d", shape, own) for own in meshes]}.get(check, [("compress", None, check)] * 2)
 
 
-def agree(check, precision, ranks, shape=None, options="", strict=False):
+def agree(check, precision, ranks, shape, options, strict):
     """All runs of a check have the first one's bits; of fsdp the same loss and gradient norm. Those with a shape are deep."""
     first, *others = runs_with_the_same_bits(check, ranks, shape)
     options = f"{DEEP} {options}" if shape else options
@@ -262,12 +264,20 @@ def agree(check, precision, ranks, shape=None, options="", strict=False):
             raise
 
 
-def compress_is_near(comm, ranks, setting):
+def agree_in_order(stage, *settings):
+    agree(f"{stage}-order", *settings)
+
+
+def repeats(stage, precision, ranks, shape, options, strict):
+    agree(options, precision, ranks, shape, "", strict)
+
+
+def compress_is_near(stage, precision, ranks, shape, options, strict):
     """The CPU's losses, norms and bias. A rounding decides what is sent of a number that lies between two, so they may drift
     apart by more than other stages'."""
-    options = f"--compress {setting} --compress-from 5 --measure-bias 5"
-    cpu = train("compress-cpu", "compress", "cpu", ranks, None, options)
-    gpu = train("compress-gpu", "compress", "fp32", ranks, None, f"{options} --comm {comm}")
+    settings = f"--compress {options} --compress-from 5 --measure-bias 5"
+    cpu = train("compress-cpu", stage, "cpu", ranks, shape, settings.replace(NCCL, ""))
+    gpu = train("compress-gpu", stage, precision, ranks, shape, settings, strict)
     compare(cpu / "metrics.jsonl", gpu, "--rtol 1e-3 --only loss")
     compare(cpu / "metrics.jsonl", gpu, "--rtol 1e-2")
 
@@ -300,10 +310,7 @@ def layers():
 
 # ---- training: the run that PyTorch did once, stored in test/reference ----
 def single(name, precision, options):
-    out = OUT / name
-    shutil.rmtree(out, ignore_errors=True)
-    run(f"{build_of(precision)}/train_gpt2_single", REFERENCE_OPTIONS, "--out", out, options)
-    return out
+    return train(name, "single", precision, 1, None, options)
 
 
 def single_matches(name, precision, options="", stored=f"{REFERENCE}/pytorch_fp64.jsonl"):
@@ -341,93 +348,84 @@ def collectives(comm, ranks, options, until_bytes):
     part(f"comm-bench-{comm}-{ranks}", 60, on_ranks, ranks, f"{build_of('fp32')}/comm_bench {options} --op all -e {until_bytes}")
 
 
+# Of each stage: a check's name, where it runs, what it is, its shape and options. One GPU has NCCL on one rank (1), and ranks that
+# share it by MPI (m4); between n GPUs there is NCCL (n), some of it for four (4). A stage whose memory or traffic is not as
+# predicted ends with an error. In rank order all have DDP's bits; but sums in parts, of tp, pp and 3d, have others: there a replica
+# of the model on each rank has the same, and so have all schedules among themselves.
+ALL, NCCL = "as many as there are ranks", "--comm nccl"
+PRECISIONS = "fp32", "bf16", "fp16"
+SEQUENCE, WINDOWS, ZB, GPIPE = "--sequence-parallel", "--nccl-windows", "--schedule zb-h1", "--schedule gpipe --recompute block"
+CHECKS = {
+    "ddp": [
+        ("", "1 m2 m4 n", matches, None, "--bucket-mb 0.02"), ("naive", "1 m2 m4", matches, None, "--ddp naive"),
+        ("ring", "m4 n", matches, None, "--allreduce ring"), ("strict", "m4", matches, None, "--bucket-mb 0.02"),
+        ("bits-fp32", "m4", agree, None, "")],
+    "zero": [
+        *((f"stage{zero}", "1 m4 n", matches, None, f"--zero-stage {zero}") for zero in (1, 2, 3)),
+        ("bits-fp32", "1", agree, None, ""), *((f"bits-{x}", "m4", agree, None, "") for x in PRECISIONS),
+        ("bits-bf16-strict", "m4", agree, None, ""), ("bits-bf16", "n", agree, None, "")],
+    "fsdp": [
+        ("", "1 m4 n", matches, None, ""), ("windows", "1 n", matches, None, WINDOWS), ("offload", "1 n", matches, None, "--cpu-offload"),
+        ("offload", "m4", matches, None, "--cpu-offload --wrap-blocks 2"),
+        ("hybrid", "m4 4", matches, None, "--sharding hybrid --shard-group 2"),
+        ("bits-fp32", "1", agree, None, ""), *((f"bits-{x}", "m4", agree, None, "") for x in PRECISIONS),
+        ("bits-bf16-strict", "m4", agree, None, ""), ("bits-bf16", "n", agree, None, "")],
+    "tp": [
+        ("", "1 m4 n", matches, ALL, ""), ("copies", "m4", matches, 2, "--batch-size 4"), ("copies", "4", matches, 2, WINDOWS),
+        ("sequence", "m4", matches, ALL, f"{SEQUENCE} --recompute block"), ("sequence", "n", matches, ALL, SEQUENCE),
+        ("gathered-once", "n", matches, ALL, f"{SEQUENCE} --keep-gathered --recompute block"),
+        ("strict", "m4", matches, 2, f"{SEQUENCE} --keep-gathered"),
+        ("bf16", "m4 n", is_near, ALL, ""), ("fp16", "m4", is_near, ALL, ""), ("bits-bf16", "1", agree, None, ""),
+        ("bits-fp32", "m4", agree, None, ""), ("order", "m4", agree_in_order, None, SEQUENCE), ("order", "n", agree_in_order, None, "")],
+    "pp": [
+        ("", "1", matches, 1, ""), ("chunks", "1", matches, 1, "--schedule interleaved"), ("", "m2 n", matches, 2, ""),
+        ("copies", "m4", matches, 2, ""), ("zb", "m4 n", matches, 2, ZB), ("windows", "4", matches, 2, WINDOWS),
+        ("strict", "m4", matches, 2, GPIPE), ("bf16", "m4 n", is_near, 2, ""), ("fp16", "m4", is_near, 2, ""),
+        ("bits-bf16", "1", agree, None, ""), ("bits-fp32", "m4", agree, None, ""),
+        ("schedules", "m4 n", agree_in_order, ALL, ""), ("chunks", "m4 4", agree_in_order, 2, "")],
+    "3d": [
+        ("", "1", matches, "dp=1", ""), ("zero", "1", matches, "dp=1", "--zero-stage 1 --schedule interleaved"),
+        ("dp-tp", "m4 4", matches, "dp=2,tp=2", ""), ("dp-tp-zero", "4", matches, "dp=2,tp=2", f"--zero-stage 1 {SEQUENCE}"),
+        ("dp-tp-zero", "m4", matches, "dp=2,tp=2", f"--zero-stage 1 {SEQUENCE} --recompute block"),
+        ("dp-pp", "m4", matches, "dp=2,pp=2", ""), ("dp-pp", "4", matches, "dp=2,pp=2", ZB),
+        ("dp-pp-zero", "m4", matches, "dp=2,pp=2", f"--zero-stage 1 {ZB}"),
+        ("dp-pp-zero", "4", matches, "dp=2,pp=2", f"--zero-stage 1 {WINDOWS}"),
+        ("tp-pp", "m4", matches, "tp=2,pp=2", f"{SEQUENCE} {ZB}"), ("tp-pp", "4", matches, "tp=2,pp=2", ""),
+        ("strict", "m4", matches, "pp=2,dp=2", f"--zero-stage 1 {GPIPE}"), ("bf16", "m4", is_near, "dp=2,tp=2", "--zero-stage 1"),
+        ("fp16", "m4", is_near, "dp=2,tp=2", "--zero-stage 1"), ("bf16", "4", is_near, "tp=2,pp=2", SEQUENCE),
+        ("bits-bf16", "1", agree, None, ""), ("bits-fp32", "m4", agree, None, ""), ("order", "m4 4", agree_in_order, "dp=2,pp=2", ""),
+        ("order-tp", "m4", agree_in_order, "dp=2,tp=2", SEQUENCE)],
+    # Uncompressed gradients have DDP's bits, and each method has losses near the CPU's.
+    "compress": [
+        ("bits-bf16", "1 n", agree, None, ""), ("bits-fp32", "m4", agree, None, ""),
+        *((setting.split()[0], "m4 n", compress_is_near, None, setting) for setting in COMPRESS_SETTINGS),
+        ("bf16", "m4", repeats, None, "--compress int8 --error-feedback --compress-from 5"),
+        ("fp16", "m4", repeats, None, "--compress powersgd --rank 2 --compress-from 5"),
+        ("fp32-strict", "m4", repeats, None, "--compress onebit-adam --compress-from 5")]}
+
+
+def check_stage(stage, places):
+    """Its checks at these places, which are numbers of ranks by name. The name of a check has its precision, and whether it is strict."""
+    for name, where, check, shape, options in CHECKS[stage]:
+        for place in where.split():
+            if place not in places: continue
+            ranks, comm = places[place], "mpi" if place[0] == "m" else "nccl"
+            precision = (re.findall("fp32|bf16|fp16", name) or ["bf16" if check is agree_in_order else "fp32"])[0]
+            part("-".join([stage, comm, str(ranks), *filter(None, [name])]), 90 if check in (agree, agree_in_order) else 60, check, stage,
+                 precision, ranks, ranks if shape == ALL else shape, f"{options} {NCCL}" if comm == "nccl" else options, "strict" in name)
+
+
+ON_ONE_GPU = {"1": 1, "m2": 2, "m4": 4}
+
+
 def ranks():
-    collectives("nccl", 1, "--comm nccl", "8M")
+    collectives("nccl", 1, NCCL, "8M")
     collectives("mpi", 4, "", "8M")
-    part("ddp-nccl-1", 60, matches, "ddp", 1, None, "--comm nccl --bucket-mb 0.02")
-    part("ddp-nccl-1-naive", 60, matches, "ddp", 1, None, "--comm nccl --ddp naive")
-    for n in 2, 4:
-        part(f"ddp-mpi-{n}", 60, matches, "ddp", n, None, "--bucket-mb 0.02")
-        part(f"ddp-mpi-{n}-naive", 60, matches, "ddp", n, None, "--ddp naive")
-    part("ddp-mpi-4-ring", 60, matches, "ddp", 4, None, "--allreduce ring")
-    part("ddp-mpi-4-strict", 60, matches, "ddp", 4, None, "--bucket-mb 0.02", strict=True)
-    part("ddp-mpi-4-bits", 60, agree, "ddp", "fp32", 4)
+    check_stage("ddp", ON_ONE_GPU)
 
 
-# ---- zero, fsdp: a stage whose memory or traffic is not as predicted ends with an error; in rank order all have DDP's bits ----
-def zero():
-    for stage in 1, 2, 3:
-        part(f"zero-nccl-1-stage{stage}", 60, matches, "zero", 1, None, f"--zero-stage {stage} --comm nccl")
-        part(f"zero-mpi-4-stage{stage}", 60, matches, "zero", 4, None, f"--zero-stage {stage}")
-    part("zero-nccl-1-bits", 60, agree, "zero", "fp32", 1, None, "--comm nccl")
-    for precision in "fp32", "bf16", "fp16": part(f"zero-mpi-4-bits-{precision}", 60, agree, "zero", precision, 4)
-    part("zero-mpi-4-bits-strict", 60, agree, "zero", "bf16", 4, strict=True)
-
-
-def fsdp():
-    part("fsdp-nccl-1", 60, matches, "fsdp", 1, None, "--comm nccl")
-    part("fsdp-nccl-1-windows", 60, matches, "fsdp", 1, None, "--comm nccl --nccl-windows")
-    part("fsdp-nccl-1-offload", 60, matches, "fsdp", 1, None, "--comm nccl --cpu-offload")
-    part("fsdp-mpi-4", 60, matches, "fsdp", 4)
-    part("fsdp-mpi-4-offload", 60, matches, "fsdp", 4, None, "--cpu-offload --wrap-blocks 2")
-    part("fsdp-mpi-4-hybrid", 60, matches, "fsdp", 4, None, "--sharding hybrid --shard-group 2")
-    part("fsdp-nccl-1-bits", 60, agree, "fsdp", "fp32", 1, None, "--comm nccl")
-    for precision in "fp32", "bf16", "fp16": part(f"fsdp-mpi-4-bits-{precision}", 90, agree, "fsdp", precision, 4)
-    part("fsdp-mpi-4-bits-strict", 90, agree, "fsdp", "bf16", 4, strict=True)
-
-
-# ---- tp, pp, 3d: sums in parts have other bits than DDP's; a replica of the model on each rank has the same, and so have all
-# schedules among themselves ----
-def tp():
-    part("tp-nccl-1", 60, matches, "tp", 1, 1, "--comm nccl")
-    part("tp-nccl-1-bits", 60, agree, "tp", "bf16", 1, None, "--comm nccl")
-    part("tp-mpi-4", 60, matches, "tp", 4, 4)
-    part("tp-mpi-4-copies", 60, matches, "tp", 4, 2, "--batch-size 4")
-    part("tp-mpi-4-sequence", 60, matches, "tp", 4, 4, "--sequence-parallel --recompute block")
-    part("tp-mpi-4-strict", 60, matches, "tp", 4, 2, "--sequence-parallel --keep-gathered", strict=True)
-    for precision in "bf16", "fp16": part(f"tp-mpi-4-{precision}", 60, is_near, "tp", precision, 4, 4)
-    part("tp-mpi-4-bits", 90, agree, "tp", "fp32", 4)
-    part("tp-mpi-4-order", 90, agree, "tp-order", "bf16", 4, None, "--sequence-parallel")
-
-
-def pp():
-    part("pp-nccl-1", 60, matches, "pp", 1, 1, "--comm nccl")
-    part("pp-nccl-1-chunks", 60, matches, "pp", 1, 1, "--comm nccl --schedule interleaved")
-    part("pp-nccl-1-bits", 60, agree, "pp", "bf16", 1, None, "--comm nccl")
-    part("pp-mpi-2", 60, matches, "pp", 2, 2)
-    part("pp-mpi-4-copies", 60, matches, "pp", 4, 2)
-    part("pp-mpi-4-zb", 60, matches, "pp", 4, 2, "--schedule zb-h1")
-    part("pp-mpi-4-strict", 60, matches, "pp", 4, 2, "--schedule gpipe --recompute block", strict=True)
-    for precision in "bf16", "fp16": part(f"pp-mpi-4-{precision}", 60, is_near, "pp", precision, 4, 2)
-    part("pp-mpi-4-bits", 90, agree, "pp", "fp32", 4)
-    part("pp-mpi-4-schedules", 90, agree, "pp-order", "bf16", 4, 4)
-    part("pp-mpi-4-chunks", 90, agree, "pp-order", "bf16", 4, 2)
-
-
-def mesh():
-    part("3d-nccl-1", 60, matches, "3d", 1, "dp=1", "--comm nccl")
-    part("3d-nccl-1-zero", 60, matches, "3d", 1, "dp=1", "--comm nccl --zero-stage 1 --schedule interleaved")
-    part("3d-nccl-1-bits", 60, agree, "3d", "bf16", 1, None, "--comm nccl")
-    part("3d-mpi-4-dp-tp", 60, matches, "3d", 4, "dp=2,tp=2")
-    part("3d-mpi-4-dp-tp-zero", 60, matches, "3d", 4, "dp=2,tp=2", "--zero-stage 1 --sequence-parallel --recompute block")
-    part("3d-mpi-4-dp-pp", 60, matches, "3d", 4, "dp=2,pp=2")
-    part("3d-mpi-4-dp-pp-zero", 60, matches, "3d", 4, "dp=2,pp=2", "--zero-stage 1 --schedule zb-h1")
-    part("3d-mpi-4-tp-pp", 60, matches, "3d", 4, "tp=2,pp=2", "--sequence-parallel --schedule zb-h1")
-    part("3d-mpi-4-strict", 60, matches, "3d", 4, "pp=2,dp=2", "--zero-stage 1 --schedule gpipe --recompute block", strict=True)
-    for precision in "bf16", "fp16": part(f"3d-mpi-4-{precision}", 60, is_near, "3d", precision, 4, "dp=2,tp=2", "--zero-stage 1")
-    part("3d-mpi-4-bits", 90, agree, "3d", "fp32", 4)
-    part("3d-mpi-4-order", 90, agree, "3d-order", "bf16", 4, "dp=2,pp=2")
-    part("3d-mpi-4-order-tp", 90, agree, "3d-order", "bf16", 4, "dp=2,tp=2", "--sequence-parallel")
-
-
-# ---- compress: gradients that travel compressed. Uncompressed ones have DDP's bits, and each method has losses near the CPU's ----
 def compress():
-    part("compress-nccl-1-bits", 60, agree, "compress", "bf16", 1, None, "--comm nccl")
-    part("compress-mpi-4-bits", 60, agree, "compress", "fp32", 4)
-    for setting in COMPRESS_SETTINGS: part(f"compress-mpi-4-{setting.split()[0]}", 60, compress_is_near, "auto", 4, setting)
-    part("compress-mpi-4-bf16", 60, agree, "--compress int8 --error-feedback --compress-from 5", "bf16", 4)
-    part("compress-mpi-4-fp16", 60, agree, "--compress powersgd --rank 2 --compress-from 5", "fp16", 4)
-    part("compress-mpi-4-strict", 60, agree, "--compress onebit-adam --compress-from 5", "fp32", 4, strict=True)
+    check_stage("compress", ON_ONE_GPU)
     sizes = "16777216 50" if DEVICE == "cuda" else "4096 1"
     for precision in "bf16", "fp32": part(f"compress-rates-{precision}", 60, run, f"{build_of(precision)}/bench_compress", sizes)
 
@@ -440,7 +438,7 @@ def gpu_count():
 def killed(ranks):
     """Rank 1 is killed while the others are in collectives. They must end soon, with an error that names it."""
     try:
-        train("run-killed", "fsdp", "fp32", ranks, None, "--comm nccl --fault 1:7:kill")
+        train("run-killed", "fsdp", "fp32", ranks, None, f"{NCCL} --fault 1:7:kill")
         status = 0
     except Failed as error:
         status = error.args[0]
@@ -455,42 +453,8 @@ def gpus():
         note("gpus", "not run: there are fewer than two GPUs")
         return
     n = 4 if found >= 4 else 2  # PyTorch's runs are stored for up to 4 ranks
-    nccl = "--comm nccl"
-    def check(name, *arguments, limit=60):
-        stage, dash, what = name.partition("-")
-        part(f"{stage}-nccl-{n}{dash}{what}", limit, *arguments)
-    collectives("nccl", n, nccl, "64M")
-    check("ddp", matches, "ddp", n, None, f"{nccl} --bucket-mb 0.02")
-    check("ddp-ring", matches, "ddp", n, None, f"{nccl} --allreduce ring")
-    for stage in 1, 2, 3: check(f"zero-stage{stage}", matches, "zero", n, None, f"--zero-stage {stage} {nccl}")
-    check("zero-bits", agree, "zero", "bf16", n, None, nccl, limit=90)
-    check("fsdp", matches, "fsdp", n, None, nccl)
-    check("fsdp-windows", matches, "fsdp", n, None, f"{nccl} --nccl-windows")
-    check("fsdp-offload", matches, "fsdp", n, None, f"{nccl} --cpu-offload")
-    if n == 4: check("fsdp-hybrid", matches, "fsdp", n, None, f"{nccl} --sharding hybrid --shard-group 2")
-    check("fsdp-bits", agree, "fsdp", "bf16", n, None, nccl, limit=120)
-    check("tp", matches, "tp", n, n, nccl)
-    check("tp-sequence", matches, "tp", n, n, f"{nccl} --sequence-parallel")
-    check("tp-gathered-once", matches, "tp", n, n, f"{nccl} --sequence-parallel --keep-gathered --recompute block")
-    if n == 4: check("tp-copies", matches, "tp", n, 2, f"{nccl} --nccl-windows")
-    check("tp-bf16", is_near, "tp", "bf16", n, n, nccl)
-    check("tp-order", agree, "tp-order", "bf16", n, None, nccl, limit=90)
-    check("pp", matches, "pp", n, 2, nccl)
-    check("pp-zb", matches, "pp", n, 2, f"{nccl} --schedule zb-h1")
-    if n == 4: check("pp-windows", matches, "pp", n, 2, f"{nccl} --nccl-windows")
-    check("pp-bf16", is_near, "pp", "bf16", n, 2, nccl)
-    check("pp-schedules", agree, "pp-order", "bf16", n, n, nccl, limit=90)
-    if n == 4:
-        check("pp-chunks", agree, "pp-order", "bf16", n, 2, nccl, limit=90)
-        check("3d-dp-tp", matches, "3d", 4, "dp=2,tp=2", nccl)
-        check("3d-dp-tp-zero", matches, "3d", 4, "dp=2,tp=2", f"{nccl} --zero-stage 1 --sequence-parallel")
-        check("3d-dp-pp", matches, "3d", 4, "dp=2,pp=2", f"{nccl} --schedule zb-h1")
-        check("3d-dp-pp-zero", matches, "3d", 4, "dp=2,pp=2", f"{nccl} --zero-stage 1 --nccl-windows")
-        check("3d-tp-pp", matches, "3d", 4, "tp=2,pp=2", nccl)
-        check("3d-bf16", is_near, "3d", "bf16", 4, "tp=2,pp=2", f"{nccl} --sequence-parallel")
-        check("3d-order", agree, "3d-order", "bf16", 4, "dp=2,pp=2", nccl, limit=90)
-    check("compress-bits", agree, "compress", "bf16", n, None, nccl)
-    for setting in COMPRESS_SETTINGS: check(f"compress-{setting.split()[0]}", compress_is_near, "nccl", n, setting)
+    collectives("nccl", n, NCCL, "64M")
+    for stage in CHECKS: check_stage(stage, {"n": n} | ({"4": 4} if n == 4 else {}))
     part(f"killed-rank-{n}", 120, killed, n)
     if DEVICE == "cuda":
         for stage in "ddp", "fsdp":
@@ -630,9 +594,9 @@ def page():
             + "\n### Checks\n\n| part | result | took |\n|---|---|---|\n" + (OUT / "results.txt").read_text())
 
 
-PARTS = {"3d" if part is mesh else part.__name__: part for part in (
-    build, layers, sanitizer, training, ranks, hopper, roofline, peers, zero, fsdp, tp, pp, mesh, compress, gpus, large,
-    profile, speed, kernels, experiments)}
+PARTS = {part.__name__: part for part in (build, layers, sanitizer, training, ranks, hopper, roofline, peers)}
+PARTS |= {stage: functools.partial(check_stage, stage, ON_ONE_GPU) for stage in ("zero", "fsdp", "tp", "pp", "3d")}
+PARTS |= {part.__name__: part for part in (compress, gpus, large, profile, speed, kernels, experiments)}
 OF_A_GPU = "layers", "sanitizer", "hopper", "profile", "speed", "experiments"
 
 

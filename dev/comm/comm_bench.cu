@@ -123,47 +123,30 @@ static double of_rows(const Shape* s, size_t i) { // row q is the row of rank q 
 }
 static double the_roots(const Shape* s, size_t i) { return number(s->root, s->N, i, s->round); }
 
-static CommOp run_all_reduce(Comm* c, void* out, const void* in, const Shape* s) {
-    (void)in;
-    return comm_all_reduce(c, out, s->count, s->type);
-}
-static CommOp run_reduce_scatter(Comm* c, void* out, const void* in, const Shape* s) {
-    return comm_reduce_scatter(c, out, in, s->count, s->type);
-}
-static CommOp run_all_gather(Comm* c, void* out, const void* in, const Shape* s) {
-    return comm_all_gather(c, out, in, s->count, s->type);
-}
-static CommOp run_all_to_all(Comm* c, void* out, const void* in, const Shape* s) {
-    return comm_all_to_all(c, out, in, s->count, s->type);
-}
-static CommOp run_broadcast(Comm* c, void* out, const void* in, const Shape* s) {
-    (void)in;
-    return comm_broadcast(c, out, s->count, s->type, s->root);
-}
-
-// What moves over the busiest link, as a multiple of the size: see README.md.
-static double factor_twice(int N) { return 2.0 * (N - 1) / N; }
-static double factor_once(int N) { return (double)(N - 1) / N; }
-static double factor_one(int N) { (void)N; return 1; }
-
 typedef struct {
     CommKind kind;
     const char* redop;
     bool has_root;
     bool reads_parts, writes_parts;             // the input has N parts, else one; the output has
     bool out_of_place, in_place;                // how comm.h can do it
-    CommOp (*run)(Comm* c, void* out, const void* in, const Shape* s);
+    CommOp (*run)(Comm* c, void* out, const void* in, size_t count, CommType type); // NULL: its buffer is both
     double (*expected)(const Shape* s, size_t i);
-    double (*bus_factor)(int N);
+    int crossings; // how often N - 1 of N parts cross the busiest link (README.md); 0: the whole, once
 } Collective;
 static const Collective collectives[] = {       // in the order of --op
-    { COMM_ALL_REDUCE, "sum", false, false, false, false, true, run_all_reduce, sum_of_all, factor_twice },
-    { COMM_REDUCE_SCATTER, "sum", false, true, false, true, true, run_reduce_scatter, sum_of_my_part, factor_once },
-    { COMM_ALL_GATHER, "none", false, false, true, true, true, run_all_gather, everyones, factor_once },
-    { COMM_ALL_TO_ALL, "none", false, true, true, true, false, run_all_to_all, of_rows, factor_once },
-    { COMM_BROADCAST, "none", true, false, false, false, true, run_broadcast, the_roots, factor_one },
+    { COMM_ALL_REDUCE, "sum", false, false, false, false, true, NULL, sum_of_all, 2 },
+    { COMM_REDUCE_SCATTER, "sum", false, true, false, true, true, comm_reduce_scatter, sum_of_my_part, 1 },
+    { COMM_ALL_GATHER, "none", false, false, true, true, true, comm_all_gather, everyones, 1 },
+    { COMM_ALL_TO_ALL, "none", false, true, true, true, false, comm_all_to_all, of_rows, 1 },
+    { COMM_BROADCAST, "none", true, false, false, false, true, NULL, the_roots, 0 },
 };
 enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0] };
+
+static CommOp run(const Collective* k, Comm* c, void* out, const void* in, const Shape* s) {
+    if (k->run) return k->run(c, out, in, s->count, s->type);
+    return k->has_root ? comm_broadcast(c, out, s->count, s->type, s->root) : comm_all_reduce(c, out, s->count, s->type);
+}
+static double bus_factor(const Collective* k, int N) { return k->crossings ? (double)k->crossings * (N - 1) / N : 1; }
 
 // ---- one measurement ----
 typedef struct {
@@ -203,11 +186,11 @@ static void fill(const Bench* b, const Shape* s, const Buffers* x) {
 
 // Returns the seconds of one operation. Operations follow one another as fast as the backend takes them, without a wait between.
 static double time_operations(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
-    for (long long i = 0; i < b->o.warmup; i++) comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, s));
+    for (long long i = 0; i < b->o.warmup; i++) comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, s));
     comm_barrier(&b->comm);
     comm_collect_times(&b->comm);
     double begin = now_seconds();
-    for (long long i = 0; i < b->o.iters; i++) comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, s));
+    for (long long i = 0; i < b->o.iters; i++) comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, s));
     device_synchronize();
     double seconds = (now_seconds() - begin) / (double)b->o.iters;
     return comm_host_sum(&b->comm, seconds) / s->N;
@@ -243,7 +226,7 @@ static long long check_operations(Bench* b, const Collective* k, Shape s, const 
         fill(b, &s, x);
         if (fault_now(&b->fault, s.rank, b->line, FAULT_BITFLIP)) flip_sign(&s, x);
         if (fault_now(&b->fault, s.rank, b->line, FAULT_SKIP)) b->comm.world->skips = true;
-        comm_wait(&b->comm, k->run(&b->comm, x->out, x->in, &s));
+        comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, &s));
         wrong += count_wrong(b, k, &s, x);
     }
     return (long long)comm_host_sum(&b->comm, (double)wrong);
@@ -314,7 +297,7 @@ static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_
         return 0;
     }
     Measured m = measure(b, k, *s, in_place);
-    print_measured(b, &m, bytes, k->bus_factor(s->N), t);
+    print_measured(b, &m, bytes, bus_factor(k, s->N), t);
     return m.seconds;
 }
 
@@ -338,7 +321,7 @@ static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
 // Measures all sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong elements.
 static long long bench_collective(Bench* b, const Collective* k, json_t* links) {
     Totals t;
-    double alpha, beta, factor = k->bus_factor(b->comm.size);
+    double alpha, beta, factor = bus_factor(k, b->comm.size);
     const char* name = comm_kind_names[k->kind];
     memset(&t, 0, sizeof t);
     print_header(b, k);

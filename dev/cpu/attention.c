@@ -12,8 +12,7 @@ static void make(Problem* p, Shape s) {
     make_heads(p, s);
     size_t T = (size_t)p->T, C = (size_t)p->C;
     double* scratch = (double*)allocate((size_t)omp_get_max_threads() * T * sizeof(double));
-    Output* out = output("out", T * C);
-    p->out = out->x;
+    Output* out = output("out", &p->out, T * C);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
     for (int h = 0; h < p->NH; h++) {
         for (int t = 0; t < p->T; t++) {
@@ -121,12 +120,4 @@ static const Variant variants[] = {
     { "attention_3_online", "online softmax, 64 keys at a time", attention_3_online, 64 },
     { "attention_4_llmc", "64 queries at a time, products by oneDNN", attention_4_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "attention", .shape_means = "rows are tokens of one sequence, cols channels",
-        .usual = { 1024, 768, 0 }, .small = { 77, 128, 0 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("attention", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true)

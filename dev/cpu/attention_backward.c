@@ -51,8 +51,7 @@ static void make(Problem* p, Shape s) {
     p->P = floats((size_t)p->NH * T * T);
     p->D = floats((size_t)p->NH * T);
     double* scratch = (double*)allocate((size_t)omp_get_max_threads() * 2 * T * sizeof(double));
-    Output* dqkv = output("dqkv", T * 3 * C);
-    p->dqkv = dqkv->x;
+    Output* dqkv = output("dqkv", &p->dqkv, T * 3 * C);
     for (size_t i = 0; i < dqkv->n; i++) dqkv->want[i] = 0;
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < p->NH; h++) {
@@ -204,12 +203,4 @@ static const Variant variants[] = {
     { "attention_backward_4_owners", "the owner of a row computes it: some of it twice", attention_backward_4_owners, 64 },
     { "attention_backward_5_llmc", "64 queries at a time, products by oneDNN", attention_backward_5_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "attention_backward", .shape_means = "rows are tokens of one sequence, cols channels",
-        .usual = { 1024, 768, 0 }, .small = { 77, 128, 0 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("attention_backward", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true)

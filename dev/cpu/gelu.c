@@ -12,8 +12,7 @@ struct Problem { size_t n; float *x, *act; }; // (n) = (N,C)
 static void make(Problem* p, Shape s) {
     p->n = (size_t)s.rows * (size_t)s.cols;
     p->x = random_floats(p->n, 0, 3);
-    Output* act = output("act", p->n);
-    p->act = act->x;
+    Output* act = output("act", &p->act, p->n);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         double x = p->x[i], u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
@@ -75,12 +74,4 @@ static const Variant variants[] = {
     { "gelu_3_fraction", "tanh as a fraction: vectors, but few digits", gelu_3_fraction, 1000 },
     { "gelu_4_llmc", "the exponential as a polynomial: vectors", gelu_4_llmc, 8 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "gelu", .shape_means = "rows are tokens, cols channels",
-        .usual = { 8192, 3072, 0 }, .small = { 5, 264, 0 }, .is_arithmetic = false,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("gelu", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false)

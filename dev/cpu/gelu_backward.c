@@ -17,8 +17,7 @@ static void make(Problem* p, Shape s) {
     p->dout = random_floats(p->n, 0, 1);
     p->act = floats(p->n);
     p->x[p->n / 2] = 0; // networks also have zeros
-    Output* dx = output("dx", p->n);
-    p->dx = dx->x;
+    Output* dx = output("dx", &p->dx, p->n);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         double x = p->x[i], u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), du = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
@@ -96,12 +95,4 @@ static const Variant variants[] = {
     { "gelu_backward_4_quotient", "the sigmoid is forward's act / x: vectors, but one more read", gelu_backward_4_quotient, 64 },
     { "gelu_backward_5_llmc", "the exponential as a polynomial: vectors", gelu_backward_5_llmc, 8 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "gelu_backward", .shape_means = "rows are tokens, cols channels",
-        .usual = { 8192, 3072, 0 }, .small = { 5, 264, 0 }, .is_arithmetic = false,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("gelu_backward", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false)

@@ -11,8 +11,7 @@ network may. With such rows the ways to find the variance differ: see the column
 struct Problem { int N, C; float *inp1, *inp2, *w, *b, *res, *out, *mean, *rstd; }; // (N,C), (C) and (N)
 
 static void make(Problem* p, Shape s) {
-    p->N = s.rows;
-    p->C = s.cols;
+    *p = (Problem){ .N = s.rows, .C = s.cols };
     size_t n = (size_t)p->N * (size_t)p->C, C = (size_t)p->C;
     layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->inp1 = random_floats(n, 8, 0.8f);
@@ -20,10 +19,7 @@ static void make(Problem* p, Shape s) {
     p->w = random_floats(C, 1, 0.5f);
     p->b = random_floats(C, 0, 0.5f);
     p->mean = floats((size_t)p->N);
-    Output *res = output("res", n), *out = output("out", n), *rstd = output("rstd", (size_t)p->N);
-    p->res = res->x;
-    p->out = out->x;
-    p->rstd = rstd->x;
+    Output *res = output("res", &p->res, n), *out = output("out", &p->out, n), *rstd = output("rstd", &p->rstd, (size_t)p->N);
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
         size_t row = (size_t)i * C;
@@ -149,12 +145,4 @@ static const Variant variants[] = {
     { "layernorm_4_squares", "one pass, E[x^2] - E[x]^2: vectors, but it loses digits", layernorm_4_squares, 4000 },
     { "layernorm_5_llmc", "two passes over a row, sums as vectors", layernorm_5_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "layernorm", .shape_means = "rows are tokens, cols channels",
-        .usual = { 8192, 768, 0 }, .small = { 11, 264, 0 }, .is_arithmetic = false,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("layernorm", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false)

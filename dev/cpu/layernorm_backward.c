@@ -15,8 +15,7 @@ inp) and one written are counted.
 struct Problem { int N, C; float *dout, *inp, *w, *mean, *rstd, *dinp, *dw, *db, *copies; }; // copies (threads,2,C)
 
 static void make(Problem* p, Shape s) {
-    p->N = s.rows;
-    p->C = s.cols;
+    *p = (Problem){ .N = s.rows, .C = s.cols };
     size_t n = (size_t)p->N * (size_t)p->C, C = (size_t)p->C;
     layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->dout = random_floats(n, 0, 1);
@@ -25,10 +24,8 @@ static void make(Problem* p, Shape s) {
     p->mean = floats((size_t)p->N);
     p->rstd = floats((size_t)p->N);
     p->copies = floats((size_t)omp_get_max_threads() * 2 * C);
-    Output *dinp = output_added_to("dinp", n), *dw = output_added_to("dw", C), *db = output_added_to("db", C);
-    p->dinp = dinp->x;
-    p->dw = dw->x;
-    p->db = db->x;
+    Output *dinp = output_added_to("dinp", &p->dinp, n);
+    Output *dw = output_added_to("dw", &p->dw, C), *db = output_added_to("db", &p->db, C);
     for (int i = 0; i < p->N; i++) {
         const float *x = p->inp + (size_t)i * C, *dout = p->dout + (size_t)i * C;
         double mean = 0, variance = 0, mean_g = 0, mean_gn = 0;
@@ -175,12 +172,4 @@ static const Variant variants[] = {
     { "layernorm_backward_4_copies", "one pass, a dw and db for each thread, added up", layernorm_backward_4_copies, 256 },
     { "layernorm_backward_5_llmc", "one pass, a dw and db for each piece of the rows", layernorm_backward_5_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "layernorm_backward", .shape_means = "rows are tokens, cols channels",
-        .usual = { 8192, 768, 0 }, .small = { 11, 264, 0 }, .is_arithmetic = false,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("layernorm_backward", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false)

@@ -10,17 +10,14 @@ from using vectors, then what keeps the numbers from arriving in time.
 struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scratch (packed_floats(OC,C)): for copies of w
 
 static void make(Problem* p, Shape s) {
-    p->N = s.rows;
-    p->OC = s.cols;
-    p->C = s.depth;
+    *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
     layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->inp = random_floats(N * C, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->bias = random_floats(OC, 0, 0.1f);
     p->scratch = floats(packed_floats(OC, C));
-    Output* out = output("out", N * OC);
-    p->out = out->x;
+    Output* out = output("out", &p->out, N * OC);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < N; i++) {
         for (size_t o = 0; o < OC; o++) {
@@ -164,12 +161,4 @@ static const Variant variants[] = {
     { "matmul_5_tiles", "6 rows by 2 vectors of out in registers", matmul_5_tiles, 64 },
     { "matmul_6_llmc", "oneDNN's product", matmul_6_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "matmul", .shape_means = "rows are tokens, cols outputs, depth inputs",
-        .usual = { 512, 3072, 768 }, .small = { 11, 72, 264 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("matmul", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true)

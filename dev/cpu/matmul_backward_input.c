@@ -13,16 +13,13 @@ what helped most there gains little, and what needed a copy of w there needs non
 struct Problem { int N, C, OC; float *dout, *w, *dinp, *packed; }; // packed (packed_floats(C,OC)): a copy of w by tiles
 
 static void make(Problem* p, Shape s) {
-    p->N = s.rows;
-    p->OC = s.cols;
-    p->C = s.depth;
+    *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
     layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->dout = random_floats(N * OC, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->packed = floats(packed_floats(C, OC));
-    Output* dinp = output("dinp", N * C);
-    p->dinp = dinp->x;
+    Output* dinp = output("dinp", &p->dinp, N * C);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < N; i++) {
         double* want = dinp->want + i * C;
@@ -138,12 +135,4 @@ static const Variant variants[] = {
     { "matmul_backward_input_5_tiles", "6 rows by 2 vectors of dinp in registers", matmul_backward_input_5_tiles, 128 },
     { "matmul_backward_input_6_llmc", "oneDNN's sgemm", matmul_backward_input_6_llmc, 128 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "matmul_backward_input", .shape_means = "rows are tokens, cols outputs, depth inputs",
-        .usual = { 512, 3072, 768 }, .small = { 11, 75, 264 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("matmul_backward_input", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 75, 264 }, true)

@@ -20,9 +20,7 @@ struct Problem {
 };
 
 static void make(Problem* p, Shape s) {
-    p->N = s.rows;
-    p->OC = s.cols;
-    p->C = s.depth;
+    *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
     layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
     p->dout = random_floats(N * OC, 0, 1);
@@ -30,9 +28,7 @@ static void make(Problem* p, Shape s) {
     p->copies = floats(threads * OC * C);
     p->bias_copies = floats(threads * OC);
     p->packed = floats(packed_floats(C, N));
-    Output *dw = output_added_to("dw", OC * C), *dbias = output_added_to("dbias", OC);
-    p->dw = dw->x;
-    p->dbias = dbias->x;
+    Output *dw = output_added_to("dw", &p->dw, OC * C), *dbias = output_added_to("dbias", &p->dbias, OC);
     #pragma omp parallel for schedule(static)
     for (size_t o = 0; o < OC; o++) {
         for (size_t i = 0; i < N; i++) {
@@ -170,12 +166,4 @@ static const Variant variants[] = {
     { "matmul_backward_weight_5_tiles", "6 rows by 2 vectors of dw in registers", matmul_backward_weight_5_tiles, 64 },
     { "matmul_backward_weight_6_llmc", "oneDNN's sgemm", matmul_backward_weight_6_llmc, 64 },
 };
-int main(int argc, char** argv) {
-    Problem p;
-    Operation op = {
-        .name = "matmul_backward_weight", .shape_means = "rows are tokens, cols outputs, depth inputs",
-        .usual = { 512, 3072, 768 }, .small = { 11, 72, 264 }, .is_arithmetic = true,
-        .work = work, .make = make, .variants = variants, .count = COUNT(variants),
-    };
-    return run_variants(argc, argv, &op, &p);
-}
+OPERATION("matmul_backward_weight", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true)

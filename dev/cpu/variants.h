@@ -2,10 +2,10 @@
 variants.h - what the files of this folder share. Each of them is one layer of the CPU written in several ways, from naive to
 llmc/'s. dev/cuda/variants.cuh is the same for the kernels of a GPU.
 
-Such a file has a struct Problem (the arrays of one shape), a function that makes it, functions of one signature, and a table of
-them, whose last is llmc/'s own. run_variants() runs each, compares it with the formula as it is printed, which the file computes
-in double, and times it. The rate that it is compared with, that of a copy or of a large product by oneDNN, is measured in the
-same run.
+Such a file has a struct Problem (the arrays of one shape), a function that makes it, functions of one signature, a table of
+them, whose last is llmc/'s own, and OPERATION, which is its main(): it runs each, compares it with the formula as it is
+printed, which the file computes in double, and times it. The rate that it is compared with, that of a copy or of a large
+product by oneDNN, is measured in the same run.
 
 Global state: the outputs and the memory of the one problem, and what is needed to measure the peak.
 */
@@ -13,9 +13,9 @@ Global state: the outputs and the memory of the one problem, and what is needed 
 #define DEV_CPU_VARIANTS_H
 #include "../../llmc/device/layers.h"
 #include "../../llmc/base/rng.h"
+#include "../variant_options.h"
 _Static_assert(sizeof(floatX) == sizeof(float), "these variants are in fp32: make PRECISION=fp32");
 
-typedef struct { int rows, cols, depth; } Shape; // depth: of a sum, where that is a size of its own, else 0
 typedef struct Problem Problem;                  // each file's own
 
 typedef struct {
@@ -54,16 +54,17 @@ static float* random_floats(size_t n, float mean, float std) {
     for (size_t i = 0; i < n; i++) x[i] = mean + std * random_normal(42, stream, i);
     return x;
 }
-// Makes an array that variants write. The file fills in `want` (n).
-static Output* output(const char* what, size_t n) {
+// Makes an array x that variants write. The file fills in `want` (n).
+static Output* output(const char* what, float** x, size_t n) {
     require(output_count < 4, "variants.h keeps 4 outputs at most");
     Output* o = &outputs[output_count++];
-    *o = (Output){ what, NULL, floats(n), (double*)allocate(n * sizeof(double)), n };
+    *x = floats(n);
+    *o = (Output){ what, NULL, *x, (double*)allocate(n * sizeof(double)), n };
     return o;
 }
 // Makes an array that variants add to: x begins as `before`, n numbers from N(0,1), and so does `want`.
-static inline Output* output_added_to(const char* what, size_t n) {
-    Output* o = output(what, n);
+static inline Output* output_added_to(const char* what, float** x, size_t n) {
+    Output* o = output(what, x, n);
     o->before = random_floats(n, 0, 1);
     for (size_t i = 0; i < n; i++) o->want[i] = (double)o->before[i];
     return o;
@@ -194,61 +195,6 @@ static void peak_free(void) {
     device_free(peak.c);
 }
 
-// ---- the command line ----
-typedef struct { Shape shape; const char* wanted; int repetitions, threads; bool check_only; } VariantOptions;
-
-static int positive_number(const char* option, const char* text) {
-    char* end;
-    long n = strtol(text, &end, 10);
-    require(*text != 0 && *end == 0 && n > 0 && n <= INT32_MAX / 4, "%s must be a number from 1 to %d, not '%s'",
-            option, INT32_MAX / 4, text);
-    return (int)n;
-}
-static const char* shape_text(Shape s) {
-    static char text[2][48]; // two calls in one printf
-    static int next;
-    char* t = text[next++ % 2];
-    int n = snprintf(t, sizeof text[0], "%d x %d", s.rows, s.cols);
-    if (s.depth > 0) snprintf(t + n, sizeof text[0] - (size_t)n, " x %d", s.depth);
-    return t;
-}
-static void print_help(const char* program, const Operation* op) {
-    bool deep = op->usual.depth > 0;
-    printf("usage: %s [--rows N] [--cols N]%s [--variant NAME] [--repetitions N] [--threads N] [--check]\n\n"
-           "--rows, --cols%s   the shape: %s; %s if not given, with --check %s\n"
-           "--variant        only variants with this in their name\n"
-           "--repetitions    timed calls, of which the median counts (11; fewer, but at least three, if they take two seconds)\n"
-           "--threads        how many threads (OMP_NUM_THREADS if not given, else all cores)\n"
-           "--check          only check whether results are right, and take no times\n",
-           program, deep ? " [--depth N]" : "", deep ? ", --depth" : "", op->shape_means, shape_text(op->usual),
-           shape_text(op->small));
-}
-static VariantOptions parse_variant_options(int argc, char** argv, const Operation* op) {
-    VariantOptions o = { { 0, 0, 0 }, "", 11, 0, false };
-    for (int i = 1; i < argc; i++) {
-        const char* option = argv[i];
-        if (strcmp(option, "--help") == 0) { print_help(argv[0], op); exit(0); }
-        if (strcmp(option, "--check") == 0) { o.check_only = true; continue; }
-        int* number = strcmp(option, "--rows") == 0 ? &o.shape.rows
-                    : strcmp(option, "--cols") == 0 ? &o.shape.cols
-                    : strcmp(option, "--depth") == 0 && op->usual.depth > 0 ? &o.shape.depth
-                    : strcmp(option, "--repetitions") == 0 ? &o.repetitions
-                    : strcmp(option, "--threads") == 0 ? &o.threads : NULL;
-        bool is_name = strcmp(option, "--variant") == 0;
-        require(number != NULL || is_name, "there is no option '%s'; --help lists them", option);
-        require(++i < argc, "%s needs a value; --help lists the options", option);
-        if (is_name) o.wanted = argv[i];
-        else *number = positive_number(option, argv[i]);
-    }
-    Shape given = o.shape;
-    o.shape = o.check_only ? op->small : op->usual;
-    if (given.rows > 0) o.shape.rows = given.rows;
-    if (given.cols > 0) o.shape.cols = given.cols;
-    if (given.depth > 0) o.shape.depth = given.depth;
-    require(o.threads <= omp_get_num_procs(), "--threads %d are more than this machine's %d", o.threads, omp_get_num_procs());
-    return o;
-}
-
 // ---- the table ----
 // Prints a variant's row. Returns true if it was right.
 static bool variant_row(const Variant* v, Problem* p, const Operation* op, VariantOptions o) {
@@ -256,7 +202,7 @@ static bool variant_row(const Variant* v, Problem* p, const Operation* op, Varia
     bool right = error <= v->roundings;
     printf("| %s | %s | %s | %.3g |", v->name, v->idea, right ? "right" : "WRONG", error);
     if (!o.check_only && right) {
-        Medians seconds = median_seconds(v->run, op->variants[op->count - 1].run, p, o.repetitions);
+        Medians seconds = median_seconds(v->run, op->variants[op->count - 1].run, p, (int)o.repetitions);
         double rate = op->work(p) / seconds.variant, of_peak = rate / (peak.work / seconds.peak);
         double times_llmc = seconds.variant / seconds.llmc;
         printf(" %.3f | %.4g | %.0f %% | %.2f |", 1e3 * seconds.variant, 1e-9 * rate, 100 * of_peak, times_llmc);
@@ -265,11 +211,11 @@ static bool variant_row(const Variant* v, Problem* p, const Operation* op, Varia
     fflush(stdout);
     return right;
 }
-// main() of an operation
 static int run_variants(int argc, char** argv, const Operation* op, Problem* p) {
-    VariantOptions o = parse_variant_options(argc, argv, op);
+    int procs = omp_get_num_procs();
+    VariantOptions o = parse_variant_options(argc, argv, op->name, op->shape_means, op->usual, op->small, 11, procs);
     device_init(0, 1);
-    if (o.threads > 0) omp_set_num_threads(o.threads);
+    if (o.threads > 0) omp_set_num_threads((int)o.threads);
     op->make(p, o.shape);
     const char* unit = op->is_arithmetic ? "GFLOP" : "GB";
     printf("%s, fp32, %s (%s), %.3g %s, %d threads\n", op->name, shape_text(o.shape), op->shape_means, 1e-9 * op->work(p), unit,
@@ -295,5 +241,11 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
     device_shutdown();
     return wrong > 0;
 }
-#define COUNT(table) (int)(sizeof(table) / sizeof((table)[0]))
+// main(), from the fields of the file's Operation up to is_arithmetic.
+#define OPERATION(...) \
+    int main(int argc, char** argv) { \
+        Problem p; \
+        const Operation op = { __VA_ARGS__, work, make, variants, (int)(sizeof variants / sizeof *variants) }; \
+        return run_variants(argc, argv, &op, &p); \
+    }
 #endif

@@ -19,13 +19,12 @@ struct Problem {
         params = random_both(n); grads = random_both(n);
         master = random_both<float>(NEEDS_MASTER ? n : 0);
         m = random_both<float>(n, 0, 0.1f); v = random_both<float>(n, 0, 0.1f);
-        for (size_t i = 0; i < n; i++) v.cpu[i] = v.start[i] = fabsf(v.start[i]); // a mean of squares
+        v = made_both<float>(n, [&](size_t i) { return fabsf(v.start[i]); }); // a mean of squares
         grad_scale = both_of(std::vector<float>(1, 0.5f));
         cpu::adamw_update(settings, params.cpu, NEEDS_MASTER ? master.cpu : NULL, m.cpu, v.cpu, grads.cpu, grad_scale.cpu,
                           n, no_decay);
     }
     float* master_or_none() { return NEEDS_MASTER ? master.gpu : NULL; }
-    void begin_again() { ::begin_again(params); ::begin_again(master); ::begin_again(m); ::begin_again(v); }
     void expect_right() {
         expect_near("m", m, 8);
         expect_near("v", v, 8);
@@ -53,17 +52,15 @@ __global__ void naive_kernel(AdamW a, floatX* params, float* master, float* m, f
     if (master != NULL) master[i] = p;
     params[i] = narrow<floatX>(p);
 }
-static bool adamw_1_naive(Problem& p, int threads) {
+static void adamw_1_naive(Problem& p, int threads) {
     naive_kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(settings, KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 2: what is the same for all is computed once, on the host ----
 // llmc/'s kernel with one element per thread: 2 or 4 bytes a load. It is also what llmc/ runs on arrays that are not aligned.
-static bool adamw_2_scalar(Problem& p, int threads) {
+static void adamw_2_scalar(Problem& p, int threads) {
     auto kernel = adamw_kernel<1, floatX>;
     kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
@@ -76,19 +73,17 @@ __global__ void strides_kernel(AdamWFactors f, floatX* params, float* master, fl
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
         adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
 }
-static bool adamw_3_strides(Problem& p, int threads) {
+static void adamw_3_strides(Problem& p, int threads) {
     unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
     strides_kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes of 16-bit numbers per thread, and as many fp32 numbers in two loads per array. llmc/ takes blocks of 256.
-static bool adamw_4_llmc(Problem& p, int threads) {
+static void adamw_4_llmc(Problem& p, int threads) {
     auto kernel = adamw_kernel<VEC, floatX>;
     unsigned blocks = blocks_for(ceil_div(p.n, VEC), threads);
     kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 static const Variant<Problem> variants[] = {
@@ -97,6 +92,4 @@ static const Variant<Problem> variants[] = {
     { "adamw_3_strides", "only as many blocks as fit, each takes many elements", adamw_3_strides },
     { "adamw_4_llmc", "16 bytes a load", adamw_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "adamw", "rows times cols parameters", { 4096, 4096 }, { 9, 347 }, variants);
-}
+OPERATION("rows times cols parameters", { 4096, 4096, 0 }, { 9, 347, 0 })

@@ -20,17 +20,14 @@ struct Problem {
     Both<float> stats;
     float *delta, *dq_sums;     // (B,NH,T), (B,NH,T,HS); these and the next are owned by cuda_both.h's list
     float *probabilities, *ds;  // (B,NH,T,T), as a forward that stores them would leave them, and scratch; NULL: too large
-    bool rounded;               // the running variant rounds P and dS to floatX before it multiplies them
+    bool rounded = false;       // the running variant rounds P and dS to floatX before it multiplies them
 
     Problem(Shape shape);
     ~Problem() { attention_free(); }
-    void begin_again() {
-        ::begin_again(dqkv);
-        rounded = false;
-    }
     void expect_right() {
         double slack = (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); // in 16 bits exp is the GPU's own instruction
         expect_near("dqkv", dqkv, 4 * slack + (rounded ? 3 * ROUNDING / F32_ROUNDING : 0));
+        rounded = false;
     }
 };
 
@@ -312,6 +309,4 @@ static const Variant<Problem> variants[] = {
     { "attention_backward_5_atomics", "one kernel for all three, dq by atomics", attention_backward_5_atomics },
     { "attention_backward_6_cudnn", "cuDNN", attention_backward_6_cudnn, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "attention_backward", SHAPE_MEANS, { 1024, 768 }, { 70, 128 }, variants);
-}
+OPERATION(SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 })

@@ -17,7 +17,7 @@ struct Problem {
     Both<floatX> qkv, out;
     Both<float> stats;
     float* matrix; // (B,NH,T,T) for scores, owned by cuda_both.h's list; NULL: too large
-    bool rounded;  // the running variant rounds P to floatX before it multiplies it
+    bool rounded = false; // the running variant rounds P to floatX before it multiplies it
 
     Problem(Shape shape) {
         LayerShapes s = attention_shapes(shape);
@@ -33,13 +33,10 @@ struct Problem {
         cpu::attention_forward(out.cpu, stats.cpu, qkv.cpu, B, T, C, NH);
     }
     ~Problem() { attention_free(); }
-    void begin_again() {
-        ::begin_again(out); ::begin_again(stats);
-        rounded = false;
-    }
     void expect_right() {
         double slack = (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); // in 16 bits exp is the GPU's own instruction
         expect_near("out", out, slack + (rounded ? 1.5 * ROUNDING / F32_ROUNDING : 0));
+        rounded = false;
         expect_near("stats", stats, slack);
     }
 };
@@ -71,8 +68,7 @@ __global__ void softmax_kernel(float* matrix, float* stats, int T, int rows) {
 }
 // out = P v. One element per thread.
 template <bool causal>
-__global__ void weighted_sum_kernel(floatX* out, const float* matrix, const floatX* qkv, int T, int C, int NH, int HS,
-                                    size_t n) {
+__global__ void weighted_sum_kernel(floatX* out, const float* matrix, const floatX* qkv, int T, int C, int NH, int HS, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // of (B,T,C)
     if (i >= n) return;
     int b = i / C / T, t = i / C % T, c = i % C;
@@ -224,6 +220,4 @@ static const Variant<Problem> variants[] = {
     { "attention_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", attention_forward_7_hopper, true },
     { "attention_forward_8_cudnn", "cuDNN", attention_forward_8_cudnn, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "attention_forward", SHAPE_MEANS, { 1024, 768 }, { 70, 128 }, variants);
-}
+OPERATION(SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 })

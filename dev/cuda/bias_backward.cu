@@ -23,7 +23,6 @@ struct Problem {
         partial = (float*)device_bytes(ceil_div(N, bias_chunk_rows(N)) * OC * sizeof(float));
         cuda_layers.workspace = partial;
     }
-    void begin_again() { ::begin_again(dbias); }
     void expect_right() { expect_near("dbias", dbias, 32 + 2 * sqrt(N)); } // a sum in one thread's order
 };
 
@@ -37,9 +36,8 @@ __global__ void columns_kernel(floatX* dbias, const floatX* dout, int N, int OC)
     for (int i = 0; i < N; i++) sum += widen(dout[(size_t)i * OC + c]);
     dbias[c] = narrow<floatX>(sum);
 }
-static bool bias_backward_1_columns(Problem& p, int threads) {
+static void bias_backward_1_columns(Problem& p, int threads) {
     columns_kernel<<<(unsigned)ceil_div(p.OC, threads), threads, 0, compute_stream>>>(p.dbias.gpu, p.dout.gpu, p.N, p.OC);
-    return true;
 }
 
 // ---- 2: one block per column ----
@@ -52,9 +50,8 @@ __global__ void block_kernel(floatX* dbias, const floatX* dout, int N, int OC) {
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) dbias[blockIdx.x] = narrow<floatX>(sum);
 }
-static bool bias_backward_2_block(Problem& p, int threads) {
+static void bias_backward_2_block(Problem& p, int threads) {
     block_kernel<<<p.OC, threads, 0, compute_stream>>>(p.dbias.gpu, p.dout.gpu, p.N, p.OC);
-    return true;
 }
 
 // ---- 3: one block per strip of 32 columns ----
@@ -72,23 +69,21 @@ __global__ void strip_kernel(T* sums, const floatX* dout, int N, int OC, int chu
     for (int y = 1; y < (int)blockDim.y; y++) sum += of_warps[y][lane];
     sums[(size_t)blockIdx.y * OC + c] = narrow<T>(sum);
 }
-static bool bias_backward_3_strip(Problem& p, int threads) {
+static void bias_backward_3_strip(Problem& p, int threads) {
     auto kernel = strip_kernel<floatX>;
     dim3 block(WARP, threads / WARP);
     kernel<<<(unsigned)ceil_div(p.OC, WARP), block, 0, compute_stream>>>(p.dbias.gpu, p.dout.gpu, p.N, p.OC, p.N);
-    return true;
 }
 
 // ---- 4: two stages ----
 // Rows are also cut into chunks, so there are enough blocks. A second kernel adds up the chunks' sums, which are less than a
 // hundredth of what was read. The shape fixes the order: the same bits every time.
-static bool bias_backward_4_two_stages(Problem& p, int threads) {
+static void bias_backward_4_two_stages(Problem& p, int threads) {
     int rows = bias_chunk_rows(p.N), chunks = (int)ceil_div(p.N, rows);
     auto kernel = strip_kernel<float>;
     dim3 grid((unsigned)ceil_div(p.OC, WARP), chunks), block(WARP, threads / WARP);
     kernel<<<grid, block, 0, compute_stream>>>(p.partial, p.dout.gpu, p.N, p.OC, rows);
     add_up_chunks(p.dbias.gpu, NULL, p.partial, chunks, p.OC, GRAD_SET, "bias_backward_4_two_stages");
-    return true;
 }
 
 // ---- 5: llmc/'s ----
@@ -106,6 +101,4 @@ static const Variant<Problem> variants[] = {
     { "bias_backward_4_two_stages", "one block per strip of some rows, then their sum", bias_backward_4_two_stages },
     { "bias_backward_5_llmc", "the same, 16 bytes a load", bias_backward_5_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "bias_backward", "rows are tokens, cols outputs", { 16384, 3072 }, { 150, 264 }, variants);
-}
+OPERATION("rows are tokens, cols outputs", { 16384, 3072, 0 }, { 150, 264, 0 })

@@ -31,7 +31,6 @@ struct Problem {
         act = unset_both(n);
         bias_gelu_cpu(act.cpu, out.cpu, bias.cpu, N, OC);
     }
-    void begin_again() { ::begin_again(act); ::begin_again(out); }
     void expect_right() {
         expect_near("out", out, 0);
         expect_near("act", act, 32);
@@ -48,10 +47,9 @@ __global__ void naive_kernel(floatX* act, floatX* out, const floatX* bias, int n
     float x = widen(out[i]), u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
     act[i] = narrow<floatX>(0.5f * x * (1.0f + tanhf(u)));
 }
-static bool bias_gelu_1_naive(Problem& p, int threads) {
+static void bias_gelu_1_naive(Problem& p, int threads) {
     int n = p.N * p.OC;
     naive_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), n, p.OC);
-    return true;
 }
 
 // ---- 2: a kernel for each step ----
@@ -64,21 +62,19 @@ __global__ void gelu_kernel(floatX* act, const floatX* out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) act[i] = narrow<floatX>(gelu(widen(out[i])));
 }
-static bool bias_gelu_2_two_kernels(Problem& p, int threads) {
+static void bias_gelu_2_two_kernels(Problem& p, int threads) {
     int n = p.N * p.OC;
     unsigned blocks = (unsigned)ceil_div(n, threads);
     bias_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.bias.gpu, n, p.OC);
     gelu_kernel<<<blocks, threads, 0, compute_stream>>>(p.act.gpu, p.out.gpu, n);
-    return true;
 }
 
 // ---- 3: gelu(x) = x sigmoid(2u) ----
 // The same function with an exponential and a division, no branch and no lost digits. One block per row, so that no division
 // is needed to find the column. (llmc/'s kernel, with one element a load.)
-static bool bias_gelu_3_sigmoid(Problem& p, int threads) {
+static void bias_gelu_3_sigmoid(Problem& p, int threads) {
     auto kernel = bias_gelu_forward_kernel<1, floatX>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
-    return true;
 }
 
 // ---- 4: llmc/'s ----
@@ -96,6 +92,4 @@ static const Variant<Problem> variants[] = {
     { "bias_gelu_3_sigmoid", "one block per row, an exponential instead of tanh", bias_gelu_3_sigmoid },
     { "bias_gelu_4_llmc", "the same, 16 bytes a load", bias_gelu_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "bias_gelu", "rows are tokens, cols outputs", { 16384, 3072 }, { 9, 264 }, variants);
-}
+OPERATION("rows are tokens, cols outputs", { 16384, 3072, 0 }, { 9, 264, 0 })

@@ -26,7 +26,6 @@ struct Problem {
         losses = unset_both<float>(N);
         cpu::classifier_forward_backward(losses.cpu, logits.cpu, targets.cpu, dloss, N, V, Vp);
     }
-    void begin_again() { ::begin_again(logits); ::begin_again(losses); }
     void expect_right() {
         double slack = 32 + 2 * sqrt(V); // a sum in one thread's order is off by about sqrt(V) roundings
         expect_near("losses", losses, slack);
@@ -53,9 +52,8 @@ __global__ void naive_kernel(float* losses, floatX* logits, const int* targets, 
     for (int v = 0; v < Vp; v++)
         row[v] = v < V ? gradient_of(widen(row[v]), max, sum, v == targets[i], dloss) : narrow<floatX>(0);
 }
-static bool classifier_1_naive(Problem& p, int threads) {
+static void classifier_1_naive(Problem& p, int threads) {
     naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.N);
-    return true;
 }
 
 // ---- 2: one block per row, three passes ----
@@ -73,26 +71,23 @@ __global__ void three_passes_kernel(float* losses, floatX* logits, const int* ta
         row[v] = v < V ? gradient_of(widen(row[v]), max, sum, v == target, dloss) : narrow<floatX>(0);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) - (target_logit - max);
 }
-static bool classifier_2_three_passes(Problem& p, int threads) {
+static void classifier_2_three_passes(Problem& p, int threads) {
     three_passes_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 3: maximum and sum in one pass ----
 // Online softmax: when the maximum grows, the sum so far is scaled down. Two reads, but with one element at a time each costs
 // one more exponential.
-static bool classifier_3_online(Problem& p, int threads) {
+static void classifier_3_online(Problem& p, int threads) {
     auto kernel = classifier_kernel<1, true>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
-    return true;
 }
 
 // ---- 4: 16 bytes a load ----
 // The maximum is updated once per piece. llmc/ does this where a row does not fit in shared memory.
-static bool classifier_4_vectors(Problem& p, int threads) {
+static void classifier_4_vectors(Problem& p, int threads) {
     auto kernel = classifier_kernel<VEC, true>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
-    return true;
 }
 
 // ---- 5: llmc/'s ----
@@ -114,6 +109,4 @@ static const Variant<Problem> variants[] = {
     { "classifier_4_vectors", "the same, 16 bytes a load", classifier_4_vectors },
     { "classifier_5_llmc", "the same, the row kept in shared memory", classifier_5_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "classifier", "rows are tokens, cols the vocabulary", { 1024, 50257 }, { 5, 301 }, variants);
-}
+OPERATION("rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 })

@@ -22,7 +22,6 @@ struct Problem {
         losses = unset_both<float>(N);
         cpu::classifier_forward(losses.cpu, logits.cpu, targets.cpu, N, V, Vp);
     }
-    void begin_again() { ::begin_again(losses); }
     void expect_right() { expect_near("losses", losses, 32 + 2 * sqrt(V)); } // a sum in one thread's order
 };
 #define KERNEL_ARGUMENTS(p) (p).losses.gpu, (p).logits.gpu, (p).targets.gpu
@@ -39,10 +38,9 @@ __global__ void naive_kernel(float* losses, const floatX* logits, const int* tar
     for (int v = 0; v < V; v++) sum += fast_exp(widen(row[v]) - max);
     losses[i] = logf(sum) - (widen(row[targets[i]]) - max);
 }
-static bool classifier_forward_1_naive(Problem& p, int threads) {
+static void classifier_forward_1_naive(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(p.N, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.V, p.Vp, p.N);
-    return true;
 }
 
 // ---- 2: one block per row, two passes ----
@@ -57,27 +55,24 @@ __global__ void two_passes_kernel(float* losses, const floatX* logits, const int
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) - (widen(row[targets[blockIdx.x]]) - max);
 }
-static bool classifier_forward_2_two_passes(Problem& p, int threads) {
+static void classifier_forward_2_two_passes(Problem& p, int threads) {
     two_passes_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.V, p.Vp);
-    return true;
 }
 
 // ---- 3: maximum and sum in one pass ----
 // Online softmax: when the maximum grows, the sum so far is scaled down. One read, but with one element at a time each costs
 // one more exponential. (llmc/'s kernel, with one element a load.)
-static bool classifier_forward_3_online(Problem& p, int threads) {
+static void classifier_forward_3_online(Problem& p, int threads) {
     auto kernel = classifier_kernel<1, false>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
-    return true;
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes a load, and the maximum is updated once per piece. llmc/ takes 1024 threads, as for the gradient; here no
 // row fills shared memory, so more than one block of a smaller size can be on a multiprocessor.
-static bool classifier_forward_4_llmc(Problem& p, int threads) {
+static void classifier_forward_4_llmc(Problem& p, int threads) {
     auto kernel = classifier_kernel<VEC, false>;
     kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
-    return true;
 }
 
 static const Variant<Problem> variants[] = {
@@ -86,7 +81,4 @@ static const Variant<Problem> variants[] = {
     { "classifier_forward_3_online", "maximum and sum in one pass", classifier_forward_3_online },
     { "classifier_forward_4_llmc", "the same, 16 bytes a load", classifier_forward_4_llmc },
 };
-int main(int argc, char** argv) {
-    const char* shape = "rows are tokens, cols the vocabulary";
-    return run_variants(argc, argv, "classifier_forward", shape, { 1024, 50257 }, { 5, 301 }, variants);
-}
+OPERATION("rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 })

@@ -48,7 +48,6 @@ struct Problem {
         cuda_layers.workspace = device_bytes(encoder_workspace_bytes(shapes));
         cpu::encoder_backward(dwte.cpu, dwpe.cpu, dout.cpu, tokens.cpu, B, T, C, GRAD_SET);
     }
-    void begin_again() { ::begin_again(dwte); ::begin_again(dwpe); }
     void expect_right() {
         double slack = 32 + 2 * sqrt(B * T); // a sum in one thread's order is off by about sqrt(N) roundings
         expect_near("dwte", dwte, slack);
@@ -73,7 +72,7 @@ __global__ void add_sums_kernel(floatX* dwte, floatX* dwpe, const float* sum_wte
     if (i < n_wte) dwte[i] = narrow<floatX>(widen(dwte[i]) + sum_wte[i]);
     if (i < n_wpe) dwpe[i] = narrow<floatX>(sum_wpe[i]);
 }
-static bool encoder_backward_1_atomics(Problem& p, int threads) {
+static void encoder_backward_1_atomics(Problem& p, int threads) {
     size_t n = p.dout.n, larger = size_max(p.dwte.n, p.dwpe.n);
     cuda_check(cudaMemsetAsync(p.sum_wte, 0, p.dwte.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
     cuda_check(cudaMemsetAsync(p.sum_wpe, 0, p.dwpe.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
@@ -81,7 +80,6 @@ static bool encoder_backward_1_atomics(Problem& p, int threads) {
         p.sum_wte, p.sum_wpe, p.dout.gpu, p.tokens.gpu, n, p.T, p.C);
     add_sums_kernel<<<(unsigned)ceil_div(larger, threads), threads, 0, compute_stream>>>(
         p.dwte.gpu, p.dwpe.gpu, p.sum_wte, p.sum_wpe, p.dwte.n, p.dwpe.n);
-    return true;
 }
 
 // ---- 2: every token looks for its rows ----
@@ -153,6 +151,4 @@ static const Variant<Problem> variants[] = {
     { "encoder_backward_3_groups", "positions grouped by token; the last bits vary", encoder_backward_3_groups },
     { "encoder_backward_4_llmc", "groups sorted: the same bits every time; 16 bytes a load", encoder_backward_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "encoder_backward", "rows are tokens, cols channels", { 32768, 768 }, { 14, 72 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 })

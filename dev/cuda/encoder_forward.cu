@@ -27,7 +27,6 @@ struct Problem {
         out = unset_both((size_t)B * T * C);
         cpu::encoder_forward(out.cpu, tokens.cpu, wte.cpu, wpe.cpu, B, T, C);
     }
-    void begin_again() { ::begin_again(out); }
     void expect_right() { expect_near("out", out, 0); }
 };
 
@@ -39,11 +38,10 @@ __global__ void naive_kernel(floatX* out, const int* tokens, const floatX* wte, 
     size_t row = i / C, c = i % C, t = row % T;
     out[i] = narrow<floatX>(widen(wte[(size_t)tokens[row] * C + c]) + widen(wpe[t * C + c]));
 }
-static bool encoder_forward_1_naive(Problem& p, int threads) {
+static void encoder_forward_1_naive(Problem& p, int threads) {
     size_t n = p.out.n;
     unsigned blocks = (unsigned)ceil_div(n, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, n, p.T, p.C);
-    return true;
 }
 
 // ---- 2: one thread per row ----
@@ -54,19 +52,17 @@ __global__ void rows_kernel(floatX* out, const int* tokens, const floatX* wte, c
     const floatX *e = wte + (size_t)tokens[i] * C, *position = wpe + (size_t)(i % T) * C;
     for (int c = 0; c < C; c++) out[(size_t)i * C + c] = narrow<floatX>(widen(e[c]) + widen(position[c]));
 }
-static bool encoder_forward_2_rows(Problem& p, int threads) {
+static void encoder_forward_2_rows(Problem& p, int threads) {
     int N = p.B * p.T;
     unsigned blocks = (unsigned)ceil_div(N, threads);
     rows_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, N, p.T, p.C);
-    return true;
 }
 
 // ---- 3: one block per row ----
 // One division per block. (llmc/'s kernel, with one element a load.)
-static bool encoder_forward_3_block(Problem& p, int threads) {
+static void encoder_forward_3_block(Problem& p, int threads) {
     auto kernel = encoder_forward_kernel<1>;
-    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, p.T, p.C);
-    return true;
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, TokenRange{ 0, p.V }, p.T, p.C);
 }
 
 // ---- 4: llmc/'s ----
@@ -74,7 +70,7 @@ static bool encoder_forward_3_block(Problem& p, int threads) {
 static bool encoder_forward_4_llmc(Problem& p, int threads) {
     if (p.C % VEC != 0) return false;
     auto kernel = encoder_forward_kernel<VEC>;
-    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, p.T, p.C);
+    kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, TokenRange{ 0, p.V }, p.T, p.C);
     return true;
 }
 
@@ -84,6 +80,4 @@ static const Variant<Problem> variants[] = {
     { "encoder_forward_3_block", "one block per row", encoder_forward_3_block },
     { "encoder_forward_4_llmc", "the same, 16 bytes a load", encoder_forward_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "encoder_forward", "rows are tokens, cols channels", { 32768, 768 }, { 14, 72 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 })

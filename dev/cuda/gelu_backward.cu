@@ -29,7 +29,6 @@ struct Problem {
         dinp = random_both(n); pre = random_both(n, 0, 3);
         gelu_backward_cpu(dinp.cpu, pre.cpu, N * C);
     }
-    void begin_again() { ::begin_again(dinp); }
     void expect_right() { expect_near("dinp", dinp, 32); }
 };
 
@@ -44,10 +43,9 @@ __global__ void naive_kernel(floatX* dinp, const floatX* pre, int n) {
     float du = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x), derivative = 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du;
     dinp[i] = narrow<floatX>(widen(dinp[i]) * derivative);
 }
-static bool gelu_backward_1_naive(Problem& p, int threads) {
+static void gelu_backward_1_naive(Problem& p, int threads) {
     int n = p.N * p.C;
     naive_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dinp.gpu, p.pre.gpu, n);
-    return true;
 }
 
 // ---- 2: with the sigmoid ----
@@ -57,10 +55,9 @@ __global__ void sigmoid_kernel(floatX* dinp, const floatX* pre, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) dinp[i] = narrow<floatX>(widen(dinp[i]) * gelu_derivative(widen(pre[i])));
 }
-static bool gelu_backward_2_sigmoid(Problem& p, int threads) {
+static void gelu_backward_2_sigmoid(Problem& p, int threads) {
     int n = p.N * p.C;
     sigmoid_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dinp.gpu, p.pre.gpu, n);
-    return true;
 }
 
 // ---- 3: llmc/'s ----
@@ -77,6 +74,4 @@ static const Variant<Problem> variants[] = {
     { "gelu_backward_2_sigmoid", "an exponential instead of tanh", gelu_backward_2_sigmoid },
     { "gelu_backward_3_llmc", "the same, 16 bytes a load", gelu_backward_3_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "gelu_backward", "rows are tokens, cols channels", { 16384, 3072 }, { 9, 264 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 16384, 3072, 0 }, { 9, 264, 0 })

@@ -23,7 +23,6 @@ struct Problem {
         partial = (double*)device_bytes(STATS_BLOCKS * sizeof(double));
         cpu::add_sum_squares(acc.cpu, x.cpu, n);
     }
-    void begin_again() { ::begin_again(acc); }
     // The sums are double, of exact squares: what remains is far below a rounding of fp32.
     void expect_right() {
         double got = result_of(acc)[0], want = acc.cpu[0];
@@ -37,9 +36,8 @@ __global__ void atomics_kernel(double* acc, const floatX* x, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) atomicAdd(acc, (double)widen(x[i]) * (double)widen(x[i]));
 }
-static bool global_norm_1_atomics(Problem& p, int threads) {
+static void global_norm_1_atomics(Problem& p, int threads) {
     atomics_kernel<<<(unsigned)ceil_div(p.n, threads), threads, 0, compute_stream>>>(p.acc.gpu, p.x.gpu, p.n);
-    return true;
 }
 
 // ---- 2: one atomic per block ----
@@ -51,30 +49,27 @@ __global__ void block_atomics_kernel(double* acc, const floatX* x, size_t n) {
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) atomicAdd(acc, sum);
 }
-static bool global_norm_2_block_atomics(Problem& p, int threads) {
+static void global_norm_2_block_atomics(Problem& p, int threads) {
     block_atomics_kernel<<<(unsigned)ceil_div(p.n, threads), threads, 0, compute_stream>>>(p.acc.gpu, p.x.gpu, p.n);
-    return true;
 }
 
 // ---- 3: two stages ----
 // A fixed number of blocks goes through the array by strides, each leaves its sum, and one block adds those up: no atomics,
 // the same bits every time. (llmc/'s kernel, reading one element at a time.)
-static bool global_norm_3_two_stages(Problem& p, int threads) {
+static void global_norm_3_two_stages(Problem& p, int threads) {
     unsigned blocks = stats_blocks(p.n);
     auto kernel = sum_kernel<1, floatX, Square>;
     kernel<<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
     sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
-    return true;
 }
 
 // ---- 4: llmc/'s ----
 // As 3, in pieces of 16 bytes. llmc/ takes blocks of 256 on every GPU: the order of the sum must not depend on the GPU.
-static bool global_norm_4_llmc(Problem& p, int threads) {
+static void global_norm_4_llmc(Problem& p, int threads) {
     unsigned blocks = stats_blocks(p.n);
     auto kernel = sum_kernel<VEC, floatX, Square>;
     kernel<<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
     sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
-    return true;
 }
 
 static const Variant<Problem> variants[] = {
@@ -83,6 +78,4 @@ static const Variant<Problem> variants[] = {
     { "global_norm_3_two_stages", "sums of blocks, then their sum: the same bits every time", global_norm_3_two_stages },
     { "global_norm_4_llmc", "the same, 16 bytes a load", global_norm_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "global_norm", "rows times cols gradients", { 8192, 4096 }, { 9, 347 }, variants);
-}
+OPERATION("rows times cols gradients", { 8192, 4096, 0 }, { 9, 347, 0 })

@@ -31,7 +31,6 @@ struct Problem {
         sum_db = (float*)device_bytes((size_t)C * sizeof(float));
         partial = (float*)device_bytes(LAYERNORM_BLOCKS * 2 * (size_t)C * sizeof(float));
     }
-    void begin_again() { ::begin_again(dinp); ::begin_again(dw); ::begin_again(db); }
     void expect_right() {
         double slack = 32 + 2 * sqrt(C), of_columns = 32 + 2 * sqrt(N); // a sum in one thread's order
         expect_near("dinp", dinp, slack);
@@ -75,10 +74,9 @@ __global__ void columns_kernel(floatX* dw, floatX* db, KERNEL_PARAMETERS) {
     dw[c] = narrow<floatX>(sum_w);
     db[c] = narrow<floatX>(sum_b);
 }
-static bool layernorm_backward_1_naive(Problem& p, int threads) {
+static void layernorm_backward_1_naive(Problem& p, int threads) {
     rows_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(p.dinp.gpu, KERNEL_ARGUMENTS(p));
     columns_kernel<<<(unsigned)ceil_div(p.C, threads), threads, 0, compute_stream>>>(p.dw.gpu, p.db.gpu, KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 2: one warp per row, which adds to dw and db as it goes ----
@@ -108,14 +106,13 @@ __global__ void round_kernel(floatX* dw, floatX* db, const float* sum_dw, const 
     dw[c] = narrow<floatX>(sum_dw[c]);
     db[c] = narrow<floatX>(sum_db[c]);
 }
-static bool layernorm_backward_2_atomics(Problem& p, int threads) {
+static void layernorm_backward_2_atomics(Problem& p, int threads) {
     size_t bytes = (size_t)p.C * sizeof(float);
     cuda_check(cudaMemsetAsync(p.sum_dw, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
     cuda_check(cudaMemsetAsync(p.sum_db, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
     unsigned rows = (unsigned)ceil_div(p.N, threads / WARP), columns = (unsigned)ceil_div(p.C, threads);
     warp_kernel<<<rows, threads, 0, compute_stream>>>(p.dinp.gpu, p.sum_dw, p.sum_db, KERNEL_ARGUMENTS(p));
     round_kernel<<<columns, threads, 0, compute_stream>>>(p.dw.gpu, p.db.gpu, p.sum_dw, p.sum_db, p.C);
-    return true;
 }
 
 // ---- 3: each block takes one row at a time, with its sums in shared memory ----
@@ -250,7 +247,4 @@ static const Variant<Problem> variants[] = {
     { "layernorm_backward_4_warps", "one warp per row, each with its own sums in shared memory", layernorm_backward_4_warps },
     { "layernorm_backward_5_llmc", "some rows at a time, read once, sums in registers", layernorm_backward_5_llmc },
 };
-int main(int argc, char** argv) {
-    const char* shape = "rows are tokens, cols channels";
-    return run_variants(argc, argv, "layernorm_backward", shape, { 32768, 768 }, { 11, 264 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

@@ -23,7 +23,6 @@ struct Problem {
         mean = unset_both<float>(N); rstd = unset_both<float>(N);
         cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, inp1.cpu, inp2.cpu, w.cpu, b.cpu, N, C);
     }
-    void begin_again() { ::begin_again(res); ::begin_again(out); ::begin_again(mean); ::begin_again(rstd); }
     void expect_right() {
         double slack = 32 + 2 * sqrt(C); // a sum in one thread's order is off by about sqrt(C) roundings
         expect_near("res", res, 0);
@@ -59,9 +58,8 @@ __global__ void naive_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static bool layernorm_forward_1_naive(Problem& p, int threads) {
+static void layernorm_forward_1_naive(Problem& p, int threads) {
     naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 2: neighbouring threads, neighbouring addresses ----
@@ -87,9 +85,8 @@ __global__ void warp_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static bool layernorm_forward_2_warp(Problem& p, int threads) {
+static void layernorm_forward_2_warp(Problem& p, int threads) {
     warp_kernel<<<(unsigned)ceil_div(p.N, threads / WARP), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 3: more threads per row ----
@@ -117,9 +114,8 @@ __global__ void block_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static bool layernorm_forward_3_block(Problem& p, int threads) {
+static void layernorm_forward_3_block(Problem& p, int threads) {
     block_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 4: the row stays in registers ----
@@ -198,6 +194,4 @@ static const Variant<Problem> variants[] = {
     { "layernorm_forward_4_registers", "one warp per row, 16 bytes a load, the row in registers", layernorm_forward_4_registers },
     { "layernorm_forward_5_llmc", "one warp per row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "layernorm_forward", "rows are tokens, cols channels", { 32768, 768 }, { 11, 264 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

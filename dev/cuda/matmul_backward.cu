@@ -30,7 +30,6 @@ struct Problem {
         // as a step's first micro-batch does. Algorithms are tried here: a sum that is added to cannot be computed twice
         matmul_backward_weight(dw.gpu, NULL, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
     }
-    void begin_again() { ::begin_again(dinp); ::begin_again(dw); }
     void expect_right() { // a sum in one thread's order is off by about the root of its length, in roundings
         expect_near("dinp", dinp, 32 + 2 * sqrt(OC));
         expect_near("dw", dw, 32 + 2 * sqrt(N));
@@ -133,7 +132,4 @@ static const Variant<Problem> variants[] = {
     { "matmul_backward_4_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_backward_4_hopper, true },
     { "matmul_backward_5_library", "cuBLASLt, as llmc/ calls it", matmul_backward_5_library, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "matmul_backward", "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 },
-                        { 136, 200, 40 }, variants);
-}
+OPERATION("rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 136, 200, 40 })

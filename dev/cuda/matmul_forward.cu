@@ -26,7 +26,6 @@ struct Problem {
         out = unset_both((size_t)N * OC);
         cpu::matmul_forward(out.cpu, inp.cpu, w.cpu, bias.cpu, N, C, OC);
     }
-    void begin_again() { ::begin_again(out); }
     // a sum in one thread's order is off by about sqrt(C) roundings
     void expect_right() { expect_near("out", out, 32 + 2 * sqrt(C)); }
 };
@@ -209,7 +208,4 @@ static const Variant<Problem> variants[] = {
     { "matmul_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_forward_7_hopper, true },
     { "matmul_forward_8_library", "cuBLASLt, as llmc/ calls it", matmul_forward_8_library, true },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "matmul_forward", "rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 },
-                        { 40, 136, 200 }, variants);
-}
+OPERATION("rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 40, 136, 200 })

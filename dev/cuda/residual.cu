@@ -25,7 +25,6 @@ struct Problem {
         mean = unset_both<float>(N); rstd = unset_both<float>(N);
         cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, inp1.cpu, inp2.cpu, w.cpu, b.cpu, N, C);
     }
-    void begin_again() { ::begin_again(res); ::begin_again(out); }
     void expect_right() {
         expect_near("res", res, 0);
         expect_near("out", out, 32 + 2 * sqrt(C)); // sums in another order
@@ -42,11 +41,10 @@ __global__ void naive_kernel(floatX* res, const floatX* inp1, const floatX* inp2
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) res[i] = narrow<floatX>(widen(inp1[i]) + widen(inp2[i]));
 }
-static bool residual_1_naive(Problem& p, int threads) {
+static void residual_1_naive(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(p.res.n, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
-    return true;
 }
 
 // ---- 2: 16 bytes a load ----
@@ -63,11 +61,10 @@ template <int W> __device__ void add_piece(floatX* res, const floatX* inp1, cons
 __global__ void vectors_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
     add_piece<VEC>(res, inp1, inp2, ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC, n);
 }
-static bool residual_2_vectors(Problem& p, int threads) {
+static void residual_2_vectors(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(ceil_div(p.res.n, VEC), threads);
     vectors_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
-    return true;
 }
 
 // ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
@@ -78,11 +75,10 @@ __global__ void strides_kernel(floatX* res, const floatX* inp1, const floatX* in
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC; i < n; i += step)
         add_piece<VEC>(res, inp1, inp2, i, n);
 }
-static bool residual_3_strides(Problem& p, int threads) {
+static void residual_3_strides(Problem& p, int threads) {
     unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
     strides_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
-    return true;
 }
 
 // ---- 4: llmc/'s ----
@@ -100,6 +96,4 @@ static const Variant<Problem> variants[] = {
     { "residual_3_strides", "only as many blocks as fit, each takes many pieces, then layernorm", residual_3_strides },
     { "residual_4_llmc", "no kernel: layernorm adds what it reads", residual_4_llmc },
 };
-int main(int argc, char** argv) {
-    return run_variants(argc, argv, "residual", "rows are tokens, cols channels", { 32768, 768 }, { 11, 264 }, variants);
-}
+OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

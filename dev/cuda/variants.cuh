@@ -2,7 +2,7 @@
 variants.cuh - what the files of this folder share. Each of them is one operation in several kernels, from naive to llmc/'s.
 
 Such a file has a struct Problem (the arrays of one shape, the CPU's result, what has to be compared), functions of one
-signature, name_1_naive(Problem&, threads), name_2_..., and a table of them, which it gives to run_variants(). That checks
+signature, name_1_naive(Problem&, threads), name_2_..., and a table of them, which OPERATION, its main(), gives to run_variants(). That checks
 every variant at every block size against the CPU's layer, and then, on a GPU, times it. Under the emulator
 (make DEVICE=emulated) times mean nothing, and only the check is made.
 
@@ -16,6 +16,7 @@ operation is arithmetic (library.cuh), that of a large matrix product.
 #include "../../llmc/device/cuda/device.cuh"
 #define CUDA_OWN_MAIN
 #include "../../test/unit/cuda_both.h"
+#include "../variant_options.h"
 
 // Frees all arrays, and prepares the CPU's layers for these shapes. The variant prepares the device's layers.
 static inline void start_cpu(LayerShapes s) {
@@ -24,13 +25,18 @@ static inline void start_cpu(LayerShapes s) {
 }
 #include <string>
 
-struct Shape { int rows, cols, depth = 0; }; // depth: of a sum, where that is a size of its own
-
-// `launch` puts the operation on compute_stream in blocks of so many threads, a multiple of 32. It returns false and
-// does nothing if the kernel cannot do this shape or this block size.
+// A function that puts the operation on compute_stream in blocks of so many threads, a multiple of 32. One that returns bool
+// returns false, and does nothing, if the kernel cannot do this shape or this block size.
+template <typename Problem> struct Launch {
+    void (*always)(Problem&, int) = nullptr;
+    bool (*offered)(Problem&, int) = nullptr;
+    Launch(void (*f)(Problem&, int)) : always(f) {}
+    Launch(bool (*f)(Problem&, int)) : offered(f) {}
+    bool operator()(Problem& p, int threads) const { return always ? always(p, threads), true : offered(p, threads); }
+};
 template <typename Problem> struct Variant {
     const char *name, *idea;
-    bool (*launch)(Problem& p, int threads);
+    Launch<Problem> launch;
     bool own_blocks = false; // it chooses its blocks itself, as a library does: it is launched once, with 0 threads
 };
 
@@ -42,44 +48,6 @@ constexpr bool variants_are_timed = true;
 template <typename Problem> static std::vector<int> block_sizes(const Variant<Problem>& v) {
     if (v.own_blocks) return { 0 };
     return { 32, 64, 128, 256, 512, 1024 };
-}
-
-// ---- the command line ----
-typedef struct { Shape shape; const char* wanted; int repetitions; } VariantOptions;
-
-static int positive_number(const char* option, const char* text) {
-    char* end;
-    long n = strtol(text, &end, 10);
-    require(*text != 0 && *end == 0 && n > 0 && n <= INT32_MAX / 4, "%s must be a number from 1 to %d, not '%s'",
-            option, INT32_MAX / 4, text);
-    return (int)n;
-}
-static std::string shape_text(Shape s) {
-    std::string text = std::to_string(s.rows) + " x " + std::to_string(s.cols);
-    return s.depth > 0 ? text + " x " + std::to_string(s.depth) : text;
-}
-static VariantOptions parse_variant_options(int argc, char** argv, const char* shape_means, Shape usual) {
-    VariantOptions o = { usual, "", 50 };
-    for (int i = 1; i < argc; i++) {
-        const char* option = argv[i];
-        if (strcmp(option, "--help") == 0) {
-            bool deep = usual.depth > 0;
-            printf("usage: %s [--rows N] [--cols N]%s [--variant NAME] [--repetitions N]\n\n"
-                   "--rows, --cols%s   the shape: %s; %s if not given\n"
-                   "--variant        only variants with this in their name\n"
-                   "--repetitions    timed calls at each block size, of which the median counts (50)\n",
-                   argv[0], deep ? " [--depth N]" : "", deep ? ", --depth" : "", shape_means, shape_text(usual).c_str());
-            exit(0);
-        }
-        require(i + 1 < argc || strncmp(option, "--", 2) != 0, "%s needs a value; --help lists the options", option);
-        if (strcmp(option, "--rows") == 0) o.shape.rows = positive_number(option, argv[++i]);
-        else if (strcmp(option, "--cols") == 0) o.shape.cols = positive_number(option, argv[++i]);
-        else if (strcmp(option, "--depth") == 0 && usual.depth > 0) o.shape.depth = positive_number(option, argv[++i]);
-        else if (strcmp(option, "--variant") == 0) o.wanted = argv[++i];
-        else if (strcmp(option, "--repetitions") == 0) o.repetitions = positive_number(option, argv[++i]);
-        else require(false, "there is no option '%s'; --help lists them", option);
-    }
-    return o;
 }
 
 // ---- time ----
@@ -168,7 +136,7 @@ typedef enum { VARIANT_RIGHT, VARIANT_WRONG, VARIANT_NOT_OFFERED } Verdict;
 
 template <typename Problem> static Verdict check_variant(const Variant<Problem>& v, Problem& p, int threads) {
     failures_in_test = 0;
-    p.begin_again(); // outputs are NaN: what is not written shows
+    for (auto& begin : beginnings) begin(); // outputs are NaN: what is not written shows
     if (!v.launch(p, threads)) return VARIANT_NOT_OFFERED;
     cudaError_t launched = cudaGetLastError();
     if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // too few registers for so many threads
@@ -210,22 +178,25 @@ static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double p
     return right;
 }
 
-// main() of an operation; `usual` is the shape on a GPU, `small` under the emulator. Problem's constructor takes a Shape.
+// An operation; `usual` is the shape on a GPU, `small` under the emulator. Problem's constructor takes a Shape.
 template <typename Problem, size_t N>
-static int run_variants(int argc, char** argv, const char* operation, const char* shape_means, Shape usual, Shape small,
+static int run_variants(int argc, char** argv, const char* shape_means, Shape usual, Shape small,
                         const Variant<Problem> (&variants)[N]) {
-    VariantOptions o = parse_variant_options(argc, argv, shape_means, variants_are_timed ? usual : small);
+    const std::string named(variants[0].name, strstr(variants[0].name, "_1_")); // "adamw_1_naive" is a variant of "adamw"
+    const char* operation = named.c_str();
+    Shape shape = variants_are_timed ? usual : small;
+    VariantOptions o = parse_variant_options(argc, argv, operation, shape_means, shape, shape, 50, 0);
     device_init(0, 1);
     cpu::device_init(0, 1);
     cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), operation);
     Problem p(o.shape);
     typedef Measure<Problem> M;
-    printf("%s, %s, %s (%s), %.1f %s, on %s\n", operation, FLOATX_NAME, shape_text(o.shape).c_str(), shape_means, M::work(p),
+    printf("%s, %s, %s (%s), %.1f %s, on %s\n", operation, FLOATX_NAME, shape_text(o.shape), shape_means, M::work(p),
            M::work_is, device_name());
     Timer t = {};
     double peak = 0;
     if (variants_are_timed) {
-        t = timer_init(o.repetitions);
+        t = timer_init((int)o.repetitions);
         peak = M::peak(t);
         printf("peak measured here: %s, %.4g %s\n", M::peak_is, peak, M::rate_is);
     } else printf("without a GPU: results are checked, times are not taken\n");
@@ -245,4 +216,6 @@ static int run_variants(int argc, char** argv, const char* operation, const char
     device_shutdown();
     return wrong > 0;
 }
+// main(), from what the shape means, the usual shape and the small one.
+#define OPERATION(...) int main(int argc, char** argv) { return run_variants(argc, argv, __VA_ARGS__, variants); }
 #endif

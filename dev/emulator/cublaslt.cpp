@@ -324,13 +324,9 @@ void count(const Problem& p, const Operands& x, bool fails) {
     last_operands = x;
 }
 void write_counts(void) {
-    const char* path = getenv("CUDA_EMULATOR_CUBLASLT_COUNTS");
-    FILE* file = path && *path ? fopen(path, "a") : nullptr;
-    if (!file) return;
-    fprintf(file,
-            "products %zu, untried shapes %zu, with a bias gradient %zu, failed %zu, repeated %zu, after a collective %zu\n",
-            counts.products, shapes.size() - tried.size(), counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
-    fclose(file);
+    emulator::append_to("CUDA_EMULATOR_CUBLASLT_COUNTS", "products %zu, untried shapes %zu, with a bias gradient %zu, failed %zu, "
+                        "repeated %zu, after a collective %zu\n", counts.products, shapes.size() - tried.size(),
+                        counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
 }
 std::set<cublasLtHandle_t> handles;
 std::mutex handles_lock;
@@ -343,12 +339,9 @@ bool is_handle(cublasLtHandle_t handle) {
 extern "C" {
 size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
 const char* cublasLtGetStatusName(cublasStatus_t status) {
+#define NAME(s) case CUBLAS_STATUS_##s: return "CUBLAS_STATUS_" #s;
     switch (status) {
-        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-        case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-        case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+        NAME(SUCCESS) NAME(NOT_INITIALIZED) NAME(INVALID_VALUE) NAME(NOT_SUPPORTED) NAME(EXECUTION_FAILED)
         default: return "an error";
     }
 }
@@ -377,10 +370,6 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, c
                                                 const void* value, size_t size) {
     return answer(__func__, set_field(layout_fields, layout, attribute, value, size));
 }
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-    delete layout;
-    return CUBLAS_STATUS_SUCCESS;
-}
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute, cudaDataType_t scale) {
     return create(operation, Operation{compute, scale, CUBLASLT_POINTER_MODE_HOST, CUBLAS_OP_N, CUBLAS_OP_N, CUBLAS_OP_N,
                                        CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, -1, -1});
@@ -388,10 +377,6 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasC
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t size) {
     return answer(__func__, set_field(operation_fields, operation, attribute, value, size));
-}
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
-    delete operation;
-    return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     return create(preference, Preference{0, 256, 256, 256, 256, CUBLASLT_REDUCTION_SCHEME_MASK});
@@ -401,10 +386,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     const void* value, size_t size) {
     return answer(__func__, set_field(preference_fields, preference, attribute, value, size));
 }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-    delete preference;
-    return CUBLAS_STATUS_SUCCESS;
-}
+#define DESTROYS(function, type) cublasStatus_t function(type object) { delete object; return CUBLAS_STATUS_SUCCESS; }
+DESTROYS(cublasLtMatrixLayoutDestroy, cublasLtMatrixLayout_t)
+DESTROYS(cublasLtMatmulDescDestroy, cublasLtMatmulDesc_t)
+DESTROYS(cublasLtMatmulPreferenceDestroy, cublasLtMatmulPreference_t)
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

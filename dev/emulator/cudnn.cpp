@@ -354,19 +354,17 @@ float load(cudnnDataType_t type, const void* p, int64_t i) {
         default: return ((const float*)p)[i];
     }
 }
-float rounded(cudnnDataType_t type, float x) { // x as a tensor of this type stores it; indices and truth values are small numbers
-    switch (type) {
-        case CUDNN_DATA_BFLOAT16: return __bfloat162float(__float2bfloat16_rn(x));
-        case CUDNN_DATA_HALF: return __half2float(__float2half_rn(x));
-        default: return x;
-    }
-}
 void store(cudnnDataType_t type, void* p, int64_t i, float x) {
     switch (type) {
         case CUDNN_DATA_BFLOAT16: ((__nv_bfloat16*)p)[i] = __float2bfloat16_rn(x); break;
         case CUDNN_DATA_HALF: ((__half*)p)[i] = __float2half_rn(x); break;
         default: ((float*)p)[i] = x;
     }
+}
+float rounded(cudnnDataType_t type, float x) { // x as a tensor of this type stores it; indices and truth values are small numbers
+    float stored;
+    store(type, &stored, 0, x);
+    return load(type, &stored, 0);
 }
 typedef std::vector<float> Dense; // a tensor's elements in the order of their indices
 struct Run {

@@ -141,15 +141,15 @@ EMULATED T atomicCAS(T* address, typename EmulatorAs<T>::type compare, typename 
 }
 
 // --- arithmetic: the host also rounds to nearest; fast approximations are computed exactly ---
-EMULATED float __fadd_rn(float a, float b) { return a + b; }
-EMULATED float __fsub_rn(float a, float b) { return a - b; }
-EMULATED float __fmul_rn(float a, float b) { return a * b; }
-EMULATED float __fdiv_rn(float a, float b) { return a / b; }
+#define EMULATED_1(type, from, name, value) EMULATED type name(from a) { return (type)(value); }
+#define EMULATED_2(type, name, value) EMULATED type name(type a, type b) { return (type)(value); }
+EMULATED_2(float, __fadd_rn, a + b) EMULATED_2(float, __fsub_rn, a - b) EMULATED_2(float, __fmul_rn, a * b)
+EMULATED_2(float, __fdiv_rn, a / b) EMULATED_2(float, __fdividef, a / b)
 EMULATED float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-EMULATED float __fsqrt_rn(float a) { return sqrtf(a); }
-EMULATED float __frcp_rn(float a) { return 1.0f / a; }
-EMULATED float __frsqrt_rn(float a) { return (float)(1.0 / sqrt((double)a)); }
-EMULATED float __fdividef(float a, float b) { return a / b; }
+EMULATED_1(float, float, __fsqrt_rn, sqrtf(a)) EMULATED_1(float, float, __frcp_rn, 1.0f / a)
+EMULATED_1(float, float, __frsqrt_rn, 1.0 / sqrt((double)a)) EMULATED_1(float, float, rsqrtf, 1.0 / sqrt((double)a))
+EMULATED_1(double, double, rsqrt, 1.0 / sqrt(a)) EMULATED_1(float, float, normcdff, 0.5f * erfcf(-a * 0.70710678f))
+EMULATED_1(float, float, __saturatef, a > 0.0f ? (a < 1.0f ? a : 1.0f) : 0.0f) // NaN becomes 0
 // glibc uses these names, so they must be macros
 #define __expf(a) expf(a)
 #define __exp10f(a) powf(10.0f, a)
@@ -160,41 +160,28 @@ EMULATED float __fdividef(float a, float b) { return a / b; }
 #define __sinf(a) sinf(a)
 #define __cosf(a) cosf(a)
 #define __tanhf(a) tanhf(a)
-EMULATED float __saturatef(float a) { return a > 0.0f ? (a < 1.0f ? a : 1.0f) : 0.0f; } // NaN becomes 0
-EMULATED float rsqrtf(float a) { return (float)(1.0 / sqrt((double)a)); }
-EMULATED double rsqrt(double a) { return 1.0 / sqrt(a); }
-EMULATED float normcdff(float a) { return 0.5f * erfcf(-a * 0.70710678f); }
 template <class To, class From> EMULATED To emulator_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "bits are reinterpreted between types of one size");
     To to;
     memcpy(&to, &from, sizeof to);
     return to;
 }
-EMULATED int __float_as_int(float a) { return emulator_bits<int>(a); }
-EMULATED unsigned __float_as_uint(float a) { return emulator_bits<unsigned>(a); }
-EMULATED float __int_as_float(int a) { return emulator_bits<float>(a); }
-EMULATED float __uint_as_float(unsigned a) { return emulator_bits<float>(a); }
-EMULATED long long __double_as_longlong(double a) { return emulator_bits<long long>(a); }
-EMULATED double __longlong_as_double(long long a) { return emulator_bits<double>(a); }
-EMULATED int __float2int_rn(float a) { return (int)nearbyintf(a); }
-EMULATED int __float2int_rz(float a) { return (int)a; }
-EMULATED int __float2int_rd(float a) { return (int)floorf(a); }
-EMULATED int __float2int_ru(float a) { return (int)ceilf(a); }
-EMULATED float __int2float_rn(int a) { return (float)a; }
-EMULATED float __uint2float_rn(unsigned a) { return (float)a; }
-EMULATED int __popc(unsigned a) { return __builtin_popcount(a); }
-EMULATED int __popcll(unsigned long long a) { return __builtin_popcountll(a); }
-EMULATED int __clz(int a) { return a ? __builtin_clz((unsigned)a) : 32; }
-EMULATED int __ffs(int a) { return __builtin_ffs(a); }
+EMULATED_1(int, float, __float_as_int, emulator_bits<int>(a)) EMULATED_1(float, int, __int_as_float, emulator_bits<float>(a))
+EMULATED_1(unsigned, float, __float_as_uint, emulator_bits<unsigned>(a))
+EMULATED_1(float, unsigned, __uint_as_float, emulator_bits<float>(a))
+EMULATED_1(long long, double, __double_as_longlong, emulator_bits<long long>(a))
+EMULATED_1(double, long long, __longlong_as_double, emulator_bits<double>(a))
+EMULATED_1(int, float, __float2int_rn, nearbyintf(a)) EMULATED_1(int, float, __float2int_rz, a)
+EMULATED_1(int, float, __float2int_rd, floorf(a)) EMULATED_1(int, float, __float2int_ru, ceilf(a))
+EMULATED_1(float, int, __int2float_rn, a) EMULATED_1(float, unsigned, __uint2float_rn, a)
+EMULATED_1(int, unsigned, __popc, __builtin_popcount(a)) EMULATED_1(int, unsigned long long, __popcll, __builtin_popcountll(a))
+EMULATED_1(int, int, __clz, a ? __builtin_clz((unsigned)a) : 32) EMULATED_1(int, int, __ffs, __builtin_ffs(a))
+EMULATED_2(unsigned, __umulhi, (unsigned long long)a * b >> 32) EMULATED_2(int, __mulhi, (long long)a * b >> 32)
+EMULATED_2(unsigned long long, __umul64hi, (unsigned __int128)a * b >> 64)
 EMULATED unsigned __brev(unsigned a) {
     unsigned reversed = 0;
     for (int bit = 0; bit < 32; bit++) reversed |= (a >> bit & 1) << (31 - bit);
     return reversed;
-}
-EMULATED unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
-EMULATED int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
-EMULATED unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 
 // --- bf16 and fp16: CUDA's headers have types, conversions and basic arithmetic for host compilers, but not these functions ---

@@ -159,8 +159,7 @@ struct WgmmaOperands {
 constexpr int WG_ROWS = 64, WG_K = 16;
 
 // Element (i, k) of an operand: i is a row of a or a column of b. A descriptor has, in units of 16 bytes, the first byte's
-// address, the leading and the stride byte offset; then a base offset and the swizzle. (PTX ISA, "Matrix descriptor",
-// "Strides".)
+// address, the leading and the stride byte offset; then a base offset and the swizzle. (PTX ISA, "Matrix descriptor", "Strides".)
 struct Descriptor { size_t start, leading, stride, row_bytes; };
 static Descriptor read_descriptor(uint64_t bits, const char* operand, const Fiber* f) {
     static const size_t row_bytes[] = {16, 128, 64, 32}; // by bits 62 and 63
@@ -411,8 +410,7 @@ CUresult CUDAAPI encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint
 using namespace emulator;
 extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                                         cudaDriverEntryPointQueryResult* result) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     bool found = !strcmp(symbol, "cuTensorMapEncodeTiled");
     *function = found ? (void*)encode_tiled : nullptr;
     if (result) *result = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;

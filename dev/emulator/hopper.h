@@ -15,8 +15,7 @@ EMULATED void mbarrier_init(uint64_t* barrier, unsigned arrivals, Site site = he
     *barrier = 0;
     emulator::mbarrier_init(barrier, arrivals, site);
 }
-// fence.mbarrier_init: makes barriers that this thread has made known to the copy engine.
-EMULATED void mbarrier_init_fence() { emulator::mbarrier_init_fence(); }
+using emulator::mbarrier_init_fence; // fence.mbarrier_init: makes barriers that this thread has made known to the copy engine
 EMULATED void mbarrier_arrive_expect(uint64_t* barrier, unsigned bytes, Site site = here()) { // arrive.expect_tx
     check_aligned(barrier, 8, site);
     (void)__atomic_load_n(barrier, __ATOMIC_RELAXED);
@@ -47,11 +46,11 @@ EMULATED void tma_load(void* tile, const CUtensorMap* map, int x, int y, int z, 
 }
 
 // --- wgmma: all 128 threads of a warpgroup, four warps of which the first one's number divides by 4 ---
-EMULATED void wgmma_fence() { emulator::wgmma_fence(); }
+using emulator::wgmma_fence;
+using emulator::wgmma_commit;
 template <int n> EMULATED void wgmma_settle(float (&)[n]) {} // matters only to the GPU's compiler
 // For a fragment of A it also matters here: from now until the wait for its product the fragment must not change.
 EMULATED void wgmma_settle(uint32_t (&a)[4], Site site = here()) { emulator::wgmma_settle(a, site); }
-EMULATED void wgmma_commit() { emulator::wgmma_commit(); }
 template <int groups> EMULATED void wgmma_wait(Site site = here()) { emulator::wgmma_wait(groups, site); }
 template <class T, int sums> constexpr Element wgmma_element() {
     static_assert(std::is_same<T, __nv_bfloat16>::value || std::is_same<T, __half>::value, "elements are bf16 or fp16");

@@ -233,18 +233,24 @@ static float* sums_of(int n) {
     for (int i = 0; i < 64 * n; i++) c[i] = -1;
     return c;
 }
+// c (64,n), which is freed, must be want(i, j).
+template <class F> static void expect_sums(const char* name, float* c, int n, F want) {
+    require(!cudaDeviceSynchronize(), "a kernel has failed");
+    for (int i = 0; i < 64 * n; i++) {
+        float sum = want(i / n, i % n);
+        if (c[i] == sum) continue;
+        printf("hopper_selftest: %s: sum (%d,%d) is %g, and %g was expected\n", name, i / n, i % n, c[i], sum);
+        exit(1);
+    }
+    cudaFreeHost(c);
+}
 // Rows and k past those given count as zeros.
 static void check(const char* name, float* c, int n, int rows, int columns, int K) {
-    require(!cudaDeviceSynchronize(), "a kernel has failed");
-    for (int i = 0; i < 64; i++)
-        for (int j = 0; j < n; j++) {
-            float sum = 0;
-            for (int k = 0; k < K && i < rows && j < columns; k++) sum += element(0, i, k) * element(1, j, k);
-            if (c[i * n + j] == sum) continue;
-            printf("hopper_selftest: %s: sum (%d,%d) is %g, and %g was expected\n", name, i, j, c[i * n + j], sum);
-            exit(1);
-        }
-    cudaFreeHost(c);
+    expect_sums(name, c, n, [=](int i, int j) {
+        float sum = 0;
+        for (int k = 0; k < K && i < rows && j < columns; k++) sum += element(0, i, k) * element(1, j, k);
+        return sum;
+    });
 }
 template <Flaw flaw> static void run(const char* name) {
     int rows = 59, columns = 61, depth = 181, pitch = 184; // not whole tiles
@@ -263,13 +269,11 @@ template <Flaw flaw> static void run_handover(const char* name) {
     CUtensorMap map = map_of(a, false, ROWS, K, 2 * K, ROWS, 128, false);
     float* c = sums_of(1);
     handover<flaw><<<1, ROWS>>>(c, map);
-    require(!cudaDeviceSynchronize(), "a kernel has failed");
-    for (int i = 0; i < ROWS; i++) {
+    expect_sums(name, c, 1, [](int i, int) {
         float sum = 0;
         for (int k = 0; k < K; k++) sum += element(0, i, k);
-        if (c[i] != sum) { printf("hopper_selftest: %s: row %d is %g, and %g was expected\n", name, i, c[i], sum); exit(1); }
-    }
-    cudaFreeHost(c);
+        return sum;
+    });
     cudaFree(a);
 }
 template <class T, bool ta, bool tb> static void run_layouts(int bytes_a, int bytes_b) {
@@ -291,19 +295,15 @@ template <Flaw flaw, class T = __nv_bfloat16, bool tb = true> static void run_fr
     CUtensorMap map = map_of(b, std::is_same<T, __half>::value, PLANE_ROWS, 64, 128, 64, 128, true, PLANES);
     float* c = sums_of(64);
     fragments<flaw, T, tb><<<1, 128, TILE + 1024>>>(c, a, map);
-    require(!cudaDeviceSynchronize(), "a kernel has failed");
-    for (int i = 0; i < 64 * 64; i++) {
+    expect_sums(name, c, 64, [](int i, int j) {
         float sum = 0;
         for (int plane = 0; plane < PLANES; plane++)
             for (int k = 0; k < 64; k++) {
-                int row = tb ? k : i % 64, column = tb ? i % 64 : k; // of b's memory
-                if (row < PLANE_ROWS) sum += element(0, i / 64, k) * element(1, plane * PLANE_ROWS + row, column);
+                int row = tb ? k : j, column = tb ? j : k; // of b's memory
+                if (row < PLANE_ROWS) sum += element(0, i, k) * element(1, plane * PLANE_ROWS + row, column);
             }
-        if (c[i] == sum) continue;
-        printf("hopper_selftest: %s: sum (%d,%d) is %g, and %g was expected\n", name, i / 64, i % 64, c[i], sum);
-        exit(1);
-    }
-    cudaFreeHost(c);
+        return sum;
+    });
     cudaFree(a);
     cudaFree(b);
 }
@@ -323,12 +323,11 @@ int main(int argc, char** argv) {
         run_fragments<good, __half>("fragments of fp16");
         return 0;
     }
-#define RUN(flaw) if (!strcmp(argv[1], #flaw)) { run<flaw>(#flaw); return 0; }
-    FLAWS(RUN)
-#define RUN_HANDOVER(flaw) if (!strcmp(argv[1], #flaw)) { run_handover<flaw>(#flaw); return 0; }
-    HANDOVER_FLAWS(RUN_HANDOVER)
-#define RUN_FRAGMENTS(flaw) if (!strcmp(argv[1], #flaw)) { run_fragments<flaw>(#flaw); return 0; }
-    FRAGMENT_FLAWS(RUN_FRAGMENTS)
+#define RUN(run, flaw) if (!strcmp(argv[1], #flaw)) { run<flaw>(#flaw); return 0; }
+#define RUN_PRODUCT(flaw) RUN(run, flaw)
+#define RUN_HANDOVER(flaw) RUN(run_handover, flaw)
+#define RUN_FRAGMENTS(flaw) RUN(run_fragments, flaw)
+    FLAWS(RUN_PRODUCT) HANDOVER_FLAWS(RUN_HANDOVER) FRAGMENT_FLAWS(RUN_FRAGMENTS)
     fprintf(stderr, "no flaw %s\n", argv[1]);
     return 2;
 }

@@ -96,12 +96,7 @@ static char* take(size_t bytes) {
     arena_next += whole;
     return p;
 }
-static cudaError_t allocate(Call& call, void** p, size_t bytes) {
-    if (call.error) return call.error;
-    if (!p) return call.fail(cudaErrorInvalidValue, "the pointer to the result is NULL");
-    *p = nullptr;
-    if (!bytes) return cudaSuccess;
-    if (cudaError_t error = refuse_in_capture(call)) return error;
+static cudaError_t allocate_on_device(Call& call, void** p, size_t bytes) {
     if (bytes > memory_limit() - in_use) return remember(cudaErrorMemoryAllocation);
     char* memory = take(bytes);
     if (!memory) return call.fail(cudaErrorMemoryAllocation, "no addresses are left, for none is given twice");
@@ -113,12 +108,13 @@ static cudaError_t allocate(Call& call, void** p, size_t bytes) {
     *p = memory;
     return cudaSuccess;
 }
-static cudaError_t allocate_pinned(Call& call, void** p, size_t bytes) {
+static cudaError_t allocate(Call& call, Where where, void** p, size_t bytes) {
     if (call.error) return call.error;
     if (!p) return call.fail(cudaErrorInvalidValue, "the pointer to the result is NULL");
     *p = nullptr;
     if (!bytes) return cudaSuccess;
     if (cudaError_t error = refuse_in_capture(call)) return error;
+    if (where == Where::DEVICE) return allocate_on_device(call, p, bytes);
     if (posix_memalign(p, 256, bytes)) return remember(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     pinned[(char*)*p] = bytes;
@@ -141,7 +137,7 @@ using namespace emulator;
 extern "C" {
 cudaError_t cudaMalloc(void** p, size_t bytes) {
     Call call;
-    return allocate(call, p, bytes);
+    return allocate(call, Where::DEVICE, p, bytes);
 }
 cudaError_t cudaFree(void* p) {
     Call call;
@@ -160,12 +156,9 @@ cudaError_t cudaFree(void* p) {
 }
 cudaError_t cudaMallocHost(void** p, size_t bytes) {
     Call call;
-    return allocate_pinned(call, p, bytes);
+    return allocate(call, Where::PINNED, p, bytes);
 }
-cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
-    Call call;
-    return allocate_pinned(call, p, bytes);
-}
+cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return cudaMallocHost(p, bytes); }
 cudaError_t cudaFreeHost(void* p) {
     Call call;
     size_t bytes;
@@ -175,15 +168,13 @@ cudaError_t cudaFreeHost(void* p) {
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     *total = memory_limit();
     *available = *total - in_use;
     return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     Block block = find_block(p);
     bool device = block.where == Where::DEVICE, host = block.where == Where::PINNED;
     *attributes = cudaPointerAttributes{};

@@ -101,24 +101,9 @@ __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, c
     _exit(1);
 }
 
-// --- the ways of NCCL to behave ---
-const char* const ways[] = {"early", "local-windows", "no-windows"};
-std::set<std::string> chosen_ways(void) { // words of CUDA_EMULATOR_NCCL, with commas between
-    std::set<std::string> chosen;
+bool behaves(const char* way) { // a word of CUDA_EMULATOR_NCCL: early, local-windows, no-windows
     const char* words = getenv("CUDA_EMULATOR_NCCL");
-    for (std::string rest = words ? words : ""; !rest.empty();) {
-        size_t comma = rest.find(',');
-        std::string word = rest.substr(0, comma);
-        if (std::find(std::begin(ways), std::end(ways), word) == std::end(ways))
-            fatal("CUDA_EMULATOR_NCCL has the word '%s': it may be early, local-windows or no-windows", word.c_str());
-        chosen.insert(word);
-        rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
-    }
-    return chosen;
-}
-bool behaves(const char* way) {
-    static const std::set<std::string> chosen = chosen_ways();
-    return chosen.count(way) > 0;
+    return words && strstr(words, way);
 }
 double seconds_now(void) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -295,12 +280,6 @@ ncclResult_t check_buffer(const Task& t, const char* what, const void* p, uint64
         return refuse(ncclInvalidArgument, t.kind, "%s: %p has not %llu bytes of device memory", what, p,
                       (unsigned long long)(elements * size_of(t.type)));
     return ncclSuccess;
-}
-// One side is the whole, of N parts; the other is one part, which must be separate or at its place in the whole.
-ncclResult_t check_place(const Task& t, const char* whole, const char* part) {
-    uint64_t bytes = t.count * size_of(t.type), rank = (uint64_t)t.comm->rank, ranks = (uint64_t)t.comm->ranks;
-    if (part == whole + rank * bytes || part + bytes <= whole || part >= whole + ranks * bytes) return ncclSuccess;
-    return refuse(ncclInvalidArgument, t.kind, "its buffers overlap, and not in place");
 }
 void check_alike(const Task& t, const Header& own, const Header& other, int q) {
     if (own.place != other.place)
@@ -566,33 +545,29 @@ ncclResult_t ncclGroupEnd(void) {
     if (group.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd", "there is no ncclGroupStart before it");
     return --group.depth ? ncclSuccess : launch_group();
 }
-ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t stream) {
-    Task t = {"ncclAllReduce", comm, (const char*)send, (char*)recv, count, type, op, 0, stream};
-    PASS(check_buffer(t, "what is sent", send, count));
-    PASS(check_buffer(t, "what is received", recv, count));
-    uint64_t bytes = count * size_of(type);
-    if (t.send != t.recv && t.send < t.recv + bytes && t.recv < t.send + bytes)
+// One side may be the whole, of as many parts as there are ranks; then the other, one part, must be separate or at its place there.
+static ncclResult_t collective(const Task& t, bool sends_all, bool receives_all) {
+    PASS(check_comm(t.kind, t.comm, false));
+    uint64_t parts = sends_all || receives_all ? (uint64_t)t.comm->ranks : 1, bytes = t.count * size_of(t.type);
+    PASS(check_buffer(t, "what is sent", t.send, t.count * (sends_all ? parts : 1)));
+    PASS(check_buffer(t, "what is received", t.recv, t.count * (receives_all ? parts : 1)));
+    const char *whole = receives_all ? t.recv : t.send, *part = receives_all ? t.send : t.recv;
+    bool in_place = part == whole + (parts > 1 ? (uint64_t)t.comm->rank * bytes : 0);
+    if (!in_place && part + bytes > whole && part < whole + parts * bytes)
         return refuse(ncclInvalidArgument, t.kind, "its buffers overlap, and not in place");
     return add(t);
 }
+ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return collective({"ncclAllReduce", comm, (const char*)send, (char*)recv, count, type, op, 0, stream}, false, false);
+}
 ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream) {
-    Task t = {"ncclReduceScatter", comm, (const char*)send, (char*)recv, count, type, op, 0, stream};
-    PASS(check_comm(t.kind, comm, false));
-    PASS(check_buffer(t, "what is sent", send, count * (uint64_t)comm->ranks));
-    PASS(check_buffer(t, "what is received", recv, count));
-    PASS(check_place(t, t.send, t.recv));
-    return add(t);
+    return collective({"ncclReduceScatter", comm, (const char*)send, (char*)recv, count, type, op, 0, stream}, true, false);
 }
 ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-    Task t = {"ncclAllGather", comm, (const char*)send, (char*)recv, count, type, ncclSum, 0, stream};
-    PASS(check_comm(t.kind, comm, false));
-    PASS(check_buffer(t, "what is sent", send, count));
-    PASS(check_buffer(t, "what is received", recv, count * (uint64_t)comm->ranks));
-    PASS(check_place(t, t.recv, t.send));
-    return add(t);
+    return collective({"ncclAllGather", comm, (const char*)send, (char*)recv, count, type, ncclSum, 0, stream}, false, true);
 }
 ncclResult_t ncclBroadcast(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {

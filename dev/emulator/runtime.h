@@ -24,10 +24,19 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work);
 bool meets_others(void);                     // whether enqueue_when was called: a collective may be under way since then
 bool on_device(const void* p, size_t bytes); // whether these bytes lie in one live allocation of device memory
+// Appends a line to the file that a CUDA_EMULATOR_* variable names, if it is set.
+void append_to(const char* setting, const char* format, ...) __attribute__((format(printf, 2, 3)));
 // "cuda emulator: CALL: what": the reason that goes with an error code.
 void explain(const char* call, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// --- calls: each function of the runtime begins with one of these ---
+// --- calls: each function of the runtime begins with one of these, and most by CALL or, with `s` for the stream, by CALL_ON ---
+#define CALL \
+    Call call; \
+    if (call.error) return call.error
+#define CALL_ON(stream) \
+    Call call; \
+    CUstream_st* s = stream_for_work(call, stream); \
+    if (!s) return call.error
 struct Call {
     const char* name;                  // the function's own
     std::unique_lock<std::mutex> lock; // over everything in these files

@@ -39,6 +39,12 @@ static void expect_error(const char* what, cudaError_t is, cudaError_t should) {
     exit(1);
 }
 static void ok(cudaError_t error) { expect("a call", error, cudaSuccess); }
+struct Event { // destroyed at the end of its block
+    cudaEvent_t event;
+    Event() { ok(cudaEventCreate(&event)); }
+    ~Event() { ok(cudaEventDestroy(event)); }
+    operator cudaEvent_t() const { return event; }
+};
 static float first_of(const float* device, cudaStream_t stream) {
     ok(cudaMemcpyAsync(out, device, sizeof *out, cudaMemcpyDeviceToHost, stream));
     ok(cudaStreamSynchronize(stream));
@@ -47,8 +53,7 @@ static float first_of(const float* device, cudaStream_t stream) {
 
 // --- streams and events: the mistake is a wrong number, under every seed or at least under some ---
 template <bool bug> static void missing_wait() { // `other` reads what `one` writes
-    cudaEvent_t written;
-    ok(cudaEventCreateWithFlags(&written, cudaEventDisableTiming));
+    Event written;
     ok(cudaMemset(x, 0, N * sizeof *x));
     ok(cudaDeviceSynchronize());
     fill<<<1, N, 0, one>>>(x, 6);
@@ -56,23 +61,18 @@ template <bool bug> static void missing_wait() { // `other` reads what `one` wri
     if (!bug) ok(cudaStreamWaitEvent(other, written));
     add_one<<<1, N, 0, other>>>(y, x);
     expect("what another stream wrote", first_of(y, other), 7);
-    ok(cudaEventDestroy(written));
 }
 template <bool bug> static void event_too_early() { // the wait is for a recording that came before the write
-    cudaEvent_t written;
-    ok(cudaEventCreate(&written));
+    Event written;
     if (bug) ok(cudaEventRecord(written, one));
     fill<<<1, N, 0, one>>>(x, 8);
     if (!bug) ok(cudaEventRecord(written, one));
     ok(cudaStreamWaitEvent(other, written));
     add_one<<<1, N, 0, other>>>(y, x);
     expect("what came before the event", first_of(y, other), 9);
-    ok(cudaEventDestroy(written));
 }
 template <bool bug> static void overwritten() { // `one` overwrites what `other` may not have read yet: whether it shows is chance
-    cudaEvent_t written, read;
-    ok(cudaEventCreate(&written));
-    ok(cudaEventCreate(&read));
+    Event written, read;
     fill<<<1, N, 0, one>>>(x, 1);
     ok(cudaEventRecord(written, one));
     ok(cudaStreamWaitEvent(other, written));
@@ -82,8 +82,6 @@ template <bool bug> static void overwritten() { // `one` overwrites what `other`
     fill<<<1, N, 0, one>>>(x, 2);
     ok(cudaDeviceSynchronize());
     expect("what was read before it was overwritten", first_of(y, other), 2);
-    ok(cudaEventDestroy(written));
-    ok(cudaEventDestroy(read));
 }
 template <bool bug> static void legacy_stream() { // a copy on the stream NULL waits for no stream that is non-blocking
     cudaStream_t blocking;
@@ -131,6 +129,11 @@ static void check_ordinary_memory() { // is copied at once
 }
 
 // --- graphs: the work captured on a stream runs in that order, each time the graph is launched and only then ---
+struct Graph { // destroyed at the end of its block
+    cudaGraphExec_t executable;
+    ~Graph() { ok(cudaGraphExecDestroy(executable)); }
+    operator cudaGraphExec_t() const { return executable; }
+};
 static void begin(void) { ok(cudaStreamBeginCapture(one, cudaStreamCaptureModeThreadLocal)); }
 static cudaGraphExec_t end(void) {
     cudaGraph_t graph;
@@ -148,34 +151,29 @@ template <bool bug> static void not_launched() { // a capture runs nothing
     set_all(x, 1);
     begin();
     fill<<<1, N, 0, one>>>(x, 2);
-    cudaGraphExec_t graph = end();
+    Graph graph = { end() };
     if (!bug) ok(cudaGraphLaunch(graph, one));
     expect("what was captured", first_of(x, one), 2);
-    ok(cudaGraphExecDestroy(graph));
 }
 template <bool bug> static void old_argument() { // a kernel keeps the arguments that it was captured with
     float value = bug ? 3 : 4;
     begin();
     fill<<<1, N, 0, one>>>(x, value);
     value = 4;
-    cudaGraphExec_t graph = end();
+    Graph graph = { end() };
     ok(cudaGraphLaunch(graph, one));
     expect("an argument that changed since", first_of(x, one), value);
-    ok(cudaGraphExecDestroy(graph));
 }
 template <bool bug> static void graph_not_waited_for() { // a launch is work like any other
-    cudaEvent_t written;
-    ok(cudaEventCreate(&written));
+    Event written;
     set_all(x, 1);
     begin();
     fill<<<1, N, 0, one>>>(x, 6);
-    cudaGraphExec_t graph = end();
+    Graph graph = { end() };
     ok(cudaGraphLaunch(graph, one));
     ok(cudaEventRecord(written, one));
     if (!bug) ok(cudaStreamWaitEvent(other, written));
     expect("what a graph wrote on another stream", first_of(x, other), 6);
-    ok(cudaGraphExecDestroy(graph));
-    ok(cudaEventDestroy(written));
 }
 static void check_graphs() {
     set_all(y, 1);
@@ -187,7 +185,7 @@ static void check_graphs() {
     ok(cudaMemcpyAsync(out, y + 1, sizeof *out, cudaMemcpyDeviceToHost, one));
     ok(cudaMemsetAsync(x, 0, sizeof *x, one));
     ok(cudaLaunchHostFunc(one, [](void* p) { ++*(float*)p; }, out));
-    cudaGraphExec_t graph = end();
+    Graph graph = { end() };
     ok(cudaStreamSynchronize(one));
     expect("memory that a capture names", *out, 1);
     for (int i = 0; i < 3; i++) {
@@ -198,15 +196,13 @@ static void check_graphs() {
         expect("its kernel", first_of(x + 2, one), 2);
         expect("its memset", first_of(x, one), 0);
     }
-    ok(cudaGraphExecDestroy(graph));
 
     set_all(x, 0); // a graph does not run twice at a time, on any streams
     begin();
     add_one<<<1, N, 0, one>>>(y, x);
     add_one<<<1, N, 0, one>>>(x, y);
-    graph = end();
-    for (int i = 0; i < 20; i++) ok(cudaGraphLaunch(graph, i % 2 ? other : one));
-    ok(cudaGraphExecDestroy(graph));
+    Graph twice = { end() };
+    for (int i = 0; i < 20; i++) ok(cudaGraphLaunch(twice, i % 2 ? other : one));
     ok(cudaDeviceSynchronize());
     expect("launches on two streams", first_of(x, one), 40);
 }
@@ -228,20 +224,19 @@ static void check_captures() {
     const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
     float ordinary;
     void *p, *pinned, *unused;
-    cudaEvent_t event;
+    Event event;
     begin();
     cudaGraphExec_t empty = end();
     ok(cudaMalloc(&p, 8));
     ok(cudaMallocHost(&pinned, 8));
-    ok(cudaEventCreate(&event));
     ok(cudaEventRecord(event, one));
     expect_spoilt("waiting for the stream", unsupported, [] { return cudaStreamSynchronize(one); });
     expect_spoilt("asking it", unsupported, [] { return cudaStreamQuery(one); });
     expect_spoilt("waiting for all", unsupported, [] { return cudaDeviceSynchronize(); });
-    expect_spoilt("waiting for an event", unsupported, [=] { return cudaEventSynchronize(event); });
-    expect_spoilt("asking it", unsupported, [=] { return cudaEventQuery(event); });
-    expect_spoilt("an event", unsupported, [=] { return cudaEventRecord(event, one); });
-    expect_spoilt("waiting there for an event", cudaErrorStreamCaptureIsolation, [=] { return cudaStreamWaitEvent(one, event); });
+    expect_spoilt("waiting for an event", unsupported, [&] { return cudaEventSynchronize(event); });
+    expect_spoilt("asking it", unsupported, [&] { return cudaEventQuery(event); });
+    expect_spoilt("an event", unsupported, [&] { return cudaEventRecord(event, one); });
+    expect_spoilt("waiting there for an event", cudaErrorStreamCaptureIsolation, [&] { return cudaStreamWaitEvent(one, event); });
     expect_spoilt("allocating", unsupported, [&] { return cudaMalloc(&unused, 8); });
     expect_spoilt("allocating pinned memory", unsupported, [&] { return cudaMallocHost(&unused, 8); });
     expect_spoilt("freeing", unsupported, [=] { return cudaFree(p); });
@@ -288,7 +283,6 @@ static void check_captures() {
     expect_error("a launch of what was destroyed", cudaGraphLaunch(empty, one), cudaErrorInvalidValue);
     ok(cudaFree(p));
     ok(cudaFreeHost(pinned));
-    ok(cudaEventDestroy(event));
 }
 
 // --- memory: the mistake ends the program, with the line of the host's code, of the launch, or of the kernel ---
@@ -391,11 +385,10 @@ static void check_errors() {
 // A host function may wait for another thread that uses CUDA.
 static void check_threads() {
     static std::atomic<bool> may_go;
-    cudaEvent_t before;
-    ok(cudaEventCreate(&before));
+    Event before;
     fill<<<1, N, 0, one>>>(x, 21);
     ok(cudaEventRecord(before, one));
-    std::thread helper([before] {
+    std::thread helper([&before] {
         ok(cudaEventSynchronize(before));
         fill<<<1, N, 0, other>>>(y, 22);
         ok(cudaStreamSynchronize(other));
@@ -405,7 +398,6 @@ static void check_threads() {
     add_one<<<1, N, 0, one>>>(x, y);
     expect("what another thread's kernel left", first_of(x, one), 23);
     helper.join();
-    ok(cudaEventDestroy(before));
 }
 
 #ifdef WITH_CUBLASLT
@@ -476,11 +468,10 @@ static void check_cublaslt() {
     set_all(y, 0);
     begin();
     expect("a product in a capture", Call()(), CUBLAS_STATUS_SUCCESS);
-    cudaGraphExec_t graph = end();
+    Graph graph = { end() };
     expect("what it has done", first_of(y, one), 0);
     ok(cudaGraphLaunch(graph, one));
     expect("what a launch of it does", first_of(y, one), 10); // 2 (-3 -2 -1 0 1) (-1 0 1 2 3)
-    ok(cudaGraphExecDestroy(graph));
     const cublasStatus_t invalid = CUBLAS_STATUS_INVALID_VALUE, unsupported = CUBLAS_STATUS_NOT_SUPPORTED;
     expect_refused("a leading dimension below the rows", invalid, [](Call& c) { c.lda = 4; });
     expect_refused("D's, too", invalid, [](Call& c) { c.ldd = 7; });

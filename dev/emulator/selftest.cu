@@ -15,7 +15,6 @@ same code with `bug` false. The line that must be named ends in "BUG" and the ke
 #define N 1000 // elements; a grid of 4 blocks of 256 threads has a few too many
 constexpr int THREADS = 256, BLOCKS = 4;
 static float *in, *out;             // (N) i and the results
-static unsigned* counter;           // (1) zero
 
 // --- memory ---
 template <bool bug> __global__ void guard(float* out, const float* in) {
@@ -37,18 +36,10 @@ template <bool bug> __global__ void past_dynamic_shared(float* out, const float*
     __syncthreads();
     out[threadIdx.x] = all[threadIdx.x + (bug && threadIdx.x == THREADS - 1)]; // BUG past_dynamic_shared
 }
-// 48 KB of dynamic shared memory beside 128 bytes of static: more than what every kernel may have. The twin is allowed it.
-template <bool bug> __global__ void static_beside_dynamic(float* out, const float* in) {
+// Dynamic shared memory beside 128 bytes of static: together they are more than every kernel may have, or than any can be given.
+template <bool bug> __global__ void static_beside(float* out, const float* in) {
     extern __shared__ float all[];
-    __shared__ float own[32]; // BUG static_beside_dynamic
-    all[threadIdx.x] = in[threadIdx.x];
-    if (threadIdx.x < 32) own[threadIdx.x] = all[threadIdx.x];
-    out[threadIdx.x] = threadIdx.x < 32 ? own[threadIdx.x] : all[threadIdx.x];
-}
-// As much dynamic memory as a block can be given leaves none for static memory.
-template <bool bug> __global__ void static_beside_all(float* out, const float* in) {
-    extern __shared__ float all[];
-    __shared__ float own[32]; // BUG static_beside_all
+    __shared__ float own[32]; // BUG static_beside_dynamic static_beside_all
     all[threadIdx.x] = in[threadIdx.x];
     if (threadIdx.x < 32) own[threadIdx.x] = all[threadIdx.x];
     out[threadIdx.x] = threadIdx.x < 32 ? own[threadIdx.x] : all[threadIdx.x];
@@ -161,8 +152,9 @@ template <bool bug> __global__ void stride_forgotten(float* out, const float* in
         out[i] = in[i]; // BUG stride_forgotten
 }
 // The last block to finish adds up what all blocks have written.
-template <bool bug> __global__ void missing_fence(float* out, const float* in, unsigned* counter) {
+template <bool bug> __global__ void missing_fence(float* out, const float* in) {
     __shared__ bool last;
+    unsigned* counter = (unsigned*)out + N - 1;
     out[blockIdx.x] = in[blockIdx.x];
     if (!bug) __threadfence();
     if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
@@ -278,65 +270,52 @@ template <class T> static T* shared_with_host(int n, T value = T()) {
 static void finish() { require_equal("cudaDeviceSynchronize", cudaDeviceSynchronize(), cudaSuccess); }
 static void start() {
     for (int i = 0; i < N; i++) { in[i] = (float)i; out[i] = 0; }
-    *counter = 0;
 }
-// Launches one block; element i of the result must be f(i). A macro, so that the launch has the kernel's name.
-#define check_block(kernel, f, ...) do { \
+// Launches some blocks; the first elements of the result must be f(i). A macro, so that the launch has the kernel's name.
+#define RUN(kernel, blocks, threads, elements, f, ...) do { \
         start(); \
-        kernel<bug><<<1, THREADS, ##__VA_ARGS__>>>(out, in); \
+        kernel<bug><<<blocks, threads, ##__VA_ARGS__>>>(out, in); \
         finish(); \
-        for (int i = 0; i < THREADS; i++) require_equal(#kernel, out[i], (f)(i)); \
+        for (int i = 0; i < elements; i++) require_equal(#kernel, out[i], (f)(i)); \
     } while (0)
+#define CHECK_BLOCK(kernel, f, ...) if (is(#kernel)) RUN(kernel, 1, THREADS, THREADS, f, ##__VA_ARGS__)
 template <bool bug> static bool run(const char* wanted) {
     bool found = false;
     auto is = [&](const char* name) { bool yes = !strcmp(wanted, name) || !strcmp(wanted, "good"); found |= yes; return yes; };
     auto same = [](int i) { return i; };
     auto mirrored = [](int i) { return THREADS - 1 - i; };
-    if (is("guard")) {
-        start();
-        guard<bug><<<BLOCKS, THREADS>>>(out, in);
-        finish();
-        require_equal("guard", out[N - 1], 2 * (N - 1));
-    }
-    if (is("past_static_shared")) check_block(past_static_shared, same);
-    if (is("past_dynamic_shared")) check_block(past_dynamic_shared, same, THREADS * sizeof(float));
+    auto sum = [](int) { return 4950; };
+    auto allow = [](int bytes) { cudaFuncSetAttribute(static_beside<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); };
+    if (is("guard")) RUN(guard, BLOCKS, THREADS, N, [](int i) { return 2 * i; });
+    CHECK_BLOCK(past_static_shared, same);
+    CHECK_BLOCK(past_dynamic_shared, same, THREADS * sizeof(float));
     if (is("static_beside_dynamic")) {
-        if (!bug) cudaFuncSetAttribute(static_beside_dynamic<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, 48 << 10);
-        check_block(static_beside_dynamic, same, 48 << 10);
+        if (!bug) allow(48 << 10);
+        RUN(static_beside, 1, THREADS, THREADS, same, 48 << 10);
     }
     if (is("static_beside_all")) {
         int bytes = (163 << 10) - (bug ? 0 : 128);
-        cudaFuncSetAttribute(static_beside_all<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        check_block(static_beside_all, same, bytes);
+        allow(bytes);
+        RUN(static_beside, 1, THREADS, THREADS, same, bytes);
     }
-    if (is("past_array")) check_block(past_array, same);
-    if (is("misaligned")) check_block(misaligned, same);
-    if (is("misaligned_hint")) check_block(misaligned_hint, same);
-    if (is("null_pointer")) check_block(null_pointer, same);
-    if (is("overflow")) check_block(overflow, same);
-    if (is("missing_barrier")) check_block(missing_barrier, mirrored);
-    if (is("missing_syncwarp")) check_block(missing_syncwarp, [](int i) { return i ^ 1; });
-    if (is("shuffle_for_barrier")) check_block(shuffle_for_barrier, [](int i) { return i ^ 1; });
-    if (is("reused_early")) check_block(reused_early, [](int i) { return 3 * (THREADS - 1 - i) + 3; });
-    if (is("divergent_barrier")) check_block(divergent_barrier, same);
-    if (is("barrier_after_exit")) check_block(barrier_after_exit, same);
-    if (is("wrong_mask")) check_block(wrong_mask, [](int i) { return i % 32 < 16 ? i + (i ^ 1) : i; });
-    if (is("absent_lane")) check_block(absent_lane, [](int i) { return i % 32 < 16 ? i / 32 * 32 + 15 : i; });
-    if (is("endless")) check_block(endless, [](int) { return N * (N - 1) / 2; });
-    if (is("unwaited_copy")) check_block(unwaited_copy, same);
-    if (is("plain_add")) {
-        start();
-        plain_add<bug><<<100, 32>>>(out, in);
-        finish();
-        require_equal("plain_add", out[0], 4950);
-    }
-    if (is("stride_forgotten")) check_block(stride_forgotten, same);
-    if (is("missing_fence")) {
-        start();
-        missing_fence<bug><<<100, 1>>>(out, in, counter);
-        finish();
-        require_equal("missing_fence", out[0], 4950);
-    }
+    CHECK_BLOCK(past_array, same);
+    CHECK_BLOCK(misaligned, same);
+    CHECK_BLOCK(misaligned_hint, same);
+    CHECK_BLOCK(null_pointer, same);
+    CHECK_BLOCK(overflow, same);
+    CHECK_BLOCK(missing_barrier, mirrored);
+    CHECK_BLOCK(missing_syncwarp, [](int i) { return i ^ 1; });
+    CHECK_BLOCK(shuffle_for_barrier, [](int i) { return i ^ 1; });
+    CHECK_BLOCK(reused_early, [](int i) { return 3 * (THREADS - 1 - i) + 3; });
+    CHECK_BLOCK(divergent_barrier, same);
+    CHECK_BLOCK(barrier_after_exit, same);
+    CHECK_BLOCK(wrong_mask, [](int i) { return i % 32 < 16 ? i + (i ^ 1) : i; });
+    CHECK_BLOCK(absent_lane, [](int i) { return i % 32 < 16 ? i / 32 * 32 + 15 : i; });
+    CHECK_BLOCK(endless, [](int) { return N * (N - 1) / 2; });
+    CHECK_BLOCK(unwaited_copy, same);
+    if (is("plain_add")) RUN(plain_add, 100, 32, 1, sum);
+    CHECK_BLOCK(stride_forgotten, same);
+    if (is("missing_fence")) RUN(missing_fence, 100, 1, 1, sum);
     if (bug && is("large_block")) guard<false><<<1, 2048>>>(out, in); // BUG large_block
     if (bug && is("empty_grid")) guard<false><<<0, 32>>>(out, in); // BUG empty_grid
     if (bug && is("too_much_shared")) guard<false><<<1, 32, 50000>>>(out, in); // BUG too_much_shared
@@ -399,7 +378,6 @@ int main(int argc, char** argv) {
     bool good = !strcmp(argv[1], "good");
     in = shared_with_host<float>(N);
     out = shared_with_host<float>(N);
-    counter = shared_with_host<unsigned>(1);
     bool found = good ? run<false>(argv[1]) : run<true>(argv[1]);
     if (good) check_functions();
     for (void* p : shared_memory) cudaFreeHost(p);

@@ -130,11 +130,7 @@ Position push(CUstream_st* s, const char* name, std::function<void()> work) {
     return append(s, Work{name, std::move(work), nullptr, nullptr, false});
 }
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work) {
-    Call call(name);
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
-    push(s, name, std::move(work));
-    return cudaSuccess;
+    return enqueue_when(stream, name, nullptr, std::move(work)); // at once, when its turn comes
 }
 static bool has_met_others; // under Call's lock
 bool meets_others(void) {
@@ -145,9 +141,10 @@ cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bo
     Call call(name);
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
-    if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "collectives in a graph are not emulated");
-    has_met_others = true;
+    if (ready && s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "collectives in a graph are not emulated");
     push(s, name, std::move(work));
+    if (!ready) return cudaSuccess;
+    has_met_others = true;
     s->queue.back().ready = std::move(ready);
     return cudaSuccess;
 }
@@ -254,13 +251,7 @@ static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
 // With CUDA_EMULATOR_WAITS=FILE a line at exit says how often the host waited until work was done, also by asking over and over.
 static struct Waits {
     uint64_t host = 0; // under Call's lock
-    ~Waits() {
-        const char* path = getenv("CUDA_EMULATOR_WAITS");
-        FILE* file = path && *path ? fopen(path, "a") : nullptr;
-        if (!file) return;
-        fprintf(file, "the host waited %zu times\n", host);
-        fclose(file);
-    }
+    ~Waits() { append_to("CUDA_EMULATOR_WAITS", "the host waited %zu times\n", host); }
 } waits;
 cudaError_t wait_for(Call& call, Position until) {
     waits.host++;
@@ -284,22 +275,6 @@ static cudaError_t query(Call& call, Position until) {
     return until.stream->finished >= until.number ? cudaSuccess : remember(cudaErrorNotReady);
 }
 constexpr int HIGHEST_PRIORITY = -5; // the lowest is 0
-static cudaError_t make_stream(Call& call, cudaStream_t* stream, unsigned flags, int priority = 0) {
-    if (call.error) return call.error;
-    if (!stream || flags > cudaStreamNonBlocking)
-        return call.fail(cudaErrorInvalidValue, "no place for the result, or unknown flags");
-    all_streams().emplace_back(new CUstream_st{{}, 0, 0, flags == cudaStreamDefault, false, false});
-    *stream = streams.back().get();
-    (*stream)->priority = std::min(0, std::max(HIGHEST_PRIORITY, priority));
-    return cudaSuccess;
-}
-static cudaError_t make_event(Call& call, cudaEvent_t* event, unsigned flags) {
-    if (call.error) return call.error;
-    if (!event || flags & ~(cudaEventBlockingSync | cudaEventDisableTiming))
-        return call.fail(cudaErrorInvalidValue, "no place for the result, or unknown flags");
-    *event = *events.insert(new CUevent_st{nullptr, !(flags & cudaEventDisableTiming)}).first;
-    return cudaSuccess;
-}
 static cudaError_t no_event(Call& call, cudaEvent_t event) {
     return call.fail(cudaErrorInvalidResourceHandle, "%p is not an event, or was destroyed", (void*)event);
 }
@@ -310,18 +285,17 @@ static cudaError_t no_graph(Call& call, const void* graph) {
 
 // --- CUDA's functions ---
 extern "C" {
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-    Call call;
-    return make_stream(call, stream, cudaStreamDefault);
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-    Call call;
-    return make_stream(call, stream, flags);
-}
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-    Call call;
-    return make_stream(call, stream, flags, priority);
+    CALL;
+    if (!stream || flags > cudaStreamNonBlocking)
+        return call.fail(cudaErrorInvalidValue, "no place for the result, or unknown flags");
+    all_streams().emplace_back(new CUstream_st{{}, 0, 0, flags == cudaStreamDefault, false, false});
+    *stream = streams.back().get();
+    (*stream)->priority = std::min(0, std::max(HIGHEST_PRIORITY, priority));
+    return cudaSuccess;
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
     Call call;
     CUstream_st* s = stream_for_work(call, stream);
@@ -335,73 +309,60 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
     return call.error;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its work still runs
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     if (!stream || !find_stream(stream)) return no_stream(call, stream);
     if (stream->capture) return spoil(call, stream, cudaErrorStreamCaptureUnsupported, "end that before it is destroyed");
     stream->destroyed = true;
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    Call call;
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
+    CALL_ON(stream);
     if (cudaError_t error = refuse_in_capture(call, s)) return error;
     return wait_for(call, {s, s->issued});
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    Call call;
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
+    CALL_ON(stream);
     if (cudaError_t error = refuse_in_capture(call, s)) return error;
     cudaError_t answer = query(call, {s, s->issued});
     waits.host += answer == cudaSuccess;
     return answer;
 }
 cudaError_t cudaDeviceSynchronize(void) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     for (auto& s : all_streams())
         if (cudaError_t error = refuse_in_capture(call, s.get())) return error;
     return wait_for_all(call);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    Call call;
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
+    CALL_ON(stream);
     if (!events.count(event)) return no_event(call, event);
     if (s->capture) return spoil(call, s, cudaErrorStreamCaptureIsolation, "the event's work is not part of the graph");
     if (event->latest) wait_on_stream(s, event->latest); // an event that was never recorded needs no wait
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-    Call call;
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
+    CALL_ON(stream);
     wait_for_legacy(s);
     append(s, Work{"a host function", [=] { function(data); }, nullptr, nullptr, true});
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-    Call call;
-    return make_event(call, event, cudaEventDefault);
-}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-    Call call;
-    return make_event(call, event, flags);
+    CALL;
+    if (!event || flags & ~(cudaEventBlockingSync | cudaEventDisableTiming))
+        return call.fail(cudaErrorInvalidValue, "no place for the result, or unknown flags");
+    *event = *events.insert(new CUevent_st{nullptr, !(flags & cudaEventDisableTiming)}).first;
+    return cudaSuccess;
 }
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { // streams that wait for it still do
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     if (!events.erase(event)) return no_event(call, event);
     delete event;
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    Call call;
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
+    CALL_ON(stream);
     if (!events.count(event)) return no_event(call, event);
     if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "events in a graph are not emulated");
     wait_for_legacy(s);
@@ -409,22 +370,19 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     if (!events.count(event)) return no_event(call, event);
     if (cudaError_t error = refuse_in_capture(call)) return error;
     return event->latest ? wait_for(call, event->latest->at) : cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     if (!events.count(event)) return no_event(call, event);
     if (cudaError_t error = refuse_in_capture(call)) return error;
     return event->latest ? query(call, event->latest->at) : cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     for (cudaEvent_t event : {start, end}) {
         if (!events.count(event)) return no_event(call, event);
         if (!event->latest || !event->timed)
@@ -436,9 +394,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-    Call call;
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
+    CALL_ON(stream);
     if (s->capture) return call.fail(cudaErrorIllegalState, "the stream captures already");
     if (s->blocking) return call.fail(cudaErrorStreamCaptureUnsupported, "it is the stream NULL, or waits for it");
     if (mode != cudaStreamCaptureModeThreadLocal) return call.fail(cudaErrorInvalidValue, "mode %d is not emulated", (int)mode);
@@ -447,8 +403,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     CUstream_st* s = find_stream(stream);
     if (!s) return no_stream(call, stream);
     if (!s->capture) return call.fail(cudaErrorIllegalState, "the stream does not capture");
@@ -461,8 +416,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     return *graph ? cudaSuccess : call.fail(cudaErrorStreamCaptureInvalidated, "there is no graph");
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     if (!executable || !graphs.count(graph) || flags)
         return call.fail(cudaErrorInvalidValue, "no place for the result, no graph, or flags, which are not emulated");
     *executable = *executables.insert(new CUgraphExec_st{graph->works, nullptr}).first;
@@ -470,9 +424,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 }
 // A graph does not run twice at the same time: a launch on another stream waits for the one before.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-    Call call;
-    CUstream_st* s = stream_for_work(call, stream);
-    if (!s) return call.error;
+    CALL_ON(stream);
     if (!executables.count(executable)) return no_graph(call, executable);
     if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "a graph in a graph is not emulated");
     wait_for_legacy(s);
@@ -482,15 +434,13 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { // executable graphs made from it stay
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     if (!graphs.erase(graph)) return no_graph(call, graph);
     delete graph;
     return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { // its launches still run
-    Call call;
-    if (call.error) return call.error;
+    CALL;
     if (!executables.erase(executable)) return no_graph(call, executable);
     delete executable;
     return cudaSuccess;

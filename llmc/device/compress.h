@@ -1,8 +1,4 @@
-/*
-compress.h - compressed gradients on the device that a program is built for. compress_api.h is the header to read:
-it says what each function does. For a C compiler the functions are those of cpu/compress.h, for nvcc those of
-cuda/compress.cuh.
-*/
+/* compress.h - compressed gradients (compress_api.h says what each function does) on the device that a program is built for. */
 #ifndef LLMC_COMPRESS_H
 #define LLMC_COMPRESS_H
 #include "compress_api.h"

@@ -86,20 +86,17 @@ void orthonormalise(float* p, int n, int r);
 static inline void orthonormalise_check(int n, int r) {
     require(r <= n, "%d columns of %d numbers cannot be orthonormal", r, n);
 }
-// out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out. share is 1/N where out stands for the sum of N
-// ranks' m.
-void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share,
-                    int n, int k, int r);
+// out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out. share is 1/N where out stands for the sum of N ranks' m.
+void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r);
 
 // ---- Adam with a frozen v, which makes its step linear in the gradient. 1-bit Adam (Tang et al., arXiv 2102.02888) ----
 // x (n) = share * beta1 * m + (1 - beta1) * *grad_scale * grads + error: what this rank adds to the new momentum. With
 // share 1/N the sum over N ranks is the momentum of the summed gradients. x may be error.
 void momentum_with_error(float* x, const float* m, const floatX* grads, const float* grad_scale, const float* error,
                          double beta1, double share, size_t n);
-// AdamW's step with m (n) = momentum (n) and v (n) as it was at update `frozen`, whose bias correction it keeps;
-// otherwise as adamw_update. *grad_scale 0: nothing changes; any other value has no effect. Where v is 0 there never was
-// a gradient, as in rows of wpe beyond --seq-len: momentum counts as 0 there, because a sign never is, and only eps
-// would divide it.
+// AdamW's step with m (n) = momentum (n) and v (n) as it was at update `frozen`, whose bias correction it keeps; otherwise as
+// adamw_update. *grad_scale 0: nothing changes; any other value has no effect. Where v is 0 there never was a gradient, as in
+// rows of wpe beyond --seq-len: momentum counts as 0 there, because a sign never is, and only eps would divide it.
 void adamw_update_frozen(AdamW a, int frozen, floatX* params, float* master, float* m, const float* v,
                          const float* momentum, const float* grad_scale, size_t n, size_t no_decay);
 

@@ -1,7 +1,4 @@
-/*
-device.h - memory, copies and marks of the device that a program is built for. device_api.h is the header to read: it
-says what each function does. For a C compiler the functions are those of cpu/device.h, for nvcc those of cuda/device.cuh.
-*/
+/* device.h - memory, copies and marks (device_api.h says what each function does) of the device that a program is built for. */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
 #include "device_api.h"

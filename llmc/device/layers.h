@@ -1,7 +1,6 @@
 /*
-layers.h - every layer's forward and backward on the device that a program is built for. layers_api.h is the header to
-read: it says what each function does. For a C compiler the functions are those of cpu/layers.h, for nvcc those of
-cuda/layers.cuh. host_adamw.h has AdamW for arrays in host memory, whatever the device.
+layers.h - every layer's forward and backward (layers_api.h says what each function does) on the device that a program is built
+for: from a C compiler those of cpu/layers.h, from nvcc those of cuda/layers.cuh. host_adamw.h has AdamW for arrays of the host.
 */
 #ifndef LLMC_LAYERS_H
 #define LLMC_LAYERS_H

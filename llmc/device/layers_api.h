@@ -1,9 +1,8 @@
 /*
 layers_api.h - every layer's forward and backward: what a stage file may call, documented once.
 
-Implemented by cpu/ (C and OpenMP, the readable reference) and cuda/; programs include layers.h, which picks one. Tensors
-are row-major in device memory; floatX is their stored precision, all sums are fp32 or wider. N is a number of rows, usually
-B*T.
+Implemented by cpu/ (C and OpenMP, the readable reference) and cuda/; programs include layers.h, which picks one. Tensors are
+row-major in device memory; floatX is their stored precision, all sums are fp32 or wider. N is a number of rows, usually B*T.
 
 Shapes    B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, Vp V padded.
 Parts     *_part_* layers have a share of the vocabulary: the rows of wte for the tokens of a range.

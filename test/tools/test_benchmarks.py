@@ -229,7 +229,7 @@ ON_ONE_GPU = """tp-nccl-1 tp-mpi-4 tp-mpi-4-copies tp-mpi-4-sequence
     compress-rates-bf16"""
 BETWEEN_FOUR = {"tp": " -sequence -gathered-once -copies -bf16 -order", "pp": " -zb -windows -bf16 -schedules -chunks",
                 "3d": "-dp-tp -dp-tp-zero -dp-pp -dp-pp-zero -tp-pp -bf16 -order",
-                "compress": "-bits -int8 -int4 -top-k -sign -onebit-adam -powersgd"}
+                "compress": "-bits-bf16 -int8 -int4 -top-k -sign -onebit-adam -powersgd"}
 
 
 def test_stages_are_checked_on_one_gpu_and_between_several(gpu_check):

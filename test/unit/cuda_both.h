@@ -21,6 +21,7 @@ NaN before they are written.
 #include "../../llmc/device/device_api.h"
 #include "claims.h"
 #include <algorithm>
+#include <functional>
 #include <omp.h>
 #include <string_view>
 #include <tuple>
@@ -66,6 +67,7 @@ template <typename T> struct Both {
 };
 template <typename T> static const Both<T> none = {}; // where a layer takes NULL
 static std::vector<void*> on_host, on_device;
+static std::vector<std::function<void()>> beginnings; // each gives an array what it held at first
 static uint64_t next_stream;
 
 static inline void* device_bytes(size_t bytes) {
@@ -99,6 +101,7 @@ template <typename T> static Both<T> both_of(const std::vector<T>& start, size_t
     T* gpu = (T*)device_bytes((offset + start.size()) * sizeof(T)) + offset;
     Both<T> b = { (T*)xcalloc(start.size(), sizeof(T)), gpu, start.size(), start };
     on_host.push_back(b.cpu);
+    beginnings.push_back([b] { begin_again(b); });
     both_begin_again(b);
     return b;
 }
@@ -145,6 +148,7 @@ static inline void free_all(void) {
     cpu::layers_free();
     for (void* p : on_host) free(p);
     for (void* p : on_device) cuda_check(cudaFree(p), "freeing the test's memory");
+    beginnings.clear();
     on_host.clear();
     on_device.clear();
     next_stream = 0;

@@ -49,8 +49,7 @@ TEST(who_computes_our_own) {
     expect_own(64, 0, attention_fp32_arithmetic, "fp32, in fp32 arithmetic");
 #endif
 }
-// `test_cuda_attention choose auto|cudnn|own HS T` prints which attention computes T tokens and heads of HS channels, or
-// dies.
+// `test_cuda_attention choose auto|cudnn|own HS T` prints which attention computes T tokens and heads of HS channels, or dies.
 static int print_choice(const char* choice, int HS, int T) {
     bool own = strcmp(choice, "own") == 0, cudnn = strcmp(choice, "cudnn") == 0;
     start(1, T, 2, HS, own ? ATTENTION_OWN : cudnn ? ATTENTION_CUDNN : ATTENTION_AUTO, false);

@@ -222,8 +222,7 @@ TEST(deterministic_runs_time_nothing_and_leave_biases_to_our_kernel) {
     expect(bias_gradient_plans() == 4, "%d plans for bias gradients, not 4", bias_gradient_plans());
 }
 #ifdef CUDA_EMULATOR
-// Algorithm 2 comes first. It fails when it is run, and leaves an error of the runtime behind; or its result says not to
-// use it.
+// Algorithm 2 comes first. It fails when it is run, and leaves an error of the runtime behind; or its result says not to use it.
 TEST(candidates_that_fail_are_skipped) {
     for (const char* setting : { "CUDA_EMULATOR_CUBLASLT_FAILS", "CUDA_EMULATOR_CUBLASLT_INVALID" }) {
         setenv(setting, "4", 1);

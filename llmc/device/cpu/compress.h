@@ -232,50 +232,37 @@ void sparse_sum_fp32(float* out, const void* packed, int rows, size_t n, size_t 
 #define RANK_GROUP 4 // columns of p and q at a time: a vector of double
 static inline int at_most(int count, int limit) { return count < limit ? count : limit; }
 
-// Elements (rows [first, first + rows), [j0, j0 + count)) of p. Inlined with constants it is vector code: several rows,
-// because each sum waits for its last addition.
-#define RANK_ROWS 8
-static inline void skinny_part(float* p, const float* m, const float* q, int k, int r, int first, int rows, int j0,
-                               int count) {
-    double sum[RANK_ROWS][RANK_GROUP] = { { 0 } };
-    for (int c = 0; c < k; c++)
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < count; j++)
-                sum[i][j] += (double)m[(size_t)(first + i) * k + c] * (double)q[(size_t)c * r + j0 + j];
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < count; j++) p[(size_t)(first + i) * r + j0 + j] = (float)sum[i][j];
+// out (outs,r) = the sums over s < sums of m[i * out_step + s * sum_step] * b[s][j], b (sums,r): of its elements those in `count`
+// rows from `first` on and in `columns` columns from j0 on. Inlined with constants it is vector code: several rows, because each
+// sum waits for its last addition.
+#define RANK_MOST 16
+ALWAYS_INLINE void skinny_part(float* out, const float* m, const float* b, int sums, size_t out_step, size_t sum_step, int r,
+                               int first, int count, int j0, int columns) {
+    double sum[RANK_MOST][RANK_GROUP] = { { 0 } };
+    for (int s = 0; s < sums; s++)
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < columns; j++)
+                sum[i][j] += (double)m[(size_t)(first + i) * out_step + (size_t)s * sum_step] * (double)b[(size_t)s * r + j0 + j];
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < columns; j++) out[(size_t)(first + i) * r + j0 + j] = (float)sum[i][j];
+}
+// The same of up to `rows` rows from `first` on, and all columns.
+ALWAYS_INLINE void skinny_rows(float* out, const float* m, const float* b, int outs, int sums, size_t out_step, size_t sum_step,
+                               int r, int first, int rows) {
+    for (int j0 = 0; j0 < r; j0 += RANK_GROUP) {
+        int count = at_most(outs - first, rows), columns = at_most(r - j0, RANK_GROUP);
+        if (count == rows && columns == RANK_GROUP)
+            skinny_part(out, m, b, sums, out_step, sum_step, r, first, rows, j0, RANK_GROUP);
+        else skinny_part(out, m, b, sums, out_step, sum_step, r, first, count, j0, columns);
+    }
 }
 void skinny_product(float* p, const float* m, const float* q, int n, int k, int r) {
     #pragma omp parallel for schedule(static)
-    for (int first = 0; first < n; first += RANK_ROWS)
-        for (int j0 = 0; j0 < r; j0 += RANK_GROUP) {
-            int rows = at_most(n - first, RANK_ROWS), count = at_most(r - j0, RANK_GROUP);
-            if (rows == RANK_ROWS && count == RANK_GROUP) skinny_part(p, m, q, k, r, first, RANK_ROWS, j0, RANK_GROUP);
-            else skinny_part(p, m, q, k, r, first, rows, j0, count);
-        }
+    for (int first = 0; first < n; first += 8) skinny_rows(p, m, q, n, k, (size_t)k, 1, r, first, 8);
 }
-
-// Elements (columns [first, first + columns), [j0, j0 + count)) of q, in one pass down the rows of m and p.
-#define RANK_COLUMNS 16 // of m at a time: a cache line
-static inline void skinny_transposed_part(float* q, const float* m, const float* p, int n, int k, int r, int first,
-                                          int columns, int j0, int count) {
-    double sum[RANK_COLUMNS][RANK_GROUP] = { { 0 } };
-    for (int row = 0; row < n; row++)
-        for (int c = 0; c < columns; c++)
-            for (int j = 0; j < count; j++)
-                sum[c][j] += (double)m[(size_t)row * k + first + c] * (double)p[(size_t)row * r + j0 + j];
-    for (int c = 0; c < columns; c++)
-        for (int j = 0; j < count; j++) q[(size_t)(first + c) * r + j0 + j] = (float)sum[c][j];
-}
-void skinny_product_transposed(float* q, const float* m, const float* p, int n, int k, int r) {
+void skinny_product_transposed(float* q, const float* m, const float* p, int n, int k, int r) { // a cache line of m at a time
     #pragma omp parallel for schedule(static)
-    for (int first = 0; first < k; first += RANK_COLUMNS)
-        for (int j0 = 0; j0 < r; j0 += RANK_GROUP) {
-            int columns = at_most(k - first, RANK_COLUMNS), count = at_most(r - j0, RANK_GROUP);
-            if (columns == RANK_COLUMNS && count == RANK_GROUP) // the same with constants
-                skinny_transposed_part(q, m, p, n, k, r, first, RANK_COLUMNS, j0, RANK_GROUP);
-            else skinny_transposed_part(q, m, p, n, k, r, first, columns, j0, count);
-        }
+    for (int first = 0; first < k; first += RANK_MOST) skinny_rows(q, m, p, k, n, 1, (size_t)k, r, first, RANK_MOST);
 }
 
 static inline double column_product(const float* p, int n, int r, int a, int b) {
@@ -292,8 +279,7 @@ static inline double orthogonalise_column(float* p, int n, int r, int j) {
     }
     return sqrt(column_product(p, n, r, j, j));
 }
-// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do
-// not span.
+// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do not span.
 static inline double replace_column(float* p, int n, int r, int j) {
     double length = 0;
     for (int t = 0; t < n && length <= 0.5 / sqrt(n); t++) {
@@ -324,8 +310,7 @@ static inline void low_rank_tile(float sum[RANK_TILE][RANK_TILE], const float* p
             for (int c = 0; c < RANK_TILE; c++) sum[i][c] += p[(size_t)(row + i) * r + j] * of_q[c];
     }
 }
-void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share,
-                    int n, int k, int r) {
+void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r) {
     #pragma omp parallel for collapse(2) schedule(static)
     for (int row = 0; row < n; row += RANK_TILE)
         for (int col = 0; col < k; col += RANK_TILE) {

@@ -3,16 +3,6 @@
 #define LLMC_CPU_ENCODER_H
 #include "workspace.h"
 
-void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < B * T; i++) {
-        floatX* o = out + (size_t)i * C;
-        const floatX *we = wte + (size_t)tokens[i] * C, *pe = wpe + (size_t)(i % T) * C;
-        #pragma omp simd
-        for (int c = 0; c < C; c++) o[c] = to_floatX(to_float(we[c]) + to_float(pe[c]));
-    }
-}
-
 void encoder_part_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
                           int B, int T, int C) {
     #pragma omp parallel for schedule(static)
@@ -26,6 +16,11 @@ void encoder_part_forward(floatX* out, const int* tokens, const floatX* wte, con
         #pragma omp simd
         for (int c = 0; c < C; c++) o[c] = to_floatX(to_float(o[c]) + to_float(pe[c]));
     }
+}
+
+void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    TokenRange whole = { 0, cpu_layers.shapes.Vp };
+    encoder_part_forward(out, tokens, wte, wpe, whole, B, T, C);
 }
 
 #define ENCODER_STRIP 256 // channels that are summed at a time, on the stack

@@ -109,18 +109,6 @@ __device__ inline void tile_store(floatX* dst, const float (&sum)[R][D / SIDE], 
                 dst[(y * R + i) * stride + x + SIDE * j] = narrow<floatX>(sum[i][j] * factor[i]);
 }
 
-// Over the 16 lanes that share a row.
-__device__ inline float row_sum(float s) {
-    #pragma unroll
-    for (int lanes = SIDE / 2; lanes > 0; lanes /= 2) s += __shfl_xor_sync(~0u, s, lanes);
-    return s;
-}
-__device__ inline float row_max(float s) {
-    #pragma unroll
-    for (int lanes = SIDE / 2; lanes > 0; lanes /= 2) s = fmaxf(s, __shfl_xor_sync(~0u, s, lanes));
-    return s;
-}
-
 constexpr int attention_forward_floats(int TILE, int D) { return 3 * tile_floats(TILE, D) + tile_floats(TILE, TILE); }
 
 // out = softmax(q k^T / sqrt(HS), masked so that query t sees keys 0..t) v. Grid (heads, tiles of queries), those with the
@@ -154,11 +142,11 @@ attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float sca
                 s[i][j] = u + x + SIDE * j <= first + y * R + i ? s[i][j] * scale : -INFINITY;
                 max[i] = fmaxf(max[i], s[i][j]);
             }
-            max[i] = row_max(max[i]);
+            max[i] = combine_lanes<SIDE>(max[i], Larger()); // over the lanes that share a row
             #pragma unroll
             for (int j = 0; j < R; j++) part += s[i][j] = fast_exp(s[i][j] - max[i]);
             float correction = fast_exp(before - max[i]);
-            sum[i] = sum[i] * correction + row_sum(part);
+            sum[i] = sum[i] * correction + combine_lanes<SIDE>(part, Plus());
             #pragma unroll
             for (int j = 0; j < D / SIDE; j++) o[i][j] *= correction;
         }
@@ -306,32 +294,26 @@ static inline float* attention_delta(AttentionCall a) {
     return delta;
 }
 
-template <int TILE, int D, int W> static inline void attention_forward_launch(AttentionCall a) {
-    const size_t shared = attention_forward_floats(TILE, D) * sizeof(float);
-    dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, TILE));
-    allow_shared_memory(attention_forward_kernel<TILE, D, W>, shared, "attention_forward");
-    attention_forward_kernel<TILE, D, W><<<grid, ATTENTION_THREADS, shared, compute_stream>>>(
-        a.result, a.stats, a.qkv, 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH, a.HS);
-    check_launch("attention_forward");
+// Launches a kernel of forward or backward, whose arguments end with the scale and the shape.
+template <typename Kernel, typename... A>
+static inline void attention_run(const char* what, Kernel* kernel, int tile, int shared_floats, AttentionCall a, A... arguments) {
+    const size_t shared = shared_floats * sizeof(float);
+    dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, tile));
+    allow_shared_memory(kernel, shared, what);
+    kernel<<<grid, ATTENTION_THREADS, shared, compute_stream>>>(arguments..., 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH, a.HS);
+    check_launch(what);
 }
-
-template <int TILE, int D, int W> static inline void attention_backward_launch(AttentionCall a) {
-    const size_t shared = attention_backward_floats(TILE, D) * sizeof(float);
-    const float *delta = attention_delta(a), scale = 1.0f / sqrtf((float)a.HS);
-    dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, TILE));
-    allow_shared_memory(attention_dq_kernel<TILE, D, W>, shared, "attention_backward, dq");
-    attention_dq_kernel<TILE, D, W><<<grid, ATTENTION_THREADS, shared, compute_stream>>>(
-        a.result, a.dout, a.qkv, a.stats, delta, scale, a.T, a.C, a.NH, a.HS);
-    check_launch("attention_backward, dq");
-    allow_shared_memory(attention_dkv_kernel<TILE, D, W>, shared, "attention_backward, dk and dv");
-    attention_dkv_kernel<TILE, D, W><<<grid, ATTENTION_THREADS, shared, compute_stream>>>(
-        a.result, a.dout, a.qkv, a.stats, delta, scale, a.T, a.C, a.NH, a.HS);
-    check_launch("attention_backward, dk and dv");
-}
-
 template <int TILE, int D, int W> static inline void attention_launch(AttentionCall a) {
-    if (a.dout == NULL) attention_forward_launch<TILE, D, W>(a);
-    else attention_backward_launch<TILE, D, W>(a);
+    constexpr int floats = attention_forward_floats(TILE, D), backward_floats = attention_backward_floats(TILE, D);
+    if (a.dout == NULL) {
+        attention_run("attention_forward", attention_forward_kernel<TILE, D, W>, TILE, floats, a, a.result, a.stats, a.qkv);
+        return;
+    }
+    const float *delta = attention_delta(a), *stats = a.stats;
+    attention_run("attention_backward, dq", attention_dq_kernel<TILE, D, W>, TILE, backward_floats, a,
+                  a.result, a.dout, a.qkv, stats, delta);
+    attention_run("attention_backward, dk and dv", attention_dkv_kernel<TILE, D, W>, TILE, backward_floats, a,
+                  a.result, a.dout, a.qkv, stats, delta);
 }
 // Tiles are as large as possible: backward's five must fit in the 99 KB that the smallest of these GPUs gives a block.
 template <int W> static inline void attention_by_head_size(AttentionCall a) {

@@ -65,8 +65,7 @@ __device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* sr
     }
 }
 // 16 rows of dst, `stride` elements apart, = sum * factor, as far as there are rows. Four lanes write 16 bytes side by side.
-__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], int stride,
-                                  int there) {
+__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], int stride, int there) {
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 2; i++) {
@@ -133,10 +132,6 @@ __device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
-__device__ inline float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
 
 // ---- forward ----
 constexpr int FORWARD_KEYS = 64; // of a tile
@@ -153,7 +148,7 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     for (int i = 0; i < wide * 4; i++) max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i / 4][i % 4]);
     #pragma unroll
     for (int row = 0; row < 2; row++) {
-        max[row] = quad_max(max[row]);
+        max[row] = combine_lanes<4>(max[row], Larger());
         before[row] = power_of_2((before[row] - max[row]) * scale2);
         sum[row] *= before[row];
     }

@@ -58,8 +58,7 @@ __device__ inline void write_gradient(floatX* row, const floatX* kept, RunningSo
 // Reads the logits once where `in_shared`, twice where not, and writes them once where GRADIENT:
 // 4, 6 and 2 N Vp bytes in 16 bits for gradients from one and two reads, and for the loss alone.
 template <int W, bool GRADIENT>
-__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp,
-                                  bool in_shared) {
+__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool in_shared) {
     extern __shared__ int4 shared_memory[];
     __shared__ float of_warps[WARP];
     floatX *row = logits + (size_t)blockIdx.x * Vp, *kept = in_shared ? (floatX*)shared_memory : NULL;
@@ -75,27 +74,22 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
     if (GRADIENT) write_gradient<W>(row, in_shared ? kept : row, s, target, dloss, V, Vp);
 }
 
-template <int W, bool GRADIENT>
+template <bool GRADIENT>
 static inline void classifier_launch(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
     const char* layer = GRADIENT ? "classifier_forward_backward" : "classifier_forward";
     size_t row_bytes = (size_t)Vp * sizeof(floatX), of_warps = WARP * sizeof(float);
-    bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes;
-    if (in_shared) allow_shared_memory(classifier_kernel<W, GRADIENT>, row_bytes, layer);
-    unsigned threads = row_threads(Vp, W == VEC, 1024);
-    classifier_kernel<W, GRADIENT><<<N, threads, in_shared ? row_bytes : 0, compute_stream>>>(
+    bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes, vectors = rows_are_vectors(Vp, logits);
+    auto kernel = vectors ? classifier_kernel<VEC, GRADIENT> : classifier_kernel<1, GRADIENT>;
+    if (in_shared) allow_shared_memory(kernel, row_bytes, layer);
+    kernel<<<N, row_threads(Vp, vectors, 1024), in_shared ? row_bytes : 0, compute_stream>>>(
         losses, logits, targets, dloss, V, Vp, in_shared);
     check_launch(layer);
 }
-
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
-    floatX* x = (floatX*)logits; // this variant of the kernel writes no logits
-    if (rows_are_vectors(Vp, x)) classifier_launch<VEC, false>(losses, x, targets, 0, N, V, Vp);
-    else classifier_launch<1, false>(losses, x, targets, 0, N, V, Vp);
+    classifier_launch<false>(losses, (floatX*)logits, targets, 0, N, V, Vp); // it writes no logits
 }
-
 void classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
-    if (rows_are_vectors(Vp, logits)) classifier_launch<VEC, true>(losses, logits, targets, dloss, N, V, Vp);
-    else classifier_launch<1, true>(losses, logits, targets, dloss, N, V, Vp);
+    classifier_launch<true>(losses, logits, targets, dloss, N, V, Vp);
 }
 
 // ---- in parts ----

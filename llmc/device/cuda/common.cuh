@@ -101,35 +101,28 @@ __device__ inline int token_row(TokenRange range, int token) {
 }
 
 // ---- sums over threads, in a fixed order: every thread gets the same bits ----
-template <typename T> __device__ inline T warp_sum(T x) {
+struct Plus { template <typename T> __device__ T operator()(T a, T b) const { return a + b; } };
+struct Larger { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
+
+template <int LANES, typename T, typename Op> __device__ inline T combine_lanes(T x, Op op) { // neighbours, a power of two
     #pragma unroll
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) x = op(x, __shfl_xor_sync(~0u, x, lanes));
     return x;
 }
-__device__ inline float warp_max(float x) {
-    #pragma unroll
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
-    return x;
-}
+template <typename T> __device__ inline T warp_sum(T x) { return combine_lanes<WARP>(x, Plus()); }
+__device__ inline float warp_max(float x) { return combine_lanes<WARP>(x, Larger()); }
 // Over a block of whole warps, at most 32. `of_warps` (32) is shared memory.
-template <typename T> __device__ inline T block_sum(T x, T* of_warps) {
-    x = warp_sum(x);
+template <typename T, typename Op> __device__ inline T combine_block(T x, T* of_warps, Op op) {
+    x = combine_lanes<WARP>(x, op);
     __syncthreads(); // an earlier use of of_warps has been read
     if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = x;
     __syncthreads();
     x = of_warps[0];
-    for (int w = 1; w < (int)(blockDim.x / WARP); w++) x += of_warps[w];
+    for (int w = 1; w < (int)(blockDim.x / WARP); w++) x = op(x, of_warps[w]);
     return x;
 }
-__device__ inline float block_max(float x, float* of_warps) {
-    x = warp_max(x);
-    __syncthreads(); // as above
-    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = of_warps[0];
-    for (int w = 1; w < (int)(blockDim.x / WARP); w++) x = fmaxf(x, of_warps[w]);
-    return x;
-}
+template <typename T> __device__ inline T block_sum(T x, T* of_warps) { return combine_block(x, of_warps, Plus()); }
+__device__ inline float block_max(float x, float* of_warps) { return combine_block(x, of_warps, Larger()); }
 
 // ---- column sums: the second half of every parameter gradient that is a sum over rows ----
 // One launch makes two gradients where their partial sums lie side by side: a, b (cols) set or += column sums of partial

@@ -36,11 +36,9 @@ struct AddError { // 12 n bytes in fp32
 void add_error(float* x, const floatX* grads, const float* error, size_t n) {
     for_each(n, AddError { x, grads, error }, "add_error");
 }
-struct Scale {
-    float* x; float factor;
-    __device__ void operator()(size_t i) const { x[i] *= factor; }
-};
-void scale_in_place_fp32(float* x, float factor, size_t n) { for_each(n, Scale { x, factor }, "scale_in_place_fp32"); }
+void scale_in_place_fp32(float* x, float factor, size_t n) {
+    for_pieces(n, rows_are_vectors(VEC, x), Scale<float> { x, factor }, "scale_in_place_fp32");
+}
 
 // ---- 16 bits ----
 __device__ inline uint16_t rounded_16(float x, DType to) {
@@ -268,8 +266,7 @@ __global__ void top_k_histogram_kernel(TopK* t, const float* x, size_t n, int di
     for (int bin = threadIdx.x; bin < TOP_K_BINS; bin += blockDim.x)
         if (count[bin] > 0) atomicAdd(&t->count[digit * TOP_K_BINS + bin], count[bin]);
 }
-// One warp. Lane l has the l-th group of bins from the highest; the k-th is in one lane's, which then walks down its
-// bins.
+// One warp. Lane l has the l-th group of bins from the highest; the k-th is in one lane's, which then walks down its bins.
 __global__ void top_k_bin_kernel(TopK* t, int digit) {
     constexpr int GROUP = TOP_K_BINS / WARP;
     int lane = threadIdx.x, bin = TOP_K_BINS - 1 - lane * GROUP;
@@ -306,8 +303,7 @@ __global__ void top_k_count_kernel(TopK* t, const float* x, size_t n, size_t chu
     if (threadIdx.x == 0) t->greater[blockIdx.x] = greater;
     if (threadIdx.x == 0) t->equal[blockIdx.x] = equal;
 }
-// Returns how many of the block's threads before this one have `flag`; *all is how many have it. of_warps (32) is shared
-// memory.
+// Returns how many of the block's threads before this one have `flag`; *all is how many have it. of_warps (32) is shared memory.
 __device__ inline uint32_t count_before(bool flag, uint32_t* of_warps, uint32_t* all) {
     uint32_t votes = __ballot_sync(~0u, flag), before = __popc(votes & ((1u << threadIdx.x % WARP) - 1));
     __syncthreads(); // an earlier use of of_warps has been read
@@ -441,8 +437,7 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
     int chunk = (int)ceil_div((size_t)n, chunks);
     chunks = ceil_div((size_t)n, (size_t)chunk);
     float* partial = chunks == 1 ? q : (float*)cuda_layers.workspace;
-    dim3 blocks((unsigned)chunks, (unsigned)ceil_div((size_t)k, COMPRESS_THREADS),
-                (unsigned)ceil_div((size_t)r, RANKS_AT_ONCE));
+    dim3 blocks((unsigned)chunks, (unsigned)ceil_div((size_t)k, COMPRESS_THREADS), (unsigned)ceil_div((size_t)r, RANKS_AT_ONCE));
     skinny_transposed_kernel<<<blocks, COMPRESS_THREADS, 0, compute_stream>>>(partial, m, p, n, k, r, chunk);
     check_launch("skinny_product_transposed");
     if (chunks > 1) for_each(size, AddChunks { q, partial, (int)chunks, size }, "skinny_product_transposed");
@@ -466,8 +461,7 @@ __device__ inline double orthogonalise_column(float* p, int n, int r, int j, dou
     }
     return sqrt(column_product(p, n, r, j, j, of_warps));
 }
-// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do
-// not span.
+// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do not span.
 __device__ inline double replace_column(float* p, int n, int r, int j, double* of_warps) {
     double length = 0;
     for (int t = 0; t < n && length <= 0.5 / sqrt((double)n); t++) {
@@ -513,8 +507,7 @@ __global__ void low_rank_kernel(floatX* out, float* kept, const float* m, const 
         if (kept != NULL) kept[at] = __fsub_rn(m[at], __fmul_rn(share, widen(out[at])));
     }
 }
-void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share,
-                    int n, int k, int r) {
+void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r) {
     constexpr int ROWS = 8;
     dim3 blocks((unsigned)ceil_div((size_t)n, ROWS), (unsigned)ceil_div((size_t)k, COMPRESS_THREADS));
     low_rank_kernel<ROWS><<<blocks, COMPRESS_THREADS, 0, compute_stream>>>(out, kept, m, p, q, share, n, k, r);

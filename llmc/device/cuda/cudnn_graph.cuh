@@ -16,6 +16,7 @@ API: https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-l
 #include "../../base/common.h"
 #include <cudnn.h>
 #include <dlfcn.h>
+#include <type_traits>
 static_assert(CUDNN_VERSION >= 90800, "llmc needs the headers of cuDNN 9.8 or newer; USE_CUDNN=0 builds without cuDNN");
 
 // ---- the library ----
@@ -132,9 +133,22 @@ static inline void graph_set_array(CudnnGraph* g, cudnnBackendDescriptor_t d, cu
                                    cudnnBackendAttributeType_t type, int64_t n, const void* values) {
     if (g->why[0] == 0) graph_ok(g, cudnn.cudnnBackendSetAttribute(d, name, type, n, values));
 }
-template <typename T>
-static inline void graph_set(CudnnGraph* g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, T value) {
-    graph_set_array(g, d, name, attribute_type(value), 1, &value);
+// Attributes are names and values in turn. A descriptor or handle that is NULL is left out.
+static inline void graph_set(CudnnGraph*, cudnnBackendDescriptor_t) {}
+template <typename T, typename... Rest>
+static inline void graph_set(CudnnGraph* g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, T value, Rest... rest) {
+    bool left_out = false;
+    if constexpr (std::is_pointer_v<T>) left_out = value == NULL;
+    if (!left_out) graph_set_array(g, d, name, attribute_type(value), 1, &value);
+    graph_set(g, d, rest...);
+}
+// A descriptor with these attributes, finalised.
+template <typename... A>
+static inline cudnnBackendDescriptor_t graph_make(CudnnGraph* g, cudnnBackendDescriptorType_t type, A... attributes) {
+    cudnnBackendDescriptor_t d = graph_create(g, type);
+    graph_set(g, d, attributes...);
+    graph_finalize(g, d);
+    return d;
 }
 // Reads up to n values, and returns how many there are. Those that are descriptors must have been created.
 static inline int64_t graph_get(CudnnGraph* g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
@@ -145,44 +159,35 @@ static inline int64_t graph_get(CudnnGraph* g, cudnnBackendDescriptor_t d, cudnn
 }
 
 // ---- tensors ----
-// What every tensor has: its element of index (b,h,r,c) lies at the sum of index times stride.
-static inline CudnnTensor tensor_begin(CudnnGraph* g, int64_t uid, cudnnDataType_t type, const int64_t dim[4],
-                                       const int64_t stride[4]) {
+// Its element of index (b,h,r,c) lies at the sum of index times stride. more: attributes that not all tensors have.
+template <typename... A>
+static inline CudnnTensor tensor_make(CudnnGraph* g, int64_t uid, cudnnDataType_t type, const int64_t dim[4],
+                                      const int64_t stride[4], int64_t alignment, A... more) {
     CudnnTensor t = { {}, {}, type, graph_create(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR) };
     memcpy(t.dim, dim, sizeof t.dim);
     memcpy(t.stride, stride, sizeof t.stride);
-    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_UNIQUE_ID, uid);
-    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_DATA_TYPE, type);
+    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_UNIQUE_ID, uid, CUDNN_ATTR_TENSOR_DATA_TYPE, type,
+              CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment, more...);
     graph_set_array(g, t.descriptor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, t.dim);
     graph_set_array(g, t.descriptor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, t.stride);
+    graph_finalize(g, t.descriptor);
     return t;
 }
 // In memory, at the address that graph_run is given for this uid; it begins on 16 bytes.
 static inline CudnnTensor tensor_in_memory(CudnnGraph* g, int64_t uid, cudnnDataType_t type, const int64_t dim[4],
                                            const int64_t stride[4]) {
     g->step = "a tensor";
-    CudnnTensor t = tensor_begin(g, uid, type, dim, stride);
-    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, (int64_t)16);
-    graph_finalize(g, t.descriptor);
-    return t;
+    return tensor_make(g, uid, type, dim, stride, 16);
 }
 // One fp32 number, read from the host when the graph runs.
 static inline CudnnTensor tensor_number(CudnnGraph* g, int64_t uid) {
     const int64_t one[4] = { 1, 1, 1, 1 };
     g->step = "a number";
-    CudnnTensor t = tensor_begin(g, uid, CUDNN_DATA_FLOAT, one, one);
-    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, (int64_t)sizeof(float));
-    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, true);
-    graph_finalize(g, t.descriptor);
-    return t;
+    return tensor_make(g, uid, CUDNN_DATA_FLOAT, one, one, sizeof(float), CUDNN_ATTR_TENSOR_IS_BY_VALUE, true);
 }
 // A result that only other operations of the graph see. Its uid is larger than those that callers choose.
 static inline CudnnTensor tensor_virtual(CudnnGraph* g, cudnnDataType_t type, const int64_t dim[4], const int64_t stride[4]) {
-    CudnnTensor t = tensor_begin(g, 1000 + g->virtual_tensors++, type, dim, stride);
-    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, (int64_t)16);
-    graph_set(g, t.descriptor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, true);
-    graph_finalize(g, t.descriptor);
-    return t;
+    return tensor_make(g, 1000 + g->virtual_tensors++, type, dim, stride, 16, CUDNN_ATTR_TENSOR_IS_VIRTUAL, true);
 }
 // The same, packed.
 static inline CudnnTensor tensor_between(CudnnGraph* g, cudnnDataType_t type, int64_t B, int64_t NH, int64_t rows, int64_t cols) {
@@ -194,88 +199,68 @@ static inline CudnnTensor tensor_like(CudnnGraph* g, cudnnDataType_t type, Cudnn
 }
 
 // ---- operations: each returns its result, which is virtual unless `result` says where it goes. Arithmetic is fp32. ----
-static inline void operation_end(CudnnGraph* g, cudnnBackendDescriptor_t operation) {
+template <typename... A> static inline void graph_operation(CudnnGraph* g, cudnnBackendDescriptorType_t type, A... attributes) {
     require(g->num_operations < CUDNN_MAX_OPERATIONS, "a cuDNN graph has more than %d operations", CUDNN_MAX_OPERATIONS);
-    graph_finalize(g, operation);
-    g->operations[g->num_operations++] = operation;
+    g->operations[g->num_operations++] = graph_make(g, type, attributes...);
 }
 // a b, (rows,inner) (inner,cols)
 static inline CudnnTensor graph_matmul(CudnnGraph* g, CudnnTensor a, CudnnTensor b, const CudnnTensor* result = NULL) {
     g->step = "matmul";
     CudnnTensor y = result ? *result : tensor_between(g, CUDNN_DATA_FLOAT, a.dim[0], a.dim[1], a.dim[2], b.dim[3]);
-    cudnnBackendDescriptor_t math = graph_create(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    graph_set(g, math, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
-    graph_finalize(g, math);
-    cudnnBackendDescriptor_t operation = graph_create(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, y.descriptor);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, math);
-    operation_end(g, operation);
+    cudnnBackendDescriptor_t math = graph_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
+    graph_operation(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor,
+                    CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor, CUDNN_ATTR_OPERATION_MATMUL_CDESC, y.descriptor,
+                    CUDNN_ATTR_OPERATION_MATMUL_DESC, math);
     return y;
 }
-// How pointwise operations begin: what is done, in which arithmetic.
-static inline cudnnBackendDescriptor_t pointwise_mode(CudnnGraph* g, cudnnPointwiseMode_t mode, cudnnDataType_t arithmetic) {
-    cudnnBackendDescriptor_t math = graph_create(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    graph_set(g, math, CUDNN_ATTR_POINTWISE_MODE, mode);
-    graph_set(g, math, CUDNN_ATTR_POINTWISE_MATH_PREC, arithmetic);
-    return math;
-}
-// And how they end. b and mask may be NULL.
-static inline CudnnTensor pointwise_end(CudnnGraph* g, cudnnBackendDescriptor_t math, CudnnTensor x, const CudnnTensor* b,
-                                        const CudnnTensor* mask, CudnnTensor y) {
-    graph_finalize(g, math);
-    cudnnBackendDescriptor_t operation = graph_create(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, math);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor);
-    if (b != NULL) graph_set(g, operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b->descriptor);
-    if (mask != NULL) graph_set(g, operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, mask->descriptor);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
-    operation_end(g, operation);
+// What is done, in which arithmetic, to x, or to x and b, or where mask is true; more: attributes of what is done.
+template <typename... A>
+static inline CudnnTensor graph_pointwise(CudnnGraph* g, cudnnPointwiseMode_t mode, cudnnDataType_t arithmetic, CudnnTensor x,
+                                          CudnnTensor b, CudnnTensor mask, CudnnTensor y, A... more) {
+    cudnnBackendDescriptor_t math = graph_make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_ATTR_POINTWISE_MODE, mode,
+                                               CUDNN_ATTR_POINTWISE_MATH_PREC, arithmetic, more...);
+    graph_operation(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, math,
+                    CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b.descriptor,
+                    CUDNN_ATTR_OPERATION_POINTWISE_TDESC, mask.descriptor, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
     return y;
 }
+static const CudnnTensor no_tensor = {};
 // exp(x), log(x), x
 static inline CudnnTensor graph_map(CudnnGraph* g, cudnnPointwiseMode_t mode, CudnnTensor x, const CudnnTensor* result = NULL) {
     g->step = "a function of each element";
     CudnnTensor y = result ? *result : tensor_like(g, CUDNN_DATA_FLOAT, x);
-    return pointwise_end(g, pointwise_mode(g, mode, CUDNN_DATA_FLOAT), x, NULL, NULL, y);
+    return graph_pointwise(g, mode, CUDNN_DATA_FLOAT, x, no_tensor, no_tensor, y);
 }
 // x op b, element by element; where b has one column or one number, it is the same for all of x
 static inline CudnnTensor graph_combine(CudnnGraph* g, CudnnTensor x, cudnnPointwiseMode_t op, CudnnTensor b,
                                         const CudnnTensor* result = NULL) {
     g->step = "an operation on two tensors";
     CudnnTensor y = result ? *result : tensor_like(g, CUDNN_DATA_FLOAT, x);
-    return pointwise_end(g, pointwise_mode(g, op, CUDNN_DATA_FLOAT), x, &b, NULL, y);
+    return graph_pointwise(g, op, CUDNN_DATA_FLOAT, x, b, no_tensor, y);
 }
 // Each element of a tensor of x's shape is its own index along `axis`: 2 is the row, 3 the column.
 static inline CudnnTensor graph_index(CudnnGraph* g, CudnnTensor x, int64_t axis) {
     g->step = "an index";
     CudnnTensor y = tensor_like(g, CUDNN_DATA_INT32, x);
-    cudnnBackendDescriptor_t math = pointwise_mode(g, CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_INT32);
-    graph_set(g, math, CUDNN_ATTR_POINTWISE_AXIS, axis);
-    return pointwise_end(g, math, x, NULL, NULL, y);
+    return graph_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_INT32, x, no_tensor, no_tensor, y,
+                           CUDNN_ATTR_POINTWISE_AXIS, axis);
 }
 // x where the row's index is at least the column's, b elsewhere: query t sees keys 0..t
 static inline CudnnTensor graph_causal(CudnnGraph* g, CudnnTensor x, CudnnTensor b) {
     CudnnTensor row = graph_index(g, x, 2), col = graph_index(g, x, 3);
     g->step = "the causal mask";
     CudnnTensor seen = tensor_like(g, CUDNN_DATA_BOOLEAN, x), y = tensor_like(g, CUDNN_DATA_FLOAT, x);
-    pointwise_end(g, pointwise_mode(g, CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN), row, &col, NULL, seen);
-    return pointwise_end(g, pointwise_mode(g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT), x, &b, &seen, y);
+    graph_pointwise(g, CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, row, col, no_tensor, seen);
+    return graph_pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT, x, b, seen, y);
 }
 // Returns the sum or the largest of each row, (rows,1)
 static inline CudnnTensor graph_reduce(CudnnGraph* g, cudnnReduceTensorOp_t op, CudnnTensor x) {
     g->step = "a reduction";
     CudnnTensor y = tensor_between(g, CUDNN_DATA_FLOAT, x.dim[0], x.dim[1], x.dim[2], 1);
-    cudnnBackendDescriptor_t math = graph_create(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-    graph_set(g, math, CUDNN_ATTR_REDUCTION_OPERATOR, op);
-    graph_set(g, math, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
-    graph_finalize(g, math);
-    cudnnBackendDescriptor_t operation = graph_create(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, math);
-    operation_end(g, operation);
+    cudnnBackendDescriptor_t math = graph_make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR, CUDNN_ATTR_REDUCTION_OPERATOR, op,
+                                               CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
+    graph_operation(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor,
+                    CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor, CUDNN_ATTR_OPERATION_REDUCTION_DESC, math);
     return y;
 }
 // x with rows and columns exchanged, in the type that the product which reads it multiplies
@@ -284,10 +269,8 @@ static inline CudnnTensor graph_transpose(CudnnGraph* g, CudnnTensor x, cudnnDat
     const int64_t stride[4] = { x.stride[0], x.stride[1], x.stride[3], x.stride[2] };
     g->step = "a transposition";
     CudnnTensor y = tensor_virtual(g, type, dim, stride);
-    cudnnBackendDescriptor_t operation = graph_create(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor);
-    graph_set(g, operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
-    operation_end(g, operation);
+    graph_operation(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor,
+                    CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
     return y;
 }
 
@@ -297,11 +280,9 @@ static inline bool plan_from(CudnnGraph* g, cudnnBackendDescriptor_t configurati
     cudnnBackendDescriptor_t engine = graph_create(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     graph_get(g, configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
     graph_get(g, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &g->engine);
-    cudnnBackendDescriptor_t plan = graph_create(g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    if (g->device) graph_set(g, plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, g->device);
-    else graph_set(g, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, g->handle);
-    graph_set(g, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
-    graph_finalize(g, plan); // the kernel is compiled here
+    cudnnBackendDescriptor_t plan = graph_make(g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP,
+        g->device, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, g->device ? NULL : g->handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
+        configuration); // the kernel is compiled here
     graph_get(g, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &g->workspace_bytes);
     g->plan = plan;
     return g->why[0] == 0;
@@ -312,15 +293,13 @@ static inline bool graph_plan(CudnnGraph* g) {
     constexpr int MOST = 16;
     cudnnBackendDescriptor_t graph = graph_create(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), found[MOST];
     g->step = "the graph";
-    if (g->handle) graph_set(g, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, g->handle);
+    graph_set(g, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, g->handle);
     graph_set_array(g, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations, g->operations);
     graph_finalize(g, graph);
-    cudnnBackendDescriptor_t heuristics = graph_create(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     g->step = "the choice of an engine";
-    graph_set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
-    graph_set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
-    if (g->device) graph_set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, g->device);
-    graph_finalize(g, heuristics);
+    cudnnBackendDescriptor_t heuristics = graph_make(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
+        CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A,
+        CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, g->device);
     for (int i = 0; i < MOST; i++) found[i] = graph_create(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     int64_t n = graph_get(g, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST, found);
     if (g->why[0] != 0) return false;

@@ -9,31 +9,10 @@ place in its group is the number of smaller positions there.
 #define LLMC_CUDA_ENCODER_CUH
 #include "common.cuh"
 
-// One block per row, one piece of W channels per thread. Reads 2 rows, writes 1: 6 N C bytes in 16 bits.
+// One block per row, one piece of W channels per thread. Reads up to 2 rows, writes 1: 6 N C bytes in 16 bits.
 template <int W>
-__global__ void encoder_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int T, int C) {
-    size_t i = blockIdx.x;
-    const floatX *e = wte + (size_t)tokens[i] * C, *p = wpe + i % T * C;
-    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-        Floats<W> sum = load<W>(e + c), position = load<W>(p + c);
-        #pragma unroll
-        for (int k = 0; k < W; k++) sum.x[k] += position.x[k];
-        store(out + i * C + c, sum);
-    }
-}
-
-void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
-    unsigned rows = (unsigned)(B * T);
-    bool vectors = rows_are_vectors(C, out, wte, wpe);
-    auto kernel = vectors ? encoder_forward_kernel<VEC> : encoder_forward_kernel<1>;
-    kernel<<<rows, row_threads(C, vectors), 0, compute_stream>>>(out, tokens, wte, wpe, T, C);
-    check_launch("encoder_forward");
-}
-
-// The same with a part of the matrix. Reads up to 2 rows, writes 1.
-template <int W>
-__global__ void encoder_part_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
-                                            int T, int C) {
+__global__ void encoder_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
+                                       int T, int C) {
     size_t i = blockIdx.x;
     int row = token_row(range, tokens[i]);
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
@@ -52,9 +31,12 @@ void encoder_part_forward(floatX* out, const int* tokens, const floatX* wte, con
                           int B, int T, int C) {
     unsigned rows = (unsigned)(B * T);
     bool vectors = rows_are_vectors(C, out, wte, wpe);
-    auto kernel = vectors ? encoder_part_forward_kernel<VEC> : encoder_part_forward_kernel<1>;
+    auto kernel = vectors ? encoder_forward_kernel<VEC> : encoder_forward_kernel<1>;
     kernel<<<rows, row_threads(C, vectors), 0, compute_stream>>>(out, tokens, wte, wpe, range, T, C);
-    check_launch("encoder_part_forward");
+    check_launch("encoder_forward");
+}
+void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    encoder_part_forward(out, tokens, wte, wpe, { 0, cuda_layers.shapes.Vp }, B, T, C);
 }
 
 // ---- positions grouped by token ----

@@ -60,48 +60,6 @@ void add_sum(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Iden
 void add_sum_squares(double* acc, const floatX* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares"); }
 void add_sum_squares_fp32(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares_fp32"); }
 
-// One piece per thread, the thread after the last whole piece does the rest. Reads and writes x: 4 n bytes in 16 bits.
-template <int W>
-__global__ void scale_kernel(floatX* x, float factor, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    if (i + W <= n) {
-        Floats<W> piece = load<W>(x + i);
-        #pragma unroll
-        for (int k = 0; k < W; k++) piece.x[k] *= factor;
-        store(x + i, piece);
-    } else for (; i < n; i++) x[i] = narrow<floatX>(widen(x[i]) * factor);
-}
-void scale_in_place(floatX* x, float factor, size_t n) {
-    const unsigned threads = 256;
-    if (n == 0) return;
-    bool vectors = rows_are_vectors(VEC, x);
-    auto kernel = vectors ? scale_kernel<VEC> : scale_kernel<1>;
-    kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(x, factor, n);
-    check_launch("scale_in_place");
-}
-
-// One piece per thread, the thread after the last whole piece does the rest. Reads x and y, writes x: 6 n bytes in 16 bits.
-template <int W, typename T>
-__global__ void add_kernel(T* x, const T* y, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    if (i + W <= n) {
-        Floats<W> piece = load<W>(x + i), other = load<W>(y + i);
-        #pragma unroll
-        for (int k = 0; k < W; k++) piece.x[k] += other.x[k];
-        store(x + i, piece);
-    } else for (; i < n; i++) x[i] = narrow<T>(widen(x[i]) + widen(y[i]));
-}
-template <typename T> static inline void add_launch(T* x, const T* y, size_t n) {
-    const unsigned threads = 256;
-    if (n == 0) return;
-    bool vectors = rows_are_vectors(VEC, x, y);
-    auto kernel = vectors ? add_kernel<VEC, T> : add_kernel<1, T>;
-    kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(x, y, n);
-    check_launch("add_in_place");
-}
-void add_in_place(floatX* x, const floatX* y, size_t n) { add_launch(x, y, n); }
-void add_in_place_fp32(float* x, const float* y, size_t n) { add_launch(x, y, n); }
-
 // One thread: it is here so that the norm need not travel to the host and back.
 __global__ void clip_gradients_kernel(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;
@@ -114,21 +72,55 @@ void clip_gradients(StepStats* stats, float max_norm, float loss_scale) {
     check_launch("clip_gradients");
 }
 
-// ---- casts ----
-// dst (n) = src (n), rounded if dst is narrower. One piece per thread, the thread after the last whole piece does the rest.
-template <int W, typename To, typename From>
-__global__ void cast_kernel(To* dst, const From* src, size_t n) {
+// ---- elementwise: f.at<W>(i) is what becomes of elements [i, i + W) ----
+// One piece per thread, the thread after the last whole piece does the rest.
+template <int W, typename F> __global__ void pieces_kernel(size_t n, F f) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    if (i + W <= n) store(dst + i, load<W>(src + i));
-    else for (; i < n; i++) dst[i] = narrow<To>(widen(src[i]));
+    if (i + W <= n) f.template at<W>(i);
+    else for (; i < n; i++) f.template at<1>(i);
 }
-template <typename To, typename From> static inline void cast(To* dst, const From* src, size_t n) {
+template <typename F> static inline void for_pieces(size_t n, bool vectors, F f, const char* layer) {
     const unsigned threads = 256;
     if (n == 0) return;
-    bool vectors = rows_are_vectors(VEC, dst) && rows_are_vectors(VEC, src);
-    auto kernel = vectors ? cast_kernel<VEC, To, From> : cast_kernel<1, To, From>;
-    kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(dst, src, n);
-    check_launch("cast");
+    auto kernel = vectors ? pieces_kernel<VEC, F> : pieces_kernel<1, F>;
+    kernel<<<(unsigned)ceil_div(n, threads * (vectors ? VEC : 1)), threads, 0, compute_stream>>>(n, f);
+    check_launch(layer);
+}
+
+template <typename T> struct Scale { // reads and writes x: 4 n bytes in 16 bits
+    T* x; float factor;
+    template <int W> __device__ void at(size_t i) const {
+        Floats<W> piece = load<W>(x + i);
+        #pragma unroll
+        for (int k = 0; k < W; k++) piece.x[k] *= factor;
+        store(x + i, piece);
+    }
+};
+void scale_in_place(floatX* x, float factor, size_t n) {
+    for_pieces(n, rows_are_vectors(VEC, x), Scale<floatX> { x, factor }, "scale_in_place");
+}
+
+template <typename T> struct Add { // reads x and y, writes x: 6 n bytes in 16 bits
+    T* x; const T* y;
+    template <int W> __device__ void at(size_t i) const {
+        Floats<W> piece = load<W>(x + i), other = load<W>(y + i);
+        #pragma unroll
+        for (int k = 0; k < W; k++) piece.x[k] += other.x[k];
+        store(x + i, piece);
+    }
+};
+template <typename T> static inline void add_up(T* x, const T* y, size_t n) {
+    for_pieces(n, rows_are_vectors(VEC, x, y), Add<T> { x, y }, "add_in_place");
+}
+void add_in_place(floatX* x, const floatX* y, size_t n) { add_up(x, y, n); }
+void add_in_place_fp32(float* x, const float* y, size_t n) { add_up(x, y, n); }
+
+template <typename To, typename From> struct Cast { // rounds if dst is narrower
+    To* dst; const From* src;
+    template <int W> __device__ void at(size_t i) const { store(dst + i, load<W>(src + i)); }
+};
+template <typename To, typename From> static inline void cast(To* dst, const From* src, size_t n) {
+    for_pieces(n, rows_are_vectors(VEC, dst) && rows_are_vectors(VEC, src), Cast<To, From> { dst, src }, "cast");
 }
 void to_fp32(float* out, const floatX* x, size_t n) { cast(out, x, n); }
 void from_fp32(floatX* out, const float* x, size_t n) { cast(out, x, n); }
