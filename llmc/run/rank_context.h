@@ -230,9 +230,10 @@ static inline RankMemory memory_choose(const RankMemory* all, int N) {
 // Prints the memory of a rank, beside what was predicted. Returns true if that of every rank is as it has predicted. Collective.
 static inline bool report_memory(RankContext* w, const size_t predicted[MEMORY_KINDS]) {
     RankMemory m = rank_memory(w->control.ranks.rank, predicted);
-    RankMemory* all = (RankMemory*)control_all_gather(&w->control, &m, sizeof m);
-    m = memory_choose(all, w->comm.size);
+    RankMemory* all = (RankMemory*)control_gather_array(&w->control, &m, sizeof m);
+    if (all) m = memory_choose(all, w->comm.size);
     free(all);
+    control_share(&w->control, &m, sizeof m);
     return report_rank_memory(&m);
 }
 

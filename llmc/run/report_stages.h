@@ -133,9 +133,11 @@ static inline void report_bubble(ActionTimes* t, Pipeline l) {
     free(t->actions);
     t->actions = NULL;
     if (l.p == 1 || t->sums.steps == 0) return;
-    ActionSums* ranks = (ActionSums*)control_all_gather(&w->control, &t->sums, sizeof t->sums);
-    Bubble b = bubble_of(l, ranks, w->comm.size);
+    Bubble b = { 0, 0, 0, 0, 0 };
+    ActionSums* ranks = (ActionSums*)control_gather_array(&w->control, &t->sums, sizeof t->sums);
+    if (ranks) b = bubble_of(l, ranks, w->comm.size);
     free(ranks);
+    control_share(&w->control, &b, sizeof b);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     bool crowded = strncmp(device_name(), "CPU", 3) == 0 && w->control.ranks.local_size > cores;
     printf("bubble     ranks computed for %.1f %% (%.1f to %.1f %%) of a step up to its last action, and waited for %.1f of"

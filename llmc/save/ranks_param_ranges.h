@@ -40,18 +40,21 @@ static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_r
 // After each rank has written or read its share of a checkpoint: checksum and elements become those of all ranks together.
 typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS]; } CheckpointSums;
 static inline void checkpoint_add_up(Comm* c, uint64_t checksum[CHECKPOINT_PARTS], uint64_t elements[CHECKPOINT_PARTS]) {
-    CheckpointSums mine;
+    CheckpointSums mine, total;
     memcpy(mine.checksum, checksum, sizeof mine.checksum);
     memcpy(mine.elements, elements, sizeof mine.elements);
-    CheckpointSums* all = (CheckpointSums*)control_all_gather(c->world->control, &mine, sizeof mine);
-    for (int k = 0; k < CHECKPOINT_PARTS; k++) {
-        checksum[k] = elements[k] = 0;
-        for (int q = 0; q < c->size; q++) {
-            checksum[k] += all[q].checksum[k];
-            elements[k] += all[q].elements[k];
+    memset(&total, 0, sizeof total);
+    CheckpointSums* all = (CheckpointSums*)control_gather_array(c->world->control, &mine, sizeof mine);
+    for (int q = 0; all && q < c->size; q++) {
+        for (int k = 0; k < CHECKPOINT_PARTS; k++) {
+            total.checksum[k] += all[q].checksum[k];
+            total.elements[k] += all[q].elements[k];
         }
     }
     free(all);
+    control_share(c->world->control, &total, sizeof total);
+    memcpy(checksum, total.checksum, sizeof total.checksum);
+    memcpy(elements, total.elements, sizeof total.elements);
 }
 
 static inline void param_ranges_save_beside(Comm* c, const char* out, const TrainState* state, SaveShare share) {

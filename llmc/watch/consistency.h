@@ -65,16 +65,17 @@ static inline void require_same_messages(Control* c, long long step) {
 // Dies on every rank, naming ranks and unit, unless each rank's sums (n) are those of rank number rank % parts; sums[i] belongs
 // to unit i. parts 1: unless they are the same everywhere. A rank that does not have a unit gives UNIT_ELSEWHERE.
 static inline void require_same_units(Control* c, const char* what, const uint64_t* sums, int n, int parts, long long step) {
-    uint64_t* all = (uint64_t*)control_all_gather(c, sums, (size_t)n * sizeof *sums); // (ranks,n)
-    for (int q = parts; q < c->ranks.size; q++)
-        for (int u = 0; u < n; u++) {
+    uint64_t* all = (uint64_t*)control_gather_array(c, sums, (size_t)n * sizeof *sums); // (ranks,n)
+    char* error = NULL;
+    for (int q = parts; all && q < c->ranks.size; q++)
+        for (int u = 0; u < n && error == NULL; u++) {
             int first = q % parts;
             while (first < q && all[first * n + u] == UNIT_ELSEWHERE) first += parts;
+            if (all[q * n + u] == all[first * n + u] || all[q * n + u] == UNIT_ELSEWHERE) continue;
             RankLabel a = rank_label(c, first), b = rank_label(c, q);
-            require(all[q * n + u] == all[first * n + u] || all[q * n + u] == UNIT_ELSEWHERE,
-                    "after step %lld the %s of unit %d differ between %s and %s: memory, the network or the program is at fault;"
-                    " continue from the last checkpoint with --resume", step, what, u, a.text, b.text);
+            error = format_string("after step %lld the %s of unit %d differ between %s and %s", step, what, u, a.text, b.text);
         }
     free(all);
+    control_die_together(c, error, ": memory, the network or the program is at fault; continue from the last checkpoint with --resume");
 }
 #endif

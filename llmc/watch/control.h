@@ -281,12 +281,26 @@ static inline ControlBytes control_broadcast(Control* c, const void* data, size_
     return received;
 }
 
-// Every rank gives `bytes` bytes, as many as all others, and gets those of all ranks, by rank: a new array (N), which it frees.
-static inline void* control_all_gather(Control* c, const void* mine, size_t bytes) {
+// Every rank gives `bytes` bytes, as many as all others. Rank 0 gets those of all, by rank: a new array (N), which it frees; the others
+// get NULL.
+static inline void* control_gather_array(Control* c, const void* mine, size_t bytes) {
     ControlBytes* given = control_gather(c, mine, bytes);
     char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
     for (int r = 0; given && r < c->ranks.size; r++) memcpy(all + (size_t)r * bytes, given[r].data, size_min(bytes, given[r].bytes));
     control_gathered_free(c, given);
+    return all;
+}
+
+// Makes x (bytes) what rank 0 has there: its answer to what it has gathered.
+static inline void control_share(Control* c, void* x, size_t bytes) {
+    ControlBytes answer = control_broadcast(c, x, bytes);
+    memcpy(x, answer.data, size_min(bytes, answer.bytes));
+    free(answer.data);
+}
+
+// As control_gather_array, and every rank gets the array. Rank 0 sends N times N of them, so it is for a few bytes.
+static inline void* control_all_gather(Control* c, const void* mine, size_t bytes) {
+    char* all = (char*)control_gather_array(c, mine, bytes);
     ControlBytes answer = control_broadcast(c, all, (size_t)c->ranks.size * bytes);
     free(all);
     return answer.data;

@@ -9,6 +9,8 @@ SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-
 BLOCKS = {"root", "block 0", "block 1", "block 2", "no unit"}
 FSDP = f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1"  # what an evaluation sends counts in no step
 OUTSIDE = ["gpt2_reduce", "gpt2_clip", "gpt2_update"]
+PARTS = ["gpt2_forward", "block_activations", "block_forward", "head_logits", "head_forward_backward", "block_backward", "add_squares"]
+PIPE = ["gpt2_expect", "gpt2_act", "gpt2_reduce"]
 SHARDS = ["group_gather", "grad_ready", *OUTSIDE]
 
 
@@ -32,10 +34,10 @@ def traced(ranks, stage, *options, **settings):
     rest(2, "ddp", "--ddp naive", ["gpt2_reduce", "gpt2_reduce_naive"], None, False),
     rest(2, "zero", "--zero-stage 2", ["grad_ready", "gpt2_gather", *OUTSIDE], None, False),
     rest(2, "zero", "--zero-stage 3 --total-batch-size 512", ["grad_ready", "unit_params", *OUTSIDE], BLOCKS, False),
-    rest(2, "tp", "", ["rows_sum_begin", "head_logits", "add_squares"], None, False),
-    rest(2, "pp", "--batch-size 2", ["gpt2_expect", "gpt2_act", *OUTSIDE], {"root", "messages", "no unit"}, False),
+    rest(2, "tp", "", PARTS, None, False),
+    rest(2, "pp", "--batch-size 2", [*PIPE, "add_squares"], {"root", "messages", "no unit"}, False),
     rest(2, "compress", "--compress int8", ["bucket_send", "gpt2_reduce"], BLOCKS, False),
-    rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", ["rows_sum_begin", "head_logits", "add_squares", "gpt2_expect", "gpt2_act", "gpt2_reduce"], None, False)],
+    rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", [*PARTS, *PIPE], None, False)],
     ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d"])
 def test_every_split_adds_up_to_what_the_run_has_measured(ranks, stage, options, callers, units, strict):
     run, trace = traced(ranks, stage, options, strict=strict)
