@@ -4,8 +4,8 @@ writer_lock.h - a folder has one writer at a time: the run whose processes hold 
 Two runs in one folder would remove each other's half-written checkpoints, and ranks whose launcher was killed go on for some
 seconds. So rank 0 takes the lock, which it can only if no process of another run has it; it writes into the file who it is, and
 then shares the lock with all other ranks that write. The kernel drops it when a process ends, in any way (fcntl, F_OFD_SETLK;
-flock gives it up before it takes the other kind), and on NFS the server keeps it for all machines. A file that is left after a
-kill or an error is nobody's.
+flock gives it up before it takes the other kind), and on NFS the server keeps it for all machines. Rank 0 removes the file at the end,
+and as it exits with an error unless another rank still has it; a file that is left is nobody's.
 */
 #ifndef LLMC_WRITER_LOCK_H
 #define LLMC_WRITER_LOCK_H
@@ -16,17 +16,18 @@ kill or an error is nobody's.
 typedef struct {
     char *path, *record; // owned; path: of rank 0, which removes the file. record: what it says; NULL: nothing is locked
     int fd;
+    pid_t process;       // a forked child does not end its parent's lock
 } WriterLock;
 static WriterLock writer_lock; // of this process
 
-// Returns whether fd is locked now; false: another run has it. Where the file system has no locks this warns once.
+// Returns whether fd is locked now; false: another process has it. path: what to warn of where the file system has no locks, or NULL.
 static inline bool writer_set(int fd, const char* path, short type) {
     struct flock l;
     memset(&l, 0, sizeof l); // the whole file
     l.l_type = type;
     if (fcntl(fd, F_OFD_SETLK, &l) == 0) return true;
     if (errno == EAGAIN || errno == EACCES) return false;
-    if (type == F_WRLCK) // rank 0's
+    if (path)
         fprintf(stderr, "warning: %s: this file system has no locks; make sure that no other run writes there\n", path);
     return true;
 }
@@ -39,7 +40,7 @@ static inline char* writer_read(int fd) {
     return xstrdup(text);
 }
 
-// Ends the lock, if this process has it.
+// Ends the lock, if this process has it. No rank writes any more.
 static inline void writer_lock_release(void) {
     if (writer_lock.record == NULL) return;
     if (writer_lock.path) unlink(writer_lock.path);
@@ -47,6 +48,12 @@ static inline void writer_lock_release(void) {
     free(writer_lock.path);
     free(writer_lock.record);
     memset(&writer_lock, 0, sizeof writer_lock);
+}
+
+// For exit(), on rank 0.
+static inline void writer_lock_exit(void) {
+    bool mine = writer_lock.record != NULL && writer_lock.process == getpid();
+    if (mine && writer_set(writer_lock.fd, NULL, F_WRLCK)) unlink(writer_lock.path);
 }
 
 // Makes the open, locked file this process's, and shares it: the kind of lock changes at once, so no other run comes between.
@@ -59,9 +66,11 @@ static inline void writer_begin(int fd, const char* path) {
     char* text = format_string("process %d on %s, since %lld.%09ld\n", getpid(), host, (long long)t.tv_sec, t.tv_nsec);
     if (ftruncate(fd, 0) == 0 && pwrite_all(fd, text, strlen(text), 0)) fsync(fd);
     free(text);
-    writer_set(fd, path, F_RDLCK);
-    WriterLock l = { xstrdup(path), writer_read(fd), fd };
+    writer_set(fd, NULL, F_RDLCK);
+    WriterLock l = { xstrdup(path), writer_read(fd), fd, getpid() };
     writer_lock = l;
+    static bool registered;
+    if (!registered) registered = atexit(writer_lock_exit) == 0;
 }
 
 // Tries once to take the lock. Returns an error, which the caller frees; NULL: it is taken, or nothing can be made in the folder.
@@ -107,8 +116,8 @@ static inline char* writer_lock_take(const char* out, double patience) {
 static inline char* writer_lock_join(const char* out, const char* record) {
     char *folder = path_trim(out), *path = format_string("%s/" WRITER_LOCK, folder), *error = NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); // O_CREAT: so that an NFS client asks the server
-    char* text = fd >= 0 && writer_set(fd, path, F_RDLCK) ? writer_read(fd) : NULL;
-    WriterLock l = { NULL, text, fd };
+    char* text = fd >= 0 && writer_set(fd, NULL, F_RDLCK) ? writer_read(fd) : NULL;
+    WriterLock l = { NULL, text, fd, getpid() };
     if (text && strcmp(text, record) == 0) writer_lock = l;
     else {
         error = format_string("%s: %s; --out must be a folder that every rank sees, and that no other run uses", path,
