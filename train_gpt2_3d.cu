@@ -608,7 +608,7 @@ static void gpt2_begin_step(GPT2* g) {
     tp_begin(&g->rows, g->B * g->T);
 }
 
-// Call before a backward pass of micro-batch `micro` of a step's `accumulation`. That of the last one makes gradients final.
+// Call before an action of micro-batch `micro` of a step's `accumulation`. The backward pass of the last one makes gradients final.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
@@ -707,7 +707,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sends rank 0's weights, master weights and moments to all other ranks.
+// Sends the first replica's weights, master weights and moments to the others.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
     comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));

@@ -573,7 +573,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sends rank 0's weights, master weights and moments to all other ranks.
+// Sends the first replica's weights, master weights and moments to the others.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
     comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
@@ -582,7 +582,7 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
 }
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Rank 0 has it first. Each rank loads
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first replica has it first. Each rank loads
 // its own errors.
 static void gpt2_load(GPT2* g, Run* run) {
     char* resumed = run->o.resume && run->from_checkpoint ? xstrdup(run->checkpoint.path) : NULL;

@@ -518,7 +518,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sends rank 0's weights, master weights and moments to all other ranks.
+// Sends the first replica's weights, master weights and moments to the others.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
     comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
@@ -527,7 +527,7 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
 }
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Rank 0 has it first.
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first replica has it first.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
