@@ -187,7 +187,7 @@ $(foreach p,fp32 bf16 fp16,$(eval $(call PLAN_STAGE,$p)))
 SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers,$(C_TESTS)))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 
-# The default data: the stages and llmc/ as bytes. Made once, so that runs can be compared; `make clean-data` to renew.
+# The default data: the stages and llmc/ of one day, as bytes.
 data/train.bin: | build/tokenize
 	sh dev/data/default.sh data build/tokenize
 # The same text in 2048 tokens that are learned from it.

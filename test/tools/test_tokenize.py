@@ -1,5 +1,5 @@
 """tokenize and train_bpe as programs: what they write, that they write the same again, and their errors."""
-import json, os, re, shutil, subprocess, time
+import json, os, re, subprocess, time
 import numpy as np
 import pytest
 from suite import ROOT, assert_refused, command, environment, program, succeeds
@@ -191,33 +191,15 @@ def files_of(path):
     return {name for x in documents(path) for name in re.findall(rb"\A/\*\s*(\S+)", x)}
 
 
-def test_the_default_data_is_the_projects_text_split_by_the_names_of_files(here):
-    """With or without .git, and nothing else; no stage is for validation, and an edit moves no file to the other side."""
-    shutil.copytree(ROOT, here / "tree", ignore=lambda folder, names: {".git", "build", "data", "nvidia"} & {*names} if folder == str(ROOT) else [])
-    for name in "build", "data", ".git", ".venv":
-        (here / "tree" / name).mkdir()
-        (here / "tree" / name / "extra.py").write_text("not of the project")
-    for tree, place in (ROOT, "here"), ("tree", "there"): default_data(tree, here / place)
-    for side in "train", "val": assert tokens(f"here/{side}.bin") == tokens(f"there/{side}.bin")
-    assert len(tokens("here/train.bin")) > 100000 and len(tokens("here/val.bin")) > 1000
-    val = files_of("here/val.bin")
-    assert b"logger.h" in val - files_of("here/train.bin") and b"comm.h" in files_of("here/train.bin") and not any(b"train_gpt2" in x for x in val)
-    shutil.rmtree("tree/data")
-    for path in "tree/llmc/base/rng.h", "tree/llmc/comm/comm.h": open(path, "a").write("\n// an edit\n")
-    default_data("tree", here / "edited")
-    assert files_of("edited/val.bin") == val
+def test_the_default_data_is_the_courses_text_with_no_stage_for_validation(here):
+    default_data(here, "default")
+    assert len(tokens("default/train.bin")) > 1000000 and len(tokens("default/val.bin")) > 40000
+    val, train = files_of("default/val.bin"), files_of("default/train.bin")
+    assert b"logger.h" in val - train and b"comm.h" in train and not any(b"train_gpt2" in x for x in val)
     # With a vocabulary of its own it has less than half as many tokens.
-    default_data("tree", here / "own", ROOT / program("train_bpe"), 1200)
-    assert 10000 < len(tokens("own/train.bin")) < len(tokens("here/train.bin")) / 2
-    assert_refused(default_data("tree", here / "ab.txt/data", start=command), "ab.txt/data cannot be made", "clone into a folder")
-
-
-def test_default_data_of_a_tree_without_validation_files_is_an_error(here):
-    (here / "bare/llmc/comm").mkdir(parents=True)
-    shutil.copy(ROOT / "llmc/comm/comm.h", "bare/llmc/comm")
-    shutil.copy(ROOT / "train_gpt2_ddp.cu", "bare")
-    assert_refused(default_data("bare", here / "none", start=command), "none of these is under llmc/: consistency.h")
-    assert not (here / "none").exists()
+    default_data(here, here / "own", ROOT / program("train_bpe"), 1200)
+    assert 10000 < len(tokens("own/train.bin")) < len(tokens("default/train.bin")) / 2
+    assert_refused(default_data(here, "ab.txt/data", start=command), "ab.txt/data cannot be made", "clone into a folder")
 
 
 # ---- errors ----
