@@ -48,11 +48,11 @@ NUMBERS = [
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", f"--prefetch none --wrap-blocks 0 {AGAIN}"),
     ("tp", "mpi", 2, "", ""), ("tp", "mpi", 2, "", f"{AGAIN} --keep-gathered {SEQUENCE}"), ("tp", "nccl", 2, "", "--no-overlap"),
     ("tp", "nccl", 2, "", f"{SEQUENCE} --keep-gathered --no-overlap"), ("tp", "nccl", 2, "", f"{SEQUENCE} S"), ("tp", "mpi", 2, "", f"{SEQUENCE} S"),
-    ("tp", "mpi", 4, COPIES, ""), ("tp", "nccl", 4, COPIES, f"{SEQUENCE} {NAIVE}"), ("tp", "nccl", 4, COPIES, WINDOWS),
+    ("tp", "mpi", 4, COPIES, ""), ("tp", "nccl", 4, COPIES, SEQUENCE), ("tp", "nccl", 4, COPIES, WINDOWS),
     ("tp", "nccl", 2, "--tensor-parallel 1", ""), ("tp", "nccl", 4, ODD, SEQUENCE),
     ("pp", "mpi", 2, "", ""), ("pp", "mpi", 2, "", f"{CHUNKS} --split 1,1,2,0 {AGAIN}"), ("pp", "nccl", 2, "", f"--schedule gpipe {AGAIN}"),
     ("pp", "nccl", 2, "", f"{DELAYED} S"), ("pp", "nccl", 2, "", CHUNKS), ("pp", "mpi", 4, STAGES, ""),
-    ("pp", "nccl", 4, STAGES, f"{WINDOWS} {NAIVE} {DELAYED}"), ("pp", "nccl", 4, "", "--split 1,2,1,0"), # the last stage has the head alone
+    ("pp", "nccl", 4, STAGES, f"{WINDOWS} {DELAYED}"), ("pp", "nccl", 4, "", "--split 1,2,1,0"), # the last stage has the head alone
     ("pp", "nccl", 2, EVALUATES, ""), ("pp", "nccl", 2, EVALUATES, CHUNKS),
     ("3d", "nccl", 4, mesh(2, 2, 1), f"--zero-stage 1 {SEQUENCE} {AGAIN}"), ("3d", "nccl", 4, mesh(2, 1, 2), f"--zero-stage 1 {DELAYED}"),
     ("3d", "mpi", 4, mesh(1, 2, 2), f"{DELAYED} {SEQUENCE} S"), ("3d", "mpi", 4, mesh(2, 2, 1), "--zero-stage 1 S"),

@@ -30,7 +30,7 @@ def ddp(ranks, *options):
 
 
 def local_sgd(ranks, *options):
-    return trained("ddp", OPTIONS, *options, ranks=ranks, binary=str(solution()))
+    return trained("ddp", OPTIONS, *options, ranks=ranks, binary=str(solution()), env={"OMP_NUM_THREADS": 1})
 
 
 def test_without_local_steps_it_is_ddp_to_the_bit():

@@ -25,7 +25,7 @@ def masked(stage, ranks, *options, **settings):
     ("ddp", 2, "--batch-size 4 --ddp naive"), rest("ddp", 4, "--batch-size 4 --ddp naive"), ("zero", 4, "--batch-size 4 --zero-stage 3"),
     rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"),
     rest("tp", 4, "--batch-size 8 --tensor-parallel 2"), rest("tp", 2, "--batch-size 16 --tensor-parallel 2 --sequence-parallel"),
-    rest("pp", 4, "--batch-size 4 --pipeline-parallel 2 --ddp naive"),
+    rest("pp", 4, "--batch-size 4 --pipeline-parallel 2"),
     rest("3d", 4, "--batch-size 8 --mesh dp=2,tp=2"), rest("3d", 4, "--batch-size 4 --mesh dp=2,pp=2"),
     rest("compress", 4, "--batch-size 4 --compress none")],
     ids=["single", "single-16_micro", "ddp-4_ranks", "naive-2_micro", "naive-4_ranks", "zero3", "zero2-4_micro", "fsdp", "tp",

@@ -16,10 +16,12 @@ def micro_batches(copies):
     return batch(24, copies, 12 // copies if copies < 3 else 24 // copies)
 
 
-# 24 sequences a step: in 12 micro-batches, or of two copies in 6; of more copies each micro-batch has one sequence.
+# 24 sequences a step: in 12 micro-batches, or of two copies in 6; of more copies each micro-batch has one sequence. One thread, as a
+# reference has: on some CPUs a product with more has other bits.
 def pp(mesh, *options, **settings):
     copies, p = axes(mesh)
-    return trained("pp", SMALL, EIGHT, micro_batches(copies), "--pipeline-parallel", p, *options, ranks=copies * p, **settings)
+    return trained("pp", SMALL, EIGHT, micro_batches(copies), "--pipeline-parallel", p, *options, ranks=copies * p,
+                   **{"env": {"OMP_NUM_THREADS": 1}} | settings)
 
 
 def tied(copies, *options, **settings):
@@ -70,9 +72,8 @@ def test_a_pipeline_of_one_rank_has_the_bits_of_one_device(schedule, precision):
 @pytest.mark.parametrize("mesh, options, strict", [
     ("1x4", AGAIN, True), ("1x3", f"{AGAIN} --schedule gpipe", True), ("1x2", f"{AGAIN} --schedule interleaved --chunks 4", True),
     ("1x4", f"{AGAIN} --schedule zb-h1", True), ("1x4", "--schedule zb-h1", True), ("1x4", "--split 1,2,5,0", False),
-    ("1x4", "--split 5,1,1,1", False), ("1x2", "--schedule interleaved --split 1,4,3,0", False), ("2x2", "--ddp naive", False),
-    ("2x2", "--schedule zb-h1 --bucket-mb 0.001", False)],
-    ids=["1f1b", "gpipe", "chunks", "zb-h1", "zb-h1-strict", "split", "split_first", "split_chunks", "naive", "buckets"])
+    ("1x4", "--split 5,1,1,1", False), ("1x2", "--schedule interleaved --split 1,4,3,0", False), ("2x2", "--schedule zb-h1", True)],
+    ids=["1f1b", "gpipe", "chunks", "zb-h1", "zb-h1-strict", "split", "split_first", "split_chunks", "copies"])
 def test_recomputation_splits_and_strict_mode_have_the_same_bits(mesh, options, strict):
     assert_same(tied(axes(mesh)[0]), pp(mesh, options, strict=strict))
 

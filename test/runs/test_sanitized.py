@@ -40,12 +40,12 @@ ROWS = """
     sampled 2 fsdp --sharding none --limit-all-gathers 3
     rest 3 fsdp.bf16 --cpu-offload --reduce-dtype model --wrap-blocks 2
     sampled-LEAKS 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
-    rest 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1 --bucket-mb 0.02
+    rest 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1
     sampled 4 tp --heads 4 --total-batch-size 64 --recompute block --no-overlap
-    sampled-strict 2 tp --total-batch-size 64 --sequence-parallel --keep-gathered --ddp naive --deterministic
+    sampled-strict 2 tp --total-batch-size 64 --sequence-parallel --keep-gathered --deterministic
     sampled-LEAKS 2 pp --check-every 1
-    rest 4 pp --pipeline-parallel 2 --schedule zb-h1 --check-every 1 --bucket-mb 0.02
-    sampled-strict 3 pp --schedule gpipe --split 1,2,0 --recompute block --ddp naive --deterministic
+    rest 4 pp --pipeline-parallel 2 --schedule zb-h1 --check-every 1
+    sampled-strict 3 pp --schedule gpipe --split 1,2,0 --recompute block --deterministic
     sampled 2 pp --layers 4 --schedule interleaved
     sampled 1 pp --schedule interleaved --chunks 3
     sampled-LEAKS 4 3d --mesh dp=2,tp=2 --total-batch-size 128 --zero-stage 1 --check-every 1

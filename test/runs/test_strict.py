@@ -33,7 +33,7 @@ ROWS = """
     stages 2 pp
     stages 2 pp --schedule gpipe --recompute block
     copies 4 3d --mesh dp=2,pp=2 --zero-stage 1
-    copies 4 pp --pipeline-parallel 2 --bucket-mb 0.01
+    copies 4 pp --pipeline-parallel 2
     mesh 4 3d --mesh tp=2,pp=2
     mesh 4 3d --mesh tp=2,pp=2 --schedule gpipe --recompute block
     spread 4 3d --mesh dp=2,tp=2 --zero-stage 1 --sequence-parallel
