@@ -29,8 +29,8 @@ def ddp(ranks, *options):
     return trained("ddp", OPTIONS, *options, ranks=ranks)
 
 
-def local_sgd(ranks, *options):
-    return trained("ddp", OPTIONS, *options, ranks=ranks, binary=str(solution()), env={"OMP_NUM_THREADS": 1})
+def local_sgd(ranks, *options, **settings):
+    return trained("ddp", OPTIONS, *options, ranks=ranks, binary=str(solution()), **settings)
 
 
 def test_without_local_steps_it_is_ddp_to_the_bit():
@@ -58,7 +58,7 @@ def test_the_mean_of_the_weights_of_ranks_that_see_the_same_is_each_ones(tmp_pat
     (tmp_path / "period").write_text("what is period?")
     succeeds([program("tokenize")], "--out", tmp_path / "period.bin", 400 * [tmp_path / "period"])
     options = f"--data {tmp_path}/period.bin --local-steps 4 {MEAN}"
-    one, two = local_sgd(1, options), local_sgd(2, options)
+    one, two = local_sgd(1, options, env={"OMP_NUM_THREADS": 1}), local_sgd(2, options) # with as many threads as each of two has
     assert_close_tensors(one.weights(), two.weights(), rtol=0, atol=0)
     assert_close(one, two, rtol=1e-6, atol=0, only="grad_norm")
 
