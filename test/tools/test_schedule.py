@@ -17,7 +17,7 @@ def said(*options):
 
 # ---- in time ----
 RATIOS = (1, 1, 1), (1, 1.2, 0.8), (1, 1.3, 1), (1, 0.9, 1.1), (20, 24, 16) # F, I, W of all chunks of a rank
-P, M, V = 6, 20, 3 # at most
+P, M, V = 8, 32, 4 # at most
 
 
 def played(schedule, p, m, v, times):
