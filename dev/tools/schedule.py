@@ -337,26 +337,18 @@ def why_no_fit(case, step):
     return None
 
 
-def candidates(o):
-    """Schedules and chunks that the run may have: those that were given, or all."""
-    for schedule in [o.schedule] if "schedule" in o.given else ["1f1b", "gpipe", "zb-h1", "interleaved"]:
-        for v in [o.v] if o.v else range(2, MOST_CHUNKS // o.p + 1) if schedule == "interleaved" else [1]:
-            case = replace(case_of(o, None), schedule=schedule, v=v)
-            if case.why_unplayable() is None: yield case
-
-
 def find_case(o, run, step):
-    """The first candidate whose actions are those of the trace."""
-    first = None
-    for case in candidates(o):
-        if first and len(step.ranks[0]) != (3 if case.schedule == "zb-h1" else 2) * o.m * case.v: continue
-        why = why_no_fit(case, step)
-        if why is None: return case
-        first = first or why
-    first = first or f"no schedule has {o.m} micro-batches and these options"
+    """The schedule whose actions are those of the trace, unless options give it. Its chunks follow from the number of actions."""
+    letters = [action[0] for action, _ in step.ranks[0]]
+    is_cut = "W" in letters
+    v = o.v or max(1, len(letters) // ((3 if is_cut else 2) * o.m))
+    names = [o.schedule] if "schedule" in o.given else ["zb-h1"] if is_cut else ["interleaved"] if v > 1 else ["1f1b", "gpipe"]
+    cases = [replace(case_of(o, None), schedule=name, v=v) for name in names]
+    reasons = [case.why_unplayable() or why_no_fit(case, step) for case in cases]
+    if None in reasons: return cases[reasons.index(None)]
     is_given = "schedule" in o.given or o.v > 0 or o.p != run.ranks
     remedy = "leave --schedule, --v and --p out, or give the run's" if is_given else "it is no whole step of train_gpt2_pp"
-    die(f"--trace {o.trace}: {first}; {remedy}")
+    die(f"--trace {o.trace} as {names[0]}: {reasons[0]}; {remedy}")
 
 
 def read_trace(o):
