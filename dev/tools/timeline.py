@@ -110,7 +110,7 @@ class Trace:
         events = root.get("traceEvents") if isinstance(root, dict) else None
         self.require(isinstance(events, list), 'has no "traceEvents"')
         for i, event in enumerate(events):
-            self.require(self.read_event(ranks, event), f"no training program wrote its event {i}, {event!s:.200}")
+            if not self.read_event(ranks, event): self.require(False, f"no training program wrote its event {i}, {event!s:.200}")
         self.require(ranks, "has no slices")
         self.ranks = [ranks[i] for i in range(1 + max(ranks))]
         for r in self.ranks: r.sort()
