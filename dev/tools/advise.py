@@ -8,7 +8,6 @@ numbers, as means of all ranks, are in the last line of metrics.jsonl. Here each
 computing, or of computing and communication, or of what one rank alone reaches (--single-throughput), the largest loss comes first.
 Of communication the course's order is: is it overlapped? Is there enough to compute for each byte? Then send less.
 """
-import json
 from tool import die, parse_json, parse_options, read_bytes
 
 REMEDY = "give the metrics.jsonl under --out of a run on several ranks that did more than one step"

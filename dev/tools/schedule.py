@@ -17,7 +17,7 @@ each rank's times, its peak of activations, and the bubble: as played, with its 
 and send. --trace shows a step of a run of train_gpt2_pp as it was, and finds out its schedule: the same picture, and a bubble that
 also has jitter and late messages. --compare prints a line per schedule, and why three of them are not in train_gpt2_pp.
 
-    schedule_play.py   plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
+    schedule_play.py   plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   a run's actions, of timeline.py
 """
 import math, re, sys
 from dataclasses import dataclass, replace
