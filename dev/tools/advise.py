@@ -8,7 +8,6 @@ numbers, as means of all ranks, are in the last line of metrics.jsonl. Here each
 computing, or of computing and communication, or of what one rank alone reaches (--single-throughput), the largest loss comes first.
 Of communication the course's order is: is it overlapped? Is there enough to compute for each byte? Then send less.
 """
-import json
 from tool import die, parse_json, parse_options, read_bytes
 
 REMEDY = "give the metrics.jsonl under --out of a run on several ranks that did more than one step"
@@ -26,13 +25,12 @@ WHAT_CAUSES_ARE = {
 
 class Run:
     def __init__(self, path):
-        lines = [self.parse(path, i, line) for i, line in enumerate(read_bytes(path, REMEDY).splitlines(), 1)]
+        lines = [parse_json(line) for line in read_bytes(path, REMEDY).splitlines()]
         self.about = next((line["run"] for line in reversed(lines) if "run" in line), None)  # a resumed run has one more
         found = [line["diagnosis"] for line in lines if isinstance(line.get("diagnosis"), dict)]
         is_run = isinstance(self.about, dict) and isinstance(self.about.get("options"), dict)
         if not is_run: die(f"{path}: is no metrics.jsonl; {REMEDY}")
         if not found: die(f"{path}: has no diagnosis, as of one rank or one step; {REMEDY}")
-        if "others" not in found[-1]: die(f"{path}: an older program wrote it; run that again, or {REMEDY}")
         self.found, self.options = found[-1], self.about["options"]
         self.mean, self.others = self.found["mean"], self.found["others"]
         self.step, self.computing = self.mean["total"], self.mean["computing"]
@@ -41,16 +39,6 @@ class Run:
         self.sent = f"{1e-6 * self.about['predicted_comm_bytes']:.1f} MB"
         one, ranks, tokens = self.found["single_tokens_per_second"], self.about["world_size"], self.found["tokens_per_step"]
         self.share = 1e3 * tokens / (one * ranks) if one else None  # ms that a perfect share of one rank's step would take
-
-    def parse(self, path, i, line):
-        try:
-            found = parse_json(line)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict): die(f"{path}: line {i} is no JSON object; {REMEDY}")
-        return found
-
-    def option(self, name): return self.options.get(name)
 
 
 # ---- what is no communication ----
@@ -79,16 +67,16 @@ def losses(run):
 # ---- communication ----
 def what_hides_more(run, axis):
     """What may hide more of the communication along an axis, as these options are."""
-    if axis == "tp" and run.option("overlap") is False: return "leave out --no-overlap"
-    if axis == "dp" and run.option("prefetch") not in (None, "backward-pre"): return "take --prefetch backward-pre"
+    if axis == "tp" and run.options.get("overlap") is False: return "leave out --no-overlap"
+    if axis == "dp" and run.options.get("prefetch") not in (None, "backward-pre"): return "take --prefetch backward-pre"
     if axis == "dp" and run.about["stage"] == "train_gpt2_zero": return "train_gpt2_fsdp gathers a block ahead"
     ways = {"naive": "take --ddp bucketed", "bucketed": "a smaller --bucket-mb begins earlier"} if axis == "dp" else {}
-    return ways.get(run.option("ddp"), "no option would hide more")
+    return ways.get(run.options.get("ddp"), "no option would hide more")
 
 
 def what_halves_bytes(run):
     """What would halve the bytes that are sent; None: no option would."""
-    method, is_fp32 = run.option("compress"), run.about["precision"] == "fp32"
+    method, is_fp32 = run.options.get("compress"), run.about["precision"] == "fp32"
     methods = {"none": "--compress bf16 sends" if is_fp32 else "--compress int8 sends", "bf16": "--compress int8 sends",
                "fp16": "--compress int8 sends", "int8": "--compress int4 sends", "top-k": "half of --top-k-fraction sends",
                "powersgd": "half of --rank sends about"}
@@ -111,7 +99,7 @@ def advise_on_size(run):
     K, per_token = run.computing, run.mean["per_token"]
     fixed = run.communication - per_token
     if fixed >= per_token:
-        what = f"with 4 times the tokens (--batch-size {4 * run.option('batch-size')}) gradients are as many"
+        what = f"with 4 times the tokens (--batch-size {4 * run.options.get('batch-size')}) gradients are as many"
         figure = 4 * K / (4 * K + fixed + 4 * per_token)
     else:
         what = "activations take longest, but twice the channels compute 4 times as much and send twice"
@@ -154,8 +142,8 @@ def main():
     o = parse_options("advise", "what a run's times mean and what to try first, from its metrics.jsonl", [], "METRICS")
     try:
         explain(Run(o.operands[0]))
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError):
-        die(f"{o.operands[0]}: is damaged: a number that a diagnosis has is missing or none; {REMEDY}")
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ZeroDivisionError) as e:
+        die(f"{o.operands[0]}: is damaged: a line is no JSON object, or a number of its diagnosis is missing ({e}); {REMEDY}")
 
 
 if __name__ == "__main__": main()

@@ -58,12 +58,7 @@ static inline void parse_in_out(OptionTable* t, const char* form, int argc, char
 
 // Begins a checkpoint of weights at exactly `out`.
 static inline void import_begin(CheckpointWriter* w, const char* out, GPT2Config c, DType dtype) {
-    TrainState s;
-    memset(&s, 0, sizeof s);
-    s.config = c;
-    s.dtype = dtype;
-    s.seq_len = c.max_T;
-    s.loss_scale = 1;
+    TrainState s = { .config = c, .dtype = dtype, .seq_len = c.max_T, .loss_scale = 1 };
     checkpoint_begin_at(w, out, &s);
 }
 

@@ -11,30 +11,24 @@ weights, tensors that have no place in it. The checkpoint keeps the file's preci
 // ---- config.json ----
 // Dies if our GPT-2 cannot compute what the config describes. What is not there has its default, which it can.
 static void config_check_variant(const json_t* root, int channels, FileSource from) {
-    const char* type = json_string_value(json_object_get(root, "model_type"));
-    require_file(from, type != NULL && strcmp(type, "gpt2") == 0,
-                 "describes a model of type %s, not gpt2", type ? type : "unknown");
-    const json_t* activation = json_object_get(root, "activation_function");
-    const json_t* epsilon = json_object_get(root, "layer_norm_epsilon");
-    const char* name = activation ? json_string_value(activation) : "gelu_new";
-    require_file(from, name && (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0),
-                 "\"activation_function\" is %s; only gelu_new, the tanh form, can be computed", name ? name : "no text");
+    json_t *values, *known = json_pack(
+        "{s:[s], s:[s, s], s:[n, i], s:[b], s:[b], s:[b], s:[b]}", "model_type", "gpt2",
+        "activation_function", "gelu_new", "gelu_pytorch_tanh", "n_inner", 4 * channels, "scale_attn_weights", 1,
+        "scale_attn_by_inverse_layer_idx", 0, "add_cross_attention", 0, "tie_word_embeddings", 1);
+    const char* key;
+    json_object_foreach(known, key, values) {
+        const json_t* value = json_object_get(root, key);
+        bool agrees = value == NULL && strcmp(key, "model_type") != 0;
+        for (size_t i = 0; value && i < json_array_size(values); i++) agrees |= json_equal(value, json_array_get(values, i));
+        require_file(from, agrees, "\"%s\" is %s; only %s can be computed", key,
+                     value ? json_dumps(value, JSON_ENCODE_ANY) : "not there", json_dumps(values, 0));
+    }
+    json_decref(known);
+    const json_t *epsilon = json_object_get(root, "layer_norm_epsilon"), *quantization = json_object_get(root, "quantization_config");
     require_file(from, epsilon == NULL || (float)json_number_value(epsilon) == 1e-5f, // layers compute with it in fp32
                  "\"layer_norm_epsilon\" is %.9g; only 1e-05 can be computed", json_number_value(epsilon));
-    const json_t *quantization = json_object_get(root, "quantization_config"), *inner = json_object_get(root, "n_inner");
     require_file(from, quantization == NULL || json_is_null(quantization), "has a \"quantization_config\", and quantised"
                  " weights cannot be read: load the model in Python, dequantize() it and save it again");
-    require_file(from, inner == NULL || json_is_null(inner) || json_integer_value(inner) == 4 * (json_int_t)channels,
-                 "\"n_inner\" must be 4 times n_embd, %d", 4 * channels);
-    static const struct { const char* key; bool expected; } switches[] = {
-        { "scale_attn_weights", true }, { "scale_attn_by_inverse_layer_idx", false }, { "add_cross_attention", false },
-        { "tie_word_embeddings", true } };
-    for (int i = 0; i < 4; i++) {
-        const json_t* value = json_object_get(root, switches[i].key);
-        bool agrees = value == NULL || (json_is_boolean(value) && json_is_true(value) == switches[i].expected);
-        require_file(from, agrees, "\"%s\" must be %s: this GPT-2 has nothing else", switches[i].key,
-                     switches[i].expected ? "true" : "false");
-    }
 }
 
 static GPT2Config read_config(const char* dir) {

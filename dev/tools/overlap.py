@@ -13,14 +13,13 @@ Then communication is split by kind, by unit and by communicator, and with --cal
 a step in total, exposed, and in waits for ranks that were late. These are means of all ranks, of the steps and by the definitions
 of the diagnosis that a run prints at its end, and so are the two efficiencies. --flame is a tree of a step's time.
 
-    overlap_trace.py   reads the file                   overlap_split.py   the tables
-    overlap_flame.py   the tree, as text and picture
+    timeline.py   reads the file      overlap_split.py   the tables      overlap_flame.py   the tree, as text and picture
 """
 import math
 from overlap_flame import flame_of, print_flame, write_flame
 from overlap_split import Split
-from overlap_trace import Trace
-from tool import Picture, die, dump_json, parse_options, real, switch, text, whole
+from timeline import Trace
+from tool import TimePicture, die, dump_json, parse_options, real, switch, text, whole
 
 OPTIONS = [
     whole("step", 0, 0, 1e9, "the step to draw; 0: the shortest"),
@@ -103,8 +102,7 @@ def print_step(ranks, step, begin, end, columns):
             print(f"{title} |{row_of(track, begin, (end - begin) / columns, columns)}|")
 
 
-# ---- the same as a picture for a page: numbers are pixels ----
-LEFT, WIDTH, TOP, RANK, ROW = 60, 800, 34, 46, 18
+# ---- the same as a picture for a page ----
 COLOURS = {"e": ("#8ecae6", "embedding"), "f": ("#3a86b7", "forward"), "h": ("#1d3557", "head"), "b": ("#f4a259", "backward"),
            ".": ("#eeeeee", "waiting"), "u": ("#8d99ae", "update"), "+": ("#7fb069", "communication hidden"),
            "#": ("#c1121f", "exposed")}
@@ -112,52 +110,37 @@ COLOURS = {"e": ("#8ecae6", "embedding"), "f": ("#3a86b7", "forward"), "h": ("#1
 
 def write_svg(path, ranks, begin, end, span_ms):
     """span_ms: the time that the picture's width stands for, so that several pictures can be compared; 0: the step's duration."""
-    per_pixel = (1e3 * span_ms if span_ms > 0 else end - begin) / WIDTH
-    height = TOP + len(ranks) * RANK + 22
-    picture = Picture(LEFT + WIDTH + 30, height)
+    picture = TimePicture(COLOURS.values(), len(ranks), 2, 18, 10, span_ms or 1e-3 * (end - begin))
 
-    def box(box_begin, box_end, y, letter):
-        first, last = max(box_begin, begin), min(box_end, end)
-        colour, _ = COLOURS.get(letter, COLOURS["#"])
-        if first < last: picture.box(LEFT + (first - begin) / per_pixel, y, (last - first) / per_pixel, ROW, colour)
+    def draw(rank, row, first, last, letter):
+        picture.slice(rank, row, 1e-3 * (first - begin), 1e-3 * (min(last, end) - begin), COLOURS.get(letter, COLOURS["#"])[0])
 
-    picture.legend(LEFT, 10, COLOURS.values())
-    picture.axis(LEFT, WIDTH, height - 6, 1e-3 * per_pixel * WIDTH)
     for i, rank in enumerate(ranks):
-        y = TOP + i * RANK
-        picture.add(f'<text x="8" y="{y + ROW}">rank {i}</text>')
-        for s in rank.compute: box(s.begin, s.end, y, s.letter)
+        for s in rank.compute: draw(i, 0, s.begin, s.end, s.letter)
         for s in rank.communication:  # all of it is drawn as exposed; then compute that runs at the same time hides it
-            box(s.begin, s.end, y + ROW, "#")
+            draw(i, 1, s.begin, s.end, "#")
             for c in rank.compute:
-                if c.letter != ".": box(max(s.begin, c.begin), min(s.end, c.end), y + ROW, "+")
+                if c.letter != ".": draw(i, 1, max(s.begin, c.begin), min(s.end, c.end), "+")
     picture.write("--svg", path)
     print(f"\npicture: {path}")
-
-
-def show_overlap(trace, o):
-    """The table of the ranks, and one step."""
-    compute = trace.ranks[0].compute
-    first, last = compute[0].step, compute[-1].step
-    print_table(trace.ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
-    step, begin, end = choose_step(trace.ranks, o.step)
-    print_step(trace.ranks, step, begin, end, o.columns)
-    if o.svg: write_svg(o.svg, trace.ranks, begin, end, o.svg_ms)
 
 
 def main():
     purpose = "where a run's communication was hidden behind compute, and who issued it, from its --trace"
     o = parse_options("overlap", purpose, OPTIONS, "TRACE")
     trace = Trace(o.operands[0])
-    if not trace.ranks[0].compute: die(f"{trace.path} has no compute slices of rank 0")
-    if o.callers and not trace.has_callers:
-        die(f"--callers: {trace.path} does not say who issued its operations, because an older program wrote it, or nothing was "
-            "exchanged; run the program again with --trace")
-    if not o.json: show_overlap(trace, o)
+    ranks, compute = trace.ranks, trace.ranks[0].compute
+    if not compute: die(f"{trace.path} has no compute slices of rank 0")
     split = Split(trace)
     if o.json: print(dump_json(split.record()))
-    else: split.print(o.callers)
-    if o.flame and not o.json: print_flame(flame_of(split))
+    else:
+        first, last = compute[0].step, compute[-1].step
+        print_table(ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
+        step, begin, end = choose_step(ranks, o.step)
+        print_step(ranks, step, begin, end, o.columns)
+        if o.svg: write_svg(o.svg, ranks, begin, end, o.svg_ms)
+        split.print(o.callers)
+        if o.flame: print_flame(flame_of(split))
     if o.flame_svg: write_flame(o.flame_svg, split)
     if o.flame_svg and not o.json: print(f"\npicture: {o.flame_svg}")
 

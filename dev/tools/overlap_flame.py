@@ -5,8 +5,8 @@ The whole is computing + communication + waits for other ranks, as if nothing we
 Communication is as overlap_split.py has it, in the phase in which it was issued. Computing is as the timeline has it, with the time
 in which a rank had no core.
 """
-from overlap_split import name_by, unit_name
-from overlap_trace import PHASES, Shares
+from overlap_split import Shares, name_by, unit_name
+from timeline import PHASES
 from tool import Picture
 
 BAR = 40                                       # columns of text

@@ -7,9 +7,25 @@ diagnosis' own figures.
 """
 import math
 from array import array
-from overlap_trace import MOST_STEPS, MOST_UNITS, Shares, Step
+from dataclasses import dataclass
+from timeline import MOST_UNITS
 
-MOST_CHANNELS = 20  # of a rank (llmc/run/diagnosis.h)
+MOST_STEPS = 128  # of which a rank makes notes (llmc/run/diagnosis.h)
+WAYS = "kind", "unit", "communicator", "caller"
+
+
+@dataclass
+class Shares:
+    """Of an operation, or of many: ms of a step."""
+    exposed: float = 0.0
+    hidden: float = 0.0       # beside computing
+    others: float = 0.0       # waits for ranks that were late, and for messages
+    computing: float = 0.0    # of what is no operation
+
+    total = property(lambda self: self.exposed + self.hidden)
+
+    def add(self, other):
+        for name in "exposed", "hidden", "others", "computing": setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Channel:
@@ -49,43 +65,35 @@ def name_by(way, o):
 
 class Split:
     def __init__(self, trace):
-        self.trace, self.operations, self.all = trace, [], Shares()
-        if not trace.has_notes: self.make_steps()
-        self.keep_common_steps()
+        self.trace, self.ranks, self.operations, self.all = trace, trace.ranks, [], Shares()
+        self.has_notes = any(r.steps for r in self.ranks)
+        if not self.has_notes: self.make_steps()
+        self.numbers = [number for number in self.ranks[0].steps if all(number in r.steps for r in self.ranks)]
+        trace.require(self.numbers, "has no step that all ranks have, except the first, which never counts")
+        self.index = {number: s for s, number in enumerate(self.numbers)}
+        self.per_step = 1 / len(self.numbers) / len(self.ranks)  # makes sums means
         self.share_units()
-        channels = [self.find_channels(r) for r in range(len(trace.ranks))]
+        channels = [self.find_channels(r) for r in self.ranks]
         self.count_communication(channels)
         self.mean = self.means_of(channels)
-        for rank, of_rank in zip(trace.ranks, channels):
+        trace.require(self.mean["step"] > 0, "has no time in the steps that count")
+        for rank, of_rank in zip(self.ranks, channels):
             for c in of_rank.values():
                 for s in range(len(self.numbers)): self.split_channel(rank, c, s)
 
-    # ---- steps ----
     def make_steps(self):
-        """An older program's steps: all but the first, or the last of them."""
-        first = min(r.compute[0].step for r in self.trace.ranks if r.compute)
-        for r in self.trace.ranks:
+        """From the first slice of compute to the last: all steps but the first, or the first alone."""
+        first = min(r.compute[0].step for r in self.ranks if r.compute)
+        for r in self.ranks:
             for number, slices in r.by_step():
                 last = r.compute[-1].step
                 if (number != first or first == last) and number > last - MOST_STEPS:
-                    r.steps.append(Step(number, 1e-6 * (slices[-1].end - slices[0].begin)))
-
-    def keep_common_steps(self):
-        """A timeline that became full on one rank ends there earlier."""
-        ranks = self.trace.ranks
-        n = min(len(r.steps) for r in ranks)
-        self.is_cut = any(len(r.steps) != n for r in ranks)
-        self.trace.require(n > 0, "has no step that all ranks have, except the first, which never counts")
-        self.numbers = [step.number for step in ranks[0].steps[:n]]
-        self.index = {number: s for s, number in reversed([*enumerate(self.numbers)])}
-        for i, r in enumerate(ranks):
-            r.steps = r.steps[:n]
-            self.trace.require([step.number for step in r.steps] == self.numbers, f"has other steps of rank {i} than of rank 0")
+                    r.steps[number] = array("f", [1e-6 * (slices[-1].end - slices[0].begin), 0, -1])
 
     def share_units(self):
         """Units of the same collective, as far as any rank knows them: ranks of ddp that load no weights do not."""
         known = {}
-        of_several = [o for r in self.trace.ranks for o in r.operations if o.ranks > 1]
+        of_several = [o for r in self.ranks for o in r.operations if o.ranks > 1]
         for o in of_several:
             if o.first is None: continue
             first, last = known.get((o.comm, o.number), (o.first, o.last))
@@ -94,13 +102,10 @@ class Split:
 
     # ---- the diagnosis ----
     def find_channels(self, rank):
-        r, found = self.trace.ranks[rank], {}
-        for o in r.operations:
-            if o.waited < 0: o.waited = o.end - o.begin - r.computed_within(o.begin, o.end)
+        found = {}
+        for o in rank.operations:
             if o.outside or o.ranks < 2 or o.step not in self.index: continue
             found.setdefault((o.kind, o.comm), Channel(len(self.numbers))).add(self.index[o.step], o)
-        self.trace.require(len(found) <= MOST_CHANNELS,
-                           f"has more than {MOST_CHANNELS} kinds of operations on communicators of rank {rank}")
         return found
 
     def count_communication(self, channels):
@@ -114,18 +119,16 @@ class Split:
 
     def means_of(self, channels):
         """Seconds of a step, means of all ranks: the step, computing, exposed communication, and all communication."""
-        means = [0, 0, 0, 0]
-        for r, of_rank in zip(self.trace.ranks, channels):
-            sums = [0, 0, 0, 0]
-            for s, step in enumerate(r.steps):
-                rest = step.seconds - sum(c.exposed[s] for c in of_rank.values()) - step.data
+        mean = dict.fromkeys(("step", "compute", "exposed", "communication"), 0)
+        for r, of_rank in zip(self.ranks, channels):
+            for s, number in enumerate(self.numbers):
+                seconds, data, running = r.steps[number]
+                rest = seconds - sum(c.exposed[s] for c in of_rank.values()) - data
                 parts = [c.communication[s] for c in of_rank.values()]
-                of_step = (step.seconds, rest if step.running < 0 else min(rest, step.running),
-                           sum(exposed for exposed, _ in parts), sum(max(part) for part in parts))
-                sums = [x + y for x, y in zip(sums, of_step)]
-            means = [x + y / len(self.numbers) / len(self.trace.ranks) for x, y in zip(means, sums)]
-        self.trace.require(means[0] > 0, "has no time in the steps that count")
-        return dict(zip(("step", "compute", "exposed", "communication"), means))
+                of_step = {"step": seconds, "compute": rest if running < 0 else min(rest, running),
+                           "exposed": sum(exposed for exposed, _ in parts), "communication": sum(map(max, parts))}
+                for name, x in of_step.items(): mean[name] += x * self.per_step
+        return mean
 
     def efficiency(self, what):
         """The course's figure, of all communication, or the one of what nothing hides. Both leave out what is no communication."""
@@ -137,14 +140,14 @@ class Split:
         (exposed, busy), waited, found = channel.communication[s], channel.exposed[s], channel.operations[s]
         of_each = [part_of(exposed, 1e-6 * o.waited, waited) for o in found]
         beyond = [max(0, 1e-6 * (o.end - o.begin) - x) for o, x in zip(found, of_each)]
-        hidden, all, ms = max(busy - exposed, 0), sum(beyond), 1e3 / len(self.numbers) / len(self.trace.ranks)
+        hidden, all, ms = max(busy - exposed, 0), sum(beyond), 1e3 * self.per_step
         for o, x, more in zip(found, of_each, beyond):
             o.shares = Shares(ms * x, ms * (part_of(hidden, more, all) if all > 0 else hidden / len(found)),
                               ms * part_of(waited - exposed, 1e-6 * o.waited, waited))
             self.all.add(o.shares)
             when = rank.slice_at(o.issued)
             if when: o.phase = when.phase
-            if o.first is None and when and not o.is_message and self.trace.has_callers: o.first = o.last = when.unit
+            if o.first is None and when and not o.is_message: o.first = o.last = when.unit
         self.operations += found
 
     # ---- tables ----
@@ -154,8 +157,6 @@ class Split:
         for o in self.operations: rows.setdefault(name_by(way, o), Shares()).add(o.shares)
         return [(name, shares) for (name, _), shares in sorted(rows.items(), key=lambda x: (x[0][1], -x[1].total, x[0][0]))]
 
-    def ways(self): return ["kind", "unit", "communicator"] + ["caller"] * self.trace.has_callers
-
     def efficiency_text(self):
         return (f"compute / (compute + communication) = {100 * self.efficiency('communication'):.1f} %; "
                 f"compute / (compute + exposed) = {100 * self.efficiency('exposed'):.1f} %")
@@ -164,19 +165,17 @@ class Split:
         if not self.operations:
             print("\nno communication between ranks in the steps that count")
             return
-        n, step, has_callers = len(self.trace.ranks), 1e3 * self.mean["step"], self.trace.has_callers
+        n, step = len(self.ranks), 1e3 * self.mean["step"]
         print(f"\ncommunication in ms of a step, means of {n} rank{'s' * (n > 1)} and steps {self.numbers[0]} to "
               f"{self.numbers[-1]}; a step takes {step:.3f}")
-        if not self.trace.has_notes:
-            print("Without notes of its steps, as in an older trace or a run of one step: exposed is the time of operations in "
-                  "which nothing was computed.")
-        if not has_callers: print("An older program wrote this trace: it has neither units nor callers.")
-        if self.is_cut: print("Later steps are not in the timelines of all ranks, and do not count.")
-        is_shown = {"unit": has_callers, "communicator": len(self.table("communicator")) > 1, "caller": callers}
-        for way in self.ways():
-            if not is_shown.get(way, True): continue
+        if not self.has_notes: print("Without notes of its steps, as in a run of one step: a step lasts from its first slice to its last.")
+        if any(len(r.steps) > len(self.numbers) for r in self.ranks):
+            print("Later steps are not in the timelines of all ranks, and do not count.")
+        for way in WAYS:
+            rows = self.table(way)
+            if (way == "communicator" and len(rows) == 1) or (way == "caller" and not callers): continue
             print(f"{f'by {way}':<28} {'total':>9} {'of a step':>10} {'exposed':>10} {'of a step':>10} {'waits for ranks':>15}")
-            for name, shares in [*self.table(way), ("all", self.all)]:
+            for name, shares in [*rows, ("all", self.all)]:
                 print(f"  {name:<26} {shares.total:9.3f} {100 * shares.total / step:8.2f} % {shares.exposed:10.3f} "
                       f"{100 * shares.exposed / step:8.2f} % {shares.others:15.3f}")
         print(f"{self.efficiency_text()} (means of all ranks)")
@@ -184,7 +183,7 @@ class Split:
     def record(self):
         """For JSON, in milliseconds of a step."""
         def of(shares): return {"total": shares.total, "exposed": shares.exposed, "waits_for_ranks": shares.others}
-        found = {"ranks": len(self.trace.ranks), "from": self.numbers[0], "to": self.numbers[-1], "step": 1e3 * self.mean["step"],
+        found = {"ranks": len(self.ranks), "from": self.numbers[0], "to": self.numbers[-1], "step": 1e3 * self.mean["step"],
                  "computing": 1e3 * self.mean["compute"], "communication": of(self.all),
                  "efficiency_communication": self.efficiency("communication"), "efficiency_exposed": self.efficiency("exposed")}
-        return found | {f"by_{way}": {name: of(shares) for name, shares in self.table(way)} for way in self.ways()}
+        return found | {f"by_{way}": {name: of(shares) for name, shares in self.table(way)} for way in WAYS}

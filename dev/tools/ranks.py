@@ -17,10 +17,9 @@ from tool import die, read_bytes
 MAGIC, LENGTH, MOST_RANKS = "shard.c operations 1", 64, 65536
 WHOLE, REAL = r"(-?\d+)", r"-?[\d.]+"
 OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step {WHOLE} operations {WHOLE}\n")
-CHANNEL = re.compile(rf"channel (\S{{1,23}}) (\S{{1,15}}) (\S{{1,15}}) {WHOLE} {WHOLE}\n")
-OPERATION = re.compile(rf"op {WHOLE} (\S{{1,23}}) (\S{{1,15}}) (\d+) (\S{{1,7}}) (\S{{1,15}}) {WHOLE} (\S{{1,15}}) {REAL} {REAL} "
-                       rf"{REAL}\n")
-STATES = "issued", "started", "finished"
+CHANNEL = re.compile(rf"channel (\S{{1,23}}) (?:(collective) (-)|(send|receive) (\d{{1,9}})) {WHOLE} {WHOLE}\n")
+OPERATION = re.compile(rf"op {WHOLE} (\S{{1,23}}) (\S{{1,15}}) (\d+) (\S{{1,7}}) (-|\d{{1,9}}) {WHOLE} (issued|started|finished) "
+                       rf"{REAL} {REAL} {REAL}\n")
 
 
 class Operation(NamedTuple):
@@ -88,11 +87,10 @@ class File:
         self.require(found, f"{what} was expected, not '{line.rstrip(chr(10))}'")
         return found.groups()
 
-    def peer(self, text, what):
+    def peer(self, text):
         """A rank; -1 for "-"."""
-        is_rank = text.isdecimal() and int(text) < self.size
-        self.require(text == "-" or is_rank, f"{what} was expected, and there is no rank '{text}'")
-        return int(text) if is_rank else -1
+        self.require(text == "-" or int(text) < self.size, f"there is no rank {text}")
+        return -1 if text == "-" else int(text)
 
     def read_owner(self, line):
         self.run, rank, size, _, _ = self.match(OWNER, line, "its run, rank and number of ranks")
@@ -100,19 +98,15 @@ class File:
         self.require(0 <= self.rank < self.size <= MOST_RANKS, f"rank {rank} of {size} is impossible")
 
     def read_channel(self, line):
-        communicator, way, peer, issued, finished = self.match(CHANNEL, line, "a channel")
-        key = communicator, way, self.peer(peer, "a channel")
-        is_known = key[2] >= 0 if way in ("send", "receive") else way == "collective" and key[2] < 0
-        self.require(is_known, f"'{way}' with peer '{peer}' is not a channel")
+        communicator, way, peer, issued, finished = filter(None, self.match(CHANNEL, line, "a channel"))
+        key = communicator, way, self.peer(peer)
         self.require(0 <= int(finished) <= int(issued), f"{issued} issued and {finished} finished is impossible")
         self.require(key not in self.channels, "this channel is there twice")
         self.channels[key] = Channel(self.rank, int(issued))
 
     def read_operation(self, line):
         number, communicator, collective, elements, type, peer, step, state = self.match(OPERATION, line, "an operation")
-        peer = self.peer(peer, "an operation")
-        o = Operation(int(number), communicator, collective, int(elements), type, peer, int(step), state)
-        self.require(state in STATES, f"'{state}' is not a state of an operation")
+        o = Operation(int(number), communicator, collective, int(elements), type, self.peer(peer), int(step), state)
         self.require(self.count < LENGTH, f"there are more than {LENGTH} operations")
         channel = self.channels.get(o.channel(), Channel(self.rank))
         self.require(0 <= o.number < channel.issued, f"its channel does not have operation {number}")

@@ -17,15 +17,15 @@ each rank's times, its peak of activations, and the bubble: as played, with its 
 and send. --trace shows a step of a run of train_gpt2_pp as it was, and finds out its schedule: the same picture, and a bubble that
 also has jitter and late messages. --compare prints a line per schedule, and why three of them are not in train_gpt2_pp.
 
-    schedule_play.py   plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   reads a run's actions
+    schedule_play.py   plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   a run's actions, of timeline.py
 """
 import math, re, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from schedule_play import SCHEDULES, Pipeline, ask_player, play
-from schedule_trace import Trace
-from tool import Picture, choice, die, format_bytes, parse_options, real, switch, text, whole
+from schedule_trace import Run, whole_steps
+from tool import LEFT, WIDTH, TimePicture, choice, die, format_bytes, parse_options, real, switch, text, whole
 
 FOLDER = Path(sys.argv[0]).parent
 OF_RUNS = SCHEDULES[:4]
@@ -190,39 +190,25 @@ def draw_text(o, case, ranks, step):
         print(f"rank {r:<3} |{''.join(row)}|")
 
 
-# ---- the same as a picture for a page: numbers are pixels ----
-LEFT, WIDTH, TOP, RANK, ROW = 60, 800, 34, 26, 22
+# ---- the same as a picture for a page ----
 PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}  # of an action's time in (F, I, W)
 COLOURS = {"F": "#3a86b7", "B": "#f4a259", "I": "#f4a259", "W": "#7fb069"}
 NAMES = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 
 
-def add_box(picture, box, per_ms, y, v):
-    """Later chunks are paler."""
-    letter, micro, chunk, begin, end = box
-    x, width = LEFT + begin * per_ms, (end - begin) * per_ms
-    if begin * per_ms >= WIDTH or width < 0.1: return
-    width = min(width, LEFT + WIDTH - x)
-    picture.box(x, y, width, ROW, COLOURS[letter], f' fill-opacity="{1 - 0.6 * chunk / v:.2f}" stroke="white"')
-    if width >= 7 * (2 if micro > 9 else 1) + 3:
-        picture.add(f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{micro}</text>')
-
-
 def write_svg(o, case, ranks, step):
-    ms, height = o.svg_ms or step, TOP + case.p * RANK + 22
-    picture = Picture(LEFT + WIDTH + 30, height)
     letters = "FIW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FB"
     waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
-    picture.legend(LEFT, 10, [*((COLOURS[x], NAMES[x]) for x in letters), waiting])
+    picture = TimePicture([*((COLOURS[x], NAMES[x]) for x in letters), waiting], case.p, 1, 22, 4, o.svg_ms or step)
     split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
     title = f"{case.schedule}{split}: {step:.4g} ms, of which the bubble is {100 * (1 - case.work / step):.1f} %"
     picture.add(f'<text x="{LEFT + WIDTH}" y="20" text-anchor="end" font-weight="bold">{title}</text>')
     for r, boxes in enumerate(ranks):
-        top = TOP + r * RANK
-        picture.add(f'<text x="8" y="{top + 15}">rank {r}</text>')
-        picture.add(f'<rect x="{LEFT}" y="{top}" width="{min(1, step / ms) * WIDTH:.2f}" height="{ROW}" fill="#eeeeee"/>')
-        for box in boxes: add_box(picture, box, WIDTH / ms, top, case.v)
-    picture.axis(LEFT, WIDTH, height - 6, ms)
+        picture.slice(r, 0, 0, step, waiting[0])
+        for letter, micro, chunk, begin, end in boxes:
+            if end - begin < 1e-4 * picture.ms: continue  # it would be all stroke
+            paler = f' fill-opacity="{1 - 0.6 * chunk / case.v:.2f}" stroke="white"'
+            picture.slice(r, 0, begin, end, COLOURS[letter], paler, str(micro))
     picture.write("--svg", o.svg)
     print(f"\npicture: {o.svg}")
 
@@ -320,18 +306,22 @@ def print_model(o, case, played):
         if case.split != name: print_blocks(f"{name} ", replace(case, split=name))
 
 
+def show_ranks(o, case, title, boxes, ranks, step):
+    print(f"{title}\n")
+    draw_text(o, case, boxes, step)
+    print_ranks(case, ranks, step)
+
+
 def show(o, case):
-    played = case.play()
-    boxes = [rank["boxes"] for rank in played["ranks"]]
-    F, I, W = case.times
-    print(f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; F, I, W "
-          f"of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms\n")
-    draw_text(o, case, boxes, played["step"])
-    print_ranks(case, played["ranks"], played["step"])
+    played, (F, I, W) = case.play(), case.times
+    step, ranks = played["step"], played["ranks"]
+    boxes = [rank["boxes"] for rank in ranks]
+    show_ranks(o, case, f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; "
+               f"F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms", boxes, ranks, step)
     print_played_bubble(case, played)
     print_unclipped(case, played)
     if case.config: print_model(o, case, played)
-    if o.svg: write_svg(o, case, boxes, played["step"])
+    if o.svg: write_svg(o, case, boxes, step)
 
 
 # ---- a run's step ----
@@ -347,26 +337,18 @@ def why_no_fit(case, step):
     return None
 
 
-def candidates(o):
-    """Schedules and chunks that the run may have: those that were given, or all."""
-    for schedule in [o.schedule] if "schedule" in o.given else ["1f1b", "gpipe", "zb-h1", "interleaved"]:
-        for v in [o.v] if o.v else range(2, MOST_CHUNKS // o.p + 1) if schedule == "interleaved" else [1]:
-            case = replace(case_of(o, None), schedule=schedule, v=v)
-            if case.why_unplayable() is None: yield case
-
-
-def find_case(o, trace, step):
-    """The first candidate whose actions are those of the trace."""
-    first = None
-    for case in candidates(o):
-        if first and len(step.ranks[0]) != (3 if case.schedule == "zb-h1" else 2) * o.m * case.v: continue
-        why = why_no_fit(case, step)
-        if why is None: return case
-        first = first or why
-    first = first or f"no schedule has {o.m} micro-batches and these options"
-    is_given = "schedule" in o.given or o.v > 0 or o.p != trace.ranks
+def find_case(o, run, step):
+    """The schedule whose actions are those of the trace, unless options give it. Its chunks follow from the number of actions."""
+    letters = [action[0] for action, _ in step.ranks[0]]
+    is_cut = "W" in letters
+    v = o.v or max(1, len(letters) // ((3 if is_cut else 2) * o.m))
+    names = [o.schedule] if "schedule" in o.given else ["zb-h1"] if is_cut else ["interleaved"] if v > 1 else ["1f1b", "gpipe"]
+    cases = [replace(case_of(o, None), schedule=name, v=v) for name in names]
+    reasons = [case.why_unplayable() or why_no_fit(case, step) for case in cases]
+    if None in reasons: return cases[reasons.index(None)]
+    is_given = "schedule" in o.given or o.v > 0 or o.p != run.ranks
     remedy = "leave --schedule, --v and --p out, or give the run's" if is_given else "it is no whole step of train_gpt2_pp"
-    die(f"--trace {o.trace}: {first}; {remedy}")
+    die(f"--trace {o.trace} as {names[0]}: {reasons[0]}; {remedy}")
 
 
 def read_trace(o):
@@ -375,28 +357,26 @@ def read_trace(o):
     for name in ("m", "times", "costs", "model", "message-ms", "compare"):
         if name in o.given: die(f"--{name} cannot be used with --trace, which has the run's own times")
     if o.schedule not in OF_RUNS: die(f"--schedule {o.schedule}: no run has it; leave it out, and the trace shows the run's")
-    trace = Trace(o.trace)
-    copies = trace.copies if trace.copies > 0 and trace.ranks % trace.copies == 0 else 1
-    if "p" not in o.given: o.p = trace.ranks // copies
-    o.m = trace.m
-    if trace.ranks % o.p:
-        die(f"--p {o.p} does not divide the {trace.ranks} ranks of --trace; leave it out, or give the run's --pipeline-parallel")
+    run = Run(o.trace)
+    copies = run.copies if run.copies > 0 and run.ranks % run.copies == 0 else 1
+    if "p" not in o.given: o.p = run.ranks // copies
+    o.m = run.m
+    if run.ranks % o.p:
+        die(f"--p {o.p} does not divide the {run.ranks} ranks of --trace; leave it out, or give the run's --pipeline-parallel")
     if o.p == 1: die(f"--trace {o.trace} is of one stage, which has no bubble; give the trace of a run with more")
-    steps = trace.whole_steps(o.p)
-    if not steps: die(f"--trace {o.trace} has no step with all of its actions")
-    number = o.step or min(steps, key=lambda x: x.end - x.begin).number
-    step = next((x for x in trace.steps(o.p) if x.number == number), None)
-    if step is None:
-        die(f"--step {number}: the trace has no such step; it has {trace.slices[0].step} to {trace.slices[-1].step}")
-    return find_case(o, trace, step), steps, step
+    steps = run.steps(o.p)
+    whole = whole_steps(steps)
+    number = o.step or min(whole, key=lambda x: x.end - x.begin).number
+    step = next((x for x in steps if x.number == number), None)
+    if step is None: die(f"--step {number}: the trace has no such step; it has {steps[0].number} to {steps[-1].number}")
+    return find_case(o, run, step), whole, step
 
 
 def boxes_of(actions, planned, zero):
-    """The slices of a rank's actions, (action, slices); one that goes on where the one before it ended belongs to it."""
+    """Of a rank's actions, (action, spans); a span that goes on where the one before it ended belongs to it."""
     boxes = []
-    for (_, slices), (letter, micro, chunk, *_) in zip(actions, planned):
-        for x in slices:
-            begin, end = x.begin - zero, x.end - zero
+    for (_, spans), (letter, micro, chunk, *_) in zip(actions, planned):
+        for begin, end in ((begin - zero, end - zero) for begin, end in spans):
             if boxes and boxes[-1][:3] == [letter, micro, chunk] and begin - boxes[-1][4] < 1e-3: boxes[-1][4] = end
             else: boxes.append([letter, micro, chunk, begin, end])
     return boxes
@@ -428,20 +408,19 @@ def print_measured_bubble(case, busy, step, of_chunk, of_action):
 def show_trace(o):
     case, steps, seen = read_trace(o)
     plan, step = case.plan(), seen.end - seen.begin
-    of_action = [[sum(x.end - x.begin for x in slices) for _, slices in rank] for rank in seen.ranks]
+    of_action = [[sum(end - begin for begin, end in spans) for _, spans in rank] for rank in seen.ranks]
     of_chunk = [[0, 0, 0] for _ in range(case.p * case.v)]  # means over the micro-batches; of B the whole is I
     for actions, rank in zip(of_action, plan):
         for ms, (letter, _, chunk, *_) in zip(actions, rank["boxes"]):
             of_chunk[rank["chunks"][chunk]][PLACES[letter]] += ms / case.m
     case.times = [sum(t[i] / case.p for t in of_chunk) for i in range(3)]
     F, I, W = case.times
-    print(f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
-          f"{o.trace}, mean of stages: "
-          f"F {F:.4g} ms, {f'I {I:.4g} ms, W {W:.4g} ms' if case.schedule == 'zb-h1' else f'B {I:.4g} ms'}\n")
     boxes = [boxes_of(seen_rank, rank["boxes"], seen.begin) for seen_rank, rank in zip(seen.ranks, plan)]
     busy = [sum(rank) for rank in of_action]
-    draw_text(o, case, boxes, step)
-    print_ranks(case, [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)], step)
+    ranks = [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)]
+    show_ranks(o, case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
+               f"{o.trace}, mean of stages: F {F:.4g} ms, {f'I {I:.4g} ms, W {W:.4g} ms' if case.schedule == 'zb-h1' else f'B {I:.4g} ms'}",
+               boxes, ranks, step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
     bubbles = [x.bubble for x in steps]
     if len(bubbles) > 1:

@@ -18,9 +18,7 @@ What is impossible ends the program with an error.
 
 static json_t* answer_model(json_t* request) {
     Options o = options_defaults();
-    Tokenizer bytes;
-    memset(&bytes, 0, sizeof bytes);
-    bytes.vocab_size = 257;
+    Tokenizer bytes = { .vocab_size = 257 };
     int T;
     if (json_unpack(request, "{s:s, s:I, s:I, s:I, s:I, s:i}", "model", &o.model, "layers", &o.layers, "heads", &o.heads,
                     "channels", &o.channels, "vocab-size", &o.vocab_size, "seq-len", &T) != 0) return NULL;

@@ -110,20 +110,6 @@ def read_json(path, remedy, **how):
         die(f"{path}: is not JSON: {e}; {remedy}")
 
 
-def read_events(path, remedy):
-    """The events of a timeline."""
-    root = read_json(path, remedy)
-    events = root.get("traceEvents") if isinstance(root, dict) else None
-    return events if isinstance(events, list) else None
-
-
-def has(event, **types):
-    """True if an event has these fields, of these types; bool is no number."""
-    kinds = {float: (int, float), int: (int,), str: (str,), dict: (dict,)}
-    return isinstance(event, dict) and all(isinstance(event.get(name), kinds[t]) and not isinstance(event[name], bool)
-                                           for name, t in types.items())
-
-
 # ---- numbers ----
 def ceil_div(a, b): return -(-a // b)
 
@@ -160,7 +146,7 @@ def ask(program, line):
     return json.loads(answer) if answer else sys.exit(1)
 
 
-# ---- pictures; numbers are pixels ----
+# ---- pictures; numbers are pixels, but times ----
 class Picture:
     def __init__(self, width, height):
         self.lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -178,17 +164,36 @@ class Picture:
             self.add(f'<text x="{x + 16}" y="{y + 10}">{name}</text>')
             x += 34 + 7 * len(name)
 
-    def axis(self, left, width, bottom, ms):
-        """Milliseconds below what is drawn."""
-        tick = 10 ** math.floor(math.log10(ms))
-        if ms / tick < 2: tick /= 5
-        elif ms / tick < 5: tick /= 2
-        for i in range(int(ms / tick * (1 + 1e-9)) + 1):
-            self.add(f'<text x="{left + i * tick / ms * width:.2f}" y="{bottom}" '
-                     f'text-anchor="middle">{i * tick:g}{"" if i else " ms"}</text>')
-
     def write(self, option, path):
         try:
             with open(path, "w") as file: file.write("\n".join([*self.lines, "</svg>\n"]))
         except OSError as e:
             die(f"{option} {path}: cannot be written: {e.strerror}")
+
+
+LEFT, WIDTH, TOP = 60, 800, 34
+
+
+class TimePicture(Picture):
+    """Of each rank `rows` rows, `row` high, of what it did in `ms` milliseconds; below them the milliseconds."""
+
+    def __init__(self, legend, ranks, rows, row, gap, ms):
+        height = TOP + ranks * (rows * row + gap) + 22
+        super().__init__(LEFT + WIDTH + 30, height)
+        self.row, self.rank, self.ms = row, rows * row + gap, ms
+        self.legend(LEFT, 10, legend)
+        tick = 10 ** math.floor(math.log10(ms))
+        if ms / tick < 2: tick /= 5
+        elif ms / tick < 5: tick /= 2
+        for i in range(int(ms / tick * (1 + 1e-9)) + 1):
+            self.add(f'<text x="{LEFT + i * tick / ms * WIDTH:.2f}" y="{height - 6}" '
+                     f'text-anchor="middle">{i * tick:g}{"" if i else " ms"}</text>')
+        for r in range(ranks): self.add(f'<text x="8" y="{TOP + r * self.rank + rows * row // 2 + 4}">rank {r}</text>')
+
+    def slice(self, rank, row, begin, end, colour, more="", name=""):
+        """What is between 0 and ms of it, with its name if there is room."""
+        begin, end, y = max(begin, 0), min(end, self.ms), TOP + rank * self.rank + row * self.row
+        if begin >= end: return
+        x, width = LEFT + begin / self.ms * WIDTH, (end - begin) / self.ms * WIDTH
+        self.box(x, y, width, self.row, colour, more)
+        if name and width >= 7 * len(name) + 3: self.add(f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{name}</text>')

@@ -166,11 +166,11 @@ def test_what_our_gpt2_cannot_be_is_refused():
         assert not [name for name in os.listdir(WORK) if name == "never" or name.startswith(".tmp")]
 
     for said, config in {
-            "describes a model of type llama, not gpt2": {"model_type": "llama"}, '"activation_function" is relu': {"activation_function": "relu"},
-            '"activation_function" is gelu;': {"activation_function": "gelu"}, '"layer_norm_epsilon" is 1e-06': {"layer_norm_epsilon": 1e-6},
-            '"n_inner" must be 4 times n_embd': {"n_inner": CHANNELS}, '"scale_attn_weights" must be true': {"scale_attn_weights": False},
-            '"scale_attn_by_inverse_layer_idx" must be false': {"scale_attn_by_inverse_layer_idx": True},
-            '"add_cross_attention" must be false': {"add_cross_attention": True}, '"tie_word_embeddings" must be true': {"tie_word_embeddings": False},
+            '"model_type" is "llama"; only ["gpt2"]': {"model_type": "llama"}, '"activation_function" is "relu"': {"activation_function": "relu"},
+            '"activation_function" is "gelu";': {"activation_function": "gelu"}, '"layer_norm_epsilon" is 1e-06': {"layer_norm_epsilon": 1e-6},
+            '"n_inner" is 48; only [null, 192]': {"n_inner": CHANNELS}, '"scale_attn_weights" is false; only [true]': {"scale_attn_weights": False},
+            '"scale_attn_by_inverse_layer_idx" is true': {"scale_attn_by_inverse_layer_idx": True},
+            '"add_cross_attention" is true': {"add_cross_attention": True}, '"tie_word_embeddings" is false': {"tie_word_embeddings": False},
             'has no whole number "n_layer"': {"n_layer": "3"}, "48 channels do not divide over 5 heads": {"n_head": 5},
             "has no tensor 'h.3.ln_1.weight'": {"n_layer": 4}, "'transformer.h.2.attn.c_attn.bias' has no place in this GPT-2": {"n_layer": 2},
             "'transformer.wte.weight' does not have the shape (312, 48)": {"vocab_size": 312}}.items(): refused(said, **config)

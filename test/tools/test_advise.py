@@ -102,9 +102,10 @@ def test_a_run_names_the_command_that_gives_its_advice():
                 rf"^  computing +{found['mean']['computing']:.2f} .* the rest of a step", "^(all figures reach|below) 60 %")
 
 
-DAMAGED = {"empty": ("", "is no metrics.jsonl"), "text": ("x\n", "line 1 is no JSON object"), "list": ("[]\n", "line 1 is no JSON object"),
+DAMAGED = {"empty": ("", "is no metrics.jsonl"), "text": ("x\n", "a line is no JSON object"), "list": ("[]\n", "a line is no JSON object"),
            "other": ('{"loss": 1}\n', "is no metrics.jsonl"), "one rank": ('{"run": {"options": {}}}\n', "has no diagnosis, as of one rank or one step"),
-           "old": ('{"run": {"options": {}}}\n{"diagnosis": {}}\n', "an older program wrote it; run that again")}
+           "old": ('{"run": {"options": {}}}\n{"diagnosis": {}}\n', "a number of its diagnosis is missing"),
+           "no object": ('{"run": {"options": []}}\n', "is no metrics.jsonl")}
 
 
 @pytest.mark.parametrize("text, says", DAMAGED.values(), ids=DAMAGED)
