@@ -5,13 +5,10 @@ Forward results are compared with the definition; gradients with central differe
 cotangent; results that must not depend on threads, slices or order are compared to the bit. Compiled once for each
 precision: in 16 bits the inputs are rounded first, so that the bounds need to allow only for the layer's own rounding.
 */
-#include "../../llmc/device/layers.h"
 #include "arrays.h"
 #include "expect_death.h"
 
 #define NOISE 1e-10 // of the finite differences
-
-void after_each(void) { layers_free(); free_arrays(); }
 
 // Results in fp32 of sums over terms whose rounding errors are `roundings` units of the largest result.
 static void expect_floats(const char* what, const float* got, const double* want, size_t n, double roundings) {
@@ -797,6 +794,3 @@ TEST(results_are_the_same_from_run_to_run_and_for_any_number_of_threads) {
     }
     omp_set_num_threads(threads);
 }
-
-void before_all(void) { device_init(0, 1); }
-void after_all(void) { device_shutdown(); }
