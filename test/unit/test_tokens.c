@@ -28,14 +28,10 @@ TEST(tokens_written_are_tokens_read) {
     }
 }
 
-static void read_beyond(void) {
-    TokenFile f = token_file_open(in_folder("trip.bin"));
-    uint16_t tokens[8];
-    token_file_read(&f, SIZE_MAX, 2, tokens);
-}
 TEST(reads_stay_inside_the_file) {
-    write_tokens("trip.bin", 0, 8);
-    expect_error(read_beyond(), "trip.bin", "which has 8");
+    uint16_t tokens[8];
+    OPENED f = token_file_open(write_tokens("trip.bin", 0, 8));
+    expect_error(token_file_read(&f, SIZE_MAX, 2, tokens), "trip.bin", "which has 8");
 }
 
 // ---- writing that fails ----
@@ -51,12 +47,6 @@ static void write_on_a_full_disk(const char* name) {
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) exit(2);
     write_tokens(name, 0, 3 * TOKEN_WRITER_BUFFER);
 }
-static void write_and_be_killed(const char* path) {
-    TokenWriter w = token_writer_open(path);
-    static int tokens[2 * TOKEN_WRITER_BUFFER];
-    token_writer_append(&w, tokens, 2 * TOKEN_WRITER_BUFFER);
-    raise(SIGKILL);
-}
 TEST(a_write_that_fails_leaves_what_was_there) {
     const char* path = write_tokens("kept.bin", 0, 5);
     size_t files = files_in_folder();
@@ -65,7 +55,9 @@ TEST(a_write_that_fails_leaves_what_was_there) {
     expect_error(write_one_token(path, 0, TOKENS_MAX_COUNT), "kept.bin", "2147483647", "shards");
     expect_error(write_on_a_full_disk("kept.bin"), "cannot write", "kept.bin", "File too large");
     assert_int_equal(files_in_folder(), files);
-    FREED_BY(child_free) Child c = child_does(write_and_be_killed(path));
+    static int many[2 * TOKEN_WRITER_BUFFER];
+    FREED_BY(child_free) Child c = child_does(TokenWriter w = token_writer_open(path); token_writer_append(&w, many, COUNT(many));
+                                              raise(SIGKILL));
     assert_int_equal(c.status, 1000 + SIGKILL);
     assert_int_equal(files_in_folder(), files + 1); // and its temporary file, which it had no time to remove
     OPENED f = token_file_open(path);
