@@ -339,9 +339,7 @@ static void die_by(const char* name) {
 }
 
 // ---- the program ----
-static void more_options(OptionTable* table) { (void)table; }
-static void before_claim(const char* name) { (void)name; }
-static bool does_another_thing(OptionTable* table) {
+bool does_another_thing(OptionTable* table) {
     bool dies = table->operand_count == 2 && strcmp(table->operands[0], "die") == 0;
     if (dies) die_by(table->operands[1]);
     return dies;

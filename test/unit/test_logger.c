@@ -88,13 +88,10 @@ TEST(a_step_has_every_field_and_numbers_come_back_to_the_bit) {
     assert_true(json_is_real(line_value(lines, 3, "comm_exposed_ms")) && json_is_false(line_value(lines, 3, "skipped")));
 }
 
-static void write_facts(const char* run) {
-    FREED_BY(logger_close) Logger g;
-    options.prompt = "caf\xE9"; // Latin-1
-    logger_open(&g, &table, &options, in_folder("%s/deep/down", run), 0, json_pack("{s:i}", "world_size", 4));
-}
 TEST(the_first_line_has_the_options_and_what_the_stage_adds) {
-    expect_success(write_facts("facts"));
+    options.prompt = "caf\xE9"; // Latin-1
+    expect_success(Logger g; logger_open(&g, &table, &options, in_folder("facts/deep/down"), 0, json_pack("{s:i}", "world_size", 4));
+                   logger_close(&g));
     LINES lines = read_metrics("facts/deep/down");
     json_t* run = line_value(lines, 0, "run");
     assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 4);
