@@ -751,19 +751,14 @@ static void join_where_the_launcher_says(Control* c, int rank) {
     control_join(c, address); // nobody tells the others
     control_stop(c);
 }
-static void listen_twice(void) {
-    static Control c[2];
-    char address[CONTROL_ADDRESS];
-    for (int i = 0; i < 2; i++) {
-        control_init(&c[i], rank_of(0, 2), 1, "");
-        control_listen(&c[i], address);
-    }
-}
 TEST(ranks_meet_where_their_launcher_says_unless_that_port_is_in_use) {
     int port, fd = port_of_its_own(&port);
     snprintf(launchers_place, sizeof launchers_place, "%d run-7 localhost", port);
     team(3, .process = join_where_the_launcher_says);
-    expect_error(listen_twice(), "cannot listen", "--master-port");
+    static Control c[2];
+    char address[CONTROL_ADDRESS];
+    expect_error(for (int i = 0; i < 2; i++) { control_init(&c[i], rank_of(0, 2), 1, ""); control_listen(&c[i], address); },
+                 "cannot listen", "--master-port");
     launchers_place[0] = '\0';
     close(fd);
 }

@@ -88,11 +88,6 @@ TEST(a_mask_is_named_like_its_token_file) {
     }
 }
 
-static void open_mask(const char* path) {
-    OPENED f = token_file_open(in_folder("hostile.bin"));
-    FREED_BY(mask_close) TokenMask m = mask_open(path, &f);
-}
-
 TEST(every_field_of_a_mask_is_checked) {
     static const struct { int byte, value, size; const char* says; } cases[] = { // a byte, or the size, is changed
         { -1, 0, 0, "0 bytes, less than the 64" }, { -1, 0, 63, "63 bytes, less than the 64" }, { -1, 0, 188, "188 bytes" },
@@ -105,7 +100,7 @@ TEST(every_field_of_a_mask_is_checked) {
         { 100, 0, -1, "not those that its header describes" }, { 188, 0, -1, "not those that its header describes" },
         { 32, 0x5a, -1, "is the mask of other tokens than those in" } // sample
     };
-    write_masked("hostile.bin", 0, 1000, counts);
+    OPENED f = token_file_open(write_masked("hostile.bin", 0, 1000, counts));
     size_t n;
     FREED char* good = file_read((FileSource){ in_folder("hostile.mask"), "" }, 1000, &n);
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -113,6 +108,6 @@ TEST(every_field_of_a_mask_is_checked) {
         memcpy(bad, good, n);
         if (cases[i].byte >= 0) bad[cases[i].byte] = (char)cases[i].value;
         const char* path = write_file("hostile.mask", bad, cases[i].size >= 0 ? (size_t)cases[i].size : n);
-        expect_error(open_mask(path), path, cases[i].says, "--mask none");
+        expect_error(mask_open(path, &f), path, cases[i].says, "--mask none");
     }
 }
