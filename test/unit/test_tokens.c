@@ -1,15 +1,12 @@
 // test_tokens.c - token files and masks: what is written is read back, and a mask that is not its token file's is refused.
 // (Damaged token files are given to whole programs by test/runs/test_bad_input.py.)
 #include "write_tokens.h"
+#include <glob.h>
 
 #define OPENED FREED_BY(token_file_close) TokenFile
 static size_t files_in_folder(void) {
-    size_t count = 0;
-    DIR* d = opendir(folder);
-    assert_non_null(d);
-    for (struct dirent* e = readdir(d); e != NULL; e = readdir(d)) count += e->d_name[0] != '.';
-    closedir(d);
-    return count;
+    FREED_BY(globfree) glob_t found;
+    return glob(in_folder("*"), 0, NULL, &found) == 0 ? found.gl_pathc : 0;
 }
 
 // ---- round trips ----
