@@ -221,6 +221,14 @@ static void comes_to_its_end(Pipeline l) {
 }
 TEST(no_schedule_deadlocks_over_any_kind_of_channel) { for_all(comes_to_its_end); }
 
+// The model can tell: these are known to deadlock.
+TEST(blocking_sends_deadlock_without_receives_ahead) {
+    for (int p = 2; p <= MOST_P; p++) for (int s = SCHEDULE_1F1B; s <= SCHEDULE_ZB_H1; s++) {
+        bool ring = s == SCHEDULE_INTERLEAVED;
+        assert_false(comes_to_an_end((Pipeline){ (Schedule)s, p, 2 * p, 1 + ring }, SEND_BLOCKS, ring));
+    }
+}
+
 // ---- splits ----
 // The largest cost of a rank in the best of all splits of `left` blocks over ranks from `rank` on.
 static double best_of_all(int* totals, int rank, int left, int p, int v, SplitCosts costs) {
