@@ -247,28 +247,33 @@ static inline void report_sent_row(const char* name, SentBytes s) {
     report_row(name, (size_t)llround(s.predicted), (size_t)llround(sent));
 }
 
-// Prints what was sent per step beside what was predicted. Ranks may send different amounts: it shows one that is not as predicted,
-// or the one that sends most. Returns true if every rank sent as predicted in every step. Collective.
-static inline bool report_sent(RankContext* w, double predicted) {
-    if (w->steps == 0) return true;
-    SentBytes s = { predicted, w->min, w->max };
-    SentBytes* all = (SentBytes*)control_all_gather(&w->control, &s, sizeof s);
+// Prints what N ranks sent per step beside what was predicted. Ranks may send different amounts: it shows one that is not as predicted,
+// or the one that sends most. Returns true if every rank sent as predicted in every step.
+static inline bool report_sent_by(const SentBytes* all, int N) {
     char what[48] = "sent per rank and step", first[32], other[32];
     int chosen = 0;
     bool differ = false;
     format_bytes(first, sizeof first, all[0].predicted);
-    for (int q = 1; q < w->comm.size; q++) {
+    for (int q = 1; q < N; q++) {
         differ = differ || strcmp(first, format_bytes(other, sizeof other, all[q].predicted)) != 0;
         bool more = all[q].max > all[chosen].max;
         if (sent_as_predicted(all[chosen]) && (!sent_as_predicted(all[q]) || more)) chosen = q;
     }
-    s = all[chosen];
-    free(all);
-    if (differ || (w->comm.size > 1 && !sent_as_predicted(s)))
+    SentBytes s = all[chosen];
+    if (differ || (N > 1 && !sent_as_predicted(s)))
         snprintf(what, sizeof what, "sent a step by rank %d%s", chosen, sent_as_predicted(s) ? ", most" : "");
     report_header(what);
     report_sent_row("bytes", s);
     return sent_as_predicted(s);
+}
+// Collective.
+static inline bool report_sent(RankContext* w, double predicted) {
+    if (w->steps == 0) return true;
+    SentBytes s = { predicted, w->min, w->max };
+    SentBytes* all = (SentBytes*)control_all_gather(&w->control, &s, sizeof s);
+    bool as_predicted = report_sent_by(all, w->comm.size);
+    free(all);
+    return as_predicted;
 }
 
 // The rows of the axes of a mesh, of this rank. Returns true if every step was as predicted.

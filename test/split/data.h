@@ -32,25 +32,16 @@ static struct {
 } split_data;
 
 // ---- parts ----
-// Walks through N rows: part by part, and within a part by `most` rows at a time.
-typedef struct { int rows_of_part, most, parts, q, first, rows; bool begins; } DataSpan; // begins: the first one of part q
-static inline void data_span_set(DataSpan* s) {
-    int done = s->first - s->q * s->rows_of_part;
-    s->begins = done == 0;
-    s->rows = s->q == s->parts ? 0 : s->rows_of_part - done < s->most ? s->rows_of_part - done : s->most;
-}
-static inline DataSpan data_span(int N, int most) {
+// Some rows of part q, which has `rows_of_part`, `done` of them before these. A walk through N rows goes part by part, and within a part
+// by `most` rows at a time.
+typedef struct { int q, done, rows, rows_of_part; size_t first; } DataSpan;
+static inline DataSpan data_span(int N, int most, size_t first) {
     require(split_data.parts > 0 && N % split_data.parts == 0, "%d rows do not divide into %d parts", N, split_data.parts);
-    DataSpan s = { N / split_data.parts, most, split_data.parts, 0, 0, 0, false };
-    data_span_set(&s);
+    int n = N / split_data.parts, done = (int)first % n, left = (int)first == N ? 0 : n - done;
+    DataSpan s = { (int)first / n, done, left < most ? left : most, n, first };
     return s;
 }
-static inline void data_span_next(DataSpan* s) { // s->rows is 0 after the last one
-    s->first += s->rows;
-    s->q = s->first / s->rows_of_part;
-    data_span_set(s);
-}
-#define FOR_ROWS(s, N, most) for (DataSpan s = data_span(N, most); s.rows > 0; data_span_next(&s))
+#define FOR_ROWS(s, N, most) for (DataSpan s = data_span(N, most, 0); s.rows > 0; s = data_span(N, most, s.first + (size_t)s.rows))
 #define FOR_PARTS(s, N) FOR_ROWS(s, N, N)
 // The classifier takes fewer rows at a time if they are many. A rank's chunks depend on how many it has.
 static inline int data_classifier_rows(int N, int Vp) { return classifier_rows(N / split_data.parts, Vp); }
@@ -98,23 +89,19 @@ static inline void data_add_sum(double* acc, const float* x, size_t n) {
 // ---- layers: each as in layers.h ----
 static inline void data_encoder_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C) {
     split_data.parts = B == 1 ? 1 : DATA_PARTS;
-    FOR_PARTS(s, B) {
-        size_t row = (size_t)s.first * T;
-        encoder_forward(out + row * C, tokens + row, wte, wpe, s.rows, T, C);
-    }
+    FOR_PARTS(s, B) encoder_forward(out + s.first * T * C, tokens + s.first * T, wte, wpe, s.rows, T, C);
 }
 static inline void data_encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens,
                                          int B, int T, int C, GradMode mode) {
     FOR_PARTS(s, B) {
-        size_t row = (size_t)s.first * T;
         floatX *part_dwte = data_gradient(dwte, 0, s.q), *part_dwpe = data_gradient(dwpe, (size_t)T * C, s.q);
-        encoder_backward(part_dwte, part_dwpe, dout + row * C, tokens + row, s.rows, T, C, mode);
+        encoder_backward(part_dwte, part_dwpe, dout + s.first * T * C, tokens + s.first * T, s.rows, T, C, mode);
     }
 }
 static inline void data_residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1,
                                                    const floatX* inp2, const floatX* w, const floatX* b, int N, int C) {
     FOR_PARTS(s, N) {
-        size_t i = (size_t)s.first, at = i * C;
+        size_t i = s.first, at = i * C;
         const floatX* part_inp2 = inp2 ? inp2 + at : NULL;
         residual_layernorm_forward(res + at, out + at, mean + i, rstd + i, inp1 + at, part_inp2, w, b, s.rows, C);
     }
@@ -123,44 +110,32 @@ static inline void data_layernorm_backward(floatX* dinp, floatX* dw, floatX* db,
                                            const floatX* inp, const floatX* w, const float* mean, const float* rstd,
                                            int N, int C, GradMode mode) {
     FOR_PARTS(s, N) {
-        size_t i = (size_t)s.first, at = i * C;
+        size_t i = s.first, at = i * C;
         floatX *part_dw = data_gradient(dw, (size_t)C, s.q), *part_db = data_gradient(db, (size_t)C, s.q);
         layernorm_backward(dinp + at, part_dw, part_db, dout + at, inp + at, w, mean + i, rstd + i, s.rows, C, mode);
     }
 }
 static inline void data_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
-        size_t i = (size_t)s.first;
-        DATA_LAYER(matmul_forward)(out + i * OC, inp + i * C, w, bias, s.rows, C, OC);
-    }
+    FOR_ROWS(s, N, data_matmul_rows(N, OC)) DATA_LAYER(matmul_forward)(out + s.first * OC, inp + s.first * C, w, bias, s.rows, C, OC);
 }
 static inline void data_matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w,
                                             const floatX* bias, int N, int C, int OC) {
-    FOR_PARTS(s, N) {
-        size_t i = (size_t)s.first;
-        DATA_LAYER(matmul_gelu_forward)(out + i * OC, pre + i * OC, inp + i * C, w, bias, s.rows, C, OC);
-    }
+    FOR_PARTS(s, N) DATA_LAYER(matmul_gelu_forward)(out + s.first * OC, pre + s.first * OC, inp + s.first * C, w, bias, s.rows, C, OC);
 }
 static inline void data_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
-        size_t i = (size_t)s.first;
-        DATA_LAYER(matmul_backward_input)(dinp + i * C, dout + i * OC, w, s.rows, C, OC);
-    }
+    FOR_ROWS(s, N, data_matmul_rows(N, OC)) DATA_LAYER(matmul_backward_input)(dinp + s.first * C, dout + s.first * OC, w, s.rows, C, OC);
 }
 static inline void data_matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre,
                                                    int N, int C, int OC) {
-    FOR_PARTS(s, N) {
-        size_t i = (size_t)s.first;
-        DATA_LAYER(matmul_gelu_backward_input)(dinp + i * C, dout + i * OC, w, pre + i * C, s.rows, C, OC);
-    }
+    FOR_PARTS(s, N)
+        DATA_LAYER(matmul_gelu_backward_input)(dinp + s.first * C, dout + s.first * OC, w, pre + s.first * C, s.rows, C, OC);
 }
 static inline void data_matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp,
                                                int N, int C, int OC, GradMode mode) {
     FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
-        size_t i = (size_t)s.first;
         floatX *part_dw = data_gradient(dw, (size_t)OC * C, s.q), *part_dbias = data_gradient(dbias, (size_t)OC, s.q);
-        GradMode part_mode = s.begins ? mode : GRAD_ADD;
-        DATA_LAYER(matmul_backward_weight)(part_dw, part_dbias, dout + i * OC, inp + i * C, s.rows, C, OC, part_mode);
+        GradMode part_mode = s.done == 0 ? mode : GRAD_ADD;
+        DATA_LAYER(matmul_backward_weight)(part_dw, part_dbias, dout + s.first * OC, inp + s.first * C, s.rows, C, OC, part_mode);
     }
 }
 // The stage has one chunk, which is cut as each rank cuts its rows.
@@ -168,69 +143,43 @@ static inline void data_matmul_backward_weight_chunk(floatX* dw, const floatX* d
                                                      int C, int OC, GradMode mode) {
     require(row == 0 && n == N, "rows %d to %d of %d at once, not all", row, row + n, N);
     FOR_ROWS(s, N, data_matmul_rows(N, OC)) {
-        size_t i = (size_t)s.first;
         floatX* part_dw = data_gradient(dw, (size_t)OC * C, s.q);
-        DATA_WEIGHT_CHUNK(part_dw, dout + i * OC, inp + i * C, s.first - s.q * s.rows_of_part, s.rows, s.rows_of_part, C, OC, mode);
+        DATA_WEIGHT_CHUNK(part_dw, dout + s.first * OC, inp + s.first * C, s.done, s.rows, s.rows_of_part, C, OC, mode);
     }
 }
 static inline void data_attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
     FOR_PARTS(s, B) {
-        size_t row = (size_t)s.first * T;
+        size_t row = s.first * T;
         DATA_LAYER(attention_forward)(out + row * C, stats + row * NH, qkv + row * 3 * C, s.rows, T, C, NH);
     }
 }
 static inline void data_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
                                            const float* stats, int B, int T, int C, int NH) {
     FOR_PARTS(s, B) {
-        size_t row = (size_t)s.first * T, at = row * C;
-        const float* part_stats = stats + row * NH;
-        DATA_LAYER(attention_backward)(dqkv + 3 * at, dout + at, qkv + 3 * at, out + at, part_stats, s.rows, T, C, NH);
+        size_t row = s.first * T, at = row * C;
+        DATA_LAYER(attention_backward)(dqkv + 3 * at, dout + at, qkv + 3 * at, out + at, stats + row * NH, s.rows, T, C, NH);
     }
 }
 static inline void data_classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
-    FOR_ROWS(s, N, data_classifier_rows(N, Vp)) {
-        size_t i = (size_t)s.first;
-        DATA_LAYER(classifier_forward)(losses + i, logits + i * Vp, targets + i, s.rows, V, Vp);
-    }
+    FOR_ROWS(s, N, data_classifier_rows(N, Vp))
+        DATA_LAYER(classifier_forward)(losses + s.first, logits + s.first * Vp, targets + s.first, s.rows, V, Vp);
 }
 static inline void data_classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
-    FOR_ROWS(s, N, data_classifier_rows(N, Vp)) {
-        size_t i = (size_t)s.first;
-        DATA_LAYER(classifier_forward_backward)(losses + i, logits + i * Vp, targets + i, dloss, s.rows, V, Vp);
-    }
+    FOR_ROWS(s, N, data_classifier_rows(N, Vp))
+        DATA_LAYER(classifier_forward_backward)(losses + s.first, logits + s.first * Vp, targets + s.first, dloss, s.rows, V, Vp);
 }
 
 // ---- what the stage calls ----
-#undef matmul_forward
-#undef matmul_gelu_forward
-#undef matmul_backward_input
-#undef matmul_gelu_backward_input
-#undef matmul_backward_weight
-#undef matmul_backward_weight_chunk
-#undef attention_forward
-#undef attention_backward
-#undef classifier_forward
-#undef classifier_forward_backward
-#undef classifier_rows
-#undef encoder_backward // tied.h's
+#undef SPLIT_CALL
+#undef matmul_backward_weight_chunk // tied.h's, as are the next two
+#undef encoder_backward
 #undef add_sum_squares
+#define SPLIT_CALL(name) data_##name
+#include "calls.h"
 #define encoder_forward data_encoder_forward
 #define encoder_backward data_encoder_backward
 #define residual_layernorm_forward data_residual_layernorm_forward
 #define layernorm_backward data_layernorm_backward
-#define matmul_forward(out, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), data_matmul_forward(out, inp, w, bias, N, C, OC))
-#define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), data_matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC))
-#define matmul_backward_input(dinp, dout, w, N, C, OC) (SPLIT_ROLE(w), data_matmul_backward_input(dinp, dout, w, N, C, OC))
-#define matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC) \
-    (SPLIT_ROLE(w), data_matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC))
-#define matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode) \
-    (SPLIT_ROLE(dw), data_matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode))
-#define matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode) \
-    (SPLIT_ROLE(dw), data_matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode))
-#define attention_forward data_attention_forward
-#define attention_backward data_attention_backward
-#define classifier_forward data_classifier_forward
-#define classifier_forward_backward data_classifier_forward_backward
 #define classifier_rows(N, Vp) (N) // the whole batch in one chunk, which is cut as each rank cuts its own
 #define add_sum data_add_sum
 #define add_sum_squares data_add_sum_squares

@@ -61,19 +61,18 @@ static inline SplitCut split_rows(int rows, int cols, int groups, int t, int q) 
 }
 static inline size_t split_elements(SplitCut c) { return (size_t)c.rows * c.cols / (size_t)c.t; }
 
-// part = its elements of whole, or the other way round
-static inline void split_move(floatX* part, floatX* whole, SplitCut c, bool into_whole) {
+// part = its elements, of `size` bytes, of whole; or the other way round
+static inline void split_move(void* part, void* whole, SplitCut c, size_t size, bool into_whole) {
     size_t group = c.cols / (size_t)c.groups, share = group / (size_t)c.t;
     for (int r = 0; r < c.rows; r++) {
         for (int k = 0; k < c.groups; k++) {
-            floatX* p = part + ((size_t)r * (size_t)c.groups + (size_t)k) * share;
-            floatX* w = whole + (size_t)r * c.cols + (size_t)k * group + (size_t)c.q * share;
-            device_copy(into_whole ? w : p, into_whole ? p : w, share * sizeof(floatX));
+            char* p = (char*)part + ((size_t)r * (size_t)c.groups + (size_t)k) * share * size;
+            char* w = (char*)whole + ((size_t)r * c.cols + (size_t)k * group + (size_t)c.q * share) * size;
+            device_copy(into_whole ? w : p, into_whole ? p : w, share * size);
         }
     }
 }
-static inline void split_take(floatX* part, const floatX* whole, SplitCut c) { split_move(part, (floatX*)whole, c, false); }
-static inline void split_put(const floatX* part, floatX* whole, SplitCut c) { split_move((floatX*)part, whole, c, true); }
+static inline void split_put(floatX* part, floatX* whole, SplitCut c) { split_move(part, whole, c, sizeof(floatX), true); }
 
 // ---- gradients that a header keeps apart, found by where the stage has them ----
 typedef struct {

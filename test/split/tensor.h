@@ -10,9 +10,9 @@ order:
   attention       goes by heads.
   the loss        comes from each part's maximum, sum of exponentials and target's logit: see tensor_row_loss.
 
-Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. Every product has a rank's shapes. Embedding and layernorms give a rank's bits without
-help: a token's row lies on one rank, and activations are whole. Only for the CPU, because of the loss. TENSOR_PARTS may be an expression
-that is computed when the program runs.
+Terms are rounded to floatX, as they would be sent, added in fp32 in rank order, and rounded once. Every product has a rank's shapes.
+Embedding and layernorms give a rank's bits without help: a token's row lies on one rank, and activations are whole. Only for the CPU,
+because of the loss. TENSOR_PARTS may be an expression that is computed when the program runs.
 */
 #ifndef SPLIT_TENSOR_H
 #define SPLIT_TENSOR_H
@@ -40,7 +40,7 @@ static inline floatX* tensor_room(TensorRoom k, size_t n) { return (floatX*)tens
 static inline floatX* tensor_take(TensorRoom k, const floatX* whole, SplitCut c) {
     if (whole == NULL) return NULL;
     floatX* part = tensor_room(k, split_elements(c));
-    split_take(part, whole, c);
+    split_move(part, (floatX*)whole, c, sizeof(floatX), false);
     return part;
 }
 
@@ -51,27 +51,23 @@ static inline SplitCut tensor_weight_cut(int C, int OC, int t, int q) { // of w 
     return tensor_cuts_inputs() ? split_columns(OC, C, 1, t, q) : split_rows(OC, C, tensor_groups(), t, q);
 }
 
-// ---- a sum over the parts, of terms of n elements ----
-static inline floatX* tensor_terms(size_t n) { return tensor_room(ROOM_TERMS, (size_t)TENSOR_PARTS * n); }
-static inline void tensor_sum(floatX* out, const floatX* terms, size_t n) { split_sum(out, terms, TENSOR_PARTS, n); }
-
 // ---- linear layers: each as in layers.h ----
 // out = the sum of the parts' products of their columns of inp
 static inline void tensor_row_parallel(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * OC;
-    floatX* terms = tensor_terms(n);
+    floatX* terms = tensor_room(ROOM_TERMS, t * n);
     for (int q = 0; q < t; q++) {
         const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
         const floatX* part_inp = tensor_take(ROOM_INPUT, inp, split_columns(N, C, 1, t, q));
         const floatX* part_bias = q == 0 ? bias : NULL;
         matmul_forward(terms + q * n, part_inp, part_w, part_bias, N, C / t, OC);
     }
-    tensor_sum(out, terms, n);
+    split_sum(out, terms, t, n);
 }
-// each part makes its columns of out, and of pre, if that is not NULL
-static inline void tensor_column_parallel(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias,
-                                          int N, int C, int OC) {
+// column parallel: each part makes its columns of out, and of pre; NULL: without gelu
+static inline void tensor_matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias,
+                                              int N, int C, int OC) {
     int t = TENSOR_PARTS, groups = tensor_groups();
     for (int q = 0; q < t; q++) {
         SplitCut cut = split_columns(N, OC, groups, t, q);
@@ -87,16 +83,12 @@ static inline void tensor_column_parallel(floatX* out, floatX* pre, const floatX
 }
 static inline void tensor_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     if (tensor_cuts_inputs()) tensor_row_parallel(out, inp, w, bias, N, C, OC);
-    else tensor_column_parallel(out, NULL, inp, w, bias, N, C, OC);
-}
-static inline void tensor_matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w,
-                                              const floatX* bias, int N, int C, int OC) {
-    tensor_column_parallel(out, pre, inp, w, bias, N, C, OC);
+    else tensor_matmul_gelu_forward(out, NULL, inp, w, bias, N, C, OC);
 }
 
-// each part makes its columns of dinp; pre NULL: without gelu'
-static inline void tensor_row_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre,
-                                                int N, int C, int OC) {
+// row parallel: each part makes its columns of dinp; pre NULL: without gelu'
+static inline void tensor_matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre,
+                                                     int N, int C, int OC) {
     int t = TENSOR_PARTS;
     for (int q = 0; q < t; q++) {
         SplitCut cut = split_columns(N, C, 1, t, q);
@@ -112,21 +104,17 @@ static inline void tensor_row_parallel_backward(floatX* dinp, const floatX* dout
 static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * C;
-    floatX* terms = tensor_terms(n);
+    floatX* terms = tensor_room(ROOM_TERMS, t * n);
     for (int q = 0; q < t; q++) {
         const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
         const floatX* part_dout = tensor_take(ROOM_INPUT, dout, split_columns(N, OC, tensor_groups(), t, q));
         matmul_backward_input(terms + q * n, part_dout, part_w, N, C, OC / t);
     }
-    tensor_sum(dinp, terms, n);
+    split_sum(dinp, terms, t, n);
 }
 static inline void tensor_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    if (tensor_cuts_inputs()) tensor_row_parallel_backward(dinp, dout, w, NULL, N, C, OC);
+    if (tensor_cuts_inputs()) tensor_matmul_gelu_backward_input(dinp, dout, w, NULL, N, C, OC);
     else tensor_column_parallel_backward(dinp, dout, w, N, C, OC);
-}
-static inline void tensor_matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre,
-                                                     int N, int C, int OC) {
-    tensor_row_parallel_backward(dinp, dout, w, pre, N, C, OC);
 }
 // Each part makes its share of dw. Where that is cut by columns, dbias is the same on all ranks, and part 0 makes it here.
 static inline void tensor_matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp,
@@ -156,14 +144,8 @@ static inline void tensor_matmul_backward_weight_chunk(floatX* dw, const floatX*
 }
 
 // ---- attention: each part has NH/t heads ----
-// Part q's share of stats (B,NH,T), or the other way round.
-static inline void tensor_move_stats(float* part, float* whole, int B, int T, int NH, int q, bool into_whole) {
-    size_t share = (size_t)(NH / TENSOR_PARTS) * T;
-    for (int b = 0; b < B; b++) {
-        float *p = part + (size_t)b * share, *w = whole + ((size_t)b * TENSOR_PARTS + (size_t)q) * share;
-        device_copy(into_whole ? w : p, into_whole ? p : w, share * sizeof(float));
-    }
-}
+// Of stats (B,NH,T).
+static inline SplitCut tensor_stats_cut(int B, int T, int NH, int q) { return split_columns(B, NH * T, 1, TENSOR_PARTS, q); }
 static inline void tensor_attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
     int t = TENSOR_PARTS, N = B * T;
     require(NH % t == 0, "%d heads do not divide into %d parts", NH, t);
@@ -174,7 +156,7 @@ static inline void tensor_attention_forward(floatX* out, float* stats, const flo
         floatX* part_out = tensor_room(ROOM_OUTPUT, split_elements(cut));
         attention_forward(part_out, part_stats, part_qkv, B, T, C / t, NH / t);
         split_put(part_out, out, cut);
-        tensor_move_stats(part_stats, stats, B, T, NH, q, true);
+        split_move(part_stats, stats, tensor_stats_cut(B, T, NH, q), sizeof(float), true);
     }
 }
 static inline void tensor_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
@@ -186,7 +168,7 @@ static inline void tensor_attention_backward(floatX* dqkv, const floatX* dout, c
         const floatX* part_qkv = tensor_take(ROOM_QKV, qkv, qkv_cut);
         const floatX *part_dout = tensor_take(ROOM_INPUT, dout, cut), *part_out = tensor_take(ROOM_PRE, out, cut);
         floatX* part_dqkv = tensor_room(ROOM_OUTPUT, split_elements(qkv_cut));
-        tensor_move_stats(part_stats, (float*)stats, B, T, NH, q, false);
+        split_move(part_stats, (float*)stats, tensor_stats_cut(B, T, NH, q), sizeof(float), false);
         attention_backward(part_dqkv, part_dout, part_qkv, part_out, part_stats, B, T, C / t, NH / t);
         split_put(part_dqkv, dqkv, qkv_cut);
     }
@@ -243,17 +225,6 @@ static inline void tensor_classifier_forward_backward(float* losses, floatX* log
 }
 
 // ---- what the stage calls ----
-#define matmul_forward(out, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_forward(out, inp, w, bias, N, C, OC))
-#define matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC))
-#define matmul_backward_input(dinp, dout, w, N, C, OC) (SPLIT_ROLE(w), tensor_matmul_backward_input(dinp, dout, w, N, C, OC))
-#define matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC) \
-    (SPLIT_ROLE(w), tensor_matmul_gelu_backward_input(dinp, dout, w, pre, N, C, OC))
-#define matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode) \
-    (SPLIT_ROLE(dw), tensor_matmul_backward_weight(dw, dbias, dout, inp, N, C, OC, mode))
-#define matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode) \
-    (SPLIT_ROLE(dw), tensor_matmul_backward_weight_chunk(dw, dout, inp, row, n, N, C, OC, mode))
-#define attention_forward tensor_attention_forward
-#define attention_backward tensor_attention_backward
-#define classifier_forward tensor_classifier_forward
-#define classifier_forward_backward tensor_classifier_forward_backward
+#define SPLIT_CALL(name) tensor_##name
+#include "calls.h"
 #endif

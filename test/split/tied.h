@@ -1,7 +1,7 @@
 /*
 tied.h - the reference of pipeline parallelism. A stage that is compiled with -include test/split/tied.h computes, to the bit, what the
-ranks of a pipeline compute with as many micro-batches, whatever the schedule: train_gpt2_single for one replica of the model, train_gpt2_ddp
-for several.
+ranks of a pipeline compute with as many micro-batches, whatever the schedule: train_gpt2_single for one replica of the model,
+train_gpt2_ddp for several.
 
 wte is tied. One device adds the gradients of the embedding and of the head up in one memory, micro-batch after micro-batch, one after the
 other. A pipeline has them on two ranks: each adds its own up, and at the end of the step the two sums are added. Here the embedding's

@@ -1,8 +1,11 @@
-/* arrays.h - for the tests of layers: arrays that live until their test ends, random numbers for them, comparisons within a tolerance. */
+/*
+arrays.h - for the tests of layers, which begin with a device and without shapes: arrays that live until their test ends, random numbers
+for them, comparisons within a tolerance.
+*/
 #ifndef TEST_ARRAYS_H
 #define TEST_ARRAYS_H
-#include "../../llmc/base/precision.h"
 #include "../../llmc/base/rng.h"
+#include "../../llmc/device/layers.h"
 #include "unit.h"
 
 #define F32_ROUNDING 0x1p-24 // half a unit in the last place, relative; below, that of floatX
@@ -21,6 +24,10 @@ static inline void free_arrays(void) {
     while (owned_count > 0) free(owned[--owned_count]);
     next_stream = 0;
 }
+void before_all(void) { device_init(0, 1); }
+void after_all(void) { device_shutdown(); }
+void after_each(void) { layers_free(); free_arrays(); }
+
 static inline double* doubles(size_t n) { return own(n, sizeof(double)); }
 static inline float* floats(size_t n) { return own(n, sizeof(float)); }
 // n NaNs, which show where a write was forgotten

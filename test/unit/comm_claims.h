@@ -325,16 +325,17 @@ CLAIM(in_ordered_mode_sums_are_in_rank_order_to_the_bit) {
 }
 
 // ---- the program ----
-static void more_options(OptionTable* table);  // what a program has besides the options of communication
-static bool does_another_thing(OptionTable* table); // than to run claims
-static void before_claim(const char* name);
+// A program may define these; they are not static.
+void more_options(OptionTable* table) __attribute__((weak));       // besides those of communication
+bool does_another_thing(OptionTable* table) __attribute__((weak)); // than to run claims
+void before_claim(const char* name) __attribute__((weak));
 int main(int argc, char** argv) {
     RankInfo ranks = ranks_find();
     CommOptions o;
     OptionTable table = options_table("test_comm", "collectives against sums made on the host");
     options_comm(&table, &o);
     option_flag(&table, "deterministic", &o.ordered, "sums in rank order");
-    more_options(&table);
+    if (more_options) more_options(&table);
     table.operands_form = "[PATTERN...]";
     table.max_operands = 100;
     options_parse(&table, argc, argv);
@@ -344,13 +345,13 @@ int main(int argc, char** argv) {
     require(scratch == comm_world_bytes(&world), "the world takes %zu bytes", scratch);
     require(world.size <= MOST_RANKS, "the numbers are made for %d ranks at most", MOST_RANKS);
     comm_connect(&world);
-    if (does_another_thing(&table)) return EXIT_SUCCESS;
+    if (does_another_thing && does_another_thing(&table)) return EXIT_SUCCESS;
     printf("# %s\n", comm_description(&world));
     int done = 0;
     for (int i = 0; i < num_claims; i++) {
         if (!claim_wanted(&claims[i], table.operand_count, (char**)table.operands)) continue;
         comm_step(&world, ++done);
-        before_claim(claims[i].name);
+        if (before_claim) before_claim(claims[i].name);
         claims[i].run();
         comm_barrier(&world); // a rank that gets here has passed
         printf("ok %d - %s\n", done, claims[i].name);

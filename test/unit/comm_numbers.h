@@ -9,7 +9,6 @@ enum { NUM_TYPES = COUNT(types), NUM_SUMMED = 4 };
 
 static inline double element_get(const void* p, size_t i, CommType t) {
     float x;
-    if (t == COMM_F32) return (double)((const float*)p)[i];
     if (t == COMM_F64) return ((const double*)p)[i];
     if (t == COMM_BYTE) return ((const uint8_t*)p)[i];
     convert_dtype(&x, DTYPE_F32, (const char*)p + i * comm_type_size(t), (DType)t, 1);
@@ -17,8 +16,7 @@ static inline double element_get(const void* p, size_t i, CommType t) {
 }
 static inline void element_set(void* p, size_t i, CommType t, double x) {
     float f = (float)x;
-    if (t == COMM_F32) ((float*)p)[i] = f;
-    else if (t == COMM_F64) ((double*)p)[i] = x;
+    if (t == COMM_F64) ((double*)p)[i] = x;
     else if (t == COMM_BYTE) ((uint8_t*)p)[i] = (uint8_t)x;
     else convert_dtype((char*)p + i * comm_type_size(t), (DType)t, &f, DTYPE_F32, 1);
 }

@@ -78,7 +78,6 @@ static inline void child_has_lived(Child c) {
 }
 #define expect_success(...) child_has_lived(child_does(__VA_ARGS__))
 
-
 // The statement must come to its end in a child that prints this, and no error.
 static inline void child_has_said(Child c, const char* text) {
     if (c.status != 0) fail_msg("status %d: %s", c.status, c.err);

@@ -20,7 +20,6 @@ static void crash_point(void);
 #include "../../llmc/save/ranks_checkpoint.h"
 #include "test_folder.h"
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 static char out[64], step_1[96], step_2[96]; // a run's --out, and two of its checkpoints
 static const GPT2Config config = { 4, 10, 128, 2, 2, 4 };
@@ -389,12 +388,6 @@ TEST(a_missing_or_truncated_shard_is_named) {
     }
 }
 
-static void write_master_of_fp32(void) {
-    TrainState s = state_at(1, DTYPE_F32);
-    CheckpointWriter w;
-    checkpoint_begin(&w, out, &s);
-    write_range(&w, CHECKPOINT_MASTER, 0, 0, 1);
-}
 static void write_a_shard(int shard, size_t end, bool begins) {
     TrainState s = state_at(2, DTYPE_F32);
     CheckpointWriter w;
@@ -415,7 +408,10 @@ static void save_too_little(size_t end, int shards) {
     ranks_checkpoint_commit(&w, 0);
 }
 TEST(what_is_written_must_be_the_whole) {
-    expect_error(write_master_of_fp32(), "a checkpoint in fp32 with optimizer state has no part \"master\"");
+    TrainState s = state_at(1, DTYPE_F32);
+    CheckpointWriter w;
+    expect_error(checkpoint_begin(&w, out, &s); write_range(&w, CHECKPOINT_MASTER, 0, 0, 1),
+                 "a checkpoint in fp32 with optimizer state has no part \"master\"");
     expect_error(write_a_shard(0, 123, true), "step_00000002: element 122 of unit 1 is in none of the ranges that");
     expect_error(write_a_shard(1, 110, false), ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
                  "make it a folder that every rank sees or choose another --out");
@@ -482,22 +478,14 @@ TEST(other_things_are_called_by_their_name) {
 }
 
 // ---- full disks and errors of the file system ----
-static rlim_t room; // no file may be longer
-static void save_with_little_room(const Save* s) {
-    signal(SIGXFSZ, SIG_IGN); // otherwise the limit would kill the process; a full disk only gives an error
-    struct rlimit limit = { room, room };
-    setrlimit(RLIMIT_FSIZE, &limit);
-    save(s);
-}
-
 // Allows more and more bytes of a checkpoint, up to all of it: the first file that does not fit is named.
 static void any_file_may_fail(int shards, const char* const* files, int count) {
     bool failed[3] = { false, false, false }, is_saved = false;
     remove_tree(out);
     save_step(1, 1, DTYPE_F32);
     Save second = { 2, 1, DTYPE_F32, shards };
-    for (room = 500; !is_saved; room += 250) {
-        FREED_BY(child_free) Child c = child_does(save_with_little_room(&second));
+    for (size_t room = 500; !is_saved; room += 250) {
+        FREED_BY(child_free) Child c = child_does(limit_files(room); save(&second));
         is_saved = c.status == 0;
         if (!is_saved) {
             assert_entries("step_00000001");

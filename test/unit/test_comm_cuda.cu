@@ -244,12 +244,11 @@ CLAIM(the_streams_of_nccl_have_the_highest_priority) {
 
 // ---- the program ----
 static const char* journal = "";
-static void more_options(OptionTable* table) {
+void more_options(OptionTable* table) {
     option_choice(table, "windows-are", &windows_are, "windows|local|none", "what NCCL makes of windows here");
     option_text(table, "journal", &journal, "FILE", "writes there what has begun");
 }
-static bool does_another_thing(OptionTable* table) { (void)table; return false; }
-static void before_claim(const char* name) {
+void before_claim(const char* name) {
     static FILE* file;
     if (journal[0] && file == NULL) require((file = fopen(journal, "w")) != NULL, "%s cannot be written", journal);
     if (file) fprintf(file, "%s\n", name);

@@ -6,7 +6,6 @@ each precision. What is sent plus what is kept must be what there was, whatever 
 #include "arrays.h"
 #include "expect_death.h"
 
-void after_each(void) { free_arrays(); }
 static floatX* random_gradients(size_t n, float std) { return random_tensor(n, 0, std).x; }
 static floatX* unset_gradients(size_t n) { return unset_tensor(n).x; }
 // Bytes that a call is to overwrite, all of them.
@@ -436,6 +435,3 @@ TEST(what_cannot_be_done_is_refused) {
     expect_error(pack_top_k(packed, NULL, x, 3, 4), "the 4 largest of 3");
     expect_error(orthonormalise(x, 3, 4), "4 columns of 3 numbers");
 }
-
-void before_all(void) { device_init(0, 1); }
-void after_all(void) { device_shutdown(); }

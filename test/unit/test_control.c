@@ -688,18 +688,13 @@ static int port_of_its_own(int* port) {
     *port = ntohs(a.sin_port);
     return fd;
 }
-static void reach_nobody(int port) {
-    static Control c;
-    char address[64];
-    snprintf(address, sizeof address, "%d word 127.0.0.1", port);
-    control_init(&c, rank_of(1, 2), 0.5, "");
-    control_join(&c, address);
-}
 TEST(a_rank_that_cannot_reach_rank_0_says_where_it_tried) {
     int port, fd = port_of_its_own(&port);
-    char said[128];
+    static Control c;
+    char address[64], said[128];
+    snprintf(address, sizeof address, "%d word 127.0.0.1", port);
     snprintf(said, sizeof said, "rank 1 could not reach rank 0 at 127.0.0.1, port %d, within 0.5 s", port);
-    expect_error(reach_nobody(port), said, "firewall");
+    expect_error(control_init(&c, rank_of(1, 2), 0.5, ""); control_join(&c, address), said, "firewall");
     close(fd);
 }
 
@@ -756,19 +751,14 @@ static void join_where_the_launcher_says(Control* c, int rank) {
     control_join(c, address); // nobody tells the others
     control_stop(c);
 }
-static void listen_twice(void) {
-    static Control c[2];
-    char address[CONTROL_ADDRESS];
-    for (int i = 0; i < 2; i++) {
-        control_init(&c[i], rank_of(0, 2), 1, "");
-        control_listen(&c[i], address);
-    }
-}
 TEST(ranks_meet_where_their_launcher_says_unless_that_port_is_in_use) {
     int port, fd = port_of_its_own(&port);
     snprintf(launchers_place, sizeof launchers_place, "%d run-7 localhost", port);
     team(3, .process = join_where_the_launcher_says);
-    expect_error(listen_twice(), "cannot listen", "--master-port");
+    static Control c[2];
+    char address[CONTROL_ADDRESS];
+    expect_error(for (int i = 0; i < 2; i++) { control_init(&c[i], rank_of(0, 2), 1, ""); control_listen(&c[i], address); },
+                 "cannot listen", "--master-port");
     launchers_place[0] = '\0';
     close(fd);
 }

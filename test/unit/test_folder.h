@@ -5,6 +5,7 @@
 #include "../../llmc/base/folder.h"
 #include "expect_death.h"
 #include <ftw.h>
+#include <sys/resource.h>
 
 static char folder[] = "/tmp/shard_test_XXXXXX";
 static pid_t folder_owner; // a child that ends has not made it
@@ -42,6 +43,13 @@ static inline const char* write_file(const char* name, const void* data, size_t 
     assert_int_equal(fwrite(data, 1, n, f), n);
     assert_int_equal(fclose(f), 0);
     return path;
+}
+
+// From here on no file of this process may be longer, as if the disk were full.
+static inline void limit_files(size_t bytes) {
+    struct rlimit limit = { bytes, bytes };
+    signal(SIGXFSZ, SIG_IGN); // otherwise the limit would kill the process; a full disk only gives an error
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) abort();
 }
 
 // The text with the first place of `old` replaced; the caller frees it.

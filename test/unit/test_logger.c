@@ -23,13 +23,6 @@ static StepLog step_log(long long step) {
                       .mem_peak_bytes = 123456789 };
 }
 
-static void log_steps(Logger* g, long long first, long long last) {
-    for (long long step = first; step <= last; step++) {
-        StepLog s = step_log(step);
-        logger_step(g, &s);
-    }
-}
-
 // The lines of a metrics.jsonl, each of which must be one whole JSON object: LINES lines = read_metrics("run").
 #define LINES FREED_BY(json_decrefp) json_t*
 static json_t* read_metrics(const char* run) {
@@ -73,7 +66,10 @@ static void assert_steps(const char* run, long long first, long long last) {
 // A run of this name writes steps first to last, from a checkpoint of the step before or, from 1, anew.
 static void write_steps(const char* run, long long first, long long last) {
     LOG(g, run, first - 1);
-    log_steps(&g, first, last);
+    for (long long step = first; step <= last; step++) {
+        StepLog s = step_log(step);
+        logger_step(&g, &s);
+    }
 }
 static void write_run(const char* run, long long first, long long last) { expect_success(write_steps(run, first, last)); }
 
@@ -88,13 +84,10 @@ TEST(a_step_has_every_field_and_numbers_come_back_to_the_bit) {
     assert_true(json_is_real(line_value(lines, 3, "comm_exposed_ms")) && json_is_false(line_value(lines, 3, "skipped")));
 }
 
-static void write_facts(const char* run) {
-    FREED_BY(logger_close) Logger g;
-    options.prompt = "caf\xE9"; // Latin-1
-    logger_open(&g, &table, &options, in_folder("%s/deep/down", run), 0, json_pack("{s:i}", "world_size", 4));
-}
 TEST(the_first_line_has_the_options_and_what_the_stage_adds) {
-    expect_success(write_facts("facts"));
+    options.prompt = "caf\xE9"; // Latin-1
+    expect_success(Logger g; logger_open(&g, &table, &options, in_folder("facts/deep/down"), 0, json_pack("{s:i}", "world_size", 4));
+                   logger_close(&g));
     LINES lines = read_metrics("facts/deep/down");
     json_t* run = line_value(lines, 0, "run");
     assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 4);
@@ -159,13 +152,11 @@ TEST(a_resumed_run_without_metrics_begins_them) {
 }
 
 // ---- errors ----
-static void write_to_a_full_disk(void) {
+TEST(a_full_disk_is_an_error) {
+    StepLog s = step_log(1);
     LOG(g, "full", 0);
-    fclose(g.file);
-    g.file = fopen("/dev/full", "w");
-    log_steps(&g, 1, 1);
+    expect_error(g.file = fopen("/dev/full", "w"); logger_step(&g, &s), "metrics.jsonl", "No space left", "--resume");
 }
-TEST(a_full_disk_is_an_error) { expect_error(write_to_a_full_disk(), "metrics.jsonl", "No space left", "--resume"); }
 
 // ---- the line for people ----
 static void write_lines(void) {

@@ -113,12 +113,3 @@ TEST(large_arrays_are_converted_by_all_threads) {
     convert_slice(alone, DTYPE_BF16, numbers, DTYPE_F32, N);
     assert_memory_equal(together, alone, (N + 1) * sizeof(uint16_t));
 }
-
-TEST(floatX_is_what_the_build_asked_for) {
-    assert_int_equal(sizeof(floatX), dtype_size(FLOATX_DTYPE));
-    assert_string_equal(FLOATX_NAME, dtype_name(FLOATX_DTYPE));
-    for (uint64_t i = 0; i < 1000; i++) {
-        float x = random_normal(6, 0, i);
-        assert_true(to_float(to_floatX(x)) == defined_conversion(FLOATX_DTYPE, x));
-    }
-}

@@ -5,7 +5,6 @@
 #include "../../llmc/run/rank_context.h"
 #include "expect_death.h"
 #include "world_alone.h"
-#include <sys/mman.h>
 
 // A child must end with this status, after a report that has these rows (most, or until NULL), with any number of spaces
 // between columns.
@@ -104,9 +103,6 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
 }
 
 // ---- steps, in a world of this rank alone ----
-static void context_alone(RankContext* w) { world_alone(&w->comm, &w->control); }
-static void context_end(RankContext* w) { world_end(&w->comm); }
-
 // Sends `bytes` in a step, by the count of a communicator.
 static void take_step(RankContext* w, long long step, unsigned long long bytes) {
     static float state[1];
@@ -117,7 +113,7 @@ static void take_step(RankContext* w, long long step, unsigned long long bytes) 
 }
 TEST(a_step_counts_what_is_sent_in_it) {
     static RankContext w;
-    context_alone(&w);
+    world_alone(&w.comm, &w.control);
     assert_true(report_sent(&w, 5)); // nothing was sent in a run of no steps
     w.comm.stats[COMM_ALL_GATHER].bytes_times_N = 99; // by what comes before the steps
     static const unsigned long long sent[] = { 40, 60, 20, 50 }, least[] = { 41, 41, 21, 21 }, most[] = { 41, 61, 61, 61 };
@@ -128,7 +124,7 @@ TEST(a_step_counts_what_is_sent_in_it) {
         assert_int_equal(w.steps, 1 + i);
     }
     assert_true(w.seconds_total == 1);
-    context_end(&w);
+    world_end(&w.comm);
 }
 
 #define is(x, want) assert_near(x, want, 1e-12)
@@ -160,7 +156,7 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     P2P m = { 0 };
     PipelineParallel options = { .emulate = "" };
     Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 } };
-    context_alone(&w);
+    world_alone(&w.comm, &w.control);
     action_times_init(&t, &w, &options, &y, &m);
     for (int step = 0; step < 3; step++) {
         for (int i = 0; i < 2; i++) { // as long as the loop lasts, 50 ms
@@ -181,34 +177,19 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     assert_true(forward >= .01 && backward >= .01 && until >= .05 - 1e-9);
     assert_true(forward + backward <= until - .03 + 1e-9); // the wait is in neither
     free(t.actions);
-    context_end(&w);
+    world_end(&w.comm);
 }
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
-// A run of N ranks. Rank q predicts and sends so much; in the second of its two steps `more` besides.
+// N ranks. Rank q predicts and sends so much; in the second of its two steps `more` besides. The row of the first that did not send as
+// predicted is shown, else of the one that sent most.
 typedef struct { int N; double predicted[3], sent[3], more[3]; int status; const char* row; } Ranks;
-static struct Meeting { volatile int ready; char address[CONTROL_ADDRESS]; }* meeting; // shared by the processes
-
-// Ends a rank with what report_sent returns: 0 if all ranks sent as predicted, else 2.
-static void report_as(const Ranks* t, int rank) {
-    static RankContext w;
-    RankInfo info = { rank, t->N, rank, t->N, "a test", "" };
-    control_init(&w.control, info, 10, "");
-    if (rank == 0) {
-        control_listen(&w.control, meeting->address);
-        __atomic_store_n(&meeting->ready, 1, __ATOMIC_RELEASE);
-    }
-    while (!__atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) usleep(1000);
-    control_join(&w.control, meeting->address);
-    w.comm.size = t->N;
-    w.steps = 2;
-    w.min = t->sent[rank] + fmin(0, t->more[rank]);
-    w.max = t->sent[rank] + fmax(0, t->more[rank]);
-    bool as_predicted = report_sent(&w, t->predicted[rank]);
-    control_stop(&w.control);
-    exit(as_predicted ? 0 : 2);
+static bool report_of(const Ranks* t) {
+    SentBytes all[3];
+    for (int q = 0; q < t->N; q++)
+        all[q] = (SentBytes){ t->predicted[q], t->sent[q] + fmin(0, t->more[q]), t->sent[q] + fmax(0, t->more[q]) };
+    return report_sent_by(all, t->N);
 }
-// All ranks must find the same. The row of the first that did not send as predicted is shown, else of the one that sent most.
 TEST(every_rank_must_send_as_it_predicted_in_every_step) {
     static const Ranks cases[] = {
         { 3, { 5000, 5000, 5000 }, { 5000, 5000, 5000 }, { 0 }, 0,
@@ -227,13 +208,6 @@ TEST(every_rank_must_send_as_it_predicted_in_every_step) {
         { 3, { 5000, 9000, 0 }, { 5000, 9000, 0 }, { 8 }, 2, " bytes 5.0 kB 5.0 kB 8 bytes more than predicted\n" },
         { 2, { 5000, 9000 }, { 9000, 5000 }, { 0 }, 2, " bytes 5.0 kB 9.0 kB 4000 bytes more than predicted\n" }
     };
-    meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(meeting != MAP_FAILED);
-    for (size_t i = 0; i < COUNT(cases); i++) {
-        RunningChild running[3];
-        meeting->ready = 0;
-        for (int q = 0; q < cases[i].N; q++) if ((running[q] = child_start()).pid == 0) report_as(&cases[i], q);
-        for (int q = 0; q < cases[i].N; q++) expect_report(child_end(running[q]), cases[i].status, &cases[i].row, 1);
-    }
-    munmap(meeting, sizeof *meeting);
+    for (size_t i = 0; i < COUNT(cases); i++)
+        expect_report(child_does(exit(report_of(&cases[i]) ? 0 : 2)), cases[i].status, &cases[i].row, 1);
 }

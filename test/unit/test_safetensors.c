@@ -140,16 +140,13 @@ TEST(what_cannot_be_read_is_refused_when_it_is_read) {
 // ---- what is written ----
 enum { ROWS = 301, COLS = 173 }; // more than a piece of the reader's
 
-// A number that each of our dtypes holds exactly.
-static float small_number(size_t i) { return (float)((int)(i * 7 % 255) - 127) / 8; }
-
 TEST(what_is_written_in_pieces_comes_back_in_other_pieces_and_types) {
     char f32[] = "f32", bf16[] = "bf16", f16[] = "f16";
     const SafeTensor wanted[3] = { safetensor_wanted(f32, DTYPE_F32, ROWS, COLS), safetensor_wanted(bf16, DTYPE_BF16, ROWS, COLS),
                                    safetensor_wanted(f16, DTYPE_F16, ROWS * COLS, 0) };
     static float data[ROWS * COLS], back[ROWS * COLS], stored[ROWS * COLS];
     const size_t n = ROWS * COLS;
-    for (size_t i = 0; i < n; i++) data[i] = small_number(i);
+    for (size_t i = 0; i < n; i++) data[i] = (float)((int)(i * 7 % 255) - 127) / 8; // exact in each of our dtypes
     SafeTensors s, other;
     FREED_BY(json_decrefp) json_t* metadata = json_pack("{s:s}", "format", "test");
     assert_true(safetensors_create(&s, path, wanted, 3, metadata));
