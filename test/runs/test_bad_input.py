@@ -34,8 +34,7 @@ MORE_THAN_ONE = "--batch-size 1 --total-batch-size 0"
     (f"--seq-len 8000 {MORE_THAN_ONE}", ["tokens.bin", "--seq-len", "8000"]),
     ("--batch-size 500 --total-batch-size 0", ["tokens.bin", "sequences", "500"]),
     ("--init-from none", ["none", "no such checkpoint"]), ("--init-from test", ["test", "state.json"]), ("--out README.md", ["README.md"]),
-    ("--out README.md/out", ["README.md", "Not a directory"]), ("--out /proc/none", ["/proc/none"])],
-    ids=lambda x: re.sub(r"[^\w.+-]+", "_", x if isinstance(x, str) else x[0])[:50])
+    ("--out README.md/out", ["README.md", "Not a directory"]), ("--out /proc/none", ["/proc/none"])])
 def test_a_wrong_option_is_refused(options, patterns):
     assert_refused(run(options), *patterns)
 
@@ -47,8 +46,7 @@ GOOD, CUT = Path(TOKENS).read_bytes(), (0, 1, 4, 12, 1023, 1024, 1025, 1026, 500
     ("--tokenizer", "vocab.json", b"{ this is not a vocabulary", []), ("--data", "empty.txt", b"", ["empty"]),
     ("--data", "short.txt", b"too short", ["--seq-len"]), ("--data", "fifo", None, ["is a pipe, not a file"]),
     ("--data", "fifo.bin", None, ["is a pipe"]), ("--val-data", "fifo", None, ["is a pipe"]),
-    ("--tokenizer", "fifo.json", None, ["is a pipe"]), *(("--data", "cut.bin", GOOD[:length], ["tok"]) for length in CUT)],
-    ids=["no_json", "empty", "short", "pipe", "pipe_of_tokens", "pipe_to_evaluate", "pipe_as_tokenizer", *CUT])
+    ("--tokenizer", "fifo.json", None, ["is a pipe"]), *(("--data", "cut.bin", GOOD[:length], ["tok"]) for length in CUT)])
 def test_a_file_of_another_kind_or_cut_is_refused_and_no_pipe_is_waited_for(option, name, data, patterns, tmp_path):
     path = tmp_path / name
     os.mkfifo(path) if data is None else path.write_bytes(data)
@@ -84,8 +82,7 @@ def resume(folder, *options):
 @pytest.mark.parametrize("options, patterns", [
     ("--init-from {0}", ["step_00000002"]), ("--init-from {0}/step_00000002 --layers 3", ["step_00000002", "2 layers", "3"]),
     ("--init-from {0}/step_00000002 --channels 32", ["16 channels", "32"]),
-    ("--out {0} --steps 3", ["holds the checkpoints of another run", "--resume"])],
-    ids=["a_folder_of_checkpoints", "layers", "channels", "a_new_run_among_anothers"])
+    ("--out {0} --steps 3", ["holds the checkpoints of another run", "--resume"])])
 def test_another_checkpoint_is_refused(options, patterns, copy):
     assert_refused(run(options.format(copy)), *patterns)
 

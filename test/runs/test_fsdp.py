@@ -144,8 +144,7 @@ def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs
 @pytest.mark.parametrize("options", [
     "--limit-all-gathers 3", "--cpu-offload --prefetch backward-post --wrap-blocks 2",
     rest("--wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1"), rest("--sharding grad-op"),
-    rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0"), rest("--sharding none --wrap-blocks 0")],
-    ids=["3_rooms", "offload", "1_room", "grad-op", "grad-op-wrap_2", "wrap_0", "none-wrap_0"])
+    rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0"), rest("--sharding none --wrap-blocks 0")])
 def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(options):
     deep = (SMALL, f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2 --batch-size 4")
     ddp, fsdp = trained("ddp", *deep, ranks=3), trained("fsdp", *deep, options, ranks=3, strict=True)
@@ -256,8 +255,7 @@ def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_pat
 
 # ---- ranks that fail, and options that do not go together ----
 @pytest.mark.parametrize("fault, options, pattern", [
-    ("2:7:kill", "--cpu-offload", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "", "differ")],
-    ids=["killed", "replicas_differ"])
+    ("2:7:kill", "--cpu-offload", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "", "differ")])
 def test_a_rank_that_fails_is_named_by_the_others(fault, options, pattern):
     run = faulty("fsdp", SMALL, "--batch-size 4 --steps 20 --sharding hybrid --shard-group 2", options, "--fault", fault, ranks=4)
     assert_all_say(run, [0, 3], f".*{pattern}")

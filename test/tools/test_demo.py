@@ -49,8 +49,7 @@ def test_a_script_says_how_it_starts_ranks():
     ("mpirun has detected an attempt to run as root.", "", ["an attempt to run as root", "MPIRUN=.mpirun --allow-run-as-root"]),
     ("There are not enough slots available in the system to satisfy the 4 slots", " -x", ["not enough slots", "refuses 4 ranks",
                                                                                          "MPIRUN=.*--oversubscribe"]),
-    ("prterun was unable to find a network", "", ["did not start 4 ranks; make doctor", "unable to find a network"])],
-    ids=["missing", "root", "slots", "network"])
+    ("prterun was unable to find a network", "", ["did not start 4 ranks; make doctor", "unable to find a network"])])
 def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_path, says, more, patterns):
     path = executable(tmp_path / "launcher", f'echo "{says}" >&2; exit 1') if says else "no_such_mpirun"
     run = script("demo", env={"MPIRUN": f"{path}{more}"})
@@ -148,7 +147,6 @@ def test_losses_are_plotted_as_they_are_each_run_by_its_folders_name(runs):
 @needs_gnuplot
 @pytest.mark.parametrize("options, pattern", [
     ("@/no_such.jsonl", "no_such.jsonl cannot be read"), ("README.md", "README.md has no losses"),
-    ("@/first/metrics.jsonl /no/such/folder/a.png", "/no/such/folder/a.png was not made"), ("@/a.png", "no metrics.jsonl was given")],
-    ids=["no_file", "no_losses", "no_folder", "no_run"])
+    ("@/first/metrics.jsonl /no/such/folder/a.png", "/no/such/folder/a.png was not made"), ("@/a.png", "no metrics.jsonl was given")])
 def test_what_cannot_be_plotted_is_named(runs, options, pattern):
     assert_refused(script("bench/plot", options.replace("@", str(runs))), pattern)
