@@ -80,10 +80,6 @@ def faulty(stage, *options, ranks, timeout=60, **settings):
     return run
 
 
-def assert_all_say(run, ranks, pattern):
-    for rank in ranks: assert re.search(f"^rank {rank}: error: {pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"
-
-
 # ---- runs that save steps 5 and 10 ----
 # 48 sequences a step divide over 1, 2, 3, 4 and 8 replicas of the model; 10 steps are more than one epoch. FSDP's last group has one block.
 SAVES = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 4 --channels 16 --seq-len 16 --total-batch-size 768 --lr 3e-3 "

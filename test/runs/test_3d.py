@@ -5,8 +5,8 @@ formulas in plain numbers."""
 import json, re
 import pytest
 from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference
-from shards import assert_all_say, assert_pytorchs, assert_same_samples, faulty
-from suite import PYTORCH, assert_different, assert_refused_by_all, assert_same, rest, train, trained
+from shards import assert_pytorchs, assert_same_samples, faulty
+from suite import PYTORCH, assert_different, assert_each_says, assert_same, rest, trained
 
 LONG = 10
 EIGHT = "--layers 8"
@@ -151,16 +151,6 @@ def test_rank_0_holds_and_sends_what_the_formulas_say(precision, mesh, zero, seq
     assert [along.get(axis, 0) for axis in ("tp", "pp", "dp")] == [tp, pp, dp]
 
 
-# ---- what cannot be (test/unit/test_axes.c has more) ----
-@pytest.mark.parametrize("n, options, pattern", [
-    (4, "--mesh dp=2,tp=2,pp=2", "--mesh dp=2,tp=2,pp=2 is a mesh of 8 ranks, and 4 were started; start 8"),
-    # of what every mesh must divide, with the names of this one's options
-    rest(4, "--mesh pp=4 --layers 3", "--mesh pp=4 with --chunks 1 makes 4 parts of the model, more than its 3 blocks"),
-    rest(3, "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24", "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768")])
-def test_every_rank_refuses_a_mesh_that_cannot_be(n, options, pattern):
-    assert_refused_by_all(train("3d", SMALL, EIGHT, "--total-batch-size 512 --batch-size 4", options, ranks=n), n, pattern)
-
-
 # ---- ranks that die, hang or differ: rank 5 is dp 1, pp 0, tp 1 ----
 FAULTY = f"{SMALL} {EIGHT} {batch(32, 2, 4)} --mesh dp=2,tp=2,pp=2 --fault"
 
@@ -169,7 +159,7 @@ FAULTY = f"{SMALL} {EIGHT} {batch(32, 2, 4)} --mesh dp=2,tp=2,pp=2 --fault"
     ("5:3:kill", "", r"rank 5 \(dp 1, pp 0, tp 1\) has died"),
     rest("6:3/1:kill", ZERO, r"rank 6 \(dp 1, pp 1, tp 0\) has died .* it was .*in F1 on stage 1")], ids=["place", "action"])
 def test_a_rank_that_dies_is_named_with_its_place_on_the_mesh(fault, options, pattern):
-    assert_all_say(faulty("3d", FAULTY, fault, options, ranks=8), [r for r in range(8) if r != int(fault[0])], pattern)
+    assert_each_says(faulty("3d", FAULTY, fault, options, ranks=8), 8, pattern, dead=int(fault[0]))
 
 
 # Rank 7 waits for rank 6 in a sum, and rank 4 with a message: whoever's patience ends first says so.

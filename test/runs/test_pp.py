@@ -5,7 +5,7 @@ import json, re
 import pytest
 from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference, split_program
 from shards import assert_pytorchs, assert_same_samples, faulty, sampled
-from suite import PYTORCH, assert_different, assert_refused, assert_refused_by_all, assert_same, command, rest, train, trained
+from suite import PYTORCH, assert_different, assert_refused, assert_same, command, rest, train, trained
 
 LONG = 9
 SCHEDULES = ["gpipe", "1f1b", "zb-h1", "interleaved"]
@@ -176,18 +176,6 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedul
     assert not [r for r in range(p) if r != fullest and f"rank {r}: error: out of memory" in refused.err], refused
     if schedule == "1f1b" and not recompute: # where only one rank lacks memory, all recompute
         assert re.search("^memory  .*; blocks are recomputed$", pp(f"{D}x{p}", options, less, "--recompute auto", precision=precision).out, re.M)
-
-
-# ---- what cannot be (test/unit/test_pipeline.c has more) ----
-@pytest.mark.parametrize("ranks, options, pattern", [
-    (3, "--layers 2", "--pipeline-parallel 3 with --chunks 1 makes 3 parts of the model, more than its 2 blocks"),
-    (2, "--split 4,5", "--split 4,5 adds up to 9 blocks, and the model has 8"),
-    rest(4, "--pipeline-parallel 3", "--pipeline-parallel 3 does not divide 4 ranks"),
-    rest(2, "--emulate-ms 20,24,16,x", "--emulate-ms wants three numbers .* not '20,24,16,x'"),
-    rest(2, "--chunks 2", "--chunks 2: only --schedule interleaved"),
-    rest(4, "--pipeline-parallel 2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 replicas of the model = 64")])
-def test_every_rank_refuses_what_cannot_be(ranks, options, pattern):
-    assert_refused_by_all(train("pp", SMALL, EIGHT, micro_batches(1), options, ranks=ranks), ranks, pattern)
 
 
 # ---- ranks that differ (test_faults.py: that die and hang) ----
