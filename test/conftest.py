@@ -43,13 +43,9 @@ def pytest_make_parametrize_id(val):
     if isinstance(val, str): return re.sub(r"[^\w.+-]+", "_", val.replace("--", "")).strip("_")[:60] or "plain"
 
 
-def commit():
-    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
-
-
 def pytest_collection_modifyitems(config, items):
     tier, chosen, left = config.getoption("tier"), [], []
-    of_commit = commit() if config.getoption("quarter") else None
+    of_commit = config.getoption("quarter") and subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")

@@ -93,15 +93,6 @@ def test_stages_may_be_farther_apart_than_copies():
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("stage, of_stage, mesh, of_mesh", [
-    ("ddp", "", "2x1x1", ZERO), ("tp", "", "1x2x1", ""), ("tp", f"--tensor-parallel 2 {SEQUENCE}", "2x2x1", f"{ZERO} {SEQUENCE}"),
-    ("pp", "", "1x1x2", GPIPE), ("pp", "--pipeline-parallel 2", "2x1x2", ZERO)], ids=["ddp", "tp", "two_tp", "pp", "two_pp"])
-def test_a_mesh_of_some_axes_has_the_bits_of_their_stage(stage, of_stage, mesh, of_mesh):
-    d, t, p = axes(mesh)
-    assert_same(trained(stage, SMALL, EIGHT, batch(32, d, 4), of_stage, ranks=d * t * p), ranks(mesh, of_mesh))
-
-
-@pytest.mark.rest
 @pytest.mark.parametrize("mesh, options", [("2x2x2", f"{ZERO} {ZB}"), ("2x2x1", ZERO)], ids=["2x2x2", "2x2x1"])
 def test_ranks_skip_the_same_steps_in_fp16(mesh, options):
     assert_same_skips(copies(mesh, LARGE_SCALE, precision="fp16"), ranks(mesh, LARGE_SCALE, options, precision="fp16"))

@@ -41,7 +41,8 @@ def settings(table, mark, **more):
         quick, *columns = re.fullmatch(r"\s*(\*?)\s*" + r"(\S+)\s+" * 8 + r"(\S+)", line).groups()
         setting = Setting(*[int(x) if x.isdigit() else x for x in columns], **more)
         name = (f"{setting.ranks}_ranks-{setting.sharding}-wrap_{setting.wrap}-{setting.prefetch}-{setting.rooms}_rooms" +
-                "-offload" * (setting.offload == "yes") + "-recompute" * (setting.recompute == "block"))
+                "-offload" * (setting.offload == "yes") + "-recompute" * (setting.recompute == "block") +
+                f"-{setting.micro}_micro" * (setting.micro > 1) + f"-{setting.precision}-{setting.reduce}" * (setting.precision != "fp32"))
         yield pytest.param(setting, id=name) if quick else mark(setting, id=name)
 
 
@@ -73,6 +74,9 @@ HYBRID = [*settings("""
       4 2 hybrid backward-post no 2 yes none strict
       4 0 hybrid none yes 2 no none plain
       4 3 hybrid none no 1 yes block plain""", rest)]
+# Groups of one rank or of all ranks: sums round as DDP's.
+ONE_GROUP = [*settings("4 2 hybrid backward-pre no 2 no none strict", rest, group=1),
+             *settings("4 2 hybrid backward-post no 2 no none strict", rest, group=4)]
 # FSDP reduces every micro-batch and adds up, DDP reduces the sum once.
 MICRO_BATCHES = [*settings("""
     * 3 2 full backward-post yes 2 yes block strict
@@ -94,7 +98,7 @@ by_setting = lambda *tables: pytest.mark.parametrize("setting", sum(tables, []))
 
 
 # ---- numbers ----
-@by_setting(WHOLE)
+@by_setting(WHOLE, ONE_GROUP)
 def test_every_setting_has_ddps_bits(setting):
     assert_same(setting.ddp(), setting.run())
 
@@ -103,14 +107,6 @@ def test_every_setting_has_ddps_bits(setting):
 def test_hybrid_is_near_ddp_and_every_hybrid_has_the_same_bits(setting):
     assert_close(setting.ddp(), setting.run())
     assert_same(HYBRID[0].values[0].run(), setting.run())
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("group", [1, 4])
-def test_hybrid_with_one_group_or_one_rank_a_group_has_ddps_bits(group):
-    setting = Setting(4, 2, "hybrid", "backward-pre", "no", 2, "no", "none", "strict", group=group)
-    assert_same(setting.ddp(), setting.run())
-    assert_holds_and_sends_what_the_formula_says(setting)
 
 
 @by_setting(MICRO_BATCHES)
@@ -197,20 +193,14 @@ def expected_sent(s):
     return (state + 2 * (s.ranks - 1) * 8 + 2 * 2 * replicas * (S - 1) * 8) // s.ranks
 
 
-def assert_holds_and_sends_what_the_formula_says(setting):
+@by_setting(WHOLE, HYBRID, ONE_GROUP, MICRO_BATCHES, REDUCED_IN_BF16, REDUCED_IN_FP32, REDUCED_IN_FP16)
+def test_each_rank_holds_and_sends_what_the_formula_says(setting):
     run, expected = setting.run(), expected_bytes(setting)
     assert run.about["predicted_bytes"] == expected
     on_device = sum(expected.values()) - expected["state on the host"]
     assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {on_device} # as measured
     assert run.series("comm_bytes") == [expected_sent(setting)] * 6
     assert re.search("^  bytes .*  as predicted$", run.out, re.M) and "than predicted" not in run.out # on every rank
-
-
-@by_setting(WHOLE, HYBRID, [pytest.param(*p.values, id=f"{p.id}-4_micro", marks=p.marks) for p in MICRO_BATCHES],
-            [pytest.param(*p.values, id=f"{p.id}-{p.values[0].precision}-{p.values[0].reduce}", marks=p.marks)
-             for p in REDUCED_IN_BF16 + REDUCED_IN_FP32 + REDUCED_IN_FP16])
-def test_each_rank_holds_and_sends_what_the_formula_says(setting):
-    assert_holds_and_sends_what_the_formula_says(setting)
 
 
 @pytest.mark.parametrize("wrap, groups", [rest(1, 5), (2, 3)], ids=["wrap_1", "wrap_2"])
