@@ -1,7 +1,6 @@
-"""Data, tensor and pipeline parallelism on one mesh, and ZeRO on its data axis. Runs are compared with PyTorch's within rounding. To the bit they are
-compared with DDP on a rank for each replica of the model, whose layers form sums in as many parts as a matrix has, and whose tied matrix has its two
-gradients apart (test/split); with --sequence-parallel with one device with all of test/split. Bytes, in all and along each axis, are as by
-formulas in plain numbers."""
+"""Data, tensor and pipeline parallelism on one mesh, and ZeRO on its data axis. Runs are compared with PyTorch's within rounding, and to the bit
+with DDP on a rank for each replica of the model, whose layers form sums as on the mesh (test/split), or with --sequence-parallel with one device.
+Bytes, in all and along each axis, are as by formulas in plain numbers."""
 import json, re
 import pytest
 from meshes import AGAIN, EVALUATIONS, KEEP, LARGE_SCALE, SEQUENCE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference

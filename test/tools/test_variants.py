@@ -1,7 +1,6 @@
-"""What dev/cpu and dev/cuda have in several ways, and the roofline. Each variant of an operation gives the numbers that it should, at usual
-and odd shapes, and the check reports a variant that is wrong, and only that one. A GPU's kernels run under the emulator with the address
-sanitizer. The roofline (dev/cuda/bench_layers.cu) counts as the formulas do, and its CUDA graph of a step leaves the step's bits. No time
-is judged."""
+"""What dev/cpu and dev/cuda have in several ways, and the roofline. Each variant gives the numbers that it should, and the check reports one that
+is wrong. A GPU's kernels run under the emulator with the address sanitizer. The roofline (dev/cuda/bench_layers.cu) counts as the formulas
+do, and its CUDA graph of a step leaves the step's bits. No time is judged."""
 import re
 import pytest
 from kernels.emulated import compiled, cpu_layers, flags, missing
