@@ -38,6 +38,11 @@ def in_folder(folder, stage, *options, ranks=None, precision="fp32", binary=None
     return run
 
 
+def newest(folder):
+    """The last step of which it has a checkpoint."""
+    return max((int(path.name[5:]) for path in folder.glob("step_*")), default=-1)
+
+
 def resumed(*arguments, **settings):
     """Continues the run that is in_folder()'s."""
     run = in_folder(*arguments, "--resume", **settings)

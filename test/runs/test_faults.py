@@ -2,6 +2,7 @@
 find the same error each say so, and build/ranks finds from the ranks' last operations where they parted."""
 import re
 import pytest
+from shards import resumed
 from suite import TOKENS, assert_each_says, assert_refused_by_all, assert_same, command, half, program, rest, train, trained
 
 LONG = 10
@@ -19,11 +20,8 @@ def test_a_rank_that_fails_is_named_by_all(fault, options, pattern, dead):
 
 def test_after_a_rank_was_killed_the_last_checkpoint_continues_to_the_bit(tmp_path):
     options = [SMALL, "--save-every 5 --deterministic"]
-    run, out = train("ddp", *options, "--fault 2:7:kill", ranks=4), tmp_path / "out"
-    again = command([program("train_gpt2_ddp")], *options, "--resume", ["--out", half(run, out)], ranks=4)
-    again.folder = out
-    assert again.status == 0, again
-    assert_same(trained("ddp", *options, ranks=4), again)
+    run = train("ddp", *options, "--fault 2:7:kill", ranks=4)
+    assert_same(trained("ddp", *options, ranks=4), resumed(half(run, tmp_path / "out"), "ddp", *options, ranks=4))
 
 
 def test_build_ranks_finds_the_rank_that_left_out_an_operation():
