@@ -38,13 +38,14 @@ def pytest_xdist_make_scheduler(config, log):
     return ByModule(config, log)
 
 
-def commit():
-    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+def pytest_make_parametrize_id(val):
+    """Options and other text are in a test's name by their words."""
+    if isinstance(val, str): return re.sub(r"[^\w.+-]+", "_", val.replace("--", "")).strip("_")[:60] or "plain"
 
 
 def pytest_collection_modifyitems(config, items):
     tier, chosen, left = config.getoption("tier"), [], []
-    of_commit = commit() if config.getoption("quarter") else None
+    of_commit = config.getoption("quarter") and subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")
@@ -98,14 +99,7 @@ class CTest(pytest.Item):
         # that still run: longer than a heartbeat, less than the default second.
         if self.tsan: env |= {"TSAN_OPTIONS": "atexit_sleep_ms=300", "OMP_NUM_THREADS": 1}
         run = suite.command([path, self.claim], env=env)
-        if run.status != 0: raise CTestFailed(run)
-
-    def repr_failure(self, excinfo):
-        return str(excinfo.value.args[0]) if isinstance(excinfo.value, CTestFailed) else super().repr_failure(excinfo)
+        if run.status != 0: pytest.fail(str(run), pytrace=False)
 
     def reportinfo(self):
         return self.path, 0, f"{self.program}: {self.name}"
-
-
-class CTestFailed(Exception):
-    pass

@@ -303,10 +303,16 @@ def assert_refused(run, *patterns):
         assert re.search(pattern, run.err, re.M), f"there is no {pattern!r} in what was said by {run}"
 
 
+def assert_each_says(run, ranks, pattern, dead=None):
+    """Each rank but the dead one says this error, and nothing else."""
+    __tracebackhide__ = True
+    for rank in {*range(ranks)} - {dead}:
+        said = re.findall(rf"^rank {rank}: error: (.*)", run.err, re.M)
+        assert len(said) == 1 and re.search(pattern, said[0]), f"rank {rank} did not say {pattern!r} once: {run}"
+
+
 def assert_refused_by_all(run, ranks, pattern):
-    """Every rank found the error by itself, and said nothing else."""
+    """Every rank found the error by itself."""
     __tracebackhide__ = True
     assert_refused(run, pattern)
-    for rank in range(ranks):
-        said = re.findall(rf"^rank {rank}: error: (.*)", run.err, re.M)
-        assert len(said) == 1 and re.match(pattern, said[0]), f"rank {rank} did not say {pattern!r} once: {run}"
+    assert_each_says(run, ranks, pattern)

@@ -35,9 +35,10 @@ class Mistake:
 
 def mistakes_of(path):
     found = []
-    for group in tomllib.loads((suite.ROOT / path).read_text())["group"]:
-        shared = {key: group.pop(key) for key in ("file", "tests") if key in group}
-        found += [Mistake(name, **shared | fields) for name, fields in group.items()]
+    for file, groups in tomllib.loads((suite.ROOT / path).read_text()).items():
+        for group in groups:
+            shared = {"file": file, "tests": group.pop("tests", "")}
+            found += [Mistake(name, **shared | fields) for name, fields in group.items()]
     assert len({mistake.name for mistake in found}) == len(found), f"{path} has two mistakes of one name"
     return found
 

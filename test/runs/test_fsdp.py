@@ -2,8 +2,8 @@
 and recompute. Each rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
 import collections, re
 import pytest
-from shards import assert_all_say, assert_near_losses, assert_same_samples, faulty, operations, sampled, shard, skipped_steps
-from suite import PYTORCH, TOKENS, Stored, assert_close, assert_refused, assert_same, assert_same_metrics, rest, train, trained
+from shards import assert_near_losses, assert_same_samples, faulty, operations, sampled, shard, skipped_steps
+from suite import PYTORCH, TOKENS, Stored, assert_close, assert_each_says, assert_same, assert_same_metrics, rest, trained
 
 LONG = 6
 # 5 blocks in groups of 2 or 3 leave a smaller last group.
@@ -41,7 +41,8 @@ def settings(table, mark, **more):
         quick, *columns = re.fullmatch(r"\s*(\*?)\s*" + r"(\S+)\s+" * 8 + r"(\S+)", line).groups()
         setting = Setting(*[int(x) if x.isdigit() else x for x in columns], **more)
         name = (f"{setting.ranks}_ranks-{setting.sharding}-wrap_{setting.wrap}-{setting.prefetch}-{setting.rooms}_rooms" +
-                "-offload" * (setting.offload == "yes") + "-recompute" * (setting.recompute == "block"))
+                "-offload" * (setting.offload == "yes") + "-recompute" * (setting.recompute == "block") +
+                f"-{setting.micro}_micro" * (setting.micro > 1) + f"-{setting.precision}-{setting.reduce}" * (setting.precision != "fp32"))
         yield pytest.param(setting, id=name) if quick else mark(setting, id=name)
 
 
@@ -73,6 +74,9 @@ HYBRID = [*settings("""
       4 2 hybrid backward-post no 2 yes none strict
       4 0 hybrid none yes 2 no none plain
       4 3 hybrid none no 1 yes block plain""", rest)]
+# Groups of one rank or of all ranks: sums round as DDP's.
+ONE_GROUP = [*settings("4 2 hybrid backward-pre no 2 no none strict", rest, group=1),
+             *settings("4 2 hybrid backward-post no 2 no none strict", rest, group=4)]
 # FSDP reduces every micro-batch and adds up, DDP reduces the sum once.
 MICRO_BATCHES = [*settings("""
     * 3 2 full backward-post yes 2 yes block strict
@@ -94,7 +98,7 @@ by_setting = lambda *tables: pytest.mark.parametrize("setting", sum(tables, []))
 
 
 # ---- numbers ----
-@by_setting(WHOLE)
+@by_setting(WHOLE, ONE_GROUP)
 def test_every_setting_has_ddps_bits(setting):
     assert_same(setting.ddp(), setting.run())
 
@@ -103,14 +107,6 @@ def test_every_setting_has_ddps_bits(setting):
 def test_hybrid_is_near_ddp_and_every_hybrid_has_the_same_bits(setting):
     assert_close(setting.ddp(), setting.run())
     assert_same(HYBRID[0].values[0].run(), setting.run())
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("group", [1, 4])
-def test_hybrid_with_one_group_or_one_rank_a_group_has_ddps_bits(group):
-    setting = Setting(4, 2, "hybrid", "backward-pre", "no", 2, "no", "none", "strict", group=group)
-    assert_same(setting.ddp(), setting.run())
-    assert_holds_and_sends_what_the_formula_says(setting)
 
 
 @by_setting(MICRO_BATCHES)
@@ -144,8 +140,7 @@ def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs
 @pytest.mark.parametrize("options", [
     "--limit-all-gathers 3", "--cpu-offload --prefetch backward-post --wrap-blocks 2",
     rest("--wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1"), rest("--sharding grad-op"),
-    rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0"), rest("--sharding none --wrap-blocks 0")],
-    ids=["3_rooms", "offload", "1_room", "grad-op", "grad-op-wrap_2", "wrap_0", "none-wrap_0"])
+    rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0"), rest("--sharding none --wrap-blocks 0")])
 def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(options):
     deep = (SMALL, f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2 --batch-size 4")
     ddp, fsdp = trained("ddp", *deep, ranks=3), trained("fsdp", *deep, options, ranks=3, strict=True)
@@ -198,20 +193,14 @@ def expected_sent(s):
     return (state + 2 * (s.ranks - 1) * 8 + 2 * 2 * replicas * (S - 1) * 8) // s.ranks
 
 
-def assert_holds_and_sends_what_the_formula_says(setting):
+@by_setting(WHOLE, HYBRID, ONE_GROUP, MICRO_BATCHES, REDUCED_IN_BF16, REDUCED_IN_FP32, REDUCED_IN_FP16)
+def test_each_rank_holds_and_sends_what_the_formula_says(setting):
     run, expected = setting.run(), expected_bytes(setting)
     assert run.about["predicted_bytes"] == expected
     on_device = sum(expected.values()) - expected["state on the host"]
     assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {on_device} # as measured
     assert run.series("comm_bytes") == [expected_sent(setting)] * 6
     assert re.search("^  bytes .*  as predicted$", run.out, re.M) and "than predicted" not in run.out # on every rank
-
-
-@by_setting(WHOLE, HYBRID, [pytest.param(*p.values, id=f"{p.id}-4_micro", marks=p.marks) for p in MICRO_BATCHES],
-            [pytest.param(*p.values, id=f"{p.id}-{p.values[0].precision}-{p.values[0].reduce}", marks=p.marks)
-             for p in REDUCED_IN_BF16 + REDUCED_IN_FP32 + REDUCED_IN_FP16])
-def test_each_rank_holds_and_sends_what_the_formula_says(setting):
-    assert_holds_and_sends_what_the_formula_says(setting)
 
 
 @pytest.mark.parametrize("wrap, groups", [rest(1, 5), (2, 3)], ids=["wrap_1", "wrap_2"])
@@ -254,16 +243,9 @@ def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_pat
                 assert number in (None, found), f"rank {rank} issues {found} gathers in {part}, block {block}"
 
 
-# ---- ranks that fail, and options that do not go together ----
+# ---- ranks that fail ----
 @pytest.mark.parametrize("fault, options, pattern", [
-    ("2:7:kill", "--cpu-offload", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "", "differ")],
-    ids=["killed", "replicas_differ"])
+    ("2:7:kill", "--cpu-offload", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "", "differ")])
 def test_a_rank_that_fails_is_named_by_the_others(fault, options, pattern):
     run = faulty("fsdp", SMALL, "--batch-size 4 --steps 20 --sharding hybrid --shard-group 2", options, "--fault", fault, ranks=4)
-    assert_all_say(run, [0, 3], f".*{pattern}")
-
-
-def test_options_that_do_not_go_together_are_refused():
-    """test/unit/test_sharding.c has all of them."""
-    assert_refused(train("fsdp", SMALL, "--limit-all-gathers 1"),
-                   "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none")
+    assert_each_says(run, 4, pattern, dead=2 if "kill" in fault else None)

@@ -3,7 +3,7 @@ loads, and the run continues to the bits of one that was never killed."""
 import re, shutil
 import pytest
 from suite import TINY, assert_same, command, once, rest, trained
-from shards import in_folder
+from shards import in_folder, newest
 
 # A constant schedule does not depend on --steps, which may therefore differ from run to run.
 SAVING = f"{TINY} --batch-size 4 --total-batch-size 64 --warmup-steps 0 --lr-schedule constant --save-every 1 --keep 2"
@@ -53,10 +53,6 @@ def killed(folder, at):
     """A run that has saved steps 1 and 2 saves two more, and is killed at a call. Steps are removed, too."""
     shutil.copytree(trained("single", SAVING, "--steps 2").folder, folder)
     return in_folder(folder, "single", SAVING, "--resume --steps 4", env={"LD_PRELOAD": killer(), "KILL_AT": at})
-
-
-def newest(folder):
-    return max(int(path.name[5:]) for path in folder.glob("step_*"))
 
 
 @pytest.mark.parametrize("first", [0, *map(rest, range(1, 8))])

@@ -74,13 +74,3 @@ def test_the_anchor_is_that_of_the_last_outer_step(tmp_path):
     options = "--local-steps 5 --outer-lr 0.5 --outer-momentum 0"
     whole = local_sgd(1, options, "--save-every 5 --keep 0")
     assert_same(whole, resumed(half(whole, tmp_path / "half"), "ddp", OPTIONS, options, ranks=1, binary=str(solution())))
-
-
-def test_an_outer_learning_rate_of_0_leaves_the_weights_where_they_began():
-    still, begun = local_sgd(2, "--local-steps 5 --outer-lr 0"), local_sgd(2, "--steps 0 --local-steps 5")
-    assert_close_tensors(begun.weights(0), still.weights(), rtol=0, atol=0)
-
-
-def test_the_outer_step_of_diloco_makes_the_loss_smaller():
-    loss = local_sgd(4, "--local-steps 5 --check-every 5").series("loss")
-    assert loss[-1] < loss[0] - 0.5

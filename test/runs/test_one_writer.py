@@ -4,7 +4,7 @@ import contextlib, os, re, signal, socket, subprocess, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
-from shards import in_folder
+from shards import in_folder, newest
 from suite import ROOT, TOKENS, assert_refused, assert_same, command, environment, launcher, program, rest, trained, words
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 16 --total-batch-size 768 --warmup-steps 0 "
@@ -30,10 +30,6 @@ def until(condition, seconds=120):
     while not condition():
         assert time.monotonic() < end, "it has not come to be"
         time.sleep(0.01)
-
-
-def newest(folder):
-    return max((int(path.name[5:]) for path in folder.glob("step_*")), default=-1)
 
 
 @contextlib.contextmanager

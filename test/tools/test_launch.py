@@ -31,8 +31,7 @@ def told(tmp_path):
 @pytest.mark.parametrize("env, pattern", [
     ({}, r"--hostfile \S+/hosts --map-by slot .*-np 8( -x \w+)* ./program --steps 3"),
     ({"OMP_NUM_THREADS": 2, "NCCL_DEBUG": "INFO"}, r".* -x NCCL_DEBUG .*-x OMP_NUM_THREADS ./program .*"),
-    ({"INTERFACE": "eth1"}, r".*--mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 -x NCCL_SOCKET_IFNAME ./program .*")],
-    ids=["slots", "variables", "interface"])
+    ({"INTERFACE": "eth1"}, r".*--mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 -x NCCL_SOCKET_IFNAME ./program .*")])
 def test_mpirun_gets_a_rank_for_each_slot_of_the_hostfile_and_the_variables_that_ranks_need(told, tmp_path, env, pattern):
     (tmp_path / "hosts").write_text("# two nodes\n\nnode1 slots=4\nnode2 slots=3 # one is broken\nnode3\n")
     script("mpirun", tmp_path / "hosts", "./program --steps 3", env=env | {"MPIRUN": told}, says=[f"^{pattern}$"])
@@ -134,8 +133,7 @@ def test_a_rank_that_dies_on_the_other_node_is_named(nodes):
     ("slurm", "", {"SLURM_NTASKS_PER_NODE": 2, "PROGRAM": "./none"}, ["there is no ./none here", "make train_gpt2_fsdp"]),
     ("by_hand", "2 2 1 here:2950 true", {}, ["NODE must be at most 1 with 2 nodes"]),
     ("by_hand", "0 1 1 here true", {}, ["ADDRESS:PORT must be like"]),
-    ("nodes_here", "many true", {}, ["RANKS-PER-NODE must be a whole number"])],
-    ids=["no_hostfile", "no_node", "no_program", "node_beyond", "no_port", "word"])
+    ("nodes_here", "many true", {}, ["RANKS-PER-NODE must be a whole number"])])
 def test_what_cannot_be_started_is_refused(tmp_path, script, options, env, patterns):
     (tmp_path / "empty").write_text("# nothing\n")
     assert_refused(launch(script, options.replace("@", str(tmp_path)), env=env), *patterns)
