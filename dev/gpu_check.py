@@ -471,11 +471,6 @@ def profile_step():
     if not table: raise Failed(1)
 
 
-def profile():
-    if shutil.which("ncu"): part("profile", 150, profile_step)
-    else: note("profile", "not run: there is no ncu")
-
-
 def against_peers(name, limit, options):
     options = options if DEVICE == "cuda" else "--model d1 --batch 1 --seq-len 8 --rounds 1 --steps 1"
     part(name, limit, run, "python3 dev/bench/bench_gpu.py --out", OUT / name, options, env={"BUILD": build_of("bf16")})
@@ -521,9 +516,6 @@ def hopper():
 
 def sanitizer():
     """Memory errors and races, as the GPU sees them."""
-    if not shutil.which("compute-sanitizer"):
-        note("sanitizer", "not run: there is no compute-sanitizer")
-        return
     for tool, limit, tests in ("memcheck", 60, "kernels matmul attention compress"), ("racecheck", 90, "kernels attention compress"):
         for test in tests.split():
             part(f"{tool}-{test}-bf16", limit, run, f"compute-sanitizer --tool {tool} --error-exitcode 9",
@@ -571,7 +563,8 @@ PARTS = {"build": partial(part, "build", 240, build_all), "layers": layers, "san
          **{stage: partial(check_stage, stage, ON_ONE_GPU) for stage in ("zero", "fsdp", "tp", "pp", "3d")},
          "compress": compress, "gpus": gpus,
          "large": partial(against_peers, "large", 420, "--model gpt2-xl --batch 16 --rounds 1 --steps 8"),
-         "profile": profile, "speed": speed, "kernels": kernels, "experiments": experiments}
+         "profile": partial(part, "profile", 150, profile_step), "speed": speed, "kernels": kernels, "experiments": experiments}
+NEEDED = {"sanitizer": "compute-sanitizer", "profile": "ncu"}
 OF_A_GPU = "layers", "sanitizer", "hopper", "profile", "speed", "experiments"
 
 
@@ -588,7 +581,9 @@ def main(names):
     for pattern in "*.log", "*.txt", "*.md", "*/table.md":
         for path in OUT.glob(pattern): path.unlink()
     for name in names or PARTS:
+        tool = NEEDED.get(name)
         if DEVICE != "cuda" and name in OF_A_GPU: note(name, "not run: it is a GPU's")
+        elif tool and not shutil.which(tool): note(name, f"not run: there is no {tool}")
         else: PARTS[name]()
     (OUT / "page.md").write_text(page())
     print((OUT / "page.md").read_text(), end="")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = "test/reference/tokens.bin"
 QUIET = "--val-data= --sample-every 0"
+SIZES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 
 
 class Interrupted(SystemExit):
@@ -32,9 +33,8 @@ def interrupt(*_):
 
 # ---- options ----
 def whole_number(option, text, least=1, why=""):
-    if not re.fullmatch(r"[1-9]\d{0,8}", text): fail(f"{option} wants a whole number from {least} on, not '{text}'")
-    if int(text) < least: fail(f"{option} must be at least {least}, not {text}{': ' if why else ''}{why}")
-    return int(text)
+    if re.fullmatch(r"\d{1,9}", text) and int(text) >= least: return int(text)
+    fail(f"{option} wants a whole number from {least} on, not '{text}'{': ' if why else ''}{why}")
 
 
 def value_of(option, text, default, least):
@@ -110,6 +110,10 @@ def option(words, name, default=None):
 
 def environ(name, default):
     return os.environ.get(name) or default
+
+
+def whole_environ(name, default, least=1):
+    return whole_number(name, environ(name, str(default)), least)
 
 
 @functools.cache
@@ -440,6 +444,12 @@ class Results:
 def header(device="cpu"):
     return {"record": "header", "table": Path(sys.argv[0]).stem, "arguments": shlex.join(sys.argv[1:]), "commit": commit(),
             "date": time.strftime("%F"), "machine": machine_in_words(device), "cores": cores(), "busy_percent": busy_percent()}
+
+
+def sizes_of(model):
+    """Layers, heads and channels of a named model; dN has N, N and 64 N."""
+    if re.fullmatch(r"d[1-9]\d?", model): return int(model[1:]), int(model[1:]), 64 * int(model[1:])
+    return SIZES.get(model) or fail(f"there is no model '{model}'; there are {', '.join(SIZES)} and dN")
 
 
 # ---- pages ----
