@@ -232,7 +232,7 @@ def show(d):
 
 
 def main():
-    o = m.options(__doc__, more=False)
+    o = m.options(__doc__, more=False, **m.STORED)
     if vars(o)["from"]: return show(m.Results.read(vars(o)["from"]))
     bench, status = Bench(m.header()), 0
     programs, ranks = bench.find_programs(bench.make_tools()), bench.has_ranks()

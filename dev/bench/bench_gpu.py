@@ -1,8 +1,5 @@
 """bench_gpu.py - how fast a step of GPT-2 is on a GPU in bf16, against llm.c and PyTorch: same model, batch and sequence length.
 
-  python3 dev/bench/bench_gpu.py [--model gpt2] [--batch 16,32] [--seq-len 1024] [--rounds 3] [--steps 20] [--llmc PATH] [--out DIR]
-      [--from DIR/results.jsonl]
-
 --model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
 --llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (its README says what that needs):
            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
@@ -216,7 +213,7 @@ def title(name):
 def main():
     here = os.getcwd()
     o = m.options(__doc__, more=False, model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
-                  llmc=os.environ.get("LLMC", ""), out="")
+                  llmc=os.environ.get("LLMC", ""), out="", placeholders={"llmc": "PATH", "out": "DIR"}, **{"from": ""})
     if vars(o)["from"]:
         print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
         return 0
