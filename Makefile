@@ -46,7 +46,7 @@ PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
 CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -MF $@.d -MT $@ $(CFLAGS)
 # ccache keeps objects, not programs, so a program is compiled and then linked. Every clone finds what another one compiled.
 CACHE := $(if $(shell command -v ccache),CCACHE_BASEDIR=$(CURDIR) CCACHE_NOHASHDIR=1 ccache)
-BUILD_C = $(CACHE) $(CC) -x c $(CFLAGS_ALL) -c $< -o $@.o && $(CC) -fopenmp $(filter -fsanitize%,$(OPTIMISE)) $@.o -o $@ $(LDFLAGS)
+BUILD_C = mkdir -p $(@D) && $(CACHE) $(CC) -x c $(CFLAGS_ALL) -c $< -o $@.o && $(CC) -fopenmp $(filter -fsanitize%,$(OPTIMISE)) $@.o -o $@ $(LDFLAGS)
 STAGE_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
 LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
@@ -68,7 +68,9 @@ find-mpi:
 	    "sh dev/setup.sh installs it. make train_gpt2_single needs none" >&2; exit 1; }
 
 # On a GPU ranks also use NCCL; like cuDNN, the program opens it.
+USE_CUDNN ?= 1
 USE_NCCL ?= 1
+CUDNN := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_CUDNN)),,cudnn)
 NCCL := $(if $(filter cpu,$(DEVICE))$(filter 0,$(USE_NCCL)),,nccl)
 $(WITH_COMM): | $(if $(NCCL),find-nccl)
 find-nccl:
@@ -81,7 +83,6 @@ endif
 
 ifeq ($(DEVICE),cuda)
 NVCC ?= nvcc
-USE_CUDNN ?= 1
 # nvcc hands on one file, in which macros and headers are expanded. There clang warns of a constant compared with itself, of
 # functions that this program does not call, even of NVIDIA's, and of loops that it could not vectorise.
 NVCC_HOST := $(if $(HOST_CXX),-ccbin $(HOST_CXX)) $(if $(findstring clang,$(HOST_CXX)),-Xcompiler \
@@ -96,15 +97,13 @@ NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) -
     -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off,-fno-math-errno \
     $(NVCC_HOST) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Only cuBLASLt is linked. The program opens cuDNN at run time, and can run without it.
-CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
-BUILD_CUDA = $(CACHE) $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
+BUILD_CUDA = mkdir -p $(@D) && $(CACHE) $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn nvrtc)) \
     $(if $(NCCL),$(shell sh dev/find_cuda.sh rpath nccl 2>/dev/null))
 LINK_OBJECT = $(NVCC) $(NVCC_HOST) $(GENCODE) -Xcompiler -fopenmp $@.o -o $@ $(LINK_CUDA)
 BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(STAGE_LIBRARIES)
 # Only compiled: what a program links, as clang's OpenMP, may not be here.
 $(BUILD)/train_gpt2_%.o: train_gpt2_%.cu | find-libraries
-	@mkdir -p $(@D)
 	$(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@
 BUILD_CUDA_TEST = $(BUILD_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(BUILD)/test/cpu_layers.o -ldnnl -lgomp -lm
 BUILD_VARIANT = $(BUILD_CUDA_TEST)
@@ -115,16 +114,12 @@ endif
 # The same source with stand-ins for the GPU and its libraries; only their headers are needed. DEBUG=1 adds the address sanitizer,
 # which also sees into kernels.
 ifeq ($(DEVICE),emulated)
-USE_CUDNN ?= 1
-CUDNN := $(if $(filter 0,$(USE_CUDNN)),,cudnn)
 EMULATOR := $(wildcard dev/emulator/*.cpp dev/emulator/*.h dev/emulator/*.sh dev/emulator/*.pl)
 STAND_INS = $(CUDNN) $(if $(COMM_CUDA),$(NCCL))
-EMULATE = CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" EMULATOR_LIBRARIES="cublaslt $(STAND_INS)" \
-    sh dev/emulator/compile.sh
-BUILD_STAGE = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
-    $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
-BUILD_VARIANT = $(EMULATE) $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) \
-    $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
+EMULATE = mkdir -p $(@D) && CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" EMULATOR_LIBRARIES="cublaslt $(STAND_INS)" \
+    sh dev/emulator/compile.sh $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN)
+BUILD_STAGE = $(EMULATE) $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
+BUILD_VARIANT = $(EMULATE) $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
@@ -148,15 +143,12 @@ find-libraries:
 
 programs: $(STAGES:%=$(BUILD)/%)
 $(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
-	@mkdir -p $(@D)
 	$(BUILD_STAGE)
 
 tools: $(TOOLS:%=$(BUILD)/%) $(PYTHON_TOOLS:%=$(BUILD)/%) $(BUILD)/plan
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
-	@mkdir -p $(@D)
 	$(BUILD_C) $(LIBRARIES)
-$(BUILD)/tokenize: dev/data/tokenize.c
-$(BUILD)/train_bpe: dev/data/train_bpe.c
+$(addprefix $(BUILD)/,tokenize train_bpe): $(BUILD)/%: dev/data/%.c
 $(addprefix $(BUILD)/,hf_export hf_import llmc_import schedule_order): $(BUILD)/%: dev/tools/%.c
 # What is in Python is linked under the same name, and reads the files beside the script.
 $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
@@ -170,19 +162,14 @@ PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16
 $(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_order
 	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' '$(CURDIR)' >$@
 	@chmod +x $@
-$(filter %.fp32,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_FP32
-$(filter %.bf16,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_BF16
-$(filter %.fp16,$(PLAN_STAGES)): PRECISION_FLAG := -DPRECISION_FP16
+$(PLAN_STAGES): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
 # A search of meshes asks two of them for every stage of every pipeline.
 PLAN_SEARCHED := $(filter $(BUILD)/predict/train_gpt2_pp.% $(BUILD)/predict/train_gpt2_3d.%,$(PLAN_STAGES))
 $(PLAN_SEARCHED): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 $(filter-out $(PLAN_SEARCHED),$(PLAN_STAGES)): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))
-define PLAN_STAGE
-$$(filter %.$1,$$(PLAN_STAGES)): $$(BUILD)/predict/%.$1: %.cu
-	@mkdir -p $$(@D)
-	$$(BUILD_C) $$(LIBRARIES)
-endef
-$(foreach p,fp32 bf16 fp16,$(eval $(call PLAN_STAGE,$p)))
+.SECONDEXPANSION:
+$(PLAN_STAGES): $(BUILD)/predict/%: $$(basename $$*).cu
+	$(BUILD_C) $(LIBRARIES)
 # What computes little need not compile for long: all but the tools that read whole corpora, and the layers, tested as the programs have them.
 SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers,$(C_TESTS)))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
@@ -254,26 +241,24 @@ site:
 
 # --- tests ---
 $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.c
-	@mkdir -p $(@D)
 	$(BUILD_C) -lcmocka $(LIBRARIES)
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
-ifeq ($(DEVICE),cpu)
-$(BUILD)/bench_layers: dev/cpu/bench_layers.c
-	@mkdir -p $(@D)
-	$(BUILD_C) $(LIBRARIES)
-else
-$(BUILD)/bench_layers: dev/cuda/bench_layers.cu $(EMULATOR) | find-libraries
-	@mkdir -p $(@D)
+$(BUILD)/bench_layers: $(if $(filter cpu,$(DEVICE)),dev/cpu/bench_layers.c,dev/cuda/bench_layers.cu)
+# Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
+$(BUILD)/comm_bench: dev/comm/comm_bench.cu
+# The kernels that compress gradients, beside a copy: build/bench_compress [ELEMENTS [REPETITIONS]].
+$(BUILD)/bench_compress: dev/bench/bench_compress.cu
+# Collectives between GPUs, or ranks that share one: a program for mpirun.
+$(BUILD)/test/test_comm_cuda: test/unit/test_comm_cuda.cu
+BENCHES := $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress test/test_comm_cuda)
+$(BENCHES): | find-libraries
 	$(BUILD_STAGE)
-endif
+$(BENCHES): $(EMULATOR)
 # The CPU's layers, each written in several ways: checked, and timed.
 CPU_VARIANTS := $(filter-out bench_layers,$(patsubst dev/cpu/%.c,%,$(wildcard dev/cpu/*.c)))
-cpu-variants: $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%)
+cpu-variants run-cpu-variants: $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%)
 $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
-	@mkdir -p $(@D)
 	$(BUILD_C) $(LIBRARIES)
-run-cpu-variants: cpu-variants
-	@status=0; for v in $(CPU_VARIANTS); do $(BUILD)/cpu_variants/$$v || status=1; echo; done; exit $$status
 
 # Every layer of a GPU against the CPU's, on a GPU; test/kernels runs the same under the emulator.
 CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
@@ -282,26 +267,13 @@ $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/c
 	$(BUILD_CUDA_TEST)
 # One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
 VARIANTS := $(filter-out bench_layers,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
-variants: $(VARIANTS:%=$(BUILD)/variants/%)
+variants run-variants: $(VARIANTS:%=$(BUILD)/variants/%)
 # wgmma and TMA are what only compute capability 9.0 has, and code for it alone may use.
 $(VARIANTS:%=$(BUILD)/variants/%): GENCODE := $(subst compute_90$(comma)code=sm_90,compute_90a$(comma)code=sm_90a,$(GENCODE))
 $(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
-	@mkdir -p $(@D)
 	$(BUILD_VARIANT)
-run-variants: variants
-	@status=0; for v in $(VARIANTS); do $(BUILD)/variants/$$v || status=1; echo; done; exit $$status
-# Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
-$(BUILD)/comm_bench: dev/comm/comm_bench.cu $(EMULATOR) | find-libraries
-	@mkdir -p $(@D)
-	$(BUILD_STAGE)
-# The kernels that compress gradients, beside a copy: build/bench_compress [ELEMENTS [REPETITIONS]].
-$(BUILD)/bench_compress: dev/bench/bench_compress.cu $(EMULATOR) | find-libraries
-	@mkdir -p $(@D)
-	$(BUILD_STAGE)
-# Collectives between GPUs, or ranks that share one: a program for mpirun.
-$(BUILD)/test/test_comm_cuda: test/unit/test_comm_cuda.cu $(EMULATOR) | find-libraries
-	@mkdir -p $(@D)
-	$(BUILD_STAGE)
+run-variants run-cpu-variants:
+	@status=0; for v in $^; do $$v || status=1; echo; done; exit $$status
 $(BUILD)/test/cpu_layers.o: test/unit/cpu_layers.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O3 -march=native -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@

@@ -24,8 +24,8 @@ rm -rf "$out"
 on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"
 
 echo
-! command -v python3 >/dev/null || python3 dev/bench/plot.py "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
 if command -v python3 >/dev/null; then
+    python3 dev/bench/plot.py "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
     printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
     python3 dev/bench/zero_memory.py --ranks 4 "$@"
 else echo "(no plot, and no table of what each stage keeps: python3 is missing; sh dev/setup.sh installs it)"; fi

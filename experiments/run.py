@@ -126,7 +126,7 @@ def main():
     os.environ.setdefault("OMP_WAIT_POLICY", "passive") # ranks may outnumber cores
     begin = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     more, sys.argv[begin:] = sys.argv[begin + 1:], []
-    o = m.options(__doc__, flags=("quick", "no_speed"), rounds=0)
+    o = m.options(__doc__, flags=("quick", "no_speed"), rounds=0, into="", placeholders={"rounds": "N"})
     unknown = [word for word in o.more if word not in names]
     if unknown:
         m.fail(f"{unknown[0]} is no experiment and no option; --help lists the options, and those of the programs come after --")

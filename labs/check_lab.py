@@ -13,25 +13,18 @@ course-NAME is the run NAME by the course's own program; and `claims`: [tasks, c
 a claim asks for it first. The checks are methods of Grader."""
 import contextlib, fcntl, itertools, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from pathlib import Path
 
 from make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, stages
 
 sys.path.append(str(ROOT / "dev/bench"))
-from measure import operations
+from measure import fail, launcher, note as say, operations
 
 WORDS = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm", "comm_bytes": "bytes sent",
          "mem_bytes": "bytes kept"}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "BUILD")}
 RUN_ENVIRONMENT = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OMPI_MCA_pml": "ob1"}
-
-
-def fail(message):
-    sys.exit(f"error: {message}")
-
-
-def say(text):
-    print(text, file=sys.stderr)
 
 
 def claims_of(lab):
@@ -166,15 +159,13 @@ class Grader:
         self.stage, self.options, self.graded, self.work = lab["stage"], lab["options"].split(), graded, work
         self.runs = {name: Run(name, line) for name, line in lab["runs"].items()}
         self.limit, self.begun, self.made = float(os.environ.get("LAB_SECONDS", 50)), time.monotonic(), 0
-        start = ["sh", "-c", '. dev/on_ranks.sh; ranks_launcher 4; echo "$launcher"']
-        self.launcher = subprocess.run(start, stdout=subprocess.PIPE, text=True).stdout.split()
 
     def command(self, run, seconds):
         stage, folder = run.program, Path("build/labs", run.program)
         if stage in ("lab", "strict"): stage, folder = self.stage, self.graded
         out, wait = self.work / run.name, 8 if self.limit < 160 else self.limit / 20
         command = [folder / f"build/train_gpt2_{stage}", *self.options, *run.options, "--out", out, "--trace", f"{out}.trace"]
-        if stage != "single": command = [*self.launcher, "-np", str(run.ranks), *command, "--comm-timeout", f"{wait:g}"]
+        if stage != "single": command = [*launcher(run.ranks), *command, "--comm-timeout", f"{wait:g}"]
         return ["timeout", "-k", "2", f"{seconds:.0f}", *command]
 
     def make(self, run):
@@ -273,8 +264,9 @@ class Grader:
                 raise NotYet(f"{file} of {a} and {b} differ from byte {at:,} of {len(x):,} on")
         return f"about {elements:,.0f} numbers are equal in {a} and {b}"
 
-    def by_formula(self, name, field, word, formula):
-        """The formula may use N, C, T, L, P, root, block, shard(n, N), which is 1/N up to a multiple of 16, and kept('RUN')."""
+    def by_formula(self, field, word, name, *formula):
+        """So many bytes are sent per rank in each step, or kept on the device. The formula may use N, C, T, L, P, root, block,
+        shard(n, N), which is 1/N up to a multiple of 16, and kept('RUN')."""
         run, = self.get(name)
         C, T, L, Vp = run.of["channels"], run.of["context"], run.of["layers"], (run.of["vocabulary"] + 127) // 128 * 128
         root, block = (Vp + T + 2) * C, 12 * C * C + 13 * C
@@ -288,13 +280,7 @@ class Grader:
                 raise NotYet(f"{word} {got or 0:,.0f} bytes in step {number}, formula {expected:,.0f} ({name})")
         return f"{word} {expected:,.0f} bytes per rank{' and step' * (word == 'sent')}, as by formula ({name})"
 
-    def sent(self, name, *formula):
-        """So many bytes are sent per rank in each step."""
-        return self.by_formula(name, "comm_bytes", "sent", formula)
-
-    def kept(self, name, *formula):
-        """Likewise, bytes of device memory."""
-        return self.by_formula(name, "mem_bytes", "kept", formula)
+    sent, kept = partialmethod(by_formula, "comm_bytes", "sent"), partialmethod(by_formula, "mem_bytes", "kept")
 
     def all_equal(self, x, y, differ, equal):
         """The two lists are equal, and not empty; differ(i, p, q) says how items number i differ."""

@@ -31,11 +31,9 @@ class Bench:
 
     def __init__(self, header):
         self.build, self.python = m.environ("BUILD", "build"), m.environ("PYTHON", "python3")
-        self.steps, self.rounds = whole_number("BENCH_STEPS", 6), whole_number("BENCH_ROUNDS", 3)
-        self.limit, self.long = whole_number("BENCH_SECONDS", 240), whole_number("BENCH_T1024", 1)
-        if not self.steps or not self.rounds: m.fail("BENCH_STEPS and BENCH_ROUNDS must be at least 1")
-        if not os.access(f"{self.build}/train_gpt2_single", os.X_OK):
-            m.fail(f"there is no {self.build}/train_gpt2_single; make bench builds it")
+        self.steps, self.rounds = m.whole_environ("BENCH_STEPS", 6), m.whole_environ("BENCH_ROUNDS", 3)
+        self.limit, self.long = m.whole_environ("BENCH_SECONDS", 240, 0), m.whole_environ("BENCH_T1024", 1, 0)
+        m.need(f"{self.build}/train_gpt2_single", "bench")
         self.d = m.Results(header | {"steps": self.steps, "threads": len(os.sched_getaffinity(0)), "finished": 0, "busy_percent": 0,
                                      "absent": []})
         self.absent, self.took, self.begin = self.d.header["absent"], {}, time.monotonic()
@@ -159,12 +157,6 @@ class Bench:
         header["finished"] = number
 
 
-def whole_number(name, default):
-    text = m.environ(name, str(default))
-    if not text.isdigit(): m.fail(f"BENCH_STEPS, BENCH_ROUNDS, BENCH_SECONDS and BENCH_T1024 must be whole numbers, not '{text}'")
-    return int(text)
-
-
 # ---- the table: a value is the median of all steps, of memory the most; 0 is what was not measured ----
 def of(d, run, key, summary=m.median):
     values = [record[key] for record in d.rounds.get(run, {}).values() if key in record]
@@ -240,7 +232,7 @@ def show(d):
 
 
 def main():
-    o = m.options(__doc__, more=False)
+    o = m.options(__doc__, more=False, **m.STORED)
     if vars(o)["from"]: return show(m.Results.read(vars(o)["from"]))
     bench, status = Bench(m.header()), 0
     programs, ranks = bench.find_programs(bench.make_tools()), bench.has_ranks()

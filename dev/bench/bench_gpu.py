@@ -1,8 +1,5 @@
 """bench_gpu.py - how fast a step of GPT-2 is on a GPU in bf16, against llm.c and PyTorch: same model, batch and sequence length.
 
-  python3 dev/bench/bench_gpu.py [--model gpt2] [--batch 16,32] [--seq-len 1024] [--rounds 3] [--steps 20] [--llmc PATH] [--out DIR]
-      [--from DIR/results.jsonl]
-
 --model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
 --llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (its README says what that needs):
            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
@@ -16,42 +13,14 @@ setting worth trying. PyTorch has two, because neither is what our programs do: 
 master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters, without the vocabulary's
 padding; attention's causal half), over the data sheet's rate; the next column is the share of a large product's measured rate.
 Recomputed FLOPs do not count. The status is 1 if one of our programs failed; if a peer failed, its row says why."""
-import os, re, shutil, subprocess, sys, threading
+import os, re, shutil, subprocess, sys
 from pathlib import Path
 import measure as m
 
-SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)} # layers, channels
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 OURS = {"ours": ("single", "none"), "ours-recompute": ("single", "block"), "ours-fsdp": ("fsdp", "none"),
         "ours-fsdp-recompute": ("fsdp", "block")}
 WARMUP = 5
-
-
-def sizes_of(model):
-    if re.fullmatch(r"d[1-9]\d?", model): return int(model[1:]), 64 * int(model[1:])
-    return SIZES.get(model) or m.fail(f"there is no model '{model}'; there are {', '.join(SIZES)} and dN")
-
-
-class Sampler:
-    """The most memory that nvidia-smi sees in use while something runs."""
-
-    def __init__(self, command):
-        self.process = m.start([*command, "-lms", "100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True) if command else None
-        self.most = 0
-        if self.process:
-            self.thread = threading.Thread(target=self.read)
-            self.thread.start()
-
-    def read(self):
-        for line in self.process.stdout: self.most = max(self.most, int(line) if line.strip().isdigit() else 0)
-
-    def end(self):
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-            self.thread.join()
-        return self.most << 20
 
 
 class Bench:
@@ -61,8 +30,7 @@ class Bench:
         self.o, self.out, self.absent, self.work = o, Path(o.out), [], m.work()
         self.build, self.python = Path(m.environ("BUILD", "build/cuda-bf16")), m.environ("PYTHON", "python3")
         for name in "train_gpt2_single", "bench_layers":
-            if not os.access(self.build / name, os.X_OK):
-                m.fail(f"there is no {self.build}/{name}: make DEVICE=cuda PRECISION=bf16 build/cuda-bf16/{name}")
+            m.need(self.build / name, f"DEVICE=cuda PRECISION=bf16 build/cuda-bf16/{name}")
         try: self.out.mkdir(parents=True, exist_ok=True)
         except OSError: m.fail(f"{self.out} cannot be made; --out names another folder")
         self.build = self.build.resolve()
@@ -104,7 +72,7 @@ class Bench:
         self.smi = m.words("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -i", gpu)
         held = (m.ask(self.smi) or "").strip()
         if not held.isdigit():
-            self.smi = None
+            self.smi = ["true"] # it prints nothing
             self.absent.append("memory as nvidia-smi sees it: it does not answer")
         elif int(held) >= 1000: m.note(f"another program holds {held} MiB of this GPU: do not trust these figures")
 
@@ -124,11 +92,12 @@ class Bench:
             f"--model {o.model} --batch-size {B} --seq-len {o.seq_len} --recompute {recompute}")]
 
     def measure(self, d, name, B, round):
-        log, sampler = self.out / f"{name}-B{B}-{round}.log", Sampler(self.smi)
-        try:
-            with open(self.work / "stderr", "w") as errors:
-                timed = m.Timed(self.command(name, B), WARMUP, self.o.steps, log, limit(), cwd=self.work, stderr=errors)
-        finally: used = sampler.end()
+        log, memory = self.out / f"{name}-B{B}-{round}.log", self.work / "memory"
+        with open(self.work / "stderr", "w") as errors, open(memory, "w") as seen, m.start(
+                [*self.smi, "-lms", "100"], stdout=seen, stderr=subprocess.DEVNULL) as smi:
+            try: timed = m.Timed(self.command(name, B), WARMUP, self.o.steps, log, limit(), cwd=self.work, stderr=errors)
+            finally: smi.kill()
+        used = max(map(int, filter(str.isdigit, memory.read_text().split())), default=0) << 20 # the most that nvidia-smi has seen
         with open(log, "a") as file: file.write((self.work / "stderr").read_text(errors="replace"))
         text = log.read_text(errors="replace")
         if timed.error:
@@ -151,7 +120,7 @@ class Bench:
 
 
 def limit():
-    return m.whole_number("BENCH_SECONDS", m.environ("BENCH_SECONDS", "300"))
+    return m.whole_environ("BENCH_SECONDS", 300)
 
 
 def last_words(text):
@@ -175,7 +144,7 @@ def counted(log):
 class Tables:
     def __init__(self, d):
         h = d.header
-        self.d, self.model, self.T, (L, C) = d, h["model"], h["T"], sizes_of(h["model"])
+        self.d, self.model, self.T, (L, _, C) = d, h["model"], h["T"], m.sizes_of(h["model"])
         self.parameters = (50257 + 1024) * C + L * (12 * C + 13) * C + 2 * C
         self.flops = 6 * self.parameters + 6 * L * C * self.T # a token
         self.product, self.sheet = (1e12 * d.value("peak", key) if d.runs("peak") else 0 for key in ("product", "sheet"))
@@ -244,11 +213,11 @@ def title(name):
 def main():
     here = os.getcwd()
     o = m.options(__doc__, more=False, model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
-                  llmc=os.environ.get("LLMC", ""), out="")
+                  llmc=os.environ.get("LLMC", ""), out="", placeholders={"llmc": "PATH", "out": "DIR"}, **{"from": ""})
     if vars(o)["from"]:
         print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
         return 0
-    sizes_of(o.model)
+    m.sizes_of(o.model)
     limit()
     o.llmc, o.out = o.llmc and os.path.join(here, o.llmc), os.path.join(here, o.out) if o.out else "build/bench_gpu"
     bench = Bench(o)

@@ -1,11 +1,7 @@
 """compress_table.py - every method of train_gpt2_compress on the same task: bytes, bias, memory, loss after equal steps and equal
 time.
 
-  python3 dev/bench/compress_table.py [--out DIR] [--keep] [--only losses|times|table] [--quick] [--ranks 2] [--sizes "2x64 2x128"]
-      [--seeds "1 2 3"] [--steps 300] [--variants "none int8 sign-ef onebit-adam@75 ..."] [--rates "0.1 1 10 100"] [--rounds 5]
-      [--time-steps 30] [--links "0.1 1"] [OPTION OF THE PROGRAM...]
-
-SIZE is BLOCKSxCHANNELS. A variant is a method of --compress, with -ef behind it --error-feedback, else --no-error-feedback, with
+A size is BLOCKSxCHANNELS. A variant is a method of --compress, with -ef behind it --error-feedback, else --no-error-feedback, with
 @STEP --compress-from STEP. onebit-adam has a sixth of its steps before that, powersgd a tenth. There are two kinds of runs:
   losses  a run for each seed, size and variant, in turns. They do not depend on what else the machine does.
   times   --rounds short runs of each, in turns: the time for which rank 0 computes in a step, compression included. This is the
@@ -327,7 +323,8 @@ def feedback_picture(f, name):
 
 def main():
     defaults = USUAL | (TINY if "--quick" in sys.argv else {})
-    o = m.options(__doc__, flags=("keep", "quick"), least={"ranks": (2,), "steps": (10,)}, **defaults)
+    o = m.options(__doc__, flags=("keep", "quick"), least={"ranks": (2,), "steps": (10,)},
+                  placeholders={"only": "losses|times|table", "links": '"0.1 1"'}, **defaults)
     check(o)
     runs = Runs(o)
     if o.only != "table":

@@ -1,8 +1,6 @@
 """here.py - measures this machine for build/plan --gpu cpu-here: what each of N ranks can compute and copy, and the link between
 them.
 
-  python3 dev/bench/here.py [--ranks 2] [--out build/here.json]
-
 The ranks are processes with one thread each, as those that train. GFLOP/s of fp32 products and GB/s of copies (read and written)
 are measured while all of them measure, because they share caches, memory, and if they outnumber the cores also these; of their
 results the least counts, because a step waits for the slowest rank. The link is what build/comm_bench fits to a sweep from 64 KB to

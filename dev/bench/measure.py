@@ -3,14 +3,14 @@ in Markdown.
 
 A script says which programs run with which options, calls train() for each, adds what it needs of a run to Results, and makes its
 page from these alone. So a page can be made again from a file: --into FILE keeps the results there, --from FILE runs nothing."""
-import atexit, ctypes, functools, itertools, json, os, re, shlex, shutil, signal, subprocess, sys, tempfile, threading, time
+import argparse, atexit, ctypes, functools, itertools, json, os, re, shlex, shutil, signal, subprocess, sys, tempfile, threading, time
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = "test/reference/tokens.bin"
 QUIET = "--val-data= --sample-every 0"
+SIZES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 
 
 class Interrupted(SystemExit):
@@ -31,10 +31,12 @@ def interrupt(*_):
 
 
 # ---- options ----
+STORED = {"into": "", "from": ""} # where results go, and where they come from instead
+
+
 def whole_number(option, text, least=1, why=""):
-    if not re.fullmatch(r"[1-9]\d{0,8}", text): fail(f"{option} wants a whole number from {least} on, not '{text}'")
-    if int(text) < least: fail(f"{option} must be at least {least}, not {text}{': ' if why else ''}{why}")
-    return int(text)
+    if re.fullmatch(r"\d{1,9}", text) and int(text) >= least: return int(text)
+    fail(f"{option} wants a whole number from {least} on, not '{text}'{': ' if why else ''}{why}")
 
 
 def value_of(option, text, default, least):
@@ -45,54 +47,37 @@ def value_of(option, text, default, least):
     return [whole_number(option, word, *least) if default and isinstance(default[0], int) else word for word in found]
 
 
-def options(doc, flags=(), least={}, more=True, **defaults):
+def options(doc, flags=(), least={}, more=True, placeholders={}, **defaults):
     """Takes the script's own options out of the command line: numbers, lists or texts as their defaults are; flags have no value.
     `more` has all others, which are the programs', or is False if there may be none. least: {option: (the least number, why)}. Then
     the script continues in the repository's root, with a folder of its own for the time that it runs."""
     for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM: signal.signal(number, interrupt)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    defaults |= dict.fromkeys(flags, False) | {"into": "", "from": ""}
-    o, words = SimpleNamespace(**defaults, more=[]), iter(sys.argv[1:])
-    for word in words:
-        name = word[2:].replace("-", "_")
-        if word in ("-h", "--help"):
-            print(doc.strip())
-            sys.exit()
-        elif word == "--": o.more += words
-        elif not word.startswith("--") or name not in defaults: o.more.append(word)
-        elif name in flags: setattr(o, name, True)
-        else:
-            text = next(words, None)
-            if text is None: fail(f"{word} wants a value")
-            setattr(o, name, value_of(word, text, defaults[name], least.get(name, (1,))))
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    for flag in flags: parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true")
+    for name, default in defaults.items():
+        option, shown = f"--{name.replace('_', '-')}", " ".join(map(str, default)) if isinstance(default, list) else str(default)
+        convert = functools.partial(value_of, option, default=default, least=least.get(name, (1,)))
+        shown = placeholders.get(name) or (f'"{shown}"' if " " in shown else shown or "FILE")
+        parser.add_argument(option, type=convert, default=default, metavar=shown)
+    parser.error = fail
+    o, o.more = parser.parse_known_args()
+    if "--" in o.more: o.more.remove("--")
     if o.more and not more: fail(f"there is no option '{o.more[0]}'; --help lists them")
     os.chdir(ROOT)
     return o
 
 
-def shown(name, default, placeholders):
-    """An option as a usage has it, with its default or a placeholder."""
-    value = placeholders.get(name) or (" ".join(map(str, default)) if isinstance(default, list) else str(default)) or "FILE"
-    if " " in value: value = f'"{value}"'
-    return f"[--{name.replace('_', '-')} {value}]"
-
-
 def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, program="", folder="build; make builds them",
            **defaults):
     """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
-    --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. The usage goes below
-    the first paragraph of the doc, and at its end what the environment says: the program or its folder, how ranks are started."""
-    name, (first, rest) = Path(sys.argv[0]).stem, doc.split("\n\n", 1)
-    path = program if "/" in program else f"build/train_gpt2_{program}" # of a stage
+    --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. Below the doc stands what
+    the environment says: the program or its folder, how ranks are started."""
+    name, path = Path(sys.argv[0]).stem, program if "/" in program else f"build/train_gpt2_{program}" # of a stage
     where = f"PROGRAM  default {path}" if program else f"BUILD   folder of the programs (default {folder})"
-    rest += f"\n\n{where}    MPIRUN  how to start ranks (dev/on_ranks.sh)"
-    usage = [f"  python3 dev/bench/{name}.py"]
-    for word in [*(shown(*option, placeholders) for option in defaults.items()), "[--into FILE | --from FILE]",
-                 *["[OPTION OF THE PROGRAMS...]"] * more]:
-        if len(usage[-1]) + len(word) > 126: usage.append("     ")
-        usage[-1] += f" {word}"
-    least = {"steps": (2, "the first is not counted")} | least
-    o = options("\n\n".join((first, "\n".join(usage), rest)), least=least, more=more, **defaults)
+    others = "\nAll other options are those of the programs." if more else ""
+    o = options(f"{doc}\n\n{where}    MPIRUN  how to start ranks (dev/on_ranks.sh){others}", more=more, placeholders=placeholders,
+                least={"steps": (2, "the first is not counted")} | least, **defaults, **STORED)
     if check: check(o)
     file = vars(o)["from"]
     d = Results.read(file) if file else Results(header())
@@ -110,6 +95,10 @@ def option(words, name, default=None):
 
 def environ(name, default):
     return os.environ.get(name) or default
+
+
+def whole_environ(name, default, least=1):
+    return whole_number(name, environ(name, str(default)), least)
 
 
 @functools.cache
@@ -440,6 +429,12 @@ class Results:
 def header(device="cpu"):
     return {"record": "header", "table": Path(sys.argv[0]).stem, "arguments": shlex.join(sys.argv[1:]), "commit": commit(),
             "date": time.strftime("%F"), "machine": machine_in_words(device), "cores": cores(), "busy_percent": busy_percent()}
+
+
+def sizes_of(model):
+    """Layers, heads and channels of a named model; dN has N, N and 64 N."""
+    if re.fullmatch(r"d[1-9]\d?", model): return int(model[1:]), int(model[1:]), 64 * int(model[1:])
+    return SIZES.get(model) or fail(f"there is no model '{model}'; there are {', '.join(SIZES)} and dN")
 
 
 # ---- pages ----

@@ -34,16 +34,13 @@ def formulas(r, rank):
             2 * (p - 1) / p * 24, 2 * (N - 1) / N * (bytes_ + 8)]
 
 
-def check(o):
-    o.p = m.whole_number("--pipeline-parallel", o.pipeline_parallel) if o.pipeline_parallel else o.ranks
-
-
 def measure(d, o):
-    run, operations = m.traced("pp", o, f"--pipeline-parallel {o.p}")
+    p = o.pipeline_parallel or o.ranks
+    run, operations = m.traced("pp", o, f"--pipeline-parallel {p}")
     d.add("messages", about=re.findall("^(?:model|step   |pipeline).*", run.log, re.M), counted=run.last("comm_bytes"),
-          ranks=o.ranks, p=o.p, micro=int(run.said(r"^step +\d+ tokens in (\d+) micro")),
+          ranks=o.ranks, p=p, micro=int(run.said(r"^step +\d+ tokens in (\d+) micro")),
           blocks=[int(x) for x in re.findall(r"^  rank \d+ +(\d+) block", run.log, re.M)],
-          messages=[[*key, count] for key, count in messages(operations, o.ranks, o.p).items()], **run.shape)
+          messages=[[*key, count] for key, count in messages(operations, o.ranks, p).items()], **run.shape)
 
 
 def show(d, o):
@@ -62,4 +59,4 @@ def show(d, o):
     if wrong: m.fail("\n".join(wrong))
 
 
-m.script(__doc__, measure, show, check, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel="", program="pp")
+m.script(__doc__, measure, show, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel=0, program="pp")

@@ -14,18 +14,9 @@ import sys
 import torch
 from torch import nn
 from torch.nn import functional as F
+from measure import sizes_of
 
 V, PADDED_V, MAX_T = 50257, 50304, 1024
-SIZES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
-
-
-def size(model):
-    """Returns the layers, heads and channels of a named model; dN has N, N and 64 N."""
-    if model in SIZES:
-        return SIZES[model]
-    if model[0] != "d" or not model[1:].isdigit() or int(model[1:]) == 0:
-        raise SystemExit(f"error: there is no model '{model}'; there are {', '.join(SIZES)} and dN")
-    return int(model[1:]), int(model[1:]), 64 * int(model[1:])
 
 
 class Block(nn.Module):
@@ -47,7 +38,7 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     def __init__(self, model="gpt2"):
         super().__init__()
-        L, NH, C = size(model)
+        L, NH, C = sizes_of(model)
         self.wte, self.wpe = nn.Embedding(PADDED_V, C), nn.Embedding(MAX_T, C)
         self.blocks = nn.ModuleList(Block(NH, C) for _ in range(L))
         self.ln_f = nn.LayerNorm(C)

@@ -20,14 +20,11 @@ def sums(operations, ranks, t):
     return found
 
 
-def check(o):
-    o.t = m.whole_number("--tensor-parallel", o.tensor_parallel) if o.tensor_parallel else o.ranks
-
-
 def measure(d, o):
-    run, operations = m.traced("tp", o, f"--tensor-parallel {o.t}")
+    t = o.tensor_parallel or o.ranks
+    run, operations = m.traced("tp", o, f"--tensor-parallel {t}")
     d.add("sums", about=re.findall("^(?:model|step   |mesh).*", run.log, re.M), counted=run.last("comm_bytes"),
-          sums=[[*key, count] for key, count in sums(operations, o.ranks, o.t).items()])
+          sums=[[*key, count] for key, count in sums(operations, o.ranks, t).items()])
 
 
 def show(d, o):
@@ -41,4 +38,4 @@ def show(d, o):
     if abs(total - r["counted"]) > 1: m.fail(f"the program has counted {r['counted']} bytes")
 
 
-m.script(__doc__, measure, show, check, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel="", program="tp")
+m.script(__doc__, measure, show, placeholders={"tensor_parallel": "T"}, ranks=2, tensor_parallel=0, program="tp")

@@ -31,6 +31,13 @@ typedef struct {
     size_t prompt;         // of these, the bytes of the prompt
 } Documents;
 
+// Room for `needed` elements of `size` bytes each.
+static inline void* grow(void* array, size_t needed, size_t* capacity, size_t size) {
+    if (needed <= *capacity) return array;
+    *capacity = size_max(size_max(16, needed), 2 * *capacity);
+    return xrealloc(array, *capacity * size);
+}
+
 // Reads the command line: options and paths. Adds the options about documents to the table.
 static inline Documents documents_parse(OptionTable* table, int argc, char** argv) {
     static Documents d; // static, because the table points into it
@@ -91,10 +98,7 @@ static inline void documents_close(Documents* d) {
 }
 
 static inline void document_append(Documents* d, const char* bytes, size_t n) {
-    if (d->length + n > d->capacity) {
-        d->capacity = size_max(d->length + n, 2 * d->capacity);
-        d->text = (char*)xrealloc(d->text, d->capacity);
-    }
+    d->text = (char*)grow(d->text, d->length + n, &d->capacity, 1);
     memcpy(d->text + d->length, bytes, n);
     d->length += n;
 }

@@ -127,10 +127,7 @@ typedef struct {
 } Queue;
 
 static void queue_add(Queue* q, const Documents* d, float place) {
-    if (q->count == q->capacity) {
-        q->capacity = size_max(16, 2 * q->capacity);
-        q->documents = (Waiting*)xrealloc(q->documents, q->capacity * sizeof *q->documents);
-    }
+    q->documents = (Waiting*)grow(q->documents, q->count + 1, &q->capacity, sizeof *q->documents);
     Waiting* w = &q->documents[q->count++];
     w->text = (char*)memcpy(xcalloc(d->length, 1), d->text, d->length);
     w->length = d->length;

@@ -54,13 +54,6 @@ typedef struct {
     int num_merges;
 } Trainer;
 
-// Room for one more element of `size` bytes.
-static void* grow(void* array, size_t count, size_t* capacity, size_t size) {
-    if (count < *capacity) return array;
-    *capacity = size_max(16, 2 * *capacity);
-    return xrealloc(array, *capacity * size);
-}
-
 // ----------------------------------------------------------------------------
 // words
 
@@ -87,11 +80,10 @@ static void word_count(Trainer* r, const char* s, size_t n) {
     if (*slot < 0) {
         *slot = (int64_t)r->num_words;
         require(r->num_words < UINT32_MAX, "the text has more than 2^32-1 different words; use less of it");
-        r->words = (Word*)grow(r->words, r->num_words, &r->word_capacity, sizeof *r->words);
+        r->words = (Word*)grow(r->words, r->num_words + 1, &r->word_capacity, sizeof *r->words);
         Word w = { r->text_length, n, 0 };
         r->words[r->num_words++] = w;
-        while (r->text_length + n > r->text_capacity)
-            r->text = (char*)grow(r->text, r->text_capacity, &r->text_capacity, 1);
+        r->text = (char*)grow(r->text, r->text_length + n, &r->text_capacity, 1);
         memcpy(r->text + r->text_length, s, n);
         r->text_length += n;
     }
@@ -117,7 +109,7 @@ static size_t count_words(Trainer* r, Documents* d) {
 static bool entry_before(HeapEntry a, HeapEntry b) { return a.count > b.count || (a.count == b.count && a.key < b.key); }
 
 static void entry_push(Trainer* r, HeapEntry e) {
-    r->heap = (HeapEntry*)grow(r->heap, r->heap_count, &r->heap_capacity, sizeof *r->heap);
+    r->heap = (HeapEntry*)grow(r->heap, r->heap_count + 1, &r->heap_capacity, sizeof *r->heap);
     size_t i = r->heap_count++;
     for (; i > 0 && entry_before(e, r->heap[(i - 1) / 2]); i = (i - 1) / 2) r->heap[i] = r->heap[(i - 1) / 2];
     r->heap[i] = e;
@@ -141,7 +133,7 @@ static Pair* pair_at(Trainer* r, int left, int right) {
     uint32_t index = pair_rank(&r->t, left, right);
     if (index == NO_RANK) {
         index = (uint32_t)r->t.pair_count;
-        r->pairs = (Pair*)grow(r->pairs, index, &r->pair_capacity, sizeof *r->pairs);
+        r->pairs = (Pair*)grow(r->pairs, index + 1, &r->pair_capacity, sizeof *r->pairs);
         memset(&r->pairs[index], 0, sizeof *r->pairs);
         r->pairs[index].left = left;
         r->pairs[index].right = right;
@@ -155,7 +147,7 @@ static void pair_gain(Trainer* r, int left, int right, uint32_t word) {
     Pair* p = pair_at(r, left, right);
     p->count += (int64_t)r->words[word].count;
     if (p->num_words > 0 && p->words[p->num_words - 1] == word) return;
-    p->words = (uint32_t*)grow(p->words, p->num_words, &p->word_capacity, sizeof *p->words);
+    p->words = (uint32_t*)grow(p->words, p->num_words + 1, &p->word_capacity, sizeof *p->words);
     p->words[p->num_words++] = word;
 }
 
@@ -185,7 +177,7 @@ static int token_of(Trainer* r, int left, int right) {
     size_t a, b, end = t->start[t->vocab_size];
     tokenizer_decode(t, left, &a);
     tokenizer_decode(t, right, &b);
-    while (end + a + b > r->byte_capacity) t->bytes = (char*)grow(t->bytes, r->byte_capacity, &r->byte_capacity, 1);
+    t->bytes = (char*)grow(t->bytes, end + a + b, &r->byte_capacity, 1);
     memcpy(t->bytes + end, t->bytes + t->start[left], a);
     memcpy(t->bytes + end + a, t->bytes + t->start[right], b);
     int* slot = token_map_slot(&r->map, t, t->bytes + end, a + b);
@@ -257,7 +249,7 @@ static void merge_all(Trainer* r, int wanted, long long min_count) {
             entry_push(r, e);
             continue;
         }
-        r->merges = (uint64_t*)grow(r->merges, (size_t)r->num_merges, &capacity, sizeof *r->merges);
+        r->merges = (uint64_t*)grow(r->merges, (size_t)r->num_merges + 1, &capacity, sizeof *r->merges);
         merge_pair(r, index);
     }
 }

@@ -1,4 +1,4 @@
-"""MkDocs' hooks: the repository's documents and sources become pages, and so do the stage reader, the pictures and the table of labs."""
+"""MkDocs' hooks: the repository's documents and sources become pages, and so do the stage reader and the pictures."""
 import re
 import sys
 from functools import partial
@@ -10,14 +10,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mkdocs.structure.files import File, InclusionLevel
 
-import labs
 import notes
 import pictures
 import reader
 import source
 from stages import ROOT, STAGES, pairs, stage_file
 
-IN_NAV = ("reader/index.md", "pictures.md", "labs.md")
+IN_NAV = ("reader/index.md", "pictures.md")
 made = {}  # the pages that are not Markdown: their HTML, by the name that MkDocs knows them by
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s#]+)(#[^)\s]*)?\)")
 
@@ -73,7 +72,6 @@ def on_files(files, config):
         add(page.url.replace(".html", ".md"), page.body)
     add("reader/index.md", partial(reader.overview, "reader/index.html"))
     add("pictures.md", pictures.page)
-    add("labs.md", partial(labs.page, "labs.html"))
     return files
 
 

@@ -1,16 +1,14 @@
 """The notes of the stage reader, test/stages.toml: which of them belong to a hunk."""
+from collections import namedtuple
 from functools import lru_cache
 
 import stages
-from stages import CHAPTERS
 
 FILE = "test/stages.toml"
 
 
-class Note:
-    """Why a definition of stage `right` is another one than in `left`; `section` is a link to a chapter's section."""
-    def __init__(self, left, right, section, text):
-        self.left, self.right, self.section, self.text = left, right, f"{CHAPTERS[right]}#{section}", " ".join(text.split())
+# Why a definition of stage `right` is another one than in `left`; `section` is a heading's anchor in the chapter.
+Note = namedtuple("Note", "left right section text")
 
 
 @lru_cache

@@ -42,10 +42,6 @@ def data():
     return {f"{m}/{p}/{n}": ask(m, p, n) for m in MODELS for p in PRECISIONS for n in RANKS}
 
 
-def gb(number):
-    return f"{number / 1e9:.2f}"
-
-
 def page():
     def slider(name, values, chosen):
         return (f'<label>{name} <output></output><input type="range" name="{name}" min="0" max="{len(values) - 1}" '
@@ -62,7 +58,7 @@ def page():
     for m in MODELS:
         for p in PRECISIONS:
             cases = [data()[f"{m}/{p}/{n}"] for n in RANKS]
-            rows = [f"<th>{name}</th>" + "".join(f"<td>{gb(case[key]['total']) if key in case else ''}</td>" for case in cases)
+            rows = [f"<th>{name}</th>" + "".join(f"<td>{format(case[key]['total'] / 1e9, '.2f') if key in case else ''}</td>" for case in cases)
                     for key, name in WAYS.items()]
             tables += (f'<details{" open" if (m, p) == (model, precision) else ""}><summary>{m}, {p}</summary>'
                        f'{wide_table("<th>ranks</th>" + "".join(f"<th>{n}</th>" for n in RANKS), rows)}</details>')

@@ -6,7 +6,7 @@ import notes
 import source
 import stages
 from source import anchor, link, markup, pair_url, url_of, wide_table
-from stages import CHAPTERS, STAGES, WORDS, stage_file
+from stages import CHAPTERS, NUMBERS, STAGES, WORDS, stage_file
 
 CONTEXT = 3  # so many equal lines are shown beside a hunk; the rest is folded
 
@@ -30,10 +30,8 @@ class Page:
         self.files = stage_file(left), stage_file(right)
 
     def row(self, changed, pair):
-        text, marks = [None, None], ((), ())
-        for side, n in enumerate(pair):
-            text[side] = stages.lines((self.left, self.right)[side])[n] if n is not None else None
-        kind = "e"
+        text = [None if n is None else stages.lines(stage)[n] for stage, n in zip((self.left, self.right), pair)]
+        kind, marks = "e", ((), ())
         if changed:
             kind = "c" if None not in text else "d" if text[1] is None else "i"
             if not any(t and t.strip() for t in text): kind = "b"
@@ -43,9 +41,8 @@ class Page:
             if n is None:
                 cells += '<i></i><code class="none"></code>'
                 continue
-            row = source.pieces(self.files[side])[n] if n < len(source.pieces(self.files[side])) else []
             href = f"{link(self.url, url_of(self.files[side]))}#L{n + 1}"
-            cells += f'<a class="ln" id="{"LR"[side]}{n + 1}" href="{href}">{n + 1}</a><code>{source.html(row, self.url, marks[side])}</code>'
+            cells += f'<a class="ln" id="{"LR"[side]}{n + 1}" href="{href}">{n + 1}</a><code>{source.html(source.pieces(self.files[side])[n], self.url, marks[side])}</code>'
         return f'<div class="r {kind}">{cells}</div>\n'
 
     def rows(self, rows, changed):
@@ -54,13 +51,10 @@ class Page:
 
     def note(self, note):
         step = "" if (note.left, note.right) == (self.left, self.right) else f"<b>{note.left} → {note.right}:</b> "
-        document, hash, section = note.section.partition("#")
-        href = link(self.url, document[:-len(".md")] + ".html") + hash + section
-        where = f"chapter {stages.chapter_number(document)}" if stages.chapter_number(document) else document
-        return f'<p>{step}{markup(note.text, True)} <a href="{href}">More in {where}</a></p>'
+        more = anchor(self.url, f"{url_of(CHAPTERS[note.right])}#{note.section}", f"More in chapter {NUMBERS[note.right]}")
+        return f'<p>{step}{markup(" ".join(note.text.split()))} {more}</p>'
 
     def hunk(self, number, part, its_notes):
-        left, right = part.rows[0]
         title = f'<a class="at" href="#hunk-{number}">{number}</a> <code>{escape(part.name)}</code>'
         return (f'<section class="hunk" id="hunk-{number}"><div class="note"><h3>{title}</h3>'
                 f'{"".join(map(self.note, its_notes))}</div>{self.rows(part.rows, True)}</section>')
@@ -69,34 +63,28 @@ class Page:
         """Equal rows, of one or more definitions: [(name, row)]."""
         names = list(dict.fromkeys(name for name, _ in equal))
         what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        body = self.rows([(False, row) for _, row in equal], False)
         count = f"{len(equal)} equal lines" if len(equal) > 1 else "1 equal line"
-        return f'<details><summary>{count} <span>{escape(what)}</span></summary>{body}</details>'
+        return f'<details><summary>{count} <span>{escape(what)}</span></summary>{self.rows(equal, False)}</details>'
 
     def body(self):
         parts, its_notes = stages.compare(self.left, self.right), iter(notes.of_pair(self.left, self.right))
         out, equal, number, listed = [], [], 0, []
 
-        def flush(is_last):
-            before = CONTEXT if number else 0
-            after = 0 if is_last else CONTEXT
-            if len(equal) <= before + after + 1:
-                out.append(self.rows([(False, row) for _, row in equal], False))
-            else:
-                out.append(self.rows([(False, row) for _, row in equal[:before]], False))
-                out.append(self.fold(equal[before:len(equal) - after]))
-                out.append(self.rows([(False, row) for _, row in equal[len(equal) - after:]], False))
+        def flush(after):
+            before, end = CONTEXT if number else 0, len(equal) - after
+            if end - before <= 1: out.append(self.rows(equal, False))
+            else: out.extend((self.rows(equal[:before], False), self.fold(equal[before:end]), self.rows(equal[end:], False)))
             equal.clear()
 
         for part in parts:
             if not part.changed:
                 equal += [(part.name, row) for _, row in part.rows]
                 continue
-            flush(False)
+            flush(CONTEXT)
             number += 1
             out.append(self.hunk(number, part, next(its_notes)))
             if not listed or listed[-1][0] != part.name: listed.append((part.name, number))
-        flush(True)
+        flush(0)
         contents = " ".join(f'<a href="#hunk-{n}">{escape(name)}</a>' for name, n in listed)
         return (f'{self.head(number)}<details class="contents"><summary>What differs</summary><p>{contents}</p></details>'
                 f'<div class="reader highlight">{self.names()}{"".join(out)}</div>')
@@ -114,11 +102,10 @@ class Page:
         steps = notes.way(self.left, self.right)
         way = "" if len(steps) == 1 else "<p>These two are no neighbours: notes are those of the steps between them, " + ", ".join(
             anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
-        chapter = CHAPTERS[self.right]
         return (f'<h1>{self.left} beside {self.right}</h1>{choosers}'
                 f'<p>{count} hunks; each definition has a note at its first one. Equal lines are folded: open them to read them. Calls of <code>llmc/</code> lead to '
                 f'their contracts, numbers of lines to the whole file. '
-                f'{anchor(self.url, chapter[:-3] + ".html", f"Chapter {stages.chapter_number(chapter)}")} explains {self.right}. '
+                f'{anchor(self.url, url_of(CHAPTERS[self.right]), f"Chapter {NUMBERS[self.right]}")} explains {self.right}. '
                 f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds all.</span></p>{way}')
 
 
@@ -131,7 +118,7 @@ def overview(url):
     head = "<th></th>" + "".join(f"<th>{s}</th>" for s in STAGES[1:])
     rows = [f"<th>{left}</th>" + "".join(cell(left, right) for right in STAGES[1:]) for left in STAGES[:-1]]
     way = "".join(f"<li>{anchor(url, pair_url(a, b), f'{a} → {b}')}, with "
-                  f"{anchor(url, CHAPTERS[b][:-3] + '.html', f'chapter {stages.chapter_number(CHAPTERS[b])}')}</li>"
+                  f"{anchor(url, url_of(CHAPTERS[b]), f'chapter {NUMBERS[b]}')}</li>"
                   for a, b in stages.neighbours())
     return (f'<h1>Stages side by side</h1><p>Each stage is a diff of the one before. A page shows two of them with the equal parts folded, '
             f'the differences marked to the word, and a note at each definition.</p><h2>In the order of the course</h2><ol>{way}</ol>'

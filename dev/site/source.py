@@ -49,9 +49,9 @@ def anchor(from_url, to_url, text):
     return f'<a href="{link(from_url, to_url)}">{text}</a>'
 
 
-def markup(text, quote=False):
+def markup(text):
     """Text whose `code` is between backticks, as HTML."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=quote))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def wide_table(head, rows, css=""):

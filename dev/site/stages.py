@@ -4,6 +4,7 @@ A definition is what make check-stages calls so: a top-level function, struct, m
 A hunk lies within one definition: changed lines, and those equal lines that lie between two changes that are close to each other.
 """
 import re, tomllib
+from collections import namedtuple
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import combinations
@@ -11,15 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d"]
-CHAPTERS = {"single": "doc/01_single.md", "ddp": "doc/02_ddp.md", "zero": "doc/03_zero.md", "fsdp": "doc/04_fsdp.md",
-            "tp": "doc/05_tp.md", "pp": "doc/06_pp.md", "compress": "doc/07_compress.md", "3d": "doc/08_3d.md"}
-
-def chapter_number(document):
-    """Of doc/NN_name.md NN; None for other documents."""
-    found = re.match(r"doc/(\d+)_", document)
-    return int(found[1]) if found else None
-
-
+NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}  # of the chapters
+CHAPTERS = {stage: f"doc/{number:02}_{stage}.md" for stage, number in NUMBERS.items()}
 USUAL = "the-diff-in-the-files-order"
 INCLUDES = "section 1. libraries, in reading order"
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
@@ -123,11 +117,8 @@ def align(left, right, a, b):
     return rows[::-1]
 
 
-class Part:
-    """Rows that follow one another within one definition: equal ones, or a hunk. A row is a pair of line numbers, from 0; None: no line."""
-
-    def __init__(self, name, rows, changed):
-        self.name, self.rows, self.changed = name, rows, changed
+# Rows that follow one another within one definition: equal ones, or a hunk. A row is a pair of line numbers, from 0; None: no line.
+Part = namedtuple("Part", "name rows changed")
 
 
 def definition_rows(left, right, a, b):

@@ -161,7 +161,7 @@ def test_bad_input_is_refused(bench):
     for options, says in {"--model gpt5": "there is no model 'gpt5'; there are gpt2", "--batch 8,x": "batch wants a whole number from 1 on, not 'x'",
                           "--rounds 0": "rounds wants a whole number from 1 on, not '0'", "gpt2": "there is no option 'gpt2'"}.items():
         assert_refused(bench(options), says)
-    assert_refused(bench("", BUILD=bench.place / "none"), "there is no .*none/train_gpt2_single: make DEVICE=cuda")
+    assert_refused(bench("", BUILD=bench.place / "none"), "there is no .*none/train_gpt2_single; make DEVICE=cuda")
 
 
 def test_our_own_program_is_measured(bench):
