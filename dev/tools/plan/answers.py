@@ -2,11 +2,10 @@
 from tool import format_bytes, require
 from machines import GPU_NAMES
 from mesh import INPUTS
-from options import shape_named, with_compression
+from options import shape_of, with_compression
 from tables import Compared, cell, cost_of, device_sizes, micro_batches, print_row, print_sizes
-from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, is_gpt2, mesh_name, plan_of, program_and_stage, search,
+from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, mesh_name, plan_of, program_and_stage, search,
                     why, why_first)
-from shapes import SHAPES, Shape
 from steps import METHODS, QUANTISE_BLOCK, is_possible, packets_of, touched_seconds
 from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, total_of
 
@@ -39,7 +38,7 @@ def print_params(o):
     for row in json_params(o)["bytes_per_rank"]:
         gbs = [1e-9 * row[STAGE_NAMES[stage]] for stage in STAGES]
         print_row(f"  {row['ranks']}", [f"{gb:.2f}" if gb < 100 else f"{gb:.1f}" for gb in gbs])
-    print_sizes("fits, largest", device_sizes(o))
+    print_sizes(o, "fits, largest")
     for stage, needs in zip(STAGES, (o.params * sum(part) for part in parts)):
         print(f"  {STAGE_NAMES[stage]:<22}" + "".join(
             f"    {'yes' if needs <= room else 'no':<3} {1e-9 * o.params * room / needs:7.3g} B" for _, room in device_sizes(o)))
@@ -80,7 +79,7 @@ def print_methods(o):
     c = Compared(o)
     plan, rows = c.plan, method_rows(o, c)
     given = f", and summing all gradients {o.communication_ms:.4g} ms" if o.communication_ms > 0 else ""
-    print(f"{plan.config.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
+    print(f"{plan.shape.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
           f" computing takes {1e3 * c.step(plan, DDP).compute:.4g} ms{given}")
     for i, left in enumerate(("", "ms of a step")): print(f"{left:<14}" + "".join(f" {c[i]:>{c[2]}}" for c in METHOD_COLUMNS))
     for method, row in rows.items():
@@ -112,29 +111,11 @@ def json_methods(o):
 
 
 # ---- --recommend ----
-def shape_of(o):
-    """A published shape, or that of a dN, with the numbers that are given in place of its own."""
-    known, named, changed = SHAPES.get(o.model), shape_named(o.model), o.layers or o.heads or o.channels or o.vocab_size
-    require(known or named, f"--recommend knows no --model {o.model}: dN, {', '.join(SHAPES)}")
-    s = known or Shape(o.model, named[0], named[2], named[1], 0, 0, 257, o.seq_len)
-    require(not s.llama or not changed,
-            f"--model {s.name}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
-    s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
-    require(s.C % s.NH == 0, f"{s.C} channels do not divide over {s.NH} heads")
-    if not s.llama: s = s._replace(NKV=s.NH, F=4 * s.C)
-    return s._replace(T=o.seq_len) if "seq-len" in o.given and not is_gpt2(s) else s
-
-
 def asked_of(o):
     require(o.device_gpu, f"--recommend needs a --gpu whose peak is known: {GPU_NAMES}")
-    shape = shape_of(o)
     gpu = o.device_gpu
     if gpu.peak16 == 0: gpu = gpu._replace(memory=gpu.memory / o.ranks, per_node=o.ranks, nics=1) # ranks share this machine
-    T = o.seq_len if "seq-len" in o.given else shape.T
-    tokens = o.total_batch_size or max(524288, o.ranks * T)
-    require(T <= shape.T, f"--seq-len {T} is longer than the {shape.T} positions of {shape.name}")
-    require(tokens % T == 0, f"--total-batch-size {tokens} is no multiple of --seq-len {T}")
-    return Asked(shape, gpu, o.ranks, tokens // T, T, 1e9 * o.reserve)
+    return Asked(shape_of(o), gpu, o.ranks, o.total_batch_size // o.seq_len, o.seq_len, 1e9 * o.reserve)
 
 
 def print_recommendation(o):

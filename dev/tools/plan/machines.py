@@ -6,16 +6,12 @@ Memory    is what the vendor's tool reports of the whole device (nvidia-smi, roc
 Links     are bandwidths of one direction: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X has 7 of 64 GB/s. Interfaces are
           those of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with consumer GPUs is a guess.
 Nodes     NVIDIA's user guides of the DGX machines (without interfaces for storage). AWS's page of P4 and P5 instances; the 32
-          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess: four consumer
-          GPUs over PCIe 4.0, one interface of 10 Gb/s.
+          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess.
 Sources   NVIDIA's data sheets of A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white
           paper; AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
-Seconds   A message takes alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks has N-1 hops one after the other, and
-          every rank sends (N-1)/N of the data; an all-reduce does both twice (Thakur, Rabenseifner and Gropp 2005):
-              seconds = k (N-1) alpha + k bytes (N-1)/N / busbw        k = 2 for an all-reduce, else 1
-          busbw is defined as in nccl-tests. nodes-1 of the hops are between nodes, and the interfaces limit what crosses there.
-          A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes, as NCCL counts them
-          (src/graph/tuning.cc).
+Seconds   are those of a ring (doc/plan.md). busbw is defined as in nccl-tests. nodes-1 of the hops are between nodes, and the interfaces
+          limit what crosses there. A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes,
+          as NCCL counts them (src/graph/tuning.cc).
 """
 import math, os
 from typing import NamedTuple

@@ -1,13 +1,12 @@
 """Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
-ranks of a pipeline do when; and the few formulas of shapes and layouts that the times need.
-
-A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
-is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
-answers one line for one line."""
-import bisect, functools, os
+ranks of a pipeline do when; and the few formulas of layouts that the times need. A run is a Plan. It is asked of the program of its
+stage, built for the precision; fp16 has bf16's size, but for train_gpt2_compress.
+"""
+import bisect, functools, math, os
 from typing import NamedTuple
 
 import schedule_play
+from shapes import Shape
 from tool import ask, ceil_div, started
 
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
@@ -19,32 +18,8 @@ KINDS = ("parameters", "gradients", "optimizer state", "activations", "communica
 MAX_UNITS = 257 # the root and 256 blocks
 
 
-class Config(NamedTuple):
-    max_T: int               # longest sequence
-    V: int                   # tokens; Vp: the same, padded to a multiple of 128
-    Vp: int
-    L: int                   # blocks, heads, channels
-    NH: int
-    C: int
-
-    def unit(self, u, t=1):
-        """Elements of the root (0) or a block that one of t ranks has."""
-        C = self.C
-        return self.Vp * C // t + (self.max_T + 2) * C if u == 0 else 12 * C * C // t + 7 * C // t + 6 * C
-
-    def elements(self): return self.unit(0) + self.L * self.unit(1)
-    def parameters(self): return self.elements() - (self.Vp - self.V) * self.C
-
-    def flops_per_token(self, T):
-        """6 per parameter for forward and backward, and attention's two (T,T) products, whose causal half is 6 L C T."""
-        return 6.0 * self.parameters() + 6.0 * self.L * self.C * T
-
-
-def padded(V): return ceil_div(V, 128) * 128
-
-
 class Plan(NamedTuple):
-    config: Config
+    shape: Shape
     B: int                   # a rank's micro-batch, or in tp that of the t ranks that share a replica of the model
     T: int
     N: int                   # ranks
@@ -105,9 +80,9 @@ def copy_ranks(plan, stage):
 
 def model_of(plan):
     """The first words of a question. gpt2 brings its positions with it."""
-    c = plan.config
+    c = plan.shape
     return (f"--predict {plan.N} --predict-device {'gpu' if plan.gpu else 'cpu'} --model"
-            f" {f'd{c.L}' if c.max_T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
+            f" {f'd{c.L}' if c.T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
             f" --seq-len {plan.T} --batch-size {plan.B}")
 
 
@@ -183,7 +158,10 @@ def sent_by_kind(plan):
     sent = bytes_of(own, PP).sent
     messages = bytes_of(own._replace(accumulation=2 * plan.accumulation), PP).sent - sent
     copies, numbers = sent - bytes_of(own._replace(N=plan.p), PP).sent, 2 * (plan.p - 1) / plan.p * 3 * 8
-    return messages, sent - messages - copies - numbers, copies, numbers
+    return {"messages": messages, "root": sent - messages - copies - numbers, "to other replicas": copies, "loss and norms": numbers}
+
+
+def sent_along(plan): return {f"along {axis}": math.floor(bytes_of(plan, MESH).along[axis] + 0.5) for axis in ("tp", "pp", "dp")}
 
 
 # ---- how units are sharded ----
@@ -200,7 +178,7 @@ def shards_of(plan, stage):
 
 def groups_of(plan, stage):
     """What is gathered and reduced at a time: (blocks, elements) of each group. The root's is the first."""
-    c, wrap = plan.config, plan.wrap_blocks if stage == FSDP else 1
+    c, wrap = plan.shape, plan.wrap_blocks if stage == FSDP else 1
     if wrap == 0: return [(c.L, c.elements())]
     blocks = [wrap] * (c.L // wrap) + [c.L % wrap] * (c.L % wrap > 0)
     return [(0, c.unit(0)), *((n, n * c.unit(1)) for n in blocks)]
@@ -209,19 +187,19 @@ def groups_of(plan, stage):
 # ---- what can be ----
 def tensor_divides(plan):
     """Whether t ranks can share a replica of the model; if not, the program refuses, and says why."""
-    divides = plan.N % plan.t == 0 and plan.config.NH % plan.t == 0 and plan.config.Vp % plan.t == 0
+    divides = plan.N % plan.t == 0 and plan.shape.NH % plan.t == 0 and plan.shape.Vp % plan.t == 0
     return divides and (not plan.rows or plan.tokens % plan.t == 0)
 
 
 def pipe_divides(plan):
     """The same of p ranks of a pipeline; a split in numbers is another matter."""
     micro = plan.schedule != "interleaved" or plan.accumulation % plan.p == 0
-    return plan.N % plan.p == 0 and plan.p * plan.v <= plan.config.L and micro
+    return plan.N % plan.p == 0 and plan.p * plan.v <= plan.shape.L and micro
 
 
 def of_depth(plan, d):
     """The same with a dN: N blocks and heads, 64N channels."""
-    return plan._replace(config=plan.config._replace(L=d, NH=d, C=64 * d))
+    return plan._replace(shape=plan.shape._replace(L=d, NH=d, C=64 * d))
 
 
 @functools.lru_cache(None)
@@ -246,7 +224,7 @@ def split(text, p, v, L, Vp, C):
     return schedule_play.ask_player(PLAYER, split=text, p=p, v=v, L=L, Vp=Vp, C=C)
 
 
-def plan_split(plan, text=None): return split(text or plan.split, plan.p, plan.v, plan.config.L, plan.config.Vp, plan.config.C)
+def plan_split(plan, text=None): return split(text or plan.split, plan.p, plan.v, plan.shape.L, plan.shape.Vp, plan.shape.C)
 def split_of(plan): return plan_split(plan)["blocks"]
 def blocks_of(plan, rank): return sum(split_of(plan)[rank::plan.p])
 

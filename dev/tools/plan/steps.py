@@ -1,16 +1,11 @@
-"""Seconds of a step of the stages that have no pipeline.
+"""Seconds of a step of the stages that have no pipeline (doc/plan.md).
 
-Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
-          computed once it has been gathered (micro_batch); time that compute waits is exposed. Where fsdp gathers groups of
-          blocks, "unit" means such a group. A third queue has what a communicator of its own sends: with tensor parallelism
-          activations, where a sum is exposed except what one product, dW, hides in the backward pass; with fsdp's replicas
-          the sums of shards. The queues do not slow each other down, except as --sm-share says.
-Offload   moves a group's shard over the link to the host before its gather and after its reduction.
-Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. t ranks that
-          share one take 1/t of it. That smaller products reach less of the peak is ignored.
-Compress  as train_gpt2_compress does, with its bytes. A method with a packet for each tensor pays a latency for each. Packing
-          comes before a message, beside backward, and unpacking after backward. Their bytes, kernel by kernel
-          (llmc/device/compress_api.h), are divided by --memory-bandwidth; Gram-Schmidt and the sums of scales are not counted.
+Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
+          waits is exposed. Where fsdp gathers groups of blocks, "unit" means such a group. A third queue has what a communicator
+          of its own sends: activations of tensor parallelism, or the sums of shards over fsdp's replicas.
+Compute   is FLOPs / (peak x MFU), or measured. t ranks that share a replica take 1/t of it.
+Compress  is by train_gpt2_compress's bytes. Packing comes before a message, beside backward, and unpacking after backward. The bytes that
+          they read and write (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
 from collections import namedtuple
 from typing import NamedTuple
@@ -26,18 +21,18 @@ UnitSeconds = namedtuple("UnitSeconds", "block_forward block_backward head") # i
 
 def block_flops(plan):
     """Of a token: a third forward and two thirds backward; recomputation does the forward third again."""
-    return 6.0 * plan.config.unit(1) + 6.0 * plan.config.C * plan.T
+    return 6.0 * plan.shape.unit(1) + 6.0 * plan.shape.C * plan.T
 
 
 def flops_done(plan):
     """Of a token, including recomputed ones, which flops_per_token and so MFU leave out."""
-    return plan.config.flops_per_token(plan.T) + (plan.config.L * block_flops(plan) / 3 if plan.recompute else 0)
+    return plan.shape.flops_per_token(plan.T) + (plan.shape.L * block_flops(plan) / 3 if plan.recompute else 0)
 
 
 def unit_seconds(plan, micro_batch_seconds):
     block, per_flop = block_flops(plan), micro_batch_seconds / flops_done(plan)
     return UnitSeconds(per_flop * block / 3, per_flop * block * (3 if plan.recompute else 2) / 3,
-                       per_flop * (plan.config.flops_per_token(plan.T) - plan.config.L * block))
+                       per_flop * (plan.shape.flops_per_token(plan.T) - plan.shape.L * block))
 
 
 class Timeline:
@@ -140,7 +135,7 @@ def add_bucket(u, plan, n, sent, received):
 
 def packets_of(plan):
     """Of the root, and of all blocks."""
-    root, blocks, end = Packets(), Packets(), plan.config.unit(0)
+    root, blocks, end = Packets(), Packets(), plan.shape.unit(0)
     for begin, n, sent, received in answer_of(plan, DDP)["more"]:
         add_bucket(root if begin < end else blocks, plan, n, sent, received)
     return root, blocks
@@ -153,7 +148,7 @@ def compressed_messages(plan, w, groups):
     """Seconds of each group's reduction, of its packing, and of unpacking. All blocks are alike, though the first bucket is
     smaller."""
     root, blocks = packets_of(plan)
-    each, L = blocks.seconds(w, plan.N), plan.config.L
+    each, L = blocks.seconds(w, plan.N), plan.shape.L
     reduce = [root.seconds(w, plan.N)] + [each / L] * (groups - 1)
     packing = [touched_seconds(plan, root.packing)] + [touched_seconds(plan, blocks.packing / L)] * (groups - 1)
     return reduce, packing, touched_seconds(plan, root.unpacking + blocks.unpacking)
@@ -257,11 +252,11 @@ class TensorMessages(NamedTuple):
 
 def tensor_messages(plan, w):
     tp, dp = w.neighbours(plan.N, plan.t), w.apart(plan.N, plan.t)
-    C, X, rows = plan.config.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.config.Vp // plan.t)
+    C, X, rows = plan.shape.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.shape.Vp // plan.t)
     rows = min(max(rows // 64 * 64, 64), plan.tokens) # of logits that a rank computes at a time (llmc/device/layers_api.h)
     activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, rows)
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
-    block, root = (w.seconds(ALL_REDUCE, float(plan.config.unit(u, plan.t)) * X, dp) for u in (1, 0))
+    block, root = (w.seconds(ALL_REDUCE, float(plan.shape.unit(u, plan.t)) * X, dp) for u in (1, 0))
     return TensorMessages(
         w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp), w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0,
         chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp),
@@ -295,12 +290,12 @@ def tensor_backward(plan, m, forward, t):
 def tensor_micro_batch(plan, m, s, last, t):
     """s: of a rank that has 1/t of the compute. Gradients are sent as ddp's are, on a queue of their own."""
     t.wait_shared(m.sum) # of embeddings
-    for _ in range(plan.config.L): tensor_forward(m, s.block_forward, False, t)
+    for _ in range(plan.shape.L): tensor_forward(m, s.block_forward, False, t)
     t.wait_shared(m.gather)
     t.wait_shared(m.stats)
     t.now += s.head
     t.wait_shared(m.sum)
-    for _ in range(plan.config.L):
+    for _ in range(plan.shape.L):
         if plan.recompute: tensor_forward(m, s.block_forward, True, t)
         tensor_backward(plan, m, s.block_forward, t)
         if last: t.send(m.block)
@@ -328,12 +323,12 @@ def step(plan, stage, w, s):
         sums = tensor_messages(plan, w)
         for micro in range(plan.accumulation): tensor_micro_batch(plan, sums, s, micro == plan.accumulation - 1, t)
         t.wait(t.arrived)
-        for _ in range(2 * plan.config.L + 1): t.send_shared(sums.layernorms)
+        for _ in range(2 * plan.shape.L + 1): t.send_shared(sums.layernorms)
     else:
         m = messages_of(plan, stage, w)
         for micro in range(plan.accumulation): micro_batch(plan, stage, m, s, micro, t)
     t.wait(max(t.arrived, t.shared)) # the update needs all gradients
-    compute = plan.accumulation * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
+    compute = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
     slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
     compressing = m.unpacking + sum(m.packing) if m else 0
     seconds = compute + compressing + t.exposed + slowed + update_seconds(plan, stage)
