@@ -62,17 +62,13 @@ def method_rows(o, c):
     return rows
 
 
-# Two words above each column, its width and format, and what is in it, of a row and of ddp's.
+# Two words above each column, its width and format, and what is in it.
 METHOD_COLUMNS = (
-    ("sent", "a step", 11, "B", lambda r, ddp: r["sent_per_step"]),
-    ("of", "ddp's", 8, ".1%", lambda r, ddp: r["sent_per_step"] / ddp["sent_per_step"]),
-    ("", "errors", 11, "B", lambda r, ddp: r["errors"]), ("message", "buffers", 11, "B", lambda r, ddp: r["message_buffers"]),
-    ("compress", "ing", 8, ".2f", lambda r, ddp: 1e3 * r["compressing"]),
-    ("communi-", "cation", 8, ".2f", lambda r, ddp: 1e3 * r["communication"]),
-    ("", "exposed", 8, ".2f", lambda r, ddp: 1e3 * r["exposed"]), ("", "step", 8, ".2f", lambda r, ddp: 1e3 * r["seconds"]),
-    ("step of", "ddp's", 8, ".2f", lambda r, ddp: r["seconds"] / ddp["seconds"]),
-    ("compute /", "commun.)", 9, ".1%", lambda r, ddp: r["efficiency_communication"]),
-    ("(compute+", "exposed)", 9, ".1%", lambda r, ddp: r["efficiency_exposed"]))
+    ("sent", "a step", 11, "B", "sent_per_step"), ("of", "ddp's", 8, ".1%", "sent_per_step_of_ddp"), ("", "errors", 11, "B", "errors"),
+    ("message", "buffers", 11, "B", "message_buffers"), ("compress", "ing", 8, "ms", "compressing"),
+    ("communi-", "cation", 8, "ms", "communication"), ("", "exposed", 8, "ms", "exposed"), ("", "step", 8, "ms", "seconds"),
+    ("step of", "ddp's", 8, ".2f", "seconds_of_ddp"), ("compute /", "commun.)", 9, ".1%", "efficiency_communication"),
+    ("(compute+", "exposed)", 9, ".1%", "efficiency_exposed"))
 
 
 def print_methods(o):
@@ -83,7 +79,8 @@ def print_methods(o):
           f" computing takes {1e3 * c.step(plan, DDP).compute:.4g} ms{given}")
     for i, left in enumerate(("", "ms of a step")): print(f"{left:<14}" + "".join(f" {c[i]:>{c[2]}}" for c in METHOD_COLUMNS))
     for method, row in rows.items():
-        cells = [cell(o, of(row, rows["none"]), width, form) for _, _, width, form, of in METHOD_COLUMNS] if row else []
+        if row: row |= {f"{key}_of_ddp": row[key] / rows["none"][key] for key in ("sent_per_step", "seconds")}
+        cells = [cell(o, row[key], width, form) for _, _, width, form, key in METHOD_COLUMNS if row]
         print(f"  {method:<12}" + ("".join(cells) or " gradients have 16 bits already"))
     print_growth(o)
 

@@ -31,26 +31,24 @@ class Gpu(NamedTuple):
     bandwidth: float         # bytes/s of the device's memory
     inside: float            # bytes/s that a GPU sends to others of its node
     nic: float               # bytes/s of an interface
-    per_node: int
-    nics: int
+    nics: int                # of a node
     watts: float             # of the whole device, at most
     generation: int
     nccl_inside: float       # GB/s of `inside` as NCCL counts it; 0: collectives are not NCCL's
     nvlink: bool             # with a switch; else PCIe
     amd: bool                # the node's processors
+    per_node: int = 8
     hop: float = 5e-6        # seconds of a hop where collectives are not NCCL's
 
 
 GPUS = {row[0]: Gpu(*row) for row in (
-    ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 40960 * MIB, 1555e9, 300e9, 25e9, 8, 8, 400, AMPERE, 12 * 20.0, True, True),
-    ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 8, 400, AMPERE, 12 * 20.0, True, True),
-    ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
-    ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
-    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
-    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 8, 1, 450,
-     AMPERE, 24, False, True),
-    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 8, 750,
-     HOPPER, 0, False, True))}
+    ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 40960 * MIB, 1555e9, 300e9, 25e9, 8, 400, AMPERE, 12 * 20.0, True, True),
+    ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 400, AMPERE, 12 * 20.0, True, True),
+    ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
+    ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
+    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
+    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 1, 450, AMPERE, 24, False, True),
+    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 750, HOPPER, 0, False, True))}
 GPU_NAMES = "|".join([*GPUS, "cpu-here"])
 
 NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one
@@ -62,8 +60,7 @@ NODE_NAMES = ", ".join(NODES)
 
 
 # ---- links ----
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
-COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 
 def passes(collective): return 2 if collective == ALL_REDUCE else 1
@@ -118,7 +115,7 @@ def this_machine(path):
     """As the file says, if there is one: peak, bandwidth and link. Without it only the memory is known. Besides a link, which
     --link reads as well, it has two numbers of each rank, measured while as many ranks compute as will train."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, 0, AMPERE, 0, True, True)
+    here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, AMPERE, 0, True, True, per_node=0)
     if not os.access(path, os.R_OK): return here
     remedy = "--here wants the file that dev/bench/here.py wrote"
     root, link = read_json(path, remedy), read_link(path)

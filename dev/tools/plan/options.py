@@ -10,7 +10,6 @@ from steps import METHODS
 from validate import PUBLISHED
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
-PEAK = {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12}     # an H100's, which a rank reaches if nothing is said of its device
 LINK_NAMES = "|".join(LINKS) + "|FILE"
 
 
@@ -142,7 +141,7 @@ def take_gpu(o, gpu):
     if is_here: take(device="cpu")
     if is_measured: take(precision="fp32", mfu=1.0, link=o.here)
     o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
-    take(peak_flops=gpu.peak32 if o.precision == "fp32" else gpu.peak16, memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node,
+    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node,
          nics=gpu.nics, watts=gpu.watts)
     if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
@@ -150,9 +149,12 @@ def take_gpu(o, gpu):
 def room_of(o, N): return o.room / N if o.shares_room else o.room
 
 
+def peak_at(gpu, precision): return gpu.peak32 if precision == "fp32" else gpu.peak16
+
+
 def peak_of(o):
-    """FLOP/s; NaN: not known."""
-    return o.peak_flops if o.peak_flops > 0 else math.nan if o.compute_ms > 0 else PEAK[o.precision]
+    """FLOP/s; NaN: not known. If nothing is said of the device it is an H100."""
+    return o.peak_flops if o.peak_flops > 0 else math.nan if o.compute_ms > 0 else peak_at(GPUS["h100"], o.precision)
 
 
 # ---- checks ----

@@ -117,26 +117,20 @@ class Bytes(NamedTuple):
     along: dict              # 3d: parts of it, by axis
 
 
-@functools.lru_cache(None)
 def all_ranks(plan, stage):
     """Of a rank of each stage of the pipeline."""
     return [Bytes(rank["bytes"], sum(rank["bytes"].values()) - rank["bytes"].get("state on the host", 0), rank["sent"],
                   rank.get("sent_along", {})) for rank in answer_of(plan, stage)["ranks"]]
 
 
-def asked(plan):
-    """The same, without what its bytes do not depend on, so that a question is asked once."""
-    return plan._replace(memory_bandwidth=0, rank=-1, host_link=0, host_bandwidth=0)
-
-
 def extreme_rank(plan, stage, most=True):
     """The rank of a pipeline that keeps most, or that keeps least; of equal ones the first."""
-    totals = [b.total for b in all_ranks(asked(plan), stage)]
+    totals = [b.total for b in all_ranks(plan, stage)]
     return totals.index((max if most else min)(totals))
 
 
 def bytes_of(plan, stage):
-    ranks = all_ranks(asked(plan), stage)
+    ranks = all_ranks(plan, stage)
     return ranks[0] if len(ranks) == 1 else ranks[extreme_rank(plan, stage) if plan.rank < 0 else plan.rank]
 
 

@@ -11,8 +11,7 @@ from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, asked, bytes_of, groups_of, shard_of,
-                       shards_of)
+from questions import DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, groups_of, shard_of, shards_of
 
 
 # ---- compute ----
@@ -312,8 +311,7 @@ def update_seconds(plan, stage):
     if stage == FSDP and plan.offload: # the state is as large on the device
         plan, bandwidth = plan._replace(offload=False), plan.host_bandwidth
     if bandwidth == 0: return 0
-    ranks = all_ranks(asked(plan), stage) if stage in (PP, MESH) else [bytes_of(plan, stage)]
-    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in ranks) / bandwidth
+    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, stage)) / bandwidth
 
 
 def step(plan, stage, w, s):

@@ -14,6 +14,7 @@ from questions import (DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAME
 from steps import flops_done, step, unit_seconds
 
 MOST_RANKS = 6 # of a pipeline in a table
+ONLY_PRINTED = "formula", "of_step", "of_work" # of a pipeline
 
 
 class Way(NamedTuple):
@@ -87,7 +88,7 @@ class Compared:
         return text + f"; with --recompute block {format_bytes(recomputed)}" if recomputed <= room else text
 
     def row(self, plan, stage, name=None):
-        """As JSON has it, and for a pipeline "formula". NaN: not known."""
+        """As JSON has it, and what only tables have. NaN: not known."""
         o, found = self.o, {"name": name or str(plan.N), "ranks": plan.N}
         plan, why_not = divide_batch(plan, stage, o.total_batch_size)
         why_not = why_not or self.no_room(plan, stage)
@@ -97,7 +98,7 @@ class Compared:
         numbers = {"seconds": t.seconds, "compute": t.compute, "bubble": t.bubble, "tp": t.tensor,
                    "communication": t.communication, "exposed": t.exposed, "efficiency": t.efficiency,
                    "tokens_per_s": t.tokens_per_s, "tokens_per_s_per_rank": t.tokens_per_s / plan.N, "mfu": mfu,
-                   "formula": t.formula}
+                   "formula": t.formula, "of_step": t.bubble / (t.compute + t.bubble), "of_work": t.bubble / t.compute}
         if o.tokens > 0: numbers |= cost_of(o, t.tokens_per_s, plan.N)
         return {**found, "micro_batches": plan.accumulation, **{key: float(x) for key, x in numbers.items()}}
 
@@ -138,8 +139,8 @@ def json_bytes(b): return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "t
 
 
 def json_device(w, room):
-    if w.stage == MESH or w.plan.split != "auto": return {"fits": w.fits(room)} # another depth has another split
-    return {"fits": w.fits(room), "largest_depth": w.largest(room).L}
+    is_alone = w.stage == MESH or w.plan.split != "auto" # another depth has another split
+    return {"fits": w.fits(room)} if is_alone else {"fits": w.fits(room), "largest_depth": w.largest(room).L}
 
 
 def json_model(o):
@@ -153,7 +154,7 @@ def json_model(o):
                       "sent_per_step": float(w.bytes().sent), "bytes": json_bytes(w.bytes()),
                       "bytes_recomputed": json_bytes(w.bytes(True)),
                       "devices": {name: json_device(w, room) for name, room in sizes}} for w in c.all],
-            "times": [{"table": title, "rows": [{key: x for key, x in row.items() if key != "formula"} for row in rows]}
+            "times": [{"table": title, "rows": [{key: x for key, x in row.items() if key not in ONLY_PRINTED} for row in rows]}
                       for title, _, _, rows in c.times()]}
 
 
@@ -260,40 +261,34 @@ def print_what_fits(o, c):
 
 
 # ---- tables of seconds ----
-def ms(title, width, key): return title, width, ".2f", lambda row: 1e3 * row[key]
-def plain(title, width, form, key): return title, width, form, lambda row: row[key]
-
-
-SPEED = plain("tokens/s", 12, ".0f", "tokens_per_s"), plain("efficiency", 11, ".1%", "efficiency")
 # Of a table of a pipeline, of a mesh and of other stages: title, width and format of each column, and what is in it.
 COLUMNS = {
-    PP: (ms("compute", 9, "compute"), ms("bubble", 9, "bubble"),
-         ("of step", 8, ".1%", lambda row: row["bubble"] / (row["compute"] + row["bubble"])),
-         ("of work", 8, ".1%", lambda row: row["bubble"] / row["compute"]), ms("formula", 9, "formula"),
-         ms("communication", 14, "communication"), ms("exposed", 9, "exposed"), ms("step ms", 9, "seconds"), *SPEED),
-    MESH: (ms("compute ms", 12, "compute"), ms("tp", 10, "tp"), ms("bubble", 10, "bubble"),
-           ms("communication", 14, "communication"), ms("exposed", 10, "exposed"), ms("step ms", 10, "seconds"), *SPEED),
-    None: (ms("compute ms", 12, "compute"), ms("communication", 14, "communication"), ms("exposed", 12, "exposed"),
-           ms("step", 12, "seconds"), plain("tokens/s", 14, ".0f", "tokens_per_s"), SPEED[1])}
-COSTS = (("hours", 9, "hours"), ("GPU-hours", 10, "gpu_hours"), ("kWh", 10, "kwh"), ("price", 12, "price"))
+    PP: (("compute", 9, "ms", "compute"), ("bubble", 9, "ms", "bubble"), ("of step", 8, ".1%", "of_step"), ("of work", 8, ".1%", "of_work"),
+         ("formula", 9, "ms", "formula"), ("communication", 14, "ms", "communication"), ("exposed", 9, "ms", "exposed"),
+         ("step ms", 9, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
+    MESH: (("compute ms", 12, "ms", "compute"), ("tp", 10, "ms", "tp"), ("bubble", 10, "ms", "bubble"), ("communication", 14, "ms", "communication"),
+           ("exposed", 10, "ms", "exposed"), ("step ms", 10, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
+    None: (("compute ms", 12, "ms", "compute"), ("communication", 14, "ms", "communication"), ("exposed", 12, "ms", "exposed"),
+           ("step", 12, "ms", "seconds"), ("tokens/s", 14, ".0f", "tokens_per_s"))}
+EVERY = (("efficiency", 11, ".1%", "efficiency"), ("hours", 9, ".4g", "hours"), ("GPU-hours", 10, ".4g", "gpu_hours"),
+         ("kWh", 10, ".4g", "kwh"), ("price", 12, ".4g", "price"))
 
 
 def cell(o, x, width, form):
-    """A number as its column's format says; B: bytes."""
+    """A number as its column's format says; B: bytes, ms: seconds as milliseconds."""
     if math.isnan(x): text = "-"
     elif form == "B": text = str(math.floor(x + 1e-3)) if o.exact else format_bytes(x)
-    else: text = format(x, form)
+    else: text = format(1e3 * x, ".2f") if form == "ms" else format(x, form)
     return f" {text:>{width}}"
 
 
 def print_times(o, title, rows_are, stage, rows):
-    known = {"hours": o.tokens, "gpu_hours": o.tokens, "kwh": o.tokens and o.watts, "price": o.price}
-    costs = (plain(name, width, ".4g", key) for name, width, key in COSTS if known[key] > 0)
-    columns = [*COLUMNS.get(stage, COLUMNS[None]), *costs]
+    known = {"efficiency": 1, "hours": o.tokens, "gpu_hours": o.tokens, "kwh": o.tokens and o.watts, "price": o.price}
+    columns = [*COLUMNS.get(stage, COLUMNS[None]), *(column for column in EVERY if known[column[3]] > 0)]
     left = max(14 - len(title), 6) # of the first column, for what the rows are
     print(f"{title}{rows_are:>{left}}" + "".join(f" {name:>{width}}" for name, width, *_ in columns))
     for row in rows:
-        cells = [f"  {row['why_not']}"] if "why_not" in row else [cell(o, of(row), width, form) for _, width, form, of in columns]
+        cells = [f"  {row['why_not']}"] if "why_not" in row else [cell(o, row[key], width, form) for _, width, form, key in columns]
         print(f"{row['name']:>14}" + "".join(cells))
 
 
