@@ -4,10 +4,10 @@ from machines import GPU_NAMES
 from mesh import INPUTS
 from options import shape_of, with_compression
 from tables import Compared, cell, cost_of, device_sizes, micro_batches, print_row, print_sizes
-from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, mesh_name, plan_of, program_and_stage, search,
+from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, plan_of, program_of, search, stage_of,
                     why, why_first)
 from steps import METHODS, QUANTISE_BLOCK, is_possible, packets_of, touched_seconds
-from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, total_of
+from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, mesh_name, total_of
 
 
 # ---- --params: bytes of a model of which only the number of parameters is known ----
@@ -129,7 +129,7 @@ def print_recommendation(o):
               "  most of the step")
         for i, r in enumerate(results[:min(fits, 5)], 1):
             p, t, bound = r.plan, r.time, bound_of(r.time)
-            print(f"{i:2d}  {mesh_name(p):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d}"
+            print(f"{i:2d}  {mesh_name(plan_of(p)):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d}"
                   f" {'inputs' if p.kept == INPUTS else 'all':<10} {1e-9 * r.bytes.total:8.1f} {1e3 * t.seconds:9.1f}"
                   f" {100 * t.mfu:6.1f}%  {PARTS[bound]} {100 * getattr(t, bound) / t.seconds:.0f} %")
         print(f"\n{why_first(results, fits)}")
@@ -143,7 +143,7 @@ def print_recommendation(o):
         print(f"\n    {command_of(first.plan)}")
     print("\nwhy not")
     for r in results[1 if fits else 0:]:
-        print(f"  {mesh_name(r.plan):<20} zero {r.plan.zero}: {why(r, first)}")
+        print(f"  {mesh_name(plan_of(r.plan)):<20} zero {r.plan.zero}: {why(r, first)}")
 
 
 def print_bytes(o, first):
@@ -153,7 +153,7 @@ def print_bytes(o, first):
         print("bytes are estimated (mesh.py): no program of this course has such a model")
         return
     kinds = [(kind, n) for kind, n in exact_bytes_of(p).memory.items() if n > 0]
-    print(f"bytes are train_gpt2_{program_and_stage(p)[0]}'s own, of the rank that needs most: "
+    print(f"bytes are train_gpt2_{program_of(p)}'s own, of the rank that needs most: "
           + ", ".join(f"{kind} {n if o.exact else format_bytes(n)}" for kind, n in kinds)
           + "; not counted: the rest of the layers' workspace")
 
@@ -165,7 +165,7 @@ def print_compression(first):
     if p.dp == 1: return
     print(f"compressed gradients: dp's communication is exposed for {exposed:.1f} of {ms:.1f} ms", end="")
     if exposed < 0.01 * ms: print(", so there is nothing to gain")
-    elif program_and_stage(p)[0] != "ddp" or p.shape.llama:
+    elif stage_of(p) != DDP or p.shape.llama:
         print(f"; int8 would be {100 * share:.0f} % of the bytes, but no program here compresses them on such a mesh")
     else:
         plan = plan_of(p)

@@ -89,25 +89,23 @@ def link_of(alpha, busbw):
 
 
 def open_link(name): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
-def is_number(x): return isinstance(x, (int, float)) and not isinstance(x, bool)
-def dict_of(x): return x if isinstance(x, dict) else {}
+def number_in(root, path, remedy, low, *keys):
+    """Of a file of JSON, at least `low`."""
+    x = root
+    for key in keys: x = x.get(key) if isinstance(x, dict) else None
+    require(isinstance(x, (int, float)) and not isinstance(x, bool) and x >= low,
+            f'{path}: has no number "{".".join(keys)}" from {low:g} on; {remedy}')
+    return x
 
 
 def read_link(path):
     """What dev/comm measured on ranks of one machine. Its alpha is for a whole call, ours for a hop."""
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
-    root = dict_of(read_json(path, remedy, object_pairs_hook=unique_keys))
-    ranks, collectives = root.get("ranks"), dict_of(root.get("collectives"))
-    require(is_number(ranks) and 2 <= ranks <= 1e6, f'{path}: "ranks" must be a number from 2 on; {remedy}')
-    alphas, busbws = {}, {}
-    for name in COLLECTIVES:
-        alpha, busbw = (dict_of(collectives.get(name)).get(key) for key in ("alpha", "busbw"))
-        require(is_number(alpha) and is_number(busbw),
-                f'{path}: has no numbers "alpha" and "busbw" of "{name}" under "collectives"; {remedy}')
-        require(alpha >= 0 and busbw > 0, f'{path}: has "alpha" below 0 or "busbw" not above 0 for "{name}"; {remedy}')
-        alphas[name] = alpha / passes(name) / (ranks - 1)
-        busbws[name] = float(busbw)
-    return Link(alphas, busbws, True)
+    root = read_json(path, remedy, object_pairs_hook=unique_keys)
+    hops = number_in(root, path, remedy, 2, "ranks") - 1
+    alpha, busbw = ({name: number_in(root, path, remedy, low, "collectives", name, key) for name in COLLECTIVES}
+                    for key, low in (("alpha", 0), ("busbw", 1)))
+    return Link({name: x / passes(name) / hops for name, x in alpha.items()}, {name: float(x) for name, x in busbw.items()}, True)
 
 
 # ---- this machine: --gpu cpu-here ----
@@ -122,9 +120,7 @@ def this_machine(path):
 
     def number(key):
         """gflops: of large fp32 products; copy: GB/s of memory, read and written."""
-        x = root.get(key)
-        require(is_number(x) and x > 0, f'{path}: has no number "{key}" above 0; renew it with dev/bench/here.py; {remedy}')
-        return 1e9 * x
+        return 1e9 * number_in(root, path, f"renew it with dev/bench/here.py; {remedy}", 1e-3, key)
     return here._replace(peak32=number("gflops"), bandwidth=number("copy"), inside=link.busbw[ALL_GATHER], nic=link.busbw[ALL_GATHER],
                          hop=link.alpha[ALL_GATHER])
 

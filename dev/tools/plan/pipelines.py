@@ -11,9 +11,9 @@ After it  A stage sums a block's gradients over the replicas of the model once i
 import math
 from typing import NamedTuple
 from tool import require
-from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Group
+from machines import ALL_REDUCE, Group
 from questions import MESH, PP, blocks_of, play, split_of
-from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, update_seconds
+from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, unit_sent, update_seconds
 
 
 # ---- messages ----
@@ -36,13 +36,6 @@ def tied_group(plan, w):
 
 
 # ---- sums over replicas of the model, and gathers ----
-def unit_sent(plan, w, unit):
-    """Seconds of what is sent of a unit over the copies before the update, and after it."""
-    dp, nbytes = w.apart(plan.N, plan.t * plan.p), float(plan.shape.unit(unit, plan.t)) * plan.X
-    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
-    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
-
-
 def gather_delay(plan, y, block, root):
     """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
     seconds of a gather."""
@@ -129,7 +122,7 @@ def action_times(plan, F, I, W, head):
 
 def pipe_times(plan, s):
     W = weight_seconds(plan, s)
-    return tuple(map(tuple, action_times(plan, s.block_forward, s.block_backward - W, W, s.head)))
+    return action_times(plan, s.block_forward, s.block_backward - W, W, s.head)
 
 
 def pipeline_step(plan, w, s):
@@ -154,7 +147,7 @@ def emulated_times(plan, emulation):
     """As train_gpt2_pp and train_gpt2_3d sleep."""
     blocks, (*action, head) = split_of(plan), (*emulation, 0.0)[:4]
     costs = [*blocks[:-1], blocks[-1] + head] if head > 0 else [1 / plan.v] * len(blocks)
-    return tuple(tuple(ms * (1e-3 * cost) for ms in action) for cost in costs)
+    return [[ms * (1e-3 * cost) for ms in action] for cost in costs]
 
 
 def block_times(plan, m, s):
@@ -176,7 +169,7 @@ def mesh_times(plan, m, s):
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients
     times[-1][0] += m.gather
-    return tuple(map(tuple, times))
+    return times
 
 
 def mesh_step(plan, w, s, emulation):

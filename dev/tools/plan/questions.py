@@ -13,6 +13,7 @@ from tool import ask, ceil_div, started
 # through p ranks; 3D has copies of p stages of t ranks.
 DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH = range(8)
 STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d")
+PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d")
 STAGES = range(5)
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
 MAX_UNITS = 257 # the root and 256 blocks
@@ -56,10 +57,14 @@ class Plan(NamedTuple):
 
 
 # ---- questions to the stages ----
+def mesh_name(plan): return f"dp={plan.N // (plan.t * plan.p)},tp={plan.t},pp={plan.p}"
+
+
 def options_of(plan, stage):
     """What the stage's program is told besides the model and the batch."""
     rows = " --sequence-parallel" * plan.rows + " --keep-gathered" * plan.keep_gathered
-    pipe = f"--schedule {plan.schedule} --chunks {plan.v} --split {plan.split}"
+    pipe = f" --schedule {plan.schedule}" * (plan.p > 1 or plan.schedule != "1f1b")
+    pipe += f" --chunks {plan.v}" * (plan.v > 1 or plan.schedule == "interleaved") + f" --split {plan.split}" * (plan.split != "auto")
     if stage == DDP and plan.method != "none":
         feedback = "" if plan.feedback is None else " --error-feedback" if plan.feedback else " --no-error-feedback"
         own = {"top-k": f" --top-k-fraction {plan.fraction!r}", "powersgd": f" --rank {plan.low_rank}"}.get(plan.method, "")
@@ -69,8 +74,8 @@ def options_of(plan, stage):
         return (f"--wrap-blocks {plan.wrap_blocks} --sharding {plan.sharding} --shard-group {plan.shard_group} --reduce-dtype"
                 f" {plan.reduce_dtype} --limit-all-gathers {plan.rooms}" + " --cpu-offload" * plan.offload
                 + " --prefetch none --no-forward-prefetch" * (plan.rooms == 1))
-    return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p} {pipe}",
-            MESH: f"--mesh tp={plan.t},pp={plan.p} --zero-stage {plan.zero_stage}{rows} {pipe}"}.get(stage, "")
+    return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
+            MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}.get(stage, "")
 
 
 def copy_ranks(plan, stage):
@@ -104,9 +109,8 @@ def ask_stage(name, precision, line):
 
 def answer_of(plan, stage, words=None):
     compressed = stage == DDP and plan.method != "none"
-    name = "compress" if compressed else "zero" if stage in (ZERO1, ZERO2, ZERO3) else STAGE_NAMES[stage]
     precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask_stage(name, precision, words or question(plan, stage))
+    return ask_stage("compress" if compressed else PROGRAMS[stage], precision, words or question(plan, stage))
 
 
 # ---- answers ----
@@ -232,7 +236,7 @@ def play_pipeline(l, times, message):
 def play(plan, times, message):
     """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
     balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
-    return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), times, message)
+    return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), tuple(map(tuple, times)), message)
 
 
 def slots(plan, rank):

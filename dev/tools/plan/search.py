@@ -11,17 +11,17 @@ from collections import namedtuple
 from typing import NamedTuple
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
 from shapes import is_gpt2
-from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Plan, bytes_of
+from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, PROGRAMS, ZERO1, ZERO2, Plan, bytes_of, options_of
 
 
 # ---- the program of this course that runs a way ----
-def program_and_stage(p):
-    """The simplest that can."""
-    if p.ranks == 1: return "single", DDP
-    if p.tp > 1 or p.pp > 1:
-        if p.zero > 0 or (p.tp > 1 and p.pp > 1): return "3d", MESH
-        return ("tp", TP) if p.tp > 1 else ("pp", PP)
-    return (("ddp", DDP), ("zero", ZERO1), ("zero", ZERO2), ("fsdp", FSDP))[p.zero]
+def stage_of(p):
+    """Of the simplest program that can."""
+    if p.tp > 1 and p.pp > 1 or p.zero > 0 and p.tp * p.pp > 1: return MESH
+    return TP if p.tp > 1 else PP if p.pp > 1 else (DDP, ZERO1, ZERO2, FSDP)[p.zero]
+
+
+def program_of(p): return "single" if p.ranks == 1 else PROGRAMS[stage_of(p)]
 
 
 def plan_of(p):
@@ -32,24 +32,18 @@ def plan_of(p):
                 zero_stage=p.zero)
 
 
-def exact_bytes_of(p): return bytes_of(plan_of(p), program_and_stage(p)[1])
+def exact_bytes_of(p): return bytes_of(plan_of(p), stage_of(p))
 
 
 def command_of(p):
     """The program with its options."""
-    s, (program, _) = p.shape, program_and_stage(p)
+    s, program, stage = p.shape, program_of(p), stage_of(p)
     if s.llama: return "(no program of this course has grouped queries, gated MLPs and an untied head)"
     model = s.name if is_gpt2(s) else f"d{s.L} --channels {s.C} --heads {s.NH} --vocab-size {s.V}"
-    how = {"3d": f" --mesh {mesh_name(p)} --zero-stage {p.zero}", "tp": f" --tensor-parallel {p.tp}",
-           "pp": f" --pipeline-parallel {p.pp}", "zero": f" --zero-stage {p.zero}"}.get(program, "")
-    how += " --sequence-parallel" * p.rows
-    how += f" --schedule interleaved --chunks {p.chunks}" if p.chunks > 1 else " --schedule 1f1b" if p.pp > 1 else ""
+    how = options_of(plan_of(p), stage) + " " if stage not in (DDP, FSDP) else ""
     start = f"mpirun -np {p.ranks} " if program != "single" else ""
-    return (f"{start}./train_gpt2_{program} --model {model} --seq-len {p.T}{how} --batch-size {p.micro}"
+    return (f"{start}./train_gpt2_{program} --model {model} --seq-len {p.T} {how}--batch-size {p.micro}"
             f" --total-batch-size {p.batch * p.T} --recompute {'block' if p.kept == INPUTS else 'none'}")
-
-
-def mesh_name(p): return f"dp={p.dp},tp={p.tp},pp={p.pp}"
 
 
 # ---- search ----

@@ -166,26 +166,19 @@ class Messages(NamedTuple):
     late: bool = False       # nothing is reduced before backward is over
 
 
-def fsdp_group(plan, w, shard):
-    """The seconds in which fsdp gathers and reduces a group, and sums it over replicas, by its shard's size. Offloaded shards pass
-    the link to the host first or last; of their replicas' sums both ways."""
-    S, X, gradient = shards_of(plan, FSDP), plan.X, 4 if plan.reduce_dtype == "fp32" else plan.X
-    ranks, replicas = w.neighbours(plan.N, S), w.apart(plan.N, S)
-    host = shard / plan.host_link if plan.offload and plan.host_link > 0 else 0 # for each byte of an element
-    home = S == 1 and X == 4 and not plan.offload
+def group_messages(plan, stage, w, elements):
+    """The seconds in which a group is gathered and reduced, and summed over replicas, by its shard's size. Shards that fsdp offloads
+    pass the link to the host first or last; of their replicas' sums both ways."""
+    X, S = plan.X, shards_of(plan, stage)
+    if stage == DDP: return 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N), 0
+    shard, ranks, gradient = float(shard_of(elements, S)), w.neighbours(plan.N, S), 4 if stage == FSDP and plan.reduce_dtype == "fp32" else X
+    offloaded = stage == FSDP and plan.offload
+    host = shard / plan.host_link if offloaded and plan.host_link > 0 else 0 # for each byte of an element
+    home = S == 1 and X == 4 and not offloaded
     gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host
     reduce = w.seconds(REDUCE_SCATTER, S * shard * gradient, ranks) + gradient * host
-    replicate = w.seconds(ALL_REDUCE, shard * gradient, replicas)
+    replicate = w.seconds(ALL_REDUCE, shard * gradient, w.apart(plan.N, S))
     return gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0
-
-
-def group_messages(plan, stage, w, elements):
-    shard = shard_of(elements, shards_of(plan, stage))
-    if stage == FSDP: return fsdp_group(plan, w, float(shard))
-    padded = plan.N * float(shard) * plan.X
-    gather = w.world_seconds(ALL_GATHER, padded, plan.N)
-    if stage == DDP: return gather, w.world_seconds(ALL_REDUCE, float(elements) * plan.X, plan.N), 0
-    return gather, w.world_seconds(REDUCE_SCATTER, padded, plan.N), 0
 
 
 def messages_of(plan, stage, w):
@@ -244,23 +237,20 @@ class TensorMessages(NamedTuple):
     gather: float            # of its rows, where they are cut; else 0
     stats: float             # what the losses of a micro-batch need
     layernorms: float        # gradients of a layernorm, once a step, where rows are cut; else 0
-    block: float             # all-reduce of a unit's gradients among the copies
-    root: float
     hides: tuple             # the share of a block's forward compute that makes the weight gradient of qkv, of fc
 
 
 def tensor_messages(plan, w):
-    tp, dp = w.neighbours(plan.N, plan.t), w.apart(plan.N, plan.t)
+    tp = w.neighbours(plan.N, plan.t)
     C, X, rows = plan.shape.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.shape.Vp // plan.t)
     rows = min(max(rows // 64 * 64, 64), plan.tokens) # of logits that a rank computes at a time (llmc/device/layers_api.h)
     activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, rows)
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
-    block, root = (w.seconds(ALL_REDUCE, float(plan.shape.unit(u, plan.t)) * X, dp) for u in (1, 0))
     return TensorMessages(
         w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp), w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0,
         chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp),
         w.seconds(ALL_REDUCE, 2.0 * C * X, tp) if plan.rows else 0,
-        block, root, (3.0 * C * C / forward, 4.0 * C * C / forward))
+        (3.0 * C * C / forward, 4.0 * C * C / forward))
 
 
 def tensor_forward(m, seconds, recomputed, t):
@@ -286,8 +276,16 @@ def tensor_backward(plan, m, forward, t):
         t.wait(summed)
 
 
-def tensor_micro_batch(plan, m, s, last, t):
-    """s: of a rank that has 1/t of the compute. Gradients are sent as ddp's are, on a queue of their own."""
+def unit_sent(plan, w, unit):
+    """Seconds of what is sent of a unit over the copies before the update, and after it."""
+    dp, nbytes = w.apart(plan.N, plan.t * plan.p), float(plan.shape.unit(unit, plan.t)) * plan.X
+    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
+    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
+
+
+def tensor_micro_batch(plan, m, s, units, t):
+    """s: of a rank that has 1/t of the compute. units: seconds of the root's and a block's gradients, which in the last micro-batch are
+    sent as ddp's are, on a queue of their own; else none."""
     t.wait_shared(m.sum) # of embeddings
     for _ in range(plan.shape.L): tensor_forward(m, s.block_forward, False, t)
     t.wait_shared(m.gather)
@@ -297,9 +295,9 @@ def tensor_micro_batch(plan, m, s, last, t):
     for _ in range(plan.shape.L):
         if plan.recompute: tensor_forward(m, s.block_forward, True, t)
         tensor_backward(plan, m, s.block_forward, t)
-        if last: t.send(m.block)
+        if units: t.send(units[1])
     t.wait_shared(m.gather)
-    if last: t.send(m.root)
+    if units: t.send(units[0])
 
 
 # ---- a step of N ranks ----
@@ -319,7 +317,8 @@ def step(plan, stage, w, s):
     s = UnitSeconds(*(x / shared for x in s))
     if stage == TP:
         sums = tensor_messages(plan, w)
-        for micro in range(plan.accumulation): tensor_micro_batch(plan, sums, s, micro == plan.accumulation - 1, t)
+        for _ in range(plan.accumulation - 1): tensor_micro_batch(plan, sums, s, None, t)
+        tensor_micro_batch(plan, sums, s, [unit_sent(plan, w, unit)[0] for unit in (0, 1)], t)
         t.wait(t.arrived)
         for _ in range(2 * plan.shape.L + 1): t.send_shared(sums.layernorms)
     else:

@@ -9,7 +9,7 @@ from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_
                      with_pipe)
 from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
 from questions import (DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, copy_ranks,
-                       extreme_rank, largest_depth, of_depth, own_rank, pipe_divides, plan_split, sent_along, sent_by_kind, sent_of_all,
+                       extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split, sent_along, sent_by_kind, sent_of_all,
                        slots, tensor_divides, total_of)
 from steps import flops_done, step, unit_seconds
 
@@ -196,8 +196,7 @@ def print_played(o, ways):
     one = is_mesh or (o.pipeline_parallel > 0 and not o.compares)
     ranks, step = rank_ways(ways[0]) if one else ways, plan.accumulation
     what = "pp p: p ranks share a replica of the model, each with some of its blocks"
-    if is_mesh: what = (f"mesh dp={plan.N // (plan.t * plan.p)},tp={plan.t},pp={plan.p}: replicas of the model, ranks that share its"
-                        " matrices, stages")
+    if is_mesh: what = f"mesh {mesh_name(plan)}: replicas of the model, ranks that share its matrices, stages"
     elif o.total_batch_size: step = f"{o.total_batch_size} tokens"
     elif not o.accumulation and not o.pipeline_parallel: step = "p"
     print(f"\n{what}; {plan.B} x {plan.T} tokens per micro-batch, {step} a step")
