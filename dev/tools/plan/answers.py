@@ -90,13 +90,12 @@ def print_growth(o):
     ranks' gradients in int8 (torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py)."""
     ranks, block = (2, 4, 8, 16, 64, 512), 4 / QUANTISE_BLOCK
     def ring(N): return 2 * (N - 1) / N
-    growth = {"fp32, ring": lambda N: 4 * ring(N), "bf16, ring": lambda N: 2 * ring(N),
-              "int8, parts exchanged": lambda N: (1 + block) * ring(N),
-              "int4, parts exchanged": lambda N: (0.5 + block) * ring(N), "sign, gathered": lambda N: (N - 1) / 8,
-              "top-k, gathered": lambda N: 8 * o.top_k_fraction * (N - 1),
-              "PyTorch's int8 hook, gathered": lambda N: float(N - 1)}
+    def gathered(N): return N - 1
     print("\nsent by each rank, bytes per element     " + "".join(f" {N:7d}" for N in ranks) + " ranks")
-    for name, of in growth.items(): print(f"  {name:<39}" + "".join(f" {of(N):7.3f}" for N in ranks))
+    for name, nbytes, times in (("fp32, ring", 4, ring), ("bf16, ring", 2, ring), ("int8, parts exchanged", 1 + block, ring),
+                                ("int4, parts exchanged", 0.5 + block, ring), ("sign, gathered", 1 / 8, gathered),
+                                ("top-k, gathered", 8 * o.top_k_fraction, gathered), ("PyTorch's int8 hook, gathered", 1, gathered)):
+        print(f"  {name:<39}" + "".join(f" {nbytes * times(N):7.3f}" for N in ranks))
     print("  The hook quantises a bucket with one scale, and every rank gathers the buckets of all. From 4 ranks on it sends as much as\n"
           "  a ring in bf16, from 8 on as much as one in fp32, and with more ranks more than either.")
 
@@ -172,8 +171,9 @@ def print_compression(first):
         int8 = plan._replace(method="int8", memory_bandwidth=p.gpu.bandwidth)
         more = total_of(int8, DDP) - total_of(plan, DDP)
         touched = sum(part for u in packets_of(int8) for part in (u.packing, u.unpacking))
+        step = ms - exposed * (1 - share) + 1e3 * touched_seconds(int8, touched)
         print(f"; with train_gpt2_compress --compress int8, which sends {100 * share:.0f} % of the bytes and takes"
-              f" {format_bytes(more)} more, a step would have about {ms - exposed * (1 - share) + 1e3 * touched_seconds(int8, touched):.1f} ms")
+              f" {format_bytes(more)} more, a step would have about {step:.1f} ms")
 
 
 def json_result(r, first):

@@ -170,12 +170,3 @@ class Network(NamedTuple):
         return passes(collective) * (hops + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
 
     def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.world(N))
-
-    def crosses(self, N, p):
-        """True if some of p neighbours are in different nodes."""
-        return p > 1 and 0 < self.per_node < N and self.per_node % p != 0
-
-    def message(self, nbytes, crosses):
-        """Seconds of a message between two ranks, of which each has an interface."""
-        link = self.between if crosses else self.inside
-        return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER]

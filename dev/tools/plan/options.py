@@ -227,7 +227,8 @@ def check(o):
 def shape_of(o):
     """A published shape or a dN, with the numbers that are given in place of its own."""
     d = int(o.model[1:]) if re.fullmatch("d[0-9]{1,3}", o.model) else 0
-    require(o.model in SHAPES or 1 <= d < MAX_UNITS, f"--model {o.model} is not known: dN with N from 1 to {MAX_UNITS - 1}, {', '.join(SHAPES)}")
+    require(o.model in SHAPES or 1 <= d < MAX_UNITS,
+            f"--model {o.model} is not known: dN with N from 1 to {MAX_UNITS - 1}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
     require(o.recommend or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no stage of this"
             " course has: only --recommend plans it")

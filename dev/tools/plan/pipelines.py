@@ -6,12 +6,12 @@ Actions   A stage's F, I and W take what its blocks take. The last stage's I has
 Schedule  It is played. All messages take as long as on the slowest link between neighbours.
 After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside
           what it still has to compute. The root's are first summed over the two stages that have it. Then three numbers are
-          summed over the stages: the loss and two norms. The gathers of --zero-stage 1 are hidden behind the next step's first forward passes.
+          summed over the stages: the loss and two norms. The next step's first forward passes hide the gathers of --zero-stage 1.
 """
 import math
 from typing import NamedTuple
 from tool import require
-from machines import ALL_REDUCE, Group
+from machines import ALL_GATHER, ALL_REDUCE, Group
 from questions import MESH, PP, blocks_of, play, split_of
 from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, unit_sent, update_seconds
 
@@ -22,11 +22,13 @@ def message_bytes(plan): return float(plan.tokens) * plan.shape.C * plan.X
 
 def crosses(plan, w):
     """True if some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
-    return plan.p > 1 and w.crosses(plan.N, plan.p * plan.t)
+    return plan.p > 1 and 0 < w.per_node < plan.N and w.per_node % (plan.p * plan.t) != 0
 
 
 def message_seconds(plan, w):
-    return w.message(message_bytes(plan) / (plan.t if plan.rows else 1), crosses(plan, w)) if plan.p > 1 else 0
+    """Between two ranks, of which each has an interface."""
+    link, nbytes = w.between if crosses(plan, w) else w.inside, message_bytes(plan) / (plan.t if plan.rows else 1)
+    return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER] if plan.p > 1 else 0
 
 
 def tied_group(plan, w):
@@ -143,13 +145,6 @@ def parse_emulation(text):
     return tuple(numbers)
 
 
-def emulated_times(plan, emulation):
-    """As train_gpt2_pp and train_gpt2_3d sleep."""
-    blocks, (*action, head) = split_of(plan), (*emulation, 0.0)[:4]
-    costs = [*blocks[:-1], blocks[-1] + head] if head > 0 else [1 / plan.v] * len(blocks)
-    return [[ms * (1e-3 * cost) for ms in action] for cost in costs]
-
-
 def block_times(plan, m, s):
     """F, I and W of a block of one rank. I + W is B, unless --schedule cuts it."""
     t, forward = Timeline(), s.block_forward / plan.t
@@ -164,19 +159,18 @@ def block_times(plan, m, s):
     return F, I, W + (0 if plan.keep_gathered else 2 * max(0, m.gather - W / 2))
 
 
-def mesh_times(plan, m, s):
+def mesh_step(plan, w, s, emulation):
+    """The same. emulation: how long actions of a rank, or if there is a head of a block, sleep instead, as in train_gpt2_3d."""
+    m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
+    sums = Sums(Group(plan.p, node or plan.p, plan.t), Group(2 if plan.p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
+                unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
+    if emulation:
+        blocks, (*action, head) = split_of(plan), (*emulation, 0.0)[:4]
+        costs = [*blocks[:-1], blocks[-1] + head] if head > 0 else [1 / plan.v] * len(blocks)
+        return played_step(plan, MESH, w, [[ms * (1e-3 * cost) for ms in action] for cost in costs], sums)
     times = action_times(plan, *block_times(plan, m, s), s.head / plan.t + m.stats + m.sum)
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients
     times[-1][0] += m.gather
-    return times
-
-
-def mesh_step(plan, w, s, emulation):
-    """The same. emulation: the times of actions instead, if there is one."""
-    m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
-    sums = Sums(Group(plan.p, node or plan.p, plan.t), Group(2 if plan.p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
-                unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
-    if emulation: return played_step(plan, MESH, w, emulated_times(plan, emulation), sums)
     whole = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
-    return played_step(plan, MESH, w, mesh_times(plan, m, s), sums, whole / (plan.t * plan.p))
+    return played_step(plan, MESH, w, times, sums, whole / (plan.t * plan.p))

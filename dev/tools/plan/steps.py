@@ -171,8 +171,8 @@ def group_messages(plan, stage, w, elements):
     pass the link to the host first or last; of their replicas' sums both ways."""
     X, S = plan.X, shards_of(plan, stage)
     if stage == DDP: return 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N), 0
-    shard, ranks, gradient = float(shard_of(elements, S)), w.neighbours(plan.N, S), 4 if stage == FSDP and plan.reduce_dtype == "fp32" else X
-    offloaded = stage == FSDP and plan.offload
+    shard, ranks = float(shard_of(elements, S)), w.neighbours(plan.N, S)
+    gradient, offloaded = 4 if stage == FSDP and plan.reduce_dtype == "fp32" else X, stage == FSDP and plan.offload
     host = shard / plan.host_link if offloaded and plan.host_link > 0 else 0 # for each byte of an element
     home = S == 1 and X == 4 and not offloaded
     gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host

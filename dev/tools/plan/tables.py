@@ -7,10 +7,10 @@ from tool import format_bytes
 from machines import LINKS
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, with_compression, with_mesh,
                      with_pipe)
-from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
+from pipelines import crosses, mesh_step, message_bytes, message_seconds, pipeline_step
 from questions import (DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, copy_ranks,
-                       extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split, sent_along, sent_by_kind, sent_of_all,
-                       slots, tensor_divides, total_of)
+                       extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split, sent_along,
+                       sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
 from steps import flops_done, step, unit_seconds
 
 MOST_RANKS = 6 # of a pipeline in a table
@@ -265,8 +265,8 @@ COLUMNS = {
     PP: (("compute", 9, "ms", "compute"), ("bubble", 9, "ms", "bubble"), ("of step", 8, ".1%", "of_step"), ("of work", 8, ".1%", "of_work"),
          ("formula", 9, "ms", "formula"), ("communication", 14, "ms", "communication"), ("exposed", 9, "ms", "exposed"),
          ("step ms", 9, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
-    MESH: (("compute ms", 12, "ms", "compute"), ("tp", 10, "ms", "tp"), ("bubble", 10, "ms", "bubble"), ("communication", 14, "ms", "communication"),
-           ("exposed", 10, "ms", "exposed"), ("step ms", 10, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
+    MESH: (("compute ms", 12, "ms", "compute"), ("tp", 10, "ms", "tp"), ("bubble", 10, "ms", "bubble"),
+           ("communication", 14, "ms", "communication"), ("exposed", 10, "ms", "exposed"), ("step ms", 10, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
     None: (("compute ms", 12, "ms", "compute"), ("communication", 14, "ms", "communication"), ("exposed", 12, "ms", "exposed"),
            ("step", 12, "ms", "seconds"), ("tokens/s", 14, ".0f", "tokens_per_s"))}
 EVERY = (("efficiency", 11, ".1%", "efficiency"), ("hours", 9, ".4g", "hours"), ("GPU-hours", 10, ".4g", "gpu_hours"),
@@ -293,7 +293,7 @@ def print_times(o, title, rows_are, stage, rows):
 
 def print_messages(ways, w):
     for name, plan in ((way.name, way.plan) for way in ways if way.plan.p > 1):
-        between = ", between nodes" if w.crosses(plan.N, plan.p) else ""
+        between = ", between nodes" if crosses(plan, w) else ""
         print(f"{name}: {2 * plan.accumulation * (plan.p * plan.v - 1)} messages of {format_bytes(message_bytes(plan))} between"
               f" stages in a step of a copy, each in {1e3 * message_seconds(plan, w):.3f} ms{between}")
 
