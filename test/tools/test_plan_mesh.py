@@ -339,7 +339,7 @@ def test_what_holds_for_every_group():
         if g.ranks == 1: continue
         for nbytes in (10.0 ** k for k in range(11)):
             total, gather = choose(g, True, nbytes).seconds, choose(g, False, nbytes).seconds
-            link = 1e9 * g.nic * g.nics if nodes > 1 else 1e9 * g.inside # none is faster than the links
+            link = 1e9 * g.nic * g.nics if nodes > 1 else 1e9 * gpu.nccl_inside # none is faster than the links
             assert 0 < total < math.inf and nbytes * (g.ranks - 1) / g.ranks / link < gather < math.inf
             assert choose(g, True, 10 * nbytes).seconds > total
     slow = group_of("h100", 64, 8)._replace(nic=0.01) # less than any channel that NCCL tries

@@ -119,24 +119,18 @@ def touched(plan, n, row):
     return n * (X + F + fed / 2) + 2 * n * F, n * (F + X + fed / 2) # powersgd: two products read x, and the last kernel as well
 
 
-def add_bucket(u, plan, n, sent, received):
-    """sent, received: bytes of its packet's buffers; 0: it is sent whole, by onebit-adam in fp32."""
-    method = plan.method
-    if sent == 0: return u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
-    packing, unpacking = touched(plan, float(n), float(sent))
-    u.packing += packing
-    u.unpacking += unpacking
-    exchanged = method in ("int8", "int4", "onebit-adam")
-    if exchanged: u.add(REDUCE_SCATTER, sent)
-    if exchanged or method in ("top-k", "sign"): u.add(ALL_GATHER, sent)
-    else: u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
-
-
 def packets_of(plan):
-    """Of the root, and of all blocks."""
-    root, blocks, end = Packets(), Packets(), plan.shape.unit(0)
-    for begin, n, sent, received in answer_of(plan, DDP)["more"]:
-        add_bucket(root if begin < end else blocks, plan, n, sent, received)
+    """Of the root, and of all blocks. A bucket without a packet is sent whole, by onebit-adam in fp32."""
+    root, blocks, method = Packets(), Packets(), plan.method
+    exchanged = method in ("int8", "int4", "onebit-adam")
+    for begin, n, sent, received in answer_of(plan, DDP)["more"]: # bytes of its packet's buffers
+        u, (packing, unpacking) = root if begin < plan.shape.unit(0) else blocks, touched(plan, float(n), float(sent)) if sent else (0, 0)
+        u.packing += packing
+        u.unpacking += unpacking
+        if exchanged and sent: u.add(REDUCE_SCATTER, sent)
+        if sent == 0: u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
+        elif exchanged or method in ("top-k", "sign"): u.add(ALL_GATHER, sent)
+        else: u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
     return root, blocks
 
 

@@ -262,11 +262,12 @@ def print_what_fits(o, c):
 # ---- tables of seconds ----
 # Of a table of a pipeline, of a mesh and of other stages: title, width and format of each column, and what is in it.
 COLUMNS = {
-    PP: (("compute", 9, "ms", "compute"), ("bubble", 9, "ms", "bubble"), ("of step", 8, ".1%", "of_step"), ("of work", 8, ".1%", "of_work"),
-         ("formula", 9, "ms", "formula"), ("communication", 14, "ms", "communication"), ("exposed", 9, "ms", "exposed"),
-         ("step ms", 9, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
+    PP: (("compute", 9, "ms", "compute"), ("bubble", 9, "ms", "bubble"), ("of step", 8, ".1%", "of_step"),
+         ("of work", 8, ".1%", "of_work"), ("formula", 9, "ms", "formula"), ("communication", 14, "ms", "communication"),
+         ("exposed", 9, "ms", "exposed"), ("step ms", 9, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
     MESH: (("compute ms", 12, "ms", "compute"), ("tp", 10, "ms", "tp"), ("bubble", 10, "ms", "bubble"),
-           ("communication", 14, "ms", "communication"), ("exposed", 10, "ms", "exposed"), ("step ms", 10, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
+           ("communication", 14, "ms", "communication"), ("exposed", 10, "ms", "exposed"), ("step ms", 10, "ms", "seconds"),
+           ("tokens/s", 12, ".0f", "tokens_per_s")),
     None: (("compute ms", 12, "ms", "compute"), ("communication", 14, "ms", "communication"), ("exposed", 12, "ms", "exposed"),
            ("step", 12, "ms", "seconds"), ("tokens/s", 14, ".0f", "tokens_per_s"))}
 EVERY = (("efficiency", 11, ".1%", "efficiency"), ("hours", 9, ".4g", "hours"), ("GPU-hours", 10, ".4g", "gpu_hours"),
