@@ -7,15 +7,13 @@ sys.path[:0] = [str(ROOT / "dev/tools/plan"), str(ROOT / "dev/tools")]
 os.environ.setdefault("PLAN_STAGES", str(ROOT / "build/predict"))
 
 from machines import Network, link_of, open_link  # noqa: E402 (the path comes first)
-from options import shape_named  # noqa: E402
-from questions import Config, Plan  # noqa: E402
+from questions import Plan  # noqa: E402
+from shapes import SHAPES  # noqa: E402
 
 
-def plan_of(name, N, **changes):
-    L, NH, C = shape_named(name)
-    plan = Plan(Config(1024, 50257, 50304, L, NH, C), 4, 1024, N)
-    shape = {key: changes.pop(key) for key in list(changes) if key in Config._fields}
-    return plan._replace(config=plan.config._replace(**shape), **changes)
+def plan_of(name, N, max_T=1024, **changes):
+    shape = {key: changes.pop(key) for key in list(changes) if key in ("L", "NH", "C", "V")}
+    return Plan(SHAPES[name]._replace(T=max_T, **shape), 4, 1024, N)._replace(**changes)
 
 
 def piped(plan, p, schedule="1f1b", v=1, split="auto", **changes):

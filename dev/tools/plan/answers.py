@@ -2,13 +2,12 @@
 from tool import format_bytes, require
 from machines import GPU_NAMES
 from mesh import INPUTS
-from options import shape_named, with_compression
+from options import shape_of, with_compression
 from tables import Compared, cell, cost_of, device_sizes, micro_batches, print_row, print_sizes
-from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, is_gpt2, mesh_name, plan_of, program_and_stage, search,
+from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, plan_of, program_of, search, stage_of,
                     why, why_first)
-from shapes import SHAPES, Shape
 from steps import METHODS, QUANTISE_BLOCK, is_possible, packets_of, touched_seconds
-from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, total_of
+from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, mesh_name, total_of
 
 
 # ---- --params: bytes of a model of which only the number of parameters is known ----
@@ -39,7 +38,7 @@ def print_params(o):
     for row in json_params(o)["bytes_per_rank"]:
         gbs = [1e-9 * row[STAGE_NAMES[stage]] for stage in STAGES]
         print_row(f"  {row['ranks']}", [f"{gb:.2f}" if gb < 100 else f"{gb:.1f}" for gb in gbs])
-    print_sizes("fits, largest", device_sizes(o))
+    print_sizes(o, "fits, largest")
     for stage, needs in zip(STAGES, (o.params * sum(part) for part in parts)):
         print(f"  {STAGE_NAMES[stage]:<22}" + "".join(
             f"    {'yes' if needs <= room else 'no':<3} {1e-9 * o.params * room / needs:7.3g} B" for _, room in device_sizes(o)))
@@ -63,28 +62,25 @@ def method_rows(o, c):
     return rows
 
 
-# Two words above each column, its width and format, and what is in it, of a row and of ddp's.
+# Two words above each column, its width and format, and what is in it.
 METHOD_COLUMNS = (
-    ("sent", "a step", 11, "B", lambda r, ddp: r["sent_per_step"]),
-    ("of", "ddp's", 8, ".1%", lambda r, ddp: r["sent_per_step"] / ddp["sent_per_step"]),
-    ("", "errors", 11, "B", lambda r, ddp: r["errors"]), ("message", "buffers", 11, "B", lambda r, ddp: r["message_buffers"]),
-    ("compress", "ing", 8, ".2f", lambda r, ddp: 1e3 * r["compressing"]),
-    ("communi-", "cation", 8, ".2f", lambda r, ddp: 1e3 * r["communication"]),
-    ("", "exposed", 8, ".2f", lambda r, ddp: 1e3 * r["exposed"]), ("", "step", 8, ".2f", lambda r, ddp: 1e3 * r["seconds"]),
-    ("step of", "ddp's", 8, ".2f", lambda r, ddp: r["seconds"] / ddp["seconds"]),
-    ("compute /", "commun.)", 9, ".1%", lambda r, ddp: r["efficiency_communication"]),
-    ("(compute+", "exposed)", 9, ".1%", lambda r, ddp: r["efficiency_exposed"]))
+    ("sent", "a step", 11, "B", "sent_per_step"), ("of", "ddp's", 8, ".1%", "sent_per_step_of_ddp"), ("", "errors", 11, "B", "errors"),
+    ("message", "buffers", 11, "B", "message_buffers"), ("compress", "ing", 8, "ms", "compressing"),
+    ("communi-", "cation", 8, "ms", "communication"), ("", "exposed", 8, "ms", "exposed"), ("", "step", 8, "ms", "seconds"),
+    ("step of", "ddp's", 8, ".2f", "seconds_of_ddp"), ("compute /", "commun.)", 9, ".1%", "efficiency_communication"),
+    ("(compute+", "exposed)", 9, ".1%", "efficiency_exposed"))
 
 
 def print_methods(o):
     c = Compared(o)
     plan, rows = c.plan, method_rows(o, c)
     given = f", and summing all gradients {o.communication_ms:.4g} ms" if o.communication_ms > 0 else ""
-    print(f"{plan.config.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
+    print(f"{plan.shape.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
           f" computing takes {1e3 * c.step(plan, DDP).compute:.4g} ms{given}")
     for i, left in enumerate(("", "ms of a step")): print(f"{left:<14}" + "".join(f" {c[i]:>{c[2]}}" for c in METHOD_COLUMNS))
     for method, row in rows.items():
-        cells = [cell(o, of(row, rows["none"]), width, form) for _, _, width, form, of in METHOD_COLUMNS] if row else []
+        if row: row |= {f"{key}_of_ddp": row[key] / rows["none"][key] for key in ("sent_per_step", "seconds")}
+        cells = [cell(o, row[key], width, form) for _, _, width, form, key in METHOD_COLUMNS if row]
         print(f"  {method:<12}" + ("".join(cells) or " gradients have 16 bits already"))
     print_growth(o)
 
@@ -94,13 +90,12 @@ def print_growth(o):
     ranks' gradients in int8 (torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py)."""
     ranks, block = (2, 4, 8, 16, 64, 512), 4 / QUANTISE_BLOCK
     def ring(N): return 2 * (N - 1) / N
-    growth = {"fp32, ring": lambda N: 4 * ring(N), "bf16, ring": lambda N: 2 * ring(N),
-              "int8, parts exchanged": lambda N: (1 + block) * ring(N),
-              "int4, parts exchanged": lambda N: (0.5 + block) * ring(N), "sign, gathered": lambda N: (N - 1) / 8,
-              "top-k, gathered": lambda N: 8 * o.top_k_fraction * (N - 1),
-              "PyTorch's int8 hook, gathered": lambda N: float(N - 1)}
+    def gathered(N): return N - 1
     print("\nsent by each rank, bytes per element     " + "".join(f" {N:7d}" for N in ranks) + " ranks")
-    for name, of in growth.items(): print(f"  {name:<39}" + "".join(f" {of(N):7.3f}" for N in ranks))
+    for name, nbytes, times in (("fp32, ring", 4, ring), ("bf16, ring", 2, ring), ("int8, parts exchanged", 1 + block, ring),
+                                ("int4, parts exchanged", 0.5 + block, ring), ("sign, gathered", 1 / 8, gathered),
+                                ("top-k, gathered", 8 * o.top_k_fraction, gathered), ("PyTorch's int8 hook, gathered", 1, gathered)):
+        print(f"  {name:<39}" + "".join(f" {nbytes * times(N):7.3f}" for N in ranks))
     print("  The hook quantises a bucket with one scale, and every rank gathers the buckets of all. From 4 ranks on it sends as much as\n"
           "  a ring in bf16, from 8 on as much as one in fp32, and with more ranks more than either.")
 
@@ -112,29 +107,11 @@ def json_methods(o):
 
 
 # ---- --recommend ----
-def shape_of(o):
-    """A published shape, or that of a dN, with the numbers that are given in place of its own."""
-    known, named, changed = SHAPES.get(o.model), shape_named(o.model), o.layers or o.heads or o.channels or o.vocab_size
-    require(known or named, f"--recommend knows no --model {o.model}: dN, {', '.join(SHAPES)}")
-    s = known or Shape(o.model, named[0], named[2], named[1], 0, 0, 257, o.seq_len)
-    require(not s.llama or not changed,
-            f"--model {s.name}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
-    s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
-    require(s.C % s.NH == 0, f"{s.C} channels do not divide over {s.NH} heads")
-    if not s.llama: s = s._replace(NKV=s.NH, F=4 * s.C)
-    return s._replace(T=o.seq_len) if "seq-len" in o.given and not is_gpt2(s) else s
-
-
 def asked_of(o):
     require(o.device_gpu, f"--recommend needs a --gpu whose peak is known: {GPU_NAMES}")
-    shape = shape_of(o)
     gpu = o.device_gpu
     if gpu.peak16 == 0: gpu = gpu._replace(memory=gpu.memory / o.ranks, per_node=o.ranks, nics=1) # ranks share this machine
-    T = o.seq_len if "seq-len" in o.given else shape.T
-    tokens = o.total_batch_size or max(524288, o.ranks * T)
-    require(T <= shape.T, f"--seq-len {T} is longer than the {shape.T} positions of {shape.name}")
-    require(tokens % T == 0, f"--total-batch-size {tokens} is no multiple of --seq-len {T}")
-    return Asked(shape, gpu, o.ranks, tokens // T, T, 1e9 * o.reserve)
+    return Asked(shape_of(o), gpu, o.ranks, o.total_batch_size // o.seq_len, o.seq_len, 1e9 * o.reserve)
 
 
 def print_recommendation(o):
@@ -151,7 +128,7 @@ def print_recommendation(o):
               "  most of the step")
         for i, r in enumerate(results[:min(fits, 5)], 1):
             p, t, bound = r.plan, r.time, bound_of(r.time)
-            print(f"{i:2d}  {mesh_name(p):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d}"
+            print(f"{i:2d}  {mesh_name(plan_of(p)):<20} {p.zero:5d} {p.chunks:7d} {p.micro:6d}"
                   f" {'inputs' if p.kept == INPUTS else 'all':<10} {1e-9 * r.bytes.total:8.1f} {1e3 * t.seconds:9.1f}"
                   f" {100 * t.mfu:6.1f}%  {PARTS[bound]} {100 * getattr(t, bound) / t.seconds:.0f} %")
         print(f"\n{why_first(results, fits)}")
@@ -165,7 +142,7 @@ def print_recommendation(o):
         print(f"\n    {command_of(first.plan)}")
     print("\nwhy not")
     for r in results[1 if fits else 0:]:
-        print(f"  {mesh_name(r.plan):<20} zero {r.plan.zero}: {why(r, first)}")
+        print(f"  {mesh_name(plan_of(r.plan)):<20} zero {r.plan.zero}: {why(r, first)}")
 
 
 def print_bytes(o, first):
@@ -175,7 +152,7 @@ def print_bytes(o, first):
         print("bytes are estimated (mesh.py): no program of this course has such a model")
         return
     kinds = [(kind, n) for kind, n in exact_bytes_of(p).memory.items() if n > 0]
-    print(f"bytes are train_gpt2_{program_and_stage(p)[0]}'s own, of the rank that needs most: "
+    print(f"bytes are train_gpt2_{program_of(p)}'s own, of the rank that needs most: "
           + ", ".join(f"{kind} {n if o.exact else format_bytes(n)}" for kind, n in kinds)
           + "; not counted: the rest of the layers' workspace")
 
@@ -187,15 +164,16 @@ def print_compression(first):
     if p.dp == 1: return
     print(f"compressed gradients: dp's communication is exposed for {exposed:.1f} of {ms:.1f} ms", end="")
     if exposed < 0.01 * ms: print(", so there is nothing to gain")
-    elif program_and_stage(p)[0] != "ddp" or p.shape.llama:
+    elif stage_of(p) != DDP or p.shape.llama:
         print(f"; int8 would be {100 * share:.0f} % of the bytes, but no program here compresses them on such a mesh")
     else:
         plan = plan_of(p)
         int8 = plan._replace(method="int8", memory_bandwidth=p.gpu.bandwidth)
         more = total_of(int8, DDP) - total_of(plan, DDP)
         touched = sum(part for u in packets_of(int8) for part in (u.packing, u.unpacking))
+        step = ms - exposed * (1 - share) + 1e3 * touched_seconds(int8, touched)
         print(f"; with train_gpt2_compress --compress int8, which sends {100 * share:.0f} % of the bytes and takes"
-              f" {format_bytes(more)} more, a step would have about {ms - exposed * (1 - share) + 1e3 * touched_seconds(int8, touched):.1f} ms")
+              f" {format_bytes(more)} more, a step would have about {step:.1f} ms")
 
 
 def json_result(r, first):

@@ -6,16 +6,12 @@ Memory    is what the vendor's tool reports of the whole device (nvidia-smi, roc
 Links     are bandwidths of one direction: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X has 7 of 64 GB/s. Interfaces are
           those of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with consumer GPUs is a guess.
 Nodes     NVIDIA's user guides of the DGX machines (without interfaces for storage). AWS's page of P4 and P5 instances; the 32
-          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess: four consumer
-          GPUs over PCIe 4.0, one interface of 10 Gb/s.
+          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess.
 Sources   NVIDIA's data sheets of A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white
           paper; AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
-Seconds   A message takes alpha + n/bandwidth (Hockney 1994). A ring collective of N ranks has N-1 hops one after the other, and
-          every rank sends (N-1)/N of the data; an all-reduce does both twice (Thakur, Rabenseifner and Gropp 2005):
-              seconds = k (N-1) alpha + k bytes (N-1)/N / busbw        k = 2 for an all-reduce, else 1
-          busbw is defined as in nccl-tests. nodes-1 of the hops are between nodes, and the interfaces limit what crosses there.
-          A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes, as NCCL counts them
-          (src/graph/tuning.cc).
+Seconds   are those of a ring (doc/plan.md). busbw is defined as in nccl-tests. nodes-1 of the hops are between nodes, and the interfaces
+          limit what crosses there. A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes,
+          as NCCL counts them (src/graph/tuning.cc).
 """
 import math, os
 from typing import NamedTuple
@@ -35,26 +31,24 @@ class Gpu(NamedTuple):
     bandwidth: float         # bytes/s of the device's memory
     inside: float            # bytes/s that a GPU sends to others of its node
     nic: float               # bytes/s of an interface
-    per_node: int
-    nics: int
+    nics: int                # of a node
     watts: float             # of the whole device, at most
     generation: int
     nccl_inside: float       # GB/s of `inside` as NCCL counts it; 0: collectives are not NCCL's
     nvlink: bool             # with a switch; else PCIe
     amd: bool                # the node's processors
+    per_node: int = 8
     hop: float = 5e-6        # seconds of a hop where collectives are not NCCL's
 
 
 GPUS = {row[0]: Gpu(*row) for row in (
-    ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 40960 * MIB, 1555e9, 300e9, 25e9, 8, 8, 400, AMPERE, 12 * 20.0, True, True),
-    ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 8, 400, AMPERE, 12 * 20.0, True, True),
-    ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
-    ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 8, 700, HOPPER, 18 * 20.6, True, False),
-    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
-    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 8, 1, 450,
-     AMPERE, 24, False, True),
-    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 8, 750,
-     HOPPER, 0, False, True))}
+    ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 40960 * MIB, 1555e9, 300e9, 25e9, 8, 400, AMPERE, 12 * 20.0, True, True),
+    ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 400, AMPERE, 12 * 20.0, True, True),
+    ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
+    ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
+    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
+    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 1, 450, AMPERE, 24, False, True),
+    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 750, HOPPER, 0, False, True))}
 GPU_NAMES = "|".join([*GPUS, "cpu-here"])
 
 NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one
@@ -66,8 +60,7 @@ NODE_NAMES = ", ".join(NODES)
 
 
 # ---- links ----
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
-COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 
 def passes(collective): return 2 if collective == ALL_REDUCE else 1
@@ -96,25 +89,23 @@ def link_of(alpha, busbw):
 
 
 def open_link(name): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
-def is_number(x): return isinstance(x, (int, float)) and not isinstance(x, bool)
-def dict_of(x): return x if isinstance(x, dict) else {}
+def number_in(root, path, remedy, low, *keys):
+    """Of a file of JSON, at least `low`."""
+    x = root
+    for key in keys: x = x.get(key) if isinstance(x, dict) else None
+    require(isinstance(x, (int, float)) and not isinstance(x, bool) and x >= low,
+            f'{path}: has no number "{".".join(keys)}" from {low:g} on; {remedy}')
+    return x
 
 
 def read_link(path):
     """What dev/comm measured on ranks of one machine. Its alpha is for a whole call, ours for a hop."""
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
-    root = dict_of(read_json(path, remedy, object_pairs_hook=unique_keys))
-    ranks, collectives = root.get("ranks"), dict_of(root.get("collectives"))
-    require(is_number(ranks) and 2 <= ranks <= 1e6, f'{path}: "ranks" must be a number from 2 on; {remedy}')
-    alphas, busbws = {}, {}
-    for name in COLLECTIVES:
-        alpha, busbw = (dict_of(collectives.get(name)).get(key) for key in ("alpha", "busbw"))
-        require(is_number(alpha) and is_number(busbw),
-                f'{path}: has no numbers "alpha" and "busbw" of "{name}" under "collectives"; {remedy}')
-        require(alpha >= 0 and busbw > 0, f'{path}: has "alpha" below 0 or "busbw" not above 0 for "{name}"; {remedy}')
-        alphas[name] = alpha / passes(name) / (ranks - 1)
-        busbws[name] = float(busbw)
-    return Link(alphas, busbws, True)
+    root = read_json(path, remedy, object_pairs_hook=unique_keys)
+    hops = number_in(root, path, remedy, 2, "ranks") - 1
+    alpha, busbw = ({name: number_in(root, path, remedy, low, "collectives", name, key) for name in COLLECTIVES}
+                    for key, low in (("alpha", 0), ("busbw", 1)))
+    return Link({name: x / passes(name) / hops for name, x in alpha.items()}, {name: float(x) for name, x in busbw.items()}, True)
 
 
 # ---- this machine: --gpu cpu-here ----
@@ -122,16 +113,14 @@ def this_machine(path):
     """As the file says, if there is one: peak, bandwidth and link. Without it only the memory is known. Besides a link, which
     --link reads as well, it has two numbers of each rank, measured while as many ranks compute as will train."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, 0, AMPERE, 0, True, True)
+    here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, AMPERE, 0, True, True, per_node=0)
     if not os.access(path, os.R_OK): return here
     remedy = "--here wants the file that dev/bench/here.py wrote"
     root, link = read_json(path, remedy), read_link(path)
 
     def number(key):
         """gflops: of large fp32 products; copy: GB/s of memory, read and written."""
-        x = root.get(key)
-        require(is_number(x) and x > 0, f'{path}: has no number "{key}" above 0; renew it with dev/bench/here.py; {remedy}')
-        return 1e9 * x
+        return 1e9 * number_in(root, path, f"renew it with dev/bench/here.py; {remedy}", 1e-3, key)
     return here._replace(peak32=number("gflops"), bandwidth=number("copy"), inside=link.busbw[ALL_GATHER], nic=link.busbw[ALL_GATHER],
                          hop=link.alpha[ALL_GATHER])
 
@@ -181,12 +170,3 @@ class Network(NamedTuple):
         return passes(collective) * (hops + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
 
     def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.world(N))
-
-    def crosses(self, N, p):
-        """True if some of p neighbours are in different nodes."""
-        return p > 1 and 0 < self.per_node < N and self.per_node % p != 0
-
-    def message(self, nbytes, crosses):
-        """Seconds of a message between two ranks, of which each has an interface."""
-        link = self.between if crosses else self.inside
-        return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER]

@@ -2,18 +2,12 @@
 The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not have, so that
 published figures can be compared, and for the search of a mesh.
 
-Compute   A block's products take FLOPs / (peak x what large products reach of it); all else that it does moves bytes, and
-          takes bytes / (bandwidth x what copies reach of it).
-Tensor    Each half of a block ends with a sum over t ranks (or a reduce-scatter, and begins with a gather, if rows are
-          cut). The backward pass hides each behind one product, dW.
-Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's
-          programs give stages blocks such that they take about equal times (split.h); there the bubble is one micro-batch's
-          time in all stages but the slowest. Messages are divided over t ranks, and are not hidden.
+Compute   A block's products take FLOPs / (peak x what large products reach of it); all else moves bytes, at what copies reach.
+Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's programs have
+          stages that take about equal times (split.h); there the bubble is one micro-batch's time in all stages but the slowest.
 Data      What dp sums is hidden behind the backward pass of the last micro-batch. ZeRO-1 and 2 reduce and gather instead; a
           forward pass hides their gathers. If parameters are sharded, all passes hide what they send. Only the rest is exposed,
           and what the first block or the root must wait for. Megatron's early versions hide nothing.
-Update    28 bytes for each parameter that a rank updates: a gradient and a weight of 2, and a master copy and two moments in
-          fp32, each read and written.
 """
 from collections import namedtuple
 from typing import NamedTuple
@@ -21,7 +15,7 @@ import nccl
 from tool import ceil_div
 from machines import HOPPER, Gpu
 from shapes import Shape
-from questions import padded, split
+from questions import split
 
 # What is kept of a block: everything that its backward pass needs; that without attention's (T,T) matrices, which are computed
 # again; half of the products' inputs (the other half, and all that is not a product, is computed again); only its input.
@@ -136,7 +130,7 @@ class MeshPlan(NamedTuple):
         s, C = self.shape, float(self.shape.C)
         if self.kept == INPUTS: return C / (self.tp if self.rows else 1)
         if self.kept == HALF:
-            return 2 * C / (self.tp if self.rows else 1) + (3 * C + 2 * s.kv_channels() + (2 if s.llama else 1) * s.F) / 2 / self.tp
+            return 2 * C / (self.tp if self.rows else 1) + (3 * C + 2 * s.kv_channels + (2 if s.llama else 1) * s.F) / 2 / self.tp
         return self.needed() if self.kept == ALL else s.block_activations(self.tp, self.rows)
 
     def bytes(self):
@@ -184,7 +178,7 @@ class MeshPlan(NamedTuple):
         s, C, tokens, hides = self.shape, float(self.shape.C), self.tokens, self.program.hides_sums
         total = self.collective(self.tp, 1, not self.rows, self.program.element_bytes * tokens * C)
         gather = total if self.rows else 0
-        qkv = self.multiplied(2 * tokens * C * (C + 2 * s.kv_channels()) / self.tp) if hides else 0
+        qkv = self.multiplied(2 * tokens * C * (C + 2 * s.kv_channels) / self.tp) if hides else 0
         fc = self.multiplied(2 * tokens * C * s.F * (2 if s.llama else 1) / self.tp) if hides else 0
         backward = 2 * gather + max(0, total - qkv) + max(0, total - fc)
         again = 2 * gather + total if self.kept == INPUTS else 0 # the last sum need not be repeated
@@ -220,7 +214,7 @@ class MeshPlan(NamedTuple):
         if not self.program.balances or self.pp == 1:
             slowest = self.blocks * block + head
             return slowest, (self.pp - 1) * slowest
-        *blocks, last = split("auto", self.pp, self.chunks, L, padded(self.shape.V), self.shape.C)["blocks"]
+        *blocks, last = split("auto", self.pp, self.chunks, L, self.shape.Vp, self.shape.C)["blocks"]
         blocks.append(last + head / block)
         slowest = max(block * sum(blocks[r::self.pp]) for r in range(self.pp))
         return slowest, L * block + head - slowest

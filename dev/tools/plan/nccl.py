@@ -21,10 +21,7 @@ MOST_CHANNELS = 32 # of a ring, before any is doubled
 
 class Group(NamedTuple):
     """Of its ranks, per_node are in each node. GB/s are 1e9 bytes per second, and of one direction."""
-    generation: int
-    nvlink: bool             # how the GPUs of a node are connected, with a switch; else over PCIe
-    amd: bool                # the node's processors are AMD's, else Intel's
-    inside: float            # GB/s that a GPU sends inside its node
+    gpu: tuple               # machines.Gpu
     nic: float               # GB/s of a network interface, as far as this group has it alone
     nics: float              # interfaces that the group has in a node
     ranks: int
@@ -40,7 +37,7 @@ def gpu_group(gpu, ranks, per_node, sharing):
     """A group of ranks as NCCL sees it. sharing: groups that use a node's interfaces at the same time."""
     share = gpu.nics / sharing
     nic, nics = 1e-9 * gpu.nic * min(share, 1), float(max(1, min(math.floor(share), per_node)))
-    return Group(gpu.generation, gpu.nvlink, gpu.amd, gpu.nccl_inside, nic, nics, ranks, per_node)
+    return Group(gpu, nic, nics, ranks, per_node)
 
 
 # The speeds that search.cc tries for a channel, fastest first: in one node, between nodes.
@@ -50,7 +47,7 @@ SPEEDS_100 = ((90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18),
               (96, 86, 80, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, .24, .12))
 
 
-def speeds_of(g): return {HOPPER: SPEEDS_90, BLACKWELL: SPEEDS_100}.get(g.generation, SPEEDS)[g.nodes > 1]
+def speeds_of(g): return {HOPPER: SPEEDS_90, BLACKWELL: SPEEDS_100}.get(g.gpu.generation, SPEEDS)[g.nodes > 1]
 
 
 def room(g, speed, link):
@@ -65,14 +62,14 @@ def room(g, speed, link):
 def ring_graph(g):
     channels, speed = 0, 0
     for x in speeds_of(g):
-        n = room(g, x, g.inside)
+        n = room(g, x, g.gpu.nccl_inside)
         if channels > 0 and x <= .49 * speed: break
         if n > 0 and n * x > channels * speed: channels, speed = n, x
     if channels == 0: # slower than all that NCCL tries
-        least = min(g.inside if g.per_node > 1 else math.inf, g.nic * g.nics if g.nodes > 1 else math.inf)
+        least = min(g.gpu.nccl_inside if g.per_node > 1 else math.inf, g.nic * g.nics if g.nodes > 1 else math.inf)
         return Graph(1, least, least)
     # ncclTopoDupChannels: two half as fast, except where the GPU drives a few fast ones as well
-    if speed < 25 or (g.generation >= HOPPER and speed < 50 and channels > 4): return Graph(channels, speed, speed)
+    if speed < 25 or (g.gpu.generation >= HOPPER and speed < 50 and channels > 4): return Graph(channels, speed, speed)
     doubled = min(channels * 2, MOST_CHANNELS)
     speed /= -(-doubled // channels)
     return Graph(doubled, speed, speed)
@@ -82,7 +79,7 @@ def ring_graph(g):
 def tree_graph(g):
     """As many channels as the ring, the fastest of which there is room for so many: they need not come back to where they began.
     Inside a node they may be up to twice as fast, where the link has room."""
-    ring, link = ring_graph(g), g.inside * g.per_node / (g.per_node - 1) if g.per_node > 1 else g.inside
+    ring, link = ring_graph(g), g.gpu.nccl_inside * g.per_node / (g.per_node - 1) if g.per_node > 1 else g.gpu.nccl_inside
     speed = inside = next((x for x in speeds_of(g) if room(g, x, link) >= ring.channels), ring.speed)
     for x in reversed(speeds_of(g) if g.per_node > 1 else ()):
         if x > inside and inside < 2 * speed and x * ring.channels <= link: inside = x
@@ -95,10 +92,10 @@ def nvls_graph(g):
     every GPU once, and of one GPU twice. Between nodes they may be up to twice as fast, where the interfaces are."""
     speeds, one = speeds_of(g), g.nodes == 1
     channels, inside, chosen = 0, 0, 0
-    if not g.nvlink or g.generation < HOPPER or g.per_node < 2: return Graph(0, 0, 0)
+    if not g.gpu.nvlink or g.gpu.generation < HOPPER or g.per_node < 2: return Graph(0, 0, 0)
     for i, x in enumerate(speeds):
         if channels >= g.per_node or (channels > 0 and x <= .49 * inside): break
-        n = int(min(math.floor(g.inside / x + 1e-9) - 1, g.per_node))
+        n = int(min(math.floor(g.gpu.nccl_inside / x + 1e-9) - 1, g.per_node))
         if not one: n = int(min(n, g.nics if x <= g.nic else 0))
         if n < (g.per_node if one else 1) or (n <= channels and n * x <= channels * inside): continue
         channels, inside, chosen = n, x, i
@@ -122,31 +119,31 @@ def nvls_busbw(g, algorithm, all_reduce):
     """GB/s that a rank sends with NVLS or a tree of such nodes."""
     graph, ppn = nvls_graph(g), g.ranks / g.nodes
     if graph.channels < 2: return 0
-    inside = graph.speed_inside * (0, 0, .85, .74)[g.generation] * (graph.channels - 1) / graph.channels
+    inside = graph.speed_inside * (0, 0, .85, .74)[g.gpu.generation] * (graph.channels - 1) / graph.channels
     inside *= 2 if all_reduce else (ppn - 1) / ppn
     bw = min(inside, graph.speed * (2 if g.nodes <= 2 and algorithm == NVLS_TREE else 1))
-    if algorithm == NVLS_TREE: bw = min(bw, NVLS_MOST[g.generation][min(g.nodes, 3) - 1])
+    if algorithm == NVLS_TREE: bw = min(bw, NVLS_MOST[g.gpu.generation][min(g.nodes, 3) - 1])
     return graph.channels * bw
 
 
 def bandwidth(g, algorithm, protocol, all_reduce):
     column, one_each = min(g.nodes, 3) - 1, g.per_node == 1 # of the tables; whether ranks are alone in their nodes
-    ll_most = LL_MOST[g.generation if g.nodes == 1 else g.amd][column]
+    ll_most = LL_MOST[g.gpu.generation if g.nodes == 1 else g.gpu.amd][column]
     steps = (2 if all_reduce else 1) * (g.ranks - 1)
-    if protocol == LL128 and not (g.nvlink or one_each): return 0
+    if protocol == LL128 and not (g.gpu.nvlink or one_each): return 0
     if algorithm == RING:
         graph = ring_graph(g)
         busbw = graph.channels * graph.speed
         if protocol == LL: busbw = min(ll_most, busbw * .5)
-        if protocol == LL128: busbw = min(busbw * .92, graph.channels * RING_LL128_MOST[g.generation])
+        if protocol == LL128: busbw = min(busbw * .92, graph.channels * RING_LL128_MOST[g.gpu.generation])
         return busbw * g.ranks / steps
     tree = tree_graph(g)
     busbw = tree.channels * (tree.speed_inside if g.nodes <= 2 else tree.speed)
     if algorithm == TREE:
-        busbw = min(busbw * .92, tree.channels * TREE_MOST[g.generation][column])
+        busbw = min(busbw * .92, tree.channels * TREE_MOST[g.gpu.generation][column])
         if protocol == LL: busbw = min(busbw / 3.8, ll_most)
         if protocol == LL128: busbw = min(busbw * (7.0 / 9 if g.nodes == 1 else 120.0 / 128),
-                                          tree.channels * TREE_LL128_MOST[g.generation][column])
+                                          tree.channels * TREE_LL128_MOST[g.gpu.generation][column])
         if one_each: busbw *= .85 # a chain, not two trees that share the work
         return busbw * .5 if all_reduce else 0
     if protocol != SIMPLE: return 0
@@ -164,11 +161,11 @@ BASE = ((6.8, 14, 8.4), (6.6, 14, 8.4), (0, 0, 0), (0, 0, 0), (8, 8, 8))
 
 def latency_of(g, algorithm, protocol, all_reduce):
     log, base = g.nodes.bit_length() - 1, BASE[algorithm][protocol]
-    inside = (OVER_NVLINK if g.nvlink else OVER_PCI)[algorithm][protocol]
+    inside = (OVER_NVLINK if g.gpu.nvlink else OVER_PCI)[algorithm][protocol]
     # a rank that is alone in its node waits for all of a hop
     between = OVER_NET[TREE if g.per_node == 1 else algorithm][protocol]
     if algorithm == RING:
-        overhead = 0 if g.nodes == 1 else (2 if g.amd else 1) * (3 if protocol == SIMPLE else 1) # of posting to the network
+        overhead = 0 if g.nodes == 1 else (2 if g.gpu.amd else 1) * (3 if protocol == SIMPLE else 1) # of posting to the network
         return base + (2 if all_reduce else 1) * ((g.ranks - g.nodes) * max(inside, overhead) + (g.nodes - 1) * between)
     if algorithm == TREE: return base + 2 * ((g.ranks // g.nodes - 1) * inside + log * between)
     if algorithm == PAT: return base + log * (between / 3.5) + g.ranks * 2.8
@@ -192,11 +189,11 @@ def seconds_of(g, algorithm, protocol, all_reduce, nbytes):
     """Of one algorithm and protocol; nbytes: of the largest buffer. inf: not allowed."""
     bw, latency = figures(g, algorithm, protocol, all_reduce)
     if bw <= 0: return math.inf
-    if algorithm == TREE or (algorithm == NVLS_TREE and g.generation == BLACKWELL):
+    if algorithm == TREE or (algorithm == NVLS_TREE and g.gpu.generation == BLACKWELL):
         log = -1 if nbytes < 64 else int(nbytes // 64).bit_length() - 1
         if 0 <= log < (23 if algorithm == TREE else 24): bw *= CORRECTION[protocol][log] / 10
     slow_ring = algorithm == RING and protocol == SIMPLE and all_reduce and g.nodes > 1
-    if slow_ring and nbytes / (ring_graph(g).channels * g.ranks) >= 64: latency *= 1.9 if g.generation < AMPERE else 1.4
+    if slow_ring and nbytes / (ring_graph(g).channels * g.ranks) >= 64: latency *= 1.9 if g.gpu.generation < AMPERE else 1.4
     return 1e-6 * latency + 1e-9 * nbytes / bw
 
 

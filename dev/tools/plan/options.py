@@ -4,13 +4,12 @@ import math, re
 from tool import Option, choice, parse_options, real, require, switch, text, whole
 from machines import (ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine)
 from pipelines import parse_emulation
-from shapes import SHAPES
-from questions import FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Config, Plan, answer_of, bytes_of, model_of, padded
+from shapes import SHAPES, Shape, is_gpt2
+from questions import FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Plan, answer_of, bytes_of, model_of
 from steps import METHODS
 from validate import PUBLISHED
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
-PEAK = {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12}     # an H100's, which a rank reaches if nothing is said of its device
 LINK_NAMES = "|".join(LINKS) + "|FILE"
 
 
@@ -98,6 +97,9 @@ def parse():
     o = parse_options("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula", OPTIONS)
     o.emulation = parse_emulation(o.emulate_ms)
     o.compares = o.pipeline_parallel > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
+    if o.recommend: # a step of a usual size, of sequences as long as the model's
+        if "seq-len" not in o.given and o.model in SHAPES: o.seq_len = SHAPES[o.model].T
+        o.total_batch_size = o.total_batch_size or max(524288, o.ranks * o.seq_len)
     take_device(o)
     check(o)
     return o
@@ -139,7 +141,7 @@ def take_gpu(o, gpu):
     if is_here: take(device="cpu")
     if is_measured: take(precision="fp32", mfu=1.0, link=o.here)
     o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
-    take(peak_flops=gpu.peak32 if o.precision == "fp32" else gpu.peak16, memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node,
+    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node,
          nics=gpu.nics, watts=gpu.watts)
     if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
@@ -147,9 +149,12 @@ def take_gpu(o, gpu):
 def room_of(o, N): return o.room / N if o.shares_room else o.room
 
 
+def peak_at(gpu, precision): return gpu.peak32 if precision == "fp32" else gpu.peak16
+
+
 def peak_of(o):
-    """FLOP/s; NaN: not known."""
-    return o.peak_flops if o.peak_flops > 0 else math.nan if o.compute_ms > 0 else PEAK[o.precision]
+    """FLOP/s; NaN: not known. If nothing is said of the device it is an H100."""
+    return o.peak_flops if o.peak_flops > 0 else math.nan if o.compute_ms > 0 else peak_at(GPUS["h100"], o.precision)
 
 
 # ---- checks ----
@@ -188,7 +193,7 @@ def check(o):
             "--compute-ms replaces --peak-flops and --mfu: give either that or these")
     require(o.total_batch_size == 0 or "accumulation" not in o.given,
             f"{total} decides how many micro-batches a step has; leave out --accumulation")
-    require(o.total_batch_size % o.seq_len == 0 or o.recommend, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
+    require(o.total_batch_size % o.seq_len == 0, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
     needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
     # ranks
     if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp and compression")
@@ -219,27 +224,23 @@ def check(o):
 
 
 # ---- the run that they describe ----
-def shape_named(name):
-    """Blocks, heads and channels of gpt2* and dN; None: it is no such name."""
-    if name.startswith("gpt2") and name in SHAPES: return SHAPES[name].L, SHAPES[name].NH, SHAPES[name].C
-    d = int(name[1:]) if re.fullmatch("d[0-9]{1,3}", name) else 0
-    return (d, d, 64 * d) if 1 <= d < MAX_UNITS else None
-
-
-def config_of(o):
-    """GPT-3's names are the options that say the same. Llama's blocks are in no stage."""
-    shape, named, is_gpt2 = SHAPES.get(o.model), shape_named(o.model), o.model.startswith("gpt2")
-    if shape and not named:
-        require(not shape.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no stage of this"
-                " course has: only --recommend plans it")
-        named = shape.L, shape.NH, shape.C
-    require(named, f"--model {o.model} is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to {MAX_UNITS - 1}")
-    L, NH, C = (given or x for given, x in zip((o.layers, o.heads, o.channels), named))
-    require(C % NH == 0, f"--model, --layers, --heads, --channels, --vocab-size: {C} channels do not divide over {NH} heads")
-    max_T, V = 1024 if is_gpt2 else o.seq_len, o.vocab_size or (shape.V if shape else 257)
-    require(o.seq_len <= max_T, f"--seq-len {o.seq_len} is longer than the {max_T} positions of the model; lower it or choose a model"
-            " with more")
-    return Config(max_T, V, padded(V), L, NH, C)
+def shape_of(o):
+    """A published shape or a dN, with the numbers that are given in place of its own."""
+    d = int(o.model[1:]) if re.fullmatch("d[0-9]{1,3}", o.model) else 0
+    require(o.model in SHAPES or 1 <= d < MAX_UNITS,
+            f"--model {o.model} is not known: dN with N from 1 to {MAX_UNITS - 1}, {', '.join(SHAPES)}")
+    s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
+    require(o.recommend or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no stage of this"
+            " course has: only --recommend plans it")
+    require(not s.llama or not (o.layers or o.heads or o.channels or o.vocab_size),
+            f"--model {o.model}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
+    s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
+    require(s.C % s.NH == 0, f"--model, --layers, --heads, --channels, --vocab-size: {s.C} channels do not divide over {s.NH} heads")
+    if not (is_gpt2(s) if o.recommend else o.model.startswith("gpt2")): # --recommend takes a changed gpt2 as a dN
+        s = s._replace(T=o.seq_len)
+    require(o.seq_len <= s.T, f"--seq-len {o.seq_len} is longer than the {s.T} positions of {o.model}; lower it or choose a model with"
+            " more")
+    return s
 
 
 def with_pipe(o, plan, p, schedule):
@@ -261,7 +262,7 @@ def with_compression(o, plan, method):
 
 def plan_of(o):
     """Dies, in the stages' words, if they cannot be run so. These errors come before any table."""
-    plan = Plan(config_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, o.device == "gpu",
+    plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, o.device == "gpu",
                 o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
                 o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered)
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
@@ -274,7 +275,7 @@ def plan_of(o):
 
 def network_of(o, plan):
     if o.communication_ms > 0: # one link that is so fast that `plan` takes so long to sum all gradients, whatever the messages
-        nbytes = float(plan.config.elements() * plan.X) * (plan.N - 1) / plan.N
+        nbytes = float(plan.shape.elements() * plan.X) * (plan.N - 1) / plan.N
         link = link_of(0.0, passes(ALL_REDUCE) * nbytes / (1e-3 * o.communication_ms))
         return Network(link, link, sm_share=o.sm_share)
     gpu, inside, between = o.device_gpu, open_link(o.link), open_link(o.inter_link)

@@ -1,37 +1,34 @@
 """Seconds of a step of train_gpt2_pp, and of train_gpt2_3d, which has copies of p stages of t ranks.
 
-Actions   A stage's F, I and W take what its blocks take. Of a block's backward pass W is the four products that make
-          gradients of matrices, and I the rest, with recomputation also another F. The last stage's I has the head, its
-          forward pass included, because the program computes logits only there. Embedding takes no time. On a mesh they are 1/t of
-          that, and in each block are the sums of tensor parallelism: B, a whole backward pass, hides what dW can hide; I of
-          zb-h1 hides nothing, because its W comes later. With --emulate-ms they last as long as that says.
-Schedule  It is played, so the bubble is that of these stages, also of unequal ones. All messages take as long as on the slowest
-          link between neighbours: in 1f1b that delays every micro-batch. On a mesh messages are as long as a rank's rows: 1/t
-          where rows are cut.
+Actions   A stage's F, I and W take what its blocks take. The last stage's I has the head, its forward pass included, because the
+          program computes logits only there. Embedding takes no time. On a mesh they are 1/t of that, and in each block are the sums
+          of tensor parallelism: B hides what dW can hide; I of zb-h1 hides nothing, because its W comes later.
+Schedule  It is played. All messages take as long as on the slowest link between neighbours.
 After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside
-          what it still has to compute. The root's are first summed over the two stages that have it, when both are done.
-          Then three numbers are summed over the stages: the loss and two norms. With --zero-stage 1 gradients are reduced and, when
-          the update is over, gathered. The next step's first forward passes hide as much of that as they can wait for.
+          what it still has to compute. The root's are first summed over the two stages that have it. Then three numbers are
+          summed over the stages: the loss and two norms. The next step's first forward passes hide the gathers of --zero-stage 1.
 """
 import math
 from typing import NamedTuple
 from tool import require
-from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Group
+from machines import ALL_GATHER, ALL_REDUCE, Group
 from questions import MESH, PP, blocks_of, play, split_of
-from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, update_seconds
+from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, unit_sent, update_seconds
 
 
 # ---- messages ----
-def message_bytes(plan): return float(plan.tokens) * plan.config.C * plan.X
+def message_bytes(plan): return float(plan.tokens) * plan.shape.C * plan.X
 
 
 def crosses(plan, w):
     """True if some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
-    return plan.p > 1 and w.crosses(plan.N, plan.p * plan.t)
+    return plan.p > 1 and 0 < w.per_node < plan.N and w.per_node % (plan.p * plan.t) != 0
 
 
 def message_seconds(plan, w):
-    return w.message(message_bytes(plan) / (plan.t if plan.rows else 1), crosses(plan, w)) if plan.p > 1 else 0
+    """Between two ranks, of which each has an interface."""
+    link, nbytes = w.between if crosses(plan, w) else w.inside, message_bytes(plan) / (plan.t if plan.rows else 1)
+    return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER] if plan.p > 1 else 0
 
 
 def tied_group(plan, w):
@@ -41,13 +38,6 @@ def tied_group(plan, w):
 
 
 # ---- sums over replicas of the model, and gathers ----
-def unit_sent(plan, w, unit):
-    """Seconds of what is sent of a unit over the copies before the update, and after it."""
-    dp, nbytes = w.apart(plan.N, plan.t * plan.p), float(plan.config.unit(unit, plan.t)) * plan.X
-    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
-    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
-
-
 def gather_delay(plan, y, block, root):
     """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
     seconds of a gather."""
@@ -89,7 +79,7 @@ class Sums(NamedTuple):
 def end_of(plan, w, y, m):
     """When all ranks have what the update needs, and the communication of the rank that communicates longest."""
     ends, number = (0, plan.p - 1), w.seconds(ALL_REDUCE, 8.0, m.pp)
-    root = w.seconds(ALL_REDUCE, float(plan.config.unit(0, plan.t)) * plan.X, m.tied)
+    root = w.seconds(ALL_REDUCE, float(plan.shape.unit(0, plan.t)) * plan.X, m.tied)
     end = communication = 0.0
     for r in range(plan.p):
         messages = plan.accumulation * (2 * plan.v - (r == 0) - (r == plan.p - 1)) if plan.p > 1 else 0
@@ -122,7 +112,7 @@ def played_step(plan, stage, w, times, sums, compute=None):
 # ---- train_gpt2_pp ----
 def weight_seconds(plan, s):
     """Of W in a block: 2 FLOPs for each weight of its matrices and token."""
-    return s.block_forward * 24.0 * plan.config.C * plan.config.C / (block_flops(plan) / 3)
+    return s.block_forward * 24.0 * plan.shape.C * plan.shape.C / (block_flops(plan) / 3)
 
 
 def action_times(plan, F, I, W, head):
@@ -134,7 +124,7 @@ def action_times(plan, F, I, W, head):
 
 def pipe_times(plan, s):
     W = weight_seconds(plan, s)
-    return tuple(map(tuple, action_times(plan, s.block_forward, s.block_backward - W, W, s.head)))
+    return action_times(plan, s.block_forward, s.block_backward - W, W, s.head)
 
 
 def pipeline_step(plan, w, s):
@@ -155,13 +145,6 @@ def parse_emulation(text):
     return tuple(numbers)
 
 
-def emulated_times(plan, emulation):
-    """As train_gpt2_pp and train_gpt2_3d sleep."""
-    blocks, (*action, head) = split_of(plan), (*emulation, 0.0)[:4]
-    costs = [*blocks[:-1], blocks[-1] + head] if head > 0 else [1 / plan.v] * len(blocks)
-    return tuple(tuple(ms * (1e-3 * cost) for ms in action) for cost in costs)
-
-
 def block_times(plan, m, s):
     """F, I and W of a block of one rank. I + W is B, unless --schedule cuts it."""
     t, forward = Timeline(), s.block_forward / plan.t
@@ -176,19 +159,18 @@ def block_times(plan, m, s):
     return F, I, W + (0 if plan.keep_gathered else 2 * max(0, m.gather - W / 2))
 
 
-def mesh_times(plan, m, s):
+def mesh_step(plan, w, s, emulation):
+    """The same. emulation: how long actions of a rank, or if there is a head of a block, sleep instead, as in train_gpt2_3d."""
+    m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
+    sums = Sums(Group(plan.p, node or plan.p, plan.t), Group(2 if plan.p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
+                unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
+    if emulation:
+        blocks, (*action, head) = split_of(plan), (*emulation, 0.0)[:4]
+        costs = [*blocks[:-1], blocks[-1] + head] if head > 0 else [1 / plan.v] * len(blocks)
+        return played_step(plan, MESH, w, [[ms * (1e-3 * cost) for ms in action] for cost in costs], sums)
     times = action_times(plan, *block_times(plan, m, s), s.head / plan.t + m.stats + m.sum)
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients
     times[-1][0] += m.gather
-    return tuple(map(tuple, times))
-
-
-def mesh_step(plan, w, s, emulation):
-    """The same. emulation: the times of actions instead, if there is one."""
-    m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
-    sums = Sums(Group(plan.p, node or plan.p, plan.t), Group(2 if plan.p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
-                unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
-    if emulation: return played_step(plan, MESH, w, emulated_times(plan, emulation), sums)
-    whole = plan.accumulation * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
-    return played_step(plan, MESH, w, mesh_times(plan, m, s), sums, whole / (plan.t * plan.p))
+    whole = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
+    return played_step(plan, MESH, w, times, sums, whole / (plan.t * plan.p))

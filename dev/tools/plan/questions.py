@@ -1,50 +1,26 @@
 """Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
-ranks of a pipeline do when; and the few formulas of shapes and layouts that the times need.
-
-A run is a Plan. It is asked of the program of its stage, built for the precision, because a program's precision is chosen when it
-is compiled. (fp16 has bf16's size; only train_gpt2_compress keeps more there.) A program is started at its first question and
-answers one line for one line."""
-import bisect, functools, os
+ranks of a pipeline do when; and the few formulas of layouts that the times need. A run is a Plan. It is asked of the program of its
+stage, built for the precision; fp16 has bf16's size, but for train_gpt2_compress.
+"""
+import bisect, functools, math, os
 from typing import NamedTuple
 
 import schedule_play
+from shapes import Shape
 from tool import ask, ceil_div, started
 
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
 # through p ranks; 3D has copies of p stages of t ranks.
 DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH = range(8)
 STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d")
+PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d")
 STAGES = range(5)
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
 MAX_UNITS = 257 # the root and 256 blocks
 
 
-class Config(NamedTuple):
-    max_T: int               # longest sequence
-    V: int                   # tokens; Vp: the same, padded to a multiple of 128
-    Vp: int
-    L: int                   # blocks, heads, channels
-    NH: int
-    C: int
-
-    def unit(self, u, t=1):
-        """Elements of the root (0) or a block that one of t ranks has."""
-        C = self.C
-        return self.Vp * C // t + (self.max_T + 2) * C if u == 0 else 12 * C * C // t + 7 * C // t + 6 * C
-
-    def elements(self): return self.unit(0) + self.L * self.unit(1)
-    def parameters(self): return self.elements() - (self.Vp - self.V) * self.C
-
-    def flops_per_token(self, T):
-        """6 per parameter for forward and backward, and attention's two (T,T) products, whose causal half is 6 L C T."""
-        return 6.0 * self.parameters() + 6.0 * self.L * self.C * T
-
-
-def padded(V): return ceil_div(V, 128) * 128
-
-
 class Plan(NamedTuple):
-    config: Config
+    shape: Shape
     B: int                   # a rank's micro-batch, or in tp that of the t ranks that share a replica of the model
     T: int
     N: int                   # ranks
@@ -81,10 +57,14 @@ class Plan(NamedTuple):
 
 
 # ---- questions to the stages ----
+def mesh_name(plan): return f"dp={plan.N // (plan.t * plan.p)},tp={plan.t},pp={plan.p}"
+
+
 def options_of(plan, stage):
     """What the stage's program is told besides the model and the batch."""
     rows = " --sequence-parallel" * plan.rows + " --keep-gathered" * plan.keep_gathered
-    pipe = f"--schedule {plan.schedule} --chunks {plan.v} --split {plan.split}"
+    pipe = f" --schedule {plan.schedule}" * (plan.p > 1 or plan.schedule != "1f1b")
+    pipe += f" --chunks {plan.v}" * (plan.v > 1 or plan.schedule == "interleaved") + f" --split {plan.split}" * (plan.split != "auto")
     if stage == DDP and plan.method != "none":
         feedback = "" if plan.feedback is None else " --error-feedback" if plan.feedback else " --no-error-feedback"
         own = {"top-k": f" --top-k-fraction {plan.fraction!r}", "powersgd": f" --rank {plan.low_rank}"}.get(plan.method, "")
@@ -94,8 +74,8 @@ def options_of(plan, stage):
         return (f"--wrap-blocks {plan.wrap_blocks} --sharding {plan.sharding} --shard-group {plan.shard_group} --reduce-dtype"
                 f" {plan.reduce_dtype} --limit-all-gathers {plan.rooms}" + " --cpu-offload" * plan.offload
                 + " --prefetch none --no-forward-prefetch" * (plan.rooms == 1))
-    return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p} {pipe}",
-            MESH: f"--mesh tp={plan.t},pp={plan.p} --zero-stage {plan.zero_stage}{rows} {pipe}"}.get(stage, "")
+    return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
+            MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}.get(stage, "")
 
 
 def copy_ranks(plan, stage):
@@ -105,9 +85,9 @@ def copy_ranks(plan, stage):
 
 def model_of(plan):
     """The first words of a question. gpt2 brings its positions with it."""
-    c = plan.config
+    c = plan.shape
     return (f"--predict {plan.N} --predict-device {'gpu' if plan.gpu else 'cpu'} --model"
-            f" {f'd{c.L}' if c.max_T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
+            f" {f'd{c.L}' if c.T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
             f" --seq-len {plan.T} --batch-size {plan.B}")
 
 
@@ -129,9 +109,8 @@ def ask_stage(name, precision, line):
 
 def answer_of(plan, stage, words=None):
     compressed = stage == DDP and plan.method != "none"
-    name = "compress" if compressed else "zero" if stage in (ZERO1, ZERO2, ZERO3) else STAGE_NAMES[stage]
     precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask_stage(name, precision, words or question(plan, stage))
+    return ask_stage("compress" if compressed else PROGRAMS[stage], precision, words or question(plan, stage))
 
 
 # ---- answers ----
@@ -142,26 +121,20 @@ class Bytes(NamedTuple):
     along: dict              # 3d: parts of it, by axis
 
 
-@functools.lru_cache(None)
 def all_ranks(plan, stage):
     """Of a rank of each stage of the pipeline."""
     return [Bytes(rank["bytes"], sum(rank["bytes"].values()) - rank["bytes"].get("state on the host", 0), rank["sent"],
                   rank.get("sent_along", {})) for rank in answer_of(plan, stage)["ranks"]]
 
 
-def asked(plan):
-    """The same, without what its bytes do not depend on, so that a question is asked once."""
-    return plan._replace(memory_bandwidth=0, rank=-1, host_link=0, host_bandwidth=0)
-
-
 def extreme_rank(plan, stage, most=True):
     """The rank of a pipeline that keeps most, or that keeps least; of equal ones the first."""
-    totals = [b.total for b in all_ranks(asked(plan), stage)]
+    totals = [b.total for b in all_ranks(plan, stage)]
     return totals.index((max if most else min)(totals))
 
 
 def bytes_of(plan, stage):
-    ranks = all_ranks(asked(plan), stage)
+    ranks = all_ranks(plan, stage)
     return ranks[0] if len(ranks) == 1 else ranks[extreme_rank(plan, stage) if plan.rank < 0 else plan.rank]
 
 
@@ -183,7 +156,10 @@ def sent_by_kind(plan):
     sent = bytes_of(own, PP).sent
     messages = bytes_of(own._replace(accumulation=2 * plan.accumulation), PP).sent - sent
     copies, numbers = sent - bytes_of(own._replace(N=plan.p), PP).sent, 2 * (plan.p - 1) / plan.p * 3 * 8
-    return messages, sent - messages - copies - numbers, copies, numbers
+    return {"messages": messages, "root": sent - messages - copies - numbers, "to other replicas": copies, "loss and norms": numbers}
+
+
+def sent_along(plan): return {f"along {axis}": math.floor(bytes_of(plan, MESH).along[axis] + 0.5) for axis in ("tp", "pp", "dp")}
 
 
 # ---- how units are sharded ----
@@ -200,7 +176,7 @@ def shards_of(plan, stage):
 
 def groups_of(plan, stage):
     """What is gathered and reduced at a time: (blocks, elements) of each group. The root's is the first."""
-    c, wrap = plan.config, plan.wrap_blocks if stage == FSDP else 1
+    c, wrap = plan.shape, plan.wrap_blocks if stage == FSDP else 1
     if wrap == 0: return [(c.L, c.elements())]
     blocks = [wrap] * (c.L // wrap) + [c.L % wrap] * (c.L % wrap > 0)
     return [(0, c.unit(0)), *((n, n * c.unit(1)) for n in blocks)]
@@ -209,19 +185,19 @@ def groups_of(plan, stage):
 # ---- what can be ----
 def tensor_divides(plan):
     """Whether t ranks can share a replica of the model; if not, the program refuses, and says why."""
-    divides = plan.N % plan.t == 0 and plan.config.NH % plan.t == 0 and plan.config.Vp % plan.t == 0
+    divides = plan.N % plan.t == 0 and plan.shape.NH % plan.t == 0 and plan.shape.Vp % plan.t == 0
     return divides and (not plan.rows or plan.tokens % plan.t == 0)
 
 
 def pipe_divides(plan):
     """The same of p ranks of a pipeline; a split in numbers is another matter."""
     micro = plan.schedule != "interleaved" or plan.accumulation % plan.p == 0
-    return plan.N % plan.p == 0 and plan.p * plan.v <= plan.config.L and micro
+    return plan.N % plan.p == 0 and plan.p * plan.v <= plan.shape.L and micro
 
 
 def of_depth(plan, d):
     """The same with a dN: N blocks and heads, 64N channels."""
-    return plan._replace(config=plan.config._replace(L=d, NH=d, C=64 * d))
+    return plan._replace(shape=plan.shape._replace(L=d, NH=d, C=64 * d))
 
 
 @functools.lru_cache(None)
@@ -246,7 +222,7 @@ def split(text, p, v, L, Vp, C):
     return schedule_play.ask_player(PLAYER, split=text, p=p, v=v, L=L, Vp=Vp, C=C)
 
 
-def plan_split(plan, text=None): return split(text or plan.split, plan.p, plan.v, plan.config.L, plan.config.Vp, plan.config.C)
+def plan_split(plan, text=None): return split(text or plan.split, plan.p, plan.v, plan.shape.L, plan.shape.Vp, plan.shape.C)
 def split_of(plan): return plan_split(plan)["blocks"]
 def blocks_of(plan, rank): return sum(split_of(plan)[rank::plan.p])
 
@@ -260,7 +236,7 @@ def play_pipeline(l, times, message):
 def play(plan, times, message):
     """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
     balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
-    return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), times, message)
+    return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), tuple(map(tuple, times)), message)
 
 
 def slots(plan, rank):

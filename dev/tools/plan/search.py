@@ -1,64 +1,49 @@
 """Searches a mesh: every way to divide ranks into data, tensor and pipeline parallelism, with what ZeRO shards, what is recomputed,
 and the size of a micro-batch; and says why the first wins and why each other loses.
 
-Space     tp: 1, 2, 4 ... twice a node's GPUs. pp: all divisors of the remaining ranks up to the number of blocks. dp: the
-          rest. zero: 0 to 3 without a pipeline, else 0 and 1, because stages 2 and 3 would reduce or gather in every
-          micro-batch; of GPT's also 0 and 1 with tp > 1, as train_gpt2_3d has it. Rows are cut whenever tp > 1.
-Pruned    is what does not divide, then what does not fit; the rest is timed. Bytes are those of the program that would run it, if
-          there is one; those of Llama's models stay the mesh model's estimate.
-Ordered   by seconds; of those within half a percent of the fastest the one with less machinery is first.
+Space     tp: 1, 2, 4 ... twice a node's GPUs, and rows are cut. pp: all divisors of the remaining ranks up to the number of blocks.
+          zero: 0 to 3 without a pipeline, else 0 and 1, because stages 2 and 3 would reduce or gather in every micro-batch; of
+          GPT's also 0 and 1 with tp > 1, as train_gpt2_3d has it.
+Pruned    is what does not divide, then what does not fit. Bytes are those of the program that would run it, if there is one.
 """
 import itertools, math
 from collections import namedtuple
 from typing import NamedTuple
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
-from shapes import SHAPES
-from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, ZERO1, ZERO2, Config, Plan, bytes_of, padded
+from shapes import is_gpt2
+from questions import DDP, FSDP, MAX_UNITS, MESH, PP, TP, PROGRAMS, ZERO1, ZERO2, Plan, bytes_of, options_of
 
 
 # ---- the program of this course that runs a way ----
-def program_and_stage(p):
-    """The simplest that can."""
-    if p.ranks == 1: return "single", DDP
-    if p.tp > 1 or p.pp > 1:
-        if p.zero > 0 or (p.tp > 1 and p.pp > 1): return "3d", MESH
-        return ("tp", TP) if p.tp > 1 else ("pp", PP)
-    return (("ddp", DDP), ("zero", ZERO1), ("zero", ZERO2), ("fsdp", FSDP))[p.zero]
+def stage_of(p):
+    """Of the simplest program that can."""
+    if p.tp > 1 and p.pp > 1 or p.zero > 0 and p.tp * p.pp > 1: return MESH
+    return TP if p.tp > 1 else PP if p.pp > 1 else (DDP, ZERO1, ZERO2, FSDP)[p.zero]
 
 
-def is_gpt2(s):
-    """gpt2, ... bring 1024 positions with them; other shapes have as many as a sequence has tokens."""
-    known = SHAPES.get(s.name)
-    return known is not None and (known.L, known.C, known.NH, known.V) == (s.L, s.C, s.NH, s.V) and s.name.startswith("gpt2")
+def program_of(p): return "single" if p.ranks == 1 else PROGRAMS[stage_of(p)]
 
 
 def plan_of(p):
     """As the program plans it with the options of command_of and its defaults."""
-    s = p.shape
-    config = Config(1024 if is_gpt2(s) else p.T, s.V, padded(s.V), s.L, s.NH, s.C)
-    return Plan(config, p.micro, p.T, p.ranks, "bf16" if p.program.element_bytes == 2 else "fp32", p.micro_batches, p.kept == INPUTS,
+    s, precision = p.shape, "bf16" if p.program.element_bytes == 2 else "fp32"
+    return Plan(s if is_gpt2(s) else s._replace(T=p.T), p.micro, p.T, p.ranks, precision, p.micro_batches, p.kept == INPUTS,
                 p.gpu.peak16 > 0, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
                 zero_stage=p.zero)
 
 
-def exact_bytes_of(p): return bytes_of(plan_of(p), program_and_stage(p)[1])
+def exact_bytes_of(p): return bytes_of(plan_of(p), stage_of(p))
 
 
 def command_of(p):
     """The program with its options."""
-    s, (program, _) = p.shape, program_and_stage(p)
+    s, program, stage = p.shape, program_of(p), stage_of(p)
     if s.llama: return "(no program of this course has grouped queries, gated MLPs and an untied head)"
     model = s.name if is_gpt2(s) else f"d{s.L} --channels {s.C} --heads {s.NH} --vocab-size {s.V}"
-    how = {"3d": f" --mesh {mesh_name(p)} --zero-stage {p.zero}", "tp": f" --tensor-parallel {p.tp}",
-           "pp": f" --pipeline-parallel {p.pp}", "zero": f" --zero-stage {p.zero}"}.get(program, "")
-    how += " --sequence-parallel" * p.rows
-    how += f" --schedule interleaved --chunks {p.chunks}" if p.chunks > 1 else " --schedule 1f1b" if p.pp > 1 else ""
+    how = options_of(plan_of(p), stage) + " " if stage not in (DDP, FSDP) else ""
     start = f"mpirun -np {p.ranks} " if program != "single" else ""
-    return (f"{start}./train_gpt2_{program} --model {model} --seq-len {p.T}{how} --batch-size {p.micro}"
+    return (f"{start}./train_gpt2_{program} --model {model} --seq-len {p.T} {how}--batch-size {p.micro}"
             f" --total-batch-size {p.batch * p.T} --recompute {'block' if p.kept == INPUTS else 'none'}")
-
-
-def mesh_name(p): return f"dp={p.dp},tp={p.tp},pp={p.pp}"
 
 
 # ---- search ----
@@ -106,7 +91,7 @@ def in_order(fits):
 def try_way(asked, p):
     """With the bytes of this course's program, if there is one."""
     error, ours = p.error(), not asked.shape.llama
-    if ours and padded(p.shape.V) % p.tp != 0: error = error or "the vocabulary does not divide"
+    if ours and p.shape.Vp % p.tp != 0: error = error or "the vocabulary does not divide"
     if ours and p.shape.L >= MAX_UNITS: error = error or "there are more blocks than this course's programs have"
     if error: return Result(p, error=error)
     used = p.bytes()

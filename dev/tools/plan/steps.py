@@ -1,23 +1,17 @@
-"""Seconds of a step of the stages that have no pipeline.
+"""Seconds of a step of the stages that have no pipeline (doc/plan.md).
 
-Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. A unit is
-          computed once it has been gathered (micro_batch); time that compute waits is exposed. Where fsdp gathers groups of
-          blocks, "unit" means such a group. A third queue has what a communicator of its own sends: with tensor parallelism
-          activations, where a sum is exposed except what one product, dW, hides in the backward pass; with fsdp's replicas
-          the sums of shards. The queues do not slow each other down, except as --sm-share says.
-Offload   moves a group's shard over the link to the host before its gather and after its reduction.
-Compute   is FLOPs / (peak x MFU), or measured, and the same for every N, because each rank has its own batch. t ranks that
-          share one take 1/t of it. That smaller products reach less of the peak is ignored.
-Compress  as train_gpt2_compress does, with its bytes. A method with a packet for each tensor pays a latency for each. Packing
-          comes before a message, beside backward, and unpacking after backward. Their bytes, kernel by kernel
-          (llmc/device/compress_api.h), are divided by --memory-bandwidth; Gram-Schmidt and the sums of scales are not counted.
+Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
+          waits is exposed. Where fsdp gathers groups of blocks, "unit" means such a group. A third queue has what a communicator
+          of its own sends: activations of tensor parallelism, or the sums of shards over fsdp's replicas.
+Compute   is FLOPs / (peak x MFU), or measured. t ranks that share a replica take 1/t of it.
+Compress  is by train_gpt2_compress's bytes. Packing comes before a message, beside backward, and unpacking after backward. The bytes that
+          they read and write (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
 from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import (DDP, FSDP, MESH, PP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, asked, bytes_of, groups_of, shard_of,
-                       shards_of)
+from questions import DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, groups_of, shard_of, shards_of
 
 
 # ---- compute ----
@@ -26,18 +20,18 @@ UnitSeconds = namedtuple("UnitSeconds", "block_forward block_backward head") # i
 
 def block_flops(plan):
     """Of a token: a third forward and two thirds backward; recomputation does the forward third again."""
-    return 6.0 * plan.config.unit(1) + 6.0 * plan.config.C * plan.T
+    return 6.0 * plan.shape.unit(1) + 6.0 * plan.shape.C * plan.T
 
 
 def flops_done(plan):
     """Of a token, including recomputed ones, which flops_per_token and so MFU leave out."""
-    return plan.config.flops_per_token(plan.T) + (plan.config.L * block_flops(plan) / 3 if plan.recompute else 0)
+    return plan.shape.flops_per_token(plan.T) + (plan.shape.L * block_flops(plan) / 3 if plan.recompute else 0)
 
 
 def unit_seconds(plan, micro_batch_seconds):
     block, per_flop = block_flops(plan), micro_batch_seconds / flops_done(plan)
     return UnitSeconds(per_flop * block / 3, per_flop * block * (3 if plan.recompute else 2) / 3,
-                       per_flop * (plan.config.flops_per_token(plan.T) - plan.config.L * block))
+                       per_flop * (plan.shape.flops_per_token(plan.T) - plan.shape.L * block))
 
 
 class Timeline:
@@ -125,24 +119,18 @@ def touched(plan, n, row):
     return n * (X + F + fed / 2) + 2 * n * F, n * (F + X + fed / 2) # powersgd: two products read x, and the last kernel as well
 
 
-def add_bucket(u, plan, n, sent, received):
-    """sent, received: bytes of its packet's buffers; 0: it is sent whole, by onebit-adam in fp32."""
-    method = plan.method
-    if sent == 0: return u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
-    packing, unpacking = touched(plan, float(n), float(sent))
-    u.packing += packing
-    u.unpacking += unpacking
-    exchanged = method in ("int8", "int4", "onebit-adam")
-    if exchanged: u.add(REDUCE_SCATTER, sent)
-    if exchanged or method in ("top-k", "sign"): u.add(ALL_GATHER, sent)
-    else: u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
-
-
 def packets_of(plan):
-    """Of the root, and of all blocks."""
-    root, blocks, end = Packets(), Packets(), plan.config.unit(0)
-    for begin, n, sent, received in answer_of(plan, DDP)["more"]:
-        add_bucket(root if begin < end else blocks, plan, n, sent, received)
+    """Of the root, and of all blocks. A bucket without a packet is sent whole, by onebit-adam in fp32."""
+    root, blocks, method = Packets(), Packets(), plan.method
+    exchanged = method in ("int8", "int4", "onebit-adam")
+    for begin, n, sent, received in answer_of(plan, DDP)["more"]: # bytes of its packet's buffers
+        u, (packing, unpacking) = root if begin < plan.shape.unit(0) else blocks, touched(plan, float(n), float(sent)) if sent else (0, 0)
+        u.packing += packing
+        u.unpacking += unpacking
+        if exchanged and sent: u.add(REDUCE_SCATTER, sent)
+        if sent == 0: u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
+        elif exchanged or method in ("top-k", "sign"): u.add(ALL_GATHER, sent)
+        else: u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
     return root, blocks
 
 
@@ -153,7 +141,7 @@ def compressed_messages(plan, w, groups):
     """Seconds of each group's reduction, of its packing, and of unpacking. All blocks are alike, though the first bucket is
     smaller."""
     root, blocks = packets_of(plan)
-    each, L = blocks.seconds(w, plan.N), plan.config.L
+    each, L = blocks.seconds(w, plan.N), plan.shape.L
     reduce = [root.seconds(w, plan.N)] + [each / L] * (groups - 1)
     packing = [touched_seconds(plan, root.packing)] + [touched_seconds(plan, blocks.packing / L)] * (groups - 1)
     return reduce, packing, touched_seconds(plan, root.unpacking + blocks.unpacking)
@@ -172,26 +160,19 @@ class Messages(NamedTuple):
     late: bool = False       # nothing is reduced before backward is over
 
 
-def fsdp_group(plan, w, shard):
-    """The seconds in which fsdp gathers and reduces a group, and sums it over replicas, by its shard's size. Offloaded shards pass
-    the link to the host first or last; of their replicas' sums both ways."""
-    S, X, gradient = shards_of(plan, FSDP), plan.X, 4 if plan.reduce_dtype == "fp32" else plan.X
-    ranks, replicas = w.neighbours(plan.N, S), w.apart(plan.N, S)
-    host = shard / plan.host_link if plan.offload and plan.host_link > 0 else 0 # for each byte of an element
-    home = S == 1 and X == 4 and not plan.offload
+def group_messages(plan, stage, w, elements):
+    """The seconds in which a group is gathered and reduced, and summed over replicas, by its shard's size. Shards that fsdp offloads
+    pass the link to the host first or last; of their replicas' sums both ways."""
+    X, S = plan.X, shards_of(plan, stage)
+    if stage == DDP: return 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N), 0
+    shard, ranks = float(shard_of(elements, S)), w.neighbours(plan.N, S)
+    gradient, offloaded = 4 if stage == FSDP and plan.reduce_dtype == "fp32" else X, stage == FSDP and plan.offload
+    host = shard / plan.host_link if offloaded and plan.host_link > 0 else 0 # for each byte of an element
+    home = S == 1 and X == 4 and not offloaded
     gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host
     reduce = w.seconds(REDUCE_SCATTER, S * shard * gradient, ranks) + gradient * host
-    replicate = w.seconds(ALL_REDUCE, shard * gradient, replicas)
+    replicate = w.seconds(ALL_REDUCE, shard * gradient, w.apart(plan.N, S))
     return gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0
-
-
-def group_messages(plan, stage, w, elements):
-    shard = shard_of(elements, shards_of(plan, stage))
-    if stage == FSDP: return fsdp_group(plan, w, float(shard))
-    padded = plan.N * float(shard) * plan.X
-    gather = w.world_seconds(ALL_GATHER, padded, plan.N)
-    if stage == DDP: return gather, w.world_seconds(ALL_REDUCE, float(elements) * plan.X, plan.N), 0
-    return gather, w.world_seconds(REDUCE_SCATTER, padded, plan.N), 0
 
 
 def messages_of(plan, stage, w):
@@ -250,23 +231,20 @@ class TensorMessages(NamedTuple):
     gather: float            # of its rows, where they are cut; else 0
     stats: float             # what the losses of a micro-batch need
     layernorms: float        # gradients of a layernorm, once a step, where rows are cut; else 0
-    block: float             # all-reduce of a unit's gradients among the copies
-    root: float
     hides: tuple             # the share of a block's forward compute that makes the weight gradient of qkv, of fc
 
 
 def tensor_messages(plan, w):
-    tp, dp = w.neighbours(plan.N, plan.t), w.apart(plan.N, plan.t)
-    C, X, rows = plan.config.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.config.Vp // plan.t)
+    tp = w.neighbours(plan.N, plan.t)
+    C, X, rows = plan.shape.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.shape.Vp // plan.t)
     rows = min(max(rows // 64 * 64, 64), plan.tokens) # of logits that a rank computes at a time (llmc/device/layers_api.h)
     activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, rows)
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
-    block, root = (w.seconds(ALL_REDUCE, float(plan.config.unit(u, plan.t)) * X, dp) for u in (1, 0))
     return TensorMessages(
         w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp), w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0,
         chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp),
         w.seconds(ALL_REDUCE, 2.0 * C * X, tp) if plan.rows else 0,
-        block, root, (3.0 * C * C / forward, 4.0 * C * C / forward))
+        (3.0 * C * C / forward, 4.0 * C * C / forward))
 
 
 def tensor_forward(m, seconds, recomputed, t):
@@ -292,20 +270,28 @@ def tensor_backward(plan, m, forward, t):
         t.wait(summed)
 
 
-def tensor_micro_batch(plan, m, s, last, t):
-    """s: of a rank that has 1/t of the compute. Gradients are sent as ddp's are, on a queue of their own."""
+def unit_sent(plan, w, unit):
+    """Seconds of what is sent of a unit over the copies before the update, and after it."""
+    dp, nbytes = w.apart(plan.N, plan.t * plan.p), float(plan.shape.unit(unit, plan.t)) * plan.X
+    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
+    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
+
+
+def tensor_micro_batch(plan, m, s, units, t):
+    """s: of a rank that has 1/t of the compute. units: seconds of the root's and a block's gradients, which in the last micro-batch are
+    sent as ddp's are, on a queue of their own; else none."""
     t.wait_shared(m.sum) # of embeddings
-    for _ in range(plan.config.L): tensor_forward(m, s.block_forward, False, t)
+    for _ in range(plan.shape.L): tensor_forward(m, s.block_forward, False, t)
     t.wait_shared(m.gather)
     t.wait_shared(m.stats)
     t.now += s.head
     t.wait_shared(m.sum)
-    for _ in range(plan.config.L):
+    for _ in range(plan.shape.L):
         if plan.recompute: tensor_forward(m, s.block_forward, True, t)
         tensor_backward(plan, m, s.block_forward, t)
-        if last: t.send(m.block)
+        if units: t.send(units[1])
     t.wait_shared(m.gather)
-    if last: t.send(m.root)
+    if units: t.send(units[0])
 
 
 # ---- a step of N ranks ----
@@ -317,8 +303,7 @@ def update_seconds(plan, stage):
     if stage == FSDP and plan.offload: # the state is as large on the device
         plan, bandwidth = plan._replace(offload=False), plan.host_bandwidth
     if bandwidth == 0: return 0
-    ranks = all_ranks(asked(plan), stage) if stage in (PP, MESH) else [bytes_of(plan, stage)]
-    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in ranks) / bandwidth
+    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, stage)) / bandwidth
 
 
 def step(plan, stage, w, s):
@@ -326,14 +311,15 @@ def step(plan, stage, w, s):
     s = UnitSeconds(*(x / shared for x in s))
     if stage == TP:
         sums = tensor_messages(plan, w)
-        for micro in range(plan.accumulation): tensor_micro_batch(plan, sums, s, micro == plan.accumulation - 1, t)
+        for _ in range(plan.accumulation - 1): tensor_micro_batch(plan, sums, s, None, t)
+        tensor_micro_batch(plan, sums, s, [unit_sent(plan, w, unit)[0] for unit in (0, 1)], t)
         t.wait(t.arrived)
-        for _ in range(2 * plan.config.L + 1): t.send_shared(sums.layernorms)
+        for _ in range(2 * plan.shape.L + 1): t.send_shared(sums.layernorms)
     else:
         m = messages_of(plan, stage, w)
         for micro in range(plan.accumulation): micro_batch(plan, stage, m, s, micro, t)
     t.wait(max(t.arrived, t.shared)) # the update needs all gradients
-    compute = plan.accumulation * (plan.config.L * (s.block_forward + s.block_backward) + s.head)
+    compute = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
     slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
     compressing = m.unpacking + sum(m.packing) if m else 0
     seconds = compute + compressing + t.exposed + slowed + update_seconds(plan, stage)

@@ -1,7 +1,5 @@
 """What build/plan compares: stages, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline;
-their bytes, what fits, and the seconds of a step, as tables to read and as JSON: bytes, seconds, shares of 1. Most tables of
-seconds have a row for each power of two up to 4096 ranks and for the number asked for; those that compare numbers of ranks that
-share a replica, or schedules, are for that number. A row that cannot be timed says why.
+their bytes, what fits, and the seconds of a step, as tables to read and as JSON: bytes, seconds, shares of 1.
 """
 import math
 from typing import NamedTuple
@@ -9,13 +7,14 @@ from tool import format_bytes
 from machines import LINKS
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, with_compression, with_mesh,
                      with_pipe)
-from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
+from pipelines import crosses, mesh_step, message_bytes, message_seconds, pipeline_step
 from questions import (DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, copy_ranks,
-                       extreme_rank, largest_depth, of_depth, own_rank, pipe_divides, plan_split, sent_by_kind, sent_of_all,
-                       slots, tensor_divides, total_of)
+                       extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split, sent_along,
+                       sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
 from steps import flops_done, step, unit_seconds
 
 MOST_RANKS = 6 # of a pipeline in a table
+ONLY_PRINTED = "formula", "of_step", "of_work" # of a pipeline
 
 
 class Way(NamedTuple):
@@ -30,9 +29,12 @@ class Way(NamedTuple):
         return "yes" if self.bytes().total <= room else "recomputed" if self.bytes(True).total <= room else "no"
 
     def largest(self, room):
-        """The configuration of the largest dN, recomputed, that such a device can train; None: there is none."""
-        depth = largest_depth(self.plan._replace(recompute=True, memory_bandwidth=0), self.stage, room)
-        return of_depth(self.plan, depth).config if depth else None
+        """The shape of the largest dN, recomputed, that such a device can train; of no layers: there is none."""
+        return of_depth(self.plan, largest_depth(self.plan._replace(recompute=True, memory_bandwidth=0), self.stage, room)).shape
+
+    def largest_name(self, room):
+        s = self.largest(room)
+        return f"d{s.L}, {1e-9 * s.parameters():.3g} B" if s.L else "none"
 
 
 def divide_batch(plan, stage, tokens):
@@ -86,40 +88,37 @@ class Compared:
         return text + f"; with --recompute block {format_bytes(recomputed)}" if recomputed <= room else text
 
     def row(self, plan, stage, name=None):
-        """As JSON has it, and for a pipeline "formula". NaN: not known."""
+        """As JSON has it, and what only tables have. NaN: not known."""
         o, found = self.o, {"name": name or str(plan.N), "ranks": plan.N}
         plan, why_not = divide_batch(plan, stage, o.total_batch_size)
         why_not = why_not or self.no_room(plan, stage)
         if why_not: return {**found, "why_not": why_not}
         t = self.step(plan, stage)
-        mfu = plan.config.flops_per_token(plan.T) * t.tokens_per_s / plan.N / peak_of(o)
+        mfu = plan.shape.flops_per_token(plan.T) * t.tokens_per_s / plan.N / peak_of(o)
         numbers = {"seconds": t.seconds, "compute": t.compute, "bubble": t.bubble, "tp": t.tensor,
                    "communication": t.communication, "exposed": t.exposed, "efficiency": t.efficiency,
                    "tokens_per_s": t.tokens_per_s, "tokens_per_s_per_rank": t.tokens_per_s / plan.N, "mfu": mfu,
-                   "formula": t.formula}
+                   "formula": t.formula, "of_step": t.bubble / (t.compute + t.bubble), "of_work": t.bubble / t.compute}
         if o.tokens > 0: numbers |= cost_of(o, t.tokens_per_s, plan.N)
         return {**found, "micro_batches": plan.accumulation, **{key: float(x) for key, x in numbers.items()}}
 
-    def on_ranks(self, way, first):
-        """A way on more and more ranks: `first`, the fewest that it can have, times powers of two up to 4096, and the number asked
-        for."""
-        asked = way.plan.N
+    def on_ranks(self, way):
+        """A way on more and more ranks: the fewest that it can have, times powers of two up to 4096, and the number asked for."""
+        is_hybrid, asked = way.stage == FSDP and self.o.sharding == "hybrid", way.plan.N
+        first = self.o.shard_group if is_hybrid else copy_ranks(way.plan, way.stage)
         numbers = {first << k for k in range(13) if first << k <= 4096} | ({asked} if asked % first == 0 else set())
         return way.name, "ranks", way.stage, [self.row(way.plan._replace(N=N), way.stage) for N in sorted(numbers)]
 
     def times(self):
         """Tables: title, what the rows are, stage, rows."""
         o, N, tensor, pipelines = self.o, self.plan.N, self.tensor, self.pipelines
-        tables = [self.on_ranks(w, o.shard_group if w.stage == FSDP and o.sharding == "hybrid" else 1) for w in self.stages]
-        tables += [self.on_ranks(w, copy_ranks(w.plan, MESH)) for w in self.mesh]
-        tables += [self.on_ranks(w, 1) for w in self.compressed[1:]]
-        if len(tensor) == 1 and o.tensor_parallel: tables.append(self.on_ranks(tensor[0], tensor[0].plan.t))
+        tables = [*map(self.on_ranks, (*self.stages, *self.mesh, *self.compressed[1:]))]
+        if o.tensor_parallel: tables += map(self.on_ranks, tensor)
         elif len(tensor) > 1: tables.append((f"tp of {N}", "t", TP, [self.row(w.plan, TP, str(w.plan.t)) for w in tensor]))
-        if not pipelines: return tables
-        p = pipelines[0].plan.p
-        if o.pipeline_parallel and not o.compares: return [*tables, self.on_ranks(pipelines[0], p)]
-        title, rows_are = (f"pp {p} of {N}", "") if o.compares else (f"pp of {N}", "p")
-        return [*tables, (title, rows_are, PP, [self.row(w.plan, PP, w.name) for w in pipelines])]
+        if o.pipeline_parallel and not o.compares: return tables + [*map(self.on_ranks, pipelines)]
+        title, rows_are = (f"pp {o.pipeline_parallel} of {N}", "") if o.compares else (f"pp of {N}", "p")
+        rows = [self.row(w.plan, PP, w.name) for w in pipelines]
+        return [*tables, (title, rows_are, PP, rows)] if rows else tables
 
 
 def cost_of(o, tokens_per_s, gpus):
@@ -140,14 +139,13 @@ def json_bytes(b): return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "t
 
 
 def json_device(w, room):
-    if w.stage == MESH or w.plan.split != "auto": return {"fits": w.fits(room)} # another depth has another split
-    largest = w.largest(room)
-    return {"fits": w.fits(room), "largest_depth": largest.L if largest else 0}
+    is_alone = w.stage == MESH or w.plan.split != "auto" # another depth has another split
+    return {"fits": w.fits(room)} if is_alone else {"fits": w.fits(room), "largest_depth": w.largest(room).L}
 
 
 def json_model(o):
     c, sizes = Compared(o), device_sizes(o)
-    m = c.plan.config
+    m = c.plan.shape
     return {"model": {"name": o.model, "layers": m.L, "heads": m.NH, "channels": m.C, "vocabulary": m.V, "parameters": m.parameters()},
             "step": {"batch_size": c.plan.B, "seq_len": c.plan.T, "accumulation": c.plan.accumulation,
                      "total_batch_size": o.total_batch_size, "precision": o.precision},
@@ -156,7 +154,7 @@ def json_model(o):
                       "sent_per_step": float(w.bytes().sent), "bytes": json_bytes(w.bytes()),
                       "bytes_recomputed": json_bytes(w.bytes(True)),
                       "devices": {name: json_device(w, room) for name, room in sizes}} for w in c.all],
-            "times": [{"table": title, "rows": [{key: x for key, x in row.items() if key != "formula"} for row in rows]}
+            "times": [{"table": title, "rows": [{key: x for key, x in row.items() if key not in ONLY_PRINTED} for row in rows]}
                       for title, _, _, rows in c.times()]}
 
 
@@ -185,41 +183,31 @@ def print_memory(o, ways):
     print_bytes(o, "  sent per step", [sent_of_all(w.plan, w.stage) // w.plan.N for w in ways])
 
 
-def rank_ways(plan, stage):
+def rank_ways(way):
     """The ranks of one pipeline, or if these are too many the one that keeps most and the one that keeps least."""
-    names = {r: "" for r in range(plan.p)}
+    plan, stage, names = way.plan, way.stage, {r: "" for r in range(way.plan.p)}
     if plan.p > MOST_RANKS: names = {extreme_rank(plan, stage): "most: ", extreme_rank(plan, stage, False): "least: "}
     return [Way(stage, plan._replace(rank=r), f"{name}{'stage' if stage == MESH else 'rank'} {r}") for r, name in names.items()]
 
 
-def print_splits(ways):
-    """Each once."""
-    firsts = {}
-    for w in ways: firsts.setdefault(w.plan.p * w.plan.v, w)
-    for w in firsts.values():
-        own, even = plan_split(w.plan), plan_split(w.plan, "even")
+def print_played(o, ways):
+    """Pipelines; or the ranks of one, or of a mesh."""
+    plan, is_mesh = ways[0].plan, ways[0].stage == MESH
+    one = is_mesh or (o.pipeline_parallel > 0 and not o.compares)
+    ranks, step = rank_ways(ways[0]) if one else ways, plan.accumulation
+    what = "pp p: p ranks share a replica of the model, each with some of its blocks"
+    if is_mesh: what = f"mesh {mesh_name(plan)}: replicas of the model, ranks that share its matrices, stages"
+    elif o.total_batch_size: step = f"{o.total_batch_size} tokens"
+    elif not o.accumulation and not o.pipeline_parallel: step = "p"
+    print(f"\n{what}; {plan.B} x {plan.T} tokens per micro-batch, {step} a step")
+    for p in {w.plan.p * w.plan.v: w.plan for w in ways}.values(): # each split once
+        own, even = plan_split(p), plan_split(p, "even")
         print(f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time without a"
               f" bubble; with equal numbers of blocks for {100 * even['efficiency']:.0f} %")
-
-
-def print_slots(ways):
-    """In an interleaved schedule each of one chunk."""
-    print_row("  activations at a time", [slots(w.plan, own_rank(w.plan) if w.stage == PP else w.plan.rank) for w in ways])
-
-
-def print_pipelines(o, ways):
-    plan, one = ways[0].plan, o.pipeline_parallel > 0 and not o.compares
-    ranks = rank_ways(plan, PP) if one else ways
-    step = plan.accumulation if o.accumulation or o.pipeline_parallel else "p"
-    if o.total_batch_size: step = f"{o.total_batch_size} tokens"
-    print(f"\npp p: p ranks share a replica of the model, each with some of its blocks; {plan.B} x {plan.T} tokens per"
-          f" micro-batch, {step} a step")
-    print_splits(ways)
     print_memory(o, ranks)
-    kinds = "messages", "root", "to other replicas", "loss and norms"
-    for name, sent in zip(kinds, zip(*(sent_by_kind(w.plan) for w in ranks))):
-        print_bytes(o, f"    {name}", [math.floor(n + 1e-3) for n in sent])
-    print_slots(ranks)
+    sent = [sent_along(w.plan._replace(recompute=plan.recompute)) if is_mesh else sent_by_kind(w.plan) for w in ranks]
+    for name in sent[0]: print_bytes(o, f"    {name}", [math.floor(kinds[name] + 1e-3) for kinds in sent])
+    print_row("  activations at a time", [slots(w.plan, own_rank(w.plan)) for w in ranks]) # interleaved: each of one chunk
     if one: print_row("  blocks", [blocks_of(w.plan, w.plan.rank) for w in ranks])
     for recompute, name in () if one else ((False, "  on the rank with least"), (True, "    recomputed, on rank")):
         least = [w.extreme(recompute, False) for w in ways]
@@ -228,18 +216,6 @@ def print_pipelines(o, ways):
     v = o.chunks or 2
     if o.compares and len(ways) < 4:
         print(f"interleaved with {v} chunks is left out: it needs a multiple of {plan.p} micro-batches, and {v * plan.p} blocks")
-
-
-def print_mesh(o, ways):
-    plan, ranks = ways[0].plan, rank_ways(ways[0].plan, MESH)
-    print(f"\nmesh dp={plan.N // (plan.t * plan.p)},tp={plan.t},pp={plan.p}: replicas of the model, ranks that share its"
-          f" matrices, stages; {plan.B} x {plan.T} tokens per micro-batch, {plan.accumulation} a step")
-    print_splits(ways)
-    print_memory(o, ranks)
-    for axis in ("tp", "pp", "dp"):
-        print_bytes(o, f"    along {axis}", [math.floor(w.bytes(plan.recompute).along[axis] + 0.5) for w in ranks])
-    print_slots(ranks)
-    print_row("  blocks", [blocks_of(w.plan, w.plan.rank) for w in ranks])
 
 
 def print_sharding(plan):
@@ -262,71 +238,63 @@ def print_compressed(o, ways):
 def print_tensor(o, plan, ways):
     if len(ways) == 1 and o.tensor_parallel == 0:
         if plan.N > 1:
-            print(f"\ntensor parallelism: none of 2, 4 and 8 divides {plan.N} ranks, {plan.config.NH} heads and {plan.config.Vp} tokens")
+            print(f"\ntensor parallelism: none of 2, 4 and 8 divides {plan.N} ranks, {plan.shape.NH} heads and {plan.shape.Vp} tokens")
         return
     how = "" if not plan.rows else "; they cut its rows, and keep what they gather" if plan.keep_gathered else "; they cut its rows"
     print(f"\ntp t: t ranks share a replica of the model, and {plan.B} x {plan.T} tokens per micro-batch{how}", end="")
     print_memory(o, ways)
 
 
-def print_sizes(title, sizes, rows=()):
+def print_sizes(o, title, rows=()):
     """rows: (name, what of each size)"""
-    print()
-    print_row(title, [name for name, _ in sizes])
+    sizes = device_sizes(o)
+    print_row(f"\n{title}".ljust(25), [name for name, _ in sizes])
     for name, of in rows: print_row(f"  {name}", [of(room) for _, room in sizes])
 
 
 def print_what_fits(o, c):
-    def largest(w, room):
-        found = w.largest(room)
-        return f"d{found.L}, {1e-9 * found.parameters():.3g} B" if found else "none"
     ways = [w for w in (*c.stages, *c.tensor, *c.pipelines, *c.mesh) if w.stage != TP or w.plan.t > 1] # tp of one rank is ddp
-    print_sizes("fits", device_sizes(o), [(w.name, w.fits) for w in ways])
-    deep = [(w.name, lambda room, w=w: largest(w, room)) for w in ways if w.stage != PP or o.split == "auto"]
-    if not c.mesh: print_sizes("largest dN, recomputed", device_sizes(o), deep)
+    print_sizes(o, "fits", [(w.name, w.fits) for w in ways])
+    deep = [(w.name, w.largest_name) for w in ways if w.stage != PP or o.split == "auto"]
+    if not c.mesh: print_sizes(o, "largest dN, recomputed", deep)
 
 
 # ---- tables of seconds ----
-def ms(title, width, key): return title, width, ".2f", lambda row: 1e3 * row[key]
-def plain(title, width, form, key): return title, width, form, lambda row: row[key]
-
-
-SPEED = plain("tokens/s", 12, ".0f", "tokens_per_s"), plain("efficiency", 11, ".1%", "efficiency")
 # Of a table of a pipeline, of a mesh and of other stages: title, width and format of each column, and what is in it.
 COLUMNS = {
-    PP: (ms("compute", 9, "compute"), ms("bubble", 9, "bubble"),
-         ("of step", 8, ".1%", lambda row: row["bubble"] / (row["compute"] + row["bubble"])),
-         ("of work", 8, ".1%", lambda row: row["bubble"] / row["compute"]), ms("formula", 9, "formula"),
-         ms("communication", 14, "communication"), ms("exposed", 9, "exposed"), ms("step ms", 9, "seconds"), *SPEED),
-    MESH: (ms("compute ms", 12, "compute"), ms("tp", 10, "tp"), ms("bubble", 10, "bubble"),
-           ms("communication", 14, "communication"), ms("exposed", 10, "exposed"), ms("step ms", 10, "seconds"), *SPEED),
-    None: (ms("compute ms", 12, "compute"), ms("communication", 14, "communication"), ms("exposed", 12, "exposed"),
-           ms("step", 12, "seconds"), plain("tokens/s", 14, ".0f", "tokens_per_s"), SPEED[1])}
-COSTS = (("hours", 9, "hours"), ("GPU-hours", 10, "gpu_hours"), ("kWh", 10, "kwh"), ("price", 12, "price"))
+    PP: (("compute", 9, "ms", "compute"), ("bubble", 9, "ms", "bubble"), ("of step", 8, ".1%", "of_step"),
+         ("of work", 8, ".1%", "of_work"), ("formula", 9, "ms", "formula"), ("communication", 14, "ms", "communication"),
+         ("exposed", 9, "ms", "exposed"), ("step ms", 9, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
+    MESH: (("compute ms", 12, "ms", "compute"), ("tp", 10, "ms", "tp"), ("bubble", 10, "ms", "bubble"),
+           ("communication", 14, "ms", "communication"), ("exposed", 10, "ms", "exposed"), ("step ms", 10, "ms", "seconds"),
+           ("tokens/s", 12, ".0f", "tokens_per_s")),
+    None: (("compute ms", 12, "ms", "compute"), ("communication", 14, "ms", "communication"), ("exposed", 12, "ms", "exposed"),
+           ("step", 12, "ms", "seconds"), ("tokens/s", 14, ".0f", "tokens_per_s"))}
+EVERY = (("efficiency", 11, ".1%", "efficiency"), ("hours", 9, ".4g", "hours"), ("GPU-hours", 10, ".4g", "gpu_hours"),
+         ("kWh", 10, ".4g", "kwh"), ("price", 12, ".4g", "price"))
 
 
 def cell(o, x, width, form):
-    """A number as its column's format says; B: bytes."""
+    """A number as its column's format says; B: bytes, ms: seconds as milliseconds."""
     if math.isnan(x): text = "-"
     elif form == "B": text = str(math.floor(x + 1e-3)) if o.exact else format_bytes(x)
-    else: text = format(x, form)
+    else: text = format(1e3 * x, ".2f") if form == "ms" else format(x, form)
     return f" {text:>{width}}"
 
 
 def print_times(o, title, rows_are, stage, rows):
-    known = {"hours": o.tokens, "gpu_hours": o.tokens, "kwh": o.tokens and o.watts, "price": o.price}
-    costs = (plain(name, width, ".4g", key) for name, width, key in COSTS if known[key] > 0)
-    columns = [*COLUMNS.get(stage, COLUMNS[None]), *costs]
+    known = {"efficiency": 1, "hours": o.tokens, "gpu_hours": o.tokens, "kwh": o.tokens and o.watts, "price": o.price}
+    columns = [*COLUMNS.get(stage, COLUMNS[None]), *(column for column in EVERY if known[column[3]] > 0)]
     left = max(14 - len(title), 6) # of the first column, for what the rows are
     print(f"{title}{rows_are:>{left}}" + "".join(f" {name:>{width}}" for name, width, *_ in columns))
     for row in rows:
-        cells = [f"  {row['why_not']}"] if "why_not" in row else [cell(o, of(row), width, form) for _, width, form, of in columns]
+        cells = [f"  {row['why_not']}"] if "why_not" in row else [cell(o, row[key], width, form) for _, width, form, key in columns]
         print(f"{row['name']:>14}" + "".join(cells))
 
 
 def print_messages(ways, w):
     for name, plan in ((way.name, way.plan) for way in ways if way.plan.p > 1):
-        between = ", between nodes" if w.crosses(plan.N, plan.p) else ""
+        between = ", between nodes" if crosses(plan, w) else ""
         print(f"{name}: {2 * plan.accumulation * (plan.p * plan.v - 1)} messages of {format_bytes(message_bytes(plan))} between"
               f" stages in a step of a copy, each in {1e3 * message_seconds(plan, w):.3f} ms{between}")
 
@@ -335,7 +303,7 @@ def print_assumptions(o, plan, w):
     algorithms = {"ring": "rings", "tree": "trees", "nccl": "NCCL's algorithms"}
     inside, between = (LINKS[name][0] if name in LINKS else name for name in (o.link, o.inter_link))
     compute = f"a micro-batch takes {o.compute_ms:.4g} ms" if o.compute_ms > 0 else f"{1e-12 * peak_of(o):.4g} TFLOP/s x {o.mfu:.3g}"
-    print(f"\ntimes of a step: {1e-9 * plan.config.flops_per_token(plan.T):.4g} GFLOP per token, {compute}"
+    print(f"\ntimes of a step: {1e-9 * plan.shape.flops_per_token(plan.T):.4g} GFLOP per token, {compute}"
           f"{', blocks recomputed' if plan.recompute else ''}")
     text = f"{algorithms[w.algorithm]} over {o.device_gpu.what if o.gpu_links else inside}"
     if o.communication_ms > 0: text = f"summing all gradients whole takes {o.communication_ms:.4g} ms on {plan.N} ranks"
@@ -351,16 +319,16 @@ def print_assumptions(o, plan, w):
 
 def print_model(o):
     c = Compared(o)
-    plan, m, tables = c.plan, c.plan.config, c.times()
-    print(f"model      {m.L} layers, {m.NH} heads, {m.C} channels, vocabulary {m.V}, context {m.max_T}: {m.parameters()} parameters")
+    plan, m, tables = c.plan, c.plan.shape, c.times()
+    print(f"model      {m.L} layers, {m.NH} heads, {m.C} channels, vocabulary {m.V}, context {m.T}: {m.parameters()} parameters")
     print(f"step       {plan.B} x {plan.T} tokens in {micro_batches(plan)} per rank;"
           f" {o.precision}, on a {'GPU' if plan.gpu else 'CPU'}")
     print_sharding(plan)
-    if c.mesh: print_mesh(o, c.mesh)
-    if c.stages: print_memory(o, c.stages)
+    if c.mesh: print_played(o, c.mesh)
+    else: print_memory(o, c.stages)
     if c.compressed: print_compressed(o, c.compressed)
     if c.tensor: print_tensor(o, plan, c.tensor)
-    if c.pipelines: print_pipelines(o, c.pipelines)
+    if c.pipelines: print_played(o, c.pipelines)
     print("not counted: the rest of the layers' workspace, some MB, and what a device needs for itself")
     print_what_fits(o, c)
     print_assumptions(o, plan, c.network)

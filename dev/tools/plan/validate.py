@@ -25,14 +25,14 @@ class Row(namedtuple("Row", "source kind value model gpu dp tp pp cp chunks sp z
     gpus = property(lambda self: self.dp * self.tp * self.pp * self.cp)
 
 
-def rows_of(source, given):
-    """A row for each figure; a list has one for each stage of ZeRO."""
-    shape = {**source.get("shared", {}), **{key: x for key, x in given.items() if key not in BYTES + TIMES}}
-    for kind, x in given.items():
-        if kind not in BYTES + TIMES: continue
-        values = x if isinstance(x, list) else [x]
-        for k, value in enumerate(values):
-            row = Row(source["name"], kind, float(value), **{**shape, "zero": shape.get("zero", 0) + k})
+def rows_of(source, shape, figures):
+    """A row for each figure."""
+    for kind, x in figures.items():
+        for axis in (axis for axis in ("dp", "tp") if isinstance(shape.get(axis), list)):
+            for n, values in zip(shape[axis], x, strict=True): yield from rows_of(source, {**shape, axis: n}, {kind: values})
+            return
+        for zero, value in enumerate(x if isinstance(x, list) else [x], shape.get("zero", 0)):
+            row = Row(source, kind, float(value), **{**shape, "zero": zero})
             numbers = (row.dp, row.tp, row.pp, row.cp, row.chunks, row.zero, row.batch, row.micro, row.T)
             if not all(isinstance(n, int) and n >= 0 for n in numbers) or row.gpus == 0: raise ValueError("numbers")
             if row.kept not in ("", ALL, SELECTED, HALF, INPUTS) or row.bits not in (8, 16): raise ValueError("kept or bits")
@@ -42,10 +42,12 @@ def rows_of(source, given):
 def read_published(path):
     remedy = f"rows are tables of a model, a GPU, ranks and figures, as in {PUBLISHED}"
     text, rows = read_bytes(path, remedy).decode(errors="replace"), []
-    try: sources = tomllib.loads(text).get("sources", [])
+    try: sources = tomllib.loads(text).items()
     except tomllib.TOMLDecodeError as error: die(f"{path}: is not TOML: {error}; {remedy}")
-    for number, (source, given) in enumerate(((s, row) for s in sources for row in s.get("rows", [])), 1):
-        try: found = list(rows_of(source, given))
+    every = ((name, part.get("shared", {}), row) for name, parts in sources for part in parts for row in part.get("rows", []))
+    for number, (name, shared, given) in enumerate(every, 1):
+        figures = {kind: x for kind, x in given.items() if kind in BYTES + TIMES}
+        try: found = list(rows_of(name, {**shared, **{key: x for key, x in given.items() if key not in figures}}, figures))
         except (TypeError, ValueError, KeyError, AttributeError): found = []
         require(found, f"{path}: row {number}, {given}, is none; {remedy}")
         rows += found
