@@ -63,7 +63,7 @@ typedef struct {
     Comm* comm;            // not owned
     uint64_t seed;         // of the first Q, the same on all ranks
     size_t num_elements;   // of the flat gradients
-    int num_buckets, capacity;
+    int num_buckets;
     CompressedBucket* buckets; // (num_buckets), owned
     CompressedBucket* last; // of those that have begun in this step; NULL: none
     bool active;           // this step is compressed
@@ -344,10 +344,7 @@ static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
 
 // Adds a compressed bucket, and returns its number. The caller sets at, n, rows and cols before anything else here is called.
 static inline int compress_add(Compress* c) {
-    if (c->num_buckets == c->capacity) {
-        c->capacity = c->capacity ? 2 * c->capacity : 64;
-        c->buckets = (CompressedBucket*)xrealloc(c->buckets, (size_t)c->capacity * sizeof(CompressedBucket));
-    }
+    c->buckets = (CompressedBucket*)with_room(c->buckets, (size_t)c->num_buckets, sizeof(CompressedBucket));
     memset(&c->buckets[c->num_buckets], 0, sizeof(CompressedBucket));
     return c->num_buckets++;
 }

@@ -68,13 +68,8 @@ static inline json_t* errors_metadata(const Compress* c, float* host) {
         device_to_host(host, c->state + k, n * sizeof(float));
         sum += checksum_elements(host, sizeof(float), n, k);
     }
-    json_t* metadata = json_object();
-    json_object_set_new(metadata, "frozen", json_sprintf("%d", f.frozen));
-    json_object_set_new(metadata, "loss_scale", json_sprintf("%.17g", f.loss_scale));
-    json_object_set_new(metadata, "layout", checkpoint_hex(f.layout));
-    json_object_set_new(metadata, "moments", checkpoint_hex(f.moments));
-    json_object_set_new(metadata, "checksum", checkpoint_hex(sum));
-    return metadata;
+    return json_pack("{so, so, so, so, so}", "frozen", json_sprintf("%d", f.frozen), "loss_scale", json_sprintf("%.17g", f.loss_scale),
+                     "layout", checkpoint_hex(f.layout), "moments", checkpoint_hex(f.moments), "checksum", checkpoint_hex(sum));
 }
 
 // For SaveShare.beside: self is the Compress.

@@ -94,8 +94,7 @@ typedef struct {
     char *final_path, *temporary;        // owned
     SafeTensors files[CHECKPOINT_FILES]; // owned: those that this rank writes into,
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // and what they have room for
-    uint64_t checksum[CHECKPOINT_PARTS]; // of what this rank wrote,
-    uint64_t elements[CHECKPOINT_PARTS]; // and how many these are. Add up both over ranks before rank 0 commits.
+    CheckpointSums sums;                 // of what this rank wrote. Add them up over ranks before rank 0 commits.
 } CheckpointWriter;
 
 static inline void checkpoint_writer_free(CheckpointWriter* w) {
@@ -217,8 +216,8 @@ static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart par
         bool written = pwrite_all(file->fd, data, n * size, p->offset + (place - p->begin) * size);
         checkpoint_require_written(w, written, file);
     }
-    w->checksum[part] += checksum_elements(host, size, last - first, first);
-    w->elements[part] += last - first;
+    w->sums.checksum[part] += checksum_elements(host, size, last - first, first);
+    w->sums.elements[part] += last - first;
 }
 
 static inline void checkpoint_sync_files(CheckpointWriter* w) {
@@ -265,9 +264,10 @@ static inline void checkpoint_publish(CheckpointWriter* w) {
 static inline void checkpoint_require_whole(const CheckpointWriter* w) {
     uint64_t expected = gpt2_num_parameters(w->state.config);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-        bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || w->elements[part] == expected;
+        uint64_t written = w->sums.elements[part];
+        bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || written == expected;
         require(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
-                w->final_path, (unsigned long long)w->elements[part], (unsigned long long)expected, checkpoint_part_names[part]);
+                w->final_path, (unsigned long long)written, (unsigned long long)expected, checkpoint_part_names[part]);
     }
 }
 
@@ -276,7 +276,7 @@ static inline void checkpoint_require_whole(const CheckpointWriter* w) {
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     checkpoint_require_whole(w);
     checkpoint_sync_files(w);
-    char* text = train_state_text(&w->state, w->checksum);
+    char* text = train_state_text(&w->state, w->sums.checksum);
     char* path = format_string("%s/state.json", w->temporary);
     if (!file_write(path, text, strlen(text))) checkpoint_fail(w, path, "written");
     checkpoint_publish(w);
@@ -314,8 +314,7 @@ typedef struct {
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // where everything is, and
     CheckpointOpenFile open[CHECKPOINT_FILES]; // the file of each kind that was read last
     uint64_t stored[CHECKPOINT_PARTS];   // checksums by state.json
-    uint64_t checksum[CHECKPOINT_PARTS]; // of what was read,
-    uint64_t elements[CHECKPOINT_PARTS]; // and how many these are. Add up both over ranks before checkpoint_close.
+    CheckpointSums sums;                 // of what was read. Add them up over ranks before checkpoint_close.
 } CheckpointReader;
 
 // Dies for a folder without state.json: says what it is, and what to give instead.
@@ -393,7 +392,7 @@ static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart pa
     bool complete = pread_all(file->fd, buffer, count * size, p->offset + (place - p->begin) * size);
     FileSource from = { file->path, r->remedy };
     require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "the file shrank");
-    r->checksum[part] += checksum_elements(buffer, size, count, place);
+    r->sums.checksum[part] += checksum_elements(buffer, size, count, place);
     convert_dtype(host, DTYPE_F32, buffer, dtype, count);
     return count;
 }
@@ -417,7 +416,7 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
     for (size_t place = first; place < last; )
         place += checkpoint_read_some(r, part, stored_part, place, last - place, host + (place - first));
     memset(host + (last - first), 0, (end - begin - (last - first)) * sizeof(float));
-    r->elements[part] += last - first;
+    r->sums.elements[part] += last - first;
 }
 
 // Checks the checksum of each part that was read completely, and frees r.
@@ -425,7 +424,8 @@ static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part);
         char* path = checkpoint_all_files_path(r->path, &r->state, checkpoint_part_file(stored_part));
-        require(r->elements[part] != gpt2_num_parameters(r->state.config) || r->checksum[part] == r->stored[stored_part],
+        bool all = r->sums.elements[part] == gpt2_num_parameters(r->state.config);
+        require(!all || r->sums.checksum[part] == r->stored[stored_part],
                 "%s: the values of \"%s\" do not match their checksum: the file is damaged; %s", path,
                 checkpoint_part_names[stored_part], r->remedy);
         free(path);

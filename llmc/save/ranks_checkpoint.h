@@ -2,7 +2,7 @@
 ranks_checkpoint.h - how several ranks write one checkpoint (checkpoint.h).
 
     rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns - the others:
-    checkpoint_detach - rank 0, after adding up everyone's w.checksum and w.elements: ranks_checkpoint_commit
+    checkpoint_detach - rank 0, after adding up everyone's w.sums: ranks_checkpoint_commit
 
     sharded, every writer into files of its own - rank 0: checkpoint_begin_sharded - every writer, also rank 0:
     checkpoint_attach_shard - then as above
@@ -50,7 +50,7 @@ static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out,
     free(path);
 }
 
-// Ends an attached rank's share: what it wrote is on the disk. w.checksum and w.elements stay.
+// Ends an attached rank's share: what it wrote is on the disk. w.sums stay.
 static inline void checkpoint_detach(CheckpointWriter* w) {
     checkpoint_sync_files(w);
     checkpoint_writer_free(w);

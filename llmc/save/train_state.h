@@ -19,6 +19,15 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
 static const char* const checkpoint_part_names[CHECKPOINT_PARTS] = { "model", "master", "m", "v" };
 
+// Of each part the checksum of what a rank wrote or read, and how many elements these are. They add up over ranks.
+typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS]; } CheckpointSums;
+static inline void checkpoint_sums_add(CheckpointSums* to, const CheckpointSums* share) {
+    for (int k = 0; k < CHECKPOINT_PARTS; k++) {
+        to->checksum[k] += share->checksum[k];
+        to->elements[k] += share->elements[k];
+    }
+}
+
 // All of a run that is not a tensor: what state.json holds.
 typedef struct {
     GPT2Config config;

@@ -322,9 +322,7 @@ static inline void control_share_progress(Control* c) {
     ProgressTableAddress address;
     memset(&address, 0, sizeof address);
     if (c->ranks.rank == 0) address = progress_table_create(&progress, c->ranks.size);
-    ControlBytes received = control_broadcast(c, &address, sizeof address);
-    memcpy(&address, received.data, sizeof address);
-    free(received.data);
+    control_share(c, &address, sizeof address);
     if (c->ranks.rank > 0) progress_table_open(&progress, address, c->ranks.size);
     pthread_mutex_lock(&c->lock);
     c->progress = progress;

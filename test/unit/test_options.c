@@ -172,19 +172,3 @@ TEST(help_lists_every_option_with_its_default_and_ends_well) {
         }
     }
 }
-
-static void help_in_groups(void) {
-    long long one = 1, two = 2;
-    OptionTable t = options_table("x", "y");
-    option_heading(&t, "First");
-    option_int(&t, "one", &one, 0, 9, "a number");
-    option_heading(&t, "Second");
-    option_int(&t, "two", &two, 0, 9, "another");
-    options_help(&t);
-}
-TEST(headings_stand_above_their_options) {
-    FREED_BY(child_free) Child c = child_does(help_in_groups());
-    const char *first = strstr(c.out, "\n\nFirst\n"), *one = strstr(c.out, "--one N"), *second = strstr(c.out, "[1]\n\nSecond\n");
-    assert_true(first != NULL && one > first && second > one && strstr(c.out, "--two N") > second);
-    assert_non_null(strstr(c.out, "[2]\n\n  -h, --help"));
-}

@@ -62,13 +62,11 @@ double device_peak_flops(void) { return 0; } // dev/bench measures it; there is 
 void device_synchronize(void) {}
 
 // ---- marks ----
-static struct { double* times; MarkPool pool; } cpu_marks; // times (pool.capacity) owned
+static struct { double* times; MarkPool pool; } cpu_marks; // times (pool.made) owned
 int device_event(void) {
-    if (mark_pool_is_empty(&cpu_marks.pool)) {
-        mark_pool_grow(&cpu_marks.pool);
-        cpu_marks.times = (double*)xrealloc(cpu_marks.times, (size_t)cpu_marks.pool.capacity * sizeof(double));
-    }
-    int mark = mark_pool_take(&cpu_marks.pool);
+    bool is_new;
+    int mark = mark_pool_take(&cpu_marks.pool, &is_new);
+    if (is_new) cpu_marks.times = (double*)with_room(cpu_marks.times, (size_t)mark, sizeof(double));
     cpu_marks.times[mark] = now_seconds();
     return mark;
 }

@@ -549,42 +549,27 @@ void adamw_update_frozen(AdamW a, int frozen, floatX* params, float* master, flo
 }
 
 // ---- comparison ----
-// partial (blocks): the sums of the block's elements. Reads x and y once.
-__global__ void comparison_kernel(Comparison* partial, const floatX* x, const float* y, size_t n) {
+// partial (3,blocks): the block's sums of x^2, y^2 and x y. Reads x and y once.
+__global__ void comparison_kernel(double* partial, const floatX* x, const float* y, size_t n) {
     __shared__ double of_warps[WARP];
-    Comparison own = { 0, 0, 0 };
+    double sums[3] = {};
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         double a = widen(x[i]), b = y[i];
-        own.xx += a * a;
-        own.yy += b * b;
-        own.xy += a * b;
+        sums[0] += a * a;
+        sums[1] += b * b;
+        sums[2] += a * b;
     }
-    own.xx = block_sum(own.xx, of_warps);
-    own.yy = block_sum(own.yy, of_warps);
-    own.xy = block_sum(own.xy, of_warps);
-    if (threadIdx.x == 0) partial[blockIdx.x] = own;
-}
-__global__ void add_up_comparison_kernel(Comparison* acc, const Comparison* partial, unsigned blocks) { // one block
-    __shared__ double of_warps[WARP];
-    Comparison own = { 0, 0, 0 };
-    for (unsigned b = threadIdx.x; b < blocks; b += blockDim.x) {
-        own.xx += partial[b].xx;
-        own.yy += partial[b].yy;
-        own.xy += partial[b].xy;
+    for (int k = 0; k < 3; k++) {
+        double sum = block_sum(sums[k], of_warps);
+        if (threadIdx.x == 0) partial[k * gridDim.x + blockIdx.x] = sum;
     }
-    own.xx = block_sum(own.xx, of_warps);
-    own.yy = block_sum(own.yy, of_warps);
-    own.xy = block_sum(own.xy, of_warps);
-    if (threadIdx.x != 0) return;
-    acc->xx += own.xx;
-    acc->yy += own.yy;
-    acc->xy += own.xy;
 }
 void add_comparison(Comparison* acc, const floatX* x, const float* y, size_t n) {
-    Comparison* partial = (Comparison*)cuda_layers.workspace;
+    double *partial = (double*)cuda_layers.workspace, *const sums[] = { &acc->xx, &acc->yy, &acc->xy };
     unsigned blocks = stats_blocks(n);
     comparison_kernel<<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, y, n);
-    add_up_comparison_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(acc, partial, blocks);
+    for (int k = 0; k < 3; k++)
+        sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(sums[k], partial + k * blocks, blocks);
     check_launch("add_comparison");
 }
 static_assert(STATS_BLOCKS * sizeof(Comparison) <= COMPRESS_WORKSPACE, "the workspace of add_comparison");
