@@ -22,14 +22,6 @@ Emulated   link (--emulate-link, over MPI): an operation takes at least as long 
 Failures   are handled by the watchdog (control.h): it names the rank that died or hangs, and ends this process.
 
 A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
-
-Each header of this folder uses what it includes, and the prototypes here, which stages also call:
-
-    comm_api.h  types, options, prototypes                comm_operations.h  issues operations and waits for them
-    sums.h      sums in rank order, in host memory        ring.h   an all-reduce made of sends and receives
-    mpi.h       a backend: MPI, with staging_cpu.h or staging_cuda.cuh
-    nccl.cuh    a backend: NCCL, with nccl_library.cuh and nccl_windows.cuh
-    comm.h      includes those that a program needs, chooses the backend, makes and frees communicators
 */
 #ifndef LLMC_COMM_API_H
 #define LLMC_COMM_API_H

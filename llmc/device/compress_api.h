@@ -42,12 +42,10 @@ static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elem
 static inline void quantise_check(int bits) {
     require(bits == 8 || bits == 4, "blocks have 8 or 4 bits a number, not %d", bits);
 }
-// packed (quantised_bytes(n, bits)) = grads (n) + error (n); kept (n) = grads + error - what packed has
-void quantise(void* packed, float* kept, const floatX* grads, const float* error, size_t n, int bits);
-void quantise_fp32(void* packed, float* kept, const float* x, const float* error, size_t n, int bits); // of x (n)
-// out (n) = the sum of packed (rows, quantised_bytes(n, bits)); rows 1: what one row has
-void dequantise_sum(floatX* out, const void* packed, int rows, size_t n, int bits);
-void dequantise_sum_fp32(float* out, const void* packed, int rows, size_t n, int bits); // the same, not rounded
+// packed (quantised_bytes(n, bits)) = x (n) + error (n); kept (n) = x + error - what packed has. t: of x, fp32 or floatX
+void quantise(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits);
+// out (n) of type t, fp32 or floatX, = the sum of packed (rows, quantised_bytes(n, bits)); rows 1: what one row has
+void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits);
 
 // ---- signs, with one scale ----
 // A row is an fp32 scale, then a bit for each element: bit i % 32 of word i / 32 is 1 where x is negative. 0 counts as
@@ -56,9 +54,8 @@ typedef enum { SIGN_MEAN, SIGN_RMS } SignScale;
 static inline size_t signs_bytes(size_t n) { return sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t); }
 // packed (signs_bytes(n)) = the scale and signs of x (n); kept (n) = x - what packed has
 void pack_signs(void* packed, float* kept, const float* x, size_t n, SignScale scale);
-// out (n) = the sum over packed (rows, signs_bytes(n)) of scale or -scale
-void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n);
-void unpack_signs_sum_fp32(float* out, const void* packed, int rows, size_t n);
+// out (n) of type t, fp32 or floatX, = the sum over packed (rows, signs_bytes(n)) of scale or -scale
+void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n);
 
 // ---- the k largest ----
 // A row is k indices (uint32_t), ascending, then the k values (float) of these elements. n is less than 2^32.

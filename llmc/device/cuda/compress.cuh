@@ -143,11 +143,9 @@ static inline void quantise_launch(void* packed, float* kept, const T* x, const 
     kernel<<<quantise_grid(n), COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, kept, x, error, n, bits);
     check_launch("quantise");
 }
-void quantise(void* packed, float* kept, const floatX* grads, const float* error, size_t n, int bits) {
-    quantise_launch(packed, kept, grads, error, n, bits);
-}
-void quantise_fp32(void* packed, float* kept, const float* x, const float* error, size_t n, int bits) {
-    quantise_launch(packed, kept, x, error, n, bits);
+void quantise(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits) {
+    if (t == DTYPE_F32) quantise_launch(packed, kept, (const float*)x, error, n, bits);
+    else quantise_launch(packed, kept, (const floatX*)x, error, n, bits);
 }
 
 // Reads each row once, and writes out once.
@@ -177,11 +175,9 @@ template <typename T> static inline void dequantise_launch(T* out, const void* p
                                                                  quantised_bytes(n, bits) / sizeof(uint32_t), n, bits);
     check_launch("dequantise_sum");
 }
-void dequantise_sum(floatX* out, const void* packed, int rows, size_t n, int bits) {
-    dequantise_launch(out, packed, rows, n, bits);
-}
-void dequantise_sum_fp32(float* out, const void* packed, int rows, size_t n, int bits) {
-    dequantise_launch(out, packed, rows, n, bits);
+void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits) {
+    if (t == DTYPE_F32) dequantise_launch((float*)out, packed, rows, n, bits);
+    else dequantise_launch((floatX*)out, packed, rows, n, bits);
 }
 
 // ---- signs, with one scale ----
@@ -226,11 +222,10 @@ template <typename T> struct UnpackSigns {
         out[i] = narrow<T>(sum);
     }
 };
-void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n) {
-    for_each(n, UnpackSigns<floatX> { out, (const uint32_t*)packed, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
-}
-void unpack_signs_sum_fp32(float* out, const void* packed, int rows, size_t n) {
-    for_each(n, UnpackSigns<float> { out, (const uint32_t*)packed, rows, signs_bytes(n) / 4 }, "unpack_signs_sum_fp32");
+void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n) {
+    const uint32_t* words = (const uint32_t*)packed;
+    if (t == DTYPE_F32) for_each(n, UnpackSigns<float> { (float*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
+    else for_each(n, UnpackSigns<floatX> { (floatX*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
 }
 
 // ---- the k largest ----
@@ -286,9 +281,6 @@ __global__ void top_k_bin_kernel(TopK* t, int digit) {
     t->bits |= (uint32_t)bin << top_k_shift(digit);
 }
 
-static inline size_t top_k_chunk(size_t n) { // elements of a block, which are neighbours
-    return round_up(ceil_div(n, TOP_K_BLOCKS), COMPRESS_THREADS);
-}
 __global__ void top_k_count_kernel(TopK* t, const float* x, size_t n, size_t chunk) {
     __shared__ uint32_t of_warps[WARP];
     size_t begin = blockIdx.x * chunk, end = begin + chunk < n ? begin + chunk : n;
@@ -347,7 +339,7 @@ __global__ void top_k_send_kernel(uint32_t* indices, float* values, float* kept,
 void pack_top_k(void* packed, float* kept, const float* x, size_t n, size_t k) {
     top_k_check(n, k);
     TopK* t = (TopK*)cuda_layers.workspace;
-    size_t chunk = top_k_chunk(n);
+    size_t chunk = round_up(ceil_div(n, TOP_K_BLOCKS), COMPRESS_THREADS); // elements of a block, which are neighbours
     unsigned blocks = (unsigned)ceil_div(n, chunk);
     top_k_begin_kernel<<<1, COMPRESS_THREADS, 0, compute_stream>>>(t, (uint32_t)k);
     for (int digit = 0; digit < 3; digit++) {
