@@ -108,6 +108,20 @@ static inline const char* format_bytes(char* out, size_t size, double bytes) {
     return out;
 }
 
+// Returns the length of the UTF-8 character that begins with text (n > 0 bytes), which may be a part of it; 0: none does, by table
+// 3-7 of the Unicode Standard.
+static inline size_t utf8_prefix(const char* text, size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    if (s[0] < 0x80) return 1;
+    size_t length = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
+    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
+    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80; // no overlong forms
+    unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF; // no surrogates, nothing above U+10FFFF
+    if (n > 1 && (s[1] < low || s[1] > high)) return 0;
+    for (size_t i = 2; i < length && i < n; i++) if ((s[i] & 0xC0) != 0x80) return 0;
+    return length;
+}
+
 // Returns the seconds on a clock that never jumps.
 static inline double now_seconds(void) {
     struct timespec t;

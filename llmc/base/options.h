@@ -131,8 +131,7 @@ static inline void option_set(const OptionSpec* s, const char* text) {
     }
 }
 
-// Returns the option that an argument names in its first `length` characters, or NULL. *off: it is a switch, named as
-// --no-NAME.
+// Returns the option that an argument names in its first `length` characters, or NULL. *off: by --no-NAME, as a switch may be.
 static inline OptionSpec* option_find(OptionTable* t, const char* argument, size_t length, bool* off) {
     for (int i = 0; i < t->count; i++) {
         OptionSpec* s = &t->specs[i];

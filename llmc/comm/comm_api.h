@@ -88,7 +88,7 @@ static inline const char* comm_all_reduce_text(const CommOptions* o) {
 typedef long long CommOp; // number of an operation on its communicator, from 0
 
 typedef struct {
-    unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
+    unsigned long long calls, bytes_times_N; // sent per rank, by the formula
     unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
     double exposed;            // seconds that compute stood still in comm_wait; comm_collect_times updates this and the next
     double busy;               // seconds from start to finish of each operation, added up, if CommContext says so
@@ -240,16 +240,14 @@ static inline void   comm_collect_times(Comm* c);
 
 // Returns what a rank of c has sent so far by the formulas above.
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-// Returns what this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing
-// communicators split off it.
+// Returns the same of this rank on all existing communicators, and how long it stood still there.
 static inline double comm_rank_bytes(const Comm* world);
 static inline double comm_rank_exposed(const Comm* world);
 // observer sees each operation that is waited for from now on; NULL: no observer.
 static inline void   comm_observe(Comm* c, CommObserver observer, void* self);
 
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
-// Returns the bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks split off it, until the
-// world's comm_free.
+// Returns the bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks, until the world's comm_free.
 static inline size_t comm_world_bytes(const Comm* c);
 static inline size_t comm_split_bytes(const Comm* c, int N);
 #define COMM_NUMBER_BYTES 64 // of the world where there is a backend, for comm_host_sum

@@ -110,8 +110,7 @@ static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf
     }
 }
 
-// Elements [at, at+n) of row q of in, whose rows have s->n elements, go to rank q, and row q of `to`, whose rows have to_row,
-// comes from it.
+// Elements [at, at+n) of row q of the input go to rank q, and row q of `to`, whose rows are to_row apart, comes from it.
 static inline void nccl_exchange_rows(Comm* c, const CommSlot* s, size_t at, size_t n, char* to, size_t to_row) {
     size_t element = comm_type_size(s->type);
     nccl_group();
@@ -249,8 +248,7 @@ static inline bool nccl_is_over(CommContext* w, NcclOp* o) {
     return o->over = true;
 }
 
-// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it,
-// or NULL.
+// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it.
 static inline NcclOp* nccl_look_at(CommContext* w, NcclLink* l) {
     for (; l->done < l->issued; l->done++) {
         NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
@@ -283,8 +281,7 @@ static inline void nccl_note(CommContext* w) {
         for (long long k = l->done; k < l->issued; k++) nccl_is_over(w, &l->ops[k % COMM_IN_FLIGHT]);
     }
 }
-// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, which compute waits for as well. The GPU
-// goes on with the others.
+// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, for which compute waits as well.
 static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
     NcclEngine* e = (NcclEngine*)w->nccl;
     for (long long oldest = l->done; l->done == oldest; ) nccl_look(e);

@@ -33,8 +33,7 @@ void widen_16(floatX* out, const uint16_t* in, DType from, float factor, size_t 
 // A packed block has QUANTISE_BLOCK elements: an fp32 scale = largest |x| / L, then x / scale rounded to a whole number
 // in [-L,L]: a byte each, L = 127, or half a byte, L = 7, of which an even element has the low half. What is missing of
 // a row's last block is 0. A row may be cut between blocks: block b begins at byte quantised_bytes(b * QUANTISE_BLOCK).
-// If an element is not finite, the block's scale is NaN. Otherwise each sent value differs from x by at most half a
-// scale.
+// If an element is not finite, the block's scale is NaN. Else each sent value differs from x by at most half a scale.
 #define QUANTISE_BLOCK 256
 static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elements; bits 8 or 4
     return ceil_div(n, QUANTISE_BLOCK) * (sizeof(float) + QUANTISE_BLOCK / 8 * (size_t)bits);

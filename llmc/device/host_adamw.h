@@ -108,8 +108,7 @@ static inline void host_adamw_piece(AdamWFactors f, float scale, float* params, 
 
 #define HOST_SLICE 8192 // elements that one thread takes at a time; as fp32 they stay in its cache
 
-// Returns the elements [begin, begin + n) of x, of type fp32 or floatX, as fp32: where they lie if they are fp32, else in copy
-// (n).
+// Returns elements [begin, begin + n) of x, of type fp32 or floatX, in fp32: where they lie if they are fp32, else in copy (n).
 static inline const float* host_widened(float* copy, const void* x, DType t, size_t begin, size_t n) {
     if (t == DTYPE_F32) return (const float*)x + begin;
     convert_slice(copy, DTYPE_F32, (const floatX*)x + begin, t, n);

@@ -111,8 +111,7 @@ static inline ErrorsFacts errors_read_facts(const SafeTensors* s) {
     return f;
 }
 
-// Checks a whole file, that of rank `rank` of `ranks`. If that is this rank and the buckets are the same, the state is set.
-// Returns true if it was.
+// Checks a whole file, that of rank `rank` of `ranks`. Sets the state if that is this rank with these buckets; true if it does.
 static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int ranks) {
     ErrorsFacts f = errors_read_facts(s), mine = errors_facts(c);
     const SafeTensor* t = safetensors_find(s, "state");

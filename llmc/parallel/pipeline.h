@@ -177,8 +177,7 @@ static inline Action pipeline_action(Pipeline l, int rank, int k) {
 enum { RECEIVES_AHEAD = 1 }; // before a rank computes action k, the receives of actions up to k + RECEIVES_AHEAD are issued
 enum { NO_NEIGHBOUR = -1 };
 // Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for W, for
-// F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. With p = 1 it is the rank itself:
-// no message.
+// F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. The rank itself: no message (p = 1).
 static inline int pipeline_from(Pipeline l, int rank, Action a) {
     int number = a.chunk * l.p + rank;
     if (a.kind == ACT_FORWARD) return number == 0 ? NO_NEIGHBOUR : (rank + l.p - 1) % l.p;

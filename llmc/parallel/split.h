@@ -11,8 +11,7 @@ without a bubble, and split by cost for 97, 80, 40 %.
 #define LLMC_SPLIT_H
 #include "../base/common.h"
 
-// What the first and the last chunk have besides blocks, as costs in blocks. Looking up embeddings costs next to nothing:
-// 0.
+// What the first and the last chunk have besides blocks, as costs in blocks. Looking up embeddings costs next to nothing.
 typedef struct { double embedding, head; } SplitCosts;
 static inline SplitCosts split_costs(int Vp, int C) {
     SplitCosts costs = { 0, Vp / (12.0 * C) };

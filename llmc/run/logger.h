@@ -173,8 +173,7 @@ static inline void logger_say(const char* format, ...) {
     fflush(stdout);
 }
 
-// Rewrites the live line, ten times a second at most: how much is done, and when the rest will be. The rate is smoothed, because
-// single steps jitter.
+// Rewrites the live line, ten times a second at most: how much is done, and when the rest will be, by a smoothed rate.
 static inline void logger_live(Logger* g, const StepLog* s) {
     double now = now_seconds(), seconds = now - g->last_time;
     char bar[21], left[32], text[256];

@@ -211,8 +211,7 @@ static inline void report_ranks(const RankContext* w, RankRange bytes) {
     fflush(stdout);
 }
 
-// Returns one of these memories (N) that is not as predicted; if there is none, that of rank 0, or where ranks differ the one that
-// takes most.
+// Returns one of these memories (N) that is not as predicted; else that of rank 0, or where ranks differ the one that takes most.
 static inline RankMemory memory_choose(const RankMemory* all, int N) {
     RankMemory chosen = all[0];
     char first[32], other[32];

@@ -192,8 +192,7 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
 
 // ---- the end ----
 
-// Finds where the time went, and writes it to the log while that is open. Returns true if there is something to print.
-// Collective.
+// Finds where the time went, and writes it to the open log. Returns true if there is something to print. Collective.
 static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     RanksRun* r = run->ranks;
     RankContext* w = &r->context;

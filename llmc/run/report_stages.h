@@ -160,8 +160,7 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);
 }
 
-// Prints the schedule with its bubble, what each stage has, and how well they are balanced. t: its views are set. bytes: what this
-// rank will take. Collective.
+// Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take. Collective.
 static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline l, GPT2Config c, size_t bytes) {
     RankContext* w = t->context;
     const PipelineParallel* options = t->options;

@@ -113,8 +113,7 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
-    // On whichever rank, because rank 0 may be ended by its watchdog, which removes nothing; and again if another rank has just
-    // made its file in there.
+    // On any rank, because rank 0's watchdog may end it and removes nothing; again if another rank has just made a file in there.
     for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
     char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
                           : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
@@ -271,8 +270,7 @@ static inline void checkpoint_require_whole(const CheckpointWriter* w) {
     }
 }
 
-// Makes the checkpoint real: syncs all bytes, gives it its final name, and only then removes older ones beyond the `keep`
-// newest (0: none).
+// Syncs all bytes, gives the checkpoint its final name, and only then removes older ones beyond the `keep` newest (0: none).
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     checkpoint_require_whole(w);
     checkpoint_sync_files(w);

@@ -49,8 +49,7 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // ---- places ----
 
-// Returns the place of the first element of unit u; for the unit after the last one, how many places a part has. The padding,
-// at unit 0's end, has none.
+// Returns the place of unit u's first element; past the last unit, how many places a part has. Padding, at unit 0's end, has none.
 static inline size_t checkpoint_place(GPT2Config c, int u) {
     size_t padding = (size_t)(c.Vp - c.V) * (size_t)c.C;
     return u == 0 ? 0 : unit_elements(c, 0) - padding + (size_t)(u - 1) * unit_elements(c, 1);
@@ -105,8 +104,7 @@ static inline char* checkpoint_piece_name(const CheckpointTensor* whole, size_t 
     return format_string("%s[%zu:%zu]", whole->name, begin, end);
 }
 
-// Returns the tensor that a name in a file means, and which of its elements: all, or in a shard those in brackets. NULL if
-// there is none.
+// Returns the tensor that a name in a file means, or NULL, and which of its elements: all, or in a shard those in brackets.
 static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTensor* tensors, int count, bool in_shard,
                                                             const char* name, size_t* begin, size_t* end) {
     size_t n = in_shard ? strcspn(name, "[") : strlen(name);

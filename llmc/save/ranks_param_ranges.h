@@ -9,8 +9,7 @@
 typedef struct {
     int writer, writers;
     bool sharded; // each writer saves files of its own
-    // Every rank, writer or not: makes a file of its own, w->files[0], in w->temporary, and dies as checkpoint_fail says if it
-    // cannot. NULL: there is none.
+    // Every rank, writer or not, makes a file of its own, w->files[0], in w->temporary, or dies by checkpoint_fail. NULL: none.
     void (*beside)(void* self, CheckpointWriter* w);
     void* beside_self;
 } SaveShare;

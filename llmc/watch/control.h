@@ -82,8 +82,7 @@ static inline void control_add_hosts(char* address, size_t size) {
     freeifaddrs(all);
 }
 
-// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them; else the system picks
-// a free port.
+// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them, else on a free port.
 static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
@@ -231,8 +230,7 @@ static inline void control_op_end(Control* c, OpRecord op) {
     flight_recorder_finish(&c->recorder, &op);
 }
 
-// Takes the oldest message of a peer, waiting for it. The caller holds the lock, and owns the message. The watchdog checks
-// the deadline, not this.
+// Waits for the oldest message of a peer. The caller holds the lock, and owns the message. The watchdog checks the deadline.
 static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
     uint32_t n;
     while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
@@ -281,8 +279,7 @@ static inline ControlBytes control_broadcast(Control* c, const void* data, size_
     return received;
 }
 
-// Every rank gives `bytes` bytes, as many as all others. Rank 0 gets those of all, by rank: a new array (N), which it frees; the others
-// get NULL.
+// Every rank gives the same number of bytes. Rank 0 gets those of all, by rank: a new array (N), which it frees; the others get NULL.
 static inline void* control_gather_array(Control* c, const void* mine, size_t bytes) {
     ControlBytes* given = control_gather(c, mine, bytes);
     char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
@@ -332,8 +329,7 @@ static inline void control_share_progress(Control* c) {
     pthread_mutex_unlock(&c->recorder.lock);
 }
 
-// Returns when all ranks have met; dies naming the ranks that are missing. address: what control_listen wrote on rank 0;
-// "": the launcher's.
+// Returns when all ranks have met; else dies naming the missing. address: what control_listen wrote on rank 0; "": the launcher's.
 static inline void control_join(Control* c, const char* address) {
     if (c->ranks.size == 1) return;
     if (address[0] == '\0') address = c->ranks.meeting;

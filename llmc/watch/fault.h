@@ -74,8 +74,7 @@ static inline bool fault_now(const Fault* f, int rank, long long step, FaultKind
     return true;
 }
 
-// The two faults that need no help, as a step begins or, if micro is not -1, a micro-batch. Does not return if it is time
-// for one.
+// The two faults that need no help, as a step begins or, if micro is not -1, a micro-batch. A fault does not return.
 static inline void fault_strike_at(const Fault* f, int rank, long long step, int micro) {
     if (micro != f->micro) return;
     if (fault_now(f, rank, step, FAULT_KILL)) raise(SIGKILL);

@@ -278,8 +278,7 @@ void orthonormalise(float* p, int n, int r) {
     }
 }
 
-// sum = p q^T in a tile that begins at (row, col) and has (rows, cols). A column of q is copied, so that its elements are
-// neighbours.
+// sum = p q^T in a tile (rows, cols) that begins at (row, col). A column of q is copied: then its elements are neighbours.
 #define RANK_TILE 32
 static inline void low_rank_tile(float sum[RANK_TILE][RANK_TILE], const float* p, const float* q, int r, int row, int rows,
                                  int col, int cols) {

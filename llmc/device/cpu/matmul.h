@@ -259,12 +259,8 @@ static void product_by_tiles(Product p) {
 // dst (rows, cols), whose rows are COPY_STRIDE apart, = src, whose rows are `stride` elements apart
 static void widen_range(float* dst, const floatX* src, int rows, int cols, int stride) {
     #pragma omp parallel for schedule(static)
-    for (int r = 0; r < rows; r++) {
-        float* d = dst + (size_t)r * COPY_STRIDE;
-        const floatX* x = src + (size_t)r * stride;
-        #pragma omp simd
-        for (int c = 0; c < cols; c++) d[c] = to_float(x[c]);
-    }
+    for (int r = 0; r < rows; r++)
+        convert_slice(dst + (size_t)r * COPY_STRIDE, DTYPE_F32, src + (size_t)r * stride, FLOATX_DTYPE, (size_t)cols);
 }
 
 // Rows [m, m+rows) and columns [n, n+cols) of out set or += sum (rows, cols) + bias, rounded once.
@@ -284,11 +280,7 @@ static void narrow_piece(Product p, float* sum, int m, int n, int rows, int cols
             #pragma omp simd
             for (int c = 0; c < cols; c++) x[c] += is_fp32 ? o_fp32[c] : to_float(o[c]);
         }
-        if (is_fp32) memcpy(o_fp32, x, (size_t)cols * sizeof(float));
-        else {
-            #pragma omp simd
-            for (int c = 0; c < cols; c++) o[c] = to_floatX(x[c]);
-        }
+        convert_slice(is_fp32 ? (void*)o_fp32 : (void*)o, (DType)p.shape.out_type, x, DTYPE_F32, (size_t)cols);
     }
 }
 

@@ -93,8 +93,7 @@ void classifier_forward_backward(float* losses, floatX* logits, const int* targe
 }
 
 // ---- in parts ----
-// One block per row, as above and with as many threads, so one part has the bits of the whole. Reads 2 N range.count bytes in
-// 16 bits.
+// One block per row, with as many threads as above, so one part has the bits of the whole. Reads 2 N range.count bytes in 16 bits.
 template <int W>
 __global__ void classifier_part_stats_kernel(float* stats, const floatX* logits, const int* targets, TokenRange range, int tokens) {
     __shared__ float of_warps[WARP];

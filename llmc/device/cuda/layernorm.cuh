@@ -74,8 +74,7 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
 constexpr int LAYERNORM_BLOCKS = 512;
 constexpr unsigned LAYERNORM_THREADS = 256; // of a block that takes several rows at a time
 
-// Backward's block for rows of C channels, W to a thread: (threads of a row, rows at a time). A row that is too long for 1024
-// threads is walked through.
+// Backward's block for rows of C channels, W to a thread: (threads of a row, rows at a time). It walks through longer rows.
 static inline dim3 layernorm_backward_block(int C, int W) {
     unsigned x = (unsigned)size_min(1024, round_up(ceil_div(C, W), WARP));
     return dim3(x, (unsigned)size_max(1, LAYERNORM_THREADS / x));

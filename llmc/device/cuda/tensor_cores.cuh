@@ -36,8 +36,7 @@ using namespace emulator::matrix;
 // The address that instructions for shared memory take.
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// fragments[m], m < count: this lane's two elements of matrix m; ldmatrix_trans: of the transposed matrices. row: the address of
-// the row that this lane gives.
+// fragments[m], m < count: this lane's two elements of matrix m, or of that transposed. row: the address that this lane gives.
 #define LDMATRIX(name, trans) \
     template <int count> __device__ inline void name(uint32_t (&fragments)[count], const void* row) { \
         static_assert(count == 2 || count == 4, "two or four matrices"); \
