@@ -61,12 +61,6 @@ static inline double host_sum_squares(const void* x, DType t, size_t n) {
     return host_sum_chunks(t == DTYPE_F32 ? chunk_squares_fp32 : chunk_squares, x, n);
 }
 
-// x (n) += y (n); they must not overlap
-static inline void host_add(float* x, const float* y, size_t n) {
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) x[i] += y[i];
-}
-
 // ---- AdamW ----
 // Factors that every element needs, computed once in double and rounded where PyTorch's AdamW rounds. (GPUs use them as well.)
 typedef struct { float beta1_rest, beta2, beta2_rest, step_size, root_correction, eps, decay; } AdamWFactors;

@@ -59,15 +59,10 @@ static inline CheckpointErrors errors_of(const Compress* c) {
 
 // ---- saving ----
 
-// host (ERRORS_STAGED) is scratch.
-static inline json_t* errors_metadata(const Compress* c, float* host) {
+static inline json_t* errors_metadata(const Compress* c) {
     ErrorsFacts f = errors_facts(c);
-    uint64_t sum = errors_facts_checksum(f, c->state_floats, c->comm->rank, compress_ranks(c));
-    for (size_t k = 0, n; k < c->state_floats; k += n) {
-        n = size_min(ERRORS_STAGED, c->state_floats - k);
-        device_to_host(host, c->state + k, n * sizeof(float));
-        sum += checksum_elements(host, sizeof(float), n, k);
-    }
+    uint64_t sum = errors_facts_checksum(f, c->state_floats, c->comm->rank, compress_ranks(c))
+                 + device_checksum(c->state, sizeof(float), c->state_floats);
     return json_pack("{so, so, so, so, so}", "frozen", json_sprintf("%d", f.frozen), "loss_scale", json_sprintf("%.17g", f.loss_scale),
                      "layout", checkpoint_hex(f.layout), "moments", checkpoint_hex(f.moments), "checksum", checkpoint_hex(sum));
 }
@@ -77,7 +72,7 @@ static inline void compress_save(void* self, CheckpointWriter* w) {
     const Compress* c = (const Compress*)self;
     char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors_of(c), c->comm->rank);
     float* host = (float*)xcalloc(ERRORS_STAGED, sizeof(float));
-    json_t* metadata = errors_metadata(c, host);
+    json_t* metadata = errors_metadata(c);
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, c->state_floats, 0);
     SafeTensors* file = &w->files[0];
     checkpoint_require_written(w, safetensors_create(file, path, &wanted, 1, metadata), file);

@@ -133,14 +133,10 @@ static inline void checkpoint_writer_init(CheckpointWriter* w, const char* path,
     w->final_path = path_trim(path);
     w->temporary = folder_temporary(w->final_path);
 }
-static inline void checkpoint_begin_folder(const CheckpointWriter* w) {
-    if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
-}
 
 // Lists which pieces of each part this rank's open files have room for.
 static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         CheckpointTensor* tensors;
         int count = checkpoint_tensors(&w->state, (CheckpointFile)f, &tensors);
         checkpoint_add_pieces(w->pieces, &w->state, tensors, count, &w->files[f], 0);
@@ -152,8 +148,7 @@ static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
 // Makes the files for the whole model, or those of shard `shard` for these ranges of it.
 static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const CheckpointRange* ranges, int num_ranges) {
     json_t* metadata = json_pack("{s:s, s:s}", "format", CHECKPOINT_FORMAT, "layout", CHECKPOINT_LAYOUT);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         SafeTensor* wanted;
         int count = checkpoint_wanted(&w->state, (CheckpointFile)f, ranges, num_ranges, &wanted);
         char* path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, shard);
@@ -168,7 +163,7 @@ static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const
 // Begins a checkpoint at exactly this path: nothing there yet, an empty folder, or the same step's checkpoint, which is replaced.
 static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, const TrainState* s) {
     checkpoint_writer_init(w, path, s, 0);
-    checkpoint_begin_folder(w);
+    if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
     checkpoint_create_files(w, 0, NULL, 0);
 }
 
@@ -220,9 +215,7 @@ static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart par
 }
 
 static inline void checkpoint_sync_files(CheckpointWriter* w) {
-    for (int f = 0; f < CHECKPOINT_FILES; f++)
-        if (checkpoint_has_file(&w->state, (CheckpointFile)f))
-            checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
 }
 
 // Removes the checkpoint OUT/PREFIXstep_NNNNNNNN. It loses its name first, so that half of it is not taken for all of it.
@@ -357,8 +350,7 @@ static inline void checkpoint_open(CheckpointReader* r, const char* dir) {
     json_decref(json);
     free(text);
     free(path);
-    for (int f = 0; f < CHECKPOINT_FILES; f++)
-        if (checkpoint_has_file(&r->state, (CheckpointFile)f)) checkpoint_open_files(r, (CheckpointFile)f);
+    for (int f = 0; f < checkpoint_kinds(&r->state); f++) checkpoint_open_files(r, (CheckpointFile)f);
 }
 
 static inline void checkpoint_close_file(CheckpointOpenFile* o) {

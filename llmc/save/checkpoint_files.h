@@ -24,9 +24,8 @@ once, and the index must say what the files say. To check this, every rank reads
 typedef enum { CHECKPOINT_FILE_MODEL, CHECKPOINT_FILE_OPTIMIZER, CHECKPOINT_FILES } CheckpointFile;
 static const char* const checkpoint_file_names[CHECKPOINT_FILES] = { "model", "optimizer" };
 
-static inline bool checkpoint_has_file(const TrainState* s, CheckpointFile f) {
-    return f == CHECKPOINT_FILE_MODEL || s->has_optimizer;
-}
+// The kinds of files that a checkpoint has are those before this one.
+static inline int checkpoint_kinds(const TrainState* s) { return s->has_optimizer ? CHECKPOINT_FILES : CHECKPOINT_FILE_OPTIMIZER; }
 static inline CheckpointFile checkpoint_part_file(CheckpointPart part) {
     return part == CHECKPOINT_MODEL ? CHECKPOINT_FILE_MODEL : CHECKPOINT_FILE_OPTIMIZER;
 }

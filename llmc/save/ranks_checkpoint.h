@@ -18,8 +18,7 @@ static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const
     char* path = checkpoint_step_path(out, s);
     checkpoint_writer_init(w, path, s, 0);
     free(path);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(s, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(s); f++) {
         path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, 0);
         safetensors_open_with(&w->files[f], path, O_RDWR, "--out must be a folder that every rank sees");
         free(path);
@@ -33,7 +32,7 @@ static inline void checkpoint_begin_sharded(const char* out, const TrainState* s
     CheckpointWriter w;
     char* path = checkpoint_step_path(out, s);
     checkpoint_writer_init(&w, path, s, 0);
-    checkpoint_begin_folder(&w);
+    if (!folder_begin(w.final_path)) checkpoint_fail(&w, w.temporary, "made");
     checkpoint_writer_free(&w);
     free(path);
 }
@@ -60,8 +59,7 @@ static inline void checkpoint_detach(CheckpointWriter* w) {
 static inline void checkpoint_write_indices(const CheckpointWriter* w) {
     CheckpointPieces pieces[CHECKPOINT_PARTS];
     memset(pieces, 0, sizeof pieces);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         json_t* index = checkpoint_scan_files(pieces, w->temporary, &w->state, (CheckpointFile)f,
                                               "--out must be a folder that every rank sees");
         char *text = json_dumps(index, JSON_INDENT(2)), *path = checkpoint_index_path(w->temporary, (CheckpointFile)f);
