@@ -71,8 +71,7 @@ static inline void* xrealloc(void* old, size_t bytes) {
     require(p != NULL, "out of host memory: %zu bytes were asked for", bytes);
     return p;
 }
-// Returns the array, of n elements of `size` bytes, with room for one more: it grows where n is 0, 1, 2, 4, 8, ... An array that
-// grows by this alone needs no note of its capacity.
+// Returns the array (n elements of `size` bytes) with room for one more. It grows where n is 0, 1, 2, 4, 8, ..., so no capacity is kept.
 static inline void* with_room(void* array, size_t n, size_t size) {
     return (n & (n - 1)) == 0 ? xrealloc(array, (n ? 2 * n : 1) * size) : array;
 }

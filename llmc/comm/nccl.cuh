@@ -46,8 +46,7 @@ __device__ inline void comm_narrow(__nv_bfloat16* to, float x) { *to = __float2b
 __device__ inline void comm_narrow(__half* to, float x) { *to = __float2half_rn(x); }
 __device__ inline void comm_narrow(double* to, double x) { *to = x; }
 
-// out (n) = the sum of N rows in their order, rounded once: the bits of comm_add_rows. Row `rank` is own (n), which may be out;
-// row q of the others is rows + q stride.
+// out (n) = the sum of N rows in their order, rounded once, as comm_add_rows. Row `rank` is own (n), perhaps out; else rows + q stride.
 template <typename T>
 __global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int rank, size_t stride, size_t n) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {

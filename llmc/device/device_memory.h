@@ -19,8 +19,7 @@ static inline void host_set_threads(int threads) {
     (void)threads;
 #endif
 }
-// The cores this process may use, shared fairly by the ranks on this machine, unless OMP_NUM_THREADS says otherwise. Sets and
-// returns the calling thread's number.
+// Sets and returns the calling thread's number: its share of the cores among the ranks here, or what OMP_NUM_THREADS says.
 static inline int host_share_threads(int ranks_per_machine) {
 #ifdef HOST_HAS_THREADS
     int cores = omp_get_num_procs();

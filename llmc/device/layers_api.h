@@ -20,8 +20,7 @@ typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
 // ---- what the user decides about layers, before anything else here is called ----
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
-// AUTO: cuDNN's attention where it is available and takes these shapes, else our own. deterministic: the same bits in every run.
-// Dies if this build cannot do what was chosen.
+// AUTO: cuDNN's attention where it takes these shapes, else our own; dies if the choice is not there. deterministic: repeatable bits.
 void layers_choose(AttentionChoice attention, bool deterministic);
 
 // ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----

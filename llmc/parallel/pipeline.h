@@ -106,8 +106,7 @@ static inline int pipeline_sets(Pipeline l, int rank, bool recomputed) {
     int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
 }
-// Returns the set that an action uses. A recomputed F's is scratch, and must not be one that waits for its W: it takes the set
-// of the rank's next I, which is free.
+// Returns the set that an action uses. A recomputed F's is scratch, and takes the set of the rank's next I: no W waits for that.
 static inline int pipeline_set(Pipeline l, int rank, Action a, bool recomputed) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
     if (!recomputed) return pipeline_slot(l, rank, a.micro, a.chunk);

@@ -18,8 +18,7 @@ static inline SplitCosts split_costs(int Vp, int C) {
     return costs;
 }
 
-// Dies if there are too few blocks. Every chunk has at least one, except the last, which may have only the head.
-// option: what has asked for p stages.
+// Dies if there are too few blocks: only the last chunk, which has the head, may have none. option: what has asked for p stages.
 static inline void split_check(const char* option, int L, int p, int v) {
     require(p * v <= L, "%s%d with --chunks %d makes %d parts of the model, more than its %d blocks; lower"
             " one of them, or choose --layers %d", option, p, v, p * v, L, p * v);

@@ -107,8 +107,7 @@ static inline bool logger_line_stays(const char* line, size_t n, long long last)
     return stays;
 }
 
-// Cuts off what a run that did not end well wrote after the checkpoint that is resumed from. Later steps will be done
-// again, and a torn line cannot be added to.
+// Cuts off what a run wrote after the checkpoint that is resumed from: these steps will be done again. A torn line goes, too.
 static inline void logger_cut(Logger* g, long long resumed_step) {
     char* line = NULL;
     size_t capacity = 0;

@@ -26,8 +26,7 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     return axes_of(t, p, N / (t * p), false);
 }
 
-// Sets who shares what, in `mesh`. mesh_recompute opens its communicators, because that is an exchange of messages, and
-// layers_prepare comes before any.
+// Sets who shares what, in `mesh`. mesh_recompute opens its communicators: layers_prepare comes before any messages.
 static inline void mesh_choose(Run* run, Mesh* mesh) {
     RanksRun* r = run->ranks;
     mesh_plan_axes(mesh, &r->context.comm, mesh_choose_axes(run, mesh));

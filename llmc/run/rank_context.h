@@ -153,8 +153,7 @@ static inline void context_check_messages(RankContext* w, long long step) {
 
 typedef uint64_t UnitChecksum(void* self, int u); // of unit u's parameters, gathered
 
-// Every parts-th rank computes with the same parameters, so they must be equal to the bit. Dies on every rank, naming ranks and
-// unit, if they are not. Collective.
+// Dies on every rank, naming ranks and unit, unless every parts-th rank has the same parameters to the bit. Collective.
 static inline void context_check_parts(RankContext* w, long long step, int parts, int num_units, UnitChecksum* unit_checksum,
                                      void* self) {
     uint64_t sums[MAX_UNITS];

@@ -51,8 +51,7 @@ static inline uint64_t program_checksum(void) {
     return sum;
 }
 
-// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. The loader's thread reads
-// at the same time, so this has its own buffers.
+// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. (The loader's thread reads too.)
 static inline uint64_t data_checksum(const DataLoader* d) {
     enum { SPAN = 64, SPANS = 64 };
     uint16_t scratch[SPAN];

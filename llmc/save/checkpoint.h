@@ -370,8 +370,7 @@ static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r,
     return o;
 }
 
-// Reads at most n elements of a stored part from `place` on, as floats: those that are in one piece and fit a small buffer. Adds
-// them to the checksum of `part`. Returns how many.
+// Reads at most n elements of a stored part from `place` on as floats, as many as one piece and a small buffer have; returns how many.
 static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart part, CheckpointPart stored_part, size_t place,
                                           size_t n, float* host) {
     const CheckpointPiece* p = checkpoint_find_piece(&r->pieces[stored_part], place);

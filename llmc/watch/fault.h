@@ -48,8 +48,7 @@ static inline Fault fault_parse(const char* text, int ranks) {
     return f;
 }
 
-// Dies if the fault waits for a micro-batch that never comes. micros: those of a step, which a pipeline plays one by one; 0:
-// this program is none, and knows only steps.
+// Dies if the fault waits for a micro-batch that never comes. micros: those of a pipeline's step; 0: this program knows only steps.
 static inline void fault_check_micro(const Fault* f, int micros) {
     if (f->kind == FAULT_NONE || f->micro < 0) return;
     require(micros > 0, "--fault %d:%lld/%d: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave out /%d",

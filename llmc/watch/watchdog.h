@@ -498,8 +498,7 @@ static inline void watchdog_check_sigterm(Control* c, double now) {
 
 // ---- the thread ----
 
-// Notes this rank's state, sends it, and checks the deadlines. A peer that has not taken the last state gets none: a
-// stopped rank must not fill memory.
+// Notes this rank's state, sends it, and checks the deadlines. A peer that has not taken the last gets none, lest memory fills.
 static inline void watchdog_beat(Control* c, double now) {
     ControlBuffer b = { NULL, 0, 0 };
     ControlBeat own;

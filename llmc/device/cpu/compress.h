@@ -251,8 +251,7 @@ static inline double column_product(const float* p, int n, int r, int a, int b) 
     for (int row = 0; row < n; row++) sum += (double)p[(size_t)row * r + a] * (double)p[(size_t)row * r + b];
     return sum;
 }
-// Takes the columns before column j out of it, twice: the rounding of the first time is what the second takes out.
-// Returns the length of what is left.
+// Takes the columns before column j out of it, and again what rounding has left of them. Returns the length of what is left.
 static inline double orthogonalise_column(float* p, int n, int r, int j) {
     for (int i = 0; i < 2 * j; i++) {
         float share = (float)column_product(p, n, r, i % j, j);

@@ -32,8 +32,7 @@ void device_free(void* p) {
     free(p);
 }
 
-// Nineteen twentieths of what the kernel reports as available, or of all memory if it does not report it. This does not know a
-// container's own limit: --memory-limit is for that.
+// Nineteen twentieths of what the kernel reports as available, or of all memory. For a container's limit there is --memory-limit.
 size_t device_memory_free(void) {
     size_t kib = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE) / 1024;
     char line[128];

@@ -65,8 +65,7 @@ static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc
 #endif
 
 // ---- primitives ----
-// Creating one costs about as much as running it, so those used last are kept. A slot without a primitive remembers that
-// oneDNN has no fast kernel for its shape.
+// Creating one costs about as much as running it, so those used last are kept. A slot without one: oneDNN is not fast there.
 typedef struct {
     ProductShape shape;
     uint64_t last_use; // 0: empty
@@ -223,8 +222,7 @@ static void product_tile(Product p, int m, int n, int rows, int cols) {
     }
 }
 
-// Where b is transposed, oneDNN copies it before it multiplies. A small part of a tile stays in the second-level cache from the
-// copy of b to the addition of the bias.
+// oneDNN copies a transposed b before it multiplies. A small part of a tile stays in the second-level cache until its bias is added.
 #define PART_ROWS 128
 #define PART_COLS 192
 static void product_tile_parts(Product p, int m, int n, int rows, int cols) {

@@ -80,8 +80,7 @@ static inline void attention_free(void) {
 #endif
     memset(&attention_state, 0, sizeof attention_state);
 }
-// Decides which kernels compute attention of these shapes. Dies if those that --attention names are not available. A second call
-// with the same shapes does nothing.
+// Decides, once for these shapes, which kernels compute attention. Dies if those that --attention names are not available.
 static inline void attention_init(LayerShapes all) {
     AttentionState* a = &attention_state;
     LayerShapes s = attention_shapes_of(all);

@@ -43,8 +43,7 @@ static inline void bias_gelu_forward(floatX* act, floatX* out, const floatX* bia
     check_launch("bias and gelu");
 }
 
-// dinp (N,C) *= gelu'(pre), pre (N,C): dinp was dout w, the gradient of gelu(pre). One block per row, W columns per thread.
-// Reads 2 rows, writes 1: 6 N C bytes in 16 bits.
+// dinp (N,C), which is dout w, *= gelu'(pre), pre (N,C). One block per row, W columns per thread. Moves 6 N C bytes in 16 bits.
 template <int W>
 __global__ void gelu_backward_kernel(floatX* dinp, const floatX* pre, int C) {
     size_t row = (size_t)blockIdx.x * C;

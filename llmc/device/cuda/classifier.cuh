@@ -26,8 +26,7 @@ template <int W> __device__ inline void softmax_include(RunningSoftmax* s, Float
     for (int k = 0; k < W; k++) if (k < count) s->sum += fast_exp(x.x[k] - max);
 }
 
-// The maximum and the sum over a row's V logits, which may be none; the same for each thread of the block, which keeps a copy of
-// what it reads in `kept`, unless that is NULL.
+// The maximum and the sum over a row's V logits (V may be 0), for each thread of the block. It copies them to kept; NULL: it does not.
 template <int W> __device__ inline RunningSoftmax softmax_of_row(const floatX* row, floatX* kept, int V, float* of_warps) {
     RunningSoftmax s = { -3.402823466e38f, 0 };
     for (int v = threadIdx.x * W; v < V; v += blockDim.x * W) {

@@ -435,16 +435,15 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
     if (chunks > 1) for_each(size, AddChunks { q, partial, (int)chunks, size }, "skinny_product_transposed");
 }
 
-// Gram-Schmidt by one block, because each column waits for those before it: r (r + 3) passes over two columns, which
-// are in the cache. Its threads share the rows.
+// Gram-Schmidt by one block, whose threads share the rows: each column waits for those before it. r (r + 3) passes over two columns.
 __device__ inline double column_product(const float* p, int n, int r, int a, int b, double* of_warps) {
     double sum = 0;
     for (int row = threadIdx.x; row < n; row += blockDim.x)
         sum += (double)p[(size_t)row * r + a] * (double)p[(size_t)row * r + b];
     return block_sum(sum, of_warps);
 }
-// Takes the columns before column j out of it, twice: the rounding of the first time is what the second takes out.
-// Returns the length of what is left. A thread reads only rows that it has written itself.
+// Takes the columns before column j out of it, and again what rounding has left of them. Returns the length of what is left. A
+// thread reads only rows that it has written itself.
 __device__ inline double orthogonalise_column(float* p, int n, int r, int j, double* of_warps) {
     for (int i = 0; i < 2 * j; i++) {
         float share = (float)column_product(p, n, r, i % j, j, of_warps);
