@@ -31,8 +31,7 @@ typedef struct {
 } TokenMask;
 
 static inline FileSource mask_source(const char* path) {
-    FileSource from = { path, "make both files again with dev/data/tokenize, or train with --mask none, which counts all tokens" };
-    return from;
+    return file_source(path, "make both files again with dev/data/tokenize, or train with --mask none, which counts all tokens");
 }
 
 // Returns the name of a token file's mask: "a/train.mask" of "a/train.bin". The caller frees it.

@@ -167,8 +167,7 @@ static inline bool pair_add(Tokenizer* t, int left, int right, uint32_t rank) {
 #define TOKENIZER_MAX_FILE ((size_t)1 << 30) // bytes; GPT-2's are about one million
 
 static inline FileSource tokenizer_source(const char* path) {
-    FileSource from = { path, "wanted: bytes, GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin" };
-    return from;
+    return file_source(path, "wanted: bytes, GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin");
 }
 
 // llm.c's tokenizer .bin: 256 int32 of header (magic, version 2, tokens, end-of-text token), then per token a length

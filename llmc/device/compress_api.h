@@ -79,9 +79,6 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
 // The columns of p (n,r), r <= n, become orthonormal, in place: Gram-Schmidt from the first column on, each column
 // twice. A column that depends on those before it, as any does if p is 0, is replaced by a column of the identity.
 void orthonormalise(float* p, int n, int r);
-static inline void orthonormalise_check(int n, int r) {
-    require(r <= n, "%d columns of %d numbers cannot be orthonormal", r, n);
-}
 // out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out. share is 1/N where out stands for the sum of N ranks' m.
 void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r);
 

@@ -17,8 +17,6 @@ checkpoint. A file that is missing, damaged, or another rank's or checkpoint's i
 #include "../save/ranks_param_ranges.h"
 #include "compress_methods.h"
 
-#define ERRORS_STAGED ((size_t)1 << 20) // floats that pass through the host at a time
-
 typedef struct {
     int frozen;
     double loss_scale;
@@ -71,13 +69,13 @@ static inline json_t* errors_metadata(const Compress* c) {
 static inline void compress_save(void* self, CheckpointWriter* w) {
     const Compress* c = (const Compress*)self;
     char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors_of(c), c->comm->rank);
-    float* host = (float*)xcalloc(ERRORS_STAGED, sizeof(float));
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
     json_t* metadata = errors_metadata(c);
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, c->state_floats, 0);
     SafeTensors* file = &w->files[0];
     checkpoint_require_written(w, safetensors_create(file, path, &wanted, 1, metadata), file);
     for (size_t k = 0, n; k < c->state_floats; k += n) {
-        n = size_min(ERRORS_STAGED, c->state_floats - k);
+        n = size_min(STAGED, c->state_floats - k);
         device_to_host(host, c->state + k, n * sizeof(float));
         checkpoint_require_written(w, safetensors_write(file, &file->tensors[0], k, n, host, DTYPE_F32), file);
     }
@@ -114,9 +112,9 @@ static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int 
     bool own = rank == c->comm->rank && ranks == compress_ranks(c);
     bool fits = own && f.layout == mine.layout && t->elements == c->state_floats;
     uint64_t sum = errors_facts_checksum(f, t->elements, rank, ranks);
-    float* host = (float*)xcalloc(ERRORS_STAGED, sizeof(float));
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (size_t k = 0, n; k < t->elements; k += n) {
-        n = size_min(ERRORS_STAGED, t->elements - k);
+        n = size_min(STAGED, t->elements - k);
         safetensors_read(s, t, k, n, host, DTYPE_F32);
         sum += checksum_elements(host, sizeof(float), n, k);
         if (!fits) continue;

@@ -282,5 +282,4 @@ static inline bool report_sent_along(const RankContext* w) {
     }
     return as_predicted;
 }
-
 #endif

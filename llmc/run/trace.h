@@ -157,8 +157,8 @@ static inline void trace_merge(const char* path, int ranks) {
     for (int r = 0; r < ranks; r++) {
         char* part = trace_part(path, r);
         size_t n;
-        FileSource from = { part, "every rank writes its part of --trace into a folder that rank 0 must also see" };
-        char* text = file_read(from, SIZE_MAX, &n);
+        const char* remedy = "every rank writes its part of --trace into a folder that rank 0 must also see";
+        char* text = file_read(file_source(part, remedy), SIZE_MAX, &n);
         if (r == ranks - 1) n -= 2; // the last comma, which JSON does not have
         fwrite(text, 1, n, out);
         free(text);

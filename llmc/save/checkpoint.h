@@ -365,8 +365,7 @@ static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r,
     checkpoint_close_file(o);
     o->path = checkpoint_file_path(r->path, &r->state, f, shard);
     o->shard = shard;
-    FileSource from = { o->path, r->remedy };
-    o->fd = file_open(from, O_RDONLY, NULL);
+    o->fd = file_open(file_source(o->path, r->remedy), O_RDONLY, NULL);
     return o;
 }
 
@@ -379,8 +378,7 @@ static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart pa
     uint32_t buffer[1 << 14];
     size_t size = dtype_size(dtype), count = size_min(size_min(n, p->end - place), sizeof buffer / sizeof(float));
     bool complete = pread_all(file->fd, buffer, count * size, p->offset + (place - p->begin) * size);
-    FileSource from = { file->path, r->remedy };
-    require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "the file shrank");
+    require_file(file_source(file->path, r->remedy), complete, "cannot be read: %s", errno ? strerror(errno) : "the file shrank");
     r->sums.checksum[part] += checksum_elements(buffer, size, count, place);
     convert_dtype(host, DTYPE_F32, buffer, dtype, count);
     return count;

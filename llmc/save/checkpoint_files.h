@@ -258,9 +258,8 @@ static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_P
         free(path);
     }
     char* all = checkpoint_all_files_path(dir, s, f);
-    FileSource from = { all, remedy };
     checkpoint_sort_pieces(pieces);
-    checkpoint_check_whole(pieces, tensors, num_tensors, from);
+    checkpoint_check_whole(pieces, tensors, num_tensors, file_source(all, remedy));
     free(all);
     free(tensors);
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", weight_map);

@@ -269,7 +269,6 @@ static inline double replace_column(float* p, int n, int r, int j) {
     return length;
 }
 void orthonormalise(float* p, int n, int r) {
-    orthonormalise_check(n, r);
     for (int j = 0; j < r; j++) {
         double before = sqrt(column_product(p, n, r, j, j)), length = orthogonalise_column(p, n, r, j);
         if (length <= 1e-6 * before) length = replace_column(p, n, r, j); // the rest is rounding

@@ -472,7 +472,6 @@ __global__ void __launch_bounds__(ORTHONORMALISE_THREADS) orthonormalise_kernel(
     }
 }
 void orthonormalise(float* p, int n, int r) {
-    orthonormalise_check(n, r);
     unsigned threads = (unsigned)size_min(ORTHONORMALISE_THREADS, round_up((size_t)n, WARP));
     orthonormalise_kernel<<<1, threads, 0, compute_stream>>>(p, n, r);
     check_launch("orthonormalise");
