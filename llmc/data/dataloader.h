@@ -392,13 +392,9 @@ static inline void dataloader_init(DataLoader* d, const char* option, const char
     d->shape = s;
     d->use = use;
     d->tokenizer = tokenizer;
-    long long per_micro = (long long)s.B * s.ranks;
-    require(s.global_batch > 0 && s.global_batch % per_micro == 0,
-            "--total-batch-size makes %lld sequences of --seq-len %d a step, which must be a multiple of --batch-size %d x %d ranks",
-            s.global_batch, s.T, s.B, s.ranks);
     dataloader_open_shards(d, pattern, tokenizer);
     dataloader_check(d, pattern);
-    d->accumulation = (int)(s.global_batch / per_micro);
+    d->accumulation = (int)(s.global_batch / ((long long)s.B * s.ranks));
     d->num_batches = (d->num_sequences + s.global_batch - 1) / s.global_batch;
     d->slots = d->accumulation + 1;
     size_t elements = (size_t)d->slots * (size_t)s.B * (size_t)s.T;

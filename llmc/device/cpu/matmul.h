@@ -32,8 +32,8 @@ static void matmul_check(dnnl_status_t status, const char* what) {
 static inline int int_min(int a, int b) { return a < b ? a : b; }
 
 // ---- where oneDNN 2, which describes memory and operations by structs, and oneDNN 3, with handles, differ ----
-#if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t MatrixDesc;
+#if DNNL_VERSION_MAJOR >= 3
 static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
     return dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides);
 }
@@ -47,7 +47,6 @@ static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc
     return dnnl_matmul_primitive_desc_create(d, engine, *a, *b, bias != NULL ? *bias : NULL, *out, attributes);
 }
 #else
-typedef dnnl_memory_desc_t MatrixDesc;
 static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
     return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides);
 }
@@ -70,7 +69,7 @@ typedef struct {
     ProductShape shape;
     uint64_t last_use; // 0: empty
     dnnl_primitive_t primitive;
-    dnnl_memory_t a, b, bias, out; // wrap whatever memory a call brings
+    dnnl_memory_t memories[4]; // of a, b, out and bias (NULL: none): they wrap whatever memory a call brings
 } MatmulSlot;
 #define MATMUL_SLOTS 128
 static struct {
@@ -82,13 +81,8 @@ static struct {
 } cpu_matmul;
 
 static void matmul_slot_clear(MatmulSlot* s) {
-    if (s->primitive != NULL) {
-        dnnl_primitive_destroy(s->primitive);
-        dnnl_memory_destroy(s->a);
-        dnnl_memory_destroy(s->b);
-        dnnl_memory_destroy(s->out);
-        if (s->bias != NULL) dnnl_memory_destroy(s->bias);
-    }
+    if (s->primitive != NULL) dnnl_primitive_destroy(s->primitive);
+    for (int i = 0; i < 4 && s->memories[i] != NULL; i++) dnnl_memory_destroy(s->memories[i]);
     memset(s, 0, sizeof *s);
 }
 
@@ -110,9 +104,11 @@ static bool matmul_is_fast(const_dnnl_primitive_desc_t d) {
 // Compiles a slot's shape, if there is a fast kernel for it.
 static void matmul_slot_fill(MatmulSlot* s) {
     ProductShape p = s->shape;
-    MatrixDesc a = matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE);
-    MatrixDesc b = matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE);
-    MatrixDesc bias = matmul_describe(1, p.N, 0, FLOATX_DTYPE), out = matmul_describe(p.M, p.N, 0, p.out_type);
+    MatrixDesc descs[4] = {
+        matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE), matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE),
+        matmul_describe(p.M, p.N, 0, p.out_type), matmul_describe(1, p.N, 0, FLOATX_DTYPE)
+    };
+    const MatrixDesc* bias = p.has_bias ? &descs[3] : NULL;
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t post;
     matmul_check(dnnl_primitive_attr_create(&attributes), "creating attributes");
@@ -120,20 +116,17 @@ static void matmul_slot_fill(MatmulSlot* s) {
     if (p.adds) matmul_check(post_add(post), "adding to a product");
     matmul_check(dnnl_primitive_attr_set_post_ops(attributes, post), "setting post-operations");
     dnnl_primitive_desc_t d = NULL;
-    if (product_describe(&d, &a, &b, p.has_bias ? &bias : NULL, &out, attributes, cpu_matmul.engine) == dnnl_success) {
+    if (product_describe(&d, &descs[0], &descs[1], bias, &descs[2], attributes, cpu_matmul.engine) == dnnl_success) {
         if (matmul_is_fast(d)) {
             matmul_check(dnnl_primitive_create(&s->primitive, d), "compiling a product");
-            matmul_check(matrix_wrap(&s->a, &a, cpu_matmul.engine), "wrapping a matrix");
-            matmul_check(matrix_wrap(&s->b, &b, cpu_matmul.engine), "wrapping a matrix");
-            matmul_check(matrix_wrap(&s->out, &out, cpu_matmul.engine), "wrapping a matrix");
-            if (p.has_bias) matmul_check(matrix_wrap(&s->bias, &bias, cpu_matmul.engine), "wrapping a bias");
+            for (int i = 0; i < (bias ? 4 : 3); i++)
+                matmul_check(matrix_wrap(&s->memories[i], &descs[i], cpu_matmul.engine), "wrapping a matrix");
         }
         dnnl_primitive_desc_destroy(d);
     }
     dnnl_post_ops_destroy(post);
     dnnl_primitive_attr_destroy(attributes);
-    MatrixDesc* descs[4] = { &a, &b, &bias, &out };
-    for (int i = 0; i < 4; i++) matrix_desc_free(descs[i]);
+    for (int i = 0; i < 4; i++) matrix_desc_free(&descs[i]);
 }
 
 // Returns the slot of a shape; if there is none yet it takes the place of the one not used for longest.
@@ -159,14 +152,13 @@ static MatmulSlot* matmul_slot(ProductShape shape) {
 static bool product_by_primitive(Product p) {
     MatmulSlot* s = matmul_slot(p.shape);
     if (s->primitive == NULL) return false;
+    dnnl_memory_t* m = s->memories;
     dnnl_exec_arg_t arguments[4] = {
-        { DNNL_ARG_SRC, s->a }, { DNNL_ARG_WEIGHTS, s->b }, { DNNL_ARG_DST, s->out }, { DNNL_ARG_BIAS, s->bias }
+        { DNNL_ARG_SRC, m[0] }, { DNNL_ARG_WEIGHTS, m[1] }, { DNNL_ARG_DST, m[2] }, { DNNL_ARG_BIAS, m[3] }
     };
-    matmul_check(dnnl_memory_set_data_handle(s->a, (void*)p.a), "passing a matrix");
-    matmul_check(dnnl_memory_set_data_handle(s->b, (void*)p.b), "passing a matrix");
-    matmul_check(dnnl_memory_set_data_handle(s->out, p.out), "passing a matrix");
-    if (s->bias != NULL) matmul_check(dnnl_memory_set_data_handle(s->bias, (void*)p.bias), "passing a bias");
-    int count = s->bias != NULL ? 4 : 3;
+    const void* const data[4] = { p.a, p.b, p.out, p.bias };
+    int count = m[3] != NULL ? 4 : 3;
+    for (int i = 0; i < count; i++) matmul_check(dnnl_memory_set_data_handle(m[i], (void*)data[i]), "passing a matrix");
     matmul_check(dnnl_primitive_execute(s->primitive, cpu_matmul.stream, count, arguments), "a matrix product");
     matmul_check(dnnl_stream_wait(cpu_matmul.stream), "a matrix product");
     return true;
