@@ -124,7 +124,7 @@ TEST(a_step_counts_what_is_sent_in_it) {
     for (int i = 0; i < 4; i++) {
         take_step(&w, 1 + i, sent[i]);
         w.comm.stats[COMM_ALL_GATHER].bytes_times_N += 7; // between steps, by an evaluation
-        assert_true(w.bytes == 1.0 + (double)sent[i] && w.min == (double)least[i] && w.max == (double)most[i]);
+        assert_true(w.bytes == 1.0 + (double)sent[i] && w.sent.min == (double)least[i] && w.sent.max == (double)most[i]);
         assert_int_equal(w.steps, 1 + i);
     }
     assert_true(w.seconds_total == 1);
@@ -202,8 +202,8 @@ static void report_as(const Ranks* t, int rank) {
     control_join(&w.control, meeting->address);
     w.comm.size = t->N;
     w.steps = 2;
-    w.min = t->sent[rank] + fmin(0, t->more[rank]);
-    w.max = t->sent[rank] + fmax(0, t->more[rank]);
+    w.sent.min = t->sent[rank] + fmin(0, t->more[rank]);
+    w.sent.max = t->sent[rank] + fmax(0, t->more[rank]);
     bool as_predicted = report_sent(&w, t->predicted[rank]);
     control_stop(&w.control);
     exit(as_predicted ? 0 : 2);

@@ -114,8 +114,7 @@ void classifier_part_stats(float* stats, const floatX* logits, const int* target
     check_launch("classifier_part_stats");
 }
 
-// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's exponentials are
-// relative to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
+// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3), as cpu/classifier.h does.
 __device__ inline float loss_of_parts(RunningSoftmax* whole, const float* all, int i, int parts, int N) {
     RunningSoftmax s = { -3.402823466e38f, 0 };
     float target_logit = 0; // only one part has one that is not 0
