@@ -566,10 +566,7 @@ typedef struct {
 } WordCursor;
 
 static inline WordCursor word_first(const char* text, size_t n) {
-    WordCursor c;
-    memset(&c, 0, sizeof c);
-    c.text = text;
-    c.n = n;
+    WordCursor c = { text, n, 0, 0, 0, false };
     return c;
 }
 

@@ -7,14 +7,8 @@ end with status 1 (watchdog.h). A run cannot continue without a rank: it restart
 connections carry small messages between hosts, with which ranks compare their state and decide together (control_all_gather).
 On a rank that is alone every function returns at once.
 
-Usage, on every rank:
-    control_init(&c, ranks, timeout, out);
-    char address[CONTROL_ADDRESS] = "";
-    if (ranks.rank == 0) control_listen(&c, address);
-    ... every rank gets rank 0's address, for example by MPI_Bcast; or "", if the launcher names a place (ranks.meeting) ...
-    control_join(&c, address);
-    ... flight_recorder_issue(&c.recorder, ...) and so on: what the watchdog watches ...
-    control_stop(&c);
+Every rank calls control_init, control_join and control_stop; rank 0 first calls control_listen, and the others get its address, for
+example by MPI_Bcast, unless the launcher names a place (ranks.meeting). The watchdog watches what is noted in c.recorder.
 
 Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal handlers must find.
 */

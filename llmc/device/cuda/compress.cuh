@@ -229,10 +229,9 @@ void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n
 }
 
 // ---- the k largest ----
-// The magnitude of the k-th largest element is found digit by digit from the highest: a digit's histogram says which
-// bin the k-th is in, and how many of the k are above it. Then blocks count what they will send, and write it where
-// their turn is. Counts are whole numbers, so the order of atomic additions does not matter. Reads x five times, and
-// writes kept: 24 bytes an element.
+// The k-th's magnitude is found digit by digit, as in cpu/compress.h. Then blocks count what they will send, and write it where
+// their turn is. Counts are whole numbers, so the order of atomic additions does not matter. Reads x five times, and writes kept:
+// 24 bytes an element.
 constexpr int TOP_K_BINS = 2048, TOP_K_BLOCKS = 512;
 __host__ __device__ constexpr int top_k_shift(int digit) { return digit == 0 ? 20 : digit == 1 ? 10 : 0; }
 
