@@ -144,8 +144,7 @@ static inline void logger_open(Logger* g, const OptionTable* table, const Option
         require(g->file != NULL, "%s: cannot be opened for writing: %s; give another --out", g->path, strerror(errno));
         if (continued) logger_cut(g, resumed_step);
     }
-    json_t* first = json_object();
-    json_object_set_new(first, "run", run);
+    json_t* first = json_pack("{so}", "run", run);
     if (g->file && ftello(g->file) == 0) logger_write(g, first);
     else json_decref(first);
 }

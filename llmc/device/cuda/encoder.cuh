@@ -176,7 +176,6 @@ void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const
     check_launch("encoder_backward, positions");
 }
 void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
-    TokenRange whole = { 0, cuda_layers.shapes.Vp };
-    encoder_part_backward(dwte, dwpe, dout, tokens, whole, B, T, C, mode);
+    encoder_part_backward(dwte, dwpe, dout, tokens, { 0, cuda_layers.shapes.Vp }, B, T, C, mode);
 }
 #endif
