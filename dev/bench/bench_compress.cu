@@ -38,15 +38,15 @@ static const AdamW adamw = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 30 };
     KERNEL(round_16, "bf16", G + 10, a->half, a->kept, a->grads, a->error, DTYPE_BF16, 1, a->n) \
     KERNEL(round_16, "fp16", G + 10, a->half, a->kept, a->grads, a->error, DTYPE_F16, 1024, a->n) \
     KERNEL(widen_16, "fp16", 2 + G, a->out, a->half, DTYPE_F16, 1 / 1024.0f, a->n) \
-    KERNEL(quantise, "8 bits", G + 8 + BYTE_BLOCKS, a->blocks8, a->kept, a->grads, a->error, a->n, 8) \
-    KERNEL(quantise, "8 bits, no error", G + BYTE_BLOCKS, a->blocks8, NULL, a->grads, NULL, a->n, 8) \
-    KERNEL(quantise, "4 bits", G + 8 + HALF_BLOCKS, a->blocks4, a->kept, a->grads, a->error, a->n, 4) \
-    KERNEL(dequantise_sum_fp32, "8 bits, 4 rows", ROWS * BYTE_BLOCKS + 4, a->x, a->blocks8, ROWS, a->n, 8) \
-    KERNEL(dequantise_sum_fp32, "4 bits, 4 rows", ROWS * HALF_BLOCKS + 4, a->x, a->blocks4, ROWS, a->n, 4) \
-    KERNEL(dequantise_sum, "8 bits, 1 row", BYTE_BLOCKS + G, a->out, a->blocks8, 1, a->n, 8) \
-    KERNEL(dequantise_sum, "4 bits, 1 row", HALF_BLOCKS + G, a->out, a->blocks4, 1, a->n, 4) \
+    KERNEL(quantise, "8 bits", G + 8 + BYTE_BLOCKS, a->blocks8, a->kept, a->grads, FLOATX_DTYPE, a->error, a->n, 8) \
+    KERNEL(quantise, "8 bits, no error", G + BYTE_BLOCKS, a->blocks8, NULL, a->grads, FLOATX_DTYPE, NULL, a->n, 8) \
+    KERNEL(quantise, "4 bits", G + 8 + HALF_BLOCKS, a->blocks4, a->kept, a->grads, FLOATX_DTYPE, a->error, a->n, 4) \
+    KERNEL(dequantise_sum, "8 bits, 4 rows", ROWS * BYTE_BLOCKS + 4, a->x, DTYPE_F32, a->blocks8, ROWS, a->n, 8) \
+    KERNEL(dequantise_sum, "4 bits, 4 rows", ROWS * HALF_BLOCKS + 4, a->x, DTYPE_F32, a->blocks4, ROWS, a->n, 4) \
+    KERNEL(dequantise_sum, "8 bits, 1 row", BYTE_BLOCKS + G, a->out, FLOATX_DTYPE, a->blocks8, 1, a->n, 8) \
+    KERNEL(dequantise_sum, "4 bits, 1 row", HALF_BLOCKS + G, a->out, FLOATX_DTYPE, a->blocks4, 1, a->n, 4) \
     KERNEL(pack_signs, "mean", 8 + 1 / 8.0, a->signs, a->kept, a->error, a->n, SIGN_MEAN) \
-    KERNEL(unpack_signs_sum, "4 rows", ROWS / 8.0 + G, a->out, a->signs, ROWS, a->n) \
+    KERNEL(unpack_signs_sum, "4 rows", ROWS / 8.0 + G, a->out, FLOATX_DTYPE, a->signs, ROWS, a->n) \
     KERNEL(pack_top_k, "1 %", 8 + 8 * SENT, a->sparse, a->kept, a->error, a->n, a->k) \
     /* a sum is read and written for each */ \
     KERNEL(sparse_sum_fp32, "1 %, 4 rows", 4 + 16 * ROWS * SENT, a->x, a->sparse, ROWS, a->n, a->k) \

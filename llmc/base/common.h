@@ -71,6 +71,10 @@ static inline void* xrealloc(void* old, size_t bytes) {
     require(p != NULL, "out of host memory: %zu bytes were asked for", bytes);
     return p;
 }
+// Returns the array (n elements of `size` bytes) with room for one more. It grows where n is 0, 1, 2, 4, 8, ..., so no capacity is kept.
+static inline void* with_room(void* array, size_t n, size_t size) {
+    return (n & (n - 1)) == 0 ? xrealloc(array, (n ? 2 * n : 1) * size) : array;
+}
 static inline char* xstrdup(const char* s) {
     size_t n = strlen(s) + 1;
     return (char*)memcpy(xcalloc(n, 1), s, n);
@@ -101,6 +105,20 @@ static inline const char* format_bytes(char* out, size_t size, double bytes) {
     while (bytes >= 999.5 && u < 4) { bytes /= 1000; u++; }
     snprintf(out, size, u > 0 && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, units[u]);
     return out;
+}
+
+// Returns the length of the UTF-8 character that begins with text (n > 0 bytes), which may be a part of it; 0: none does, by table
+// 3-7 of the Unicode Standard.
+static inline size_t utf8_prefix(const char* text, size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    if (s[0] < 0x80) return 1;
+    size_t length = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
+    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
+    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80; // no overlong forms
+    unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF; // no surrogates, nothing above U+10FFFF
+    if (n > 1 && (s[1] < low || s[1] > high)) return 0;
+    for (size_t i = 2; i < length && i < n; i++) if ((s[i] & 0xC0) != 0x80) return 0;
+    return length;
 }
 
 // Returns the seconds on a clock that never jumps.

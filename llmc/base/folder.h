@@ -34,6 +34,10 @@ static inline bool pwrite_all(int fd, const void* data, size_t n, size_t offset)
 
 // A file that is about to be read, and what to do if it is damaged: "copy it again".
 typedef struct { const char *path, *remedy; } FileSource;
+static inline FileSource file_source(const char* path, const char* remedy) {
+    FileSource from = { path, remedy };
+    return from;
+}
 
 // Dies with "PATH: what is wrong; REMEDY".
 __attribute__((noreturn)) PRINTF_LIKE(4, 5)

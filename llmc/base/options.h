@@ -21,17 +21,13 @@ typedef struct {
     const char* help;
     bool given;          // on the command line
 } OptionSpec;
-typedef struct { int before; const char* text; } OptionHeading; // --help prints it before option number `before`
 
 #define MAX_OPTIONS 80
-#define MAX_HEADINGS 16
 typedef struct {
     const char* program; // "train_gpt2_single"
     const char* purpose; // one line for --help
     OptionSpec specs[MAX_OPTIONS];
     int count;
-    OptionHeading headings[MAX_HEADINGS];
-    int heading_count;
     const char* operands_form;       // what --help calls the arguments that are not options: "IN OUT"; NULL: there are none
     int min_operands, max_operands;
     const char** operands;           // (operand_count) those of the command line, after options_parse; owned
@@ -74,12 +70,6 @@ static inline void option_choice(OptionTable* t, const char* name, int* value, c
 static inline void option_flag(OptionTable* t, const char* name, int* value, const char* help) {
     options_add(t, name, OPTION_FLAG, value, "", 0, 1, help);
 }
-// --help prints this line above the options that are added after it.
-static inline void option_heading(OptionTable* t, const char* text) {
-    require(t->heading_count < MAX_HEADINGS, "the option table has no room for more headings (%d)", MAX_HEADINGS);
-    OptionHeading h = { t->count, text };
-    t->headings[t->heading_count++] = h;
-}
 // Gives the option added last a one-letter name.
 static inline void option_letter(OptionTable* t, char letter) { t->specs[t->count - 1].letter = letter; }
 
@@ -101,15 +91,14 @@ static inline void options_help(const OptionTable* t) {
     for (int i = 0; i < t->count; i++) {
         const OptionSpec* s = &t->specs[i];
         char left[80], value[128], letter[8] = "    ";
-        for (int h = 0; h < t->heading_count; h++) if (t->headings[h].before == i) printf("%s%s\n", i ? "\n" : "", t->headings[h].text);
         option_format(s, value, sizeof value);
         if (s->letter) snprintf(letter, sizeof letter, "-%c, ", s->letter);
         snprintf(left, sizeof left, "%s--%s %s", letter, s->name, s->form);
         const char* quote = s->kind == OPTION_TEXT ? "'" : "";
         printf("  %-46s%s%s  [%s%s%s]\n", left, strlen(left) > 45 ? "\n                                                " : "", s->help, quote, value, quote);
     }
-    printf("%s  -h, --help                                    print this and exit\n", t->heading_count ? "\n" : "");
-    printf("\nWhat is [on] or [off] is a switch: --NAME turns it on, --no-NAME off.\n");
+    printf("  -h, --help                                    print this and exit\n\n"
+           "What is [on] or [off] is a switch: --NAME turns it on, --no-NAME off.\n");
 }
 
 static inline void option_set(const OptionSpec* s, const char* text) {
@@ -142,8 +131,7 @@ static inline void option_set(const OptionSpec* s, const char* text) {
     }
 }
 
-// Returns the option that an argument names in its first `length` characters, or NULL. *off: it is a switch, named as
-// --no-NAME.
+// Returns the option that an argument names in its first `length` characters, or NULL. *off: by --no-NAME, as a switch may be.
 static inline OptionSpec* option_find(OptionTable* t, const char* argument, size_t length, bool* off) {
     for (int i = 0; i < t->count; i++) {
         OptionSpec* s = &t->specs[i];

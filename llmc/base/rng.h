@@ -60,8 +60,7 @@ static inline float random_cosine_turn(float u) {
 }
 
 // Standard normal by Box and Muller, element number i of a stream. It takes only additions, multiplications, one division and
-// one square root, which IEEE 754 defines to the bit. So the number is the same on every machine, whatever its libm, and
-// loops over it become vector code.
+// one square root, which IEEE 754 defines to the bit: the same number on every machine. And loops over it become vector code.
 static inline float random_normal(uint64_t seed, uint64_t stream, uint64_t i) {
     Philox r = philox(seed, stream, i);
     float u1 = ((float)(r.x[0] >> 8) + 0.5f) * 0x1p-24f, u2 = (float)(r.x[1] >> 8) * 0x1p-24f; // (0,1), [0,1)

@@ -10,8 +10,7 @@ knows nothing of the line.
 
 #define LIVE_LINE 79 // characters at most: a longer line would wrap, and could not be rewritten
 
-// Returns whether process `pid` is Open MPI's mpirun, or the daemon that starts ranks for it. *parent: the process that started
-// it, 0: not known.
+// Returns whether process `pid` is Open MPI's mpirun, or the daemon that starts ranks for it. *parent: who started it; 0: not known.
 static inline bool terminal_is_launcher(long pid, long* parent) {
     static const char* const launchers[] = { "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted" };
     char path[64], text[512], name[64] = "";

@@ -29,8 +29,7 @@ USE_NCCL=1  for those on GPUs, unless make is called with USE_NCCL=0
 // ---- what ranks communicate by ----
 #if USE_MPI
 
-// Returns the backend that moves the data; NULL: none is needed. This is the only place where it is chosen, after all ranks
-// have met.
+// Returns the backend that moves the data; NULL: none is needed. It is chosen only here, after all ranks have met.
 static inline const CommBackend* comm_choose(Comm* c) {
     int asked = c->world->options.backend;
     if (c->size == 1 && asked != COMM_NCCL) return NULL;
@@ -54,15 +53,9 @@ static inline void comm_meet(Comm* c, const RankInfo* ranks) {
     control_join(w->control, address);
 }
 
-// Ends what comm_meet began.
-static inline void comm_leave(CommContext* w) {
-    if (w->mpi) mpi_leave(w);
-}
-
 #else // one rank: comm_require_possible sees to it
 static inline const CommBackend* comm_choose(Comm* c) { (void)c; return NULL; }
 static inline void comm_meet(Comm* c, const RankInfo* ranks) { (void)c; (void)ranks; }
-static inline void comm_leave(CommContext* w) { (void)w; }
 #endif
 
 // ---- communicators ----
@@ -164,7 +157,9 @@ static inline void comm_free(Comm* c) {
         comm_barrier(c); // the watchdog can watch this wait, but not the library's own at its end
         comm_collect_times(c);
         if (w->backend && w->backend->close) w->backend->close(c);
-        comm_leave(w);
+#if USE_MPI
+        if (w->mpi) mpi_leave(w);
+#endif
         control_stop(w->control);
     } else comm_collect_times(c); // before its stats are gone
     int at = 0;

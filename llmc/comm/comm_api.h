@@ -22,14 +22,6 @@ Emulated   link (--emulate-link, over MPI): an operation takes at least as long 
 Failures   are handled by the watchdog (control.h): it names the rank that died or hangs, and ends this process.
 
 A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
-
-Each header of this folder uses what it includes, and the prototypes here, which stages also call:
-
-    comm_api.h  types, options, prototypes                comm_operations.h  issues operations and waits for them
-    sums.h      sums in rank order, in host memory        ring.h   an all-reduce made of sends and receives
-    mpi.h       a backend: MPI, with staging_cpu.h or staging_cuda.cuh
-    nccl.cuh    a backend: NCCL, with nccl_library.cuh and nccl_windows.cuh
-    comm.h      includes those that a program needs, chooses the backend, makes and frees communicators
 */
 #ifndef LLMC_COMM_API_H
 #define LLMC_COMM_API_H
@@ -96,7 +88,7 @@ static inline const char* comm_all_reduce_text(const CommOptions* o) {
 typedef long long CommOp; // number of an operation on its communicator, from 0
 
 typedef struct {
-    unsigned long long calls, elements_times_N, bytes_times_N; // sent per rank, by the formula
+    unsigned long long calls, bytes_times_N; // sent per rank, by the formula
     unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
     double exposed;            // seconds that compute stood still in comm_wait; comm_collect_times updates this and the next
     double busy;               // seconds from start to finish of each operation, added up, if CommContext says so
@@ -248,16 +240,14 @@ static inline void   comm_collect_times(Comm* c);
 
 // Returns what a rank of c has sent so far by the formulas above.
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-// Returns what this rank has sent so far by the formulas above, and how long it stood still, on the world and all existing
-// communicators split off it.
+// Returns the same of this rank on all existing communicators, and how long it stood still there.
 static inline double comm_rank_bytes(const Comm* world);
 static inline double comm_rank_exposed(const Comm* world);
 // observer sees each operation that is waited for from now on; NULL: no observer.
 static inline void   comm_observe(Comm* c, CommObserver observer, void* self);
 
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
-// Returns the bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks split off it, until the
-// world's comm_free.
+// Returns the bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks, until the world's comm_free.
 static inline size_t comm_world_bytes(const Comm* c);
 static inline size_t comm_split_bytes(const Comm* c, int N);
 #define COMM_NUMBER_BYTES 64 // of the world where there is a backend, for comm_host_sum

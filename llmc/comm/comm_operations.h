@@ -130,9 +130,7 @@ static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* i
     for (int k = 0; k < COMM_EVENTS; k++) s->events[k] = -1;
     s->events[EVENT_ISSUED] = device_event();
     c->stats[kind].calls++;
-    unsigned long long sent = comm_sent_times_N(kind, n, c->size);
-    c->stats[kind].elements_times_N += sent;
-    c->stats[kind].bytes_times_N += sent * comm_type_size(t);
+    c->stats[kind].bytes_times_N += comm_sent_times_N(kind, n, c->size) * comm_type_size(t);
     int world_peer = peer >= 0 ? c->world_rank[peer] : -1;
     if (c->world->skips && c->size > 1) { // a fault on purpose
         s->begun = s->finished = true;

@@ -95,8 +95,7 @@ static inline void mpi_check(int rc, const char* what) {
 
 static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
 static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
-// Returns the elements that a rank owns of a piece: N such slices fit in the scratch and in staging memory; of an all-to-all,
-// whose input and output are both staged, 2N.
+// Returns the elements that a rank owns of a piece. N such slices fit in the scratch and in staging memory; of an all-to-all 2N.
 static inline size_t mpi_slice(const MpiOp* o) {
     size_t rows = (size_t)o->comm->size * (o->slot->kind == COMM_ALL_TO_ALL ? 2 : 1);
     return size_max(1, COMM_PIECE / mpi_element(o) / rows);
@@ -445,9 +444,8 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
 }
 
-// Between two looks at MPI it sleeps, because the layers need the cores, and there may be more ranks than cores: a thread that slept
-// may continue when it wakes. (sched_yield gives the core away for a whole time slice each time: an all-reduce beside ranks that
-// compute took several times as long.)
+// Between two looks at MPI it sleeps, because the layers need the cores, and a thread that slept may continue when it wakes. (With
+// sched_yield, which gives the core away for a whole time slice, an all-reduce beside ranks that compute took several times as long.)
 static inline void* mpi_thread(void* argument) {
     MpiEngine* e = (MpiEngine*)argument;
     CommContext* w = e->world->world;

@@ -46,8 +46,7 @@ __device__ inline void comm_narrow(__nv_bfloat16* to, float x) { *to = __float2b
 __device__ inline void comm_narrow(__half* to, float x) { *to = __float2half_rn(x); }
 __device__ inline void comm_narrow(double* to, double x) { *to = x; }
 
-// out (n) = the sum of N rows in their order, rounded once: the bits of comm_add_rows. Row `rank` is own (n), which may be out;
-// row q of the others is rows + q stride.
+// out (n) = the sum of N rows in their order, rounded once, as comm_add_rows. Row `rank` is own (n), perhaps out; else rows + q stride.
 template <typename T>
 __global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int rank, size_t stride, size_t n) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
@@ -110,17 +109,23 @@ static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf
     }
 }
 
-// One piece of a reduce-scatter: elements [at, at+n) of every part.
-static inline void nccl_reduce_scatter_ordered(Comm* c, const CommSlot* s, size_t at, size_t n) {
-    NcclLink* l = (NcclLink*)c->link;
-    size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
+// Elements [at, at+n) of row q of the input go to rank q, and row q of `to`, whose rows are to_row apart, comes from it.
+static inline void nccl_exchange_rows(Comm* c, const CommSlot* s, size_t at, size_t n, char* to, size_t to_row) {
+    size_t element = comm_type_size(s->type);
     nccl_group();
     for (int q = 0; q < c->size; q++) {
         if (q == c->rank) continue;
         nccl_send(c, s, (const char*)s->in + ((size_t)q * s->n + at) * element, n, q);
-        nccl_recv(c, s, l->scratch + (size_t)q * row * element, n, q);
+        nccl_recv(c, s, to + (size_t)q * to_row * element, n, q);
     }
     nccl_group_end(c, s);
+}
+
+// One piece of a reduce-scatter: elements [at, at+n) of every part.
+static inline void nccl_reduce_scatter_ordered(Comm* c, const CommSlot* s, size_t at, size_t n) {
+    NcclLink* l = (NcclLink*)c->link;
+    size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
+    nccl_exchange_rows(c, s, at, n, l->scratch, row);
     const char* own = (const char*)s->in + ((size_t)c->rank * s->n + at) * element;
     nccl_add_rows(l, (char*)s->out + at * element, own, l->scratch, c->size, c->rank, row, n, s->type);
 }
@@ -149,17 +154,10 @@ static inline void nccl_all_reduce_ring(Comm* c, const CommSlot* s, char* buf, s
 static inline void nccl_all_to_all(Comm* c, const CommSlot* s) {
     NcclLink* l = (NcclLink*)c->link;
     size_t bytes = s->n * comm_type_size(s->type), own = (size_t)c->rank * bytes;
-    const char* in = (const char*)s->in;
     char* out = (char*)s->out;
     if (bytes > 0)
-        cuda_check(cudaMemcpyAsync(out + own, in + own, bytes, cudaMemcpyDeviceToDevice, l->stream), "all-to-all");
-    nccl_group();
-    for (int q = 0; q < c->size; q++) {
-        if (q == c->rank) continue;
-        nccl_send(c, s, in + (size_t)q * bytes, s->n, q);
-        nccl_recv(c, s, out + (size_t)q * bytes, s->n, q);
-    }
-    nccl_group_end(c, s);
+        cuda_check(cudaMemcpyAsync(out + own, (const char*)s->in + own, bytes, cudaMemcpyDeviceToDevice, l->stream), "all-to-all");
+    nccl_exchange_rows(c, s, 0, s->n, out, s->n);
 }
 
 // ---- each kind of operation, onto the communicator's stream ----
@@ -249,8 +247,7 @@ static inline bool nccl_is_over(CommContext* w, NcclOp* o) {
     return o->over = true;
 }
 
-// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it,
-// or NULL.
+// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it.
 static inline NcclOp* nccl_look_at(CommContext* w, NcclLink* l) {
     for (; l->done < l->issued; l->done++) {
         NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
@@ -283,8 +280,7 @@ static inline void nccl_note(CommContext* w) {
         for (long long k = l->done; k < l->issued; k++) nccl_is_over(w, &l->ops[k % COMM_IN_FLIGHT]);
     }
 }
-// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, which compute waits for as well. The GPU
-// goes on with the others.
+// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, for which compute waits as well.
 static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
     NcclEngine* e = (NcclEngine*)w->nccl;
     for (long long oldest = l->done; l->done == oldest; ) nccl_look(e);
@@ -361,9 +357,7 @@ static inline void nccl_open(Comm* c) {
     cuda_check(cudaStreamCreateWithFlags(&e->to_host, cudaStreamNonBlocking), "the stream for copies to the host");
     ncclUniqueId id;
     if (c->rank == 0) nccl_check(nccl.ncclGetUniqueId(&id), "ncclGetUniqueId");
-    ControlBytes said = control_broadcast(w->control, &id, sizeof id);
-    memcpy(&id, said.data, sizeof id);
-    free(said.data);
+    control_share(w->control, &id, sizeof id);
     NcclLink* l = nccl_link_new();
     ncclConfig_t config = nccl_config();
     OpRecord op = flight_recorder_issue(w->recorder, "control", "connect", 0, "bytes", -1);

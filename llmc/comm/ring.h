@@ -21,11 +21,8 @@ typedef struct {
 } RingStep;
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }
-static inline int ring_next(int rank, int N) { return (rank + 1) % N; }
-static inline int ring_before(int rank, int N) { return (rank + N - 1) % N; }
 // Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)): sizes differ by one at most, and may be 0.
 static inline size_t ring_chunk(size_t c, int N, size_t n) { return n / (size_t)N * c + n % (size_t)N * c / (size_t)N; }
-static inline size_t ring_largest_chunk(int N, size_t n) { return ceil_div(n, (size_t)N); }
 
 // Rank's part in step 0 .. ring_steps(N)-1 of an all-reduce of n elements. At step s of a half, rank r sends the chunk that it
 // completed at step s-1: r-s in the first half; the second begins with the chunk that is finished here, r+1.
@@ -53,7 +50,7 @@ typedef struct {
     int rank, N, step;
     size_t n, element;          // elements, and bytes of each
     char* buf;                  // (n) becomes the sum over ranks, a view
-    char* scratch;              // (ring_largest_chunk) a view
+    char* scratch;              // (the largest chunk) a view
     const RingCarrier* carrier;
     void* self;                 // the carrier's own
 } Ring;
@@ -68,8 +65,8 @@ static inline bool ring_advance(Ring* r) {
     if (r->step == ring_steps(r->N)) return false;
     RingStep now = ring_step(r->rank, r->N, r->n, r->step);
     char* to = now.adds ? r->scratch : r->buf + now.recv_at * r->element;
-    r->carrier->exchange(r->self, r->buf + now.send_at * r->element, now.send_n, ring_next(r->rank, r->N),
-                         to, now.recv_n, ring_before(r->rank, r->N));
+    r->carrier->exchange(r->self, r->buf + now.send_at * r->element, now.send_n, (r->rank + 1) % r->N,
+                         to, now.recv_n, (r->rank + r->N - 1) % r->N);
     r->step++;
     return true;
 }

@@ -24,8 +24,7 @@ static void comm_add_block(void* out, const void* const* rows, int N, size_t beg
     convert_slice((char*)out + at, (DType)t, sum, DTYPE_F32, n);
 }
 
-// out (n) = rows[0] + rows[1] + ... + rows[N-1], each (n), in this order, rounded once. out may be one of the rows. All threads
-// share the elements.
+// out (n) = rows[0] + rows[1] + ... + rows[N-1], each (n), in this order, rounded once. out may be one of the rows.
 static inline void comm_add_rows(void* out, const void* const* rows, int N, size_t n, CommType t) {
     // up to 8192 elements, waking threads would take longer than the sum
     #pragma omp parallel for schedule(static) if (n > 16 * COMM_SUM_BLOCK)

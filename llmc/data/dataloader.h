@@ -53,14 +53,13 @@ typedef struct {
     int *inputs, *targets;          // (B,T) views
     int valid;                      // targets that count: not -1
     double bytes;                   // DATA_EVAL: of text that these targets stand for; NaN: the tokenizer does not know them all
-    // the next global batch; between two steps this is what a checkpoint keeps for dataloader_seek
-    long long epoch, position;
+    DataCursor next;                // what is handed out next; between two steps a checkpoint keeps it for dataloader_seek
     // about the data
     size_t num_tokens;
     bool masked;                    // not all tokens count in the loss:
     size_t num_counted;             // of the tokens that can be targets, so many do
     int masks_unused;               // shards whose masks MASK_NONE leaves out
-    long long num_sequences, steps_per_epoch;
+    long long num_sequences;
     long long num_batches;          // global batches that cover the data once, the last one perhaps padded
     int accumulation;               // micro-batches per step and rank
     long long waits;                // how often dataloader_next found nothing read yet, except the first after a seek
@@ -80,7 +79,6 @@ typedef struct {
     const Tokenizer* tokenizer;     // not owned; NULL: no text file will come, and bytes are not counted
     uint16_t* scratch;              // (T+1) owned
     int* row;                       // (T+1) owned
-    DataCursor handed_out;          // the micro-batch that dataloader_next gives next
     DataCursor reading;             // the micro-batch that the thread reads next, the thread's own while it runs
     pthread_t thread;
     pthread_mutex_t lock;           // guards what follows
@@ -307,9 +305,7 @@ static inline void dataloader_seek(DataLoader* d, long long epoch, long long pos
             " as before", d->option, position, epoch, d->num_sequences);
     dataloader_stop(d);
     DataCursor before = { epoch, position - d->shape.global_batch, d->accumulation - 1 };
-    d->handed_out = d->reading = dataloader_after(d, before);
-    d->epoch = d->handed_out.epoch;
-    d->position = d->handed_out.position;
+    d->next = d->reading = dataloader_after(d, before);
     d->produced = d->consumed = d->held = 0;
     int rc = pthread_create(&d->thread, NULL, dataloader_thread, d);
     require(rc == 0, "%s: cannot start the thread that reads ahead: %s", d->option, strerror(rc));
@@ -325,7 +321,7 @@ static inline long long dataloader_targets_of(const DataLoader* d, long long epo
 }
 // Of the next global batch: of all ranks and micro-batches, before any of them is read. Nothing is communicated.
 static inline long long dataloader_targets(const DataLoader* d) {
-    return dataloader_targets_of(d, d->epoch, d->position, d->shape.global_batch);
+    return dataloader_targets_of(d, d->next.epoch, d->next.position, d->shape.global_batch);
 }
 
 // Returns the seconds that training waited for data since the last call. The device has passed these waits.
@@ -340,9 +336,9 @@ static inline double dataloader_waited(DataLoader* d) {
     return seconds;
 }
 
-// Hands out the next micro-batch: inputs, targets, valid. With the last one of a step, epoch and position move on.
+// Hands out the next micro-batch: inputs, targets, valid.
 static inline void dataloader_next(DataLoader* d) {
-    bool new_step = d->handed_out.micro == 0;
+    bool new_step = d->next.micro == 0;
     if (new_step) device_synchronize(); // else the thread would overwrite what is still being copied
     pthread_mutex_lock(&d->lock);
     if (new_step) d->held = d->consumed;
@@ -368,10 +364,7 @@ static inline void dataloader_next(DataLoader* d) {
     d->targets = d->slot_targets + offset;
     d->valid = d->slot_valid[slot];
     if (d->use == DATA_EVAL) d->bytes = dataloader_bytes(d->tokenizer, d->targets, (size_t)d->shape.B * (size_t)d->shape.T);
-    d->handed_out = dataloader_after(d, d->handed_out);
-    if (d->handed_out.micro != 0) return;
-    d->epoch = d->handed_out.epoch;
-    d->position = d->handed_out.position;
+    d->next = dataloader_after(d, d->next);
 }
 
 static inline void dataloader_check(const DataLoader* d, const char* pattern) {
@@ -399,14 +392,9 @@ static inline void dataloader_init(DataLoader* d, const char* option, const char
     d->shape = s;
     d->use = use;
     d->tokenizer = tokenizer;
-    long long per_micro = (long long)s.B * s.ranks;
-    require(s.global_batch > 0 && s.global_batch % per_micro == 0,
-            "--total-batch-size makes %lld sequences of --seq-len %d a step, which must be a multiple of --batch-size %d x %d ranks",
-            s.global_batch, s.T, s.B, s.ranks);
     dataloader_open_shards(d, pattern, tokenizer);
     dataloader_check(d, pattern);
-    d->accumulation = (int)(s.global_batch / per_micro);
-    d->steps_per_epoch = d->num_sequences / s.global_batch;
+    d->accumulation = (int)(s.global_batch / ((long long)s.B * s.ranks));
     d->num_batches = (d->num_sequences + s.global_batch - 1) / s.global_batch;
     d->slots = d->accumulation + 1;
     size_t elements = (size_t)d->slots * (size_t)s.B * (size_t)s.T;

@@ -20,8 +20,7 @@ left beside another token file would otherwise train on the wrong tokens, and no
 #define MASK_HEADER_BYTES ((size_t)64)
 enum { MASK_HEADER_MAGIC, MASK_HEADER_TOKENS, MASK_HEADER_COUNTED, MASK_HEADER_BITS, MASK_HEADER_SAMPLE, MASK_HEADER_WORDS = 8 };
 
-// MASK_AUTO: masks are used where there are any; then every shard must have one. MASK_REQUIRED: every shard must have one in any
-// case. MASK_NONE: all tokens count.
+// MASK_AUTO: all shards have a mask, or none has. MASK_REQUIRED: every shard must have one. MASK_NONE: all tokens count.
 typedef enum { MASK_AUTO, MASK_REQUIRED, MASK_NONE } MaskUse;
 
 typedef struct {
@@ -32,8 +31,7 @@ typedef struct {
 } TokenMask;
 
 static inline FileSource mask_source(const char* path) {
-    FileSource from = { path, "make both files again with dev/data/tokenize, or train with --mask none, which counts all tokens" };
-    return from;
+    return file_source(path, "make both files again with dev/data/tokenize, or train with --mask none, which counts all tokens");
 }
 
 // Returns the name of a token file's mask: "a/train.mask" of "a/train.bin". The caller frees it.
@@ -54,8 +52,7 @@ static inline size_t mask_count(const TokenMask* m, size_t first, size_t n) {
     return counted;
 }
 
-// A checksum of 64 spans of up to 64 tokens, spread over a token file: enough to tell one data set from another without reading
-// all of it. Returns false if they cannot be read.
+// A checksum of 64 spans of up to 64 tokens, spread over a token file: it tells data sets apart. Returns false if it cannot be read.
 static inline bool mask_sample(int fd, size_t count, uint64_t* sum) {
     enum { SPAN = 64, SPANS = 64 };
     uint16_t tokens[SPAN];

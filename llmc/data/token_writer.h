@@ -116,12 +116,10 @@ static inline void mask_writer_close(MaskWriter* w, TokenWriter* tokens) {
     if (bytes > 0) memcpy(file + MASK_HEADER_BYTES, m->bits, bytes);
     unlink(temporary); // of a process with the same number that was killed
     bool done = file_write(temporary, file, MASK_HEADER_BYTES + bytes) && rename(temporary, path) == 0;
-    if (!done) {
-        const char* reason = strerror(errno);
-        unlink(temporary);
-        unlink(tokens->temporary);
-        die("cannot write %s: %s; nothing new is under that name", path, reason);
-    }
+    int reason = errno;
+    if (!done) unlink(temporary);
+    errno = reason;
+    token_writer_check(tokens, done, "write the mask of");
     free(file);
     free(temporary);
     free(path);

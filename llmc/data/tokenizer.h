@@ -74,8 +74,7 @@ static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* l
     return t->bytes + t->start[id];
 }
 
-// ----------------------------------------------------------------------------
-// tokens by their bytes: an open-addressing table of ids, used while opening only
+// ---- tokens by their bytes: an open-addressing table of ids, used while opening only ----
 
 typedef struct {
     int* slots;   // (count, a power of two) token or -1, owned
@@ -125,8 +124,7 @@ static inline TokenMap token_map_make(Tokenizer* t, FileSource from, size_t most
     return m;
 }
 
-// ----------------------------------------------------------------------------
-// pairs that merge
+// ---- pairs that merge ----
 
 static inline PairSlot* pair_slot(const Tokenizer* t, uint64_t key) {
     uint64_t h = key * 0x9E3779B97F4A7C15ull;
@@ -164,14 +162,12 @@ static inline bool pair_add(Tokenizer* t, int left, int right, uint32_t rank) {
     return true;
 }
 
-// ----------------------------------------------------------------------------
-// files
+// ---- files ----
 
 #define TOKENIZER_MAX_FILE ((size_t)1 << 30) // bytes; GPT-2's are about one million
 
 static inline FileSource tokenizer_source(const char* path) {
-    FileSource from = { path, "wanted: bytes, GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin" };
-    return from;
+    return file_source(path, "wanted: bytes, GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin");
 }
 
 // llm.c's tokenizer .bin: 256 int32 of header (magic, version 2, tokens, end-of-text token), then per token a length
@@ -232,8 +228,7 @@ static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char*
     free(map.slots);
 }
 
-// ----------------------------------------------------------------------------
-// words
+// ---- words ----
 
 // GPT-2's expression. Its \s is Unicode's White_Space, spelled out because PCRE2's has one character more (U+180E).
 // ++ is + where giving characters back could not help: the matcher then remembers nothing, however long the run.
@@ -256,8 +251,7 @@ static inline void tokenizer_prepare(Tokenizer* t) {
     t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
 }
 
-// ----------------------------------------------------------------------------
-// GPT-2's text form of bytes: each byte is one printable character, so that vocab.json and merges.txt are plain text
+// ---- GPT-2's text form of bytes: each byte is one printable character, so that vocab.json and merges.txt are plain text ----
 
 static inline bool byte_is_printable(int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; }
 
@@ -375,9 +369,8 @@ static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const To
     free(file);
 }
 
-// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's. Other tokens
-// were added to the vocabulary: either the word pattern cuts them, as it cuts <pad>, so no text becomes them, or they come before all
-// bytes, as in trainers.
+// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's. Tokens that
+// were added are no text: either the word pattern cuts them, as it cuts <pad>, or they come before all bytes, as in trainers.
 static inline void tokenizer_check_merges(const Tokenizer* t, FileSource from) {
     bool* made = (bool*)xcalloc((size_t)t->vocab_size, sizeof *made);
     int missing = 0, first = -1, first_byte = t->vocab_size;
@@ -413,8 +406,7 @@ static inline void tokenizer_open_json(Tokenizer* t, FileSource from, const char
     free(map.slots);
 }
 
-// ----------------------------------------------------------------------------
-// opening
+// ---- opening ----
 
 static inline void tokenizer_open_bytes(Tokenizer* t) {
     t->vocab_size = 257;
@@ -471,8 +463,7 @@ static inline void tokenizer_free(Tokenizer* t) {
     memset(t, 0, sizeof *t);
 }
 
-// ----------------------------------------------------------------------------
-// encoding one word
+// ---- encoding one word ----
 
 // Returns the number of tokens of a word (n > 0), written to out (at most n). The pair of the lowest rank merges first, of equal
 // ranks the leftmost. One pass merges all pairs of the lowest rank, unless that makes a pair of a lower one: so it takes n steps for
@@ -529,22 +520,12 @@ static inline size_t encode_word(const Tokenizer* t, const char* word, size_t n,
     return count;
 }
 
-// ----------------------------------------------------------------------------
-// encoding text
+// ---- encoding text ----
 
-// Returns the length of the UTF-8 character at s (n > 0 bytes are there), 0 if there is none: table 3-7 of the Unicode
-// Standard.
-static inline size_t utf8_length(const char* text, size_t n) {
-    const unsigned char* s = (const unsigned char*)text;
-    if (s[0] < 0x80) return 1;
-    size_t length = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
-    if (s[0] < 0xC2 || s[0] > 0xF4 || n < length) return 0;
-    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80; // no overlong forms
-    unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF; // no surrogates, nothing above U+10FFFF
-    if (s[1] < low || s[1] > high) return 0;
-    for (size_t i = 2; i < length; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    return length;
+// Returns the length of the UTF-8 character at s (n > 0 bytes); 0: there is none, or not all of it.
+static inline size_t utf8_length(const char* s, size_t n) {
+    size_t length = utf8_prefix(s, n);
+    return length <= n ? length : 0;
 }
 
 // Returns the length of the longest stretch from s that is valid UTF-8 throughout, or invalid throughout.
@@ -585,10 +566,7 @@ typedef struct {
 } WordCursor;
 
 static inline WordCursor word_first(const char* text, size_t n) {
-    WordCursor c;
-    memset(&c, 0, sizeof c);
-    c.text = text;
-    c.n = n;
+    WordCursor c = { text, n, 0, 0, 0, false };
     return c;
 }
 

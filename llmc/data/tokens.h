@@ -24,8 +24,7 @@ typedef struct {
 } TokenFile;
 
 static inline FileSource token_file_source(const char* path) {
-    FileSource from = { path, "make it with dev/data/tokenize, or download it again" };
-    return from;
+    return file_source(path, "make it with dev/data/tokenize, or download it again");
 }
 
 // Opens a token file; dies unless header and size agree. token_file_close() ends it.
@@ -62,8 +61,5 @@ static inline void token_file_read(const TokenFile* f, size_t first, size_t n, u
 static inline void token_file_close(TokenFile* f) {
     close(f->fd);
     free(f->path);
-    f->fd = -1;
-    f->path = NULL;
-    f->count = 0;
 }
 #endif

@@ -33,8 +33,7 @@ void widen_16(floatX* out, const uint16_t* in, DType from, float factor, size_t 
 // A packed block has QUANTISE_BLOCK elements: an fp32 scale = largest |x| / L, then x / scale rounded to a whole number
 // in [-L,L]: a byte each, L = 127, or half a byte, L = 7, of which an even element has the low half. What is missing of
 // a row's last block is 0. A row may be cut between blocks: block b begins at byte quantised_bytes(b * QUANTISE_BLOCK).
-// If an element is not finite, the block's scale is NaN. Otherwise each sent value differs from x by at most half a
-// scale.
+// If an element is not finite, the block's scale is NaN. Else each sent value differs from x by at most half a scale.
 #define QUANTISE_BLOCK 256
 static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elements; bits 8 or 4
     return ceil_div(n, QUANTISE_BLOCK) * (sizeof(float) + QUANTISE_BLOCK / 8 * (size_t)bits);
@@ -42,12 +41,10 @@ static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elem
 static inline void quantise_check(int bits) {
     require(bits == 8 || bits == 4, "blocks have 8 or 4 bits a number, not %d", bits);
 }
-// packed (quantised_bytes(n, bits)) = grads (n) + error (n); kept (n) = grads + error - what packed has
-void quantise(void* packed, float* kept, const floatX* grads, const float* error, size_t n, int bits);
-void quantise_fp32(void* packed, float* kept, const float* x, const float* error, size_t n, int bits); // of x (n)
-// out (n) = the sum of packed (rows, quantised_bytes(n, bits)); rows 1: what one row has
-void dequantise_sum(floatX* out, const void* packed, int rows, size_t n, int bits);
-void dequantise_sum_fp32(float* out, const void* packed, int rows, size_t n, int bits); // the same, not rounded
+// packed (quantised_bytes(n, bits)) = x (n) + error (n); kept (n) = x + error - what packed has. t: of x, fp32 or floatX
+void quantise(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits);
+// out (n) of type t, fp32 or floatX, = the sum of packed (rows, quantised_bytes(n, bits)); rows 1: what one row has
+void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits);
 
 // ---- signs, with one scale ----
 // A row is an fp32 scale, then a bit for each element: bit i % 32 of word i / 32 is 1 where x is negative. 0 counts as
@@ -56,9 +53,8 @@ typedef enum { SIGN_MEAN, SIGN_RMS } SignScale;
 static inline size_t signs_bytes(size_t n) { return sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t); }
 // packed (signs_bytes(n)) = the scale and signs of x (n); kept (n) = x - what packed has
 void pack_signs(void* packed, float* kept, const float* x, size_t n, SignScale scale);
-// out (n) = the sum over packed (rows, signs_bytes(n)) of scale or -scale
-void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n);
-void unpack_signs_sum_fp32(float* out, const void* packed, int rows, size_t n);
+// out (n) of type t, fp32 or floatX, = the sum over packed (rows, signs_bytes(n)) of scale or -scale
+void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n);
 
 // ---- the k largest ----
 // A row is k indices (uint32_t), ascending, then the k values (float) of these elements. n is less than 2^32.
@@ -83,9 +79,6 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
 // The columns of p (n,r), r <= n, become orthonormal, in place: Gram-Schmidt from the first column on, each column
 // twice. A column that depends on those before it, as any does if p is 0, is replaced by a column of the identity.
 void orthonormalise(float* p, int n, int r);
-static inline void orthonormalise_check(int n, int r) {
-    require(r <= n, "%d columns of %d numbers cannot be orthonormal", r, n);
-}
 // out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out. share is 1/N where out stands for the sum of N ranks' m.
 void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r);
 

@@ -19,8 +19,7 @@ static inline void host_set_threads(int threads) {
     (void)threads;
 #endif
 }
-// The cores this process may use, shared fairly by the ranks on this machine, unless OMP_NUM_THREADS says otherwise. Sets and
-// returns the calling thread's number.
+// Sets and returns the calling thread's number: its share of the cores among the ranks here, or what OMP_NUM_THREADS says.
 static inline int host_share_threads(int ranks_per_machine) {
 #ifdef HOST_HAS_THREADS
     int cores = omp_get_num_procs();
@@ -35,18 +34,15 @@ static inline int host_share_threads(int ranks_per_machine) {
 // Every live allocation, so that freeing it subtracts its bytes from its kind. (The one global state of this file.)
 typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;
 static struct {
-    DeviceBlock* blocks; // (capacity), the first `count` are live, owned
-    int count, capacity;
+    DeviceBlock* blocks; // (count) live, owned
+    int count;
     size_t now[MEMORY_KINDS], total, peak, allocations; // total, peak: without MEMORY_OFFLOADED
     size_t limit; // device_memory_limit, 0: none
 } device_ledger;
 
 static void device_ledger_add(void* p, size_t bytes, MemoryKind kind) {
-    if (device_ledger.count == device_ledger.capacity) {
-        device_ledger.capacity = device_ledger.capacity ? 2 * device_ledger.capacity : 64;
-        device_ledger.blocks = (DeviceBlock*)xrealloc(device_ledger.blocks, (size_t)device_ledger.capacity * sizeof(DeviceBlock));
-    }
     DeviceBlock block = { p, bytes, kind };
+    device_ledger.blocks = (DeviceBlock*)with_room(device_ledger.blocks, (size_t)device_ledger.count, sizeof block);
     device_ledger.blocks[device_ledger.count++] = block;
     device_ledger.now[kind] += bytes;
     if (kind != MEMORY_OFFLOADED) device_ledger.total += bytes;
@@ -69,7 +65,7 @@ static void device_ledger_remove(void* p) {
 static void device_ledger_free(void) {
     free(device_ledger.blocks);
     device_ledger.blocks = NULL;
-    device_ledger.count = device_ledger.capacity = 0;
+    device_ledger.count = 0;
 }
 
 // Dies because `bytes` more for `kind` are not available. limit says what is: "this machine's 16.00 GB".
@@ -99,15 +95,13 @@ static void device_check_limit(size_t bytes, MemoryKind kind) {
 }
 
 // ---- marks: which are free ----
-typedef struct { int* free; int num_free, capacity; } MarkPool; // free (capacity): the first num_free are, owned
-static inline bool mark_pool_is_empty(const MarkPool* p) { return p->num_free == 0; }
-static inline void mark_pool_grow(MarkPool* p) { // when it is empty; the new ones are [old capacity, capacity)
-    int before = p->capacity;
-    p->capacity = before ? 2 * before : 256;
-    p->free = (int*)xrealloc(p->free, (size_t)p->capacity * sizeof(int));
-    for (int mark = p->capacity - 1; mark >= before; mark--) p->free[p->num_free++] = mark;
+typedef struct { int* free; int num_free, made; } MarkPool; // free (made): the first num_free are, owned
+static inline int mark_pool_take(MarkPool* p, bool* is_new) { // is_new: the caller makes it; it is the largest number so far
+    *is_new = p->num_free == 0;
+    if (!*is_new) return p->free[--p->num_free];
+    p->free = (int*)with_room(p->free, (size_t)p->made, sizeof(int));
+    return p->made++;
 }
-static inline int mark_pool_take(MarkPool* p) { return p->free[--p->num_free]; }
 static inline void mark_pool_give(MarkPool* p, int mark) { p->free[p->num_free++] = mark; }
 
 size_t device_memory(MemoryKind kind) { return device_ledger.now[kind]; }

@@ -10,11 +10,6 @@ each sqrtf may set errno, the loop does not become vector code, and it takes six
 #define LLMC_HOST_ADAMW_H
 #include "layers_api.h"
 
-static inline void host_check_type(DType t) {
-    require(t == DTYPE_F32 || t == FLOATX_DTYPE, "numbers on the host must be fp32 or " FLOATX_NAME " here, not %s",
-            dtype_name(t));
-}
-
 // ---- sums ----
 // An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One thread sums a chunk in
 // double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is added to lane i % SUM_LANES, and
@@ -63,14 +58,7 @@ static inline double chunk_squares(const void* array, size_t begin, size_t end) 
 }
 // Returns the sum of x^2 over x (n), of type fp32 or floatX: the same bits for the same numbers in either.
 static inline double host_sum_squares(const void* x, DType t, size_t n) {
-    host_check_type(t);
     return host_sum_chunks(t == DTYPE_F32 ? chunk_squares_fp32 : chunk_squares, x, n);
-}
-
-// x (n) += y (n); they must not overlap
-static inline void host_add(float* x, const float* y, size_t n) {
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) x[i] += y[i];
 }
 
 // ---- AdamW ----
@@ -114,12 +102,10 @@ static inline void host_adamw_piece(AdamWFactors f, float scale, float* params, 
 
 #define HOST_SLICE 8192 // elements that one thread takes at a time; as fp32 they stay in its cache
 
-// Returns the elements [begin, begin + n) of x, of type fp32 or floatX, as fp32: where they lie if they are fp32, else in copy
-// (n).
+// Returns elements [begin, begin + n) of x, of type fp32 or floatX, in fp32: where they lie if they are fp32, else in copy (n).
 static inline const float* host_widened(float* copy, const void* x, DType t, size_t begin, size_t n) {
     if (t == DTYPE_F32) return (const float*)x + begin;
-    const floatX* narrow = (const floatX*)x + begin;
-    for (size_t i = 0; i < n; i++) copy[i] = to_float(narrow[i]);
+    convert_slice(copy, DTYPE_F32, (const floatX*)x + begin, t, n);
     return copy;
 }
 
@@ -129,7 +115,6 @@ static inline const float* host_widened(float* copy, const void* x, DType t, siz
 static inline void host_adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const void* grads,
                                      DType grad_type, float grad_scale, size_t n, size_t no_decay) {
     AdamWFactors f = adamw_factors(a);
-    host_check_type(grad_type);
     if (grad_scale == 0) return;
     #pragma omp parallel for schedule(static)
     for (size_t s = 0; s < ceil_div(n, HOST_SLICE); s++) {

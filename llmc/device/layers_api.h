@@ -20,8 +20,7 @@ typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
 // ---- what the user decides about layers, before anything else here is called ----
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
-// AUTO: cuDNN's attention where it is available and takes these shapes, else our own. deterministic: the same bits in every run.
-// Dies if this build cannot do what was chosen.
+// AUTO: cuDNN's attention where it takes these shapes, else our own; dies if the choice is not there. deterministic: repeatable bits.
 void layers_choose(AttentionChoice attention, bool deterministic);
 
 // ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
@@ -119,21 +118,19 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
 #define CLASSIFIER_ELEMENTS_CUDA (1 << 28) // of logits: half a GB in bf16
 #define CLASSIFIER_ELEMENTS_CPU (1 << 24)
 #endif
-static inline int classifier_rows_of(int elements, int N, int Vp) {
-    int rows = elements / Vp > 64 ? elements / Vp / 64 * 64 : 64;
-    return rows < N ? rows : N;
-}
-// Returns the elements of the fp32 sums of wte's gradient: none where there is one chunk, or where the gradient itself is fp32.
-static inline size_t classifier_sums_of(int elements, int N, int C, int Vp) {
-    return NEEDS_MASTER && classifier_rows_of(elements, N, Vp) < N ? (size_t)Vp * (size_t)C : 0;
-}
 #ifdef __CUDACC__
 static int classifier_elements = CLASSIFIER_ELEMENTS_CUDA; // --predict may speak of the other device
 #else
 static int classifier_elements = CLASSIFIER_ELEMENTS_CPU;
 #endif
-static inline int classifier_rows(int N, int Vp) { return classifier_rows_of(classifier_elements, N, Vp); }
-static inline size_t classifier_sums(int N, int C, int Vp) { return classifier_sums_of(classifier_elements, N, C, Vp); }
+static inline int classifier_rows(int N, int Vp) {
+    int rows = classifier_elements / Vp > 64 ? classifier_elements / Vp / 64 * 64 : 64;
+    return rows < N ? rows : N;
+}
+// Returns the elements of the fp32 sums of wte's gradient: none where there is one chunk, or where the gradient itself is fp32.
+static inline size_t classifier_sums(int N, int C, int Vp) {
+    return NEEDS_MASTER && classifier_rows(N, Vp) < N ? (size_t)Vp * (size_t)C : 0;
+}
 // losses (N) = -log softmax(logits)[target]; targets (N) in [0,V), or -1: a row without a target, loss and gradient 0
 void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp);
 // the same, and logits (N,Vp) become their own gradient in place: (softmax - onehot) * dloss, 0 in the padding

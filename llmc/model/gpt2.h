@@ -159,11 +159,7 @@ static inline void unit_init_weights(GPT2Config c, uint64_t seed, int u, size_t 
 }
 
 // Returns the elements of all parameters as they lie in memory, with the padding of the vocabulary.
-static inline size_t gpt2_num_elements(GPT2Config c) {
-    size_t n = 0;
-    for (int u = 0; u <= c.L; u++) n += unit_elements(c, u);
-    return n;
-}
+static inline size_t gpt2_num_elements(GPT2Config c) { return unit_elements(c, 0) + (size_t)c.L * unit_elements(c, 1); }
 // Parameters without that padding: the number that the literature gives (124,439,808 for gpt2).
 static inline size_t gpt2_num_parameters(GPT2Config c) { return gpt2_num_elements(c) - (size_t)(c.Vp - c.V) * (size_t)c.C; }
 

@@ -25,9 +25,8 @@ static inline double learning_rate(const Options* o, long long step) {
     return o->lr * (o->final_lr_fraction + share * (1 - o->final_lr_fraction));
 }
 
-// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2; torch.amp.GradScaler has the same rule and
-// numbers). The loss is multiplied by `scale`, so that small gradients are not flushed to 0 in fp16, and the update
-// divides by it again.
+// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2; torch.amp.GradScaler has the same rule and numbers).
+// The loss is multiplied by `scale`, so that small gradients do not become 0 in fp16, and the update divides by it again.
 typedef struct {
     double scale;
     long long good_steps; // in a row, since the scale last changed

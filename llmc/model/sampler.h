@@ -12,8 +12,7 @@ static inline uint32_t float_order(float f) {
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// Returns the order of the k-th largest of logits (V), 1 <= k <= V. Bisection over the 32 bits: 32 passes that vectorise, and
-// neither a sort nor a copy.
+// Returns the order of the k-th largest of logits (V), 1 <= k <= V. Bisection over 32 bits: 32 passes that vectorise, and no sort.
 static inline uint32_t kth_largest(const float* logits, int V, long long k) {
     uint32_t threshold = 0;
     for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
@@ -59,48 +58,23 @@ static inline int sample_token(const float* logits, int V, double temperature, l
 // Prints text that comes in pieces, which may end inside a character, as byte-level tokens do. Nothing a model makes up
 // can harm a terminal: control characters except newline and tab, and what is not UTF-8, become U+FFFD.
 typedef struct {
-    unsigned char pending[4]; // the bytes so far of a character that is not complete
-    int have, need;           // need 0: none is begun
+    char pending[4]; // (have) the bytes so far of a character that is not complete
+    size_t have;
 } TokenPrinter;
 
 static inline void print_replacement(void) { fputs("\xEF\xBF\xBD", stdout); }
 
-// Returns the length of a character in bytes, by its first byte; 0: no character begins with that.
-static inline int utf8_character_length(unsigned char c) {
-    return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
-}
-
-// Returns true if c may be byte number p->have of the character begun: a continuation byte, and after some first bytes only
-// part of these, which excludes overlong forms, surrogates and what lies beyond U+10FFFF (The Unicode Standard, table 3-7),
-// and here also the control characters U+0080..U+009F.
-static inline bool utf8_continues(const TokenPrinter* p, unsigned char c) {
-    unsigned char low = 0x80, high = 0xBF;
-    if (p->have == 1) {
-        if (p->pending[0] == 0xC2) low = 0xA0;
-        if (p->pending[0] == 0xE0) low = 0xA0;
-        if (p->pending[0] == 0xED) high = 0x9F;
-        if (p->pending[0] == 0xF0) low = 0x90;
-        if (p->pending[0] == 0xF4) high = 0x8F;
-    }
-    return low <= c && c <= high;
-}
-
 static inline void print_byte(TokenPrinter* p, unsigned char c) {
-    if (p->need > 0 && !utf8_continues(p, c)) { // the character begun is broken, c begins a new one
-        print_replacement();
-        p->have = p->need = 0;
-    }
-    if (p->need == 0) p->need = utf8_character_length(c);
-    bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
-    if (p->need == 0 || control) {
-        print_replacement();
-        p->need = 0;
-        return;
-    }
-    p->pending[p->have++] = c;
-    if (p->have < p->need) return;
-    fwrite(p->pending, 1, (size_t)p->have, stdout);
-    p->have = p->need = 0;
+    p->pending[p->have++] = (char)c;
+    size_t length = utf8_prefix(p->pending, p->have);
+    bool control = p->have == 1 ? (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F
+                                : p->have == 2 && (unsigned char)p->pending[0] == 0xC2 && c < 0xA0; // U+0080..U+009F
+    if (length > p->have && !control) return;
+    bool broken = length == 0 || control, begins_new = broken && p->have > 1; // c is no part of the character begun
+    if (broken) print_replacement();
+    else fwrite(p->pending, 1, length, stdout);
+    p->have = 0;
+    if (begins_new) print_byte(p, c);
 }
 
 // Prints bytes (n); a character that they leave incomplete waits for the next call.
@@ -110,8 +84,8 @@ static inline void print_token(TokenPrinter* p, const char* bytes, size_t n) {
 
 // Ends a text: a character that is still incomplete becomes U+FFFD.
 static inline void print_token_end(TokenPrinter* p) {
-    if (p->need > 0) print_replacement();
-    p->have = p->need = 0;
+    if (p->have > 0) print_replacement();
+    p->have = 0;
     fflush(stdout);
 }
 #endif

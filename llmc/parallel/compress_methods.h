@@ -63,7 +63,7 @@ typedef struct {
     Comm* comm;            // not owned
     uint64_t seed;         // of the first Q, the same on all ranks
     size_t num_elements;   // of the flat gradients
-    int num_buckets, capacity;
+    int num_buckets;
     CompressedBucket* buckets; // (num_buckets), owned
     CompressedBucket* last; // of those that have begun in this step; NULL: none
     bool active;           // this step is compressed
@@ -150,19 +150,19 @@ static inline BucketCost blocks_cost(const Compress* c, const CompressedBucket* 
 }
 static inline void blocks_begin(Compress* c, CompressedBucket* p) {
     size_t row = quantised_bytes(blocks_part(c, p), compress_bits(c));
-    quantise(p->sent, bucket_kept(c, p), bucket_grads(c, p), bucket_error(c, p), p->n, compress_bits(c));
+    quantise(p->sent, bucket_kept(c, p), bucket_grads(c, p), FLOATX_DTYPE, bucket_error(c, p), p->n, compress_bits(c));
     p->op = (comm_all_to_all)(c->comm, p->received, p->sent, row, COMM_BYTE);
 }
 static inline void blocks_middle(Compress* c, CompressedBucket* p) {
     size_t part = blocks_part(c, p), row = quantised_bytes(part, compress_bits(c));
     char* mine = p->sent + (size_t)c->comm->rank * row;
-    dequantise_sum_fp32(c->scratch, p->received, compress_ranks(c), part, compress_bits(c));
-    quantise_fp32(mine, bucket_part(c, p, c->next), c->scratch, bucket_part(c, p, c->state), part, compress_bits(c));
+    dequantise_sum(c->scratch, DTYPE_F32, p->received, compress_ranks(c), part, compress_bits(c));
+    quantise(mine, bucket_part(c, p, c->next), c->scratch, DTYPE_F32, bucket_part(c, p, c->state), part, compress_bits(c));
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void blocks_end(Compress* c, CompressedBucket* p) {
     // the parts end with blocks, so together they are one row
-    dequantise_sum(bucket_grads(c, p), p->sent, 1, p->n, compress_bits(c));
+    dequantise_sum(bucket_grads(c, p), FLOATX_DTYPE, p->sent, 1, p->n, compress_bits(c));
 }
 
 // ---- top-k: the largest elements and where they are (with error feedback: Stich et al. 2018, arXiv 1809.07599) ----
@@ -200,7 +200,7 @@ static inline void sign_begin(Compress* c, CompressedBucket* p) {
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void sign_end(Compress* c, CompressedBucket* p) {
-    unpack_signs_sum(bucket_grads(c, p), p->sent, compress_ranks(c), p->n);
+    unpack_signs_sum(bucket_grads(c, p), FLOATX_DTYPE, p->sent, compress_ranks(c), p->n);
 }
 
 // ---- onebit-adam: signs of the momentum (Tang et al. 2021, arXiv 2102.02888) ----
@@ -238,7 +238,7 @@ static inline void onebit_middle(Compress* c, CompressedBucket* p) {
     int N = compress_ranks(c), rank = c->comm->rank;
     size_t part = signs_part(c, p), row = signs_bytes(part), n = signs_part_elements(c, p, rank);
     char* mine = p->sent + (size_t)rank * row;
-    unpack_signs_sum_fp32(c->scratch, p->received, N, part);
+    unpack_signs_sum(c->scratch, DTYPE_F32, p->received, N, part);
     if (c->o.feedback) add_in_place_fp32(c->scratch, bucket_part(c, p, c->state), n);
     if (n > 0) pack_signs(mine, bucket_part(c, p, c->next), c->scratch, n, SIGN_RMS);
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
@@ -247,7 +247,7 @@ static inline void onebit_end(Compress* c, CompressedBucket* p) {
     size_t part = signs_part(c, p), row = signs_bytes(part);
     for (int q = 0; q < compress_ranks(c); q++) {
         size_t n = signs_part_elements(c, p, q);
-        if (n > 0) unpack_signs_sum_fp32(c->momentum + p->at + (size_t)q * part, p->sent + (size_t)q * row, 1, n);
+        if (n > 0) unpack_signs_sum(c->momentum + p->at + (size_t)q * part, DTYPE_F32, p->sent + (size_t)q * row, 1, n);
     }
 }
 
@@ -344,10 +344,7 @@ static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
 
 // Adds a compressed bucket, and returns its number. The caller sets at, n, rows and cols before anything else here is called.
 static inline int compress_add(Compress* c) {
-    if (c->num_buckets == c->capacity) {
-        c->capacity = c->capacity ? 2 * c->capacity : 64;
-        c->buckets = (CompressedBucket*)xrealloc(c->buckets, (size_t)c->capacity * sizeof(CompressedBucket));
-    }
+    c->buckets = (CompressedBucket*)with_room(c->buckets, (size_t)c->num_buckets, sizeof(CompressedBucket));
     memset(&c->buckets[c->num_buckets], 0, sizeof(CompressedBucket));
     return c->num_buckets++;
 }

@@ -17,8 +17,6 @@ checkpoint. A file that is missing, damaged, or another rank's or checkpoint's i
 #include "../save/ranks_param_ranges.h"
 #include "compress_methods.h"
 
-#define ERRORS_STAGED ((size_t)1 << 20) // floats that pass through the host at a time
-
 typedef struct {
     int frozen;
     double loss_scale;
@@ -59,35 +57,25 @@ static inline CheckpointErrors errors_of(const Compress* c) {
 
 // ---- saving ----
 
-// host (ERRORS_STAGED) is scratch.
-static inline json_t* errors_metadata(const Compress* c, float* host) {
+static inline json_t* errors_metadata(const Compress* c) {
     ErrorsFacts f = errors_facts(c);
-    uint64_t sum = errors_facts_checksum(f, c->state_floats, c->comm->rank, compress_ranks(c));
-    for (size_t k = 0, n; k < c->state_floats; k += n) {
-        n = size_min(ERRORS_STAGED, c->state_floats - k);
-        device_to_host(host, c->state + k, n * sizeof(float));
-        sum += checksum_elements(host, sizeof(float), n, k);
-    }
-    json_t* metadata = json_object();
-    json_object_set_new(metadata, "frozen", json_sprintf("%d", f.frozen));
-    json_object_set_new(metadata, "loss_scale", json_sprintf("%.17g", f.loss_scale));
-    json_object_set_new(metadata, "layout", checkpoint_hex(f.layout));
-    json_object_set_new(metadata, "moments", checkpoint_hex(f.moments));
-    json_object_set_new(metadata, "checksum", checkpoint_hex(sum));
-    return metadata;
+    uint64_t sum = errors_facts_checksum(f, c->state_floats, c->comm->rank, compress_ranks(c))
+                 + device_checksum(c->state, sizeof(float), c->state_floats);
+    return json_pack("{so, so, so, so, so}", "frozen", json_sprintf("%d", f.frozen), "loss_scale", json_sprintf("%.17g", f.loss_scale),
+                     "layout", checkpoint_hex(f.layout), "moments", checkpoint_hex(f.moments), "checksum", checkpoint_hex(sum));
 }
 
 // For SaveShare.beside: self is the Compress.
 static inline void compress_save(void* self, CheckpointWriter* w) {
     const Compress* c = (const Compress*)self;
     char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors_of(c), c->comm->rank);
-    float* host = (float*)xcalloc(ERRORS_STAGED, sizeof(float));
-    json_t* metadata = errors_metadata(c, host);
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    json_t* metadata = errors_metadata(c);
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, c->state_floats, 0);
     SafeTensors* file = &w->files[0];
     checkpoint_require_written(w, safetensors_create(file, path, &wanted, 1, metadata), file);
     for (size_t k = 0, n; k < c->state_floats; k += n) {
-        n = size_min(ERRORS_STAGED, c->state_floats - k);
+        n = size_min(STAGED, c->state_floats - k);
         device_to_host(host, c->state + k, n * sizeof(float));
         checkpoint_require_written(w, safetensors_write(file, &file->tensors[0], k, n, host, DTYPE_F32), file);
     }
@@ -116,8 +104,7 @@ static inline ErrorsFacts errors_read_facts(const SafeTensors* s) {
     return f;
 }
 
-// Checks a whole file, that of rank `rank` of `ranks`. If that is this rank and the buckets are the same, the state is set.
-// Returns true if it was.
+// Checks a whole file, that of rank `rank` of `ranks`. Sets the state if that is this rank with these buckets; true if it does.
 static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int ranks) {
     ErrorsFacts f = errors_read_facts(s), mine = errors_facts(c);
     const SafeTensor* t = safetensors_find(s, "state");
@@ -125,9 +112,9 @@ static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int 
     bool own = rank == c->comm->rank && ranks == compress_ranks(c);
     bool fits = own && f.layout == mine.layout && t->elements == c->state_floats;
     uint64_t sum = errors_facts_checksum(f, t->elements, rank, ranks);
-    float* host = (float*)xcalloc(ERRORS_STAGED, sizeof(float));
+    float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (size_t k = 0, n; k < t->elements; k += n) {
-        n = size_min(ERRORS_STAGED, t->elements - k);
+        n = size_min(STAGED, t->elements - k);
         safetensors_read(s, t, k, n, host, DTYPE_F32);
         sum += checksum_elements(host, sizeof(float), n, k);
         if (!fits) continue;

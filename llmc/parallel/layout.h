@@ -78,8 +78,7 @@ static inline CommType reduce_type(const Sharding* options) { return options->re
 static inline size_t reduce_size(const Sharding* options) { return comm_type_size(reduce_type(options)); }
 // True if whole gradients are copied to a wider type for the reduction.
 static inline bool reduces_wider(const Sharding* options) { return reduce_size(options) > sizeof(floatX); }
-// True if a rank's shard is the whole, in the type that layers compute with, and on the device: then nothing has to be
-// gathered.
+// True if a rank's shard is the whole, in the layers' type and on the device: then nothing has to be gathered.
 static inline bool is_unsharded(const Sharding* options) { return options->shards == 1 && !NEEDS_MASTER && !options->offload; }
 
 // ---- the layout ----

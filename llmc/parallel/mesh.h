@@ -128,8 +128,7 @@ static inline void mesh_free(Mesh* m) {
 }
 
 // ---- parts of a unit, x: the tensors that are cut, and those that every part has ----
-// *acc += the sum of squares of what counts of a range, x: what other parts also have counts in part 0, and nothing of what is
-// replicated
+// *acc += the squares of what counts of a range, x: what other parts also have counts in part 0, and nothing that is replicated
 static inline void add_range_squares(double* acc, GPT2Config c, const ParamRange* p, const floatX* x) {
     size_t first = 0;
     if (p->is_replicated) return;

@@ -106,8 +106,7 @@ static inline int pipeline_sets(Pipeline l, int rank, bool recomputed) {
     int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
 }
-// Returns the set that an action uses. A recomputed F's is scratch, and must not be one that waits for its W: it takes the set
-// of the rank's next I, which is free.
+// Returns the set that an action uses. A recomputed F's is scratch, and takes the set of the rank's next I: no W waits for that.
 static inline int pipeline_set(Pipeline l, int rank, Action a, bool recomputed) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
     if (!recomputed) return pipeline_slot(l, rank, a.micro, a.chunk);
@@ -177,8 +176,7 @@ static inline Action pipeline_action(Pipeline l, int rank, int k) {
 enum { RECEIVES_AHEAD = 1 }; // before a rank computes action k, the receives of actions up to k + RECEIVES_AHEAD are issued
 enum { NO_NEIGHBOUR = -1 };
 // Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for W, for
-// F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. With p = 1 it is the rank itself:
-// no message.
+// F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. The rank itself: no message (p = 1).
 static inline int pipeline_from(Pipeline l, int rank, Action a) {
     int number = a.chunk * l.p + rank;
     if (a.kind == ACT_FORWARD) return number == 0 ? NO_NEIGHBOUR : (rank + l.p - 1) % l.p;

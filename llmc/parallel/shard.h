@@ -22,9 +22,7 @@ static inline size_t shard_of(size_t elements, int N) { return round_up(ceil_div
 static inline size_t shard_elements(GPT2Config c, int u, int N) { return shard_of(unit_elements(c, u), N); }
 // All units together: what each rank keeps of P parameters, P/N plus padding.
 static inline size_t shard_elements_total(GPT2Config c, int N) {
-    size_t n = 0;
-    for (int u = 0; u <= c.L; u++) n += shard_elements(c, u, N);
-    return n;
+    return shard_elements(c, 0, N) + (size_t)c.L * shard_elements(c, 1, N);
 }
 
 // Waits for an operation if it is under way; then it is not.

@@ -11,21 +11,18 @@ without a bubble, and split by cost for 97, 80, 40 %.
 #define LLMC_SPLIT_H
 #include "../base/common.h"
 
-// What the first and the last chunk have besides blocks, as costs in blocks. Looking up embeddings costs next to nothing:
-// 0.
+// What the first and the last chunk have besides blocks, as costs in blocks. Looking up embeddings costs next to nothing.
 typedef struct { double embedding, head; } SplitCosts;
 static inline SplitCosts split_costs(int Vp, int C) {
     SplitCosts costs = { 0, Vp / (12.0 * C) };
     return costs;
 }
 
-// Dies if there are too few blocks. Every chunk has at least one, except the last, which may have only the head.
-// option: what has asked for p stages.
-static inline void split_check_option(const char* option, int L, int p, int v) {
+// Dies if there are too few blocks: only the last chunk, which has the head, may have none. option: what has asked for p stages.
+static inline void split_check(const char* option, int L, int p, int v) {
     require(p * v <= L, "%s%d with --chunks %d makes %d parts of the model, more than its %d blocks; lower"
             " one of them, or choose --layers %d", option, p, v, p * v, L, p * v);
 }
-static inline void split_check(int L, int p, int v) { split_check_option("--pipeline-parallel ", L, p, v); }
 
 // Returns the cost of chunk number g of `chunks`, and of all chunks of a rank.
 static inline double chunk_cost(const int* blocks, int g, int chunks, SplitCosts costs) {
@@ -50,7 +47,7 @@ static inline double split_efficiency(const int* blocks, int p, int v, SplitCost
 
 // Overwrites blocks (p*v) with equal numbers; the first ones are larger by one if they must be.
 static inline void split_even(int* blocks, int L, int p, int v) {
-    split_check(L, p, v);
+    split_check("--pipeline-parallel ", L, p, v);
     for (int g = 0; g < p * v; g++) blocks[g] = L / (p * v) + (g < L % (p * v));
 }
 
@@ -58,7 +55,7 @@ static inline void split_even(int* blocks, int L, int p, int v) {
 // that has the least to do, and there to the chunk that has. Of equal ranks the earlier one gets it: in 1f1b the first
 // forward passes of a slow early stage are done while later stages have nothing to do yet.
 static inline void split_auto(int* blocks, int L, int p, int v, SplitCosts costs) {
-    split_check(L, p, v);
+    split_check("--pipeline-parallel ", L, p, v);
     int last = p * v - 1;
     for (int g = 0; g <= last; g++) blocks[g] = g < last;
     for (int left = L - last; left > 0; left--) {
@@ -92,7 +89,6 @@ static inline void split_parse(int* blocks, const char* text, int L, int p, int 
 
 // Overwrites blocks (p*v) by --split's text.
 static inline void split_blocks(int* blocks, const char* text, int L, int p, int v, SplitCosts costs) {
-    split_check(L, p, v);
     if (strcmp(text, "auto") == 0) split_auto(blocks, L, p, v, costs);
     else split_parse(blocks, text, L, p, v);
 }

@@ -74,7 +74,7 @@ static inline Stages stages_cut(PipelineParallel* options, GPT2Config c, int ran
     y.rank = rank;
     y.p = p;
     y.v = (int)options->chunks;
-    split_check_option(options->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y.v); // before p*v numbers are written
+    split_check(options->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y.v); // before p*v numbers are written
     y.count = p * y.v;
     split_blocks(y.blocks, options->split, c.L, p, y.v, split_costs(c.Vp, c.C));
     for (int s = 0; s < y.count; s++) y.begin[s + 1] = y.begin[s] + y.blocks[s];

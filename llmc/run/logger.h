@@ -107,8 +107,7 @@ static inline bool logger_line_stays(const char* line, size_t n, long long last)
     return stays;
 }
 
-// Cuts off what a run that did not end well wrote after the checkpoint that is resumed from. Later steps will be done
-// again, and a torn line cannot be added to.
+// Cuts off what a run wrote after the checkpoint that is resumed from: these steps will be done again. A torn line goes, too.
 static inline void logger_cut(Logger* g, long long resumed_step) {
     char* line = NULL;
     size_t capacity = 0;
@@ -145,8 +144,7 @@ static inline void logger_open(Logger* g, const OptionTable* table, const Option
         require(g->file != NULL, "%s: cannot be opened for writing: %s; give another --out", g->path, strerror(errno));
         if (continued) logger_cut(g, resumed_step);
     }
-    json_t* first = json_object();
-    json_object_set_new(first, "run", run);
+    json_t* first = json_pack("{so}", "run", run);
     if (g->file && ftello(g->file) == 0) logger_write(g, first);
     else json_decref(first);
 }
@@ -173,8 +171,7 @@ static inline void logger_say(const char* format, ...) {
     fflush(stdout);
 }
 
-// Rewrites the live line, ten times a second at most: how much is done, and when the rest will be. The rate is smoothed, because
-// single steps jitter.
+// Rewrites the live line, ten times a second at most: how much is done, and when the rest will be, by a smoothed rate.
 static inline void logger_live(Logger* g, const StepLog* s) {
     double now = now_seconds(), seconds = now - g->last_time;
     char bar[21], left[32], text[256];

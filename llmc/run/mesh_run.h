@@ -26,8 +26,7 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     return axes_of(t, p, N / (t * p), false);
 }
 
-// Sets who shares what, in `mesh`. mesh_recompute opens its communicators, because that is an exchange of messages, and
-// layers_prepare comes before any.
+// Sets who shares what, in `mesh`. mesh_recompute opens its communicators: layers_prepare comes before any messages.
 static inline void mesh_choose(Run* run, Mesh* mesh) {
     RanksRun* r = run->ranks;
     mesh_plan_axes(mesh, &r->context.comm, mesh_choose_axes(run, mesh));
@@ -115,7 +114,7 @@ static inline void mesh_report(Run* run) {
     const Comm* const comms[MESH_AXES] = { m->tp, m->pp, m->dp };
     for (int k = 0; k < MESH_AXES; k++) {
         const Comm* also = k == MESH_PP && m->tied != m->pp ? m->tied : NULL;
-        SentAlong s = { mesh_axis_names[k], { comms[k], also }, m->sent_along[k], 0, 0, 0 };
+        SentAlong s = { mesh_axis_names[k], { comms[k], also }, 0, { m->sent_along[k], 0, 0 } };
         w->along[w->num_along++] = s;
     }
 }

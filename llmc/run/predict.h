@@ -34,8 +34,7 @@ typedef struct {
     CommBackend backend;
 } Predictor;
 
-// As mpi_device_bytes and nccl_device_bytes have it, which need MPI and NCCL: MPI on host memory adds up in pieces, NCCL has a
-// number per rank.
+// As mpi_device_bytes and nccl_device_bytes, which need the libraries: MPI on host memory adds up pieces, NCCL numbers the ranks.
 static inline size_t predict_mpi_bytes(const CommOptions* o, int N) {
     (void)o;
     return N > 1 ? 4 << 20 : 0;

@@ -11,12 +11,14 @@ agree on, faults on purpose, and what communication costs per step.
 #include "ranks_trace.h"
 #include "report.h"
 
-// What this rank sends in a step by some of its communicators, those along an axis of a mesh: bytes.
+// What this rank was predicted to send per step, and what it sent in the step that sent least and most: bytes.
+typedef struct { double predicted, min, max; } SentBytes;
+// The same by some of its communicators, those along an axis of a mesh.
 typedef struct {
     const char* name;                 // of the axis
     const Comm* comms[2];             // views; NULL: there is no second
-    double predicted;
-    double before, min, max;           // sent before the step at hand; in the step that sent least, and most
+    double before;                    // sent before the step at hand
+    SentBytes sent;
 } SentAlong;
 #define MAX_SENT_ALONG 3
 
@@ -34,7 +36,7 @@ typedef struct {
     // of all steps
     long long steps;
     double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all; set by the stage
-    double min, max;                  // bytes of a step, less these
+    SentBytes sent;                   // in a step, less these
     SentAlong along[MAX_SENT_ALONG];  // parts of what is sent, which a mesh counts
     int num_along;
     double exposed_total, seconds_total;
@@ -124,21 +126,18 @@ static inline void context_step_begin(RankContext* w, long long step, void* stat
     w->exposed_before = comm_rank_exposed(&w->comm);
     for (int i = 0; i < w->num_along; i++) w->along[i].before = sent_along(&w->along[i]);
 }
-// The least and the most of `steps` steps, of which the last one sent this.
-static inline void sent_range(double* min, double* max, double sent, long long steps) {
-    if (steps == 1 || sent < *min) *min = sent;
-    if (steps == 1 || sent > *max) *max = sent;
+// The last of `steps` steps sent this.
+static inline void sent_note(SentBytes* s, double sent, long long steps) {
+    if (steps == 1 || sent < s->min) s->min = sent;
+    if (steps == 1 || sent > s->max) s->max = sent;
 }
 static inline void context_step_end(RankContext* w, double seconds) {
     comm_collect_times(&w->comm);
     w->bytes = comm_rank_bytes(&w->comm) - w->bytes_before;
     w->exposed = comm_rank_exposed(&w->comm) - w->exposed_before;
     w->steps++;
-    sent_range(&w->min, &w->max, w->bytes - w->otherwise, w->steps);
-    for (int i = 0; i < w->num_along; i++) {
-        SentAlong* s = &w->along[i];
-        sent_range(&s->min, &s->max, sent_along(s) - s->before, w->steps);
-    }
+    sent_note(&w->sent, w->bytes - w->otherwise, w->steps);
+    for (SentAlong* s = w->along; s < w->along + w->num_along; s++) sent_note(&s->sent, sent_along(s) - s->before, w->steps);
     w->exposed_total += w->exposed;
     w->seconds_total += seconds;
 }
@@ -153,8 +152,7 @@ static inline void context_check_messages(RankContext* w, long long step) {
 
 typedef uint64_t UnitChecksum(void* self, int u); // of unit u's parameters, gathered
 
-// Every parts-th rank computes with the same parameters, so they must be equal to the bit. Dies on every rank, naming ranks and
-// unit, if they are not. Collective.
+// Dies on every rank, naming ranks and unit, unless every parts-th rank has the same parameters to the bit. Collective.
 static inline void context_check_parts(RankContext* w, long long step, int parts, int num_units, UnitChecksum* unit_checksum,
                                      void* self) {
     uint64_t sums[MAX_UNITS];
@@ -211,8 +209,7 @@ static inline void report_ranks(const RankContext* w, RankRange bytes) {
     fflush(stdout);
 }
 
-// Returns one of these memories (N) that is not as predicted; if there is none, that of rank 0, or where ranks differ the one that
-// takes most.
+// Returns one of these memories (N) that is not as predicted; else that of rank 0, or where ranks differ the one that takes most.
 static inline RankMemory memory_choose(const RankMemory* all, int N) {
     RankMemory chosen = all[0];
     char first[32], other[32];
@@ -237,8 +234,6 @@ static inline bool report_memory(RankContext* w, const size_t predicted[MEMORY_K
     return report_rank_memory(&m);
 }
 
-// What one rank was predicted to send per step, and what it sent in the step that sent least and most.
-typedef struct { double predicted, min, max; } SentBytes;
 static inline bool sent_as_predicted(SentBytes s) {
     return fabs(s.min - s.predicted) < 0.5 && fabs(s.max - s.predicted) < 0.5; // an all-reduce may end in thirds
 }
@@ -269,7 +264,7 @@ static inline bool report_sent_by(const SentBytes* all, int N) {
 // Collective.
 static inline bool report_sent(RankContext* w, double predicted) {
     if (w->steps == 0) return true;
-    SentBytes s = { predicted, w->min, w->max };
+    SentBytes s = { predicted, w->sent.min, w->sent.max };
     SentBytes* all = (SentBytes*)control_all_gather(&w->control, &s, sizeof s);
     bool as_predicted = report_sent_by(all, w->comm.size);
     free(all);
@@ -281,13 +276,11 @@ static inline bool report_sent_along(const RankContext* w) {
     bool as_predicted = true;
     for (int i = 0; i < w->num_along && w->steps > 0; i++) {
         const SentAlong* a = &w->along[i];
-        SentBytes s = { a->predicted, a->min, a->max };
         char name[32];
         snprintf(name, sizeof name, "bytes along %s", a->name);
-        if (s.predicted > 0 || s.max > 0) report_sent_row(name, s);
-        as_predicted &= sent_as_predicted(s);
+        if (a->sent.predicted > 0 || a->sent.max > 0) report_sent_row(name, a->sent);
+        as_predicted &= sent_as_predicted(a->sent);
     }
     return as_predicted;
 }
-
 #endif

@@ -125,11 +125,8 @@ static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges
     trace_ranges(run->o.trace, ranges, num_ranges);
     CheckpointReader* r = run_read(run, ranges, num_ranges, run->ranks->share.beside != NULL);
     if (r == NULL) return;
-    if (run->ranks->share.writer < 0) { // another rank holds the same, and counts what it read
-        memset(r->checksum, 0, sizeof r->checksum);
-        memset(r->elements, 0, sizeof r->elements);
-    }
-    checkpoint_add_up(&run->ranks->context.comm, r->checksum, r->elements);
+    if (run->ranks->share.writer < 0) memset(&r->sums, 0, sizeof r->sums); // another rank holds the same, and counts what it read
+    checkpoint_add_up(&run->ranks->context.comm, &r->sums);
     checkpoint_close(r);
 }
 
@@ -195,8 +192,7 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
 
 // ---- the end ----
 
-// Finds where the time went, and writes it to the log while that is open. Returns true if there is something to print.
-// Collective.
+// Finds where the time went, and writes it to the open log. Returns true if there is something to print. Collective.
 static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     RanksRun* r = run->ranks;
     RankContext* w = &r->context;

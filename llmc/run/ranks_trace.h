@@ -49,8 +49,7 @@ static inline void trace_ranges(const char* path, const ParamRange* ranges, int 
         }
     }
 }
-// The first and the last unit that data (bytes) belongs to, as JSON after a comma, in out (size); "": it moves no parameters or
-// gradients that this rank knows.
+// The first and the last unit that data (bytes) belongs to, as JSON after a comma, in out (size); "": none that this rank knows.
 static inline void trace_units(const void* data, size_t bytes, char* out, size_t size) {
     int first = INT_MAX, last = -1;
     for (int i = 0; i < trace_memories.n && data; i++) {
@@ -76,18 +75,5 @@ static inline void trace_operation(const char* name, const CommEvent* e) {
     const char* caller = e->caller ? e->caller : "";
     s->more = format_string(",\"ranks\":%d,\"waited\":%.3f%s%s%s%s", e->ranks, 1e6 * (e->wait_ended - e->wait_begun),
                             e->caller ? ",\"caller\":\"" : "", caller, e->caller ? "\"" : "", units);
-}
-
-// Adds a line of JSON to the end of this rank's part.
-PRINTF_LIKE(1, 2)
-static inline void trace_note(const char* format, ...) {
-    char line[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    size_t had = trace.notes ? strlen(trace.notes) : 0;
-    trace.notes = (char*)xrealloc(trace.notes, had + strlen(line) + 1);
-    strcpy(trace.notes + had, line);
 }
 #endif

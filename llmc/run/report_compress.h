@@ -35,11 +35,7 @@ static inline void report_bias(const Compress* c, Logger* log, long long step) {
     double error = comparison_error(all), ratio = comparison_norm_ratio(all), cosine = comparison_cosine(all);
     logger_say("step %*lld/%lld | compressed: relative error %.4f, norm ratio %.4f, cosine %.4f\n", logger_step_digits(log),
                step, log->steps, error, ratio, cosine);
-    json_t* o = json_object();
-    json_object_set_new(o, "step", json_integer(step));
-    json_object_set_new(o, "compression_error", json_number(error));
-    json_object_set_new(o, "compression_norm_ratio", json_number(ratio));
-    json_object_set_new(o, "compression_cosine", json_number(cosine));
-    logger_write(log, o);
+    logger_write(log, json_pack("{sI, so, so, so}", "step", (json_int_t)step, "compression_error", json_number(error),
+                                "compression_norm_ratio", json_number(ratio), "compression_cosine", json_number(cosine)));
 }
 #endif

@@ -178,8 +178,11 @@ static inline void trace_steps(const StepTimes* t) {
     long long first = t->last - t->steps + 1; // the first that was noted
     for (long long step = t->last - r->steps + 1; trace.path && step <= t->last && (trace.full == 0 || step < trace.full); step++) {
         int s = (int)((step - first) % DIAGNOSIS_STEPS);
-        trace_note("{\"name\":\"step\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"step\":%lld,\"seconds\":%.9g,\"data\":%.9g,"
-                   "\"running\":%.9g}},\n", trace.rank, step, r->seconds[s], r->data[s], r->running[s]);
+        char* notes = format_string("%s{\"name\":\"step\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"step\":%lld,\"seconds\":%.9g,"
+                                    "\"data\":%.9g,\"running\":%.9g}},\n", trace.notes ? trace.notes : "", trace.rank, step,
+                                    r->seconds[s], r->data[s], r->running[s]);
+        free(trace.notes);
+        trace.notes = notes;
     }
 }
 // Finds the causes and sets *d on rank 0. Returns false, on all ranks, if there is one rank or no step but the first. Collective.

@@ -15,7 +15,7 @@ typedef struct { ActionKind kind; int events[4]; } TimedAction; // it begins, en
 typedef struct { double seconds[4], until; long long done[4], steps; } ActionSums; // until: the end of a step's last action
 typedef struct {
     TimedAction* actions;   // (count) of the last step, owned
-    int count, capacity;
+    int count;
     bool begun, over;       // it has begun; it has no more actions
     int step_begins;        // a mark, if it has begun
     bool warm;              // an earlier step, which makes caches and communicators warm, is over
@@ -72,11 +72,8 @@ static inline void action_begin(ActionTimes* t, Action a) {
     action_announce(t, a);
     trace_compute("start", -1);
     if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, flight_recorder_step_now(w->comm.world->recorder), a.micro);
-    if (t->count == t->capacity) {
-        t->capacity = t->capacity ? 2 * t->capacity : 64;
-        t->actions = (TimedAction*)xrealloc(t->actions, (size_t)t->capacity * sizeof(TimedAction));
-    }
     TimedAction x = { a.kind, { device_event(), -1, -1, -1 } };
+    t->actions = (TimedAction*)with_room(t->actions, (size_t)t->count, sizeof x);
     t->actions[t->count++] = x;
     t->clock = now_seconds();
 }
@@ -163,8 +160,7 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);
 }
 
-// Prints the schedule with its bubble, what each stage has, and how well they are balanced. t: its views are set. bytes: what this
-// rank will take. Collective.
+// Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take. Collective.
 static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline l, GPT2Config c, size_t bytes) {
     RankContext* w = t->context;
     const PipelineParallel* options = t->options;

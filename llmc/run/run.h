@@ -231,8 +231,8 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.dtype = FLOATX_DTYPE;
     state.has_optimizer = true;
     state.step = step;
-    state.epoch = run->train.epoch;
-    state.position = run->train.position;
+    state.epoch = run->train.next.epoch;
+    state.position = run->train.next.position;
     state.adamw_t = run->updates;
     state.loss_scale = run->scaler.scale;
     state.good_steps = run->scaler.good_steps;

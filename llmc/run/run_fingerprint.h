@@ -44,15 +44,13 @@ static inline void require_same_fingerprint(Control* c, json_t* facts) {
 // Returns the checksum of this program's executable file, which differs between two builds.
 static inline uint64_t program_checksum(void) {
     size_t n;
-    FileSource from = { "/proc/self/exe", "it is this program" };
-    char* bytes = file_read(from, SIZE_MAX, &n);
+    char* bytes = file_read(file_source("/proc/self/exe", "it is this program"), SIZE_MAX, &n);
     uint64_t sum = checksum_elements(bytes, 1, n, 0);
     free(bytes);
     return sum;
 }
 
-// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. The loader's thread reads
-// at the same time, so this has its own buffers.
+// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. (The loader's thread reads too.)
 static inline uint64_t data_checksum(const DataLoader* d) {
     enum { SPAN = 64, SPANS = 64 };
     uint16_t scratch[SPAN];

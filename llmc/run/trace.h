@@ -35,12 +35,12 @@ static struct {
     int rank;
     double zero;          // now_seconds() when the ranks met: the same moment for all
     TraceMark* marks;     // (num_marks) of the step at hand, owned
-    int num_marks, marks_capacity;
+    int num_marks;
     void (*collect)(void* self); // adds the communication of the step at hand; NULL: there is none
     void* collect_self;
     TraceSlice* slices;   // (count) owned
     long long step;       // that is over
-    size_t count, capacity, step_begin; // step_begin: the first slice of the step at hand
+    size_t count, step_begin; // step_begin: the first slice of the step at hand
     long long full;       // the step in which there was no more room; 0: there is
     char* notes;          // lines for the end of this rank's part, owned; NULL: none
 } trace;
@@ -62,10 +62,7 @@ static inline void trace_open(const char* path, int rank) {
 static inline TraceSlice* trace_add(int track, double begin, double end) {
     if (trace.count == TRACE_MOST && trace.full == 0) trace.full = trace.step + 1;
     if (trace.count == TRACE_MOST) return NULL;
-    if (trace.count == trace.capacity) {
-        trace.capacity = trace.capacity ? 2 * trace.capacity : 4096;
-        trace.slices = (TraceSlice*)xrealloc(trace.slices, trace.capacity * sizeof(TraceSlice));
-    }
+    trace.slices = (TraceSlice*)with_room(trace.slices, trace.count, sizeof(TraceSlice));
     TraceSlice* s = &trace.slices[trace.count++];
     memset(s, 0, sizeof *s);
     s->track = track;
@@ -81,11 +78,8 @@ static inline void trace_task(const char* task) { snprintf(trace.task, sizeof tr
 static inline void trace_compute(const char* what, int index) {
     device_range(what);
     if (trace.path == NULL) return;
-    if (trace.num_marks == trace.marks_capacity) {
-        trace.marks_capacity = trace.marks_capacity ? 2 * trace.marks_capacity : 256;
-        trace.marks = (TraceMark*)xrealloc(trace.marks, (size_t)trace.marks_capacity * sizeof(TraceMark));
-    }
     TraceMark m = { what, index, device_event(), "" };
+    trace.marks = (TraceMark*)with_room(trace.marks, (size_t)trace.num_marks, sizeof m);
     memcpy(m.task, trace.task, sizeof m.task);
     trace.marks[trace.num_marks++] = m;
 }
@@ -163,8 +157,8 @@ static inline void trace_merge(const char* path, int ranks) {
     for (int r = 0; r < ranks; r++) {
         char* part = trace_part(path, r);
         size_t n;
-        FileSource from = { part, "every rank writes its part of --trace into a folder that rank 0 must also see" };
-        char* text = file_read(from, SIZE_MAX, &n);
+        const char* remedy = "every rank writes its part of --trace into a folder that rank 0 must also see";
+        char* text = file_read(file_source(part, remedy), SIZE_MAX, &n);
         if (r == ranks - 1) n -= 2; // the last comma, which JSON does not have
         fwrite(text, 1, n, out);
         free(text);

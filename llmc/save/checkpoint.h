@@ -94,8 +94,7 @@ typedef struct {
     char *final_path, *temporary;        // owned
     SafeTensors files[CHECKPOINT_FILES]; // owned: those that this rank writes into,
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // and what they have room for
-    uint64_t checksum[CHECKPOINT_PARTS]; // of what this rank wrote,
-    uint64_t elements[CHECKPOINT_PARTS]; // and how many these are. Add up both over ranks before rank 0 commits.
+    CheckpointSums sums;                 // of what this rank wrote. Add them up over ranks before rank 0 commits.
 } CheckpointWriter;
 
 static inline void checkpoint_writer_free(CheckpointWriter* w) {
@@ -114,8 +113,7 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
-    // On whichever rank, because rank 0 may be ended by its watchdog, which removes nothing; and again if another rank has just
-    // made its file in there.
+    // On any rank, because rank 0's watchdog may end it and removes nothing; again if another rank has just made a file in there.
     for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
     char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
                           : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
@@ -135,14 +133,10 @@ static inline void checkpoint_writer_init(CheckpointWriter* w, const char* path,
     w->final_path = path_trim(path);
     w->temporary = folder_temporary(w->final_path);
 }
-static inline void checkpoint_begin_folder(const CheckpointWriter* w) {
-    if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
-}
 
 // Lists which pieces of each part this rank's open files have room for.
 static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         CheckpointTensor* tensors;
         int count = checkpoint_tensors(&w->state, (CheckpointFile)f, &tensors);
         checkpoint_add_pieces(w->pieces, &w->state, tensors, count, &w->files[f], 0);
@@ -154,8 +148,7 @@ static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
 // Makes the files for the whole model, or those of shard `shard` for these ranges of it.
 static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const CheckpointRange* ranges, int num_ranges) {
     json_t* metadata = json_pack("{s:s, s:s}", "format", CHECKPOINT_FORMAT, "layout", CHECKPOINT_LAYOUT);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         SafeTensor* wanted;
         int count = checkpoint_wanted(&w->state, (CheckpointFile)f, ranges, num_ranges, &wanted);
         char* path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, shard);
@@ -170,7 +163,7 @@ static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const
 // Begins a checkpoint at exactly this path: nothing there yet, an empty folder, or the same step's checkpoint, which is replaced.
 static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, const TrainState* s) {
     checkpoint_writer_init(w, path, s, 0);
-    checkpoint_begin_folder(w);
+    if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
     checkpoint_create_files(w, 0, NULL, 0);
 }
 
@@ -217,14 +210,12 @@ static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart par
         bool written = pwrite_all(file->fd, data, n * size, p->offset + (place - p->begin) * size);
         checkpoint_require_written(w, written, file);
     }
-    w->checksum[part] += checksum_elements(host, size, last - first, first);
-    w->elements[part] += last - first;
+    w->sums.checksum[part] += checksum_elements(host, size, last - first, first);
+    w->sums.elements[part] += last - first;
 }
 
 static inline void checkpoint_sync_files(CheckpointWriter* w) {
-    for (int f = 0; f < CHECKPOINT_FILES; f++)
-        if (checkpoint_has_file(&w->state, (CheckpointFile)f))
-            checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
 }
 
 // Removes the checkpoint OUT/PREFIXstep_NNNNNNNN. It loses its name first, so that half of it is not taken for all of it.
@@ -265,18 +256,18 @@ static inline void checkpoint_publish(CheckpointWriter* w) {
 static inline void checkpoint_require_whole(const CheckpointWriter* w) {
     uint64_t expected = gpt2_num_parameters(w->state.config);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-        bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || w->elements[part] == expected;
+        uint64_t written = w->sums.elements[part];
+        bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || written == expected;
         require(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
-                w->final_path, (unsigned long long)w->elements[part], (unsigned long long)expected, checkpoint_part_names[part]);
+                w->final_path, (unsigned long long)written, (unsigned long long)expected, checkpoint_part_names[part]);
     }
 }
 
-// Makes the checkpoint real: syncs all bytes, gives it its final name, and only then removes older ones beyond the `keep`
-// newest (0: none).
+// Syncs all bytes, gives the checkpoint its final name, and only then removes older ones beyond the `keep` newest (0: none).
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     checkpoint_require_whole(w);
     checkpoint_sync_files(w);
-    char* text = train_state_text(&w->state, w->checksum);
+    char* text = train_state_text(&w->state, w->sums.checksum);
     char* path = format_string("%s/state.json", w->temporary);
     if (!file_write(path, text, strlen(text))) checkpoint_fail(w, path, "written");
     checkpoint_publish(w);
@@ -314,8 +305,7 @@ typedef struct {
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // where everything is, and
     CheckpointOpenFile open[CHECKPOINT_FILES]; // the file of each kind that was read last
     uint64_t stored[CHECKPOINT_PARTS];   // checksums by state.json
-    uint64_t checksum[CHECKPOINT_PARTS]; // of what was read,
-    uint64_t elements[CHECKPOINT_PARTS]; // and how many these are. Add up both over ranks before checkpoint_close.
+    CheckpointSums sums;                 // of what was read. Add them up over ranks before checkpoint_close.
 } CheckpointReader;
 
 // Dies for a folder without state.json: says what it is, and what to give instead.
@@ -360,8 +350,7 @@ static inline void checkpoint_open(CheckpointReader* r, const char* dir) {
     json_decref(json);
     free(text);
     free(path);
-    for (int f = 0; f < CHECKPOINT_FILES; f++)
-        if (checkpoint_has_file(&r->state, (CheckpointFile)f)) checkpoint_open_files(r, (CheckpointFile)f);
+    for (int f = 0; f < checkpoint_kinds(&r->state); f++) checkpoint_open_files(r, (CheckpointFile)f);
 }
 
 static inline void checkpoint_close_file(CheckpointOpenFile* o) {
@@ -376,13 +365,11 @@ static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r,
     checkpoint_close_file(o);
     o->path = checkpoint_file_path(r->path, &r->state, f, shard);
     o->shard = shard;
-    FileSource from = { o->path, r->remedy };
-    o->fd = file_open(from, O_RDONLY, NULL);
+    o->fd = file_open(file_source(o->path, r->remedy), O_RDONLY, NULL);
     return o;
 }
 
-// Reads at most n elements of a stored part from `place` on, as floats: those that are in one piece and fit a small buffer. Adds
-// them to the checksum of `part`. Returns how many.
+// Reads at most n elements of a stored part from `place` on as floats, as many as one piece and a small buffer have; returns how many.
 static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart part, CheckpointPart stored_part, size_t place,
                                           size_t n, float* host) {
     const CheckpointPiece* p = checkpoint_find_piece(&r->pieces[stored_part], place);
@@ -391,9 +378,8 @@ static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart pa
     uint32_t buffer[1 << 14];
     size_t size = dtype_size(dtype), count = size_min(size_min(n, p->end - place), sizeof buffer / sizeof(float));
     bool complete = pread_all(file->fd, buffer, count * size, p->offset + (place - p->begin) * size);
-    FileSource from = { file->path, r->remedy };
-    require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "the file shrank");
-    r->checksum[part] += checksum_elements(buffer, size, count, place);
+    require_file(file_source(file->path, r->remedy), complete, "cannot be read: %s", errno ? strerror(errno) : "the file shrank");
+    r->sums.checksum[part] += checksum_elements(buffer, size, count, place);
     convert_dtype(host, DTYPE_F32, buffer, dtype, count);
     return count;
 }
@@ -417,7 +403,7 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
     for (size_t place = first; place < last; )
         place += checkpoint_read_some(r, part, stored_part, place, last - place, host + (place - first));
     memset(host + (last - first), 0, (end - begin - (last - first)) * sizeof(float));
-    r->elements[part] += last - first;
+    r->sums.elements[part] += last - first;
 }
 
 // Checks the checksum of each part that was read completely, and frees r.
@@ -425,7 +411,8 @@ static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part);
         char* path = checkpoint_all_files_path(r->path, &r->state, checkpoint_part_file(stored_part));
-        require(r->elements[part] != gpt2_num_parameters(r->state.config) || r->checksum[part] == r->stored[stored_part],
+        bool all = r->sums.elements[part] == gpt2_num_parameters(r->state.config);
+        require(!all || r->sums.checksum[part] == r->stored[stored_part],
                 "%s: the values of \"%s\" do not match their checksum: the file is damaged; %s", path,
                 checkpoint_part_names[stored_part], r->remedy);
         free(path);

@@ -24,9 +24,8 @@ once, and the index must say what the files say. To check this, every rank reads
 typedef enum { CHECKPOINT_FILE_MODEL, CHECKPOINT_FILE_OPTIMIZER, CHECKPOINT_FILES } CheckpointFile;
 static const char* const checkpoint_file_names[CHECKPOINT_FILES] = { "model", "optimizer" };
 
-static inline bool checkpoint_has_file(const TrainState* s, CheckpointFile f) {
-    return f == CHECKPOINT_FILE_MODEL || s->has_optimizer;
-}
+// The kinds of files that a checkpoint has are those before this one.
+static inline int checkpoint_kinds(const TrainState* s) { return s->has_optimizer ? CHECKPOINT_FILES : CHECKPOINT_FILE_OPTIMIZER; }
 static inline CheckpointFile checkpoint_part_file(CheckpointPart part) {
     return part == CHECKPOINT_MODEL ? CHECKPOINT_FILE_MODEL : CHECKPOINT_FILE_OPTIMIZER;
 }
@@ -49,8 +48,7 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // ---- places ----
 
-// Returns the place of the first element of unit u; for the unit after the last one, how many places a part has. The padding,
-// at unit 0's end, has none.
+// Returns the place of unit u's first element; past the last unit, how many places a part has. Padding, at unit 0's end, has none.
 static inline size_t checkpoint_place(GPT2Config c, int u) {
     size_t padding = (size_t)(c.Vp - c.V) * (size_t)c.C;
     return u == 0 ? 0 : unit_elements(c, 0) - padding + (size_t)(u - 1) * unit_elements(c, 1);
@@ -105,8 +103,7 @@ static inline char* checkpoint_piece_name(const CheckpointTensor* whole, size_t 
     return format_string("%s[%zu:%zu]", whole->name, begin, end);
 }
 
-// Returns the tensor that a name in a file means, and which of its elements: all, or in a shard those in brackets. NULL if
-// there is none.
+// Returns the tensor that a name in a file means, or NULL, and which of its elements: all, or in a shard those in brackets.
 static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTensor* tensors, int count, bool in_shard,
                                                             const char* name, size_t* begin, size_t* end) {
     size_t n = in_shard ? strcspn(name, "[") : strlen(name);
@@ -261,9 +258,8 @@ static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_P
         free(path);
     }
     char* all = checkpoint_all_files_path(dir, s, f);
-    FileSource from = { all, remedy };
     checkpoint_sort_pieces(pieces);
-    checkpoint_check_whole(pieces, tensors, num_tensors, from);
+    checkpoint_check_whole(pieces, tensors, num_tensors, file_source(all, remedy));
     free(all);
     free(tensors);
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", weight_map);

@@ -44,11 +44,9 @@ static inline void run_set(void* self, size_t at, size_t k, size_t n, bool is_re
     RangeRuns* r = (RangeRuns*)self;
     float* host = (float*)r->host + k;
     if (r->from == NULL) { unit_init_weights(r->config, r->seed, r->unit, at, at + n, host); return; }
-    uint64_t checksum = r->from->checksum[r->what], elements = r->from->elements[r->what];
+    CheckpointSums before = r->from->sums;
     checkpoint_read_unit(r->from, r->what, r->unit, at, at + n, host);
-    if (!is_replicated) return;
-    r->from->checksum[r->what] = checksum; // each element counts once, elsewhere
-    r->from->elements[r->what] = elements;
+    if (is_replicated) r->from->sums = before; // each element counts once, elsewhere
 }
 static inline void run_write(void* self, size_t at, size_t k, size_t n, bool is_replicated) {
     RangeRuns* r = (RangeRuns*)self;
@@ -70,20 +68,22 @@ static inline void param_range_get(const ParamRange* p, void* host, const void* 
 
 // ---- setting and loading ----
 
-// Sets the weights: random by seed, or those of a checkpoint. what: its model, or its masters. Padding is not touched: it
-// is 0.
+// Sets the weights: random by seed, or a part of a checkpoint: its model, or its masters. The same with CHECKPOINT_M and
+// CHECKPOINT_V for AdamW's moments. Padding is not touched: it is 0.
 static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ranges, GPT2Config c, uint64_t seed,
                                       CheckpointReader* from, CheckpointPart what) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
     for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
         RangeRuns runs = { c, seed, from, NULL, what, p->unit, (char*)host };
+        floatX* params = what == CHECKPOINT_M || what == CHECKPOINT_V ? NULL : p->params;
+        float* fp32 = what == CHECKPOINT_M ? p->m : what == CHECKPOINT_V ? p->v : p->master;
         for (size_t k = 0, n; k < p->n; k += n) {
             n = size_min(STAGED, p->n - k);
             param_range_runs(c, p, p->begin + k, p->begin + k + n, run_set, &runs);
-            convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
-            if (p->params) param_range_put(p, p->params + k, rounded, n * sizeof(floatX));
-            if (p->master) param_range_put(p, p->master + k, host, n * sizeof(float));
+            if (params) convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
+            if (params) param_range_put(p, params + k, rounded, n * sizeof(floatX));
+            if (fp32) param_range_put(p, fp32 + k, host, n * sizeof(float));
         }
     }
     free(host);
@@ -92,19 +92,8 @@ static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ra
 
 // Loads all that a resumed run needs: weights from their masters, and AdamW's moments.
 static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, CheckpointReader* from) {
-    GPT2Config c = from->state.config;
-    param_ranges_set_weights(ranges, num_ranges, c, 0, from, CHECKPOINT_MASTER);
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    for (int i = 0; i < 2 * num_ranges; i++) {
-        const ParamRange* p = &ranges[i / 2];
-        RangeRuns runs = { c, 0, from, NULL, i % 2 ? CHECKPOINT_V : CHECKPOINT_M, p->unit, (char*)host };
-        for (size_t k = 0, n; k < p->n; k += n) {
-            n = size_min(STAGED, p->n - k);
-            param_range_runs(c, p, p->begin + k, p->begin + k + n, run_set, &runs);
-            param_range_put(p, (i % 2 ? p->v : p->m) + k, host, n * sizeof(float));
-        }
-    }
-    free(host);
+    for (int what = CHECKPOINT_MASTER; what <= CHECKPOINT_V; what++)
+        param_ranges_set_weights(ranges, num_ranges, from->state.config, 0, from, (CheckpointPart)what);
 }
 
 // ---- saving ----

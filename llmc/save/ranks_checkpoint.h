@@ -2,7 +2,7 @@
 ranks_checkpoint.h - how several ranks write one checkpoint (checkpoint.h).
 
     rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns - the others:
-    checkpoint_detach - rank 0, after adding up everyone's w.checksum and w.elements: ranks_checkpoint_commit
+    checkpoint_detach - rank 0, after adding up everyone's w.sums: ranks_checkpoint_commit
 
     sharded, every writer into files of its own - rank 0: checkpoint_begin_sharded - every writer, also rank 0:
     checkpoint_attach_shard - then as above
@@ -18,8 +18,7 @@ static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const
     char* path = checkpoint_step_path(out, s);
     checkpoint_writer_init(w, path, s, 0);
     free(path);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(s, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(s); f++) {
         path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, 0);
         safetensors_open_with(&w->files[f], path, O_RDWR, "--out must be a folder that every rank sees");
         free(path);
@@ -33,7 +32,7 @@ static inline void checkpoint_begin_sharded(const char* out, const TrainState* s
     CheckpointWriter w;
     char* path = checkpoint_step_path(out, s);
     checkpoint_writer_init(&w, path, s, 0);
-    checkpoint_begin_folder(&w);
+    if (!folder_begin(w.final_path)) checkpoint_fail(&w, w.temporary, "made");
     checkpoint_writer_free(&w);
     free(path);
 }
@@ -50,7 +49,7 @@ static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out,
     free(path);
 }
 
-// Ends an attached rank's share: what it wrote is on the disk. w.checksum and w.elements stay.
+// Ends an attached rank's share: what it wrote is on the disk. w.sums stay.
 static inline void checkpoint_detach(CheckpointWriter* w) {
     checkpoint_sync_files(w);
     checkpoint_writer_free(w);
@@ -60,8 +59,7 @@ static inline void checkpoint_detach(CheckpointWriter* w) {
 static inline void checkpoint_write_indices(const CheckpointWriter* w) {
     CheckpointPieces pieces[CHECKPOINT_PARTS];
     memset(pieces, 0, sizeof pieces);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        if (!checkpoint_has_file(&w->state, (CheckpointFile)f)) continue;
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         json_t* index = checkpoint_scan_files(pieces, w->temporary, &w->state, (CheckpointFile)f,
                                               "--out must be a folder that every rank sees");
         char *text = json_dumps(index, JSON_INDENT(2)), *path = checkpoint_index_path(w->temporary, (CheckpointFile)f);

@@ -9,8 +9,7 @@
 typedef struct {
     int writer, writers;
     bool sharded; // each writer saves files of its own
-    // Every rank, writer or not: makes a file of its own, w->files[0], in w->temporary, and dies as checkpoint_fail says if it
-    // cannot. NULL: there is none.
+    // Every rank, writer or not, makes a file of its own, w->files[0], in w->temporary, or dies by checkpoint_fail. NULL: none.
     void (*beside)(void* self, CheckpointWriter* w);
     void* beside_self;
 } SaveShare;
@@ -22,8 +21,7 @@ static inline void run_list(void* self, size_t at, size_t k, size_t n, bool is_r
     CheckpointRange range = { r->unit, at, at + n };
     (void)k;
     if (is_replicated) return; // another rank writes it
-    if ((r->count & (r->count - 1)) == 0) // it is full: 0, 1, 2, 4, ...
-        r->ranges = (CheckpointRange*)xrealloc(r->ranges, (size_t)(r->count ? 2 * r->count : 1) * sizeof(CheckpointRange));
+    r->ranges = (CheckpointRange*)with_room(r->ranges, (size_t)r->count, sizeof range);
     r->ranges[r->count++] = range;
 }
 static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_ranges, CheckpointWriter* w, const char* out,
@@ -37,24 +35,12 @@ static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_r
     free(list.ranges);
 }
 
-// After each rank has written or read its share of a checkpoint: checksum and elements become those of all ranks together.
-typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS]; } CheckpointSums;
-static inline void checkpoint_add_up(Comm* c, uint64_t checksum[CHECKPOINT_PARTS], uint64_t elements[CHECKPOINT_PARTS]) {
-    CheckpointSums mine, total;
-    memcpy(mine.checksum, checksum, sizeof mine.checksum);
-    memcpy(mine.elements, elements, sizeof mine.elements);
-    memset(&total, 0, sizeof total);
-    CheckpointSums* all = (CheckpointSums*)control_gather_array(c->world->control, &mine, sizeof mine);
-    for (int q = 0; all && q < c->size; q++) {
-        for (int k = 0; k < CHECKPOINT_PARTS; k++) {
-            total.checksum[k] += all[q].checksum[k];
-            total.elements[k] += all[q].elements[k];
-        }
-    }
+// After each rank has written or read its share of a checkpoint: the sums become those of all ranks together.
+static inline void checkpoint_add_up(Comm* c, CheckpointSums* sums) {
+    CheckpointSums* all = (CheckpointSums*)control_gather_array(c->world->control, sums, sizeof *sums);
+    for (int q = 1; all && q < c->size; q++) checkpoint_sums_add(sums, &all[q]);
     free(all);
-    control_share(c->world->control, &total, sizeof total);
-    memcpy(checksum, total.checksum, sizeof total.checksum);
-    memcpy(elements, total.elements, sizeof total.elements);
+    control_share(c->world->control, sums, sizeof *sums);
 }
 
 static inline void param_ranges_save_beside(Comm* c, const char* out, const TrainState* state, SaveShare share) {
@@ -81,7 +67,7 @@ static inline void ranks_pieces_save(Comm* c, const char* out, const TrainState*
     else if (writes && c->rank > 0) checkpoint_attach(&w, out, state);
     if (writes) param_ranges_write(ranges, num_ranges, &w);
     if (writes && c->rank > 0) checkpoint_detach(&w);
-    checkpoint_add_up(c, w.checksum, w.elements); // all ranks have written
+    checkpoint_add_up(c, &w.sums); // all ranks have written
     if (c->rank == 0) ranks_checkpoint_commit(&w, keep);
     comm_barrier(c);
 }

@@ -109,9 +109,8 @@ static inline void safetensors_parse_entry(const SafeTensors* s, const char* nam
     require_file(s->source, t->rank >= 0, "tensor '%s' has no shape of at most %d whole numbers",
                  name, SAFETENSORS_MAX_RANK);
     size_t offsets[2];
-    require_file(s->source, safetensors_numbers(json_object_get(entry,
-                 "data_offsets"), offsets, 2) == 2, "tensor '%s' has no data_offsets of two whole numbers",
-                 name);
+    bool has_both = safetensors_numbers(json_object_get(entry, "data_offsets"), offsets, 2) == 2;
+    require_file(s->source, has_both, "tensor '%s' has no data_offsets of two whole numbers", name);
     t->begin = offsets[0]; t->end = offsets[1];
 }
 

@@ -19,6 +19,15 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
 static const char* const checkpoint_part_names[CHECKPOINT_PARTS] = { "model", "master", "m", "v" };
 
+// Of each part the checksum of what a rank wrote or read, and how many elements these are. They add up over ranks.
+typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS]; } CheckpointSums;
+static inline void checkpoint_sums_add(CheckpointSums* to, const CheckpointSums* share) {
+    for (int k = 0; k < CHECKPOINT_PARTS; k++) {
+        to->checksum[k] += share->checksum[k];
+        to->elements[k] += share->elements[k];
+    }
+}
+
 // All of a run that is not a tensor: what state.json holds.
 typedef struct {
     GPT2Config config;
@@ -97,9 +106,8 @@ static inline long long train_state_integer(const json_t* object, const char* ke
 
 static inline uint64_t train_state_hex(const json_t* object, const char* key, FileSource from) {
     const char* text = json_string_value(json_object_get(object, key));
-    require_file(from, text != NULL && strlen(text) == 16 && strspn(text,
-                 "0123456789abcdef") == 16, "has no \"%s\" of 16 hexadecimal digits",
-                 key);
+    bool is_hex = text != NULL && strlen(text) == 16 && strspn(text, "0123456789abcdef") == 16;
+    require_file(from, is_hex, "has no \"%s\" of 16 hexadecimal digits", key);
     return strtoull(text, NULL, 16);
 }
 
@@ -125,8 +133,8 @@ static inline DType train_state_dtype(const json_t* root, FileSource from) {
 
 static inline void train_state_check_format(const json_t* root, FileSource from) {
     const char* format = json_string_value(json_object_get(root, "format"));
-    require_file(from, format != NULL && strcmp(format,
-                 "shard.c checkpoint") == 0, "is not the state of a shard.c checkpoint");
+    bool is_ours = format != NULL && strcmp(format, "shard.c checkpoint") == 0;
+    require_file(from, is_ours, "is not the state of a shard.c checkpoint");
     long long version = train_state_integer(root, "version", 0, INT64_MAX, from);
     require(version == CHECKPOINT_VERSION,
             "%s: has version %lld where this program knows version %d; use the program that wrote it",
@@ -155,8 +163,8 @@ static inline void train_state_check_itself(json_t* root, FileSource from) {
     uint64_t stored = train_state_hex(root, "checksum_of_this", from);
     json_object_del(root, "checksum_of_this");
     json_object_set_new(root, "checksum_of_this", train_state_checksum(root));
-    require_file(from, train_state_hex(root,
-                 "checksum_of_this", from) == stored, "does not match its own checksum: it was damaged or edited");
+    bool is_same = train_state_hex(root, "checksum_of_this", from) == stored;
+    require_file(from, is_same, "does not match its own checksum: it was damaged or edited");
 }
 
 // Reads state.json into s (whose options the caller frees) and the parts' checksums; checks every field.

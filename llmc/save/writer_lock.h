@@ -73,8 +73,7 @@ static inline void writer_begin(int fd, const char* path) {
     if (!registered) registered = atexit(writer_lock_exit) == 0;
 }
 
-// Tries once to take the lock. Returns an error, which the caller frees; NULL: it is taken, or nothing can be made in the folder.
-// *busy: another run has it.
+// Tries once. Returns an error, which the caller frees; NULL: the lock is taken, or none can be made. *busy: another run has it.
 static inline char* writer_try(const char* out, const char* path, bool* busy) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666), reason = errno;
     struct stat info;

@@ -16,31 +16,25 @@ static inline RankLabel rank_label(const Control* c, int r) {
 }
 
 // ---- messages ----
-static inline OpChannel channel_of(ControlBytes channels, size_t i) {
-    OpChannel k;
-    memcpy(&k, channels.data + i * sizeof k, sizeof k);
-    return k;
-}
 // Returns how many messages rank `from` has sent to rank `to`, or the other way received from it, on a communicator.
 static inline long long messages_counted(ControlBytes channels, OpWay way, const char* communicator, int other) {
-    for (size_t i = 0; (i + 1) * sizeof(OpChannel) <= channels.bytes; i++) {
-        OpChannel k = channel_of(channels, i);
-        if (k.way == (int)way && k.peer == other && strcmp(k.communicator, communicator) == 0) return k.issued;
-    }
+    const OpChannel *all = (const OpChannel*)(void*)channels.data, *end = all + channels.bytes / sizeof *all;
+    for (const OpChannel* k = all; k < end; k++)
+        if (k->way == (int)way && k->peer == other && strcmp(k->communicator, communicator) == 0) return k->issued;
     return 0;
 }
 // Returns, on rank 0, the first pair of ranks whose counts differ, in words, which the caller frees; else NULL. given: OpChannels.
 static inline char* first_lost_message(const Control* c, const ControlBytes* given, long long step) {
     for (int q = 0; given && q < c->ranks.size; q++) {
-        for (size_t i = 0; (i + 1) * sizeof(OpChannel) <= given[q].bytes; i++) {
-            OpChannel k = channel_of(given[q], i);
-            if (k.way == WAY_COLLECTIVE) continue;
-            bool sends = k.way == WAY_SEND;
-            long long theirs = messages_counted(given[k.peer], sends ? WAY_RECEIVE : WAY_SEND, k.communicator, q);
-            if (k.issued == theirs) continue;
-            RankLabel from = rank_label(c, sends ? q : k.peer), to = rank_label(c, sends ? k.peer : q);
+        const OpChannel *all = (const OpChannel*)(void*)given[q].data, *end = all + given[q].bytes / sizeof *all;
+        for (const OpChannel* k = all; k < end; k++) {
+            if (k->way == WAY_COLLECTIVE) continue;
+            bool sends = k->way == WAY_SEND;
+            long long theirs = messages_counted(given[k->peer], sends ? WAY_RECEIVE : WAY_SEND, k->communicator, q);
+            if (k->issued == theirs) continue;
+            RankLabel from = rank_label(c, sends ? q : k->peer), to = rank_label(c, sends ? k->peer : q);
             return format_string("after step %lld: %lld messages went from %s to %s of %s, and %lld were received", step,
-                                 sends ? k.issued : theirs, from.text, to.text, k.communicator, sends ? theirs : k.issued);
+                                 sends ? k->issued : theirs, from.text, to.text, k->communicator, sends ? theirs : k->issued);
         }
     }
     return NULL;

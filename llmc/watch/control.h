@@ -7,14 +7,8 @@ end with status 1 (watchdog.h). A run cannot continue without a rank: it restart
 connections carry small messages between hosts, with which ranks compare their state and decide together (control_all_gather).
 On a rank that is alone every function returns at once.
 
-Usage, on every rank:
-    control_init(&c, ranks, timeout, out);
-    char address[CONTROL_ADDRESS] = "";
-    if (ranks.rank == 0) control_listen(&c, address);
-    ... every rank gets rank 0's address, for example by MPI_Bcast; or "", if the launcher names a place (ranks.meeting) ...
-    control_join(&c, address);
-    ... flight_recorder_issue(&c.recorder, ...) and so on: what the watchdog watches ...
-    control_stop(&c);
+Every rank calls control_init, control_join and control_stop; rank 0 first calls control_listen, and the others get its address, for
+example by MPI_Bcast, unless the launcher names a place (ranks.meeting). The watchdog watches what is noted in c.recorder.
 
 Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal handlers must find.
 */
@@ -82,8 +76,7 @@ static inline void control_add_hosts(char* address, size_t size) {
     freeifaddrs(all);
 }
 
-// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them; else the system picks
-// a free port.
+// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them, else on a free port.
 static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
@@ -231,8 +224,7 @@ static inline void control_op_end(Control* c, OpRecord op) {
     flight_recorder_finish(&c->recorder, &op);
 }
 
-// Takes the oldest message of a peer, waiting for it. The caller holds the lock, and owns the message. The watchdog checks
-// the deadline, not this.
+// Waits for the oldest message of a peer. The caller holds the lock, and owns the message. The watchdog checks the deadline.
 static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
     uint32_t n;
     while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
@@ -281,8 +273,7 @@ static inline ControlBytes control_broadcast(Control* c, const void* data, size_
     return received;
 }
 
-// Every rank gives `bytes` bytes, as many as all others. Rank 0 gets those of all, by rank: a new array (N), which it frees; the others
-// get NULL.
+// Every rank gives the same number of bytes. Rank 0 gets those of all, by rank: a new array (N), which it frees; the others get NULL.
 static inline void* control_gather_array(Control* c, const void* mine, size_t bytes) {
     ControlBytes* given = control_gather(c, mine, bytes);
     char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
@@ -322,9 +313,7 @@ static inline void control_share_progress(Control* c) {
     ProgressTableAddress address;
     memset(&address, 0, sizeof address);
     if (c->ranks.rank == 0) address = progress_table_create(&progress, c->ranks.size);
-    ControlBytes received = control_broadcast(c, &address, sizeof address);
-    memcpy(&address, received.data, sizeof address);
-    free(received.data);
+    control_share(c, &address, sizeof address);
     if (c->ranks.rank > 0) progress_table_open(&progress, address, c->ranks.size);
     pthread_mutex_lock(&c->lock);
     c->progress = progress;
@@ -334,8 +323,7 @@ static inline void control_share_progress(Control* c) {
     pthread_mutex_unlock(&c->recorder.lock);
 }
 
-// Returns when all ranks have met; dies naming the ranks that are missing. address: what control_listen wrote on rank 0;
-// "": the launcher's.
+// Returns when all ranks have met; else dies naming the missing. address: what control_listen wrote on rank 0; "": the launcher's.
 static inline void control_join(Control* c, const char* address) {
     if (c->ranks.size == 1) return;
     if (address[0] == '\0') address = c->ranks.meeting;

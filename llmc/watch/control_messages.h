@@ -32,8 +32,7 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 
 // Returns the seconds in which the others may report errors of their own, before that of a rank that leaves ends them:
-// SHARD_LEAVE_SECONDS, 0.5 unless it is set. Tests in which all ranks must speak set a long time. It ends early once no other
-// rank can report anything.
+// SHARD_LEAVE_SECONDS, 0.5 unless a test sets a longer time. It ends early once no other rank can report anything.
 static inline double control_leave_seconds(void) {
     const char* text = getenv("SHARD_LEAVE_SECONDS");
     if (text == NULL) return 0.5;

@@ -48,8 +48,7 @@ static inline Fault fault_parse(const char* text, int ranks) {
     return f;
 }
 
-// Dies if the fault waits for a micro-batch that never comes. micros: those of a step, which a pipeline plays one by one; 0:
-// this program is none, and knows only steps.
+// Dies if the fault waits for a micro-batch that never comes. micros: those of a pipeline's step; 0: this program knows only steps.
 static inline void fault_check_micro(const Fault* f, int micros) {
     if (f->kind == FAULT_NONE || f->micro < 0) return;
     require(micros > 0, "--fault %d:%lld/%d: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave out /%d",
@@ -74,8 +73,7 @@ static inline bool fault_now(const Fault* f, int rank, long long step, FaultKind
     return true;
 }
 
-// The two faults that need no help, as a step begins or, if micro is not -1, a micro-batch. Does not return if it is time
-// for one.
+// The two faults that need no help, as a step begins or, if micro is not -1, a micro-batch. A fault does not return.
 static inline void fault_strike_at(const Fault* f, int rank, long long step, int micro) {
     if (micro != f->micro) return;
     if (fault_now(f, rank, step, FAULT_KILL)) raise(SIGKILL);

@@ -20,8 +20,7 @@ typedef enum { OP_ISSUED, OP_STARTED, OP_FINISHED } OpState;
 static const char* const op_state_names[] = { "issued", "started", "finished" };
 typedef enum { WAY_COLLECTIVE, WAY_SEND, WAY_RECEIVE } OpWay;
 
-// Plain data, because it is sent to rank 0 byte for byte. Names are words without blanks, because it is also written as
-// text.
+// Plain data, which is sent to rank 0 byte for byte. Names are words without blanks, because it is also written as text.
 typedef struct {
     long long number;                  // on its channel, from 0
     long long place;                   // among all operations of this rank, from 0
@@ -96,8 +95,7 @@ static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* 
     return c;
 }
 
-// Notes that this rank belongs to a communicator. Without this, nobody would miss a rank that hangs before its first
-// operation there.
+// Notes that this rank belongs to a communicator. Else nobody would miss one that hangs before its first operation there.
 static inline void flight_recorder_join(FlightRecorder* l, const char* communicator) {
     pthread_mutex_lock(&l->lock);
     flight_recorder_channel(l, communicator, WAY_COLLECTIVE, -1);

@@ -21,8 +21,7 @@ typedef struct { const char *found, *rank, *size, *local_rank, *local_size; } Ra
 static const RankVariables ranks_openmpi = {
     "OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE" };
 static const RankVariables ranks_torchrun = { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE" };
-// A batch script has SLURM_PROCID and SLURM_NTASKS although srun did not start it; only srun's tasks have the STEP's
-// number.
+// A batch script has SLURM_PROCID and SLURM_NTASKS although srun did not start it; only srun's tasks have the STEP's number.
 static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL };
 
 // Returns the whole number in an environment variable. Dies unless it is between least and most.

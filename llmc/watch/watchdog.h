@@ -440,8 +440,7 @@ static inline bool watchdog_needs(const Control* c, int r, int q) {
     return certain || c->peers[r].beat.waited > CONTROL_PATIENCE;
 }
 
-// On rank 0: if all ranks that have not spoken wait for ranks that have, or for one another because of those, they need no more
-// time.
+// On rank 0: ranks that have not spoken need no more time if all wait for ranks that have, or for one another because of those.
 static inline void watchdog_check_silence(Control* c, double now) {
     if (c->reason < REASON_LEFT || now >= c->leave_at) return;
     int N = c->ranks.size, silent = 0;
@@ -483,8 +482,7 @@ static inline void watchdog_check_crash(Control* c) {
     for (;;) pause();
 }
 
-// SIGTERM usually comes from a launcher that has seen a rank end. Then rank 0's reason is on its way; if none comes, this
-// rank ends.
+// SIGTERM usually comes from a launcher that has seen a rank end. Rank 0's reason is on its way; if none comes, this rank ends.
 static inline void watchdog_check_sigterm(Control* c, double now) {
     if (!__atomic_load_n(&watchdog_process.sigterm, __ATOMIC_ACQUIRE)) return;
     if (c->sigterm_at == 0) c->sigterm_at = now;
@@ -500,8 +498,7 @@ static inline void watchdog_check_sigterm(Control* c, double now) {
 
 // ---- the thread ----
 
-// Notes this rank's state, sends it, and checks the deadlines. A peer that has not taken the last state gets none: a
-// stopped rank must not fill memory.
+// Notes this rank's state, sends it, and checks the deadlines. A peer that has not taken the last gets none, lest memory fills.
 static inline void watchdog_beat(Control* c, double now) {
     ControlBuffer b = { NULL, 0, 0 };
     ControlBeat own;
@@ -528,8 +525,7 @@ static inline void watchdog_beat(Control* c, double now) {
     else watchdog_check_rank_0(c, &own, now);
 }
 
-// This rank has reported an error of its own: the others have their time to do the same. What it has issued is told for the
-// last time.
+// This rank has reported an error of its own: the others have time for the same. What it has issued is told for the last time.
 static inline void watchdog_part(Control* c, double now) {
     char path[4096];
     if (flight_recorder_step_now(&c->recorder) > 0) watchdog_write_log(c, path, sizeof path);

@@ -96,10 +96,7 @@ static void save(const Save* save) {
         write_ranges(writer, ranges);
         if (shard == 0) continue;
         checkpoint_detach(&w);
-        for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-            first.checksum[part] += w.checksum[part];
-            first.elements[part] += w.elements[part];
-        }
+        checkpoint_sums_add(&first.sums, &w.sums);
     }
     ranks_checkpoint_commit(&first, save->keep);
 }
@@ -163,7 +160,7 @@ static void what_is_saved_comes_back_for(DType d, int shards) {
     expected.options = r.state.options;
     assert_memory_equal(&r.state, &expected, sizeof expected);
     assert_int_equal(count_wrong(&r), 0);
-    for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.elements[part], gpt2_num_parameters(config));
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.sums.elements[part], gpt2_num_parameters(config));
 }
 TEST(what_is_saved_comes_back_without_the_padding) {
     static const int shard_counts[] = { 7, 3, 2, 1, 0 };
@@ -404,7 +401,7 @@ static void save_too_little(size_t end, int shards) {
     CheckpointWriter w;
     checkpoint_begin_sharded(out, &s);
     checkpoint_attach_shard(&w, out, &s, 0, shards, ranges, 3);
-    for (int part = 0; part < CHECKPOINT_PARTS; part++) w.elements[part] = gpt2_num_parameters(config);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) w.sums.elements[part] = gpt2_num_parameters(config);
     ranks_checkpoint_commit(&w, 0);
 }
 TEST(what_is_written_must_be_the_whole) {

@@ -68,8 +68,8 @@ static void check_blocks(size_t n, int bits) {
     void *packed = unset_bytes(quantised_bytes(n, bits)), *again = unset_bytes(quantised_bytes(n, bits));
     double want = 0; // the scale of a block
     add_error(x, g, error, n);
-    quantise(packed, kept, g, error, n, bits);
-    dequantise_sum_fp32(sum, packed, 1, n, bits);
+    quantise(packed, kept, g, FLOATX_DTYPE, error, n, bits);
+    dequantise_sum(sum, DTYPE_F32, packed, 1, n, bits);
     for (size_t i = 0; i < n; i++) {
         float scale, sent = packed_element(packed, i, bits, &scale);
         if (i % 256 == 0) want = largest_float(x + i, size_min(256, n - i)) / (bits == 8 ? 127 : 7);
@@ -82,13 +82,13 @@ static void check_blocks(size_t n, int bits) {
         assert_true(packed_element(packed, i, bits, &scale) == 0); // padding
     }
     float* in_place = copy_of(error, n);
-    quantise(again, in_place, g, in_place, n, bits);
+    quantise(again, in_place, g, FLOATX_DTYPE, in_place, n, bits);
     assert_memory_equal(in_place, kept, n * sizeof(float));
-    quantise_fp32(again, x, x, NULL, n, bits);
+    quantise(again, x, x, DTYPE_F32, NULL, n, bits);
     assert_memory_equal(again, packed, quantised_bytes(n, bits));
     assert_memory_equal(x, kept, n * sizeof(float));
-    quantise(again, NULL, g, NULL, n, bits);
-    quantise(packed, kept, g, NULL, n, bits);
+    quantise(again, NULL, g, FLOATX_DTYPE, NULL, n, bits);
+    quantise(packed, kept, g, FLOATX_DTYPE, NULL, n, bits);
     assert_memory_equal(again, packed, quantised_bytes(n, bits));
 }
 TEST(a_block_comes_back_within_half_a_scale) {
@@ -108,9 +108,9 @@ TEST(rows_of_blocks_are_summed_in_their_order) {
         char* packed = unset_bytes(3 * row);
         floatX* out = unset_gradients(n);
         float *sum = unset_floats(n), scale;
-        for (size_t r = 0; r < 3; r++) quantise_fp32(packed + r * row, NULL, random_floats(n, 1), NULL, n, bits);
-        dequantise_sum_fp32(sum, packed, 3, n, bits);
-        dequantise_sum(out, packed, 3, n, bits);
+        for (size_t r = 0; r < 3; r++) quantise(packed + r * row, NULL, random_floats(n, 1), DTYPE_F32, NULL, n, bits);
+        dequantise_sum(sum, DTYPE_F32, packed, 3, n, bits);
+        dequantise_sum(out, FLOATX_DTYPE, packed, 3, n, bits);
         for (size_t i = 0; i < n; i++) {
             float want = packed_element(packed, i, bits, &scale);
             for (size_t r = 1; r < 3; r++) want += packed_element(packed + r * row, i, bits, &scale);
@@ -118,7 +118,7 @@ TEST(rows_of_blocks_are_summed_in_their_order) {
         }
         // a row that is cut between blocks
         float* part = unset_floats(n - 256);
-        dequantise_sum_fp32(part, packed + quantised_bytes(256, bits), 1, n - 256, bits);
+        dequantise_sum(part, DTYPE_F32, packed + quantised_bytes(256, bits), 1, n - 256, bits);
         for (size_t i = 256; i < n; i++) assert_true(part[i - 256] == packed_element(packed, i, bits, &scale));
     }
 }
@@ -129,8 +129,8 @@ TEST(blocks_of_zeros_of_tiny_numbers_and_of_none) {
         for (int i = 256; i < 512; i++) x[i] = (float)(i - 256) * 0x1p-149f; // a scale this small has no digits
         x[600] = INFINITY;
         x[800] = NAN;
-        quantise_fp32(packed, kept, x, NULL, 1024, bits);
-        dequantise_sum_fp32(back, packed, 1, 1024, bits);
+        quantise(packed, kept, x, DTYPE_F32, NULL, 1024, bits);
+        dequantise_sum(back, DTYPE_F32, packed, 1, 1024, bits);
         for (int i = 0; i < 256; i++) assert_true(back[i] == 0 && kept[i] == 0);
         for (int i = 256; i < 512; i++) {
             assert_true(back[i] + kept[i] == x[i]);
@@ -152,9 +152,9 @@ static void check_signs(size_t n, SignScale kind) {
     for (int row = 0; row < 3; row++) pack_signs(packed + row * signs_bytes(n), kept, x, n, kind);
     memcpy(&scale, packed, sizeof scale);
     expect_near("the scale", (double)scale, want, 1e-7 * want);
-    unpack_signs_sum_fp32(sum, packed, 1, n);
-    unpack_signs_sum_fp32(three, packed, 3, n);
-    unpack_signs_sum(out, packed, 3, n);
+    unpack_signs_sum(sum, DTYPE_F32, packed, 1, n);
+    unpack_signs_sum(three, DTYPE_F32, packed, 3, n);
+    unpack_signs_sum(out, FLOATX_DTYPE, packed, 3, n);
     for (size_t i = 0; i < n; i++) {
         float one = x[i] < 0 ? -scale : scale;
         assert_true(sum[i] == one && three[i] == one + one + one && to_float(out[i]) == to_float(to_floatX(three[i])));
@@ -177,7 +177,7 @@ TEST(signs_take_a_bit_each_and_have_one_scale) {
     char packed[8];
     for (int kind = SIGN_MEAN; kind <= SIGN_RMS; kind++) {
         pack_signs(packed, NULL, x, 3, (SignScale)kind);
-        unpack_signs_sum_fp32(sum, packed, 1, 3);
+        unpack_signs_sum(sum, DTYPE_F32, packed, 1, 3);
         for (int i = 0; i < 3; i++) assert_true(isnan(sum[i]));
     }
 }
@@ -403,7 +403,7 @@ static uint64_t hash_of_everything(int threads) {
     Comparison c = { 0, 0, 0 };
     uint64_t h = 14695981039346656037ull;
     add_error(x, g, NULL, n);
-    quantise(packed, kept, g, x, n, 4);
+    quantise(packed, kept, g, FLOATX_DTYPE, x, n, 4);
     h = hash_bytes(hash_bytes(h, packed, quantised_bytes(n, 4)), kept, n * 4);
     for (int kind = 0; kind < 2; kind++) {
         pack_signs(packed, kept, x, n, (SignScale)kind);
@@ -429,8 +429,8 @@ TEST(results_are_the_same_for_any_number_of_threads) {
 TEST(what_cannot_be_done_is_refused) {
     float x[300] = { 0 };
     char packed[1024] = { 0 };
-    expect_error(quantise_fp32(packed, NULL, x, NULL, 300, 5), "8 or 4 bits a number, not 5");
-    expect_error(dequantise_sum_fp32(x, packed, 1, 300, 5), "8 or 4 bits a number, not 5");
+    expect_error(quantise(packed, NULL, x, DTYPE_F32, NULL, 300, 5), "8 or 4 bits a number, not 5");
+    expect_error(dequantise_sum(x, DTYPE_F32, packed, 1, 300, 5), "8 or 4 bits a number, not 5");
     expect_error(pack_top_k(packed, NULL, x, 300, 0), "the 0 largest of 300");
     expect_error(pack_top_k(packed, NULL, x, 3, 4), "the 4 largest of 3");
     expect_error(orthonormalise(x, 3, 4), "4 columns of 3 numbers");

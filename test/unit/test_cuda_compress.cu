@@ -6,10 +6,10 @@ the same bits on every device is compared with the CPU's to the bit.
 #include "cuda_both.h"
 
 namespace cpu { extern "C" {
-OF_CPU(add_error) OF_CPU(scale_in_place_fp32) OF_CPU(round_16) OF_CPU(widen_16) OF_CPU(quantise) OF_CPU(quantise_fp32)
-OF_CPU(dequantise_sum) OF_CPU(dequantise_sum_fp32) OF_CPU(pack_signs) OF_CPU(unpack_signs_sum) OF_CPU(unpack_signs_sum_fp32)
-OF_CPU(pack_top_k) OF_CPU(sparse_sum_fp32) OF_CPU(skinny_product) OF_CPU(skinny_product_transposed) OF_CPU(orthonormalise)
-OF_CPU(low_rank_apply) OF_CPU(momentum_with_error) OF_CPU(adamw_update_frozen) OF_CPU(add_comparison)
+OF_CPU(add_error) OF_CPU(scale_in_place_fp32) OF_CPU(round_16) OF_CPU(widen_16) OF_CPU(quantise) OF_CPU(dequantise_sum)
+OF_CPU(pack_signs) OF_CPU(unpack_signs_sum) OF_CPU(pack_top_k) OF_CPU(sparse_sum_fp32) OF_CPU(skinny_product)
+OF_CPU(skinny_product_transposed) OF_CPU(orthonormalise) OF_CPU(low_rank_apply) OF_CPU(momentum_with_error)
+OF_CPU(adamw_update_frozen) OF_CPU(add_comparison)
 } }
 
 static void start(void) { start_both({ 1, 1, 1, 1, 1, 1 }, COMPRESS_WORKSPACE); }
@@ -51,11 +51,12 @@ static void check_blocks(size_t n, int bits) {
     Both<float> error = varied_both(n), kept = unset_both<float>(n), sum = unset_both<float>(n), x = varied_both(n);
     Both<uint32_t> rows = unset_bytes(3 * words * 4), one = unset_bytes(words * 4);
     for (int row = 0; row < 3; row++) // with and without an error, keeping it or not
-        SAME_BITS(quantise, inside(rows, row * words, words), row == 2 ? none<float> : kept, g, row == 1 ? none<float> : error, n, bits);
+        SAME_BITS(quantise, inside(rows, row * words, words), row == 2 ? none<float> : kept, g, FLOATX_DTYPE,
+                  row == 1 ? none<float> : error, n, bits);
     expect_cpus_bits("rows of blocks", rows);
-    SAME_BITS(quantise_fp32, one, x, x, error, n, bits);
-    SAME_BITS(dequantise_sum, out, rows, 3, n, bits);
-    SAME_BITS(dequantise_sum_fp32, sum, rows, 3, n, bits);
+    SAME_BITS(quantise, one, x, x, DTYPE_F32, error, n, bits);
+    SAME_BITS(dequantise_sum, out, FLOATX_DTYPE, rows, 3, n, bits);
+    SAME_BITS(dequantise_sum, sum, DTYPE_F32, rows, 3, n, bits);
 }
 TEST(blocks) {
     for (int bits : { 8, 4 }) {
@@ -72,9 +73,9 @@ TEST(blocks_hide_no_inf_or_nan) {
         });
         Both<float> kept = unset_both<float>(n), back = unset_both<float>(n);
         Both<uint32_t> packed = unset_bytes(quantised_bytes(n, bits));
-        BOTH(quantise_fp32, packed, kept, x, none<float>, n, bits);
+        BOTH(quantise, packed, kept, x, DTYPE_F32, none<float>, n, bits);
         expect_cpus_bits("blocks", packed);
-        dequantise_sum_fp32(back.gpu, packed.gpu, 1, n, bits);
+        dequantise_sum(back.gpu, DTYPE_F32, packed.gpu, 1, n, bits);
         std::vector<float> got = result_of(back), left = result_of(kept);
         for (size_t i = 0; i < n; i++) {
             bool lost = i / 256 == 1 || i / 256 == 2;
@@ -104,8 +105,8 @@ static void check_signs(size_t n, SignScale kind) {
         else expect(got[w] == rows.cpu[w], "word %zu of %zu differs", w, 3 * words);
     }
     rows = both_of(got); // the same scales
-    SAME_BITS(unpack_signs_sum, out, rows, 3, n);
-    SAME_BITS(unpack_signs_sum_fp32, sum, rows, 3, n);
+    SAME_BITS(unpack_signs_sum, out, FLOATX_DTYPE, rows, 3, n);
+    SAME_BITS(unpack_signs_sum, sum, DTYPE_F32, rows, 3, n);
     BOTH(pack_signs, one, none<float>, x, n, kind);
     got.resize(words);
     expect_bits("pack_signs without an error", result_of(one), got);

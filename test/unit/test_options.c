@@ -154,16 +154,3 @@ TEST(help_lists_every_option_with_its_default_and_ends_well) {
         }
     }
 }
-
-TEST(headings_stand_above_their_options) {
-    long long number = 1;
-    OptionTable t = options_table("x", "y");
-    option_heading(&t, "First");
-    option_int(&t, "one", &number, 0, 9, "a number");
-    option_heading(&t, "Second");
-    option_int(&t, "two", &number, 0, 9, "another");
-    FREED_BY(child_free) Child c = child_does(options_help(&t));
-    const char *first = strstr(c.out, "\n\nFirst\n"), *one = strstr(c.out, "--one N"), *second = strstr(c.out, "[1]\n\nSecond\n");
-    assert_true(first != NULL && one > first && second > one && strstr(c.out, "--two N") > second);
-    assert_non_null(strstr(c.out, "[1]\n\n  -h, --help"));
-}

@@ -210,10 +210,6 @@ static TrainState state_of(GPT2Config c) {
 }
 #define step_folder(out) in_folder("%s/step_00000007", out)
 
-static void add_up(uint64_t sums[CHECKPOINT_PARTS], const uint64_t share[CHECKPOINT_PARTS]) {
-    for (int part = 0; part < CHECKPOINT_PARTS; part++) sums[part] += share[part];
-}
-
 // ranks_pieces_save of n ranks, which take turns.
 static void save_in_turn(const char* out, TrainState s, Ranks ranks, bool sharded) {
     CheckpointWriter first, w;
@@ -229,8 +225,7 @@ static void save_in_turn(const char* out, TrainState s, Ranks ranks, bool sharde
         param_ranges_write(ranks.of[q].ranges, ranks.of[q].count, writer);
         if (q == 0) continue;
         checkpoint_detach(&w);
-        add_up(first.checksum, w.checksum);
-        add_up(first.elements, w.elements);
+        checkpoint_sums_add(&first.sums, &w.sums);
     }
     ranks_checkpoint_commit(&first, 0);
 }
@@ -245,11 +240,10 @@ static void load_in_turn(const char* out, Ranks ranks, CheckpointPart weights) {
         if (weights == CHECKPOINT_MASTER) param_ranges_load(rank->ranges, rank->count, reader);
         else param_ranges_set_weights(rank->ranges, rank->count, rank->c, 0, reader, weights);
         if (q == 0) continue;
-        add_up(first.checksum, r.checksum);
-        add_up(first.elements, r.elements);
+        checkpoint_sums_add(&first.sums, &r.sums);
         checkpoint_close(&r);
     }
-    assert_int_equal(first.elements[weights], gpt2_num_parameters(first.state.config)); // or their checksum is not compared
+    assert_int_equal(first.sums.elements[weights], gpt2_num_parameters(first.state.config)); // or their checksum is not compared
     checkpoint_close(&first);
 }
 

@@ -120,7 +120,7 @@ TEST(a_step_counts_what_is_sent_in_it) {
     for (int i = 0; i < 4; i++) {
         take_step(&w, 1 + i, sent[i]);
         w.comm.stats[COMM_ALL_GATHER].bytes_times_N += 7; // between steps, by an evaluation
-        assert_true(w.bytes == 1.0 + (double)sent[i] && w.min == (double)least[i] && w.max == (double)most[i]);
+        assert_true(w.bytes == 1.0 + (double)sent[i] && w.sent.min == (double)least[i] && w.sent.max == (double)most[i]);
         assert_int_equal(w.steps, 1 + i);
     }
     assert_true(w.seconds_total == 1);

@@ -29,10 +29,8 @@ static inline size_t attention_scratch_floats(int T, int HS) {
 static HeadRows head_rows(const floatX* src, int stride, float* copy, int T, int HS) {
     HeadRows h = { (const float*)src, stride };
     if (!NEEDS_MASTER) return h;
-    for (int t = 0; t < T; t++) {
-        #pragma omp simd
-        for (int i = 0; i < HS; i++) copy[(size_t)t * HS + i] = to_float(src[(size_t)t * stride + i]);
-    }
+    for (int t = 0; t < T; t++)
+        convert_slice(copy + (size_t)t * HS, DTYPE_F32, src + (size_t)t * stride, FLOATX_DTYPE, (size_t)HS);
     h.data = copy;
     h.stride = HS;
     return h;
@@ -41,10 +39,8 @@ static inline const float* head_row(HeadRows h, int t) { return h.data + (size_t
 
 // dst = src in floatX, rows `stride` apart
 static void head_store(floatX* dst, int stride, const float* src, int rows, int HS) {
-    for (int t = 0; t < rows; t++) {
-        #pragma omp simd
-        for (int i = 0; i < HS; i++) dst[(size_t)t * stride + i] = to_floatX(src[(size_t)t * HS + i]);
-    }
+    for (int t = 0; t < rows; t++)
+        convert_slice(dst + (size_t)t * stride, FLOATX_DTYPE, src + (size_t)t * HS, DTYPE_F32, (size_t)HS);
 }
 
 // Masks a row of scores, of which the first n are wanted: -Inf up to a whole number of vectors, 0 in the rest of its `keys`.

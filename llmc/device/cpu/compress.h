@@ -44,7 +44,6 @@ static inline uint32_t magnitude_bits(float x) {
     memcpy(&bits, &x, sizeof bits);
     return bits & 0x7fffffff;
 }
-static inline int quantise_limit(int bits) { return bits == 8 ? 127 : 7; }
 // Returns the scale of n elements, at most a block.
 static inline float block_scale(const float* x, size_t n, int limit) {
     uint32_t largest = 0;
@@ -78,7 +77,7 @@ static inline void add_numbers(float* sum, float scale, const int8_t* numbers, i
 // Packs n elements, at most a block.
 static void quantise_block(char* packed, float* kept, const float* x, const float* error, size_t n, int bits) {
     float sum[QUANTISE_BLOCK];
-    int q[QUANTISE_BLOCK] = { 0 }, limit = quantise_limit(bits);
+    int q[QUANTISE_BLOCK] = { 0 }, limit = bits == 8 ? 127 : 7;
     for (size_t i = 0; i < n; i++) sum[i] = with_error(x[i], error, i);
     float scale = block_scale(sum, n, limit);
     memcpy(packed, &scale, sizeof scale);
@@ -86,7 +85,7 @@ static void quantise_block(char* packed, float* kept, const float* x, const floa
     pack_numbers((int8_t*)packed + sizeof(float), q, bits);
     if (kept != NULL) for (size_t i = 0; i < n; i++) kept[i] = sum[i] - scale * (float)q[i];
 }
-static void quantise_blocks(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits) {
+void quantise(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits) {
     quantise_check(bits);
     #pragma omp parallel for schedule(static)
     for (size_t at = 0; at < n; at += QUANTISE_BLOCK) {
@@ -96,14 +95,8 @@ static void quantise_blocks(void* packed, float* kept, const void* x, DType t, c
                        host_widened(copy, x, t, at, count), error != NULL ? error + at : NULL, count, bits);
     }
 }
-void quantise(void* packed, float* kept, const floatX* grads, const float* error, size_t n, int bits) {
-    quantise_blocks(packed, kept, grads, FLOATX_DTYPE, error, n, bits);
-}
-void quantise_fp32(void* packed, float* kept, const float* x, const float* error, size_t n, int bits) {
-    quantise_blocks(packed, kept, x, DTYPE_F32, error, n, bits);
-}
 
-static void dequantise_rows(void* out, DType t, const void* packed, int rows, size_t n, int bits) {
+void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits) {
     size_t row = quantised_bytes(n, bits);
     quantise_check(bits);
     #pragma omp parallel for schedule(static)
@@ -117,12 +110,6 @@ static void dequantise_rows(void* out, DType t, const void* packed, int rows, si
         }
         convert_slice((char*)out + at * dtype_size(t), t, sum, DTYPE_F32, count);
     }
-}
-void dequantise_sum(floatX* out, const void* packed, int rows, size_t n, int bits) {
-    dequantise_rows(out, FLOATX_DTYPE, packed, rows, n, bits);
-}
-void dequantise_sum_fp32(float* out, const void* packed, int rows, size_t n, int bits) {
-    dequantise_rows(out, DTYPE_F32, packed, rows, n, bits);
 }
 
 // ---- signs, with one scale ----
@@ -154,7 +141,7 @@ void pack_signs(void* packed, float* kept, const float* x, size_t n, SignScale s
     }
 }
 
-static void unpack_signs_rows(void* out, DType t, const void* packed, int rows, size_t n) {
+void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n) {
     size_t row = signs_bytes(n);
     #pragma omp parallel for schedule(static)
     for (size_t w = 0; w < ceil_div(n, 32); w++) {
@@ -167,12 +154,6 @@ static void unpack_signs_rows(void* out, DType t, const void* packed, int rows, 
         }
         convert_slice((char*)out + 32 * w * dtype_size(t), t, sum, DTYPE_F32, size_min(32, n - 32 * w));
     }
-}
-void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n) {
-    unpack_signs_rows(out, FLOATX_DTYPE, packed, rows, n);
-}
-void unpack_signs_sum_fp32(float* out, const void* packed, int rows, size_t n) {
-    unpack_signs_rows(out, DTYPE_F32, packed, rows, n);
 }
 
 // ---- the k largest ----
@@ -270,8 +251,7 @@ static inline double column_product(const float* p, int n, int r, int a, int b) 
     for (int row = 0; row < n; row++) sum += (double)p[(size_t)row * r + a] * (double)p[(size_t)row * r + b];
     return sum;
 }
-// Takes the columns before column j out of it, twice: the rounding of the first time is what the second takes out.
-// Returns the length of what is left.
+// Takes the columns before column j out of it, and again what rounding has left of them. Returns the length of what is left.
 static inline double orthogonalise_column(float* p, int n, int r, int j) {
     for (int i = 0; i < 2 * j; i++) {
         float share = (float)column_product(p, n, r, i % j, j);
@@ -289,7 +269,6 @@ static inline double replace_column(float* p, int n, int r, int j) {
     return length;
 }
 void orthonormalise(float* p, int n, int r) {
-    orthonormalise_check(n, r);
     for (int j = 0; j < r; j++) {
         double before = sqrt(column_product(p, n, r, j, j)), length = orthogonalise_column(p, n, r, j);
         if (length <= 1e-6 * before) length = replace_column(p, n, r, j); // the rest is rounding
@@ -297,8 +276,7 @@ void orthonormalise(float* p, int n, int r) {
     }
 }
 
-// sum = p q^T in a tile that begins at (row, col) and has (rows, cols). A column of q is copied, so that its elements are
-// neighbours.
+// sum = p q^T in a tile (rows, cols) that begins at (row, col). A column of q is copied: then its elements are neighbours.
 #define RANK_TILE 32
 static inline void low_rank_tile(float sum[RANK_TILE][RANK_TILE], const float* p, const float* q, int r, int row, int rows,
                                  int col, int cols) {

@@ -32,8 +32,7 @@ void device_free(void* p) {
     free(p);
 }
 
-// Nineteen twentieths of what the kernel reports as available, or of all memory if it does not report it. This does not know a
-// container's own limit: --memory-limit is for that.
+// Nineteen twentieths of what the kernel reports as available, or of all memory. For a container's limit there is --memory-limit.
 size_t device_memory_free(void) {
     size_t kib = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE) / 1024;
     char line[128];
@@ -62,13 +61,11 @@ double device_peak_flops(void) { return 0; } // dev/bench measures it; there is 
 void device_synchronize(void) {}
 
 // ---- marks ----
-static struct { double* times; MarkPool pool; } cpu_marks; // times (pool.capacity) owned
+static struct { double* times; MarkPool pool; } cpu_marks; // times (pool.made) owned
 int device_event(void) {
-    if (mark_pool_is_empty(&cpu_marks.pool)) {
-        mark_pool_grow(&cpu_marks.pool);
-        cpu_marks.times = (double*)xrealloc(cpu_marks.times, (size_t)cpu_marks.pool.capacity * sizeof(double));
-    }
-    int mark = mark_pool_take(&cpu_marks.pool);
+    bool is_new;
+    int mark = mark_pool_take(&cpu_marks.pool, &is_new);
+    if (is_new) cpu_marks.times = (double*)with_room(cpu_marks.times, (size_t)mark, sizeof(double));
     cpu_marks.times[mark] = now_seconds();
     return mark;
 }

@@ -32,8 +32,8 @@ static void matmul_check(dnnl_status_t status, const char* what) {
 static inline int int_min(int a, int b) { return a < b ? a : b; }
 
 // ---- where oneDNN 2, which describes memory and operations by structs, and oneDNN 3, with handles, differ ----
-#if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t MatrixDesc;
+#if DNNL_VERSION_MAJOR >= 3
 static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
     return dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides);
 }
@@ -47,7 +47,6 @@ static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc
     return dnnl_matmul_primitive_desc_create(d, engine, *a, *b, bias != NULL ? *bias : NULL, *out, attributes);
 }
 #else
-typedef dnnl_memory_desc_t MatrixDesc;
 static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
     return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides);
 }
@@ -65,13 +64,12 @@ static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc
 #endif
 
 // ---- primitives ----
-// Creating one costs about as much as running it, so those used last are kept. A slot without a primitive remembers that
-// oneDNN has no fast kernel for its shape.
+// Creating one costs about as much as running it, so those used last are kept. A slot without one: oneDNN is not fast there.
 typedef struct {
     ProductShape shape;
     uint64_t last_use; // 0: empty
     dnnl_primitive_t primitive;
-    dnnl_memory_t a, b, bias, out; // wrap whatever memory a call brings
+    dnnl_memory_t memories[4]; // of a, b, out and bias (NULL: none): they wrap whatever memory a call brings
 } MatmulSlot;
 #define MATMUL_SLOTS 128
 static struct {
@@ -83,13 +81,8 @@ static struct {
 } cpu_matmul;
 
 static void matmul_slot_clear(MatmulSlot* s) {
-    if (s->primitive != NULL) {
-        dnnl_primitive_destroy(s->primitive);
-        dnnl_memory_destroy(s->a);
-        dnnl_memory_destroy(s->b);
-        dnnl_memory_destroy(s->out);
-        if (s->bias != NULL) dnnl_memory_destroy(s->bias);
-    }
+    if (s->primitive != NULL) dnnl_primitive_destroy(s->primitive);
+    for (int i = 0; i < 4 && s->memories[i] != NULL; i++) dnnl_memory_destroy(s->memories[i]);
     memset(s, 0, sizeof *s);
 }
 
@@ -111,9 +104,11 @@ static bool matmul_is_fast(const_dnnl_primitive_desc_t d) {
 // Compiles a slot's shape, if there is a fast kernel for it.
 static void matmul_slot_fill(MatmulSlot* s) {
     ProductShape p = s->shape;
-    MatrixDesc a = matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE);
-    MatrixDesc b = matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE);
-    MatrixDesc bias = matmul_describe(1, p.N, 0, FLOATX_DTYPE), out = matmul_describe(p.M, p.N, 0, p.out_type);
+    MatrixDesc descs[4] = {
+        matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE), matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE),
+        matmul_describe(p.M, p.N, 0, p.out_type), matmul_describe(1, p.N, 0, FLOATX_DTYPE)
+    };
+    const MatrixDesc* bias = p.has_bias ? &descs[3] : NULL;
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t post;
     matmul_check(dnnl_primitive_attr_create(&attributes), "creating attributes");
@@ -121,20 +116,17 @@ static void matmul_slot_fill(MatmulSlot* s) {
     if (p.adds) matmul_check(post_add(post), "adding to a product");
     matmul_check(dnnl_primitive_attr_set_post_ops(attributes, post), "setting post-operations");
     dnnl_primitive_desc_t d = NULL;
-    if (product_describe(&d, &a, &b, p.has_bias ? &bias : NULL, &out, attributes, cpu_matmul.engine) == dnnl_success) {
+    if (product_describe(&d, &descs[0], &descs[1], bias, &descs[2], attributes, cpu_matmul.engine) == dnnl_success) {
         if (matmul_is_fast(d)) {
             matmul_check(dnnl_primitive_create(&s->primitive, d), "compiling a product");
-            matmul_check(matrix_wrap(&s->a, &a, cpu_matmul.engine), "wrapping a matrix");
-            matmul_check(matrix_wrap(&s->b, &b, cpu_matmul.engine), "wrapping a matrix");
-            matmul_check(matrix_wrap(&s->out, &out, cpu_matmul.engine), "wrapping a matrix");
-            if (p.has_bias) matmul_check(matrix_wrap(&s->bias, &bias, cpu_matmul.engine), "wrapping a bias");
+            for (int i = 0; i < (bias ? 4 : 3); i++)
+                matmul_check(matrix_wrap(&s->memories[i], &descs[i], cpu_matmul.engine), "wrapping a matrix");
         }
         dnnl_primitive_desc_destroy(d);
     }
     dnnl_post_ops_destroy(post);
     dnnl_primitive_attr_destroy(attributes);
-    MatrixDesc* descs[4] = { &a, &b, &bias, &out };
-    for (int i = 0; i < 4; i++) matrix_desc_free(descs[i]);
+    for (int i = 0; i < 4; i++) matrix_desc_free(&descs[i]);
 }
 
 // Returns the slot of a shape; if there is none yet it takes the place of the one not used for longest.
@@ -160,14 +152,13 @@ static MatmulSlot* matmul_slot(ProductShape shape) {
 static bool product_by_primitive(Product p) {
     MatmulSlot* s = matmul_slot(p.shape);
     if (s->primitive == NULL) return false;
+    dnnl_memory_t* m = s->memories;
     dnnl_exec_arg_t arguments[4] = {
-        { DNNL_ARG_SRC, s->a }, { DNNL_ARG_WEIGHTS, s->b }, { DNNL_ARG_DST, s->out }, { DNNL_ARG_BIAS, s->bias }
+        { DNNL_ARG_SRC, m[0] }, { DNNL_ARG_WEIGHTS, m[1] }, { DNNL_ARG_DST, m[2] }, { DNNL_ARG_BIAS, m[3] }
     };
-    matmul_check(dnnl_memory_set_data_handle(s->a, (void*)p.a), "passing a matrix");
-    matmul_check(dnnl_memory_set_data_handle(s->b, (void*)p.b), "passing a matrix");
-    matmul_check(dnnl_memory_set_data_handle(s->out, p.out), "passing a matrix");
-    if (s->bias != NULL) matmul_check(dnnl_memory_set_data_handle(s->bias, (void*)p.bias), "passing a bias");
-    int count = s->bias != NULL ? 4 : 3;
+    const void* const data[4] = { p.a, p.b, p.out, p.bias };
+    int count = m[3] != NULL ? 4 : 3;
+    for (int i = 0; i < count; i++) matmul_check(dnnl_memory_set_data_handle(m[i], (void*)data[i]), "passing a matrix");
     matmul_check(dnnl_primitive_execute(s->primitive, cpu_matmul.stream, count, arguments), "a matrix product");
     matmul_check(dnnl_stream_wait(cpu_matmul.stream), "a matrix product");
     return true;
@@ -223,8 +214,7 @@ static void product_tile(Product p, int m, int n, int rows, int cols) {
     }
 }
 
-// Where b is transposed, oneDNN copies it before it multiplies. A small part of a tile stays in the second-level cache from the
-// copy of b to the addition of the bias.
+// oneDNN copies a transposed b before it multiplies. A small part of a tile stays in the second-level cache until its bias is added.
 #define PART_ROWS 128
 #define PART_COLS 192
 static void product_tile_parts(Product p, int m, int n, int rows, int cols) {
@@ -259,12 +249,8 @@ static void product_by_tiles(Product p) {
 // dst (rows, cols), whose rows are COPY_STRIDE apart, = src, whose rows are `stride` elements apart
 static void widen_range(float* dst, const floatX* src, int rows, int cols, int stride) {
     #pragma omp parallel for schedule(static)
-    for (int r = 0; r < rows; r++) {
-        float* d = dst + (size_t)r * COPY_STRIDE;
-        const floatX* x = src + (size_t)r * stride;
-        #pragma omp simd
-        for (int c = 0; c < cols; c++) d[c] = to_float(x[c]);
-    }
+    for (int r = 0; r < rows; r++)
+        convert_slice(dst + (size_t)r * COPY_STRIDE, DTYPE_F32, src + (size_t)r * stride, FLOATX_DTYPE, (size_t)cols);
 }
 
 // Rows [m, m+rows) and columns [n, n+cols) of out set or += sum (rows, cols) + bias, rounded once.
@@ -284,11 +270,7 @@ static void narrow_piece(Product p, float* sum, int m, int n, int rows, int cols
             #pragma omp simd
             for (int c = 0; c < cols; c++) x[c] += is_fp32 ? o_fp32[c] : to_float(o[c]);
         }
-        if (is_fp32) memcpy(o_fp32, x, (size_t)cols * sizeof(float));
-        else {
-            #pragma omp simd
-            for (int c = 0; c < cols; c++) o[c] = to_floatX(x[c]);
-        }
+        convert_slice(is_fp32 ? (void*)o_fp32 : (void*)o, (DType)p.shape.out_type, x, DTYPE_F32, (size_t)cols);
     }
 }
 

@@ -24,16 +24,13 @@ void add_in_place(floatX* x, const floatX* y, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = to_floatX(to_float(x[i]) + to_float(y[i]));
 }
 
-void add_in_place_fp32(float* x, const float* y, size_t n) { host_add(x, y, n); }
+void add_in_place_fp32(float* x, const float* y, size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) x[i] += y[i];
+}
 
-void to_fp32(float* out, const floatX* x, size_t n) {
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) out[i] = to_float(x[i]);
-}
-void from_fp32(floatX* out, const float* x, size_t n) {
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) out[i] = to_floatX(x[i]);
-}
+void to_fp32(float* out, const floatX* x, size_t n) { convert_dtype(out, DTYPE_F32, x, FLOATX_DTYPE, n); }
+void from_fp32(floatX* out, const float* x, size_t n) { convert_dtype(out, FLOATX_DTYPE, x, DTYPE_F32, n); }
 
 void clip_gradients(StepStats* stats, float max_norm, float loss_scale) {
     double norm = sqrt(stats->grad_square) / (double)loss_scale;

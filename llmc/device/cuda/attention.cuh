@@ -227,8 +227,7 @@ attention_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const f
     tile_store<D>(dqkv + head.qkv + first * stride, dq, factor, stride, T - first, HS);
 }
 
-// dk and dv of TILE keys. Grid (heads, tiles of keys), those with the most queries first. Reads k, v once, q and dout once
-// per tile of keys.
+// dk and dv of TILE keys. Grid (heads, tiles of keys), most queries first. Reads k, v once, q and dout once per tile of keys.
 template <int TILE, int D, int W>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
 attention_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,

@@ -42,15 +42,6 @@ static inline void attention_own(AttentionCall a) {
 #endif
     attention_fp32_arithmetic(a);
 }
-static inline void attention_own_forward(floatX* out, float* stats, const floatX* qkv, int B, int T, int C, int NH) {
-    AttentionCall a = { out, stats, qkv, NULL, NULL, B, T, C, NH, C / NH };
-    attention_own(a);
-}
-static inline void attention_own_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
-                                          const float* stats, int B, int T, int C, int NH) {
-    AttentionCall a = { dqkv, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH };
-    attention_own(a);
-}
 
 // ---- cuDNN's or ours ----
 typedef struct {
@@ -89,8 +80,7 @@ static inline void attention_free(void) {
 #endif
     memset(&attention_state, 0, sizeof attention_state);
 }
-// Decides which kernels compute attention of these shapes. Dies if those that --attention names are not available. A second call
-// with the same shapes does nothing.
+// Decides, once for these shapes, which kernels compute attention. Dies if those that --attention names are not available.
 static inline void attention_init(LayerShapes all) {
     AttentionState* a = &attention_state;
     LayerShapes s = attention_shapes_of(all);
@@ -144,7 +134,7 @@ void attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int 
         return;
     }
 #endif
-    attention_own_forward(out, stats, qkv, B, T, C, NH);
+    attention_own({ out, stats, qkv, NULL, NULL, B, T, C, NH, C / NH });
 }
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const float* stats,
                         int B, int T, int C, int NH) {
@@ -155,6 +145,6 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
         return;
     }
 #endif
-    attention_own_backward(dqkv, dout, qkv, out, stats, B, T, C, NH);
+    attention_own({ dqkv, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH });
 }
 #endif

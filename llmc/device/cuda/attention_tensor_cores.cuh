@@ -161,8 +161,7 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
 }
-// Computes out and stats. Grid (heads, tiles of queries), those with the most keys first. `stages` is STAGES; dev/cuda shows the
-// effect of 1.
+// Computes out and stats. Grid (heads, tiles of queries), most keys first. `stages` is STAGES; dev/cuda shows the effect of 1.
 template <int stages>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
 attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
@@ -340,8 +339,7 @@ attention_dkv_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX
 }
 
 // ---- launches ----
-// a.HS is HEAD, arrays begin on 16 bytes; threads: whole warps, of 16 rows each. Shared memory is less than the 48 KB that every
-// kernel may have.
+// a.HS is HEAD, arrays begin on 16 bytes; threads: whole warps, of 16 rows each.
 template <int stages> static inline void attention_forward_tensor_cores(AttentionCall a, int threads) {
     constexpr size_t shared = stages * 2 * FORWARD_TILE * sizeof(floatX);
     static_assert(shared <= 48 << 10, "more shared memory than a kernel has without asking");

@@ -8,14 +8,11 @@ Called by cuda/matmul.cuh.
 constexpr float GELU_SCALE = 0.7978845608028654f; // sqrt(2/pi)
 constexpr float GELU_CUBIC = 0.044715f;
 
-// gelu(x) = x/2 (1 + tanh u), u = GELU_SCALE (x + GELU_CUBIC x^3); and since (1 + tanh u)/2 = 1/(1 + e^-2u) = sigmoid(2u),
-// gelu(x) = x sigmoid(2u), which loses no digits where tanh u is close to -1.
+// gelu and gelu' as cpu/math.h has them, where the formulas are derived.
 __device__ inline float gelu(float x) {
     float u = GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
     return x / (1.0f + fast_exp(-2.0f * u));
 }
-// gelu'(x) = s + x s (1 - s) 2 du/dx, with s = sigmoid(2u) and du/dx = GELU_SCALE (1 + 3 GELU_CUBIC x^2).
-// With e = e^-|2u| in [0, 1], s is 1/(1 + e) or e/(1 + e) and s (1 - s) = e/(1 + e)^2: nothing cancels or overflows.
 __device__ inline float gelu_derivative(float x) {
     float u = GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
     float du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
@@ -46,8 +43,7 @@ static inline void bias_gelu_forward(floatX* act, floatX* out, const floatX* bia
     check_launch("bias and gelu");
 }
 
-// dinp (N,C) *= gelu'(pre), pre (N,C): dinp was dout w, the gradient of gelu(pre). One block per row, W columns per thread.
-// Reads 2 rows, writes 1: 6 N C bytes in 16 bits.
+// dinp (N,C), which is dout w, *= gelu'(pre), pre (N,C). One block per row, W columns per thread. Moves 6 N C bytes in 16 bits.
 template <int W>
 __global__ void gelu_backward_kernel(floatX* dinp, const floatX* pre, int C) {
     size_t row = (size_t)blockIdx.x * C;

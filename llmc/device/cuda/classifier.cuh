@@ -26,8 +26,7 @@ template <int W> __device__ inline void softmax_include(RunningSoftmax* s, Float
     for (int k = 0; k < W; k++) if (k < count) s->sum += fast_exp(x.x[k] - max);
 }
 
-// The maximum and the sum over a row's V logits, which may be none; the same for each thread of the block, which keeps a copy of
-// what it reads in `kept`, unless that is NULL.
+// The maximum and the sum over a row's V logits (V may be 0), for each thread of the block. It copies them to kept; NULL: it does not.
 template <int W> __device__ inline RunningSoftmax softmax_of_row(const floatX* row, floatX* kept, int V, float* of_warps) {
     RunningSoftmax s = { -3.402823466e38f, 0 };
     for (int v = threadIdx.x * W; v < V; v += blockDim.x * W) {
@@ -93,8 +92,7 @@ void classifier_forward_backward(float* losses, floatX* logits, const int* targe
 }
 
 // ---- in parts ----
-// One block per row, as above and with as many threads, so one part has the bits of the whole. Reads 2 N range.count bytes in
-// 16 bits.
+// One block per row, with as many threads as above, so one part has the bits of the whole. Reads 2 N range.count bytes in 16 bits.
 template <int W>
 __global__ void classifier_part_stats_kernel(float* stats, const floatX* logits, const int* targets, TokenRange range, int tokens) {
     __shared__ float of_warps[WARP];
@@ -116,8 +114,7 @@ void classifier_part_stats(float* stats, const floatX* logits, const int* target
     check_launch("classifier_part_stats");
 }
 
-// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's exponentials are
-// relative to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
+// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3), as cpu/classifier.h does.
 __device__ inline float loss_of_parts(RunningSoftmax* whole, const float* all, int i, int parts, int N) {
     RunningSoftmax s = { -3.402823466e38f, 0 };
     float target_logit = 0; // only one part has one that is not 0

@@ -143,11 +143,9 @@ static inline void quantise_launch(void* packed, float* kept, const T* x, const 
     kernel<<<quantise_grid(n), COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, kept, x, error, n, bits);
     check_launch("quantise");
 }
-void quantise(void* packed, float* kept, const floatX* grads, const float* error, size_t n, int bits) {
-    quantise_launch(packed, kept, grads, error, n, bits);
-}
-void quantise_fp32(void* packed, float* kept, const float* x, const float* error, size_t n, int bits) {
-    quantise_launch(packed, kept, x, error, n, bits);
+void quantise(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits) {
+    if (t == DTYPE_F32) quantise_launch(packed, kept, (const float*)x, error, n, bits);
+    else quantise_launch(packed, kept, (const floatX*)x, error, n, bits);
 }
 
 // Reads each row once, and writes out once.
@@ -177,11 +175,9 @@ template <typename T> static inline void dequantise_launch(T* out, const void* p
                                                                  quantised_bytes(n, bits) / sizeof(uint32_t), n, bits);
     check_launch("dequantise_sum");
 }
-void dequantise_sum(floatX* out, const void* packed, int rows, size_t n, int bits) {
-    dequantise_launch(out, packed, rows, n, bits);
-}
-void dequantise_sum_fp32(float* out, const void* packed, int rows, size_t n, int bits) {
-    dequantise_launch(out, packed, rows, n, bits);
+void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits) {
+    if (t == DTYPE_F32) dequantise_launch((float*)out, packed, rows, n, bits);
+    else dequantise_launch((floatX*)out, packed, rows, n, bits);
 }
 
 // ---- signs, with one scale ----
@@ -226,18 +222,16 @@ template <typename T> struct UnpackSigns {
         out[i] = narrow<T>(sum);
     }
 };
-void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n) {
-    for_each(n, UnpackSigns<floatX> { out, (const uint32_t*)packed, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
-}
-void unpack_signs_sum_fp32(float* out, const void* packed, int rows, size_t n) {
-    for_each(n, UnpackSigns<float> { out, (const uint32_t*)packed, rows, signs_bytes(n) / 4 }, "unpack_signs_sum_fp32");
+void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n) {
+    const uint32_t* words = (const uint32_t*)packed;
+    if (t == DTYPE_F32) for_each(n, UnpackSigns<float> { (float*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
+    else for_each(n, UnpackSigns<floatX> { (floatX*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
 }
 
 // ---- the k largest ----
-// The magnitude of the k-th largest element is found digit by digit from the highest: a digit's histogram says which
-// bin the k-th is in, and how many of the k are above it. Then blocks count what they will send, and write it where
-// their turn is. Counts are whole numbers, so the order of atomic additions does not matter. Reads x five times, and
-// writes kept: 24 bytes an element.
+// The k-th's magnitude is found digit by digit, as in cpu/compress.h. Then blocks count what they will send, and write it where
+// their turn is. Counts are whole numbers, so the order of atomic additions does not matter. Reads x five times, and writes kept:
+// 24 bytes an element.
 constexpr int TOP_K_BINS = 2048, TOP_K_BLOCKS = 512;
 __host__ __device__ constexpr int top_k_shift(int digit) { return digit == 0 ? 20 : digit == 1 ? 10 : 0; }
 
@@ -286,9 +280,6 @@ __global__ void top_k_bin_kernel(TopK* t, int digit) {
     t->bits |= (uint32_t)bin << top_k_shift(digit);
 }
 
-static inline size_t top_k_chunk(size_t n) { // elements of a block, which are neighbours
-    return round_up(ceil_div(n, TOP_K_BLOCKS), COMPRESS_THREADS);
-}
 __global__ void top_k_count_kernel(TopK* t, const float* x, size_t n, size_t chunk) {
     __shared__ uint32_t of_warps[WARP];
     size_t begin = blockIdx.x * chunk, end = begin + chunk < n ? begin + chunk : n;
@@ -347,7 +338,7 @@ __global__ void top_k_send_kernel(uint32_t* indices, float* values, float* kept,
 void pack_top_k(void* packed, float* kept, const float* x, size_t n, size_t k) {
     top_k_check(n, k);
     TopK* t = (TopK*)cuda_layers.workspace;
-    size_t chunk = top_k_chunk(n);
+    size_t chunk = round_up(ceil_div(n, TOP_K_BLOCKS), COMPRESS_THREADS); // elements of a block, which are neighbours
     unsigned blocks = (unsigned)ceil_div(n, chunk);
     top_k_begin_kernel<<<1, COMPRESS_THREADS, 0, compute_stream>>>(t, (uint32_t)k);
     for (int digit = 0; digit < 3; digit++) {
@@ -443,16 +434,15 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
     if (chunks > 1) for_each(size, AddChunks { q, partial, (int)chunks, size }, "skinny_product_transposed");
 }
 
-// Gram-Schmidt by one block, because each column waits for those before it: r (r + 3) passes over two columns, which
-// are in the cache. Its threads share the rows.
+// Gram-Schmidt by one block, whose threads share the rows: each column waits for those before it. r (r + 3) passes over two columns.
 __device__ inline double column_product(const float* p, int n, int r, int a, int b, double* of_warps) {
     double sum = 0;
     for (int row = threadIdx.x; row < n; row += blockDim.x)
         sum += (double)p[(size_t)row * r + a] * (double)p[(size_t)row * r + b];
     return block_sum(sum, of_warps);
 }
-// Takes the columns before column j out of it, twice: the rounding of the first time is what the second takes out.
-// Returns the length of what is left. A thread reads only rows that it has written itself.
+// Takes the columns before column j out of it, and again what rounding has left of them. Returns the length of what is left. A
+// thread reads only rows that it has written itself.
 __device__ inline double orthogonalise_column(float* p, int n, int r, int j, double* of_warps) {
     for (int i = 0; i < 2 * j; i++) {
         float share = (float)column_product(p, n, r, i % j, j, of_warps);
@@ -481,7 +471,6 @@ __global__ void __launch_bounds__(ORTHONORMALISE_THREADS) orthonormalise_kernel(
     }
 }
 void orthonormalise(float* p, int n, int r) {
-    orthonormalise_check(n, r);
     unsigned threads = (unsigned)size_min(ORTHONORMALISE_THREADS, round_up((size_t)n, WARP));
     orthonormalise_kernel<<<1, threads, 0, compute_stream>>>(p, n, r);
     check_launch("orthonormalise");
@@ -549,42 +538,27 @@ void adamw_update_frozen(AdamW a, int frozen, floatX* params, float* master, flo
 }
 
 // ---- comparison ----
-// partial (blocks): the sums of the block's elements. Reads x and y once.
-__global__ void comparison_kernel(Comparison* partial, const floatX* x, const float* y, size_t n) {
+// partial (3,blocks): the block's sums of x^2, y^2 and x y. Reads x and y once.
+__global__ void comparison_kernel(double* partial, const floatX* x, const float* y, size_t n) {
     __shared__ double of_warps[WARP];
-    Comparison own = { 0, 0, 0 };
+    double sums[3] = {};
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         double a = widen(x[i]), b = y[i];
-        own.xx += a * a;
-        own.yy += b * b;
-        own.xy += a * b;
+        sums[0] += a * a;
+        sums[1] += b * b;
+        sums[2] += a * b;
     }
-    own.xx = block_sum(own.xx, of_warps);
-    own.yy = block_sum(own.yy, of_warps);
-    own.xy = block_sum(own.xy, of_warps);
-    if (threadIdx.x == 0) partial[blockIdx.x] = own;
-}
-__global__ void add_up_comparison_kernel(Comparison* acc, const Comparison* partial, unsigned blocks) { // one block
-    __shared__ double of_warps[WARP];
-    Comparison own = { 0, 0, 0 };
-    for (unsigned b = threadIdx.x; b < blocks; b += blockDim.x) {
-        own.xx += partial[b].xx;
-        own.yy += partial[b].yy;
-        own.xy += partial[b].xy;
+    for (int k = 0; k < 3; k++) {
+        double sum = block_sum(sums[k], of_warps);
+        if (threadIdx.x == 0) partial[k * gridDim.x + blockIdx.x] = sum;
     }
-    own.xx = block_sum(own.xx, of_warps);
-    own.yy = block_sum(own.yy, of_warps);
-    own.xy = block_sum(own.xy, of_warps);
-    if (threadIdx.x != 0) return;
-    acc->xx += own.xx;
-    acc->yy += own.yy;
-    acc->xy += own.xy;
 }
 void add_comparison(Comparison* acc, const floatX* x, const float* y, size_t n) {
-    Comparison* partial = (Comparison*)cuda_layers.workspace;
+    double *partial = (double*)cuda_layers.workspace, *const sums[] = { &acc->xx, &acc->yy, &acc->xy };
     unsigned blocks = stats_blocks(n);
     comparison_kernel<<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, y, n);
-    add_up_comparison_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(acc, partial, blocks);
+    for (int k = 0; k < 3; k++)
+        sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(sums[k], partial + k * blocks, blocks);
     check_launch("add_comparison");
 }
 static_assert(STATS_BLOCKS * sizeof(Comparison) <= COMPRESS_WORKSPACE, "the workspace of add_comparison");

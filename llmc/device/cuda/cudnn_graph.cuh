@@ -287,8 +287,7 @@ static inline bool plan_from(CudnnGraph* g, cudnnBackendDescriptor_t configurati
     g->plan = plan;
     return g->why[0] == 0;
 }
-// Makes a plan of the operations, by the first engine that takes them in the order of cuDNN's heuristics. Returns false if none
-// does; then `why` has the first engine's reason.
+// Makes a plan by the first engine of cuDNN's heuristics that takes the operations. Returns false if none does: `why` has the first's.
 static inline bool graph_plan(CudnnGraph* g) {
     constexpr int MOST = 16;
     cudnnBackendDescriptor_t graph = graph_create(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), found[MOST];

@@ -138,18 +138,16 @@ double device_peak_flops(void) {
 
 // ---- marks: events on a stream ----
 static struct {
-    cudaEvent_t* events; // (pool.capacity) owned
+    cudaEvent_t* events; // (pool.made) owned
     MarkPool pool;
     cudaEvent_t first;   // passed at `zero`: ties the GPU's clock to the host's
     double zero;         // of now_seconds()
 } cuda_marks;
 
-static void cuda_marks_grow(void) {
-    int before = cuda_marks.pool.capacity;
-    mark_pool_grow(&cuda_marks.pool);
-    cuda_marks.events = (cudaEvent_t*)xrealloc(cuda_marks.events, (size_t)cuda_marks.pool.capacity * sizeof(cudaEvent_t));
-    for (int i = before; i < cuda_marks.pool.capacity; i++) cuda_check(cudaEventCreate(&cuda_marks.events[i]), "a mark");
-    if (before > 0) return;
+static void cuda_mark_make(int mark) {
+    cuda_marks.events = (cudaEvent_t*)with_room(cuda_marks.events, (size_t)mark, sizeof(cudaEvent_t));
+    cuda_check(cudaEventCreate(&cuda_marks.events[mark]), "a mark");
+    if (mark > 0) return;
     cuda_check(cudaEventCreate(&cuda_marks.first), "a mark");
     cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // so that the event is passed at once
     cuda_check(cudaEventRecord(cuda_marks.first, compute_stream), "a mark");
@@ -157,8 +155,9 @@ static void cuda_marks_grow(void) {
     cuda_marks.zero = now_seconds();
 }
 static int cuda_mark(cudaStream_t stream) {
-    if (mark_pool_is_empty(&cuda_marks.pool)) cuda_marks_grow();
-    int mark = mark_pool_take(&cuda_marks.pool);
+    bool is_new;
+    int mark = mark_pool_take(&cuda_marks.pool, &is_new);
+    if (is_new) cuda_mark_make(mark);
     cuda_check(cudaEventRecord(cuda_marks.events[mark], stream), "a mark");
     return mark;
 }

@@ -97,8 +97,7 @@ __global__ void token_place_kernel(TokenGroups g, const int* tokens, int N) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, row = i < N ? token_row(g.range, tokens[i]) : -1;
     if (row >= 0) g.unsorted[g.begin[row] + atomicAdd(&g.taken[row], 1)] = i;
 }
-// One thread per slot. The work is the sum of the groups' squared sizes: nothing for text, about a millisecond if 64
-// thousand positions all hold the same token.
+// One thread per slot. The work is the sum of the groups' squared sizes: for text nothing, for 64 thousand equal tokens a millisecond.
 __global__ void token_sort_kernel(TokenGroups g, const int* tokens) {
     int slot = blockIdx.x * blockDim.x + threadIdx.x;
     if (slot >= g.begin[g.range.count]) return; // positions of tokens elsewhere have no slot
@@ -177,7 +176,6 @@ void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const
     check_launch("encoder_backward, positions");
 }
 void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
-    TokenRange whole = { 0, cuda_layers.shapes.Vp };
-    encoder_part_backward(dwte, dwpe, dout, tokens, whole, B, T, C, mode);
+    encoder_part_backward(dwte, dwpe, dout, tokens, { 0, cuda_layers.shapes.Vp }, B, T, C, mode);
 }
 #endif

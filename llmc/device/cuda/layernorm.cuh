@@ -74,8 +74,7 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
 constexpr int LAYERNORM_BLOCKS = 512;
 constexpr unsigned LAYERNORM_THREADS = 256; // of a block that takes several rows at a time
 
-// Backward's block for rows of C channels, W to a thread: (threads of a row, rows at a time). A row that is too long for 1024
-// threads is walked through.
+// Backward's block for rows of C channels, W to a thread: (threads of a row, rows at a time). It walks through longer rows.
 static inline dim3 layernorm_backward_block(int C, int W) {
     unsigned x = (unsigned)size_min(1024, round_up(ceil_div(C, W), WARP));
     return dim3(x, (unsigned)size_max(1, LAYERNORM_THREADS / x));
@@ -139,14 +138,9 @@ __device__ inline float2 row_mean(float2 sum, float2* of_warps, int C) {
 // Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
 //
 // Why so, on paper. To keep an H100's memory busy (3.35 TB/s, answers after 0.7 us) each of its 132 multiprocessors must have
-// 18 KB under way. In 16 bits this kernel has, at 64 registers a thread and thus 32 warps on a multiprocessor at most:
-//   C = 768   blocks of 96 x 2 threads, four (a grid of 512) on a multiprocessor: 24 warps, 8 rows, of which 37 KB are read
-//   C = 1600  blocks of 224 x 1 threads (200 have channels), four again: 28 warps, 4 rows, 38 KB
-// With a warp per row and each warp's sums in shared memory (the fourth variant in dev/cuda/layernorm_backward.cu) a block needs
-// 8 C bytes of it per warp: at C = 1600 three warps a block and 12 on a multiprocessor, of 64 that it can hold. 16 more bytes per
-// element go through shared memory, 32 bytes from lane to lane, so that two lanes of eight meet in each bank. And dout and inp
-// are read a second time, which costs little only where L1 still has them, 4 C bytes per warp: at C = 768 those of 32 warps are
-// 96 KB, and 196 KB of shared memory leave 60 KB; at C = 1600 they are 77 KB, of which an A100 has 28 left.
+// 18 KB under way. In 16 bits and at 64 registers a thread four blocks of this kernel fit on a multiprocessor, and read 37 KB at
+// C = 768 (96 x 2 threads), 38 KB at C = 1600 (224 x 1). Why a warp per row, with its sums in shared memory, has less under way:
+// the fourth variant in dev/cuda/layernorm_backward.cu.
 template <int W>
 __global__ void __launch_bounds__(1024)
 layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* w,

@@ -121,8 +121,7 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
             p.shape.k, p.shape.n, cublasLtGetStatusString(status));
 }
 
-// An epilogue may take its vectors 16 bytes at a time, which no preference can express; and aux's leading dimension must be a
-// multiple of 8.
+// An epilogue may take vectors 16 bytes at a time, which no preference can express; aux needs a leading dimension that 8 divides.
 static inline bool epilogue_is_possible(Product p) {
     return p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (p.shape.alignment >= 16 && (p.aux == NULL || p.shape.m % 8 == 0));
 }

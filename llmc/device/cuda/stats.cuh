@@ -11,10 +11,6 @@ constexpr unsigned STATS_BLOCKS = 1024, STATS_THREADS = 256;
 static inline unsigned stats_blocks(size_t n) {
     return (unsigned)size_max(1, size_min(STATS_BLOCKS, ceil_div(n, STATS_THREADS * 4)));
 }
-static inline size_t stats_workspace_bytes(LayerShapes s) {
-    (void)s;
-    return STATS_BLOCKS * sizeof(double);
-}
 
 struct Identity { __device__ double operator()(double x) const { return x; } };
 struct Square { __device__ double operator()(double x) const { return x * x; } };

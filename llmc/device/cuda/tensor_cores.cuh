@@ -36,41 +36,31 @@ using namespace emulator::matrix;
 // The address that instructions for shared memory take.
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// fragments[m], m < count: this lane's two elements of matrix m. row: the address of the row that this lane gives.
-template <int count> __device__ inline void ldmatrix(uint32_t (&fragments)[count], const void* row) {
-    static_assert(count == 2 || count == 4, "two or four matrices");
-    if constexpr (count == 2)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(fragments[0]), "=r"(fragments[1]) : "r"(shared_address(row)) : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
-                     : "r"(shared_address(row)) : "memory");
-}
-// The same of the transposed matrices.
-template <int count> __device__ inline void ldmatrix_trans(uint32_t (&fragments)[count], const void* row) {
-    static_assert(count == 2 || count == 4, "two or four matrices");
-    if constexpr (count == 2)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(fragments[0]), "=r"(fragments[1]) : "r"(shared_address(row)) : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
-                     : "r"(shared_address(row)) : "memory");
-}
+// fragments[m], m < count: this lane's two elements of matrix m, or of that transposed. row: the address that this lane gives.
+#define LDMATRIX(name, trans) \
+    template <int count> __device__ inline void name(uint32_t (&fragments)[count], const void* row) { \
+        static_assert(count == 2 || count == 4, "two or four matrices"); \
+        if constexpr (count == 2) \
+            asm volatile("ldmatrix.sync.aligned.m8n8.x2" trans ".shared.b16 {%0, %1}, [%2];" \
+                         : "=r"(fragments[0]), "=r"(fragments[1]) : "r"(shared_address(row)) : "memory"); \
+        else \
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4" trans ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+                         : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3]) \
+                         : "r"(shared_address(row)) : "memory"); \
+    }
+LDMATRIX(ldmatrix, "")
+LDMATRIX(ldmatrix_trans, ".trans")
 
 // d += a b, T is __nv_bfloat16 or __half; sums are fp32.
 template <typename T> __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    if constexpr (std::is_same<T, __half>::value)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-                     " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-                     " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#define MMA(type) \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32" \
+                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+    if constexpr (std::is_same<T, __half>::value) MMA("f16");
+    else MMA("bf16");
+#undef MMA
 }
 #endif
 
