@@ -109,7 +109,7 @@ __global__ void products_kernel(floatX* dqkv, const float* probabilities, const 
     dqkv[C] = narrow<floatX>(dk * scale);
     dqkv[2 * C] = narrow<floatX>(dv);
 }
-static bool attention_backward_1_textbook(Problem& p, int threads) {
+VARIANT(bool, attention_backward_1_textbook, "one kernel per formula, from stored probabilities") {
     if (p.probabilities == NULL) return false;
     int rows = p.B * p.NH * p.T;
     dim3 grid((unsigned)ceil_div(p.T, threads), p.T, p.B * p.NH);
@@ -169,7 +169,7 @@ static void launch_delta(Problem& p, int threads) {
     attention_delta_kernel<<<(unsigned)ceil_div(rows, block.y), block, 0, compute_stream>>>(
         p.delta, p.dout.gpu, p.out.gpu, rows, p.T, p.C, p.NH, p.HS);
 }
-static bool attention_backward_2_recomputed(Problem& p, int threads) {
+VARIANT(bool, attention_backward_2_recomputed, "P computed again, one warp per query, one per key") {
     if (p.HS > 4 * WARP) return false;
     dim3 grid((unsigned)ceil_div(p.T, threads / WARP), p.B * p.NH);
     auto dq = p.HS <= 2 * WARP ? dq_kernel<2> : dq_kernel<4>;
@@ -188,7 +188,7 @@ static AttentionCall call_of(Problem& p) {
 // ---- 3: tiles, llmc/'s own in fp32 ----
 // The same two sums. A block has a tile of queries or keys, and tiles of the other side are copied to shared memory. Made for
 // blocks of 256 threads.
-static bool attention_backward_3_tiles(Problem& p, int threads) {
+VARIANT(bool, attention_backward_3_tiles, "tiles in shared memory: llmc/'s own in fp32") {
     if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
     attention_fp32_arithmetic(call_of(p));
     return true;
@@ -199,7 +199,7 @@ static bool attention_backward_3_tiles(Problem& p, int threads) {
 // As in forward, P and dS are then where a left operand has to be, if the rows of S and dP are those of the sums: for dk and dv
 // they are computed transposed. No lane needs another lane's P, so only tiles need barriers. Two tiles are in shared memory, as
 // in forward's sixth kernel.
-static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
+VARIANT(bool, attention_backward_4_tensor_cores, "the same on tensor cores: llmc/'s in 16 bits") {
     if (!tensor_cores_take(p.HS, threads)) return false;
     attention_backward_tensor_cores(call_of(p), threads);
     p.rounded = true;
@@ -278,7 +278,7 @@ __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float sc
     HeadOffset head = head_offset(row / T, T, C, NH, HS);
     dqkv[head.qkv + row % T * 3 * C + i % HS] = narrow<floatX>(dq_sums[i] * scale);
 }
-static bool attention_backward_5_atomics(Problem& p, int threads) {
+VARIANT(bool, attention_backward_5_atomics, "one kernel for all three, dq by atomics") {
     if (!tensor_cores_take(p.HS, threads)) return false;
     int keys = threads / WARP * 16;
     size_t bytes = (STAGES * BACKWARD_STAGE + keys * (TILE_STRIDE + DS_STRIDE)) * sizeof(floatX), n = p.out.n;
@@ -294,19 +294,11 @@ static bool attention_backward_5_atomics(Problem& p, int threads) {
 
 // ---- 6: the library ----
 // cuDNN, through llmc/'s graph of plain operations, as without --deterministic: sums of dq as in 5.
-static bool attention_backward_6_cudnn(Problem& p, int) {
+VARIANT(bool, attention_backward_6_cudnn, "cuDNN", OWN_BLOCKS) {
     if (!attention_state.cudnn) return false;
     attention_backward(p.dqkv.gpu, p.dout.gpu, p.qkv.gpu, p.out.gpu, p.stats.gpu, p.B, p.T, p.C, p.NH);
     p.rounded = true;
     return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "attention_backward_1_textbook", "one kernel per formula, from stored probabilities", attention_backward_1_textbook },
-    { "attention_backward_2_recomputed", "P computed again, one warp per query, one per key", attention_backward_2_recomputed },
-    { "attention_backward_3_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_backward_3_tiles },
-    { "attention_backward_4_tensor_cores", "the same on tensor cores: llmc/'s in 16 bits", attention_backward_4_tensor_cores },
-    { "attention_backward_5_atomics", "one kernel for all three, dq by atomics", attention_backward_5_atomics },
-    { "attention_backward_6_cudnn", "cuDNN", attention_backward_6_cudnn, true },
-};
 OPERATION(SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 })

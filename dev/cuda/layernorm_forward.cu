@@ -58,7 +58,7 @@ __global__ void naive_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static void layernorm_forward_1_naive(Problem& p, int threads) {
+VARIANT(void, layernorm_forward_1_naive, "one thread per row") {
     naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -85,7 +85,7 @@ __global__ void warp_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static void layernorm_forward_2_warp(Problem& p, int threads) {
+VARIANT(void, layernorm_forward_2_warp, "one warp per row: neighbours read neighbours") {
     warp_kernel<<<(unsigned)ceil_div(p.N, threads / WARP), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -114,7 +114,7 @@ __global__ void block_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static void layernorm_forward_3_block(Problem& p, int threads) {
+VARIANT(void, layernorm_forward_3_block, "one block per row: more loads under way, barriers at each sum") {
     block_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -164,7 +164,7 @@ template <int PIECES> static void launch_registers(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(p.N, threads / WARP);
     registers_kernel<PIECES><<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
-static bool layernorm_forward_4_registers(Problem& p, int threads) {
+VARIANT(bool, layernorm_forward_4_registers, "one warp per row, 16 bytes a load, the row in registers") {
     size_t pieces = ceil_div(p.C, WARP * VEC);
     if (p.C % VEC != 0 || pieces > 8) return false;
     if (pieces <= 1) launch_registers<1>(p, threads);
@@ -177,7 +177,7 @@ static bool layernorm_forward_4_registers(Problem& p, int threads) {
 
 // ---- 5: llmc/'s ----
 // As 4, but the row waits in shared memory, which has room for the rows of any model. llmc/ takes blocks of 256.
-static bool layernorm_forward_5_llmc(Problem& p, int threads) {
+VARIANT(bool, layernorm_forward_5_llmc, "one warp per row, 16 bytes a load, the row in shared memory") {
     size_t bytes = (size_t)(threads / WARP) * p.C * sizeof(floatX);
     if (bytes > LAYERNORM_SHARED) return false;
     dim3 block(WARP, threads / WARP);
@@ -187,11 +187,4 @@ static bool layernorm_forward_5_llmc(Problem& p, int threads) {
     return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "layernorm_forward_1_naive", "one thread per row", layernorm_forward_1_naive },
-    { "layernorm_forward_2_warp", "one warp per row: neighbours read neighbours", layernorm_forward_2_warp },
-    { "layernorm_forward_3_block", "one block per row: more loads under way, barriers at each sum", layernorm_forward_3_block },
-    { "layernorm_forward_4_registers", "one warp per row, 16 bytes a load, the row in registers", layernorm_forward_4_registers },
-    { "layernorm_forward_5_llmc", "one warp per row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
-};
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })
