@@ -78,12 +78,7 @@ VARIANT(matmul_backward_input_3_order, "the loop over the sum outside", 128) {
     for (int i = 0; i < p->N; i++) {
         float* dinp = p->dinp + (size_t)i * C;
         memset(dinp, 0, C * sizeof(float));
-        for (size_t o = 0; o < OC; o++) {
-            float d = p->dout[(size_t)i * OC + o];
-            const float* w = p->w + o * C;
-            #pragma omp simd
-            for (size_t c = 0; c < C; c++) dinp[c] = fused_multiply_add(d, w[c], dinp[c]);
-        }
+        for (size_t o = 0; o < OC; o++) add_scaled(dinp, p->dout[(size_t)i * OC + o], p->w + o * C, p->C);
     }
 }
 

@@ -66,11 +66,6 @@ VARIANT(matmul_backward_weight_1_naive, "three loops, a sum as one chain", 64) {
 // row of dw. Each thread has a dw of its own, or two would add to one number at the same time. But each dw has to be cleared, and
 // added up at the end: memory and time grow with the threads. And all of a dw, more than the nearer caches hold, goes by for
 // every token.
-// dw (C) += d inp (C)
-static inline void add_scaled(float* dw, float d, const float* inp, size_t C) {
-    #pragma omp simd
-    for (size_t c = 0; c < C; c++) dw[c] = fused_multiply_add(d, inp[c], dw[c]);
-}
 VARIANT(matmul_backward_weight_2_copies, "threads share tokens, each with its own dw", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
     device_zero(p->copies, threads * OC * C * sizeof(float));
@@ -81,7 +76,7 @@ VARIANT(matmul_backward_weight_2_copies, "threads share tokens, each with its ow
         float *dw = p->copies + thread * OC * C, *dbias = p->bias_copies + thread * OC;
         const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
         for (size_t o = 0; o < OC; o++) {
-            add_scaled(dw + o * C, dout[o], inp, C);
+            add_scaled(dw + o * C, dout[o], inp, p->C);
             dbias[o] += dout[o];
         }
     }
@@ -102,7 +97,7 @@ VARIANT(matmul_backward_weight_3_owners, "threads share the rows of dw", 64) {
         for (int i = 0; i < p->N; i++) {
             const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
             for (size_t o = begin; o < end; o++) {
-                add_scaled(p->dw + o * C, dout[o], inp, C);
+                add_scaled(p->dw + o * C, dout[o], inp, p->C);
                 p->dbias[o] += dout[o];
             }
         }

@@ -77,6 +77,11 @@ static inline Output* output_added_to(const char* what, float** x, size_t n) {
     for (size_t i = 0; i < n; i++) o->want[i] = (double)o->before[i];
     return o;
 }
+// x (n) += factor y (n)
+static inline void add_scaled(float* x, float factor, const float* y, int n) {
+    #pragma omp simd
+    for (int i = 0; i < n; i++) x[i] = fused_multiply_add(factor, y[i], x[i]);
+}
 // x (n) += each of `copies` (count,n), in their order: the sums that threads have formed for themselves
 static inline void add_up(float* x, const float* copies, int count, size_t n) {
     #pragma omp parallel for schedule(static)
