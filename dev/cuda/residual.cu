@@ -6,30 +6,8 @@ An addition is the simplest kernel: two loads and a store. The lesson is that th
 rows and writes one, and layernorm reads that again and writes its own: five rows are moved, where four would do. Those four are
 counted. All variants use llmc/'s layernorm at its own block size; the sweep is over the addition's.
 */
-#include "variants.cuh"
-#include "../../llmc/device/cuda/layernorm.cuh"
-#include "../../llmc/device/cuda/stats.cuh"
+#include "layernorm_common.cuh"
 
-struct Problem {
-    int N, C;
-    double bytes; // that must be moved once
-    Both<floatX> inp1, inp2, w, b, res, out;
-    Both<float> mean, rstd;
-
-    Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
-        size_t n = (size_t)N * C;
-        start_cpu({ 1, N, C, 1, 1, 1 });
-        inp1 = random_both(n, 0.5f); inp2 = random_both(n);
-        w = random_both(C, 1, 0.5f); b = random_both(C, 0, 0.5f);
-        res = unset_both(n); out = unset_both(n);
-        mean = unset_both<float>(N); rstd = unset_both<float>(N);
-        cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, inp1.cpu, inp2.cpu, w.cpu, b.cpu, N, C);
-    }
-    void expect_right() {
-        expect_near("res", res, 0);
-        expect_near("out", out, 32 + 2 * sqrt(C)); // sums in another order
-    }
-};
 static void layernorm_of_res(Problem& p) {
     residual_layernorm_forward(p.res.gpu, p.out.gpu, p.mean.gpu, p.rstd.gpu, p.res.gpu, NULL, p.w.gpu, p.b.gpu, p.N, p.C);
 }
