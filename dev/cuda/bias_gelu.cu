@@ -73,14 +73,14 @@ VARIANT(void, bias_gelu_2_two_kernels, "bias, then gelu: one more row to move") 
 // The same function with an exponential and a division, no branch and no lost digits. One block per row, so that no division
 // is needed to find the column. (llmc/'s kernel, with one element a load.)
 VARIANT(void, bias_gelu_3_sigmoid, "one block per row, an exponential instead of tanh") {
-    bias_gelu_forward_kernel<1, floatX><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
+    bias_gelu_forward_kernel<1><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes a load. llmc/ takes as many threads as a row has pieces, at most 256.
 VARIANT(bool, bias_gelu_4_llmc, "the same, 16 bytes a load") {
     if (p.OC % VEC != 0) return false;
-    bias_gelu_forward_kernel<VEC, floatX><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
+    bias_gelu_forward_kernel<VEC><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
     return true;
 }
 
