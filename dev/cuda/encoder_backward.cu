@@ -72,7 +72,7 @@ __global__ void add_sums_kernel(floatX* dwte, floatX* dwpe, const float* sum_wte
     if (i < n_wte) dwte[i] = narrow<floatX>(widen(dwte[i]) + sum_wte[i]);
     if (i < n_wpe) dwpe[i] = narrow<floatX>(sum_wpe[i]);
 }
-VARIANT(void, encoder_backward_1_atomics, "an atomic for every element of dout") {
+VARIANT(encoder_backward_1_atomics, "an atomic for every element of dout") {
     size_t n = p.dout.n, larger = size_max(p.dwte.n, p.dwpe.n);
     cuda_check(cudaMemsetAsync(p.sum_wte, 0, p.dwte.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
     cuda_check(cudaMemsetAsync(p.sum_wpe, 0, p.dwpe.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
@@ -107,20 +107,19 @@ __global__ void search_kernel(floatX* dwte, const floatX* dout, const int* token
 static void sum_positions(Problem& p, int threads) { // dwpe, by llmc/'s kernel with one element a load
     position_sum_kernel<1><<<p.T, threads, 0, compute_stream>>>(p.dwpe.gpu, p.dout.gpu, p.B, p.T, p.C, GRAD_SET);
 }
-VARIANT(bool, encoder_backward_2_search, "one block per token, which looks through all positions") {
+VARIANT(encoder_backward_2_search, "one block per token, which looks through all positions") {
     size_t bytes = (size_t)p.C * sizeof(float);
-    if (bytes > 48 << 10) return false;
+    if (bytes > 48 << 10) return not_offered();
     search_kernel<<<p.V, threads, bytes, compute_stream>>>(p.dwte.gpu, p.dout.gpu, p.tokens.gpu, p.B * p.T, p.C);
     sum_positions(p, threads);
-    return true;
 }
 
 // ---- 3: positions are put into groups first ----
 // A counting sort counts each token, finds where its group begins, and puts every position into its group. It moves N integers
 // instead of reading V N. But the order in a group is that in which threads came, so the last bits change from run to run.
 // llmc/'s kernel adds up a group, with one element a load; its blocks have 256 threads.
-VARIANT(bool, encoder_backward_3_groups, "positions grouped by token; the last bits vary") {
-    if (threads != WARP * ENCODER_WARPS) return false;
+VARIANT(encoder_backward_3_groups, "positions grouped by token; the last bits vary") {
+    if (threads != WARP * ENCODER_WARPS) return not_offered();
     int N = p.B * p.T;
     unsigned blocks = (unsigned)ceil_div(N, threads);
     TokenGroups g = token_groups(N, TokenRange{ 0, p.V });
@@ -132,15 +131,13 @@ VARIANT(bool, encoder_backward_3_groups, "positions grouped by token; the last b
     dim3 grid(p.V, (unsigned)ceil_div(p.C, WARP));
     token_sum_kernel<1><<<grid, dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(p.dwte.gpu, p.dout.gpu, g, p.C);
     sum_positions(p, threads);
-    return true;
 }
 
 // ---- 4: llmc/'s ----
 // Each group is sorted, so that sums are formed in a fixed order, and rows are read 16 bytes a load.
-VARIANT(bool, encoder_backward_4_llmc, "groups sorted: the same bits every time; 16 bytes a load") {
-    if (threads != WARP * ENCODER_WARPS) return false;
+VARIANT(encoder_backward_4_llmc, "groups sorted: the same bits every time; 16 bytes a load") {
+    if (threads != WARP * ENCODER_WARPS) return not_offered();
     encoder_backward(p.dwte.gpu, p.dwpe.gpu, p.dout.gpu, p.tokens.gpu, p.B, p.T, p.C, GRAD_SET);
-    return true;
 }
 
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 })

@@ -34,7 +34,7 @@ __global__ void naive_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-VARIANT(void, layernorm_forward_1_naive, "one thread per row") {
+VARIANT(layernorm_forward_1_naive, "one thread per row") {
     naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -61,7 +61,7 @@ __global__ void warp_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-VARIANT(void, layernorm_forward_2_warp, "one warp per row: neighbours read neighbours") {
+VARIANT(layernorm_forward_2_warp, "one warp per row: neighbours read neighbours") {
     warp_kernel<<<(unsigned)ceil_div(p.N, threads / WARP), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -90,7 +90,7 @@ __global__ void block_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-VARIANT(void, layernorm_forward_3_block, "one block per row: more loads under way, barriers at each sum") {
+VARIANT(layernorm_forward_3_block, "one block per row: more loads under way, barriers at each sum") {
     block_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -140,27 +140,25 @@ template <int PIECES> static void launch_registers(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(p.N, threads / WARP);
     registers_kernel<PIECES><<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
-VARIANT(bool, layernorm_forward_4_registers, "one warp per row, 16 bytes a load, the row in registers") {
+VARIANT(layernorm_forward_4_registers, "one warp per row, 16 bytes a load, the row in registers") {
     size_t pieces = ceil_div(p.C, WARP * VEC);
-    if (p.C % VEC != 0 || pieces > 8) return false;
+    if (p.C % VEC != 0 || pieces > 8) return not_offered();
     if (pieces <= 1) launch_registers<1>(p, threads);
     else if (pieces <= 2) launch_registers<2>(p, threads);
     else if (pieces <= 4) launch_registers<4>(p, threads);
     else if (pieces <= 6) launch_registers<6>(p, threads);
     else launch_registers<8>(p, threads);
-    return true;
 }
 
 // ---- 5: llmc/'s ----
 // As 4, but the row waits in shared memory, which has room for the rows of any model. llmc/ takes blocks of 256.
-VARIANT(bool, layernorm_forward_5_llmc, "one warp per row, 16 bytes a load, the row in shared memory") {
+VARIANT(layernorm_forward_5_llmc, "one warp per row, 16 bytes a load, the row in shared memory") {
     size_t bytes = (size_t)(threads / WARP) * p.C * sizeof(floatX);
-    if (bytes > LAYERNORM_SHARED) return false;
+    if (bytes > LAYERNORM_SHARED) return not_offered();
     dim3 block(WARP, threads / WARP);
     unsigned blocks = (unsigned)ceil_div(p.N, block.y);
     auto kernel = p.C % VEC == 0 ? residual_layernorm_forward_kernel<VEC> : residual_layernorm_forward_kernel<1>;
     kernel<<<blocks, block, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

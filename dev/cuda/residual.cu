@@ -19,7 +19,7 @@ __global__ void naive_kernel(floatX* res, const floatX* inp1, const floatX* inp2
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) res[i] = narrow<floatX>(widen(inp1[i]) + widen(inp2[i]));
 }
-VARIANT(void, residual_1_naive, "one element per thread, then layernorm") {
+VARIANT(residual_1_naive, "one element per thread, then layernorm") {
     unsigned blocks = (unsigned)ceil_div(p.res.n, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
@@ -39,7 +39,7 @@ template <int W> __device__ void add_piece(floatX* res, const floatX* inp1, cons
 __global__ void vectors_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
     add_piece<VEC>(res, inp1, inp2, ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC, n);
 }
-VARIANT(void, residual_2_vectors, "16 bytes a load, then layernorm") {
+VARIANT(residual_2_vectors, "16 bytes a load, then layernorm") {
     unsigned blocks = (unsigned)ceil_div(ceil_div(p.res.n, VEC), threads);
     vectors_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
@@ -53,7 +53,7 @@ __global__ void strides_kernel(floatX* res, const floatX* inp1, const floatX* in
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC; i < n; i += step)
         add_piece<VEC>(res, inp1, inp2, i, n);
 }
-VARIANT(void, residual_3_strides, "only as many blocks as fit, each takes many pieces, then layernorm") {
+VARIANT(residual_3_strides, "only as many blocks as fit, each takes many pieces, then layernorm") {
     unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
     strides_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
@@ -62,10 +62,9 @@ VARIANT(void, residual_3_strides, "only as many blocks as fit, each takes many p
 // ---- 4: llmc/'s ----
 // layernorm adds what it reads: the sum is already on the chip when its mean is needed. layernorm_forward.cu has that kernel's
 // own variants and block sizes; here it has llmc/'s block size, 256 threads or as many as have room for their rows.
-VARIANT(bool, residual_4_llmc, "no kernel: layernorm adds what it reads") {
-    if (threads != 256) return false;
+VARIANT(residual_4_llmc, "no kernel: layernorm adds what it reads") {
+    if (threads != 256) return not_offered();
     residual_layernorm_forward(p.res.gpu, p.out.gpu, p.mean.gpu, p.rstd.gpu, p.inp1.gpu, p.inp2.gpu, p.w.gpu, p.b.gpu, p.N, p.C);
-    return true;
 }
 
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

@@ -25,28 +25,23 @@ static inline void start_cpu(LayerShapes s) {
 #include <string>
 
 struct Problem; // each file's own
-struct Launch {
-    void (*always)(Problem&, int) = nullptr;
-    bool (*offered)(Problem&, int) = nullptr;
-    Launch(void (*f)(Problem&, int)) : always(f) {}
-    Launch(bool (*f)(Problem&, int)) : offered(f) {}
-    bool operator()(Problem& p, int threads) const { return always ? always(p, threads), true : offered(p, threads); }
-};
 struct Variant {
     const char* name;
-    Launch launch;
+    void (*launch)(Problem& p, int threads);
     const char* idea;
     bool own_blocks = false; // it chooses its blocks itself, as a library does: it is launched once, with 0 threads
 };
 constexpr bool OWN_BLOCKS = true;
 static std::vector<Variant> variants; // in the order of the file
-// VARIANT(void, adamw_5_mine, "the idea") { ... } is a function of (Problem& p, int threads). It puts the operation on
-// compute_stream in blocks of so many threads, a multiple of 32. One that returns bool returns false, and does nothing, if the
-// kernel cannot do this shape or this block size.
-#define VARIANT(type, name, ...) \
-    static type name(Problem& p, int threads); \
+static bool is_offered; // by the variant that was launched last
+static inline void not_offered(void) { is_offered = false; }
+// VARIANT(adamw_5_mine, "the idea") { ... } is a function of (Problem& p, int threads). It puts the operation on compute_stream in
+// blocks of so many threads, a multiple of 32. If the kernel cannot do this shape or this block size, it does nothing but set
+// is_offered to false.
+#define VARIANT(name, ...) \
+    static void name(Problem& p, int threads); \
     [[maybe_unused]] static const bool added_##name = (variants.push_back({ #name, name, __VA_ARGS__ }), true); \
-    static type name(Problem& p, [[maybe_unused]] int threads)
+    static void name(Problem& p, [[maybe_unused]] int threads)
 
 #ifdef CUDA_EMULATOR
 constexpr bool variants_are_timed = false;
@@ -145,7 +140,9 @@ typedef enum { VARIANT_RIGHT, VARIANT_WRONG, VARIANT_NOT_OFFERED } Verdict;
 template <typename P> static Verdict check_variant(const Variant& v, P& p, int threads) {
     failures_in_test = 0;
     for (auto& begin : beginnings) begin(); // outputs are NaN: what is not written shows
-    if (!v.launch(p, threads)) return VARIANT_NOT_OFFERED;
+    is_offered = true;
+    v.launch(p, threads);
+    if (!is_offered) return VARIANT_NOT_OFFERED;
     cudaError_t launched = cudaGetLastError();
     if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // too few registers for so many threads
     cuda_check(launched, v.name);
