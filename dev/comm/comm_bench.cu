@@ -159,7 +159,6 @@ typedef struct {
     long long line;       // of the table, from 1
     const char* unfit;    // a collective whose times gave no latency and bandwidth; NULL: there is none
 } Bench;
-typedef struct { double seconds; long long wrong; } Measured; // mean over ranks; sum over ranks
 typedef struct { char *in, *out; size_t in_elements, out_elements; } Buffers; // views
 
 static Buffers buffers_of(const Bench* b, const Collective* k, const Shape* s, bool in_place) {
@@ -184,7 +183,7 @@ static void fill(const Bench* b, const Shape* s, const Buffers* x) {
     device_synchronize();
 }
 
-// Returns the seconds of one operation. Operations follow one another as fast as the backend takes them, without a wait between.
+// Returns the seconds of one operation, the mean over ranks. Operations follow one another as fast as the backend takes them, without a wait between.
 static double time_operations(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     for (long long i = 0; i < b->o.warmup; i++) comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, s));
     comm_barrier(&b->comm);
@@ -220,6 +219,7 @@ static long long count_wrong(const Bench* b, const Collective* k, const Shape* s
     return wrong;
 }
 
+// Returns the sum of all ranks' wrong elements.
 static long long check_operations(Bench* b, const Collective* k, Shape s, const Buffers* x) {
     long long wrong = 0;
     for (s.round = 1; s.round <= b->o.check; s.round++) {
@@ -230,15 +230,6 @@ static long long check_operations(Bench* b, const Collective* k, Shape s, const 
         wrong += count_wrong(b, k, &s, x);
     }
     return (long long)comm_host_sum(&b->comm, (double)wrong);
-}
-
-static Measured measure(Bench* b, const Collective* k, Shape s, bool in_place) {
-    Buffers x = buffers_of(b, k, &s, in_place);
-    Measured m;
-    fill(b, &s, &x);
-    m.seconds = time_operations(b, k, &s, &x);
-    m.wrong = check_operations(b, k, s, &x);
-    return m;
 }
 
 // ---- latency and bandwidth ----
@@ -280,25 +271,23 @@ static void print_header(const Bench* b, const Collective* k) {
     printf("  %9s %8s %8s %6s  %9s %8s %8s\n", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)");
 }
 
-static void print_measured(const Bench* b, const Measured* m, double bytes, double factor, Totals* t) {
-    char wrong[24] = "N/A";
-    double algorithm = bytes / m->seconds, bus = algorithm * factor;
-    if (b->o.check > 0) snprintf(wrong, sizeof wrong, "%lld", m->wrong);
-    printf("  %9.2f %8.3f %8.3f %6s", 1e6 * m->seconds, 1e-9 * algorithm, 1e-9 * bus, wrong);
-    t->bus_sum += bus;
-    t->measured++;
-    t->wrong += m->wrong;
-}
-
 // Measures one half of a line of the table, if the collective has it. Returns the seconds of one operation, else 0.
 static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_place, double bytes, Totals* t) {
     if (in_place ? !k->in_place : !k->out_of_place) {
         printf("  %9s %8s %8s %6s", "N/A", "N/A", "N/A", "N/A");
         return 0;
     }
-    Measured m = measure(b, k, *s, in_place);
-    print_measured(b, &m, bytes, bus_factor(k, s->N), t);
-    return m.seconds;
+    Buffers x = buffers_of(b, k, s, in_place);
+    char wrong_text[24] = "N/A";
+    fill(b, s, &x);
+    double seconds = time_operations(b, k, s, &x), algorithm = bytes / seconds, bus = algorithm * bus_factor(k, s->N);
+    long long wrong = check_operations(b, k, *s, &x);
+    if (b->o.check > 0) snprintf(wrong_text, sizeof wrong_text, "%lld", wrong);
+    printf("  %9.2f %8.3f %8.3f %6s", 1e6 * seconds, 1e-9 * algorithm, 1e-9 * bus, wrong_text);
+    t->bus_sum += bus;
+    t->measured++;
+    t->wrong += wrong;
+    return seconds;
 }
 
 // If every rank has a part of a size, it is rounded down to whole elements per rank: as in nccl-tests it may become 0.

@@ -52,7 +52,7 @@ static void naive_head(const Problem* p, int h, float* scores) {
         }
     }
 }
-static void attention_1_naive(Problem* p) {
+VARIANT(attention_1_naive, "the (T,T) matrix stored, three loops", 64) {
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < p->NH; h++) naive_head(p, h, scratch_of_thread(p));
 }
@@ -61,7 +61,7 @@ static void attention_1_naive(Problem* p) {
 // A query needs only its row of scores: T numbers, which the nearest cache holds. The loops are reordered so that the inner
 // ones go along memory, and may use vectors: dot products in any order, exponentials from llmc/device/cpu/math.h, and v's rows
 // added to the result one by one.
-static void attention_2_rows(Problem* p) {
+VARIANT(attention_2_rows, "a query at a time, one row of scores: vectors", 64) {
     float scale = 1.0f / sqrtf((float)p->HS);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
     for (int h = 0; h < p->NH; h++) {
@@ -83,7 +83,7 @@ static void attention_2_rows(Problem* p) {
 // result so far are scaled down (Milakov and Gimelshein, arXiv 1805.02867). This lets a GPU keep all of attention on the chip.
 // Here a row fits in the cache anyway, so this only does more work. Its advantage is that a long context needs no more memory.
 enum { KEYS = 64 };
-static void attention_3_online(Problem* p) {
+VARIANT(attention_3_online, "online softmax, 64 keys at a time", 64) {
     float scale = 1.0f / sqrtf((float)p->HS);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
     for (int h = 0; h < p->NH; h++) {
@@ -112,12 +112,8 @@ static void attention_3_online(Problem* p) {
 // ---- 4: llmc/'s ----
 // 64 queries at a time, so that a key or value that has been loaded serves 64 times instead of once. Both products are oneDNN's,
 // with numbers in registers as in matmul.c. The block of scores, 64 rows of the keys so far, stays in the second cache.
-static void attention_4_llmc(Problem* p) { attention_forward(p->out, p->stats, p->qkv, 1, p->T, p->C, p->NH); }
+VARIANT(attention_4_llmc, "64 queries at a time, products by oneDNN", 64) {
+    attention_forward(p->out, p->stats, p->qkv, 1, p->T, p->C, p->NH);
+}
 
-static const Variant variants[] = {
-    { "attention_1_naive", "the (T,T) matrix stored, three loops", attention_1_naive, 64 },
-    { "attention_2_rows", "a query at a time, one row of scores: vectors", attention_2_rows, 64 },
-    { "attention_3_online", "online softmax, 64 keys at a time", attention_3_online, 64 },
-    { "attention_4_llmc", "64 queries at a time, products by oneDNN", attention_4_llmc, 64 },
-};
 OPERATION("attention", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true)

@@ -60,6 +60,7 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 4.0 * p->T * (p->T + 1.0) * p->C; }
+// dS is off by some roundings of dP, a sum of HS = 64 terms, and of D; the sums over T = 1024 of it by sqrt(T) = 32 more.
 static float scale_of(const Problem* p) { return 1.0f / sqrtf((float)p->HS); }
 
 // ---- 1: the formulas as they are printed ----
@@ -89,7 +90,7 @@ static void naive_head(const Problem* p, int h, float* ds) {
         }
     }
 }
-static void attention_backward_1_naive(Problem* p) {
+VARIANT(attention_backward_1_naive, "the (T,T) matrix from forward, a loop for each formula", 64) {
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < p->NH; h++) naive_head(p, h, scratch_of_thread(p));
 }
@@ -98,7 +99,7 @@ static void attention_backward_1_naive(Problem* p) {
 // Only one query's row of dS is needed at a time. Its parts of dk and dv are added to their rows as they come, and with the
 // loops in this order everything goes along memory and may use vectors. Queries of a head add to the same dk and dv, so one
 // thread has a whole head: fewer heads than cores leave cores idle. P still comes from memory, megabytes for each head.
-static void attention_backward_2_rows(Problem* p) {
+VARIANT(attention_backward_2_rows, "a query at a time: vectors", 64) {
     int HS = p->HS;
     float scale = scale_of(p);
     #pragma omp parallel for schedule(dynamic)
@@ -124,7 +125,7 @@ static void attention_backward_2_rows(Problem* p) {
 // From q, k and one number for each row, the log of its sum: P[u] = exp(S[u] - stats[t]). Forward stores no matrix, so a long
 // context can be trained at all; the price is a fifth product and the exponentials. And D = dout[t].out[t], because the sum over
 // u of P[u] (dout[t].v[u]) is dout[t] times the sum of P[u] v[u].
-static void attention_backward_3_again(Problem* p) {
+VARIANT(attention_backward_3_again, "no matrix: the probabilities computed again", 64) {
     int HS = p->HS;
     float scale = scale_of(p);
     #pragma omp parallel for schedule(dynamic)
@@ -176,7 +177,7 @@ static void key_pass(Problem* p, int h, int u, float* P) {
         add_scaled(dv, P[t], dresult(p, h, t), HS);
     }
 }
-static void attention_backward_4_owners(Problem* p) {
+VARIANT(attention_backward_4_owners, "the owner of a row computes it: some of it twice", 64) {
     #pragma omp parallel
     {
         #pragma omp for collapse(2) schedule(dynamic, 16)
@@ -191,16 +192,8 @@ static void attention_backward_4_owners(Problem* p) {
 // ---- 5: llmc/'s ----
 // As 3, with 64 queries at a time, as in forward: all five products are oneDNN's, the two for dk and dv with beta = 1, which adds
 // a block of queries to the blocks before it. One thread has a whole head.
-static void attention_backward_5_llmc(Problem* p) {
+VARIANT(attention_backward_5_llmc, "64 queries at a time, products by oneDNN", 64) {
     attention_backward(p->dqkv, p->dout, p->qkv, p->out, p->stats, 1, p->T, p->C, p->NH);
 }
 
-// dS is off by some roundings of dP, a sum of HS = 64 terms, and of D; the sums over T = 1024 of it by sqrt(T) = 32 more.
-static const Variant variants[] = {
-    { "attention_backward_1_naive", "the (T,T) matrix from forward, a loop for each formula", attention_backward_1_naive, 64 },
-    { "attention_backward_2_rows", "a query at a time: vectors", attention_backward_2_rows, 64 },
-    { "attention_backward_3_again", "no matrix: the probabilities computed again", attention_backward_3_again, 64 },
-    { "attention_backward_4_owners", "the owner of a row computes it: some of it twice", attention_backward_4_owners, 64 },
-    { "attention_backward_5_llmc", "64 queries at a time, products by oneDNN", attention_backward_5_llmc, 64 },
-};
 OPERATION("attention_backward", "rows are tokens of one sequence, cols channels", { 1024, 768, 0 }, { 77, 128, 0 }, true)

@@ -1,6 +1,6 @@
 /*
-attention_common.h - what attention.c and attention_backward.c share: where the rows of a head lie, softmax in double, and the two
-loops that all variants except the first consist of.
+attention_common.h - what attention.c and attention_backward.c share: where the rows of a head lie, softmax in double, and one of
+the two loops that all variants except the first consist of; the other is add_scaled().
 */
 #ifndef DEV_CPU_ATTENTION_COMMON_H
 #define DEV_CPU_ATTENTION_COMMON_H
@@ -53,9 +53,5 @@ static inline float dot(const float* a, const float* b, int n) {
     #pragma omp simd reduction(+:sum)
     for (int i = 0; i < n; i++) sum = fused_multiply_add(a[i], b[i], sum);
     return sum;
-}
-static inline void add_scaled(float* x, float factor, const float* y, int n) {
-    #pragma omp simd
-    for (int i = 0; i < n; i++) x[i] = fused_multiply_add(factor, y[i], x[i]);
 }
 #endif

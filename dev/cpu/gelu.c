@@ -23,7 +23,7 @@ static double work(const Problem* p) { return 8.0 * (double)p->n; }
 
 // ---- 1: the formula as it is printed ----
 // A call of tanhf for each element, with branches inside: nothing here can use vectors.
-static void gelu_1_naive(Problem* p) {
+VARIANT(gelu_1_naive, "tanhf, as printed", 8) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
@@ -33,7 +33,7 @@ static void gelu_1_naive(Problem* p) {
 
 // ---- 2: gelu(x) = x sigmoid(2u) ----
 // The same function, since (1 + tanh u) / 2 = 1 / (1 + e^-2u). An exponential is less work than a tanh; but it is still a call.
-static void gelu_2_sigmoid(Problem* p) {
+VARIANT(gelu_2_sigmoid, "expf instead", 8) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
@@ -52,7 +52,7 @@ static inline float tanh_fraction(float u) {
     float s = u * u;
     return u * (135135.0f + s * (17325.0f + s * (378.0f + s))) / (135135.0f + s * (62370.0f + s * (3150.0f + s * 28.0f)));
 }
-static void gelu_3_fraction(Problem* p) {
+VARIANT(gelu_3_fraction, "tanh as a fraction: vectors, but few digits", 1000) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
@@ -63,15 +63,9 @@ static void gelu_3_fraction(Problem* p) {
 // ---- 4: llmc/'s ----
 // The sigmoid again. Its exponential is a polynomial of e^r for |r| <= ln 2 / 2 and a shift of the exponent's bits: no call, no
 // branch, and within a rounding or two everywhere (llmc/device/cpu/math.h). It is the loop at the end of matmul_gelu_forward.
-static void gelu_4_llmc(Problem* p) {
+VARIANT(gelu_4_llmc, "the exponential as a polynomial: vectors", 8) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) p->act[i] = gelu_f32(p->x[i]);
 }
 
-static const Variant variants[] = {
-    { "gelu_1_naive", "tanhf, as printed", gelu_1_naive, 8 },
-    { "gelu_2_sigmoid", "expf instead", gelu_2_sigmoid, 8 },
-    { "gelu_3_fraction", "tanh as a fraction: vectors, but few digits", gelu_3_fraction, 1000 },
-    { "gelu_4_llmc", "the exponential as a polynomial: vectors", gelu_4_llmc, 8 },
-};
 OPERATION("gelu", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false)

@@ -26,6 +26,8 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 12.0 * (double)p->n; }
+// Results are off by a few roundings of a derivative of about 1; but 1 - s, with s off by one or two, is multiplied by 2x du/dx,
+// which is 35 at x = 5 (above that s is 1, and the product too small to show). The same holds for 1 - tanh^2.
 
 static inline float u_of(float x) { return GELU_SCALE * (x + GELU_CUBIC * x * x * x); }
 static inline float du_of(float x) { return GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x); }
@@ -33,7 +35,7 @@ static inline float du_of(float x) { return GELU_SCALE * (1.0f + 3.0f * GELU_CUB
 // ---- 1: the derivative as tables have it ----
 // The derivative of tanh u is 1 / cosh^2 u: two calls for each element, and no vectors. (Where coshf is Inf, 1 / Inf is the 0
 // that it should be.)
-static void gelu_backward_1_naive(Problem* p) {
+VARIANT(gelu_backward_1_naive, "tanhf and coshf, as printed", 8) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         float x = p->x[i], cosh_u = coshf(u_of(x));
@@ -45,7 +47,7 @@ static void gelu_backward_1_naive(Problem* p) {
 // 1 / cosh^2 u = 1 - tanh^2 u, and tanh u is there already. It gains little, because only the cheaper of the two calls goes.
 // And where tanh u is near 1 the difference has few digits: only the roundings of what came before are left, and x/2 du/dx,
 // 9 at x = 5, makes them larger.
-static void gelu_backward_2_tanh(Problem* p) {
+VARIANT(gelu_backward_2_tanh, "1 - tanh^2 instead of 1 / cosh^2: one call", 64) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         float x = p->x[i], t = tanhf(u_of(x));
@@ -57,7 +59,7 @@ static void gelu_backward_2_tanh(Problem* p) {
 // With s = sigmoid(2u) = (1 + tanh u) / 2 forward is x s, and s' = s (1 - s) 2 du/dx. An exponential is less work than a tanh;
 // but it is still a call, and 1 - s is also such a difference.
 static inline float derivative_from(float s, float x) { return s + x * s * (1.0f - s) * 2.0f * du_of(x); }
-static void gelu_backward_3_sigmoid(Problem* p) {
+VARIANT(gelu_backward_3_sigmoid, "expf instead", 64) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         float x = p->x[i];
@@ -69,7 +71,7 @@ static void gelu_backward_3_sigmoid(Problem* p) {
 // act = x s is in memory, because the next layer's weight gradient needs it: s = act / x needs no exponential at all, so
 // everything uses vectors. (0 / 0 is not 1/2, hence the conditions.) A fourth array has to be read, which is cheaper than a
 // polynomial where cores are slow, but dearer where all wait for memory. And 1 - s loses digits: see the column "error".
-static void gelu_backward_4_quotient(Problem* p) {
+VARIANT(gelu_backward_4_quotient, "the sigmoid is forward's act / x: vectors, but one more read", 64) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) {
         float x = p->x[i], quotient = p->act[i] / (x == 0 ? 1.0f : x); // divides for every x: a branch would prevent vectors
@@ -81,18 +83,9 @@ static void gelu_backward_4_quotient(Problem* p) {
 // The exponential is a polynomial (llmc/device/cpu/math.h) of -|2u|, so neither s nor 1 - s is a difference. It is the loop at
 // the end of matmul_gelu_backward_input, which finds dout in the cache, where a product has just left it, after thousands of
 // operations for each number. What 4 may save here would not show there, but its lost digits could.
-static void gelu_backward_5_llmc(Problem* p) {
+VARIANT(gelu_backward_5_llmc, "the exponential as a polynomial: vectors", 8) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < p->n; i++) p->dx[i] = p->dout[i] * gelu_derivative_f32(p->x[i]);
 }
 
-// A few roundings of a derivative of about 1; but 1 - s, with s off by one or two, is multiplied by 2x du/dx, which is 35 at
-// x = 5 (above that s is 1, and the product too small to show). The same holds for 1 - tanh^2.
-static const Variant variants[] = {
-    { "gelu_backward_1_naive", "tanhf and coshf, as printed", gelu_backward_1_naive, 8 },
-    { "gelu_backward_2_tanh", "1 - tanh^2 instead of 1 / cosh^2: one call", gelu_backward_2_tanh, 64 },
-    { "gelu_backward_3_sigmoid", "expf instead", gelu_backward_3_sigmoid, 64 },
-    { "gelu_backward_4_quotient", "the sigmoid is forward's act / x: vectors, but one more read", gelu_backward_4_quotient, 64 },
-    { "gelu_backward_5_llmc", "the exponential as a polynomial: vectors", gelu_backward_5_llmc, 8 },
-};
 OPERATION("gelu_backward", "rows are tokens, cols channels", { 8192, 3072, 0 }, { 5, 264, 0 }, false)

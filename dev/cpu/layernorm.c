@@ -33,6 +33,7 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 16.0 * p->N * p->C; }
+// A chain of C additions is off by about sqrt(C) roundings of the sum, and x - mean has them tenfold.
 
 static void normalise(float* out, const float* x, float mean, float rstd, const Problem* p) {
     #pragma omp simd
@@ -43,7 +44,7 @@ static void normalise(float* out, const float* x, float mean, float rstd, const 
 // One loop per formula, over whole arrays. The results of one loop are no longer in the cache when the next one starts: two rows
 // read and one written, then one read, one read, and one read and one written. And a sum of floats is one chain of additions: the
 // compiler may not change its order, so it cannot use vectors, and each addition waits for the one before.
-static void layernorm_1_naive(Problem* p) {
+VARIANT(layernorm_1_naive, "a loop over whole arrays for each formula", 400) {
     size_t n = (size_t)p->N * (size_t)p->C;
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) p->res[i] = p->inp1[i] + p->inp2[i];
@@ -68,7 +69,7 @@ static void layernorm_1_naive(Problem* p) {
 
 // ---- 2: a row at a time ----
 // All four loops over one row, which stays in the nearest cache: memory is touched once. The sums are still chains.
-static void layernorm_2_rows(Problem* p) {
+VARIANT(layernorm_2_rows, "all loops over one row, then the next", 400) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
         size_t row = (size_t)i * p->C;
@@ -89,7 +90,7 @@ static void layernorm_2_rows(Problem* p) {
 // ---- 3: one pass for mean and variance, after Welford ----
 // Each element updates both: the new mean moves by a part of the difference, and the sum of squares grows by the difference from
 // the old mean times that from the new. This keeps the digits, but the chain now has a division in it.
-static void layernorm_3_welford(Problem* p) {
+VARIANT(layernorm_3_welford, "mean and variance in one pass, a division each", 400) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
         size_t row = (size_t)i * p->C;
@@ -111,7 +112,7 @@ static void layernorm_3_welford(Problem* p) {
 // Two sums side by side. The programmer allows another order ("simd reduction"), so they use vectors. Nothing is faster on the
 // chip. But the difference of two numbers near 101 is near 1: the sums' last two digits are lost, and with a mean of 1000 hardly
 // one would be left.
-static void layernorm_4_squares(Problem* p) {
+VARIANT(layernorm_4_squares, "one pass, E[x^2] - E[x]^2: vectors, but it loses digits", 4000) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
         size_t row = (size_t)i * p->C;
@@ -133,16 +134,8 @@ static void layernorm_4_squares(Problem* p) {
 // ---- 5: llmc/'s ----
 // One row at a time, the variance around the mean in a pass of its own, sums that may use vectors: as fast as 4 where both wait
 // for memory, because the second pass reads the nearest cache.
-static void layernorm_5_llmc(Problem* p) {
+VARIANT(layernorm_5_llmc, "two passes over a row, sums as vectors", 64) {
     residual_layernorm_forward(p->res, p->out, p->mean, p->rstd, p->inp1, p->inp2, p->w, p->b, p->N, p->C);
 }
 
-// A chain of C additions is off by about sqrt(C) roundings of the sum, and x - mean has them tenfold.
-static const Variant variants[] = {
-    { "layernorm_1_naive", "a loop over whole arrays for each formula", layernorm_1_naive, 400 },
-    { "layernorm_2_rows", "all loops over one row, then the next", layernorm_2_rows, 400 },
-    { "layernorm_3_welford", "mean and variance in one pass, a division each", layernorm_3_welford, 400 },
-    { "layernorm_4_squares", "one pass, E[x^2] - E[x]^2: vectors, but it loses digits", layernorm_4_squares, 4000 },
-    { "layernorm_5_llmc", "two passes over a row, sums as vectors", layernorm_5_llmc, 64 },
-};
 OPERATION("layernorm", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false)

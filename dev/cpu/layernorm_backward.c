@@ -47,12 +47,13 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 16.0 * p->N * p->C; }
+// One chain down a column of N = 8192 is off by about sqrt(N) = 90 roundings of its value; pieces of 64 by few.
 
 // ---- 1: the formulas as they are printed ----
 // A pass along rows for dinp, and one down columns for dw and db: no thread adds to another's sum. But every sum is one chain of
 // additions, as in layernorm.c. And down a column each number lies in another cache line, which the nearest cache has lost by
 // the time that the next column needs its neighbour.
-static void layernorm_backward_1_naive(Problem* p) {
+VARIANT(layernorm_backward_1_naive, "a pass along rows, another down columns", 256) {
     size_t C = (size_t)p->C;
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -109,7 +110,7 @@ static void row_dw(const Problem* p, float* dw, float* db, int i, int begin, int
         db[c] += dout[c];
     }
 }
-static void layernorm_backward_2_strips(Problem* p) {
+VARIANT(layernorm_backward_2_strips, "both along rows, one of them in strips: vectors", 256) {
     const int strip = 128;
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) row_dinp(p, i);
@@ -123,7 +124,7 @@ static void layernorm_backward_2_strips(Problem* p) {
 // the store of an atomic one. But an atomic addition costs as much as dozens of others even if no other thread needs the number,
 // there are two for each element, none of them uses vectors, and the cache lines of dw and db travel from core to core. The order
 // in which threads come decides the last bits, which differ from run to run.
-static void layernorm_backward_3_atomics(Problem* p) {
+VARIANT(layernorm_backward_3_atomics, "one pass, atomics for sums over rows", 256) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
         const float *dout = p->dout + (size_t)i * p->C, *x = p->inp + (size_t)i * p->C;
@@ -141,7 +142,7 @@ static void layernorm_backward_3_atomics(Problem* p) {
 // ---- 4: one pass, each thread with its own sums ----
 // Each thread adds to a dw and db of its own, in its nearest cache, and at the end they are added up in the order of the
 // threads: the same bits from run to run. But another number of threads has other partial sums, and so other bits.
-static void layernorm_backward_4_copies(Problem* p) {
+VARIANT(layernorm_backward_4_copies, "one pass, a dw and db for each thread, added up", 256) {
     size_t C = (size_t)p->C;
     int threads = omp_get_max_threads();
     float *dw = p->copies, *db = p->copies + (size_t)threads * C; // (threads,C) each
@@ -160,16 +161,8 @@ static void layernorm_backward_4_copies(Problem* p) {
 // Sums of pieces of the rows, at most 128 pieces, whose size depends only on N: whichever thread has a piece, the bits are the
 // same. Short sums of short sums are also more exact than one long one. And each row is read twice instead of three times,
 // because its sums, dw and db need the same numbers.
-static void layernorm_backward_5_llmc(Problem* p) {
+VARIANT(layernorm_backward_5_llmc, "one pass, a dw and db for each piece of the rows", 64) {
     layernorm_backward(p->dinp, p->dw, p->db, p->dout, p->inp, p->w, p->mean, p->rstd, p->N, p->C, GRAD_ADD);
 }
 
-// One chain down a column of N = 8192 is off by about sqrt(N) = 90 roundings of its value; pieces of 64 by few.
-static const Variant variants[] = {
-    { "layernorm_backward_1_naive", "a pass along rows, another down columns", layernorm_backward_1_naive, 256 },
-    { "layernorm_backward_2_strips", "both along rows, one of them in strips: vectors", layernorm_backward_2_strips, 256 },
-    { "layernorm_backward_3_atomics", "one pass, atomics for sums over rows", layernorm_backward_3_atomics, 256 },
-    { "layernorm_backward_4_copies", "one pass, a dw and db for each thread, added up", layernorm_backward_4_copies, 256 },
-    { "layernorm_backward_5_llmc", "one pass, a dw and db for each piece of the rows", layernorm_backward_5_llmc, 64 },
-};
 OPERATION("layernorm_backward", "rows are tokens, cols channels", { 8192, 768, 0 }, { 11, 264, 0 }, false)

@@ -30,11 +30,12 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
+// A sum of C terms is off by about sqrt(C) roundings of its value.
 
 // ---- 1: the formula as it is printed ----
 // Three loops. The sum is one chain: floats must be added in the order that is written, so there are no vectors, and each
 // addition waits some four cycles for the one before it.
-static void matmul_1_naive(Problem* p) {
+VARIANT(matmul_1_naive, "three loops, a sum as one chain", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -49,7 +50,7 @@ static void matmul_1_naive(Problem* p) {
 // ---- 2: the sum may be in any order ----
 // "simd reduction" says so: a vector's lanes each have a part of the sum. What remains is a chain of vectors. And there is one
 // multiplication for two numbers that are loaded, where a core could do as many multiplications as loads.
-static void matmul_2_simd(Problem* p) {
+VARIANT(matmul_2_simd, "the sum in any order: vectors", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -73,7 +74,7 @@ static void transpose(float* wt, const float* w, size_t C, size_t OC) { // wt (C
     for (size_t c = 0; c < C; c++)
         for (size_t o = 0; o < OC; o++) wt[c * OC + o] = w[o * C + c];
 }
-static void matmul_3_order(Problem* p) {
+VARIANT(matmul_3_order, "w transposed, the loop over the sum outside", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     transpose(p->scratch, p->w, C, OC);
     #pragma omp parallel for schedule(static)
@@ -105,7 +106,7 @@ static void add_block(Problem* p, int first, int last, size_t o, size_t width, s
         }
     }
 }
-static void matmul_4_blocks(Problem* p) {
+VARIANT(matmul_4_blocks, "the same in blocks that a cache holds", 64) {
     const size_t block_o = 256;
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     transpose(p->scratch, p->w, C, OC);
@@ -132,7 +133,7 @@ static void pack_turned(float* packed, const float* w, size_t C, size_t OC) {
             for (size_t j = 0; j < TILE_COLS; j++) packed[o * C + c * TILE_COLS + j] = o + j < OC ? w[(o + j) * C + c] : 0;
     }
 }
-static void matmul_5_tiles(Problem* p) {
+VARIANT(matmul_5_tiles, "6 rows by 2 vectors of out in registers", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     TileProduct product = { p->out, p->N, p->OC, p->C, p->inp, C, 1, p->scratch };
     pack_turned(p->scratch, p->w, C, OC);
@@ -150,15 +151,6 @@ static void matmul_5_tiles(Problem* p) {
 // ---- 6: llmc/'s ----
 // oneDNN's product: the same ideas, with sizes measured for each kind of processor, machine code generated when the program
 // starts, data fetched before it is needed, and copies of w only where they pay. This is the rate to reach.
-static void matmul_6_llmc(Problem* p) { matmul_forward(p->out, p->inp, p->w, p->bias, p->N, p->C, p->OC); }
+VARIANT(matmul_6_llmc, "oneDNN's product", 64) { matmul_forward(p->out, p->inp, p->w, p->bias, p->N, p->C, p->OC); }
 
-// A sum of C terms is off by about sqrt(C) roundings of its value.
-static const Variant variants[] = {
-    { "matmul_1_naive", "three loops, a sum as one chain", matmul_1_naive, 64 },
-    { "matmul_2_simd", "the sum in any order: vectors", matmul_2_simd, 64 },
-    { "matmul_3_order", "w transposed, the loop over the sum outside", matmul_3_order, 64 },
-    { "matmul_4_blocks", "the same in blocks that a cache holds", matmul_4_blocks, 64 },
-    { "matmul_5_tiles", "6 rows by 2 vectors of out in registers", matmul_5_tiles, 64 },
-    { "matmul_6_llmc", "oneDNN's product", matmul_6_llmc, 64 },
-};
 OPERATION("matmul", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true)

@@ -33,11 +33,12 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
+// A sum of OC = 3072 terms in one chain is off by about sqrt(OC) = 55 roundings of its value.
 
 // ---- 1: the formula as it is printed ----
 // Three loops, and the sum is a chain, as in forward. In addition each step jumps over C numbers of w: a whole cache line comes
 // for one number, from a cache far enough away to hold all of w.
-static void matmul_backward_input_1_naive(Problem* p) {
+VARIANT(matmul_backward_input_1_naive, "three loops, a sum as one chain", 128) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -52,7 +53,7 @@ static void matmul_backward_input_1_naive(Problem* p) {
 // ---- 2: the sum may be in any order ----
 // These words made forward ten times as fast. They break the chain, but a vector of w has to be gathered from as many cache
 // lines as it has numbers, and 1 waited for those lines.
-static void matmul_backward_input_2_simd(Problem* p) {
+VARIANT(matmul_backward_input_2_simd, "the sum in any order: vectors, but gathered", 128) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
@@ -71,18 +72,13 @@ static void matmul_backward_input_2_simd(Problem* p) {
 // A row of dinp gets a multiple of a row of w for each number of dout: everything goes along memory, w needs no copy (forward had
 // to transpose it for this), and the row of dinp, 3 KB, stays in the nearest cache. What remains is a load and a store for each
 // multiplication, and all of w is read for every row.
-static void matmul_backward_input_3_order(Problem* p) {
+VARIANT(matmul_backward_input_3_order, "the loop over the sum outside", 128) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
         float* dinp = p->dinp + (size_t)i * C;
         memset(dinp, 0, C * sizeof(float));
-        for (size_t o = 0; o < OC; o++) {
-            float d = p->dout[(size_t)i * OC + o];
-            const float* w = p->w + o * C;
-            #pragma omp simd
-            for (size_t c = 0; c < C; c++) dinp[c] = fused_multiply_add(d, w[c], dinp[c]);
-        }
+        for (size_t o = 0; o < OC; o++) add_scaled(dinp, p->dout[(size_t)i * OC + o], p->w + o * C, p->C);
     }
 }
 
@@ -90,7 +86,7 @@ static void matmul_backward_input_3_order(Problem* p) {
 // A piece of dinp that is loaded gets the multiples of 8 rows of w before it is stored, so nearly only the loads of w are left.
 // Those rows stay in the nearest cache while 48 rows of dinp, which the second one holds, go by: w comes from afar a 48th as
 // often. Either alone gains little, because 3 waits for both.
-static void matmul_backward_input_4_blocks(Problem* p) {
+VARIANT(matmul_backward_input_4_blocks, "the same, 8 terms at a time for 48 rows", 128) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
     for (int first = 0; first < p->N; first += BLOCK_ROWS) {
@@ -107,7 +103,7 @@ static void matmul_backward_input_4_blocks(Problem* p) {
 // ---- 5: a tile of dinp in registers ----
 // As in forward: 6 rows by 2 vectors, 12 multiplications for 8 numbers or vectors that are loaded. w is also copied here, but not
 // transposed: only so that what a tile reads, one piece of each of its rows, is together.
-static void matmul_backward_input_5_tiles(Problem* p) {
+VARIANT(matmul_backward_input_5_tiles, "6 rows by 2 vectors of dinp in registers", 128) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     TileProduct product = { p->dinp, p->N, p->C, p->OC, p->dout, OC, 1, p->packed };
     pack(p->packed, p->w, OC, C);
@@ -124,15 +120,6 @@ static void matmul_backward_input_5_tiles(Problem* p) {
 
 // ---- 6: llmc/'s ----
 // oneDNN's sgemm, which each thread calls for its own tile of dinp. This is the rate to reach.
-static void matmul_backward_input_6_llmc(Problem* p) { matmul_backward_input(p->dinp, p->dout, p->w, p->N, p->C, p->OC); }
+VARIANT(matmul_backward_input_6_llmc, "oneDNN's sgemm", 128) { matmul_backward_input(p->dinp, p->dout, p->w, p->N, p->C, p->OC); }
 
-// A sum of OC = 3072 terms in one chain is off by about sqrt(OC) = 55 roundings of its value.
-static const Variant variants[] = {
-    { "matmul_backward_input_1_naive", "three loops, a sum as one chain", matmul_backward_input_1_naive, 128 },
-    { "matmul_backward_input_2_simd", "the sum in any order: vectors, but gathered", matmul_backward_input_2_simd, 128 },
-    { "matmul_backward_input_3_order", "the loop over the sum outside", matmul_backward_input_3_order, 128 },
-    { "matmul_backward_input_4_blocks", "the same, 8 terms at a time for 48 rows", matmul_backward_input_4_blocks, 128 },
-    { "matmul_backward_input_5_tiles", "6 rows by 2 vectors of dinp in registers", matmul_backward_input_5_tiles, 128 },
-    { "matmul_backward_input_6_llmc", "oneDNN's sgemm", matmul_backward_input_6_llmc, 128 },
-};
 OPERATION("matmul_backward_input", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 75, 264 }, true)

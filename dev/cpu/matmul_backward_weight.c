@@ -41,11 +41,12 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
+// A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of its value.
 
 // ---- 1: the formulas as they are printed ----
 // Every sum is a chain, and both of its operands jump, dout by OC numbers and inp by C: two cache lines come for two numbers.
 // The thread that has a row of dw also has an element of dbias.
-static void matmul_backward_weight_1_naive(Problem* p) {
+VARIANT(matmul_backward_weight_1_naive, "three loops, a sum as one chain", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC, N = (size_t)p->N;
     #pragma omp parallel for schedule(static)
     for (size_t o = 0; o < OC; o++) {
@@ -65,12 +66,7 @@ static void matmul_backward_weight_1_naive(Problem* p) {
 // row of dw. Each thread has a dw of its own, or two would add to one number at the same time. But each dw has to be cleared, and
 // added up at the end: memory and time grow with the threads. And all of a dw, more than the nearer caches hold, goes by for
 // every token.
-// dw (C) += d inp (C)
-static inline void add_scaled(float* dw, float d, const float* inp, size_t C) {
-    #pragma omp simd
-    for (size_t c = 0; c < C; c++) dw[c] = fused_multiply_add(d, inp[c], dw[c]);
-}
-static void matmul_backward_weight_2_copies(Problem* p) {
+VARIANT(matmul_backward_weight_2_copies, "threads share tokens, each with its own dw", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
     device_zero(p->copies, threads * OC * C * sizeof(float));
     device_zero(p->bias_copies, threads * OC * sizeof(float));
@@ -80,7 +76,7 @@ static void matmul_backward_weight_2_copies(Problem* p) {
         float *dw = p->copies + thread * OC * C, *dbias = p->bias_copies + thread * OC;
         const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
         for (size_t o = 0; o < OC; o++) {
-            add_scaled(dw + o * C, dout[o], inp, C);
+            add_scaled(dw + o * C, dout[o], inp, p->C);
             dbias[o] += dout[o];
         }
     }
@@ -92,7 +88,7 @@ static void matmul_backward_weight_2_copies(Problem* p) {
 // A thread goes through all tokens, but adds only to its own rows: no copies. It adds to dw itself, and accumulation takes no
 // more than that. Each thread reads all of inp, which is small, and its own columns of dout. The order of a sum is that of the
 // tokens, so any number of threads gives the same bits.
-static void matmul_backward_weight_3_owners(Problem* p) {
+VARIANT(matmul_backward_weight_3_owners, "threads share the rows of dw", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel
     {
@@ -101,7 +97,7 @@ static void matmul_backward_weight_3_owners(Problem* p) {
         for (int i = 0; i < p->N; i++) {
             const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
             for (size_t o = begin; o < end; o++) {
-                add_scaled(p->dw + o * C, dout[o], inp, C);
+                add_scaled(p->dw + o * C, dout[o], inp, p->C);
                 p->dbias[o] += dout[o];
             }
         }
@@ -125,7 +121,7 @@ static void add_bias(Problem* p) {
         }
     }
 }
-static void matmul_backward_weight_4_blocks(Problem* p) {
+VARIANT(matmul_backward_weight_4_blocks, "the same, 8 tokens at a time", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel
     {
@@ -141,7 +137,7 @@ static void matmul_backward_weight_4_blocks(Problem* p) {
 // ---- 5: a tile of dw in registers ----
 // As in forward, but nothing has to be put into dw first: a tile begins with what is there. dout is read as it lies, the 6
 // numbers of a term side by side and the next term's a row further; a transposed copy costs what it gains.
-static void matmul_backward_weight_5_tiles(Problem* p) {
+VARIANT(matmul_backward_weight_5_tiles, "6 rows by 2 vectors of dw in registers", 64) {
     TileProduct product = { p->dw, p->OC, p->C, p->N, p->dout, 1, (size_t)p->OC, p->packed };
     pack(p->packed, p->inp, (size_t)p->N, (size_t)p->C);
     #pragma omp parallel for collapse(2) schedule(static)
@@ -153,17 +149,8 @@ static void matmul_backward_weight_5_tiles(Problem* p) {
 // ---- 6: llmc/'s ----
 // oneDNN's sgemm, which each thread calls for its own tile of dw, with beta = 1: it also begins with what is there. The bias is
 // summed in strips, as in 4, but first in sums of 64 rows each, which makes the errors smaller.
-static void matmul_backward_weight_6_llmc(Problem* p) {
+VARIANT(matmul_backward_weight_6_llmc, "oneDNN's sgemm", 64) {
     matmul_backward_weight(p->dw, p->dbias, p->dout, p->inp, p->N, p->C, p->OC, GRAD_ADD);
 }
 
-// A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of its value.
-static const Variant variants[] = {
-    { "matmul_backward_weight_1_naive", "three loops, a sum as one chain", matmul_backward_weight_1_naive, 64 },
-    { "matmul_backward_weight_2_copies", "threads share tokens, each with its own dw", matmul_backward_weight_2_copies, 64 },
-    { "matmul_backward_weight_3_owners", "threads share the rows of dw", matmul_backward_weight_3_owners, 64 },
-    { "matmul_backward_weight_4_blocks", "the same, 8 tokens at a time", matmul_backward_weight_4_blocks, 64 },
-    { "matmul_backward_weight_5_tiles", "6 rows by 2 vectors of dw in registers", matmul_backward_weight_5_tiles, 64 },
-    { "matmul_backward_weight_6_llmc", "oneDNN's sgemm", matmul_backward_weight_6_llmc, 64 },
-};
 OPERATION("matmul_backward_weight", "rows are tokens, cols outputs, depth inputs", { 512, 3072, 768 }, { 11, 72, 264 }, true)

@@ -2,12 +2,12 @@
 variants.h - what the files of this folder share. Each of them is one layer of the CPU written in several ways, from naive to
 llmc/'s. dev/cuda/variants.cuh is the same for the kernels of a GPU.
 
-Such a file has a struct Problem (the arrays of one shape), a function that makes it, functions of one signature, a table of
-them, whose last is llmc/'s own, and OPERATION, which is its main(): it runs each, compares it with the formula as it is
-printed, which the file computes in double, and times it. The rate that it is compared with, that of a copy or of a large
-product by oneDNN, is measured in the same run.
+Such a file has a struct Problem (the arrays of one shape), a function that makes it, a VARIANT for each way, of which the last
+is llmc/'s own, and OPERATION, which is its main(): it runs each, compares it with the formula as it is printed, which the file
+computes in double, and times it. The rate that it is compared with, that of a copy or of a large product by oneDNN, is measured
+in the same run.
 
-Global state: the outputs and the memory of the one problem, and what is needed to measure the peak.
+Global state: the variants, the outputs and the memory of the one problem, and what is needed to measure the peak.
 */
 #ifndef DEV_CPU_VARIANTS_H
 #define DEV_CPU_VARIANTS_H
@@ -23,6 +23,16 @@ typedef struct {
     void (*run)(Problem* p);
     double roundings; // what its results may be off by: see worst_error()
 } Variant;
+static Variant variants[8]; // the last one is llmc/'s
+static int variant_count;
+// VARIANT(gelu_5_mine, "the idea", 8) { ... } is a function of Problem* p. The compiler may call constructors in any order.
+#define VARIANT(name, idea, roundings) \
+    static void name(Problem* p); \
+    __attribute__((constructor)) static void add_##name(void) { \
+        variants[__COUNTER__] = (Variant){ #name, idea, name, roundings }; \
+        variant_count++; \
+    } \
+    static void name(Problem* p)
 
 typedef struct {
     const char *name, *shape_means;
@@ -30,8 +40,6 @@ typedef struct {
     bool is_arithmetic; // compared with a product, not with a copy
     double (*work)(const Problem* p);        // operations, or bytes that must be moved once
     void (*make)(Problem* p, Shape s);       // arrays, inputs, and what outputs must become
-    const Variant* variants;                 // the last one is llmc/'s
-    int count;
 } Operation;
 
 // ---- memory and outputs ----
@@ -68,6 +76,11 @@ static inline Output* output_added_to(const char* what, float** x, size_t n) {
     o->before = random_floats(n, 0, 1);
     for (size_t i = 0; i < n; i++) o->want[i] = (double)o->before[i];
     return o;
+}
+// x (n) += factor y (n)
+static inline void add_scaled(float* x, float factor, const float* y, int n) {
+    #pragma omp simd
+    for (int i = 0; i < n; i++) x[i] = fused_multiply_add(factor, y[i], x[i]);
 }
 // x (n) += each of `copies` (count,n), in their order: the sums that threads have formed for themselves
 static inline void add_up(float* x, const float* copies, int count, size_t n) {
@@ -202,7 +215,7 @@ static bool variant_row(const Variant* v, Problem* p, const Operation* op, Varia
     bool right = error <= v->roundings;
     printf("| %s | %s | %s | %.3g |", v->name, v->idea, right ? "right" : "WRONG", error);
     if (!o.check_only && right) {
-        Medians seconds = median_seconds(v->run, op->variants[op->count - 1].run, p, (int)o.repetitions);
+        Medians seconds = median_seconds(v->run, variants[variant_count - 1].run, p, (int)o.repetitions);
         double rate = op->work(p) / seconds.variant, of_peak = rate / (peak.work / seconds.peak);
         double times_llmc = seconds.variant / seconds.llmc;
         printf(" %.3f | %.4g | %.0f %% | %.2f |", 1e3 * seconds.variant, 1e-9 * rate, 100 * of_peak, times_llmc);
@@ -229,10 +242,10 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
     if (!o.check_only) printf(" ms | %s/s | of the peak | times llmc's |", unit);
     printf("\n|---|---|---|---|%s\n", o.check_only ? "" : "---|---|---|---|");
     int tried = 0, wrong = 0;
-    for (int i = 0; i < op->count; i++) {
-        if (strstr(op->variants[i].name, o.wanted) == NULL) continue;
+    for (const Variant* v = variants; v < variants + variant_count; v++) {
+        if (strstr(v->name, o.wanted) == NULL) continue;
         tried++;
-        wrong += !variant_row(&op->variants[i], p, op, o);
+        wrong += !variant_row(v, p, op, o);
     }
     require(tried > 0, "no variant has '%s' in its name", o.wanted);
     if (!o.check_only) peak_free();
@@ -245,7 +258,7 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
 #define OPERATION(...) \
     int main(int argc, char** argv) { \
         Problem p; \
-        const Operation op = { __VA_ARGS__, work, make, variants, (int)(sizeof variants / sizeof *variants) }; \
+        const Operation op = { __VA_ARGS__, work, make }; \
         return run_variants(argc, argv, &op, &p); \
     }
 #endif

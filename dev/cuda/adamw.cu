@@ -52,15 +52,14 @@ __global__ void naive_kernel(AdamW a, floatX* params, float* master, float* m, f
     if (master != NULL) master[i] = p;
     params[i] = narrow<floatX>(p);
 }
-static void adamw_1_naive(Problem& p, int threads) {
+VARIANT(adamw_1_naive, "one element per thread, the formula as printed") {
     naive_kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(settings, KERNEL_ARGUMENTS(p));
 }
 
 // ---- 2: what is the same for all is computed once, on the host ----
 // llmc/'s kernel with one element per thread: 2 or 4 bytes a load. It is also what llmc/ runs on arrays that are not aligned.
-static void adamw_2_scalar(Problem& p, int threads) {
-    auto kernel = adamw_kernel<1, floatX>;
-    kernel<<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+VARIANT(adamw_2_scalar, "the corrections once, on the host") {
+    adamw_kernel<1, floatX><<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
 }
 
 // ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
@@ -73,23 +72,16 @@ __global__ void strides_kernel(AdamWFactors f, floatX* params, float* master, fl
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
         adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
 }
-static void adamw_3_strides(Problem& p, int threads) {
+VARIANT(adamw_3_strides, "only as many blocks as fit, each takes many elements") {
     unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
     strides_kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes of 16-bit numbers per thread, and as many fp32 numbers in two loads per array. llmc/ takes blocks of 256.
-static void adamw_4_llmc(Problem& p, int threads) {
-    auto kernel = adamw_kernel<VEC, floatX>;
+VARIANT(adamw_4_llmc, "16 bytes a load") {
     unsigned blocks = blocks_for(ceil_div(p.n, VEC), threads);
-    kernel<<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+    adamw_kernel<VEC, floatX><<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
 }
 
-static const Variant<Problem> variants[] = {
-    { "adamw_1_naive", "one element per thread, the formula as printed", adamw_1_naive },
-    { "adamw_2_scalar", "the corrections once, on the host", adamw_2_scalar },
-    { "adamw_3_strides", "only as many blocks as fit, each takes many elements", adamw_3_strides },
-    { "adamw_4_llmc", "16 bytes a load", adamw_4_llmc },
-};
 OPERATION("rows times cols parameters", { 4096, 4096, 0 }, { 9, 347, 0 })

@@ -109,8 +109,8 @@ __global__ void products_kernel(floatX* dqkv, const float* probabilities, const 
     dqkv[C] = narrow<floatX>(dk * scale);
     dqkv[2 * C] = narrow<floatX>(dv);
 }
-static bool attention_backward_1_textbook(Problem& p, int threads) {
-    if (p.probabilities == NULL) return false;
+VARIANT(attention_backward_1_textbook, "one kernel per formula, from stored probabilities") {
+    if (p.probabilities == NULL) return not_offered();
     int rows = p.B * p.NH * p.T;
     dim3 grid((unsigned)ceil_div(p.T, threads), p.T, p.B * p.NH);
     unsigned blocks = (unsigned)ceil_div(p.out.n, threads), warps = (unsigned)ceil_div(rows, threads / WARP);
@@ -119,7 +119,6 @@ static bool attention_backward_1_textbook(Problem& p, int threads) {
     products_kernel<<<blocks, threads, 0, compute_stream>>>(p.dqkv.gpu, p.probabilities, p.ds, p.dout.gpu, p.qkv.gpu, p.scale,
                                                             p.T, p.C, p.NH, p.HS, p.out.n);
     p.rounded = true; // P is not, but the CPU's layer and all later kernels compute D from out, which was
-    return true;
 }
 
 // ---- 2: nothing of the matrix in memory ----
@@ -169,15 +168,14 @@ static void launch_delta(Problem& p, int threads) {
     attention_delta_kernel<<<(unsigned)ceil_div(rows, block.y), block, 0, compute_stream>>>(
         p.delta, p.dout.gpu, p.out.gpu, rows, p.T, p.C, p.NH, p.HS);
 }
-static bool attention_backward_2_recomputed(Problem& p, int threads) {
-    if (p.HS > 4 * WARP) return false;
+VARIANT(attention_backward_2_recomputed, "P computed again, one warp per query, one per key") {
+    if (p.HS > 4 * WARP) return not_offered();
     dim3 grid((unsigned)ceil_div(p.T, threads / WARP), p.B * p.NH);
     auto dq = p.HS <= 2 * WARP ? dq_kernel<2> : dq_kernel<4>;
     auto dkv = p.HS <= 2 * WARP ? dkv_kernel<2> : dkv_kernel<4>;
     launch_delta(p, threads);
     dq<<<grid, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.HS);
     dkv<<<grid, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.HS);
-    return true;
 }
 
 // The problem as llmc/'s kernels take it
@@ -188,10 +186,9 @@ static AttentionCall call_of(Problem& p) {
 // ---- 3: tiles, llmc/'s own in fp32 ----
 // The same two sums. A block has a tile of queries or keys, and tiles of the other side are copied to shared memory. Made for
 // blocks of 256 threads.
-static bool attention_backward_3_tiles(Problem& p, int threads) {
-    if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
+VARIANT(attention_backward_3_tiles, "tiles in shared memory: llmc/'s own in fp32") {
+    if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return not_offered();
     attention_fp32_arithmetic(call_of(p));
-    return true;
 }
 
 // ---- 4: all products on tensor cores, llmc/'s own in 16 bits ----
@@ -199,11 +196,10 @@ static bool attention_backward_3_tiles(Problem& p, int threads) {
 // As in forward, P and dS are then where a left operand has to be, if the rows of S and dP are those of the sums: for dk and dv
 // they are computed transposed. No lane needs another lane's P, so only tiles need barriers. Two tiles are in shared memory, as
 // in forward's sixth kernel.
-static bool attention_backward_4_tensor_cores(Problem& p, int threads) {
-    if (!tensor_cores_take(p.HS, threads)) return false;
+VARIANT(attention_backward_4_tensor_cores, "the same on tensor cores: llmc/'s in 16 bits") {
+    if (!tensor_cores_take(p.HS, threads)) return not_offered();
     attention_backward_tensor_cores(call_of(p), threads);
     p.rounded = true;
-    return true;
 }
 
 // ---- 5: S and dP once ----
@@ -278,8 +274,8 @@ __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float sc
     HeadOffset head = head_offset(row / T, T, C, NH, HS);
     dqkv[head.qkv + row % T * 3 * C + i % HS] = narrow<floatX>(dq_sums[i] * scale);
 }
-static bool attention_backward_5_atomics(Problem& p, int threads) {
-    if (!tensor_cores_take(p.HS, threads)) return false;
+VARIANT(attention_backward_5_atomics, "one kernel for all three, dq by atomics") {
+    if (!tensor_cores_take(p.HS, threads)) return not_offered();
     int keys = threads / WARP * 16;
     size_t bytes = (STAGES * BACKWARD_STAGE + keys * (TILE_STRIDE + DS_STRIDE)) * sizeof(floatX), n = p.out.n;
     dim3 grid(p.B * p.NH, (unsigned)ceil_div(p.T, keys));
@@ -289,24 +285,14 @@ static bool attention_backward_5_atomics(Problem& p, int threads) {
     dq_from_sums_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dqkv.gpu, p.dq_sums, p.scale, p.T, p.C,
                                                                                        p.NH, p.HS, n);
     p.rounded = true;
-    return true;
 }
 
 // ---- 6: the library ----
 // cuDNN, through llmc/'s graph of plain operations, as without --deterministic: sums of dq as in 5.
-static bool attention_backward_6_cudnn(Problem& p, int) {
-    if (!attention_state.cudnn) return false;
+VARIANT(attention_backward_6_cudnn, "cuDNN", OWN_BLOCKS) {
+    if (!attention_state.cudnn) return not_offered();
     attention_backward(p.dqkv.gpu, p.dout.gpu, p.qkv.gpu, p.out.gpu, p.stats.gpu, p.B, p.T, p.C, p.NH);
     p.rounded = true;
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "attention_backward_1_textbook", "one kernel per formula, from stored probabilities", attention_backward_1_textbook },
-    { "attention_backward_2_recomputed", "P computed again, one warp per query, one per key", attention_backward_2_recomputed },
-    { "attention_backward_3_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_backward_3_tiles },
-    { "attention_backward_4_tensor_cores", "the same on tensor cores: llmc/'s in 16 bits", attention_backward_4_tensor_cores },
-    { "attention_backward_5_atomics", "one kernel for all three, dq by atomics", attention_backward_5_atomics },
-    { "attention_backward_6_cudnn", "cuDNN", attention_backward_6_cudnn, true },
-};
 OPERATION(SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 })

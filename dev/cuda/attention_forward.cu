@@ -87,13 +87,12 @@ template <bool causal> static void launch_weighted_sum(Problem& p, int threads) 
     weighted_sum_kernel<causal><<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.matrix, p.qkv.gpu, p.T, p.C, p.NH, p.HS,
                                                                         p.out.n);
 }
-static bool attention_forward_1_textbook(Problem& p, int threads) {
-    if (p.matrix == NULL) return false;
+VARIANT(attention_forward_1_textbook, "three kernels, the matrix between them") {
+    if (p.matrix == NULL) return not_offered();
     int rows = p.B * p.NH * p.T;
     launch_scores<false>(p, threads);
     softmax_kernel<<<(unsigned)ceil_div(rows, threads), threads, 0, compute_stream>>>(p.matrix, p.stats.gpu, p.T, rows);
     launch_weighted_sum<false>(p, threads);
-    return true;
 }
 
 // ---- 2: half of it, and a softmax that reads twice ----
@@ -114,14 +113,13 @@ __global__ void causal_softmax_kernel(float* matrix, float* stats, int T, int ro
     for (int u = lane; u < keys; u += WARP) row[u] = fast_exp(row[u] - largest) / sum;
     if (lane == 0) stats[i] = largest + logf(sum);
 }
-static bool attention_forward_2_causal(Problem& p, int threads) {
-    if (p.matrix == NULL) return false;
+VARIANT(attention_forward_2_causal, "half of the matrix, softmax in two passes") {
+    if (p.matrix == NULL) return not_offered();
     int rows = p.B * p.NH * p.T;
     unsigned blocks = (unsigned)ceil_div(rows, threads / WARP);
     launch_scores<true>(p, threads);
     causal_softmax_kernel<<<blocks, threads, 0, compute_stream>>>(p.matrix, p.stats.gpu, p.T, rows);
     launch_weighted_sum<true>(p, threads);
-    return true;
 }
 
 // ---- 3: nothing of the matrix in memory ----
@@ -149,12 +147,11 @@ __global__ void online_kernel(floatX* out, float* stats, const floatX* qkv, floa
     lane_store(out + head.out + (size_t)t * C, o, 1.0f / sum, HS);
     if (threadIdx.x % WARP == 0) stats[head.stats + t] = max + logf(sum);
 }
-static bool attention_forward_3_online(Problem& p, int threads) {
-    if (p.HS > 4 * WARP) return false;
+VARIANT(attention_forward_3_online, "one warp per query, nothing of the matrix in memory") {
+    if (p.HS > 4 * WARP) return not_offered();
     dim3 grid((unsigned)ceil_div(p.T, threads / WARP), p.B * p.NH);
     auto kernel = p.HS <= 2 * WARP ? online_kernel<2> : online_kernel<4>;
     kernel<<<grid, threads, 0, compute_stream>>>(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.scale, p.T, p.C, p.NH, p.HS);
-    return true;
 }
 
 // The problem as llmc/'s kernels take it
@@ -165,59 +162,45 @@ static AttentionCall call_of(Problem& p) {
 // ---- 4: tiles, llmc/'s own in fp32 ----
 // A block of many queries reads keys and values together, a tile at a time into shared memory. Each thread has several queries
 // and several keys, so that it uses each number that it reads there more than once. Made for blocks of 256 threads.
-static bool attention_forward_4_tiles(Problem& p, int threads) {
-    if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return false;
+VARIANT(attention_forward_4_tiles, "tiles in shared memory: llmc/'s own in fp32") {
+    if (threads != ATTENTION_THREADS || p.HS > ATTENTION_MAX_HS) return not_offered();
     attention_fp32_arithmetic(call_of(p));
-    return true;
 }
 
 // ---- 5: both products on tensor cores ----
 // Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. A warp has 16 queries, and
 // keeps their q, scores and sums in registers: only keys and values go through shared memory. P is rounded to 16 bits, as an
 // input of the second product. What remains is exponentials. The kernel is llmc/'s, with room for one tile.
-static bool attention_forward_5_tensor_cores(Problem& p, int threads) {
-    if (!tensor_cores_take(p.HS, threads)) return false;
+VARIANT(attention_forward_5_tensor_cores, "tensor cores, scores stay in registers") {
+    if (!tensor_cores_take(p.HS, threads)) return not_offered();
     attention_forward_tensor_cores<1>(call_of(p), threads);
     p.rounded = true;
-    return true;
 }
 
 // ---- 6: the next tile is on its way, llmc/'s own in 16 bits ----
 // With one tile in shared memory, the block waits for memory at each tile. With two, the next tile comes while this one is
 // computed. The copies and the products are the same.
-static bool attention_forward_6_prefetch(Problem& p, int threads) {
-    if (!tensor_cores_take(p.HS, threads)) return false;
+VARIANT(attention_forward_6_prefetch, "the same, the next tile on its way: llmc/'s in 16 bits") {
+    if (!tensor_cores_take(p.HS, threads)) return not_offered();
     attention_forward_tensor_cores<STAGES>(call_of(p), threads);
     p.rounded = true;
-    return true;
 }
 
 // ---- 7: Hopper's own instructions ----
 // In 6 each warp fetches the operands of every product for its 16 queries. Here four warps together multiply 64 queries by a
 // tile in shared memory (wgmma), and one thread asks for the copy of the tile (TMA). attention_hopper.cuh has the kernel.
-static bool attention_forward_7_hopper(Problem& p, int) {
+VARIANT(attention_forward_7_hopper, "Hopper's own: tiles by TMA, products by wgmma", OWN_BLOCKS) {
     p.rounded = true;
-    return attention_forward_hopper(call_of(p));
+    is_offered = attention_forward_hopper(call_of(p));
 }
 
 // ---- 8: the library ----
 // cuDNN, through llmc/'s graph of plain operations. On Hopper it has what 7 lacks: warpgroups that take turns, so that one
 // computes exponentials while another multiplies.
-static bool attention_forward_8_cudnn(Problem& p, int) {
-    if (!attention_state.cudnn) return false;
+VARIANT(attention_forward_8_cudnn, "cuDNN", OWN_BLOCKS) {
+    if (!attention_state.cudnn) return not_offered();
     attention_forward(p.out.gpu, p.stats.gpu, p.qkv.gpu, p.B, p.T, p.C, p.NH);
     p.rounded = true;
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "attention_forward_1_textbook", "three kernels, the matrix between them", attention_forward_1_textbook },
-    { "attention_forward_2_causal", "half of the matrix, softmax in two passes", attention_forward_2_causal },
-    { "attention_forward_3_online", "one warp per query, nothing of the matrix in memory", attention_forward_3_online },
-    { "attention_forward_4_tiles", "tiles in shared memory: llmc/'s own in fp32", attention_forward_4_tiles },
-    { "attention_forward_5_tensor_cores", "tensor cores, scores stay in registers", attention_forward_5_tensor_cores },
-    { "attention_forward_6_prefetch", "the same, the next tile on its way: llmc/'s in 16 bits", attention_forward_6_prefetch },
-    { "attention_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", attention_forward_7_hopper, true },
-    { "attention_forward_8_cudnn", "cuDNN", attention_forward_8_cudnn, true },
-};
 OPERATION(SHAPE_MEANS, { 1024, 768, 0 }, { 70, 128, 0 })

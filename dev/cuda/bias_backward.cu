@@ -36,7 +36,7 @@ __global__ void columns_kernel(floatX* dbias, const floatX* dout, int N, int OC)
     for (int i = 0; i < N; i++) sum += widen(dout[(size_t)i * OC + c]);
     dbias[c] = narrow<floatX>(sum);
 }
-static void bias_backward_1_columns(Problem& p, int threads) {
+VARIANT(bias_backward_1_columns, "one thread per column: too few threads") {
     columns_kernel<<<(unsigned)ceil_div(p.OC, threads), threads, 0, compute_stream>>>(p.dbias.gpu, p.dout.gpu, p.N, p.OC);
 }
 
@@ -50,7 +50,7 @@ __global__ void block_kernel(floatX* dbias, const floatX* dout, int N, int OC) {
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) dbias[blockIdx.x] = narrow<floatX>(sum);
 }
-static void bias_backward_2_block(Problem& p, int threads) {
+VARIANT(bias_backward_2_block, "one block per column: neighbours far apart") {
     block_kernel<<<p.OC, threads, 0, compute_stream>>>(p.dbias.gpu, p.dout.gpu, p.N, p.OC);
 }
 
@@ -69,36 +69,26 @@ __global__ void strip_kernel(T* sums, const floatX* dout, int N, int OC, int chu
     for (int y = 1; y < (int)blockDim.y; y++) sum += of_warps[y][lane];
     sums[(size_t)blockIdx.y * OC + c] = narrow<T>(sum);
 }
-static void bias_backward_3_strip(Problem& p, int threads) {
-    auto kernel = strip_kernel<floatX>;
+VARIANT(bias_backward_3_strip, "one block per strip of columns: reads along rows, too few blocks") {
     dim3 block(WARP, threads / WARP);
-    kernel<<<(unsigned)ceil_div(p.OC, WARP), block, 0, compute_stream>>>(p.dbias.gpu, p.dout.gpu, p.N, p.OC, p.N);
+    strip_kernel<floatX><<<(unsigned)ceil_div(p.OC, WARP), block, 0, compute_stream>>>(p.dbias.gpu, p.dout.gpu, p.N, p.OC, p.N);
 }
 
 // ---- 4: two stages ----
 // Rows are also cut into chunks, so there are enough blocks. A second kernel adds up the chunks' sums, which are less than a
 // hundredth of what was read. The shape fixes the order: the same bits every time.
-static void bias_backward_4_two_stages(Problem& p, int threads) {
+VARIANT(bias_backward_4_two_stages, "one block per strip of some rows, then their sum") {
     int rows = bias_chunk_rows(p.N), chunks = (int)ceil_div(p.N, rows);
-    auto kernel = strip_kernel<float>;
     dim3 grid((unsigned)ceil_div(p.OC, WARP), chunks), block(WARP, threads / WARP);
-    kernel<<<grid, block, 0, compute_stream>>>(p.partial, p.dout.gpu, p.N, p.OC, rows);
+    strip_kernel<float><<<grid, block, 0, compute_stream>>>(p.partial, p.dout.gpu, p.N, p.OC, rows);
     add_up_chunks(p.dbias.gpu, NULL, p.partial, chunks, p.OC, GRAD_SET, "bias_backward_4_two_stages");
 }
 
 // ---- 5: llmc/'s ----
 // As 4, with 16 bytes a load: a strip is 256 columns in 16 bits. Blocks have 256 threads.
-static bool bias_backward_5_llmc(Problem& p, int threads) {
-    if (threads != WARP * BIAS_WARPS) return false;
+VARIANT(bias_backward_5_llmc, "the same, 16 bytes a load") {
+    if (threads != WARP * BIAS_WARPS) return not_offered();
     bias_backward(p.dbias.gpu, p.dout.gpu, p.N, p.OC, GRAD_SET);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "bias_backward_1_columns", "one thread per column: too few threads", bias_backward_1_columns },
-    { "bias_backward_2_block", "one block per column: neighbours far apart", bias_backward_2_block },
-    { "bias_backward_3_strip", "one block per strip of columns: reads along rows, too few blocks", bias_backward_3_strip },
-    { "bias_backward_4_two_stages", "one block per strip of some rows, then their sum", bias_backward_4_two_stages },
-    { "bias_backward_5_llmc", "the same, 16 bytes a load", bias_backward_5_llmc },
-};
 OPERATION("rows are tokens, cols outputs", { 16384, 3072, 0 }, { 150, 264, 0 })

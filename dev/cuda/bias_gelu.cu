@@ -47,7 +47,7 @@ __global__ void naive_kernel(floatX* act, floatX* out, const floatX* bias, int n
     float x = widen(out[i]), u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
     act[i] = narrow<floatX>(0.5f * x * (1.0f + tanhf(u)));
 }
-static void bias_gelu_1_naive(Problem& p, int threads) {
+VARIANT(bias_gelu_1_naive, "one element per thread, tanh as printed") {
     int n = p.N * p.OC;
     naive_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), n, p.OC);
 }
@@ -62,7 +62,7 @@ __global__ void gelu_kernel(floatX* act, const floatX* out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) act[i] = narrow<floatX>(gelu(widen(out[i])));
 }
-static void bias_gelu_2_two_kernels(Problem& p, int threads) {
+VARIANT(bias_gelu_2_two_kernels, "bias, then gelu: one more row to move") {
     int n = p.N * p.OC;
     unsigned blocks = (unsigned)ceil_div(n, threads);
     bias_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.bias.gpu, n, p.OC);
@@ -72,24 +72,15 @@ static void bias_gelu_2_two_kernels(Problem& p, int threads) {
 // ---- 3: gelu(x) = x sigmoid(2u) ----
 // The same function with an exponential and a division, no branch and no lost digits. One block per row, so that no division
 // is needed to find the column. (llmc/'s kernel, with one element a load.)
-static void bias_gelu_3_sigmoid(Problem& p, int threads) {
-    auto kernel = bias_gelu_forward_kernel<1, floatX>;
-    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
+VARIANT(bias_gelu_3_sigmoid, "one block per row, an exponential instead of tanh") {
+    bias_gelu_forward_kernel<1><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes a load. llmc/ takes as many threads as a row has pieces, at most 256.
-static bool bias_gelu_4_llmc(Problem& p, int threads) {
-    if (p.OC % VEC != 0) return false;
-    auto kernel = bias_gelu_forward_kernel<VEC, floatX>;
-    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
-    return true;
+VARIANT(bias_gelu_4_llmc, "the same, 16 bytes a load") {
+    if (p.OC % VEC != 0) return not_offered();
+    bias_gelu_forward_kernel<VEC><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.OC);
 }
 
-static const Variant<Problem> variants[] = {
-    { "bias_gelu_1_naive", "one element per thread, tanh as printed", bias_gelu_1_naive },
-    { "bias_gelu_2_two_kernels", "bias, then gelu: one more row to move", bias_gelu_2_two_kernels },
-    { "bias_gelu_3_sigmoid", "one block per row, an exponential instead of tanh", bias_gelu_3_sigmoid },
-    { "bias_gelu_4_llmc", "the same, 16 bytes a load", bias_gelu_4_llmc },
-};
 OPERATION("rows are tokens, cols outputs", { 16384, 3072, 0 }, { 9, 264, 0 })

@@ -52,7 +52,7 @@ __global__ void naive_kernel(float* losses, floatX* logits, const int* targets, 
     for (int v = 0; v < Vp; v++)
         row[v] = v < V ? gradient_of(widen(row[v]), max, sum, v == targets[i], dloss) : narrow<floatX>(0);
 }
-static void classifier_1_naive(Problem& p, int threads) {
+VARIANT(classifier_1_naive, "one thread per row") {
     naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.N);
 }
 
@@ -71,42 +71,32 @@ __global__ void three_passes_kernel(float* losses, floatX* logits, const int* ta
         row[v] = v < V ? gradient_of(widen(row[v]), max, sum, v == target, dloss) : narrow<floatX>(0);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) - (target_logit - max);
 }
-static void classifier_2_three_passes(Problem& p, int threads) {
+VARIANT(classifier_2_three_passes, "one block per row: maximum, sum, gradient") {
     three_passes_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
 // ---- 3: maximum and sum in one pass ----
 // Online softmax: when the maximum grows, the sum so far is scaled down. Two reads, but with one element at a time each costs
 // one more exponential.
-static void classifier_3_online(Problem& p, int threads) {
-    auto kernel = classifier_kernel<1, true>;
-    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
+VARIANT(classifier_3_online, "maximum and sum in one pass") {
+    classifier_kernel<1, true><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
 }
 
 // ---- 4: 16 bytes a load ----
 // The maximum is updated once per piece. llmc/ does this where a row does not fit in shared memory.
-static void classifier_4_vectors(Problem& p, int threads) {
-    auto kernel = classifier_kernel<VEC, true>;
-    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
+VARIANT(classifier_4_vectors, "the same, 16 bytes a load") {
+    classifier_kernel<VEC, true><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), false);
 }
 
 // ---- 5: llmc/'s ----
 // The row is kept in shared memory, and read once. Then one or two blocks fill a multiprocessor, so they must be large to keep
 // memory busy: llmc/ takes 1024 threads.
-static bool classifier_5_llmc(Problem& p, int threads) {
+VARIANT(classifier_5_llmc, "the same, the row kept in shared memory") {
     size_t row_bytes = (size_t)p.Vp * sizeof(floatX);
-    if (row_bytes + WARP * sizeof(float) > (size_t)cuda_layers.shared_bytes) return false;
+    if (row_bytes + WARP * sizeof(float) > (size_t)cuda_layers.shared_bytes) return not_offered();
     auto kernel = classifier_kernel<VEC, true>;
     allow_shared_memory(kernel, row_bytes, "classifier_5_llmc");
     kernel<<<p.N, threads, row_bytes, compute_stream>>>(KERNEL_ARGUMENTS(p), true);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "classifier_1_naive", "one thread per row", classifier_1_naive },
-    { "classifier_2_three_passes", "one block per row: maximum, sum, gradient", classifier_2_three_passes },
-    { "classifier_3_online", "maximum and sum in one pass", classifier_3_online },
-    { "classifier_4_vectors", "the same, 16 bytes a load", classifier_4_vectors },
-    { "classifier_5_llmc", "the same, the row kept in shared memory", classifier_5_llmc },
-};
 OPERATION("rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 })

@@ -38,7 +38,7 @@ __global__ void naive_kernel(float* losses, const floatX* logits, const int* tar
     for (int v = 0; v < V; v++) sum += fast_exp(widen(row[v]) - max);
     losses[i] = logf(sum) - (widen(row[targets[i]]) - max);
 }
-static void classifier_forward_1_naive(Problem& p, int threads) {
+VARIANT(classifier_forward_1_naive, "one thread per row") {
     unsigned blocks = (unsigned)ceil_div(p.N, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.V, p.Vp, p.N);
 }
@@ -55,30 +55,22 @@ __global__ void two_passes_kernel(float* losses, const floatX* logits, const int
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) - (widen(row[targets[blockIdx.x]]) - max);
 }
-static void classifier_forward_2_two_passes(Problem& p, int threads) {
+VARIANT(classifier_forward_2_two_passes, "one block per row: the maximum, then the sum") {
     two_passes_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), p.V, p.Vp);
 }
 
 // ---- 3: maximum and sum in one pass ----
 // Online softmax: when the maximum grows, the sum so far is scaled down. One read, but with one element at a time each costs
 // one more exponential. (llmc/'s kernel, with one element a load.)
-static void classifier_forward_3_online(Problem& p, int threads) {
-    auto kernel = classifier_kernel<1, false>;
-    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
+VARIANT(classifier_forward_3_online, "maximum and sum in one pass") {
+    classifier_kernel<1, false><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes a load, and the maximum is updated once per piece. llmc/ takes 1024 threads, as for the gradient; here no
 // row fills shared memory, so more than one block of a smaller size can be on a multiprocessor.
-static void classifier_forward_4_llmc(Problem& p, int threads) {
-    auto kernel = classifier_kernel<VEC, false>;
-    kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
+VARIANT(classifier_forward_4_llmc, "the same, 16 bytes a load") {
+    classifier_kernel<VEC, false><<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p), 0.0f, p.V, p.Vp, false);
 }
 
-static const Variant<Problem> variants[] = {
-    { "classifier_forward_1_naive", "one thread per row", classifier_forward_1_naive },
-    { "classifier_forward_2_two_passes", "one block per row: the maximum, then the sum", classifier_forward_2_two_passes },
-    { "classifier_forward_3_online", "maximum and sum in one pass", classifier_forward_3_online },
-    { "classifier_forward_4_llmc", "the same, 16 bytes a load", classifier_forward_4_llmc },
-};
 OPERATION("rows are tokens, cols the vocabulary", { 1024, 50257, 0 }, { 5, 301, 0 })

@@ -72,7 +72,7 @@ __global__ void add_sums_kernel(floatX* dwte, floatX* dwpe, const float* sum_wte
     if (i < n_wte) dwte[i] = narrow<floatX>(widen(dwte[i]) + sum_wte[i]);
     if (i < n_wpe) dwpe[i] = narrow<floatX>(sum_wpe[i]);
 }
-static void encoder_backward_1_atomics(Problem& p, int threads) {
+VARIANT(encoder_backward_1_atomics, "an atomic for every element of dout") {
     size_t n = p.dout.n, larger = size_max(p.dwte.n, p.dwpe.n);
     cuda_check(cudaMemsetAsync(p.sum_wte, 0, p.dwte.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
     cuda_check(cudaMemsetAsync(p.sum_wpe, 0, p.dwpe.n * sizeof(float), compute_stream), "encoder_backward_1_atomics");
@@ -105,23 +105,21 @@ __global__ void search_kernel(floatX* dwte, const floatX* dout, const int* token
     for (int c = threadIdx.x; c < C; c += blockDim.x) gradient[c] = narrow<floatX>(widen(gradient[c]) + sum[c]);
 }
 static void sum_positions(Problem& p, int threads) { // dwpe, by llmc/'s kernel with one element a load
-    auto kernel = position_sum_kernel<1>;
-    kernel<<<p.T, threads, 0, compute_stream>>>(p.dwpe.gpu, p.dout.gpu, p.B, p.T, p.C, GRAD_SET);
+    position_sum_kernel<1><<<p.T, threads, 0, compute_stream>>>(p.dwpe.gpu, p.dout.gpu, p.B, p.T, p.C, GRAD_SET);
 }
-static bool encoder_backward_2_search(Problem& p, int threads) {
+VARIANT(encoder_backward_2_search, "one block per token, which looks through all positions") {
     size_t bytes = (size_t)p.C * sizeof(float);
-    if (bytes > 48 << 10) return false;
+    if (bytes > 48 << 10) return not_offered();
     search_kernel<<<p.V, threads, bytes, compute_stream>>>(p.dwte.gpu, p.dout.gpu, p.tokens.gpu, p.B * p.T, p.C);
     sum_positions(p, threads);
-    return true;
 }
 
 // ---- 3: positions are put into groups first ----
 // A counting sort counts each token, finds where its group begins, and puts every position into its group. It moves N integers
 // instead of reading V N. But the order in a group is that in which threads came, so the last bits change from run to run.
 // llmc/'s kernel adds up a group, with one element a load; its blocks have 256 threads.
-static bool encoder_backward_3_groups(Problem& p, int threads) {
-    if (threads != WARP * ENCODER_WARPS) return false;
+VARIANT(encoder_backward_3_groups, "positions grouped by token; the last bits vary") {
+    if (threads != WARP * ENCODER_WARPS) return not_offered();
     int N = p.B * p.T;
     unsigned blocks = (unsigned)ceil_div(N, threads);
     TokenGroups g = token_groups(N, TokenRange{ 0, p.V });
@@ -131,24 +129,15 @@ static bool encoder_backward_3_groups(Problem& p, int threads) {
     token_place_kernel<<<blocks, threads, 0, compute_stream>>>(g, p.tokens.gpu, N);
     g.sorted = g.unsorted; // llmc/ also sorts each group
     dim3 grid(p.V, (unsigned)ceil_div(p.C, WARP));
-    auto kernel = token_sum_kernel<1>;
-    kernel<<<grid, dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(p.dwte.gpu, p.dout.gpu, g, p.C);
+    token_sum_kernel<1><<<grid, dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(p.dwte.gpu, p.dout.gpu, g, p.C);
     sum_positions(p, threads);
-    return true;
 }
 
 // ---- 4: llmc/'s ----
 // Each group is sorted, so that sums are formed in a fixed order, and rows are read 16 bytes a load.
-static bool encoder_backward_4_llmc(Problem& p, int threads) {
-    if (threads != WARP * ENCODER_WARPS) return false;
+VARIANT(encoder_backward_4_llmc, "groups sorted: the same bits every time; 16 bytes a load") {
+    if (threads != WARP * ENCODER_WARPS) return not_offered();
     encoder_backward(p.dwte.gpu, p.dwpe.gpu, p.dout.gpu, p.tokens.gpu, p.B, p.T, p.C, GRAD_SET);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "encoder_backward_1_atomics", "an atomic for every element of dout", encoder_backward_1_atomics },
-    { "encoder_backward_2_search", "one block per token, which looks through all positions", encoder_backward_2_search },
-    { "encoder_backward_3_groups", "positions grouped by token; the last bits vary", encoder_backward_3_groups },
-    { "encoder_backward_4_llmc", "groups sorted: the same bits every time; 16 bytes a load", encoder_backward_4_llmc },
-};
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 })

@@ -38,7 +38,7 @@ __global__ void naive_kernel(floatX* out, const int* tokens, const floatX* wte, 
     size_t row = i / C, c = i % C, t = row % T;
     out[i] = narrow<floatX>(widen(wte[(size_t)tokens[row] * C + c]) + widen(wpe[t * C + c]));
 }
-static void encoder_forward_1_naive(Problem& p, int threads) {
+VARIANT(encoder_forward_1_naive, "one thread per element, two divisions each") {
     size_t n = p.out.n;
     unsigned blocks = (unsigned)ceil_div(n, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, n, p.T, p.C);
@@ -52,7 +52,7 @@ __global__ void rows_kernel(floatX* out, const int* tokens, const floatX* wte, c
     const floatX *e = wte + (size_t)tokens[i] * C, *position = wpe + (size_t)(i % T) * C;
     for (int c = 0; c < C; c++) out[(size_t)i * C + c] = narrow<floatX>(widen(e[c]) + widen(position[c]));
 }
-static void encoder_forward_2_rows(Problem& p, int threads) {
+VARIANT(encoder_forward_2_rows, "one thread per row: neighbours far apart") {
     int N = p.B * p.T;
     unsigned blocks = (unsigned)ceil_div(N, threads);
     rows_kernel<<<blocks, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, N, p.T, p.C);
@@ -60,24 +60,17 @@ static void encoder_forward_2_rows(Problem& p, int threads) {
 
 // ---- 3: one block per row ----
 // One division per block. (llmc/'s kernel, with one element a load.)
-static void encoder_forward_3_block(Problem& p, int threads) {
+VARIANT(encoder_forward_3_block, "one block per row") {
     auto kernel = encoder_forward_kernel<1>;
     kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, TokenRange{ 0, p.V }, p.T, p.C);
 }
 
 // ---- 4: llmc/'s ----
 // 16 bytes a load: a row of 768 in 16 bits is work for 96 threads, and llmc/ takes as many.
-static bool encoder_forward_4_llmc(Problem& p, int threads) {
-    if (p.C % VEC != 0) return false;
+VARIANT(encoder_forward_4_llmc, "the same, 16 bytes a load") {
+    if (p.C % VEC != 0) return not_offered();
     auto kernel = encoder_forward_kernel<VEC>;
     kernel<<<p.B * p.T, threads, 0, compute_stream>>>(p.out.gpu, p.tokens.gpu, p.wte.gpu, p.wpe.gpu, TokenRange{ 0, p.V }, p.T, p.C);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "encoder_forward_1_naive", "one thread per element, two divisions each", encoder_forward_1_naive },
-    { "encoder_forward_2_rows", "one thread per row: neighbours far apart", encoder_forward_2_rows },
-    { "encoder_forward_3_block", "one block per row", encoder_forward_3_block },
-    { "encoder_forward_4_llmc", "the same, 16 bytes a load", encoder_forward_4_llmc },
-};
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 14, 72, 0 })

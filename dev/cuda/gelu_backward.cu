@@ -43,7 +43,7 @@ __global__ void naive_kernel(floatX* dinp, const floatX* pre, int n) {
     float du = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x), derivative = 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du;
     dinp[i] = narrow<floatX>(widen(dinp[i]) * derivative);
 }
-static void gelu_backward_1_naive(Problem& p, int threads) {
+VARIANT(gelu_backward_1_naive, "one element per thread, tanh as printed") {
     int n = p.N * p.C;
     naive_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dinp.gpu, p.pre.gpu, n);
 }
@@ -55,23 +55,16 @@ __global__ void sigmoid_kernel(floatX* dinp, const floatX* pre, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) dinp[i] = narrow<floatX>(widen(dinp[i]) * gelu_derivative(widen(pre[i])));
 }
-static void gelu_backward_2_sigmoid(Problem& p, int threads) {
+VARIANT(gelu_backward_2_sigmoid, "an exponential instead of tanh") {
     int n = p.N * p.C;
     sigmoid_kernel<<<(unsigned)ceil_div(n, threads), threads, 0, compute_stream>>>(p.dinp.gpu, p.pre.gpu, n);
 }
 
 // ---- 3: llmc/'s ----
 // 16 bytes a load, one block per row. llmc/ takes as many threads as a row has pieces, at most 256.
-static bool gelu_backward_3_llmc(Problem& p, int threads) {
-    if (p.C % VEC != 0) return false;
-    auto kernel = gelu_backward_kernel<VEC>;
-    kernel<<<p.N, threads, 0, compute_stream>>>(p.dinp.gpu, p.pre.gpu, p.C);
-    return true;
+VARIANT(gelu_backward_3_llmc, "the same, 16 bytes a load") {
+    if (p.C % VEC != 0) return not_offered();
+    gelu_backward_kernel<VEC><<<p.N, threads, 0, compute_stream>>>(p.dinp.gpu, p.pre.gpu, p.C);
 }
 
-static const Variant<Problem> variants[] = {
-    { "gelu_backward_1_naive", "one element per thread, tanh as printed", gelu_backward_1_naive },
-    { "gelu_backward_2_sigmoid", "an exponential instead of tanh", gelu_backward_2_sigmoid },
-    { "gelu_backward_3_llmc", "the same, 16 bytes a load", gelu_backward_3_llmc },
-};
 OPERATION("rows are tokens, cols channels", { 16384, 3072, 0 }, { 9, 264, 0 })

@@ -36,7 +36,7 @@ __global__ void atomics_kernel(double* acc, const floatX* x, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) atomicAdd(acc, (double)widen(x[i]) * (double)widen(x[i]));
 }
-static void global_norm_1_atomics(Problem& p, int threads) {
+VARIANT(global_norm_1_atomics, "one atomic per element: they queue at one address") {
     atomics_kernel<<<(unsigned)ceil_div(p.n, threads), threads, 0, compute_stream>>>(p.acc.gpu, p.x.gpu, p.n);
 }
 
@@ -49,33 +49,25 @@ __global__ void block_atomics_kernel(double* acc, const floatX* x, size_t n) {
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) atomicAdd(acc, sum);
 }
-static void global_norm_2_block_atomics(Problem& p, int threads) {
+VARIANT(global_norm_2_block_atomics, "one atomic per block; the last bits change from run to run") {
     block_atomics_kernel<<<(unsigned)ceil_div(p.n, threads), threads, 0, compute_stream>>>(p.acc.gpu, p.x.gpu, p.n);
 }
 
 // ---- 3: two stages ----
 // A fixed number of blocks goes through the array by strides, each leaves its sum, and one block adds those up: no atomics,
 // the same bits every time. (llmc/'s kernel, reading one element at a time.)
-static void global_norm_3_two_stages(Problem& p, int threads) {
+VARIANT(global_norm_3_two_stages, "sums of blocks, then their sum: the same bits every time") {
     unsigned blocks = stats_blocks(p.n);
-    auto kernel = sum_kernel<1, floatX, Square>;
-    kernel<<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
+    sum_kernel<1, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
     sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
 }
 
 // ---- 4: llmc/'s ----
 // As 3, in pieces of 16 bytes. llmc/ takes blocks of 256 on every GPU: the order of the sum must not depend on the GPU.
-static void global_norm_4_llmc(Problem& p, int threads) {
+VARIANT(global_norm_4_llmc, "the same, 16 bytes a load") {
     unsigned blocks = stats_blocks(p.n);
-    auto kernel = sum_kernel<VEC, floatX, Square>;
-    kernel<<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
+    sum_kernel<VEC, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
     sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
 }
 
-static const Variant<Problem> variants[] = {
-    { "global_norm_1_atomics", "one atomic per element: they queue at one address", global_norm_1_atomics },
-    { "global_norm_2_block_atomics", "one atomic per block; the last bits change from run to run", global_norm_2_block_atomics },
-    { "global_norm_3_two_stages", "sums of blocks, then their sum: the same bits every time", global_norm_3_two_stages },
-    { "global_norm_4_llmc", "the same, 16 bytes a load", global_norm_4_llmc },
-};
 OPERATION("rows times cols gradients", { 8192, 4096, 0 }, { 9, 347, 0 })

@@ -74,7 +74,7 @@ __global__ void columns_kernel(floatX* dw, floatX* db, KERNEL_PARAMETERS) {
     dw[c] = narrow<floatX>(sum_w);
     db[c] = narrow<floatX>(sum_b);
 }
-static void layernorm_backward_1_naive(Problem& p, int threads) {
+VARIANT(layernorm_backward_1_naive, "one thread per row, then one per column") {
     rows_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(p.dinp.gpu, KERNEL_ARGUMENTS(p));
     columns_kernel<<<(unsigned)ceil_div(p.C, threads), threads, 0, compute_stream>>>(p.dw.gpu, p.db.gpu, KERNEL_ARGUMENTS(p));
 }
@@ -106,7 +106,7 @@ __global__ void round_kernel(floatX* dw, floatX* db, const float* sum_dw, const 
     dw[c] = narrow<floatX>(sum_dw[c]);
     db[c] = narrow<floatX>(sum_db[c]);
 }
-static void layernorm_backward_2_atomics(Problem& p, int threads) {
+VARIANT(layernorm_backward_2_atomics, "one warp per row, atomics for sums over rows") {
     size_t bytes = (size_t)p.C * sizeof(float);
     cuda_check(cudaMemsetAsync(p.sum_dw, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
     cuda_check(cudaMemsetAsync(p.sum_db, 0, bytes, compute_stream), "layernorm_backward_2_atomics");
@@ -148,13 +148,12 @@ __global__ void block_kernel(floatX* dinp, float* partial, KERNEL_PARAMETERS) {
 static void add_up_blocks(Problem& p, int blocks) {
     add_up_chunks(p.dw.gpu, p.db.gpu, p.partial, blocks, p.C, GRAD_SET, "dw and db");
 }
-static bool layernorm_backward_3_block(Problem& p, int threads) {
+VARIANT(layernorm_backward_3_block, "a block takes a row at a time, sums in shared memory") {
     size_t bytes = 2 * (size_t)p.C * sizeof(float);
     int blocks = (int)size_min(LAYERNORM_BLOCKS, p.N);
-    if (bytes + WARP * sizeof(float) > LAYERNORM_SHARED) return false;
+    if (bytes + WARP * sizeof(float) > LAYERNORM_SHARED) return not_offered();
     block_kernel<<<blocks, threads, bytes, compute_stream>>>(p.dinp.gpu, p.partial, KERNEL_ARGUMENTS(p));
     add_up_blocks(p, blocks);
-    return true;
 }
 
 // ---- 4: one warp per row, with its sums in shared memory ----
@@ -213,38 +212,29 @@ __global__ void warps_kernel(floatX* dinp, float* partial, KERNEL_PARAMETERS) {
     }
 }
 
-static bool layernorm_backward_4_warps(Problem& p, int threads) {
+VARIANT(layernorm_backward_4_warps, "one warp per row, each with its own sums in shared memory") {
     unsigned warps = threads / WARP;
     size_t bytes = warps * 2 * (size_t)p.C * sizeof(float);
-    if (bytes > LAYERNORM_SHARED) return false;
+    if (bytes > LAYERNORM_SHARED) return not_offered();
     int blocks = (int)size_min(LAYERNORM_BLOCKS, ceil_div(p.N, warps));
     auto kernel = p.C % VEC == 0 ? warps_kernel<VEC> : warps_kernel<1>;
     kernel<<<blocks, dim3(WARP, warps), bytes, compute_stream>>>(p.dinp.gpu, p.partial, KERNEL_ARGUMENTS(p));
     add_up_blocks(p, blocks);
-    return true;
 }
 
 // ---- 5: llmc/'s ----
 // As 3, with as many rows at a time as a block has room for. A thread has one piece of 16 bytes of a row: what it read waits in
 // registers for the row's means, and so do its sums until the end. One barrier for both means of all these rows. llmc/ takes
 // blocks of 256 threads or, if it is longer, of a row.
-static bool layernorm_backward_5_llmc(Problem& p, int threads) {
+VARIANT(layernorm_backward_5_llmc, "some rows at a time, read once, sums in registers") {
     int W = p.C % VEC == 0 ? VEC : 1;
     unsigned of_row = layernorm_backward_block(p.C, W).x, rows = threads / of_row;
     size_t bytes = rows > 1 ? rows * 2 * (size_t)p.C * sizeof(float) : 0;
-    if (rows == 0 || of_row * W < (unsigned)p.C || bytes > LAYERNORM_SHARED) return false;
+    if (rows == 0 || of_row * W < (unsigned)p.C || bytes > LAYERNORM_SHARED) return not_offered();
     int blocks = layernorm_blocks(p.N, dim3(of_row, rows));
     auto kernel = W == VEC ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
     kernel<<<blocks, dim3(of_row, rows), bytes, compute_stream>>>(p.dinp.gpu, p.partial, KERNEL_ARGUMENTS(p));
     add_up_blocks(p, blocks);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "layernorm_backward_1_naive", "one thread per row, then one per column", layernorm_backward_1_naive },
-    { "layernorm_backward_2_atomics", "one warp per row, atomics for sums over rows", layernorm_backward_2_atomics },
-    { "layernorm_backward_3_block", "a block takes a row at a time, sums in shared memory", layernorm_backward_3_block },
-    { "layernorm_backward_4_warps", "one warp per row, each with its own sums in shared memory", layernorm_backward_4_warps },
-    { "layernorm_backward_5_llmc", "some rows at a time, read once, sums in registers", layernorm_backward_5_llmc },
-};
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

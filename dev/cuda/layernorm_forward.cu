@@ -5,32 +5,8 @@ and out = (res - mean(res)) * rstd(res) * w + b over each of N rows of C channel
 It reads two rows and writes two, and does next to no arithmetic, so at best it is as fast as a copy of as many bytes.
 `make build/cuda-bf16/variants/layernorm_forward` and run it; dev/cuda/README.md says what the columns mean.
 */
-#include "variants.cuh"
-#include "../../llmc/device/cuda/layernorm.cuh"
+#include "layernorm_common.cuh"
 
-struct Problem {
-    int N, C;
-    double bytes; // that must be moved once
-    Both<floatX> inp1, inp2, w, b, res, out;
-    Both<float> mean, rstd;
-
-    Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
-        size_t n = (size_t)N * C;
-        start_cpu({ 1, N, C, 1, 1, 1 });
-        inp1 = random_both(n, 0.5f); inp2 = random_both(n);
-        w = random_both(C, 1, 0.5f); b = random_both(C, 0, 0.5f);
-        res = unset_both(n); out = unset_both(n);
-        mean = unset_both<float>(N); rstd = unset_both<float>(N);
-        cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, inp1.cpu, inp2.cpu, w.cpu, b.cpu, N, C);
-    }
-    void expect_right() {
-        double slack = 32 + 2 * sqrt(C); // a sum in one thread's order is off by about sqrt(C) roundings
-        expect_near("res", res, 0);
-        expect_near("out", out, slack);
-        expect_near("mean", mean, slack);
-        expect_near("rstd", rstd, slack);
-    }
-};
 #define KERNEL_PARAMETERS floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1, const floatX* inp2, \
                           const floatX* w, const floatX* b, int N, int C
 #define KERNEL_ARGUMENTS(p) (p).res.gpu, (p).out.gpu, (p).mean.gpu, (p).rstd.gpu, (p).inp1.gpu, (p).inp2.gpu, \
@@ -58,7 +34,7 @@ __global__ void naive_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static void layernorm_forward_1_naive(Problem& p, int threads) {
+VARIANT(layernorm_forward_1_naive, "one thread per row") {
     naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -85,7 +61,7 @@ __global__ void warp_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static void layernorm_forward_2_warp(Problem& p, int threads) {
+VARIANT(layernorm_forward_2_warp, "one warp per row: neighbours read neighbours") {
     warp_kernel<<<(unsigned)ceil_div(p.N, threads / WARP), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -114,7 +90,7 @@ __global__ void block_kernel(KERNEL_PARAMETERS) {
     mean[i] = m;
     rstd[i] = s;
 }
-static void layernorm_forward_3_block(Problem& p, int threads) {
+VARIANT(layernorm_forward_3_block, "one block per row: more loads under way, barriers at each sum") {
     block_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
 
@@ -164,34 +140,25 @@ template <int PIECES> static void launch_registers(Problem& p, int threads) {
     unsigned blocks = (unsigned)ceil_div(p.N, threads / WARP);
     registers_kernel<PIECES><<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
-static bool layernorm_forward_4_registers(Problem& p, int threads) {
+VARIANT(layernorm_forward_4_registers, "one warp per row, 16 bytes a load, the row in registers") {
     size_t pieces = ceil_div(p.C, WARP * VEC);
-    if (p.C % VEC != 0 || pieces > 8) return false;
+    if (p.C % VEC != 0 || pieces > 8) return not_offered();
     if (pieces <= 1) launch_registers<1>(p, threads);
     else if (pieces <= 2) launch_registers<2>(p, threads);
     else if (pieces <= 4) launch_registers<4>(p, threads);
     else if (pieces <= 6) launch_registers<6>(p, threads);
     else launch_registers<8>(p, threads);
-    return true;
 }
 
 // ---- 5: llmc/'s ----
 // As 4, but the row waits in shared memory, which has room for the rows of any model. llmc/ takes blocks of 256.
-static bool layernorm_forward_5_llmc(Problem& p, int threads) {
+VARIANT(layernorm_forward_5_llmc, "one warp per row, 16 bytes a load, the row in shared memory") {
     size_t bytes = (size_t)(threads / WARP) * p.C * sizeof(floatX);
-    if (bytes > LAYERNORM_SHARED) return false;
+    if (bytes > LAYERNORM_SHARED) return not_offered();
     dim3 block(WARP, threads / WARP);
     unsigned blocks = (unsigned)ceil_div(p.N, block.y);
     auto kernel = p.C % VEC == 0 ? residual_layernorm_forward_kernel<VEC> : residual_layernorm_forward_kernel<1>;
     kernel<<<blocks, block, bytes, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "layernorm_forward_1_naive", "one thread per row", layernorm_forward_1_naive },
-    { "layernorm_forward_2_warp", "one warp per row: neighbours read neighbours", layernorm_forward_2_warp },
-    { "layernorm_forward_3_block", "one block per row: more loads under way, barriers at each sum", layernorm_forward_3_block },
-    { "layernorm_forward_4_registers", "one warp per row, 16 bytes a load, the row in registers", layernorm_forward_4_registers },
-    { "layernorm_forward_5_llmc", "one warp per row, 16 bytes a load, the row in shared memory", layernorm_forward_5_llmc },
-};
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

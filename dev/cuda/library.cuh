@@ -30,10 +30,10 @@ static double product_rate(Timer t) {
     cuda_check(cudaFree(memory), "memory to measure a product");
     return 2e-9 * n * n * n / ms;
 }
-template <typename Problem> struct Measure<Problem, decltype((void)&Problem::flops)> {
+template <typename P> struct Measure<P, decltype((void)&P::flops)> {
     static constexpr const char *work_is = "GFLOP", *rate_is = "TFLOP/s";
     static constexpr const char* peak_is = "a product of 8192 x 8192 matrices by cuBLASLt";
-    static double work(const Problem& p) { return 1e-9 * p.flops; } // GFLOP in a millisecond are TFLOP/s
+    static double work(const P& p) { return 1e-9 * p.flops; } // GFLOP in a millisecond are TFLOP/s
     static double peak(Timer t) { return product_rate(t); }
 };
 #endif

@@ -56,11 +56,10 @@ __global__ void naive_kernel(MatmulOutput out, Operand a, Operand b, int K) {
 static void launch_naive(MatmulOutput out, Operand a, Operand b, int K, int threads) {
     naive_kernel<<<(unsigned)ceil_div((size_t)out.M * out.N, threads), threads, 0, compute_stream>>>(out, a, b, K);
 }
-static bool matmul_backward_1_naive(Problem& p, int threads) {
-    if ((size_t)std::max(p.N, p.OC) * p.C > INT32_MAX / 2) return false; // results are counted in int
+VARIANT(matmul_backward_1_naive, "one result per thread") {
+    if ((size_t)std::max(p.N, p.OC) * p.C > INT32_MAX / 2) return not_offered(); // results are counted in int
     launch_naive(output_dinp(p), by_rows(p.dout.gpu, p.OC), by_columns(p.w.gpu, p.C), p.OC, threads);
     launch_naive(output_dw(p), by_columns(p.dout.gpu, p.OC), by_columns(p.inp.gpu, p.C), p.N, threads);
-    return true;
 }
 
 // ---- 2: tiles in shared memory, 4 x 4 results per thread ----
@@ -90,46 +89,37 @@ template <int T> __global__ void tile_kernel(MatmulOutput out, Operand a, Operan
         for (int j = 0; j < 4; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
 }
 template <int T> static void launch_tile(MatmulOutput out, Operand a, Operand b, int K) {
-    auto kernel = tile_kernel<T>;
     dim3 blocks((unsigned)ceil_div(out.N, 4 * T), (unsigned)ceil_div(out.M, 4 * T));
-    kernel<<<blocks, T * T, 0, compute_stream>>>(out, a, b, K);
+    tile_kernel<T><<<blocks, T * T, 0, compute_stream>>>(out, a, b, K);
 }
 template <int T> static bool launch_tiles(Problem& p) {
     launch_tile<T>(output_dinp(p), by_rows(p.dout.gpu, p.OC), by_columns(p.w.gpu, p.C), p.OC);
     launch_tile<T>(output_dw(p), by_columns(p.dout.gpu, p.OC), by_columns(p.inp.gpu, p.C), p.N);
     return true;
 }
-static bool matmul_backward_2_tiles(Problem& p, int threads) {
-    return threads == 64 ? launch_tiles<8>(p) : threads == 256 && launch_tiles<16>(p);
+VARIANT(matmul_backward_2_tiles, "tiles in shared memory, 4 x 4 results per thread") {
+    is_offered = threads == 64 ? launch_tiles<8>(p) : threads == 256 && launch_tiles<16>(p);
 }
 
 // ---- 3: tensor cores ----
 // The kernel of forward. A tile lies in shared memory as it does in memory, and ldmatrix transposes what lies by columns on its
 // way into registers. (Both products have the same conditions, so if the first is refused nothing has been done.)
-static bool matmul_backward_3_tensor_cores(Problem& p, int threads) {
-    return mma_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC, threads) &&
-           mma_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N, threads);
+VARIANT(matmul_backward_3_tensor_cores, "tensor cores, ldmatrix transposes operands by columns") {
+    is_offered = mma_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC, threads) &&
+                 mma_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N, threads);
 }
 
 // ---- 4: Hopper ----
 // wgmma takes an operand by columns if its instruction says so.
-static bool matmul_backward_4_hopper(Problem& p, int) {
-    return wg_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC) &&
-           wg_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N);
+VARIANT(matmul_backward_4_hopper, "Hopper's own: tiles by TMA, products by wgmma", OWN_BLOCKS) {
+    is_offered = wg_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC) &&
+                 wg_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N);
 }
 
 // ---- 5: the library ----
-static bool matmul_backward_5_library(Problem& p, int) {
+VARIANT(matmul_backward_5_library, "cuBLASLt, as llmc/ calls it", OWN_BLOCKS) {
     matmul_backward_input(p.dinp.gpu, p.dout.gpu, p.w.gpu, p.N, p.C, p.OC);
     matmul_backward_weight(p.dw.gpu, NULL, p.dout.gpu, p.inp.gpu, p.N, p.C, p.OC, GRAD_ADD);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "matmul_backward_1_naive", "one result per thread", matmul_backward_1_naive },
-    { "matmul_backward_2_tiles", "tiles in shared memory, 4 x 4 results per thread", matmul_backward_2_tiles },
-    { "matmul_backward_3_tensor_cores", "tensor cores, ldmatrix transposes operands by columns", matmul_backward_3_tensor_cores },
-    { "matmul_backward_4_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_backward_4_hopper, true },
-    { "matmul_backward_5_library", "cuBLASLt, as llmc/ calls it", matmul_backward_5_library, true },
-};
 OPERATION("rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 136, 200, 40 })

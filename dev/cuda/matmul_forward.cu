@@ -43,10 +43,9 @@ __global__ void naive_kernel(KERNEL_PARAMETERS) {
     for (int k = 0; k < C; k++) sum += widen(inp[(size_t)row * C + k]) * widen(w[(size_t)col * C + k]);
     put(out, sum, row, col);
 }
-static bool matmul_forward_1_naive(Problem& p, int threads) {
-    if ((size_t)p.N * p.OC > INT32_MAX / 2) return false; // results are counted in int
+VARIANT(matmul_forward_1_naive, "one result per thread") {
+    if ((size_t)p.N * p.OC > INT32_MAX / 2) return not_offered(); // results are counted in int
     naive_kernel<<<(unsigned)ceil_div((size_t)p.N * p.OC, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 2: neighbours read neighbours ----
@@ -60,11 +59,10 @@ __global__ void warp_kernel(KERNEL_PARAMETERS) {
     sum = warp_sum(sum);
     if (threadIdx.x % WARP == 0) put(out, sum, row, col);
 }
-static bool matmul_forward_2_warp(Problem& p, int threads) {
-    if ((size_t)p.N * p.OC > INT32_MAX / WARP / 2) return false; // threads are counted in int
+VARIANT(matmul_forward_2_warp, "one result per warp: neighbours read neighbours") {
+    if ((size_t)p.N * p.OC > INT32_MAX / WARP / 2) return not_offered(); // threads are counted in int
     unsigned blocks = (unsigned)ceil_div((size_t)p.N * p.OC, threads / WARP);
     warp_kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
 }
 
 // ---- 3: a tile in shared memory ----
@@ -84,13 +82,12 @@ template <int T> __global__ void shared_kernel(KERNEL_PARAMETERS) {
     put(out, sum, row + y, col + x);
 }
 template <int T> static bool launch_shared(Problem& p) {
-    auto kernel = shared_kernel<T>;
     dim3 blocks((unsigned)ceil_div(p.OC, T), (unsigned)ceil_div(p.N, T));
-    kernel<<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    shared_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
     return true;
 }
-static bool matmul_forward_3_shared(Problem& p, int threads) {
-    return threads == 64 ? launch_shared<8>(p) : threads == 256 ? launch_shared<16>(p) : threads == 1024 && launch_shared<32>(p);
+VARIANT(matmul_forward_3_shared, "tiles in shared memory") {
+    is_offered = threads == 64 ? launch_shared<8>(p) : threads == 256 ? launch_shared<16>(p) : threads == 1024 && launch_shared<32>(p);
 }
 
 // ---- 4: more results per thread ----
@@ -115,13 +112,12 @@ template <int T> __global__ void register_kernel(KERNEL_PARAMETERS) {
         for (int j = 0; j < 4; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
 }
 template <int T> static bool launch_register(Problem& p) {
-    auto kernel = register_kernel<T>;
     dim3 blocks((unsigned)ceil_div(p.OC, 4 * T), (unsigned)ceil_div(p.N, 4 * T));
-    kernel<<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    register_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
     return true;
 }
-static bool matmul_forward_4_register(Problem& p, int threads) {
-    return threads == 64 ? launch_register<8>(p) : threads == 256 && launch_register<16>(p);
+VARIANT(matmul_forward_4_register, "4 x 4 results per thread") {
+    is_offered = threads == 64 ? launch_register<8>(p) : threads == 256 && launch_register<16>(p);
 }
 
 // ---- 5: 16 bytes a load, and the next tile on its way meanwhile ----
@@ -164,48 +160,36 @@ template <int T> __global__ void async_kernel(KERNEL_PARAMETERS) {
         for (int j = 0; j < 8; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
 }
 template <int T> static bool launch_async(Problem& p) {
-    auto kernel = async_kernel<T>;
     dim3 blocks((unsigned)ceil_div(p.OC, 8 * T), (unsigned)ceil_div(p.N, 8 * T));
-    kernel<<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    async_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
     return true;
 }
-static bool matmul_forward_5_async(Problem& p, int threads) {
-    if (!rows_are_vectors(p.C, p.inp.gpu, p.w.gpu)) return false;
-    return threads == 64 ? launch_async<8>(p) : threads == 256 && launch_async<16>(p);
+VARIANT(matmul_forward_5_async, "8 x 8, 16 bytes a load, the next tile on its way") {
+    if (!rows_are_vectors(p.C, p.inp.gpu, p.w.gpu)) return not_offered();
+    is_offered = threads == 64 ? launch_async<8>(p) : threads == 256 && launch_async<16>(p);
 }
 
 // ---- 6: tensor cores ----
 // A warp's 32 lanes together multiply 16 x 16 by 16 x 8 in one instruction, from registers that ldmatrix fills, four at a time.
 // So a number from shared memory serves 32 or 64 results. Copies run three tiles ahead. matmul_tensor_cores.cuh has the kernel.
-static bool matmul_forward_6_tensor_cores(Problem& p, int threads) {
-    return mma_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C, threads);
+VARIANT(matmul_forward_6_tensor_cores, "tensor cores, three tiles on their way") {
+    is_offered = mma_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C, threads);
 }
 
 // ---- 7: Hopper ----
 // With mma a warp spends many of its instructions on copies, addresses and ldmatrix, and meanwhile the tensor cores wait. wgmma
 // reads both operands in shared memory; TMA copies them there when one thread asks; different warps copy and multiply. And a
 // number from shared memory serves 64 or 128 results. matmul_hopper.cuh has the kernel.
-static bool matmul_forward_7_hopper(Problem& p, int) {
-    return wg_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C);
+VARIANT(matmul_forward_7_hopper, "Hopper's own: tiles by TMA, products by wgmma", OWN_BLOCKS) {
+    is_offered = wg_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C);
 }
 
 // ---- 8: the library ----
 // llmc/'s own call: cuBLASLt, with the algorithm that was the fastest at this shape when all were tried. (Where rows of outputs
 // are not whole pieces of 16 bytes, the product is rounded and a kernel adds the bias: another sum than here.)
-static bool matmul_forward_8_library(Problem& p, int) {
-    if (p.OC % VEC != 0) return false;
+VARIANT(matmul_forward_8_library, "cuBLASLt, as llmc/ calls it", OWN_BLOCKS) {
+    if (p.OC % VEC != 0) return not_offered();
     matmul_forward(p.out.gpu, p.inp.gpu, p.w.gpu, p.bias.gpu, p.N, p.C, p.OC);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "matmul_forward_1_naive", "one result per thread", matmul_forward_1_naive },
-    { "matmul_forward_2_warp", "one result per warp: neighbours read neighbours", matmul_forward_2_warp },
-    { "matmul_forward_3_shared", "tiles in shared memory", matmul_forward_3_shared },
-    { "matmul_forward_4_register", "4 x 4 results per thread", matmul_forward_4_register },
-    { "matmul_forward_5_async", "8 x 8, 16 bytes a load, the next tile on its way", matmul_forward_5_async },
-    { "matmul_forward_6_tensor_cores", "tensor cores, three tiles on their way", matmul_forward_6_tensor_cores },
-    { "matmul_forward_7_hopper", "Hopper's own: tiles by TMA, products by wgmma", matmul_forward_7_hopper, true },
-    { "matmul_forward_8_library", "cuBLASLt, as llmc/ calls it", matmul_forward_8_library, true },
-};
 OPERATION("rows are tokens, cols outputs, depth inputs", { 8192, 3072, 768 }, { 40, 136, 200 })

@@ -6,30 +6,8 @@ An addition is the simplest kernel: two loads and a store. The lesson is that th
 rows and writes one, and layernorm reads that again and writes its own: five rows are moved, where four would do. Those four are
 counted. All variants use llmc/'s layernorm at its own block size; the sweep is over the addition's.
 */
-#include "variants.cuh"
-#include "../../llmc/device/cuda/layernorm.cuh"
-#include "../../llmc/device/cuda/stats.cuh"
+#include "layernorm_common.cuh"
 
-struct Problem {
-    int N, C;
-    double bytes; // that must be moved once
-    Both<floatX> inp1, inp2, w, b, res, out;
-    Both<float> mean, rstd;
-
-    Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
-        size_t n = (size_t)N * C;
-        start_cpu({ 1, N, C, 1, 1, 1 });
-        inp1 = random_both(n, 0.5f); inp2 = random_both(n);
-        w = random_both(C, 1, 0.5f); b = random_both(C, 0, 0.5f);
-        res = unset_both(n); out = unset_both(n);
-        mean = unset_both<float>(N); rstd = unset_both<float>(N);
-        cpu::residual_layernorm_forward(res.cpu, out.cpu, mean.cpu, rstd.cpu, inp1.cpu, inp2.cpu, w.cpu, b.cpu, N, C);
-    }
-    void expect_right() {
-        expect_near("res", res, 0);
-        expect_near("out", out, 32 + 2 * sqrt(C)); // sums in another order
-    }
-};
 static void layernorm_of_res(Problem& p) {
     residual_layernorm_forward(p.res.gpu, p.out.gpu, p.mean.gpu, p.rstd.gpu, p.res.gpu, NULL, p.w.gpu, p.b.gpu, p.N, p.C);
 }
@@ -41,7 +19,7 @@ __global__ void naive_kernel(floatX* res, const floatX* inp1, const floatX* inp2
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) res[i] = narrow<floatX>(widen(inp1[i]) + widen(inp2[i]));
 }
-static void residual_1_naive(Problem& p, int threads) {
+VARIANT(residual_1_naive, "one element per thread, then layernorm") {
     unsigned blocks = (unsigned)ceil_div(p.res.n, threads);
     naive_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
@@ -61,7 +39,7 @@ template <int W> __device__ void add_piece(floatX* res, const floatX* inp1, cons
 __global__ void vectors_kernel(floatX* res, const floatX* inp1, const floatX* inp2, size_t n) {
     add_piece<VEC>(res, inp1, inp2, ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC, n);
 }
-static void residual_2_vectors(Problem& p, int threads) {
+VARIANT(residual_2_vectors, "16 bytes a load, then layernorm") {
     unsigned blocks = (unsigned)ceil_div(ceil_div(p.res.n, VEC), threads);
     vectors_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
@@ -75,7 +53,7 @@ __global__ void strides_kernel(floatX* res, const floatX* inp1, const floatX* in
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC; i < n; i += step)
         add_piece<VEC>(res, inp1, inp2, i, n);
 }
-static void residual_3_strides(Problem& p, int threads) {
+VARIANT(residual_3_strides, "only as many blocks as fit, each takes many pieces, then layernorm") {
     unsigned blocks = (unsigned)(cuda_device.multiProcessorCount * 2048 / threads);
     strides_kernel<<<blocks, threads, 0, compute_stream>>>(p.res.gpu, p.inp1.gpu, p.inp2.gpu, p.res.n);
     layernorm_of_res(p);
@@ -84,16 +62,9 @@ static void residual_3_strides(Problem& p, int threads) {
 // ---- 4: llmc/'s ----
 // layernorm adds what it reads: the sum is already on the chip when its mean is needed. layernorm_forward.cu has that kernel's
 // own variants and block sizes; here it has llmc/'s block size, 256 threads or as many as have room for their rows.
-static bool residual_4_llmc(Problem& p, int threads) {
-    if (threads != 256) return false;
+VARIANT(residual_4_llmc, "no kernel: layernorm adds what it reads") {
+    if (threads != 256) return not_offered();
     residual_layernorm_forward(p.res.gpu, p.out.gpu, p.mean.gpu, p.rstd.gpu, p.inp1.gpu, p.inp2.gpu, p.w.gpu, p.b.gpu, p.N, p.C);
-    return true;
 }
 
-static const Variant<Problem> variants[] = {
-    { "residual_1_naive", "one element per thread, then layernorm", residual_1_naive },
-    { "residual_2_vectors", "16 bytes a load, then layernorm", residual_2_vectors },
-    { "residual_3_strides", "only as many blocks as fit, each takes many pieces, then layernorm", residual_3_strides },
-    { "residual_4_llmc", "no kernel: layernorm adds what it reads", residual_4_llmc },
-};
 OPERATION("rows are tokens, cols channels", { 32768, 768, 0 }, { 11, 264, 0 })

@@ -1,10 +1,9 @@
 /*
 variants.cuh - what the files of this folder share. Each of them is one operation in several kernels, from naive to llmc/'s.
 
-Such a file has a struct Problem (the arrays of one shape, the CPU's result, what has to be compared), functions of one
-signature, name_1_naive(Problem&, threads), name_2_..., and a table of them, which OPERATION, its main(), gives to run_variants(). That checks
-every variant at every block size against the CPU's layer, and then, on a GPU, times it. Under the emulator
-(make DEVICE=emulated) times mean nothing, and only the check is made.
+Such a file has a struct Problem (the arrays of one shape, the CPU's result, what has to be compared), a VARIANT for each kernel,
+name_1_naive, name_2_..., and OPERATION, which is its main(). That checks every variant at every block size against the CPU's
+layer, and then, on a GPU, times it. Under the emulator (make DEVICE=emulated) times mean nothing, and only the check is made.
 
 How times are taken: each call alone, by events on the stream, after a pass over memory that leaves nothing of the operation's
 arrays in the cache; the median counts. They are compared with a rate measured in the same run: that of a copy or, where an
@@ -25,27 +24,31 @@ static inline void start_cpu(LayerShapes s) {
 }
 #include <string>
 
-// A function that puts the operation on compute_stream in blocks of so many threads, a multiple of 32. One that returns bool
-// returns false, and does nothing, if the kernel cannot do this shape or this block size.
-template <typename Problem> struct Launch {
-    void (*always)(Problem&, int) = nullptr;
-    bool (*offered)(Problem&, int) = nullptr;
-    Launch(void (*f)(Problem&, int)) : always(f) {}
-    Launch(bool (*f)(Problem&, int)) : offered(f) {}
-    bool operator()(Problem& p, int threads) const { return always ? always(p, threads), true : offered(p, threads); }
-};
-template <typename Problem> struct Variant {
-    const char *name, *idea;
-    Launch<Problem> launch;
+struct Problem; // each file's own
+struct Variant {
+    const char* name;
+    void (*launch)(Problem& p, int threads);
+    const char* idea;
     bool own_blocks = false; // it chooses its blocks itself, as a library does: it is launched once, with 0 threads
 };
+constexpr bool OWN_BLOCKS = true;
+static std::vector<Variant> variants; // in the order of the file
+static bool is_offered; // by the variant that was launched last
+static inline void not_offered(void) { is_offered = false; }
+// VARIANT(adamw_5_mine, "the idea") { ... } is a function of (Problem& p, int threads). It puts the operation on compute_stream in
+// blocks of so many threads, a multiple of 32. If the kernel cannot do this shape or this block size, it does nothing but set
+// is_offered to false.
+#define VARIANT(name, ...) \
+    static void name(Problem& p, int threads); \
+    [[maybe_unused]] static const bool added_##name = (variants.push_back({ #name, name, __VA_ARGS__ }), true); \
+    static void name(Problem& p, [[maybe_unused]] int threads)
 
 #ifdef CUDA_EMULATOR
 constexpr bool variants_are_timed = false;
 #else
 constexpr bool variants_are_timed = true;
 #endif
-template <typename Problem> static std::vector<int> block_sizes(const Variant<Problem>& v) {
+static std::vector<int> block_sizes(const Variant& v) {
     if (v.own_blocks) return { 0 };
     return { 32, 64, 128, 256, 512, 1024 };
 }
@@ -124,9 +127,9 @@ static double copy_rate(Timer t) {
 }
 
 // What an operation is judged by: bytes that must be moved once, compared with a copy. library.cuh has the other, arithmetic.
-template <typename Problem, typename = void> struct Measure {
+template <typename P, typename = void> struct Measure {
     static constexpr const char *work_is = "MB moved", *rate_is = "GB/s", *peak_is = "a copy";
-    static double work(const Problem& p) { return 1e-6 * p.bytes; } // MB in a millisecond are GB/s
+    static double work(const P& p) { return 1e-6 * p.bytes; } // MB in a millisecond are GB/s
     static double peak(Timer t) { return copy_rate(t); }
 };
 
@@ -134,10 +137,12 @@ template <typename Problem, typename = void> struct Measure {
 // What a variant is at one block size.
 typedef enum { VARIANT_RIGHT, VARIANT_WRONG, VARIANT_NOT_OFFERED } Verdict;
 
-template <typename Problem> static Verdict check_variant(const Variant<Problem>& v, Problem& p, int threads) {
+template <typename P> static Verdict check_variant(const Variant& v, P& p, int threads) {
     failures_in_test = 0;
     for (auto& begin : beginnings) begin(); // outputs are NaN: what is not written shows
-    if (!v.launch(p, threads)) return VARIANT_NOT_OFFERED;
+    is_offered = true;
+    v.launch(p, threads);
+    if (!is_offered) return VARIANT_NOT_OFFERED;
     cudaError_t launched = cudaGetLastError();
     if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // too few registers for so many threads
     cuda_check(launched, v.name);
@@ -148,8 +153,7 @@ template <typename Problem> static Verdict check_variant(const Variant<Problem>&
 
 // ---- the table ----
 // Prints a variant's row. Returns true if it was right at every block size that it offers.
-template <typename Problem>
-static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double peak) {
+template <typename P> static bool variant_row(const Variant& v, P& p, Timer t, double peak) {
     std::string wrong_at, sweep;
     double best = INFINITY;
     int best_threads = 0, offered = 0; // offered: block sizes
@@ -169,7 +173,7 @@ static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double p
     std::string verdict = !offered ? "not offered" : right ? "right" : v.own_blocks ? "WRONG" : "WRONG at" + wrong_at;
     printf("| %s | %s | %s |", v.name, v.idea, verdict.c_str());
     if (best < INFINITY) {
-        double rate = Measure<Problem>::work(p) / best;
+        double rate = Measure<P>::work(p) / best;
         printf(" %s | %.4f | %.4g | %.0f %% |%s |", v.own_blocks ? "its own" : std::to_string(best_threads).c_str(), best, rate,
                100 * rate / peak, sweep.c_str());
     } else if (variants_are_timed) printf(" | | | | |");
@@ -178,10 +182,8 @@ static bool variant_row(const Variant<Problem>& v, Problem& p, Timer t, double p
     return right;
 }
 
-// An operation; `usual` is the shape on a GPU, `small` under the emulator. Problem's constructor takes a Shape.
-template <typename Problem, size_t N>
-static int run_variants(int argc, char** argv, const char* shape_means, Shape usual, Shape small,
-                        const Variant<Problem> (&variants)[N]) {
+// An operation; `usual` is the shape on a GPU, `small` under the emulator. P, the file's Problem, is made of a Shape.
+template <typename P> static int run_variants(int argc, char** argv, const char* shape_means, Shape usual, Shape small) {
     const std::string named(variants[0].name, strstr(variants[0].name, "_1_")); // "adamw_1_naive" is a variant of "adamw"
     const char* operation = named.c_str();
     Shape shape = variants_are_timed ? usual : small;
@@ -189,8 +191,8 @@ static int run_variants(int argc, char** argv, const char* shape_means, Shape us
     device_init(0, 1);
     cpu::device_init(0, 1);
     cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), operation);
-    Problem p(o.shape);
-    typedef Measure<Problem> M;
+    P p(o.shape);
+    typedef Measure<P> M;
     printf("%s, %s, %s (%s), %.1f %s, on %s\n", operation, FLOATX_NAME, shape_text(o.shape), shape_means, M::work(p),
            M::work_is, device_name());
     Timer t = {};
@@ -205,7 +207,7 @@ static int run_variants(int argc, char** argv, const char* shape_means, Shape us
     if (variants_are_timed) printf(more, M::rate_is);
     printf("\n|---|---|---|%s\n", variants_are_timed ? "---|---|---|---|---|" : "");
     int tried = 0, wrong = 0;
-    for (const Variant<Problem>& v : variants) {
+    for (const Variant& v : variants) {
         if (strstr(v.name, o.wanted) == NULL) continue;
         tried++;
         wrong += !variant_row(v, p, t, peak);
@@ -217,5 +219,5 @@ static int run_variants(int argc, char** argv, const char* shape_means, Shape us
     return wrong > 0;
 }
 // main(), from what the shape means, the usual shape and the small one.
-#define OPERATION(...) int main(int argc, char** argv) { return run_variants(argc, argv, __VA_ARGS__, variants); }
+#define OPERATION(...) int main(int argc, char** argv) { return run_variants<Problem>(argc, argv, __VA_ARGS__); }
 #endif

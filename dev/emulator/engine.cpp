@@ -17,7 +17,7 @@ Read in this order: run, run_blocks, run_block, then wait (a thread waits) and o
 #include <unistd.h>
 #include <vector>
 
-// --- the sanitizers' interfaces (sanitizer/common_interface_defs.h, asan_interface.h, tsan_interface.h) ---
+// --- the sanitizers' interfaces (sanitizer/common_interface_defs.h, tsan_interface.h) ---
 extern "C" {
 #ifdef EMULATOR_TSAN
 void* __tsan_get_current_fiber(void);
@@ -37,13 +37,9 @@ static void __tsan_release(void*) {}
 #ifdef EMULATOR_ASAN
 void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
 void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom_old, size_t* size_old);
-void __asan_poison_memory_region(const volatile void* address, size_t size);
-void __asan_unpoison_memory_region(const volatile void* address, size_t size);
 #else
 static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
 static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
-static void __asan_poison_memory_region(const volatile void*, size_t) {}
-static void __asan_unpoison_memory_region(const volatile void*, size_t) {}
 #endif
 }
 

@@ -25,6 +25,13 @@ static inline void AnnotateIgnoreReadsEnd(const char*, int) {}
 static inline void AnnotateIgnoreWritesBegin(const char*, int) {}
 static inline void AnnotateIgnoreWritesEnd(const char*, int) {}
 #endif
+#ifdef EMULATOR_ASAN
+extern "C" void __asan_poison_memory_region(const volatile void* address, size_t size);
+extern "C" void __asan_unpoison_memory_region(const volatile void* address, size_t size);
+#else
+static inline void __asan_poison_memory_region(const volatile void*, size_t) {}
+static inline void __asan_unpoison_memory_region(const volatile void*, size_t) {}
+#endif
 
 namespace emulator {
 // While one exists, ThreadSanitizer ignores what this CUDA thread does: for our own lists that several threads use. (The engine
@@ -33,6 +40,11 @@ struct Unwatched {
     Unwatched() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
     ~Unwatched() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
 };
+
+// A number that is stored in 16 bits.
+static inline float value_of(Element type, uint16_t bits) {
+    return type == Element::BF16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+}
 
 constexpr int WARP = 32;
 constexpr size_t PAGE = 4096;

@@ -299,9 +299,6 @@ static void finish_operands(WgmmaOperands* o, const Fiber* f) {
     if (a_changed || read_operand(p.b, p.b_transposed, p.n, "b", f) != o->b)
         fail(f, o->site, "the shared memory that this wgmma reads has changed before it was waited for");
 }
-static float value_of(Element type, uint16_t bits) {
-    return type == Element::BF16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
-}
 // A thread has rows lane/4 and lane/4 + 8 of its warp's 16, and in every 8 columns columns 2 (lane%4) and 2 (lane%4) + 1.
 static void add_product(const WgmmaOperands& o, const Fiber* f, float* sums) {
     int thread = (int)((f->thread_idx.z * f->block_dim.y + f->thread_idx.y) * f->block_dim.x + f->thread_idx.x);

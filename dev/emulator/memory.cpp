@@ -1,6 +1,7 @@
 // memory.cpp - cudaMalloc and related functions. Device memory is a range of addresses that is inaccessible while host code runs;
 // each allocation lies between two pages that are always inaccessible. No address is used twice, so that late uses are found.
 // New memory holds 0xff, because CUDA does not promise zeros. Always compiled without instrumentation.
+#include "engine.h"
 #include "runtime.h"
 #include <cstdio>
 #include <cstdlib>
@@ -8,16 +9,9 @@
 #include <map>
 #include <sys/mman.h>
 #include <unistd.h>
-#ifdef EMULATOR_ASAN
-extern "C" void __asan_poison_memory_region(const volatile void* address, size_t size);
-extern "C" void __asan_unpoison_memory_region(const volatile void* address, size_t size);
-#else
-static void __asan_poison_memory_region(const volatile void*, size_t) {}
-static void __asan_unpoison_memory_region(const volatile void*, size_t) {}
-#endif
 
 namespace emulator {
-constexpr size_t PAGE = 4096, ADDRESSES = (size_t)64 << 30; // much more than is ever allocated at a time
+constexpr size_t ADDRESSES = (size_t)64 << 30;              // much more than is ever allocated at a time
 static char *arena, *arena_next;                            // (ADDRESSES) and how far they have been given out
 static size_t in_use;
 static bool is_open;

@@ -51,9 +51,8 @@ struct ncclComm {
     uint64_t issued = 0, finished = 0;   // operations of this rank; an empty group does not count
     uint64_t collectives = 0;            // of those, the same on all ranks
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
-    int splits = 0, windows = 0;         // numbers of calls so far
-    struct { bool is_on; ncclWindow_t* result; const char* begin; size_t bytes; int number; } registering = {};
-    struct { bool is_on; ncclComm** result; ncclComm* child; int number; } splitting = {}; // child: NULL without a color
+    uint64_t splits = 0, windows = 0;    // numbers of calls so far
+    std::function<bool()> pending;       // continues the split or registration under way, if there is one; true: it is done
 };
 struct ncclWindow_vidmem {}; // the handle of a local registration
 
@@ -118,7 +117,7 @@ bool all_there(const ncclComm* c, const char* what, uint64_t number) {
     for (int q = 0; q < c->ranks; q++) if (!exists(name_of(c, what, number, q))) return false;
     return true;
 }
-void write_message(const std::string& path, const Header& header, const void* bytes, size_t n) { // at once or not at all
+void write_message(const std::string& path, const Header& header, const void* bytes = nullptr, size_t n = 0) { // at once or not at all
     std::string half = path + ".half";
     FILE* f = fopen(half.c_str(), "wb");
     if (!f || fwrite(&header, sizeof header, 1, f) != 1 || (n && fwrite(bytes, 1, n, f) != n) || fclose(f) ||
@@ -177,18 +176,15 @@ void combine_all(std::vector<Message>& from, uint64_t n, ncclDataType_t type, nc
 // When all have left, the last rank to notice removes the folder.
 void leave(ncclComm* c) {
     if (!c->destroyed || c->finished < c->issued) return;
-    write_message(name_of(c, "left", 0, c->rank), Header{}, nullptr, 0);
+    write_message(name_of(c, "left", 0, c->rank), Header{});
     std::error_code nobody_cares; // two ranks may try at once
     if (all_there(c, "left", 0)) files::remove_all(c->folder, nobody_cares);
 }
 void join(ncclComm* c) {
-    Header h = {"join", (uint64_t)c->ranks, c->device, 0, c->rank};
-    write_message(name_of(c, "join", 0, c->rank), h, nullptr, 0);
+    write_message(name_of(c, "join", 0, c->rank), {"join", (uint64_t)c->ranks, c->device, 0, c->rank});
 }
 // Call when all ranks have announced their colors: makes the child that this rank belongs to.
-void begin_child(ncclComm* c) {
-    uint64_t number = (uint64_t)c->splitting.number;
-    ncclComm* child = c->splitting.child;
+void begin_child(const ncclComm* c, ncclComm* child, uint64_t number) {
     std::vector<std::tuple<int, int>> members; // key, rank of the parent
     int color = read_message(name_of(c, "split", number, c->rank)).header.root;
     for (int q = 0; q < c->ranks; q++) {
@@ -203,36 +199,29 @@ void begin_child(ncclComm* c) {
     join(child);
 }
 void progress(ncclComm* c);
-// Continues a split: the result is there when all ranks of the child have joined it.
-void split(ncclComm* c) {
-    ncclComm* child = c->splitting.child;
-    if (!all_there(c, "split", (uint64_t)c->splitting.number)) return;
-    if (child && child->ranks == 0) begin_child(c);
+// Continues a split: the result is there when all ranks of the child have joined it. child: NULL without a color.
+bool split(const ncclComm* c, ncclComm* child, uint64_t number, ncclComm** result) {
+    if (!all_there(c, "split", number)) return false;
+    if (child && child->ranks == 0) begin_child(c, child, number);
     if (child) progress(child);
-    if (child && child->state == ncclInProgress) return;
-    *c->splitting.result = child;
-    c->splitting.is_on = false;
-}
-void make_window(ncclComm* c, bool shared) {
-    auto& r = c->registering;
-    r.is_on = false;
-    *r.result = shared ? (ncclWindow_t)r.begin : new ncclWindow_vidmem;
-    windows[*r.result] = { c, r.begin, r.bytes, shared };
+    if (child && child->state == ncclInProgress) return false;
+    *result = child;
+    return true;
 }
 // Continues a registration: all ranks must have announced the size of their part of the window.
-void share_window(ncclComm* c) {
-    auto& r = c->registering;
-    if (behaves("local-windows")) return make_window(c, false); // no other rank takes part
-    if (!all_there(c, "window", (uint64_t)r.number)) return;
-    for (int q = 0; q < c->ranks; q++) {
-        uint64_t bytes = read_message(name_of(c, "window", (uint64_t)r.number, q)).header.count;
-        if (bytes == r.bytes) continue;
-        r.is_on = false;
-        c->state = refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%zu bytes here, %llu on rank %d", r.bytes,
-                          (unsigned long long)bytes, q);
-        return;
+bool share_window(Window w, uint64_t number, ncclWindow_t* result) {
+    w.shared = !behaves("local-windows"); // for which no other rank takes part
+    if (w.shared && !all_there(w.comm, "window", number)) return false;
+    for (int q = 0; w.shared && q < w.comm->ranks; q++) {
+        uint64_t bytes = read_message(name_of(w.comm, "window", number, q)).header.count;
+        if (bytes == w.bytes) continue;
+        w.comm->state = refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%zu bytes here, %llu on rank %d", w.bytes,
+                               (unsigned long long)bytes, q);
+        return true;
     }
-    make_window(c, true);
+    *result = w.shared ? (ncclWindow_t)w.begin : new ncclWindow_vidmem;
+    windows[*result] = w;
+    return true;
 }
 // Returns 1 + p's offset in a window of c; 0: p is in none.
 uint64_t place_in_window(const ncclComm* c, const void* p) {
@@ -253,10 +242,9 @@ void progress(ncclComm* c) {
         c->state = (int)devices.size() == c->ranks ? ncclSuccess
             : refuse(ncclInvalidUsage, "ncclCommInitRankConfig", "Duplicate GPU detected: two ranks on one");
     }
-    if (c->splitting.is_on) split(c);
-    if (c->registering.is_on) share_window(c);
-    if (c->splitting.is_on || c->registering.is_on || c->state != ncclInProgress) return;
-    if (seconds_now() >= c->ready_at) c->state = ncclSuccess;
+    if (c->pending && !c->pending()) return;
+    c->pending = nullptr;
+    if (c->state == ncclInProgress && seconds_now() >= c->ready_at) c->state = ncclSuccess;
 }
 ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
     if (!c || !comms.count(c) || c->destroyed)
@@ -271,6 +259,14 @@ ncclResult_t wait_if_blocking(ncclComm* c) {
         usleep(100);
     }
     return c->state;
+}
+
+// Announces this rank's part of a split or registration, which `pending` continues.
+ncclResult_t begin(ncclComm* c, uint64_t number, const Header& own, std::function<bool()> pending) {
+    write_message(name_of(c, own.kind, number, c->rank), own);
+    c->pending = std::move(pending);
+    c->state = ncclInProgress;
+    return c->blocking ? wait_if_blocking(c) : behaves("early") ? ncclInProgress : ncclSuccess;
 }
 
 // --- operations ---
@@ -461,13 +457,9 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     if (!newcomm || (color < 0 && color != NCCL_SPLIT_NOCOLOR))
         return refuse(ncclInvalidArgument, "ncclCommSplit", "color %d", color);
     ncclComm* child = color < 0 ? nullptr : new_comm(config);
-    bool early = behaves("early");
-    *newcomm = early ? child : nullptr;
-    comm->splitting = { true, newcomm, child, comm->splits++ };
-    Header h = {"split", 0, 0, key, color};
-    write_message(name_of(comm, "split", (uint64_t)comm->splitting.number, comm->rank), h, nullptr, 0);
-    comm->state = ncclInProgress;
-    return comm->blocking ? wait_if_blocking(comm) : early ? ncclInProgress : ncclSuccess;
+    uint64_t number = comm->splits++;
+    *newcomm = behaves("early") ? child : nullptr;
+    return begin(comm, number, {"split", 0, 0, key, color}, [=] { return split(comm, child, number, newcomm); });
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     PASS(check_comm("ncclCommGetAsyncError", comm, false));
@@ -519,13 +511,10 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
         return refuse(ncclInvalidArgument, "ncclCommWindowRegister", "%zu bytes at %p of ncclMemAlloc's, flags %d", bytes, buffer, flags);
     if (is_window(buffer)) return refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%p is a window already", buffer);
     if (behaves("no-windows")) return ncclSuccess; // and *window stays what it is
-    bool early = behaves("early");
-    if (early) *window = (ncclWindow_t)buffer;
-    comm->registering = { true, window, (const char*)buffer, bytes, comm->windows++ };
-    comm->state = ncclInProgress;
-    Header h = {"window", bytes, 0, 0, 0};
-    write_message(name_of(comm, "window", (uint64_t)comm->registering.number, comm->rank), h, nullptr, 0);
-    return comm->blocking ? wait_if_blocking(comm) : early ? ncclInProgress : ncclSuccess;
+    if (behaves("early")) *window = (ncclWindow_t)buffer;
+    Window w = {comm, (const char*)buffer, bytes, true};
+    uint64_t number = comm->windows++;
+    return begin(comm, number, {"window", bytes, 0, 0, 0}, [=] { return share_window(w, number, window); });
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     PASS(check_comm("ncclCommWindowDeregister", comm, true));

@@ -83,10 +83,7 @@ static void require_whole_warp(Fiber* const* lanes, const Fiber* one) {
         if (!lanes[i]) fail(one, one->site, "%s needs the whole warp; lane %d has exited or does not exist", one->function, i);
 }
 struct MmaRecord { Element type; float* d; const uint32_t *a, *b; };
-static float half_of(Element type, uint32_t pair, int upper) {
-    uint16_t bits = (uint16_t)(pair >> (16 * upper));
-    return type == Element::BF16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
-}
+static float half_of(Element type, uint32_t pair, int upper) { return value_of(type, (uint16_t)(pair >> (16 * upper))); }
 static void combine_mma(Fiber* const* lanes) {
     for (int i = 0; i < WARP; i++) if (lanes[i]) { require_whole_warp(lanes, lanes[i]); break; }
     float a[16][16], b[16][8];
