@@ -433,5 +433,4 @@ TEST(what_cannot_be_done_is_refused) {
     expect_error(dequantise_sum(x, DTYPE_F32, packed, 1, 300, 5), "8 or 4 bits a number, not 5");
     expect_error(pack_top_k(packed, NULL, x, 300, 0), "the 0 largest of 300");
     expect_error(pack_top_k(packed, NULL, x, 3, 4), "the 4 largest of 3");
-    expect_error(orthonormalise(x, 3, 4), "4 columns of 3 numbers");
 }

@@ -320,10 +320,6 @@ TEST(data_that_cannot_be_used_are_an_error_that_says_what_helps) {
     const struct { Attempt a; const char* says[8]; } cases[] = {
         { TRAIN("short.bin", shape(2, 8, 4, 0, 1)),
           { "--data", "short.bin", "32 tokens", "3 sequences", "--seq-len 8", "needs 4", "smaller" } },
-        // A batch must be divided, and each rank says so.
-        { TRAIN("some.bin", shape(2, 8, 12, 2, 3)), { NULL } },
-        { TRAIN("some.bin", shape(2, 8, 12, 0, 4)), { "--total-batch-size", "12 sequences", "--batch-size 2 x 4 ranks" } },
-        { TRAIN("some.bin", shape(2, 8, 12, 3, 4)), { "--total-batch-size", "12 sequences", "--batch-size 2 x 4 ranks" } },
         { TRAIN("short.bin", shape(2, 32, 2, 0, 1)), { "32 tokens", "0 sequences", "--seq-len 32" } },
         { TRAIN("short.bin", shape(1, 8, 4, 3, 4)), { "make 3 sequences", "on 4 ranks needs 4", "more data, fewer ranks" } },
         { EVALUATE("one.bin", one), { "--val-data", "one.bin", "1 tokens", "at least 2" } },
