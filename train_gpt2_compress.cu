@@ -1,6 +1,6 @@
 /*
 Train GPT-2 with data parallelism that sends less: the gradients of matrices travel in fewer bits, as fewer numbers, or as
-matrices of low rank. What arrives is not what a rank had, so every method but none changes the training. --measure-bias
+matrices of low rank. What arrives is not what a rank had, so every method but none changes the training. --measure-error
 says by how much.
 
 --compress bf16, fp16     rounds each gradient: half of fp32's bytes
@@ -9,14 +9,14 @@ says by how much.
 --compress sign           one bit an element, one scale a matrix
 --compress onebit-adam    freezes Adam's v, then sends signs of the momentum
 --compress powersgd       P and Q of low rank instead of a matrix
-(llmc/parallel/compress_methods.h has them, and the papers that they are from.)
+(int8, int4 and powersgd are in section 4, the others in llmc/parallel/compress_methods.h.)
 
 Memory    as in train_gpt2_ddp.cu, the messages, and what is not sent yet: 4P where errors are fed back (fp16: 8P).
 Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N: bf16, fp16
           4P (N-1)/N; int8 2P (N-1)/N (1 + 4/256), int4 P (N-1)/N (1 + 8/256); top-k 8P (N-1) times --top-k-fraction;
           sign P/8 (N-1); onebit-adam P/4 (N-1)/N; powersgd 8r(n+k) (N-1)/N a matrix. 1-D tensors travel whole.
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
-Before    train_gpt2_ddp.cu: what happens when a bucket is ready is replaced. --ddp naive is left out.
+Before    train_gpt2_ddp.cu: the same buckets. What happens when one is ready is replaced. --ddp naive is left out.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -29,13 +29,13 @@ Before    train_gpt2_ddp.cu: what happens when a bucket is ready is replaced. --
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/compress_methods.h" // defines: Compress, compress_begin, compress_finish: the methods
+#include "llmc/parallel/compress_methods.h" // defines: Compress, Segment, compress_send, compress_finish, and six of the methods
 #include "llmc/parallel/compress_state.h" // defines: compress_share, compress_load
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/predict.h"          // defines: run_predict
-#include "llmc/run/report_compress.h"  // defines: report_compress, report_bias
+#include "llmc/run/report_compress.h"  // defines: report_compress, report_compression_error
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -90,15 +90,13 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place, or sent as a compressed
-// bucket.
+// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // how many it has; how many of their gradients are not final yet
-    int compressed;                 // of GPT2.compress; WHOLE: it is never compressed
     CommOp reduced;                 // its all-reduce, once missing is 0
 } Bucket;
-enum { WHOLE = -1 };
+enum { DDP_NAIVE, DDP_BUCKETED };
 #define FIRST_BUCKET_MB 1           // at most, so that the first all-reduce starts early with any --bucket-mb
 
 typedef struct {
@@ -126,7 +124,7 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     Comm* dp;                       // the data-parallel ranks, not owned
-    Compress compress;              // how matrices travel
+    Compress compress;              // how buckets travel in steps that compress
     double bucket_mb;               // MiB of gradients per bucket
     bool last_micro;                // this micro-batch makes the step's gradients final
     int num_buckets;
@@ -149,12 +147,15 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
     a->gelu = acts_alloc(BT*4*C);
 }
 
-static void gpt2_init_params(GPT2* g) {
+static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = unit_elements(g->config, u);
         g->num_params += g->units[u].size;
     }
+}
+
+static void gpt2_init_params(GPT2* g) {
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
@@ -198,47 +199,33 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Returns true if tensor t cannot join bucket b: one of them is compressed, or both are and compressed buckets are single tensors.
-static bool bucket_excludes(const GPT2* g, const Bucket* b, TensorInfo t) {
-    bool compressed = compress_takes(&g->compress, t.rows, t.cols);
-    return compressed != (b->compressed != WHOLE) || (compressed && g->compress.method->per_tensor);
-}
-
-// A new, empty bucket for tensor t, which will be its last one. With what is compressed it makes a compressed bucket.
-static Bucket* bucket_open(GPT2* g, TensorInfo t) {
-    Bucket* b = &g->buckets[g->num_buckets++];
-    b->compressed = compress_takes(&g->compress, t.rows, t.cols) ? compress_add(&g->compress) : WHOLE;
-    return b;
-}
-
-// Adds tensor t before the others of a bucket. at: its first element.
-static void bucket_add(GPT2* g, Bucket* b, TensorInfo t, size_t at) {
-    b->begin = at;
-    b->size += tensor_elements(t);
-    b->tensors++;
-    if (b->compressed == WHOLE) return;
-    CompressedBucket* p = &g->compress.buckets[b->compressed];
-    p->at = b->begin;
-    p->n += tensor_stored_elements(t); // without wte's padding, which ends its memory: signs have no 0, and it must stay 0
-    p->rows = t.stored_rows;
-    p->cols = t.cols;
-}
-
 // Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
-// that order. The tensor that fills a bucket closes it, and so does one that travels otherwise.
+// that order. The tensor that fills a bucket closes it.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
-    size_t at = gpt2_num_elements(g->config);
     g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
     Bucket* b = NULL;
     for (int u = g->num_units - 1; u >= 0; u--) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
             TensorInfo t = unit_tensor(g->config, u, i);
-            bool full = b != NULL && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
-            if (full) limit = g->bucket_mb;
-            if (b == NULL || full || bucket_excludes(g, b, t)) b = bucket_open(g, t);
-            bucket_add(g, b, t, at -= tensor_elements(t));
+            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
+                if (b != NULL) limit = g->bucket_mb;
+                b = &g->buckets[g->num_buckets++];
+            }
+            b->begin = g->units[u].offset + t.offset;
+            b->size += tensor_elements(t);
+            b->tensors++;
             g->bucket_of[u][i] = g->num_buckets - 1;
+        }
+    }
+}
+
+// Divides buckets into segments: of each what travels compressed, and what travels whole.
+static void gpt2_init_segments(GPT2* g) {
+    for (int u = g->num_units - 1; u >= 0; u--) {
+        for (int i = unit_tensors(u) - 1; i >= 0; i--) {
+            TensorInfo t = unit_tensor(g->config, u, i);
+            compress_add(&g->compress, g->bucket_of[u][i], t, g->units[u].offset + t.offset);
         }
     }
 }
@@ -297,30 +284,11 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     compress_predict_memory(&g->compress, bytes);
 }
 
-// Bytes that this rank will send in step `step`, counted from 0: 2(N-1)/N of the loss and of all gradients, or of those
-// that are not compressed, and compressed buckets. Where onebit-adam sends momentum, it is fp32.
+// Bytes that this rank will send in step `step`, counted from 0: 2(N-1)/N of the loss, and of all gradients or what segments send.
 static double gpt2_predict_sent(const GPT2* g, long long step) {
-    const Compress* c = &g->compress;
-    bool compressed = c->num_buckets > 0 && step >= c->o.from;
-    size_t X = compressed && c->o.method == COMPRESS_ONEBIT_ADAM ? sizeof(float) : sizeof(floatX), whole = 0;
-    for (int i = 0; i < g->num_buckets; i++) if (!compressed || g->buckets[i].compressed == WHOLE) whole += g->buckets[i].size;
-    return ring_bytes((double)(whole * X + sizeof(double)), g->dp->size) + (compressed ? compress_predict_sent(c) : 0);
-}
-
-// For --predict: of each bucket its first element, its elements, and the bytes of its compressed bucket's buffers; 0: it is
-// sent whole.
-static json_t* gpt2_predict_buckets(const GPT2* g) {
-    json_t* buckets = json_array();
-    for (int i = 0; i < g->num_buckets; i++) {
-        const Bucket* b = &g->buckets[i];
-        bool whole = b->compressed == WHOLE;
-        const CompressedBucket* p = whole ? NULL : &g->compress.buckets[b->compressed];
-        BucketCost cost = { 0, 0, 0, 0, 0, 0, 0 };
-        if (!whole) cost = g->compress.method->cost(&g->compress, p);
-        json_array_append_new(buckets, json_pack("[I, I, I, I]", (json_int_t)b->begin, (json_int_t)(whole ? b->size : p->n),
-                                                 (json_int_t)cost.sent, (json_int_t)cost.received));
-    }
-    return buckets;
+    double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX));
+    if (compress_is_active(&g->compress, step)) return 2 * (N - 1) / N * sizeof(double) + compress_predict_sent(&g->compress);
+    return 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -345,22 +313,72 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Sends a bucket, compressed if this step is. onebit-adam sends momentum; its mean is not formed in the gradients.
-static void bucket_send(GPT2* g, Bucket* b) {
-    Compress* c = &g->compress;
-    compress_measure_begin(c, b->begin, b->size);
-    if (c->active && b->compressed != WHOLE) compress_begin(c, b->compressed);
-    else if (compress_is_frozen(c)) b->reduced = compress_momentum_begin(c, b->begin, b->size);
-    else b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+// ---- how a segment travels ----
+// int8, int4: whole numbers, and a scale for each block of 256. Bytes cannot be summed: 100 + 100 is none, and each rank's blocks have
+// their own scales. So a rank sums its part of all ranks' numbers in fp32, in rank order, and sends the sum to all, quantised again. Its
+// error is kept as well. (QSGD, Alistarh et al. 2017, arXiv 1610.02132; in two steps as ZeRO++, Wang et al. 2023, arXiv 2306.10209.)
+static void blocks_begin(Compress* c, Segment* p) {
+    size_t row = quantised_bytes(blocks_part(c, p), compress_bits(c));
+    quantise(p->sent, segment_kept(c, p), segment_grads(c, p), FLOATX_DTYPE, segment_error(c, p), p->n, compress_bits(c));
+    p->op = comm_all_to_all(c->comm, p->received, p->sent, row, COMM_BYTE);
+}
+static void blocks_middle(Compress* c, Segment* p) {
+    size_t part = blocks_part(c, p), row = quantised_bytes(part, compress_bits(c));
+    char* mine = p->sent + (size_t)c->comm->rank * row;
+    dequantise_sum(c->scratch, DTYPE_F32, p->received, compress_ranks(c), part, compress_bits(c));
+    quantise(mine, segment_part(c, p, c->next), c->scratch, DTYPE_F32, segment_part(c, p, c->state), part, compress_bits(c));
+    p->op = comm_all_gather(c->comm, p->sent, mine, row, COMM_BYTE);
+}
+static void blocks_end(Compress* c, Segment* p) {
+    // the parts end with blocks, so together they are one row
+    dequantise_sum(segment_grads(c, p), FLOATX_DTYPE, p->sent, 1, p->n, compress_bits(c));
 }
 
-// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final,
-// and a bucket is sent after its last tensor. The sums must not be read before gpt2_reduce has waited for them. Momentum is
+// powersgd: a matrix M is close to P Q^T of rank r (Vogels et al. 2019, arXiv 1905.13727). P = M Q and Q = M^T P are linear in M, so two
+// all-reduces sum them over the ranks. P is made orthonormal between them: then P Q^T is the projection of M. Q begins random and is
+// then last step's: one power iteration a step (warm start). The error is this rank's own M less 1/N of the sum.
+static void powersgd_begin(Compress* c, Segment* p) {
+    int r = (int)c->o.rank;
+    add_error(segment_x(c, p), segment_grads(c, p), segment_error(c, p), p->n);
+    skinny_product((float*)p->sent, segment_x(c, p), segment_q(c, p, c->state), (int)p->rows, (int)p->cols, r);
+    p->op = comm_all_reduce(c->comm, p->sent, p->rows * (size_t)r, COMM_F32);
+}
+static void powersgd_middle(Compress* c, Segment* p) {
+    int r = (int)c->o.rank;
+    orthonormalise((float*)p->sent, (int)p->rows, r);
+    skinny_product_transposed((float*)p->received, segment_x(c, p), (const float*)p->sent, (int)p->rows, (int)p->cols, r);
+    p->op = comm_all_reduce(c->comm, p->received, p->cols * (size_t)r, COMM_F32);
+}
+static void powersgd_end(Compress* c, Segment* p) {
+    low_rank_apply(segment_grads(c, p), segment_kept(c, p), segment_x(c, p), (const float*)p->sent, (const float*)p->received,
+                   1.0f / (float)compress_ranks(c), (int)p->rows, (int)p->cols, (int)c->o.rank);
+    device_copy(segment_q(c, p, c->next), p->received, p->cols * (size_t)c->o.rank * sizeof(float));
+}
+
+// By default error feedback is on where it helps under AdamW (see Errors above). First steps that are sent whole help, too:
+// powersgd's loss after 300 steps was lower by 0.02 to 0.07 from step 50 on than from step 10 on.
+static const CompressMethod compress_methods[COMPRESS_METHODS] = {
+    { "none", "gradients travel whole", false, false, false, 0, NULL, NULL, NULL, NULL },
+    { "bf16", "rounded to bf16", false, false, false, 0, half_cost, half_begin, NULL, half_end },
+    { "fp16", "rounded to fp16", false, false, false, 0, half_cost, half_begin, NULL, half_end },
+    { "int8", "8 bits, blocks of 256", false, false, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
+    { "int4", "4 bits, blocks of 256", false, true, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
+    { "top-k", "the largest of each tensor", true, false, true, 0, top_k_cost, top_k_begin, NULL, top_k_end },
+    { "sign", "signs, a scale a tensor", true, false, true, 0, sign_cost, sign_begin, NULL, sign_end },
+    { "onebit-adam", "signs of the momentum", true, true, true, 50, onebit_cost, onebit_begin, onebit_middle, onebit_end },
+    { "powersgd", "P and Q of low rank", true, true, true, 50, powersgd_cost, powersgd_begin, powersgd_middle,
+      powersgd_end },
+};
+
+// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
+// a bucket is sent after its last tensor. The sums must not be read before gpt2_reduce has waited for them. onebit-adam's momentum is
 // sent later, because it takes the clipped gradient, and that needs the norm of all of it.
 static void grad_ready(GPT2* g, int u, int i) {
     if (!g->last_micro) return;
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
-    if (--b->missing == 0 && !compress_is_frozen(&g->compress)) bucket_send(g, b);
+    if (--b->missing > 0 || compress_is_frozen(&g->compress)) return;
+    if (g->compress.active) compress_send(&g->compress, g->bucket_of[u][i]);
+    else b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
 // g->dres holds the gradient of the block's output on entry, of its input on return.
@@ -516,16 +534,11 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 // Call after the backward pass. On return each gradient is the mean over the global batch as far as it was sent, the same
 // on every rank, and g->stats->loss is the sum over all ranks. The division by their number is in dloss (train_step).
 static void gpt2_reduce(GPT2* g) {
-    Compress* c = &g->compress;
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
-    compress_finish(c);
-    for (int i = 0; i < g->num_buckets; i++) {
-        Bucket* b = &g->buckets[i];
-        if (!c->active || b->compressed == WHOLE) comm_wait(g->dp, b->reduced);
-    }
+    if (g->compress.active) compress_finish(&g->compress);
+    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     comm_wait(g->dp, loss);
-    if (c->measures) compress_measure_end(c);
 }
 
 // ----------------------------------------------------------------------------
@@ -540,25 +553,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // For onebit-adam: clips this rank's own mean gradient, of which it has 1/N because of dloss, and sends momentum.
 static void gpt2_send_momentum(GPT2* g, float max_norm, float loss_scale) {
     gpt2_clip(g, max_norm / (float)g->dp->size, loss_scale);
-    for (int i = 0; i < g->num_buckets; i++) bucket_send(g, &g->buckets[i]);
-}
-
-// After the momentum has arrived: its norm is what is logged. If that is not finite, no rank updates.
-static void gpt2_check_momentum(GPT2* g) {
-    device_zero(&g->stats->grad_square, sizeof g->stats->grad_square);
-    for (int i = 0; i < g->num_ranges; i++)
-        add_sum_squares_fp32(&g->stats->grad_square, g->compress.momentum + (g->ranges[i].m - g->m), g->ranges[i].n);
-    clip_gradients(g->stats, 0, 1);
-}
-
-// Steps along the momentum, which becomes m. v stays as it was when it was frozen.
-static void gpt2_update_frozen(GPT2* g, AdamW adamw) {
-    for (int i = 0; i < g->num_ranges; i++) {
-        ParamRange p = g->ranges[i];
-        adamw_update_frozen(adamw, g->compress.frozen, p.params, p.master, p.m, p.v, g->compress.momentum + (p.m - g->m),
-                            &g->stats->grad_scale, p.n, p.no_decay);
-        add_sum_squares(&g->stats->param_square, p.params, p.n);
-    }
+    for (int i = 0; i < g->num_buckets; i++) compress_send(&g->compress, i);
 }
 
 // Calls AdamW once per range, then sums the squares of the new parameters for their norm.
@@ -609,8 +604,10 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->num_units = run->config.L + 1;
     g->dp = &run->ranks->context.comm;
     g->compress.beta1 = run->o.beta1;
-    compress_configure(&g->compress, &run->table, g->dp, run->o.seed, gpt2_num_elements(g->config));
-    gpt2_init_buckets(g); // now, because what compressed buckets take and send is predicted
+    compress_configure(&g->compress, &run->table, compress_methods, g->dp, run->o.seed, gpt2_num_elements(g->config));
+    gpt2_init_units(g); // now, because what segments take and send is predicted
+    gpt2_init_buckets(g);
+    gpt2_init_segments(g);
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
@@ -665,11 +662,11 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     if (frozen) gpt2_send_momentum(g, (float)o->grad_clip, (float)run->scaler.scale);
     gpt2_reduce(g);
     trace_compute("update", -1);
-    if (frozen) gpt2_check_momentum(g);
+    if (frozen) momentum_check(&g->compress, g->stats, g->ranges, g->num_ranges);
     else gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
     run->lr = learning_rate(o, step);
     AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
-    if (frozen) gpt2_update_frozen(g, adamw);
+    if (frozen) momentum_update(&g->compress, adamw, g->stats, g->ranges, g->num_ranges);
     else gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
@@ -695,7 +692,7 @@ static void gpt2_predict(void* model, Run* run) {
     g->recompute = run->o.recompute;
     gpt2_predict_memory(g, run->predicted);
     run->ranks->sent = gpt2_predict_sent(g, run->o.steps - 1);
-    run->ranks->predicted_more = gpt2_predict_buckets(g);
+    run->ranks->predicted_more = compress_predict_segments(&g->compress);
 }
 
 int main(int argc, char** argv) {
@@ -731,7 +728,7 @@ int main(int argc, char** argv) {
         StepStats stats = train_step(&g, &run, step);
         run.ranks->context.otherwise = gpt2_predict_sent(&g, step) - run.ranks->sent + compress_measure_bytes(&g.compress);
         ranks_step_end(&run, step, &stats);
-        report_bias(&g.compress, &run.log, step + 1);
+        report_compression_error(&g.compress, &run.log, step + 1);
         if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
     }
     bool as_predicted = ranks_end(&run);

@@ -1,21 +1,23 @@
 /*
-compress_methods.h - what a data-parallel rank sends in place of its gradients: a table of methods, and a compressed bucket's way through them.
+compress_methods.h - what a data-parallel rank sends in place of its gradients: the methods but int8 and powersgd, which are in
+train_gpt2_compress.cu with the table of all, and a segment's way through them.
 
-A compressed bucket is a bucket of gradients that travels compressed. Its method packs it and issues its first operation
-(compress_begin). A method of two rounds makes the second message out of the first one's result when the next compressed bucket
-begins, or at the end. Then the sum over the ranks, as far as it was sent, replaces the gradients (compress_finish). Compressed buckets
-begin in the same order on all ranks, which compute the result from the same bytes: it is the same bits on all of them.
+A segment is what of a bucket travels in one message: tensors side by side that are compressed alike, or that travel whole. Its method
+packs it and issues its first operation (compress_send). A method of two rounds makes the second message out of the first one's result
+when the next such segment is sent, or at the end. Then the sum over the ranks, as far as it was sent, replaces the gradients
+(compress_finish). Segments are sent in the same order on all ranks, which compute the result from the same bytes: it is the same bits
+on all of them.
 
 Sums      Papers send means. Here 1/N is in each rank's gradient (train_step), so the sum over the ranks is the mean.
 Clipping  comes after the sum, because the global norm needs all of it, so errors are of gradients that are not clipped.
           Only onebit-adam clips first, each rank by its own norm: the sum that arrives is momentum.
 Errors    What was not sent is added to the next gradient before that is compressed (error feedback), so it is only late.
           That is harmless where a step is linear in the gradient. AdamW's is not: v remembers the square of a late error.
-State     is fp32 memory of MEMORY_ERRORS, per compressed bucket: x, gradient + error; the error of this rank's part of the sum, where
+State     is fp32 memory of MEMORY_ERRORS, per segment: x, gradient + error; the error of this rank's part of the sum, where
           a method compresses the sum as well; Q of PowerSGD. In fp16, where a step may be skipped, there are two copies: a
           step reads `state` and writes `next`, and they are exchanged if it was made. Elsewhere a step that was not finite
           clears the state.
-Alone     On one rank nothing is compressed, and there are no compressed buckets.
+Alone     On one rank, and before --compress-from, nothing is compressed: buckets travel as ddp's.
 */
 #ifndef LLMC_COMPRESS_METHODS_H
 #define LLMC_COMPRESS_METHODS_H
@@ -24,6 +26,7 @@ Alone     On one rank nothing is compressed, and there are no compressed buckets
 #include "../base/rng.h"
 #include "../comm/comm.h"
 #include "../device/compress.h"
+#include "../model/param_range.h"
 
 enum { COMPRESS_NONE, COMPRESS_BF16, COMPRESS_FP16, COMPRESS_INT8, COMPRESS_INT4, COMPRESS_TOP_K, COMPRESS_SIGN,
        COMPRESS_ONEBIT_ADAM, COMPRESS_POWERSGD, COMPRESS_METHODS };
@@ -39,33 +42,36 @@ typedef struct {
     long long measure;   // every so many steps what was applied is compared with the true mean; 0: never
 } CompressOptions;
 
+struct CompressMethod;
 typedef struct {
+    const struct CompressMethod* method; // the run's, or compress_whole
+    int bucket;          // of which it is a part
     size_t at, n;        // elements [at, at+n) of the flat gradients
-    size_t rows, cols;   // of the matrix that it is, where compressed buckets are single tensors
+    size_t rows, cols;   // of the matrix that it is, where segments are single tensors
     size_t state;        // where its state begins
     int round;           // of its operation under way; 0: none is
     CommOp op;
-    char *sent, *received; // owned; received NULL: the method needs one buffer
-} CompressedBucket;
+    char *sent, *received; // owned; NULL: the method needs none, or one buffer
+} Segment;
 
-// What a compressed bucket costs a rank.
+// What a segment costs a rank.
 typedef struct {
     size_t sent, received; // bytes of its buffers
     size_t x, part, q;     // floats of its state, in this order
-    size_t scratch;        // floats that compressed buckets share, because they need them one after another
+    size_t scratch;        // floats that segments share, because they need them one after another
     double bytes;          // sent per step
-} BucketCost;
+} SegmentCost;
 
-struct CompressMethod;
 typedef struct {
     CompressOptions o;
     const struct CompressMethod* method;
     Comm* comm;            // not owned
     uint64_t seed;         // of the first Q, the same on all ranks
     size_t num_elements;   // of the flat gradients
-    int num_buckets;
-    CompressedBucket* buckets; // (num_buckets), owned
-    CompressedBucket* last; // of those that have begun in this step; NULL: none
+    int num_segments;
+    Segment* segments;     // (num_segments) in the order in which the backward pass fills them, owned
+    Segment* last;         // of two rounds, and in its first; NULL: none
+    size_t compressed;     // elements of all that are compressed
     bool active;           // this step is compressed
     bool measures;         // and compared
     double loss_scale;     // of the gradients that the errors come from; 0: there are none
@@ -83,55 +89,75 @@ typedef struct {
 
 typedef struct CompressMethod {
     const char *name, *text;
-    bool per_tensor;       // a compressed bucket is one tensor
+    bool per_tensor;       // a segment is one tensor
     bool feedback;         // by default
     bool needs_x;          // keeps gradient + error in fp32 also without error feedback
     long long from;        // by default
-    BucketCost (*cost)(const Compress* c, const CompressedBucket* p);
-    void (*begin)(Compress* c, CompressedBucket* p); // packs p, and issues p->op
-    void (*middle)(Compress* c, CompressedBucket* p); // p->op has been waited for: issues the second. NULL: there is none
-    void (*end)(Compress* c, CompressedBucket* p); // the last has been waited for: sets the gradients
+    SegmentCost (*cost)(const Compress* c, const Segment* p);
+    void (*begin)(Compress* c, Segment* p); // packs p, and issues p->op
+    void (*middle)(Compress* c, Segment* p); // p->op has been waited for: issues the second. NULL: there is none
+    void (*end)(Compress* c, Segment* p); // the last has been waited for: sets the gradients
 } CompressMethod;
 
-// ---- a compressed bucket's memory ----
+// ---- a segment's memory ----
 static inline int compress_ranks(const Compress* c) { return c->comm->size; }
-static inline floatX* bucket_grads(const Compress* c, const CompressedBucket* p) { return c->grads + p->at; }
-static inline float* bucket_x(const Compress* c, const CompressedBucket* p) { return c->next + p->state; }
-static inline const float* bucket_error(const Compress* c, const CompressedBucket* p) {
+static inline floatX* segment_grads(const Compress* c, const Segment* p) { return c->grads + p->at; }
+static inline float* segment_x(const Compress* c, const Segment* p) { return c->next + p->state; }
+static inline const float* segment_error(const Compress* c, const Segment* p) {
     return c->o.feedback ? c->state + p->state : NULL;
 }
-static inline float* bucket_kept(const Compress* c, const CompressedBucket* p) { return c->o.feedback ? bucket_x(c, p) : NULL; }
+static inline float* segment_kept(const Compress* c, const Segment* p) { return c->o.feedback ? segment_x(c, p) : NULL; }
 // Returns the same of this rank's part of the sum, and Q, in one copy of the state.
-static inline float* bucket_part(const Compress* c, const CompressedBucket* p, float* copy) {
-    return c->o.feedback ? copy + p->state + c->method->cost(c, p).x : NULL;
+static inline float* segment_part(const Compress* c, const Segment* p, float* copy) {
+    return c->o.feedback ? copy + p->state + p->method->cost(c, p).x : NULL;
 }
-static inline float* bucket_q(const Compress* c, const CompressedBucket* p, float* copy) {
-    BucketCost cost = c->method->cost(c, p);
+static inline float* segment_q(const Compress* c, const Segment* p, float* copy) {
+    SegmentCost cost = p->method->cost(c, p);
     return copy + p->state + cost.x + cost.part;
 }
 static inline double ring_bytes(double bytes, int N) { return 2.0 * (N - 1) / N * bytes; }
 // Returns the elements of x: without error feedback only where the method works on it.
-static inline size_t compress_x(const Compress* c, const CompressedBucket* p) {
+static inline size_t compress_x(const Compress* c, const Segment* p) {
     return c->o.feedback || c->method->needs_x ? p->n : 0;
 }
+
+// ---- what is not compressed: 1-D tensors, and matrices that would not be smaller ----
+// Returns true if this step is one of AdamW with a frozen v (onebit-adam). Ranks send momentum then, in fp32.
+static inline bool compress_is_frozen(const Compress* c) { return c->active && c->o.method == COMPRESS_ONEBIT_ADAM; }
+// x (n) = this rank's part of the sum that is the momentum, of [at, at+n)
+static inline void compress_momentum(const Compress* c, float* x, size_t at, const float* error, size_t n) {
+    momentum_with_error(x, c->m + at, c->grads + at, c->grad_scale, error, c->beta1, 1.0 / compress_ranks(c), n);
+}
+static inline SegmentCost whole_cost(const Compress* c, const Segment* p) {
+    size_t X = c->o.method == COMPRESS_ONEBIT_ADAM ? sizeof(float) : sizeof(floatX);
+    return (SegmentCost){ 0, 0, 0, 0, 0, 0, ring_bytes((double)(p->n * X), compress_ranks(c)) };
+}
+static inline void whole_begin(Compress* c, Segment* p) {
+    if (compress_is_frozen(c)) {
+        compress_momentum(c, c->momentum + p->at, p->at, NULL, p->n);
+        p->op = (comm_all_reduce)(c->comm, c->momentum + p->at, p->n, COMM_F32);
+    } else p->op = (comm_all_reduce)(c->comm, segment_grads(c, p), p->n, COMM_FLOATX);
+}
+static inline void whole_end(Compress* c, Segment* p) { (void)c; (void)p; }
+static const CompressMethod compress_whole = { "whole", "", false, false, false, 0, whole_cost, whole_begin, NULL, whole_end };
 
 // ---- bf16, fp16: an all-reduce of 16 bits an element, as PyTorch's bf16_compress_hook and fp16_compress_hook ----
 static inline DType compress_dtype(const Compress* c) { return c->o.method == COMPRESS_BF16 ? DTYPE_BF16 : DTYPE_F16; }
 static inline float compress_factor(const Compress* c) {
     return c->o.method == COMPRESS_BF16 ? 1.0f : COMPRESS_FP16_FACTOR;
 }
-static inline BucketCost half_cost(const Compress* c, const CompressedBucket* p) {
+static inline SegmentCost half_cost(const Compress* c, const Segment* p) {
     size_t bytes = p->n * sizeof(uint16_t);
-    BucketCost cost = { bytes, 0, compress_x(c, p), 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
+    SegmentCost cost = { bytes, 0, compress_x(c, p), 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
     return cost;
 }
-static inline void half_begin(Compress* c, CompressedBucket* p) {
-    round_16((uint16_t*)p->sent, bucket_kept(c, p), bucket_grads(c, p), bucket_error(c, p), compress_dtype(c),
+static inline void half_begin(Compress* c, Segment* p) {
+    round_16((uint16_t*)p->sent, segment_kept(c, p), segment_grads(c, p), segment_error(c, p), compress_dtype(c),
              compress_factor(c), p->n);
     p->op = (comm_all_reduce)(c->comm, p->sent, p->n, (CommType)compress_dtype(c));
 }
-static inline void half_end(Compress* c, CompressedBucket* p) {
-    widen_16(bucket_grads(c, p), (const uint16_t*)p->sent, compress_dtype(c), 1 / compress_factor(c), p->n);
+static inline void half_end(Compress* c, Segment* p) {
+    widen_16(segment_grads(c, p), (const uint16_t*)p->sent, compress_dtype(c), 1 / compress_factor(c), p->n);
 }
 
 // ---- int8, int4: whole numbers with a scale for each block (QSGD, Alistarh et al. 2017, arXiv 1610.02132) ----
@@ -139,68 +165,52 @@ static inline void half_end(Compress* c, CompressedBucket* p) {
 // order, and sends the sum to all, quantised again (as ZeRO++, Wang et al. 2023, arXiv 2306.10209). That has an error, too.
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
 // Returns the elements of each of the N parts, which are cut between blocks. The last parts may have less, or nothing.
-static inline size_t blocks_part(const Compress* c, const CompressedBucket* p) {
+static inline size_t blocks_part(const Compress* c, const Segment* p) {
     return ceil_div(ceil_div(p->n, QUANTISE_BLOCK), (size_t)compress_ranks(c)) * QUANTISE_BLOCK;
 }
-static inline BucketCost blocks_cost(const Compress* c, const CompressedBucket* p) {
+static inline SegmentCost blocks_cost(const Compress* c, const Segment* p) {
     size_t part = blocks_part(c, p), row = quantised_bytes(part, compress_bits(c)), N = (size_t)compress_ranks(c);
     size_t kept = c->o.feedback ? part : 0;
-    BucketCost cost = { N * row, N * row, compress_x(c, p), kept, 0, part, 2 * (double)((N - 1) * row) };
+    SegmentCost cost = { N * row, N * row, compress_x(c, p), kept, 0, part, 2 * (double)((N - 1) * row) };
     return cost;
-}
-static inline void blocks_begin(Compress* c, CompressedBucket* p) {
-    size_t row = quantised_bytes(blocks_part(c, p), compress_bits(c));
-    quantise(p->sent, bucket_kept(c, p), bucket_grads(c, p), FLOATX_DTYPE, bucket_error(c, p), p->n, compress_bits(c));
-    p->op = (comm_all_to_all)(c->comm, p->received, p->sent, row, COMM_BYTE);
-}
-static inline void blocks_middle(Compress* c, CompressedBucket* p) {
-    size_t part = blocks_part(c, p), row = quantised_bytes(part, compress_bits(c));
-    char* mine = p->sent + (size_t)c->comm->rank * row;
-    dequantise_sum(c->scratch, DTYPE_F32, p->received, compress_ranks(c), part, compress_bits(c));
-    quantise(mine, bucket_part(c, p, c->next), c->scratch, DTYPE_F32, bucket_part(c, p, c->state), part, compress_bits(c));
-    p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
-}
-static inline void blocks_end(Compress* c, CompressedBucket* p) {
-    // the parts end with blocks, so together they are one row
-    dequantise_sum(bucket_grads(c, p), FLOATX_DTYPE, p->sent, 1, p->n, compress_bits(c));
 }
 
 // ---- top-k: the largest elements and where they are (with error feedback: Stich et al. 2018, arXiv 1809.07599) ----
 // Ranks send different elements, so these cannot be summed on the way: all are gathered, (N-1) 8k bytes.
-static inline size_t bucket_k(const Compress* c, const CompressedBucket* p) { return top_k_count(p->n, c->o.fraction); }
-static inline BucketCost top_k_cost(const Compress* c, const CompressedBucket* p) {
-    size_t row = sparse_bytes(bucket_k(c, p)), N = (size_t)compress_ranks(c);
-    BucketCost cost = { N * row, 0, compress_x(c, p), 0, 0, p->n, (double)((N - 1) * row) };
+static inline size_t segment_k(const Compress* c, const Segment* p) { return top_k_count(p->n, c->o.fraction); }
+static inline SegmentCost top_k_cost(const Compress* c, const Segment* p) {
+    size_t row = sparse_bytes(segment_k(c, p)), N = (size_t)compress_ranks(c);
+    SegmentCost cost = { N * row, 0, compress_x(c, p), 0, 0, p->n, (double)((N - 1) * row) };
     return cost;
 }
-static inline void top_k_begin(Compress* c, CompressedBucket* p) {
-    size_t k = bucket_k(c, p), row = sparse_bytes(k);
+static inline void top_k_begin(Compress* c, Segment* p) {
+    size_t k = segment_k(c, p), row = sparse_bytes(k);
     char* mine = p->sent + (size_t)c->comm->rank * row;
-    add_error(bucket_x(c, p), bucket_grads(c, p), bucket_error(c, p), p->n);
-    pack_top_k(mine, bucket_kept(c, p), bucket_x(c, p), p->n, k);
+    add_error(segment_x(c, p), segment_grads(c, p), segment_error(c, p), p->n);
+    pack_top_k(mine, segment_kept(c, p), segment_x(c, p), p->n, k);
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
-static inline void top_k_end(Compress* c, CompressedBucket* p) {
-    sparse_sum_fp32(c->scratch, p->sent, compress_ranks(c), p->n, bucket_k(c, p));
-    from_fp32(bucket_grads(c, p), c->scratch, p->n);
+static inline void top_k_end(Compress* c, Segment* p) {
+    sparse_sum_fp32(c->scratch, p->sent, compress_ranks(c), p->n, segment_k(c, p));
+    from_fp32(segment_grads(c, p), c->scratch, p->n);
 }
 
 // ---- sign: a bit an element and one scale a tensor (EF-signSGD, Karimireddy et al. 2019, arXiv 1901.09847) ----
 // The paper's error has the learning rate in it. Ours has not, because AdamW comes after.
-static inline BucketCost sign_cost(const Compress* c, const CompressedBucket* p) {
+static inline SegmentCost sign_cost(const Compress* c, const Segment* p) {
     size_t row = signs_bytes(p->n), N = (size_t)compress_ranks(c);
-    BucketCost cost = { N * row, 0, compress_x(c, p), 0, 0, 0, (double)((N - 1) * row) };
+    SegmentCost cost = { N * row, 0, compress_x(c, p), 0, 0, 0, (double)((N - 1) * row) };
     return cost;
 }
-static inline void sign_begin(Compress* c, CompressedBucket* p) {
+static inline void sign_begin(Compress* c, Segment* p) {
     size_t row = signs_bytes(p->n);
     char* mine = p->sent + (size_t)c->comm->rank * row;
-    add_error(bucket_x(c, p), bucket_grads(c, p), bucket_error(c, p), p->n);
-    pack_signs(mine, bucket_kept(c, p), bucket_x(c, p), p->n, SIGN_MEAN);
+    add_error(segment_x(c, p), segment_grads(c, p), segment_error(c, p), p->n);
+    pack_signs(mine, segment_kept(c, p), segment_x(c, p), p->n, SIGN_MEAN);
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
-static inline void sign_end(Compress* c, CompressedBucket* p) {
-    unpack_signs_sum(bucket_grads(c, p), FLOATX_DTYPE, p->sent, compress_ranks(c), p->n);
+static inline void sign_end(Compress* c, Segment* p) {
+    unpack_signs_sum(segment_grads(c, p), FLOATX_DTYPE, p->sent, compress_ranks(c), p->n);
 }
 
 // ---- onebit-adam: signs of the momentum (Tang et al. 2021, arXiv 2102.02888) ----
@@ -208,42 +218,38 @@ static inline void sign_end(Compress* c, CompressedBucket* p) {
 // 1/N of the old one, which all have, and its gradient. It is sent in N parts, whose owners sum and send them as int8's do.
 // A part's scale keeps its length (the rms, as DeepSpeed's).
 // Part q has these elements; the last ones may have less, or nothing.
-static inline size_t signs_part(const Compress* c, const CompressedBucket* p) {
+static inline size_t signs_part(const Compress* c, const Segment* p) {
     return round_up(ceil_div(p->n, (size_t)compress_ranks(c)), 32);
 }
-static inline size_t signs_part_elements(const Compress* c, const CompressedBucket* p, int q) {
+static inline size_t signs_part_elements(const Compress* c, const Segment* p, int q) {
     size_t part = signs_part(c, p), begin = size_min(p->n, (size_t)q * part);
     return size_min(part, p->n - begin);
 }
-static inline BucketCost onebit_cost(const Compress* c, const CompressedBucket* p) {
+static inline SegmentCost onebit_cost(const Compress* c, const Segment* p) {
     size_t part = signs_part(c, p), row = signs_bytes(part), N = (size_t)compress_ranks(c);
-    BucketCost cost = { N * row, N * row, p->n, c->o.feedback ? part : 0, 0, part, 2 * (double)((N - 1) * row) };
+    SegmentCost cost = { N * row, N * row, p->n, c->o.feedback ? part : 0, 0, part, 2 * (double)((N - 1) * row) };
     return cost;
 }
-// x (n) = this rank's part of the sum that is the momentum, of [at, at+n)
-static inline void compress_momentum(const Compress* c, float* x, size_t at, const float* error, size_t n) {
-    momentum_with_error(x, c->m + at, c->grads + at, c->grad_scale, error, c->beta1, 1.0 / compress_ranks(c), n);
-}
-static inline void onebit_begin(Compress* c, CompressedBucket* p) {
+static inline void onebit_begin(Compress* c, Segment* p) {
     size_t part = signs_part(c, p), row = signs_bytes(part);
-    float *x = bucket_x(c, p), *kept = bucket_kept(c, p);
-    compress_momentum(c, x, p->at, bucket_error(c, p), p->n);
+    float *x = segment_x(c, p), *kept = segment_kept(c, p);
+    compress_momentum(c, x, p->at, segment_error(c, p), p->n);
     for (int q = 0; q < compress_ranks(c); q++) {
         size_t n = signs_part_elements(c, p, q), at = (size_t)q * part;
         if (n > 0) pack_signs(p->sent + (size_t)q * row, kept ? kept + at : NULL, x + at, n, SIGN_RMS);
     }
     p->op = (comm_all_to_all)(c->comm, p->received, p->sent, row, COMM_BYTE);
 }
-static inline void onebit_middle(Compress* c, CompressedBucket* p) {
+static inline void onebit_middle(Compress* c, Segment* p) {
     int N = compress_ranks(c), rank = c->comm->rank;
     size_t part = signs_part(c, p), row = signs_bytes(part), n = signs_part_elements(c, p, rank);
     char* mine = p->sent + (size_t)rank * row;
     unpack_signs_sum(c->scratch, DTYPE_F32, p->received, N, part);
-    if (c->o.feedback) add_in_place_fp32(c->scratch, bucket_part(c, p, c->state), n);
-    if (n > 0) pack_signs(mine, bucket_part(c, p, c->next), c->scratch, n, SIGN_RMS);
+    if (c->o.feedback) add_in_place_fp32(c->scratch, segment_part(c, p, c->state), n);
+    if (n > 0) pack_signs(mine, segment_part(c, p, c->next), c->scratch, n, SIGN_RMS);
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
-static inline void onebit_end(Compress* c, CompressedBucket* p) {
+static inline void onebit_end(Compress* c, Segment* p) {
     size_t part = signs_part(c, p), row = signs_bytes(part);
     for (int q = 0; q < compress_ranks(c); q++) {
         size_t n = signs_part_elements(c, p, q);
@@ -255,43 +261,11 @@ static inline void onebit_end(Compress* c, CompressedBucket* p) {
 // P = M Q and Q = M^T P are linear in M, so two all-reduces sum them over the ranks. P is made orthonormal between them:
 // then P Q^T is the projection of M. Q begins random and is then last step's: one power iteration a step (warm start).
 // The error is this rank's own M less 1/N of the sum.
-static inline BucketCost powersgd_cost(const Compress* c, const CompressedBucket* p) {
+static inline SegmentCost powersgd_cost(const Compress* c, const Segment* p) {
     size_t r = (size_t)c->o.rank, P = p->rows * r * sizeof(float), Q = p->cols * r * sizeof(float);
-    BucketCost cost = { P, Q, compress_x(c, p), 0, p->cols * r, 0, ring_bytes((double)(P + Q), compress_ranks(c)) };
+    SegmentCost cost = { P, Q, compress_x(c, p), 0, p->cols * r, 0, ring_bytes((double)(P + Q), compress_ranks(c)) };
     return cost;
 }
-static inline void powersgd_begin(Compress* c, CompressedBucket* p) {
-    int r = (int)c->o.rank;
-    add_error(bucket_x(c, p), bucket_grads(c, p), bucket_error(c, p), p->n);
-    skinny_product((float*)p->sent, bucket_x(c, p), bucket_q(c, p, c->state), (int)p->rows, (int)p->cols, r);
-    p->op = (comm_all_reduce)(c->comm, p->sent, p->rows * (size_t)r, COMM_F32);
-}
-static inline void powersgd_middle(Compress* c, CompressedBucket* p) {
-    int r = (int)c->o.rank;
-    orthonormalise((float*)p->sent, (int)p->rows, r);
-    skinny_product_transposed((float*)p->received, bucket_x(c, p), (const float*)p->sent, (int)p->rows, (int)p->cols, r);
-    p->op = (comm_all_reduce)(c->comm, p->received, p->cols * (size_t)r, COMM_F32);
-}
-static inline void powersgd_end(Compress* c, CompressedBucket* p) {
-    low_rank_apply(bucket_grads(c, p), bucket_kept(c, p), bucket_x(c, p), (const float*)p->sent, (const float*)p->received,
-                   1.0f / (float)compress_ranks(c), (int)p->rows, (int)p->cols, (int)c->o.rank);
-    device_copy(bucket_q(c, p, c->next), p->received, p->cols * (size_t)c->o.rank * sizeof(float));
-}
-
-// By default error feedback is on where it helps under AdamW (see Errors above). First steps that are sent whole help, too:
-// powersgd's loss after 300 steps was lower by 0.02 to 0.07 from step 50 on than from step 10 on.
-static const CompressMethod compress_methods[COMPRESS_METHODS] = {
-    { "none", "gradients travel whole", false, false, false, 0, NULL, NULL, NULL, NULL },
-    { "bf16", "rounded to bf16", false, false, false, 0, half_cost, half_begin, NULL, half_end },
-    { "fp16", "rounded to fp16", false, false, false, 0, half_cost, half_begin, NULL, half_end },
-    { "int8", "8 bits, blocks of 256", false, false, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
-    { "int4", "4 bits, blocks of 256", false, true, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
-    { "top-k", "the largest of each tensor", true, false, true, 0, top_k_cost, top_k_begin, NULL, top_k_end },
-    { "sign", "signs, a scale a tensor", true, false, true, 0, sign_cost, sign_begin, NULL, sign_end },
-    { "onebit-adam", "signs of the momentum", true, true, true, 50, onebit_cost, onebit_begin, onebit_middle, onebit_end },
-    { "powersgd", "P and Q of low rank", true, true, true, 50, powersgd_cost, powersgd_begin, powersgd_middle,
-      powersgd_end },
-};
 
 // ---- options ----
 static inline void options_compress(OptionTable* t, CompressOptions* o) {
@@ -304,7 +278,7 @@ static inline void options_compress(OptionTable* t, CompressOptions* o) {
     option_int(t, "rank", &o->rank, 1, 1024, "columns of powersgd's P and Q");
     option_int(t, "compress-from", &o->from, 0, 1e9, "first steps that are sent whole; then onebit-adam freezes v."
                " Unless given: 50 for onebit-adam and powersgd");
-    option_int(t, "measure-bias", &o->measure, 0, 1e9, "steps between comparisons of what was applied with the mean of the"
+    option_int(t, "measure-error", &o->measure, 0, 1e9, "steps between comparisons of what was applied with the mean of the"
                " ranks' gradients, which sends all of them in fp32; 0: none");
 }
 
@@ -313,12 +287,13 @@ static inline void compress_refuse(const Compress* c, OptionTable* t, const char
     require(works || !option_given(t, option), "--%s does nothing with --compress %s, only with %s; leave it out", option,
             c->method->name, with);
 }
-// Sets what follows from the options; no compressed buckets yet. The ranks have met.
-static inline void compress_configure(Compress* c, OptionTable* t, Comm* comm, long long seed, size_t num_elements) {
+// Sets what follows from the options; no segments yet. methods: the table of all. The ranks have met.
+static inline void compress_configure(Compress* c, OptionTable* t, const CompressMethod* methods, Comm* comm, long long seed,
+                                      size_t num_elements) {
     CompressOptions* o = &c->o;
     int method = o->method;
     bool any = method != COMPRESS_NONE;
-    c->method = &compress_methods[method];
+    c->method = &methods[method];
     c->comm = comm;
     c->seed = (uint64_t)seed;
     c->num_elements = num_elements;
@@ -335,42 +310,52 @@ static inline void compress_configure(Compress* c, OptionTable* t, Comm* comm, l
             "--compress-from 0 leaves onebit-adam no v to freeze; give 1 or more");
 }
 
-// ---- compressed buckets ----
+// ---- segments ----
 // Returns true if a tensor travels compressed: a matrix, with powersgd one of which P and Q have at most half the elements.
 static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
     if (c->o.method == COMPRESS_NONE || compress_ranks(c) == 1 || cols == 0) return false;
     return c->o.method != COMPRESS_POWERSGD || 2 * (rows + cols) * (size_t)c->o.rank <= rows * cols;
 }
 
-// Adds a compressed bucket, and returns its number. The caller sets at, n, rows and cols before anything else here is called.
-static inline int compress_add(Compress* c) {
-    c->buckets = (CompressedBucket*)with_room(c->buckets, (size_t)c->num_buckets, sizeof(CompressedBucket));
-    memset(&c->buckets[c->num_buckets], 0, sizeof(CompressedBucket));
-    return c->num_buckets++;
+// Adds a tensor of a bucket, whose first element is `at`, in front of the last segment; or as a new one, where the bucket or the method
+// is another, or each tensor is a segment. Call for all tensors, from the end of the gradient memory to its beginning.
+static inline void compress_add(Compress* c, int bucket, TensorInfo t, size_t at) {
+    bool takes = compress_takes(c, t.rows, t.cols);
+    const CompressMethod* method = takes ? c->method : &compress_whole;
+    Segment* p = c->num_segments > 0 ? &c->segments[c->num_segments - 1] : NULL;
+    if (p == NULL || p->bucket != bucket || p->method != method || method->per_tensor) {
+        c->segments = (Segment*)with_room(c->segments, (size_t)c->num_segments, sizeof(Segment));
+        p = &c->segments[c->num_segments++];
+        *p = (Segment){ .method = method, .bucket = bucket, .rows = t.stored_rows, .cols = t.cols };
+    }
+    size_t n = takes ? tensor_stored_elements(t) : tensor_elements(t); // signs have no 0: wte's padding, its end, must stay out
+    p->at = at;
+    p->n += n;
+    if (takes) c->compressed += n;
 }
 
-static inline size_t bucket_state_floats(BucketCost cost) { return round_up(cost.x + cost.part + cost.q, 16); }
+static inline size_t segment_state_floats(SegmentCost cost) { return round_up(cost.x + cost.part + cost.q, 16); }
 
 // Bytes by kind that compress_init allocates, added to bytes.
 static inline void compress_predict_memory(const Compress* c, size_t bytes[MEMORY_KINDS]) {
     size_t state = 0, scratch = 0;
-    for (int i = 0; i < c->num_buckets; i++) {
-        BucketCost cost = c->method->cost(c, &c->buckets[i]);
+    for (int i = 0; i < c->num_segments; i++) {
+        SegmentCost cost = c->segments[i].method->cost(c, &c->segments[i]);
         bytes[MEMORY_COMMUNICATION] += cost.sent + cost.received;
-        state += bucket_state_floats(cost);
+        state += segment_state_floats(cost);
         scratch = size_max(scratch, cost.scratch);
     }
     size_t copies = FLOATX_DTYPE == DTYPE_F16 ? 2 : 1;
     bytes[MEMORY_ERRORS] += (copies * state + scratch) * sizeof(float);
-    if (c->num_buckets == 0) return;
+    if (c->compressed == 0) return;
     if (c->o.method == COMPRESS_ONEBIT_ADAM) bytes[MEMORY_ERRORS] += c->num_elements * sizeof(float);
     if (c->o.measure > 0) bytes[MEMORY_ERRORS] += c->num_elements * sizeof(float) + sizeof(Comparison);
 }
 
-// Returns the bytes that a rank sends for compressed buckets, in a step that is compressed.
+// Returns the bytes that a rank sends for all segments, in a step that is compressed.
 static inline double compress_predict_sent(const Compress* c) {
     double bytes = 0;
-    for (int i = 0; i < c->num_buckets; i++) bytes += c->method->cost(c, &c->buckets[i]).bytes;
+    for (int i = 0; i < c->num_segments; i++) bytes += c->segments[i].method->cost(c, &c->segments[i]).bytes;
     return bytes;
 }
 
@@ -380,25 +365,21 @@ static inline bool compress_keeps(const Compress* c) {
     return c->state_floats > 0 && remembers;
 }
 
-static inline size_t compress_elements(const Compress* c) { // of all compressed buckets
-    size_t n = 0;
-    for (int i = 0; i < c->num_buckets; i++) n += c->buckets[i].n;
-    return n;
-}
-
 // Errors become 0, and Q is random: the same numbers on all ranks.
 static inline void compress_forget(Compress* c) {
     size_t r = (size_t)c->o.rank;
     if (c->state_floats > 0) device_zero(c->state, c->state_floats * sizeof(float));
-    for (int i = 0; i < c->num_buckets && c->o.method == COMPRESS_POWERSGD; i++) {
-        CompressedBucket* p = &c->buckets[i];
+    uint64_t matrix = 0;
+    for (Segment* p = c->segments; p < c->segments + c->num_segments && c->o.method == COMPRESS_POWERSGD; p++) {
+        if (p->method == &compress_whole) continue;
         size_t n = p->cols * r;
-        float *q = bucket_q(c, p, c->state), *host = (float*)xcalloc(n, sizeof(float));
-        for (size_t k = 0; k < n; k++) host[k] = random_normal(c->seed, STREAM_COMPRESS + (uint64_t)i, k);
+        float *q = segment_q(c, p, c->state), *host = (float*)xcalloc(n, sizeof(float));
+        for (size_t k = 0; k < n; k++) host[k] = random_normal(c->seed, STREAM_COMPRESS + matrix, k);
         host_to_device(q, host, n * sizeof(float));
         device_synchronize(); // the copy reads host
         free(host);
         orthonormalise(q, (int)p->cols, (int)r);
+        matrix++;
     }
 }
 
@@ -410,19 +391,19 @@ static inline float* errors_alloc(size_t n) {
 static inline void compress_init(Compress* c, floatX* grads) {
     size_t scratch = 0;
     c->grads = grads;
-    for (int i = 0; i < c->num_buckets; i++) {
-        CompressedBucket* p = &c->buckets[i];
-        BucketCost cost = c->method->cost(c, p);
+    for (int i = 0; i < c->num_segments; i++) {
+        Segment* p = &c->segments[i];
+        SegmentCost cost = p->method->cost(c, p);
         p->state = c->state_floats;
-        c->state_floats += bucket_state_floats(cost);
+        c->state_floats += segment_state_floats(cost);
         scratch = size_max(scratch, cost.scratch);
-        p->sent = (char*)device_alloc(cost.sent, MEMORY_COMMUNICATION);
+        if (cost.sent > 0) p->sent = (char*)device_alloc(cost.sent, MEMORY_COMMUNICATION);
         if (cost.received > 0) p->received = (char*)device_alloc(cost.received, MEMORY_COMMUNICATION);
     }
     c->state = c->next = errors_alloc(c->state_floats);
     if (FLOATX_DTYPE == DTYPE_F16) c->next = errors_alloc(c->state_floats);
     c->scratch = errors_alloc(scratch);
-    if (c->num_buckets == 0) return;
+    if (c->compressed == 0) return;
     if (c->o.method == COMPRESS_ONEBIT_ADAM) c->momentum = errors_alloc(c->num_elements);
     if (c->o.measure > 0) {
         c->truth = errors_alloc(c->num_elements);
@@ -432,21 +413,24 @@ static inline void compress_init(Compress* c, floatX* grads) {
 }
 
 static inline void compress_free(Compress* c) {
-    for (int i = 0; i < c->num_buckets; i++) {
-        device_free(c->buckets[i].sent);
-        device_free(c->buckets[i].received);
+    for (int i = 0; i < c->num_segments; i++) {
+        device_free(c->segments[i].sent);
+        device_free(c->segments[i].received);
     }
-    free(c->buckets);
+    free(c->segments);
     if (c->next != c->state) device_free(c->next);
     device_free(c->state); device_free(c->scratch); device_free(c->momentum);
     device_free(c->truth); device_free(c->comparison);
 }
 
 // ---- a step ----
-// step counts from 0. loss_scale: of its gradients; errors follow it. updates: AdamW's so far.
+// Returns true if a step, counted from 0, is compressed.
+static inline bool compress_is_active(const Compress* c, long long step) { return c->compressed > 0 && step >= c->o.from; }
+// loss_scale: of the step's gradients; errors follow it. updates: AdamW's so far.
 static inline void compress_step_begin(Compress* c, long long step, double loss_scale, int updates) {
-    c->active = c->num_buckets > 0 && step >= c->o.from;
+    c->active = compress_is_active(c, step);
     c->measures = c->active && c->o.measure > 0 && (step + 1) % c->o.measure == 0;
+    if (c->measures) device_zero(c->truth, c->num_elements * sizeof(float)); // padding is in no segment
     c->last = NULL;
     if (!c->active) { // v changes
         c->frozen = 0;
@@ -460,9 +444,6 @@ static inline void compress_step_begin(Compress* c, long long step, double loss_
         scale_in_place_fp32(c->state, (float)(loss_scale / c->loss_scale), c->state_floats);
     c->loss_scale = loss_scale;
 }
-// Returns true if this step is one of AdamW with a frozen v.
-static inline bool compress_is_frozen(const Compress* c) { return c->active && c->o.method == COMPRESS_ONEBIT_ADAM; }
-
 // skipped: the gradients were not finite, so the errors that this step has made are of no use.
 static inline void compress_step_end(Compress* c, bool skipped) {
     if (!c->active) return;
@@ -475,51 +456,14 @@ static inline void compress_step_end(Compress* c, bool skipped) {
     c->next = old;
 }
 
-// Waits for a compressed bucket's operation. Begins its second round, or sets its gradients.
-static inline void compress_advance(Compress* c, CompressedBucket* p) {
-    comm_wait(c->comm, p->op);
-    if (p->round == 1 && c->method->middle) {
-        comm_trace_data(c->comm, bucket_grads(c, p), p->n * sizeof(floatX));
-        c->method->middle(c, p);
-        p->round = 2;
-        return;
-    }
-    c->method->end(c, p);
-    p->round = 0;
-}
-
-// Sends a compressed bucket whose gradients are final. The one before it goes into its second round, behind this one.
-static inline void compress_begin(Compress* c, int i) {
-    CompressedBucket* p = &c->buckets[i];
-    comm_trace_data(c->comm, bucket_grads(c, p), p->n * sizeof(floatX));
-    c->method->begin(c, p);
-    p->round = 1;
-    if (c->last && c->method->middle) compress_advance(c, c->last);
-    c->last = p;
-}
-
-// On return the gradients of all compressed buckets (onebit-adam: the momentum) are the same on all ranks.
-static inline void compress_finish(Compress* c) {
-    if (c->last && c->method->middle) compress_advance(c, c->last);
-    for (int i = 0; i < c->num_buckets; i++) if (c->buckets[i].round > 0) compress_advance(c, &c->buckets[i]);
-    c->last = NULL;
-}
-
-// onebit-adam: sends the momentum of what is not compressed, [at, at+n), whole.
-static inline CommOp compress_momentum_begin(Compress* c, size_t at, size_t n) {
-    compress_momentum(c, c->momentum + at, at, NULL, n);
-    comm_trace_data(c->comm, c->grads + at, n * sizeof(floatX));
-    return (comm_all_reduce)(c->comm, c->momentum + at, n, COMM_F32);
-}
-
-// ---- the bias: what was applied beside the true mean ----
+// ---- the compression error: what was applied beside the true mean ----
 // onebit-adam compares momenta: the new one with what the last one and all gradients would have made. This cosine is small or
 // below 0 in runs that train well.
-// Call before anything of [at, at+n) is sent.
-static inline void compress_measure_begin(Compress* c, size_t at, size_t n) {
+// Call before anything of the segment is sent.
+static inline void compress_measure_begin(Compress* c, const Segment* p) {
     if (!c->measures) return;
-    if (!compress_is_frozen(c)) to_fp32(c->truth + at, c->grads + at, n);
-    else compress_momentum(c, c->truth + at, at, NULL, n);
+    if (compress_is_frozen(c)) compress_momentum(c, c->truth + p->at, p->at, NULL, p->n);
+    else to_fp32(c->truth + p->at, c->grads + p->at, p->n);
 }
 // After compress_finish, if c->measures. onebit-adam: the gradients are lost.
 static inline void compress_measure_end(Compress* c) {
@@ -534,9 +478,60 @@ static inline double compress_measure_bytes(const Compress* c) { // in this step
     return c->measures ? ring_bytes((double)(c->num_elements * sizeof(float)), compress_ranks(c)) : 0;
 }
 
+// ---- a segment's way ----
+// Waits for a segment's operation. Begins its second round, or sets its gradients.
+static inline void compress_advance(Compress* c, Segment* p) {
+    comm_wait(c->comm, p->op);
+    if (p->round == 1 && p->method->middle) {
+        comm_trace_data(c->comm, segment_grads(c, p), p->n * sizeof(floatX));
+        p->method->middle(c, p);
+        p->round = 2;
+        return;
+    }
+    p->method->end(c, p);
+    p->round = 0;
+}
+
+// Sends the segments of a bucket whose gradients are final. The last one of two rounds goes into its second, behind the next.
+static inline void compress_send(Compress* c, int bucket) {
+    for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) {
+        if (p->bucket != bucket) continue;
+        compress_measure_begin(c, p);
+        comm_trace_data(c->comm, segment_grads(c, p), p->n * sizeof(floatX));
+        p->method->begin(c, p);
+        p->round = 1;
+        if (!p->method->middle) continue;
+        if (c->last) compress_advance(c, c->last);
+        c->last = p;
+    }
+}
+
+// On return the gradients of all segments (onebit-adam: the momentum) are the same on all ranks.
+static inline void compress_finish(Compress* c) {
+    if (c->last) compress_advance(c, c->last);
+    for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) if (p->round > 0) compress_advance(c, p);
+    c->last = NULL;
+    if (c->measures) compress_measure_end(c);
+}
+
+// ---- onebit-adam's update ----
+// After the momentum has arrived: its norm is what is logged. If that is not finite, no rank updates.
+static inline void momentum_check(const Compress* c, StepStats* stats, const ParamRange* ranges, int num_ranges) {
+    device_zero(&stats->grad_square, sizeof stats->grad_square);
+    for (int i = 0; i < num_ranges; i++) add_sum_squares_fp32(&stats->grad_square, c->momentum + (ranges[i].m - c->m), ranges[i].n);
+    clip_gradients(stats, 0, 1);
+}
+// Steps along the momentum, which becomes m. v stays as it was when it was frozen.
+static inline void momentum_update(const Compress* c, AdamW adamw, StepStats* stats, const ParamRange* ranges, int num_ranges) {
+    for (int i = 0; i < num_ranges; i++) {
+        ParamRange p = ranges[i];
+        adamw_update_frozen(adamw, c->frozen, p.params, p.master, p.m, p.v, c->momentum + (p.m - c->m), &stats->grad_scale, p.n,
+                            p.no_decay);
+        add_sum_squares(&stats->param_square, p.params, p.n);
+    }
+}
+
 // For the timeline, the caller of these is who communicates.
-#define compress_begin(c, ...) (comm_from((c)->comm, __func__), compress_begin(c, __VA_ARGS__))
+#define compress_send(c, bucket) (comm_from((c)->comm, __func__), compress_send(c, bucket))
 #define compress_finish(c) (comm_from((c)->comm, __func__), compress_finish(c))
-#define compress_momentum_begin(c, ...) (comm_from((c)->comm, __func__), compress_momentum_begin(c, __VA_ARGS__))
-#define compress_measure_end(c) (comm_from((c)->comm, __func__), compress_measure_end(c))
 #endif

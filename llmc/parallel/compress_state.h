@@ -26,9 +26,9 @@ typedef struct {
 // Returns a checksum of all that decides what a float of the state stands for.
 static inline uint64_t compress_layout(const Compress* c) {
     uint64_t sum = checksum_element((uint64_t)c->o.feedback, 0), place = 1;
-    for (int i = 0; i < c->num_buckets; i++) {
-        const CompressedBucket* p = &c->buckets[i];
-        BucketCost cost = c->method->cost(c, p);
+    for (int i = 0; i < c->num_segments; i++) {
+        const Segment* p = &c->segments[i];
+        SegmentCost cost = p->method->cost(c, p);
         const size_t facts[] = { p->at, p->n, p->rows, p->cols, p->state, cost.x, cost.part, cost.q };
         for (int k = 0; k < 8; k++) sum += checksum_element(facts[k], place++);
     }
