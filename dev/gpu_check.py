@@ -266,9 +266,9 @@ def repeats(stage, precision, ranks, shape, options, strict):
 
 
 def compress_is_near(stage, precision, ranks, shape, options, strict):
-    """The CPU's losses, norms and bias. A rounding decides what is sent of a number that lies between two, so they may drift
+    """The CPU's losses, norms and compression error. A rounding decides what is sent of a number that lies between two, so they may drift
     apart by more than other stages'."""
-    settings = f"--compress {options} --compress-from 5 --measure-bias 5"
+    settings = f"--compress {options} --compress-from 5 --measure-error 5"
     cpu = train("compress-cpu", stage, "cpu", ranks, shape, settings.replace(NCCL, ""))
     gpu = train("compress-gpu", stage, precision, ranks, shape, settings, strict)
     compare(cpu / "metrics.jsonl", gpu, "--rtol 1e-3 --only loss")

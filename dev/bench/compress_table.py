@@ -1,4 +1,4 @@
-"""compress_table.py - every method of train_gpt2_compress on the same task: bytes, bias, memory, loss after equal steps and equal
+"""compress_table.py - every method of train_gpt2_compress on the same task: bytes, error, memory, loss after equal steps and equal
 time.
 
 A size is BLOCKSxCHANNELS. A variant is a method of --compress, with -ef behind it --error-feedback, else --no-error-feedback, with
@@ -93,7 +93,7 @@ class Runs:
         o = self.o
         for seed in o.seeds:
             for size, variant, model in self.each():
-                bias = "" if variant == "none" else f"--measure-bias {o.steps // 10}"
+                bias = "" if variant == "none" else f"--measure-error {o.steps // 10}"
                 self.once("runs", f"{size}.{variant}.{seed}", model, self.task, f"--eval-every {max(o.steps // 25, 1)} "
                           f"--eval-steps 8 --sample-every 0 {bias} --steps {o.steps} {method(variant, o.steps)} --seed {seed}")
 

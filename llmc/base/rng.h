@@ -30,7 +30,7 @@ static inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t counte
 #define STREAM_WEIGHTS 0ull         // + unit in the low bits
 #define STREAM_DATA    (1ull << 32) // + epoch
 #define STREAM_SAMPLER (2ull << 32)
-#define STREAM_COMPRESS (3ull << 32) // + compressed bucket
+#define STREAM_COMPRESS (3ull << 32) // + matrix that is compressed
 
 // Uniform in [0,1), 24 random bits; element number i of a stream.
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t i) {

@@ -153,8 +153,8 @@ def test_compressed_gradients_have_the_cpus_numbers(comm, method):
 
 
 @pytest.mark.parametrize("method", ["int8", "powersgd"])
-def test_the_measured_bias_of_compression_is_the_cpus(method):
-    options = f"--compress {method} --compress-from 0 --total-batch-size 128 --measure-bias 1"
+def test_the_compression_error_is_the_cpus(method):
+    options = f"--compress {method} --compress-from 0 --total-batch-size 128 --measure-error 1"
     run = gpu("compress", "nccl", 4, options, seed=4)
     assert len(run.series("compression_error")) == 3
     assert_has_nearly_the_numbers(cpu("compress", 4, options), run)

@@ -65,8 +65,8 @@ def test_compressed_steps_have_the_same_bits_in_strict_mode(method, ranks):
 
 
 @pytest.mark.rest
-def test_measuring_the_bias_changes_nothing():
-    run, without = by("int4", 2, "--measure-bias 4"), by("int4", 2)
+def test_measuring_the_error_changes_nothing():
+    run, without = by("int4", 2, "--measure-error 4"), by("int4", 2)
     assert [x["step"] for x in run.metrics if "compression_error" in x] == [4, 8]
     assert "int4: 4 bits, blocks of 256; 95.91 % of the parameters, from step 4 on; errors are kept" in run.said
     assert re.search("sent per rank and step, ddp sends 52.0 kB \\(7.. times\\)", run.said), run

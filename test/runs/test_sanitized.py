@@ -53,7 +53,7 @@ ROWS = """
     sampled 4 3d --mesh pp=2,dp=2 --layers 4 --schedule interleaved --recompute block
     sampled 4 3d --mesh tp=2,pp=2 --total-batch-size 128 --split 3,0 --sequence-parallel --keep-gathered --no-overlap --deterministic
     sampled 1 3d --zero-stage 1
-    sampled-LEAKS 3 compress --compress int8 --error-feedback --measure-bias 2 --check-every 1
+    sampled-LEAKS 3 compress --compress int8 --error-feedback --measure-error 2 --check-every 1
     sampled 2 compress --compress fp16 --error-feedback
     sampled-strict 2 compress --compress top-k --error-feedback
     sampled 2 compress --compress onebit-adam --compress-from 1 --error-feedback

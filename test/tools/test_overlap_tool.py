@@ -36,7 +36,7 @@ def traced(ranks, stage, *options, **settings):
     rest(2, "zero", "--zero-stage 3 --total-batch-size 512", ["grad_ready", "unit_params", *OUTSIDE], BLOCKS, False),
     rest(2, "tp", "", PARTS, None, False),
     rest(2, "pp", "--batch-size 2", [*PIPE, "add_squares"], {"root", "messages", "no unit"}, False),
-    rest(2, "compress", "--compress int8", ["bucket_send", "gpt2_reduce"], BLOCKS, False),
+    rest(2, "compress", "--compress int8", ["blocks_begin", "blocks_middle", "grad_ready", "gpt2_reduce"], BLOCKS, False),
     rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", [*PARTS, *PIPE], None, False)],
     ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d"])
 def test_every_split_adds_up_to_what_the_run_has_measured(ranks, stage, options, callers, units, strict):
