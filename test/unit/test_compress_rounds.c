@@ -1,12 +1,14 @@
-// test_compress_rounds.c - what ranks make together of compressed gradients (llmc/parallel/compress_methods.h): all have the
-// same, and what a step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
-#include "../../llmc/parallel/compress_methods.h"
+// test_compress_rounds.c - what ranks make together of compressed gradients (train_gpt2_compress.cu, llmc/parallel/compress_methods.h): all
+// have the same, and what a step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
+#define main train_main
+#include "../../train_gpt2_compress.cu"
+#undef main
 #include "comm_numbers.h"
 #include "unit.h"
 #include "world_alone.h"
 
-enum { MOST_RANKS = 4, BUCKETS = 2, MOST_OPS = 8 };
-static const size_t rows[BUCKETS] = { 37, 20 }, cols[BUCKETS] = { 24, 50 }; // 4 blocks: of 3 ranks, one has no part
+enum { MOST_RANKS = 4, SEGMENTS = 2, MOST_OPS = 8 };
+static const size_t rows[SEGMENTS] = { 37, 20 }, cols[SEGMENTS] = { 24, 50 }; // 4 blocks: of 3 ranks, one has no part
 enum { ELEMENTS = 37 * 24 + 20 * 50 };
 
 static Comm world;
@@ -62,15 +64,12 @@ static void ranks_open(int N, int method, long long rank) {
         c->method = &compress_methods[method];
         c->comm = &k->comm;
         c->num_elements = ELEMENTS;
-        size_t at = 0;
-        for (int i = 0; i < BUCKETS; i++) {
-            compress_add(c);
-            CompressedBucket* p = &c->buckets[i];
-            p->at = at;
-            p->n = rows[i] * cols[i];
-            p->rows = rows[i];
-            p->cols = cols[i];
-            at += p->n;
+        c->num_segments = SEGMENTS;
+        c->segments = (Segment*)xcalloc(SEGMENTS, sizeof(Segment));
+        for (int i = 0; i < SEGMENTS; i++) {
+            size_t n = rows[i] * cols[i], at = c->compressed;
+            c->segments[i] = (Segment){ .method = c->method, .bucket = i, .at = at, .n = n, .rows = rows[i], .cols = cols[i] };
+            c->compressed += n;
         }
         compress_init(c, k->grads);
         c->m = k->m; // 0, and beta1 is 0: the momentum is the gradient
@@ -83,18 +82,18 @@ static void ranks_close(void) {
         comm_free(&ranks[r].comm);
     }
 }
-// Does to all ranks, in turn, what compress_begin and compress_finish do to one.
-static void ranks_step(long long step) {
+// Does to all ranks, in turn, what compress_send and compress_finish do to one.
+static void take_step(long long step) {
     for (int r = 0; r < num_ranks; r++) compress_step_begin(&ranks[r].c, step, 1, 1);
     memset(&messages, 0, sizeof messages);
-    for (int i = 0; i < BUCKETS; i++) for (int r = 0; r < num_ranks; r++) compress_begin(&ranks[r].c, i);
-    for (int i = 0; i < BUCKETS; i++) {
-        bool last_needs_two = i == BUCKETS - 1 && ranks[0].c.method->middle;
-        for (int r = 0; r < num_ranks && last_needs_two; r++) compress_advance(&ranks[r].c, &ranks[r].c.buckets[i]);
-        for (int r = 0; r < num_ranks; r++) compress_advance(&ranks[r].c, &ranks[r].c.buckets[i]);
+    for (int i = 0; i < SEGMENTS; i++) for (int r = 0; r < num_ranks; r++) compress_send(&ranks[r].c, i);
+    for (int i = 0; i < SEGMENTS; i++) {
+        bool last_needs_two = i == SEGMENTS - 1 && ranks[0].c.method->middle;
+        for (int r = 0; r < num_ranks && last_needs_two; r++) compress_advance(&ranks[r].c, &ranks[r].c.segments[i]);
+        for (int r = 0; r < num_ranks; r++) compress_advance(&ranks[r].c, &ranks[r].c.segments[i]);
     }
 }
-static void ranks_step_end(bool skipped) { for (int r = 0; r < num_ranks; r++) compress_step_end(&ranks[r].c, skipped); }
+static void end_step(bool skipped) { for (int r = 0; r < num_ranks; r++) compress_step_end(&ranks[r].c, skipped); }
 static float applied(const Rank* k, size_t i) { return k->c.momentum ? k->c.momentum[i] : to_float(k->grads[i]); }
 static void require_equal_ranks(void) {
     for (int r = 1; r < num_ranks; r++)
@@ -105,10 +104,10 @@ static double kept(size_t i) {
     double sum = 0;
     for (int r = 0; r < num_ranks; r++) {
         Compress* c = &ranks[r].c;
-        const CompressedBucket* p = &c->buckets[i >= c->buckets[1].at];
+        const Segment* p = &c->segments[i >= c->segments[1].at];
         size_t k = i - p->at, part = c->method->cost(c, p).part;
         sum += c->state[p->state + k];
-        if (part > 0 && k / part == (size_t)r) sum += bucket_part(c, p, c->state)[k % part];
+        if (part > 0 && k / part == (size_t)r) sum += segment_part(c, p, c->state)[k % part];
     }
     return sum;
 }
@@ -124,10 +123,10 @@ static void require_telescope(int N, int method) {
             ranks[r].grads[i] = to_floatX(random_normal(7 + (uint64_t)r, (uint64_t)step, i) * (i % 5 == 0 ? 10 : 1));
             truth[i] += (double)to_float(ranks[r].grads[i]);
         }
-        ranks_step(step);
+        take_step(step);
         require_equal_ranks();
         for (size_t i = 0; i < ELEMENTS; i++) sum[i] += (double)applied(&ranks[0], i);
-        ranks_step_end(false);
+        end_step(false);
     }
     for (size_t i = 0; i < ELEMENTS; i++) {
         double error = fabs(sum[i] + kept(i) - truth[i]);
@@ -143,8 +142,8 @@ TEST(what_was_sent_and_what_is_kept_are_the_sum_of_all_gradients) {
 // Sum over ranks of gradients that are one matrix b (cols,r) times matrices of their own.
 static void set_low_rank(size_t r, double* truth) {
     memset(truth, 0, ELEMENTS * sizeof *truth);
-    for (int q = 0; q < num_ranks; q++) for (int k = 0; k < BUCKETS; k++) {
-        size_t at = ranks[q].c.buckets[k].at;
+    for (int q = 0; q < num_ranks; q++) for (int k = 0; k < SEGMENTS; k++) {
+        size_t at = ranks[q].c.segments[k].at;
         for (size_t i = 0; i < rows[k] * cols[k]; i++) {
             float sum = 0;
             for (size_t j = 0; j < r; j++)
@@ -163,9 +162,9 @@ static double error_after(int steps, int N, long long rank, size_t rank_of_sum) 
     for (int r = 0; r < N; r++) ranks[r].c.o.feedback = 0;
     for (int step = 0; step < steps; step++) {
         set_low_rank(rank_of_sum, truth);
-        ranks_step(step);
+        take_step(step);
         require_equal_ranks();
-        ranks_step_end(false);
+        end_step(false);
     }
     for (size_t i = 0; i < ELEMENTS; i++) {
         error += pow((double)applied(&ranks[0], i) - truth[i], 2);
@@ -189,16 +188,16 @@ TEST(powersgd_begins_where_the_last_step_ended) {
 TEST(a_step_that_was_skipped_leaves_no_error) {
     ranks_open(2, COMPRESS_INT4, 1);
     for (int r = 0; r < 2; r++) for (size_t i = 0; i < ELEMENTS; i++) ranks[r].grads[i] = to_floatX(i == 5 ? NAN : 1.0f / (float)(i + 1));
-    ranks_step(0);
+    take_step(0);
     assert_false(isfinite(applied(&ranks[0], 5)) || isfinite(applied(&ranks[1], 5)));
-    ranks_step_end(true);
+    end_step(true);
     for (size_t i = 0; i < ELEMENTS; i++) assert_true(kept(i) == 0);
     ranks_close();
 }
 TEST(errors_follow_the_loss_scale) {
     ranks_open(2, COMPRESS_SIGN, 1);
     for (int r = 0; r < 2; r++) for (size_t i = 0; i < ELEMENTS; i++) ranks[r].grads[i] = to_floatX((float)i);
-    ranks_step(0);
+    take_step(0);
     compress_step_end(&ranks[0].c, false);
     float before = ranks[0].c.state[17];
     assert_true(before != 0);
