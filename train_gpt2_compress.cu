@@ -130,6 +130,7 @@ typedef struct {
     int num_buckets;
     Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
     int bucket_of[MAX_UNITS][BLOCK_TENSORS]; // which bucket a tensor of a unit is in
+    int segment_of[MAX_UNITS][BLOCK_TENSORS]; // which segment of Compress
 } GPT2;
 
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
@@ -220,12 +221,12 @@ static void gpt2_init_buckets(GPT2* g) {
     }
 }
 
-// Divides buckets into segments: of each what travels compressed, and what travels whole.
+// Divides buckets into segments, in the order in which the backward pass fills them: what travels compressed, and what travels whole.
 static void gpt2_init_segments(GPT2* g) {
     for (int u = g->num_units - 1; u >= 0; u--) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
             TensorInfo t = unit_tensor(g->config, u, i);
-            compress_add(&g->compress, g->bucket_of[u][i], t, g->units[u].offset + t.offset);
+            g->segment_of[u][i] = compress_add(&g->compress, g->bucket_of[u][i], t, g->units[u].offset + t.offset);
         }
     }
 }
@@ -371,14 +372,16 @@ static const CompressMethod compress_methods[COMPRESS_METHODS] = {
 };
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
-// a bucket is sent after its last tensor. The sums must not be read before gpt2_reduce has waited for them. onebit-adam's momentum is
-// sent later, because it takes the clipped gradient, and that needs the norm of all of it.
+// a bucket's all-reduce begins after its last tensor; in a step that compresses, a segment's message after the segment's. The sums must not
+// be read before gpt2_reduce has waited for them. onebit-adam's momentum is sent later, because it takes the clipped gradient, and that
+// needs the norm of all of it.
 static void grad_ready(GPT2* g, int u, int i) {
-    if (!g->last_micro) return;
+    Compress* c = &g->compress;
+    if (!g->last_micro || compress_is_frozen(c)) return;
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
-    if (--b->missing > 0 || compress_is_frozen(&g->compress)) return;
-    if (g->compress.active) compress_send(&g->compress, g->bucket_of[u][i]);
-    else b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+    Segment* p = &c->segments[g->segment_of[u][i]];
+    if (--b->missing == 0 && !c->active) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+    if (--p->missing == 0 && c->active) compress_send(c, p);
 }
 
 // g->dres holds the gradient of the block's output on entry, of its input on return.
@@ -553,7 +556,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // For onebit-adam: clips this rank's own mean gradient, of which it has 1/N because of dloss, and sends momentum.
 static void gpt2_send_momentum(GPT2* g, float max_norm, float loss_scale) {
     gpt2_clip(g, max_norm / (float)g->dp->size, loss_scale);
-    for (int i = 0; i < g->num_buckets; i++) compress_send(&g->compress, i);
+    for (int i = 0; i < g->compress.num_segments; i++) compress_send(&g->compress, &g->compress.segments[i]);
 }
 
 // Calls AdamW once per range, then sums the squares of the new parameters for their norm.

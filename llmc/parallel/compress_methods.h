@@ -3,7 +3,7 @@ compress_methods.h - what a data-parallel rank sends in place of its gradients: 
 train_gpt2_compress.cu with the table of all, and a segment's way through them.
 
 A segment is what of a bucket travels in one message: tensors side by side that are compressed alike, or that travel whole. Its method
-packs it and issues its first operation (compress_send). A method of two rounds makes the second message out of the first one's result
+packs it and issues its first operation when its gradients are final (compress_send). A method of two rounds makes the second message out of the first one's result
 when the next such segment is sent, or at the end. Then the sum over the ranks, as far as it was sent, replaces the gradients
 (compress_finish). Segments are sent in the same order on all ranks, which compute the result from the same bytes: it is the same bits
 on all of them.
@@ -46,6 +46,7 @@ struct CompressMethod;
 typedef struct {
     const struct CompressMethod* method; // the run's, or compress_whole
     int bucket;          // of which it is a part
+    int tensors, missing; // how many it has; how many of their gradients are not final yet
     size_t at, n;        // elements [at, at+n) of the flat gradients
     size_t rows, cols;   // of the matrix that it is, where segments are single tensors
     size_t state;        // where its state begins
@@ -318,8 +319,9 @@ static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
 }
 
 // Adds a tensor of a bucket, whose first element is `at`, in front of the last segment; or as a new one, where the bucket or the method
-// is another, or each tensor is a segment. Call for all tensors, from the end of the gradient memory to its beginning.
-static inline void compress_add(Compress* c, int bucket, TensorInfo t, size_t at) {
+// is another, or each tensor is a segment. Call for all tensors, from the end of the gradient memory to its beginning. Returns which
+// segment it is in.
+static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at) {
     bool takes = compress_takes(c, t.rows, t.cols);
     const CompressMethod* method = takes ? c->method : &compress_whole;
     Segment* p = c->num_segments > 0 ? &c->segments[c->num_segments - 1] : NULL;
@@ -331,7 +333,9 @@ static inline void compress_add(Compress* c, int bucket, TensorInfo t, size_t at
     size_t n = takes ? tensor_stored_elements(t) : tensor_elements(t); // signs have no 0: wte's padding, its end, must stay out
     p->at = at;
     p->n += n;
+    p->tensors++;
     if (takes) c->compressed += n;
+    return c->num_segments - 1;
 }
 
 static inline size_t segment_state_floats(SegmentCost cost) { return round_up(cost.x + cost.part + cost.q, 16); }
@@ -429,6 +433,7 @@ static inline bool compress_is_active(const Compress* c, long long step) { retur
 // loss_scale: of the step's gradients; errors follow it. updates: AdamW's so far.
 static inline void compress_step_begin(Compress* c, long long step, double loss_scale, int updates) {
     c->active = compress_is_active(c, step);
+    for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) p->missing = p->tensors;
     c->measures = c->active && c->o.measure > 0 && (step + 1) % c->o.measure == 0;
     if (c->measures) device_zero(c->truth, c->num_elements * sizeof(float)); // padding is in no segment
     c->last = NULL;
@@ -492,18 +497,15 @@ static inline void compress_advance(Compress* c, Segment* p) {
     p->round = 0;
 }
 
-// Sends the segments of a bucket whose gradients are final. The last one of two rounds goes into its second, behind the next.
-static inline void compress_send(Compress* c, int bucket) {
-    for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) {
-        if (p->bucket != bucket) continue;
-        compress_measure_begin(c, p);
-        comm_trace_data(c->comm, segment_grads(c, p), p->n * sizeof(floatX));
-        p->method->begin(c, p);
-        p->round = 1;
-        if (!p->method->middle) continue;
-        if (c->last) compress_advance(c, c->last);
-        c->last = p;
-    }
+// Sends a segment whose gradients are final. The last one of two rounds goes into its second, behind this one.
+static inline void compress_send(Compress* c, Segment* p) {
+    compress_measure_begin(c, p);
+    comm_trace_data(c->comm, segment_grads(c, p), p->n * sizeof(floatX));
+    p->method->begin(c, p);
+    p->round = 1;
+    if (!p->method->middle) return;
+    if (c->last) compress_advance(c, c->last);
+    c->last = p;
 }
 
 // On return the gradients of all segments (onebit-adam: the momentum) are the same on all ranks.
@@ -532,6 +534,6 @@ static inline void momentum_update(const Compress* c, AdamW adamw, StepStats* st
 }
 
 // For the timeline, the caller of these is who communicates.
-#define compress_send(c, bucket) (comm_from((c)->comm, __func__), compress_send(c, bucket))
+#define compress_send(c, p) (comm_from((c)->comm, __func__), compress_send(c, p))
 #define compress_finish(c) (comm_from((c)->comm, __func__), compress_finish(c))
 #endif

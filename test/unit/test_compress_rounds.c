@@ -86,7 +86,7 @@ static void ranks_close(void) {
 static void take_step(long long step) {
     for (int r = 0; r < num_ranks; r++) compress_step_begin(&ranks[r].c, step, 1, 1);
     memset(&messages, 0, sizeof messages);
-    for (int i = 0; i < SEGMENTS; i++) for (int r = 0; r < num_ranks; r++) compress_send(&ranks[r].c, i);
+    for (int i = 0; i < SEGMENTS; i++) for (int r = 0; r < num_ranks; r++) compress_send(&ranks[r].c, &ranks[r].c.segments[i]);
     for (int i = 0; i < SEGMENTS; i++) {
         bool last_needs_two = i == SEGMENTS - 1 && ranks[0].c.method->middle;
         for (int r = 0; r < num_ranks && last_needs_two; r++) compress_advance(&ranks[r].c, &ranks[r].c.segments[i]);
