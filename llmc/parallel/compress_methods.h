@@ -131,7 +131,8 @@ static inline void compress_momentum(const Compress* c, float* x, size_t at, con
 }
 static inline SegmentCost whole_cost(const Compress* c, const Segment* p) {
     size_t X = c->o.method == COMPRESS_ONEBIT_ADAM ? sizeof(float) : sizeof(floatX);
-    return (SegmentCost){ 0, 0, 0, 0, 0, 0, ring_bytes((double)(p->n * X), compress_ranks(c)) };
+    SegmentCost cost = { 0, 0, 0, 0, 0, 0, ring_bytes((double)(p->n * X), compress_ranks(c)) };
+    return cost;
 }
 static inline void whole_begin(Compress* c, Segment* p) {
     if (compress_is_frozen(c)) {
@@ -328,7 +329,11 @@ static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at)
     if (p == NULL || p->bucket != bucket || p->method != method || method->per_tensor) {
         c->segments = (Segment*)with_room(c->segments, (size_t)c->num_segments, sizeof(Segment));
         p = &c->segments[c->num_segments++];
-        *p = (Segment){ .method = method, .bucket = bucket, .rows = t.stored_rows, .cols = t.cols };
+        memset(p, 0, sizeof *p);
+        p->method = method;
+        p->bucket = bucket;
+        p->rows = t.stored_rows;
+        p->cols = t.cols;
     }
     size_t n = takes ? tensor_stored_elements(t) : tensor_elements(t); // signs have no 0: wte's padding, its end, must stay out
     p->at = at;
