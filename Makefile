@@ -334,9 +334,9 @@ test: test-programs
 test-all: test-all-programs
 	@$(RUN_TESTS) --tier all
 	@echo "make test-all passed: $(RELIED_ON); so under sanitizers and on emulated GPUs, and mistakes made on purpose are caught."
-# What test-all adds to test, with a quarter of its long tables.
+# Of what test-all adds to test, a part that the commit chooses: of long tables a quarter, of all else a half.
 test-rest: test-all-programs
-	@$(RUN_TESTS) --tier rest --quarter
+	@$(RUN_TESTS) --tier rest --part
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
 	@$(PYTEST) -q -s test/test_stages.py

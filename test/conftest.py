@@ -13,7 +13,7 @@ WITH_TSAN = ("test_dataloader", "test_control")
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("quick", "rest", "all"), default="quick",
                      help="quick: what make test runs (default); rest: what make test-all adds; all")
-    parser.addoption("--quarter", action="store_true", help="of the long tables only the quarter that the commit chooses")
+    parser.addoption("--part", action="store_true", help="of the rest only what the commit chooses: of long tables a quarter, else half")
 
 
 def pytest_configure(config):
@@ -45,14 +45,15 @@ def pytest_make_parametrize_id(val):
 
 def pytest_collection_modifyitems(config, items):
     tier, chosen, left = config.getoption("tier"), [], []
-    of_commit = config.getoption("quarter") and subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    of_commit = config.getoption("part") and subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")
         sampled = item.get_closest_marker("sampled")
-        if wanted and of_commit and sampled: # one by one, or together those whose mark says the same: sampled("variants of {name}")
-            group = sampled.args[0].format(**item.callspec.params) if sampled.args else item.nodeid
-            wanted = hashlib.sha256((of_commit + group).encode()).digest()[0] % 4 == 0
+        if wanted and of_commit and is_rest: # one by one, or together those whose mark says the same: sampled("variants of {name}")
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            group = sampled.args[0].format(**parameters) if sampled and sampled.args else item.nodeid
+            wanted = hashlib.sha256((of_commit + group).encode()).digest()[0] % (4 if sampled else 2) == 0
         (chosen if wanted else left).append(item)
     # The long modules come first.
     chosen.sort(key=lambda item: -getattr(getattr(item, "module", None), "LONG", 0))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from suite import command, once, succeeds
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.sampled("interop")
 LONG = 400
 HERE = Path(__file__).parent
 WANTED = HERE / "requirements.txt"

@@ -18,7 +18,7 @@ def clean(run):
     return run
 
 
-# make test has the rows of `quick`, CI those of `rest` and of `sampled` a quarter. LEAKS: also for leaks. Ranks, stage.precision, options;
+# make test has the rows of `quick`, CI half of `rest` and a quarter of `sampled`. LEAKS: also for leaks. Ranks, stage.precision, options;
 # a step has two sequences in two micro-batches for each rank, or as many tokens as --total-batch-size says.
 ROWS = """
     quick 3 ddp --bucket-mb 0.02 --check-every 1

@@ -72,7 +72,7 @@ class Page(HTMLParser):
         if tag in ("img", "script", "iframe", "source", "link") and url and given.get("rel") not in ("canonical", "prev", "next"): self.loaded.append(url)
 
 
-@pytest.mark.rest
+@pytest.mark.sampled("site")
 def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_another_host(site):
     @functools.lru_cache(None)
     def file_of(folder, path):
@@ -98,7 +98,7 @@ def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_another_hos
     assert tried and not wrong, "\n".join(wrong[:40])
 
 
-@pytest.mark.rest
+@pytest.mark.sampled("site")
 def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
     """What a stage calls and does not define, and what a header of llmc/ declares at the beginning of a line."""
     declared = {name for header in (ROOT / "llmc").rglob("*.h")
@@ -114,7 +114,7 @@ def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
             assert re.search(rf"\b{name}\(", below[0]), f"{stage.name}: the link of {name} leads to {header}:{line}, which does not declare it"
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("site")
 @pytest.mark.parametrize("what", ["load", "reader", "pictures", "search", "plain"])
 def test_in_a_browser_the_pages_are_as_a_reader_expects(site, what):
     """site/browser.py says what that is."""
