@@ -331,8 +331,7 @@ static void blocks_middle(Compress* c, Segment* p) {
     p->op = comm_all_gather(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static void blocks_end(Compress* c, Segment* p) {
-    // the parts end with blocks, so together they are one row
-    dequantise_sum(segment_grads(c, p), FLOATX_DTYPE, p->sent, 1, p->n, compress_bits(c));
+    dequantise_sum(segment_grads(c, p), FLOATX_DTYPE, p->sent, 1, p->n, compress_bits(c)); // parts end with blocks: they are one row
 }
 
 // powersgd: a matrix M is close to P Q^T of rank r (Vogels et al. 2019, arXiv 1905.13727). P = M Q and Q = M^T P are linear in M, so two
@@ -367,8 +366,7 @@ static const CompressMethod compress_methods[COMPRESS_METHODS] = {
     { "top-k", "the largest of each tensor", true, false, true, 0, top_k_cost, top_k_begin, NULL, top_k_end },
     { "sign", "signs, a scale a tensor", true, false, true, 0, sign_cost, sign_begin, NULL, sign_end },
     { "onebit-adam", "signs of the momentum", true, true, true, 50, onebit_cost, onebit_begin, onebit_middle, onebit_end },
-    { "powersgd", "P and Q of low rank", true, true, true, 50, powersgd_cost, powersgd_begin, powersgd_middle,
-      powersgd_end },
+    { "powersgd", "P and Q of low rank", true, true, true, 50, powersgd_cost, powersgd_begin, powersgd_middle, powersgd_end },
 };
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
