@@ -196,7 +196,7 @@ CLAIM(times_cost_one_question_per_operation_and_no_wait_in_a_step) {
     unsigned long long expected = emulator_calls("cudaEventRecord") ? OPS : 0; // else nobody counts
     require(asked == expected, "CUDA was asked for %llu times of %d operations", asked, OPS);
     require(comm_rank_exposed(&world) > before, "nothing was exposed");
-    int free_marks = cuda_marks.pool.num_free, all_marks = cuda_marks.pool.capacity;
+    int free_marks = cuda_marks.pool.num_free, all_marks = cuda_marks.pool.made;
     require(free_marks == all_marks, "%d of %d marks were not given back", all_marks - free_marks, all_marks);
     check_numbers(x, zero, 0, 0, "a sum of zeros");
 }
