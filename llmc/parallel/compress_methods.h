@@ -162,9 +162,7 @@ static inline void half_end(Compress* c, Segment* p) {
     widen_16(segment_grads(c, p), (const uint16_t*)p->sent, compress_dtype(c), 1 / compress_factor(c), p->n);
 }
 
-// ---- int8, int4: whole numbers with a scale for each block (QSGD, Alistarh et al. 2017, arXiv 1610.02132) ----
-// Their sums would overflow, and blocks have different scales. So each rank sums its part of everyone's in fp32, in rank
-// order, and sends the sum to all, quantised again (as ZeRO++, Wang et al. 2023, arXiv 2306.10209). That has an error, too.
+// ---- int8, int4: what train_gpt2_compress.cu's blocks_begin, blocks_middle and blocks_end need ----
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
 // Returns the elements of each of the N parts, which are cut between blocks. The last parts may have less, or nothing.
 static inline size_t blocks_part(const Compress* c, const Segment* p) {
@@ -259,10 +257,7 @@ static inline void onebit_end(Compress* c, Segment* p) {
     }
 }
 
-// ---- powersgd: a matrix M is close to P Q^T of rank r (Vogels et al. 2019, arXiv 1905.13727) ----
-// P = M Q and Q = M^T P are linear in M, so two all-reduces sum them over the ranks. P is made orthonormal between them:
-// then P Q^T is the projection of M. Q begins random and is then last step's: one power iteration a step (warm start).
-// The error is this rank's own M less 1/N of the sum.
+// ---- powersgd: P and Q of a matrix; the stage has the rest ----
 static inline SegmentCost powersgd_cost(const Compress* c, const Segment* p) {
     size_t r = (size_t)c->o.rank, P = p->rows * r * sizeof(float), Q = p->cols * r * sizeof(float);
     SegmentCost cost = { P, Q, compress_x(c, p), 0, p->cols * r, 0, ring_bytes((double)(P + Q), compress_ranks(c)) };

@@ -10,7 +10,7 @@ from pipelines import (gather_delay, mesh_step, message_seconds, parse_emulation
                        weight_seconds)
 from questions import (DDP, FSDP, PP, SCHEDULES, STAGES, TP, ZERO1, ZERO2, ZERO3, all_ranks, blocks_of, bytes_of, extreme_rank,
                        largest_depth, of_depth, play, sent_by_kind, sent_of_all, slots, total_of)
-from steps import METHODS, Packets, UnitSeconds, flops_done, is_possible, packets_of, step, unit_seconds, update_seconds
+from steps import METHODS, Segments, UnitSeconds, flops_done, is_possible, segments_of, step, unit_seconds, update_seconds
 
 near = lambda x, relative=1e-9, absolute=1e-12: pytest.approx(x, rel=relative, abs=absolute)
 ONE = UnitSeconds(1, 2, 3)
@@ -214,7 +214,7 @@ def test_nccls_choice_is_asked_of_the_gpu():
 
 
 # ---- a step ----
-@pytest.mark.parametrize("stage, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, rooms", [
+@pytest.mark.parametrize("stage, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, buffers", [
     # blocks on N ranks: forward 1 s, backward 2 s, the head 3 s; every reduce-scatter and all-gather takes 1 s, whatever its bytes,
     # an all-reduce 2. Compute 0-18. In the second micro-batch block 2 is done at 16 and sent until 18, block 1 18-20, the root
     # 20-22
@@ -239,8 +239,8 @@ def test_nccls_choice_is_asked_of_the_gpu():
     (FSDP, 1, 3, 2, 12, 8, 16, "full", 2, 2),
     # one group, gathered 0-1; all of compute, then a reduction, of which the first is behind the second micro-batch
     (FSDP, 2, 3, 0, 24, 3, 26, "full", 2, 2), (FSDP, 1, 2, 7, 9, 5, 13, "full", 2, 2)]) # the last: more than there are blocks
-def test_steps_that_can_be_drawn_by_hand(stage, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, rooms):
-    p = plan_of("gpt2", N, L=blocks, accumulation=accumulation, wrap_blocks=wrap, rooms=rooms, sharding=sharding,
+def test_steps_that_can_be_drawn_by_hand(stage, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, buffers):
+    p = plan_of("gpt2", N, L=blocks, accumulation=accumulation, wrap_blocks=wrap, buffers=buffers, sharding=sharding,
                 shard_group=2 if sharding == "hybrid" else 0)
     t = step(p, stage, network_with(1, math.inf), ONE)
     assert (t.compute, t.communication, t.seconds) == (compute, communication, seconds)
@@ -273,7 +273,7 @@ def compressed(N, method, precision="fp32", **changes):
 
 
 def test_powersgds_factors_are_counted():
-    root, blocks = packets_of(compressed(8, "powersgd"))
+    root, blocks = segments_of(compressed(8, "powersgd"))
     assert root.sent[ALL_REDUCE][1] + blocks.sent[ALL_REDUCE][1] == 4 * 922436 # by hand, without wte's padding
     # a rank that would send more than half of a matrix sends all of it, and has no error to keep: 768 x 768 from 193 on
     every, fewer = (kind(compressed(8, "powersgd", low_rank=rank), DDP, "errors") for rank in (192, 193))
@@ -286,7 +286,7 @@ def test_packets_are_what_is_sent(method):
     for N, precision in itertools.product((1, 2, 3, 8), ("fp32", "bf16")):
         p = compressed(N, method, precision)
         if not is_possible(p): continue
-        summed, exchanged, gathered = (sum(u.sent[what][1] for u in packets_of(p)) for what in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER))
+        summed, exchanged, gathered = (sum(u.sent[what][1] for u in segments_of(p)) for what in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER))
         assert bytes_of(p, DDP).sent == near((N - 1) / N * (2 * (summed + 8) + exchanged + gathered))
 
 
@@ -297,7 +297,7 @@ def test_packets_are_what_is_sent(method):
     ("int8", False, "bf16", 2 + 5.3007 + 2, 1e-3)])
 def test_what_compressing_reads_and_writes(method, feedback, precision, nbytes, unit):
     n = 12 * 12 * 768 * 768 + (50257 + 1024) * 768 # elements of matrices
-    touched = lambda *of: sum(u.packing + u.unpacking for u in packets_of(compressed(4, of[0], of[2], feedback=of[1]))) / n
+    touched = lambda *of: sum(u.packing + u.unpacking for u in segments_of(compressed(4, of[0], of[2], feedback=of[1]))) / n
     assert_rounds_to(touched(method, feedback, precision), nbytes, unit)
     assert touched("top-k", False, "fp32") > 2 * touched("sign", False, "fp32")
 
@@ -315,7 +315,7 @@ def test_compressing_takes_time_beside_backward():
 
 
 def test_compression_is_summed_or_exchanged_or_gathered():
-    u, w = Packets(), NV.world_seconds
+    u, w = Segments(), NV.world_seconds
     for what, nbytes, n in ((ALL_REDUCE, 2e6, 2), (REDUCE_SCATTER, 1e6, 1), (ALL_GATHER, 4e6, 4)): u.add(what, nbytes, n)
     assert u.seconds(NV, 16) == near(2 * w(ALL_REDUCE, 1e6, 16) + w(REDUCE_SCATTER, 1e6, 16) + 4 * w(ALL_GATHER, 1e6, 16))
 

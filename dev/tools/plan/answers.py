@@ -6,7 +6,7 @@ from options import shape_of, with_compression
 from tables import Compared, cell, cost_of, device_sizes, micro_batches, print_row, print_sizes
 from search import (Asked, PARTS, bound_of, command_of, exact_bytes_of, plan_of, program_of, search, stage_of,
                     why, why_first)
-from steps import METHODS, QUANTISE_BLOCK, is_possible, packets_of, touched_seconds
+from steps import METHODS, QUANTISE_BLOCK, is_possible, segments_of, touched_seconds
 from questions import DDP, FSDP, KINDS, STAGES, STAGE_NAMES, ZERO1, ZERO2, ZERO3, bytes_of, mesh_name, total_of
 
 
@@ -170,7 +170,7 @@ def print_compression(first):
         plan = plan_of(p)
         int8 = plan._replace(method="int8", memory_bandwidth=p.gpu.bandwidth)
         more = total_of(int8, DDP) - total_of(plan, DDP)
-        touched = sum(part for u in packets_of(int8) for part in (u.packing, u.unpacking))
+        touched = sum(part for u in segments_of(int8) for part in (u.packing, u.unpacking))
         step = ms - exposed * (1 - share) + 1e3 * touched_seconds(int8, touched)
         print(f"; with train_gpt2_compress --compress int8, which sends {100 * share:.0f} % of the bytes and takes"
               f" {format_bytes(more)} more, a step would have about {step:.1f} ms")

@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     recompute: bool = False
     gpu: bool = True         # the GPU's program (over NCCL), or the CPU's (over MPI)
     memory_bandwidth: float = 0 # of a rank's device, bytes per second; 0: the update takes no time
-    rooms: int = 2           # fsdp: how many groups, besides the root, may be gathered at a time
+    buffers: int = 2         # fsdp: how many groups, besides the root, may be gathered at a time
     wrap_blocks: int = 1     # blocks of a group; 0: the whole model is one
     sharding: str = "full"
     shard_group: int = 0
@@ -72,8 +72,8 @@ def options_of(plan, stage):
     if stage in (ZERO1, ZERO2, ZERO3): return f"--zero-stage {stage - ZERO1 + 1}"
     if stage == FSDP: # with both prefetches where they have room
         return (f"--wrap-blocks {plan.wrap_blocks} --sharding {plan.sharding} --shard-group {plan.shard_group} --reduce-dtype"
-                f" {plan.reduce_dtype} --limit-all-gathers {plan.rooms}" + " --cpu-offload" * plan.offload
-                + " --prefetch none --no-forward-prefetch" * (plan.rooms == 1))
+                f" {plan.reduce_dtype} --limit-all-gathers {plan.buffers}" + " --cpu-offload" * plan.offload
+                + " --prefetch none --no-forward-prefetch" * (plan.buffers == 1))
     return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
             MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}.get(stage, "")
 

@@ -88,7 +88,7 @@ def is_possible(plan):
     return plan.X == 4 or plan.method not in ("bf16", "fp16")
 
 
-class Packets:
+class Segments:
     """sent: of each collective, how many operations, and the bytes of their largest buffers together. An all-to-all takes as
     long as a reduce-scatter. Then the bytes that packing and unpacking read and write."""
     def __init__(self):
@@ -104,7 +104,7 @@ class Packets:
 
 
 def touched(plan, n, row):
-    """Bytes that packing and unpacking a packet of n elements read and write, each array once a pass. row: all N parts, or N
+    """Bytes that packing and unpacking a segment of n elements read and write, each array once a pass. row: all N parts, or N
     rows."""
     method, N, X, F = plan.method, plan.N, plan.X, 4
     feedback = method in FED_BY_DEFAULT if plan.feedback is None else plan.feedback
@@ -119,11 +119,11 @@ def touched(plan, n, row):
     return n * (X + F + fed / 2) + 2 * n * F, n * (F + X + fed / 2) # powersgd: two products read x, and the last kernel as well
 
 
-def packets_of(plan):
-    """Of the root, and of all blocks. A bucket without a packet is sent whole, by onebit-adam in fp32."""
-    root, blocks, method = Packets(), Packets(), plan.method
+def segments_of(plan):
+    """Of the root, and of all blocks. What has no buffers is sent whole, by onebit-adam in fp32."""
+    root, blocks, method = Segments(), Segments(), plan.method
     exchanged = method in ("int8", "int4", "onebit-adam")
-    for begin, n, sent, received in answer_of(plan, DDP)["more"]: # bytes of its packet's buffers
+    for begin, n, sent, received in answer_of(plan, DDP)["more"]: # bytes of its buffers
         u, (packing, unpacking) = root if begin < plan.shape.unit(0) else blocks, touched(plan, float(n), float(sent)) if sent else (0, 0)
         u.packing += packing
         u.unpacking += unpacking
@@ -140,7 +140,7 @@ def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan
 def compressed_messages(plan, w, groups):
     """Seconds of each group's reduction, of its packing, and of unpacking. All blocks are alike, though the first bucket is
     smaller."""
-    root, blocks = packets_of(plan)
+    root, blocks = segments_of(plan)
     each, L = blocks.seconds(w, plan.N), plan.shape.L
     reduce = [root.seconds(w, plan.N)] + [each / L] * (groups - 1)
     packing = [touched_seconds(plan, root.packing)] + [touched_seconds(plan, blocks.packing / L)] * (groups - 1)
@@ -205,7 +205,7 @@ def micro_batch(plan, stage, m, s, micro, t):
     head = len(m.blocks)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the group of each use
     uses = len(order)
-    ahead = 0 if stage == ZERO3 else plan.rooms - 1 if stage == FSDP else uses
+    ahead = 0 if stage == ZERO3 else plan.buffers - 1 if stage == FSDP else uses
     gathers = uses if stage in (ZERO3, FSDP) else head if stage in (ZERO1, ZERO2) and micro == 0 else 0
     last = micro == plan.accumulation - 1
     reduces = last or stage in (ZERO2, ZERO3, FSDP)
