@@ -234,6 +234,11 @@ experiments-programs: data/train.bin
 	+$(MAKE) --no-print-directory PRECISION=bf16 DEBUG= $(addprefix build/$(subst cpu-,,$(DEVICE)-)bf16/train_gpt2_,ddp zero fsdp)
 	$(CPU_MAKE) build/plan
 
+# What the documents quote, renewed from stored results and from runs in a fresh clone; what their sentences say then stands for correction.
+docs:
+	python3 dev/doc_numbers.py --write --missing
+	python3 dev/doc_outputs.py --write
+
 # The documents, and stages side by side, as pages for a browser: build/site/index.html. build/plan has the numbers of its pictures.
 site:
 	$(CPU_MAKE) build/plan
@@ -344,7 +349,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all lab lab-program check-lab find-libraries find-mpi find-nccl programs tools demo doctor bench experiments experiments-programs site \
+.PHONY: all lab lab-program check-lab find-libraries find-mpi find-nccl programs tools demo doctor bench experiments experiments-programs docs site \
     variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build $(TEST_PROGRAMS) cuda-tests \
     check-stages clean clean-data $(STAGES)
 .DELETE_ON_ERROR:

@@ -156,4 +156,4 @@ def main():
     sys.exit(gone > 0)
 
 
-main()
+if __name__ == "__main__": main()

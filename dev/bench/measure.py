@@ -428,6 +428,7 @@ class Results:
 
 def header(device="cpu"):
     return {"record": "header", "table": Path(sys.argv[0]).stem, "arguments": shlex.join(sys.argv[1:]), "commit": commit(),
+            "environ": {name: os.environ[name] for name in ("PROGRAM", "BUILD") if name in os.environ},
             "date": time.strftime("%F"), "machine": machine_in_words(device), "cores": cores(), "busy_percent": busy_percent()}
 
 

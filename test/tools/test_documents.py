@@ -1,4 +1,5 @@
-"""Links between documents lead to files and headings that exist, and dev/doc_outputs.py finds quotes that programs no longer print."""
+"""Links between documents lead to files and headings that exist, every number has an origin (dev/doc_numbers.py), and
+dev/doc_outputs.py finds quotes that programs no longer print."""
 import re, sys
 from pathlib import Path
 import pytest
@@ -42,6 +43,42 @@ def test_every_link_to_a_file_or_heading_of_this_repository_leads_somewhere():
         file = document.parent / path if path else document
         assert file.exists(), f"{document}:{number}: {link}: there is no such file"
         assert not anchor or file.suffix != ".md" or anchor in anchors(file), f"{document}:{number}: {link}: there is no such heading"
+
+
+# ---- numbers ----
+DOCUMENTS = re.findall(r"\S+\.md", succeeds(sys.executable, "dev/doc_numbers.py --list").out)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_number_of_a_document_stands_in_a_result_a_formula_or_a_source(document):
+    succeeds(sys.executable, ["dev/doc_numbers.py", "--missing", document])
+
+
+NUMBERS = """\
+# A page
+<!-- from printf 'a 1.50\\nb 2.25\\n' -->
+
+    a 1.50
+    b 2.25
+
+A and b take 3.75 ms, 60 % for b. It is 1.50 in section 2.5. Others found 40 GB (table 3).
+<!-- numbers: 3.75 = 1.50 + 2.25; 60 = 100 * 2.25 / 3.75 -->
+"""
+
+
+@pytest.mark.parametrize("old, new, says", [
+    ("", "", None), ("b 2.25\n\n", "b 2.26\n\n", "gives other numbers: b 2.26"), ("for b", "or 61 %", "61 % has no origin"),
+    ("60 = ", "60 = 2 * ", "60 is quoted, but .* is 120"), ("1.50 + 2.25", "1.50 + 2.26", "2.26 stands in no block"),
+    ("3.75 = 1.50 + 2.25;", "", "3.75 ms has no origin"), ("3.75 ms", "4.75 ms", "3.75 is not in this section"),
+    ("60 = 100 * 2.25 / 3.75", "60: doc/glossary.md", "doc/glossary.md does not say 60"), ("(table 3)", "", "40 GB has no origin"),
+    ("60 = 100 * 2.25 / 3.75", "60", "no = and no colon")])
+def test_a_number_without_an_origin_or_with_a_wrong_one_is_found(old, new, says, tmp_path):
+    document = tmp_path / "page.md"
+    assert old in NUMBERS
+    document.write_text(NUMBERS.replace(old, new, 1))
+    run = command(sys.executable, ["dev/doc_numbers.py", document])
+    assert run.status == (says is not None), run
+    assert_says(run.said, says or r"3.75 ms  <- = 1.50 \+ 2.25")
 
 
 # ---- what documents quote ----
