@@ -278,9 +278,10 @@ def assert_different(a, b, step=None):
 
 
 def assert_as_predicted(run):
-    """At its end the run says of all it held and sent that it was as predicted."""
+    """At its end the run says of all it held and sent that it was as predicted, and what the system counts."""
     __tracebackhide__ = True
     assert "than predicted" not in run.out, run
+    assert re.search(r"^  as the system sees it +\d[\d.]* [kMG]B ", run.out, re.M), run
     for row in ("total", "peak", "bytes"):
         assert re.search(rf"^  {row} .* as predicted$", run.out, re.M), run
 

@@ -36,6 +36,8 @@ size_t device_allocations(void);                                // calls of devi
 void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
 size_t device_memory_free(void);                                // what the device has left for all ranks on it, less a reserve
 size_t device_memory_available(void);                           // that, but at most what this rank's limit leaves
+size_t device_memory_seen(void);                                // as the system counts it; 0: it does not
+const char* device_memory_seen_with(void);                      // whose that is, and what it holds beside all kinds, in words
 
 void device_init(int local_rank, int ranks_per_machine);        // picks GPU and cores; call first
 void device_shutdown(void);

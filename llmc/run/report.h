@@ -74,7 +74,7 @@ static inline void report_header(const char* what) { printf("%-26s %12s %12s\n",
 typedef struct {
     int rank;
     bool named;                     // other ranks have more or less, or only this one is not as predicted
-    size_t predicted[MEMORY_KINDS], measured[MEMORY_KINDS], total, peak;
+    size_t predicted[MEMORY_KINDS], measured[MEMORY_KINDS], total, peak, seen;
 } RankMemory;
 static inline RankMemory rank_memory(int rank, const size_t predicted[MEMORY_KINDS]) {
     RankMemory m;
@@ -84,6 +84,7 @@ static inline RankMemory rank_memory(int rank, const size_t predicted[MEMORY_KIN
     for (int k = 0; k < MEMORY_KINDS; k++) m.measured[k] = device_memory((MemoryKind)k);
     m.total = device_memory_total();
     m.peak = device_memory_peak();
+    m.seen = device_memory_seen();
     return m;
 }
 static inline bool memory_as_predicted(const RankMemory* m) {
@@ -95,7 +96,7 @@ static inline bool memory_as_predicted(const RankMemory* m) {
 static inline void report_kind(const RankMemory* m, MemoryKind k) {
     if (m->predicted[k] > 0 || m->measured[k] > 0) report_row(memory_kind_names[k], m->predicted[k], m->measured[k]);
 }
-// Prints the memory of a rank; last what is offloaded, which is not the device's. Returns true if all is as predicted.
+// Prints the memory of a rank; last what is offloaded, which is not the device's, and what the system counts. Returns true if all is as predicted.
 static inline bool report_rank_memory(const RankMemory* m) {
     char what[48] = "memory per rank";
     bool good = memory_as_predicted(m);
@@ -105,6 +106,9 @@ static inline bool report_rank_memory(const RankMemory* m) {
     report_row("total", memory_sum(m->predicted), m->total);
     report_row("peak", memory_sum(m->predicted), m->peak);
     report_kind(m, MEMORY_OFFLOADED);
+    char seen[32];
+    format_bytes(seen, sizeof seen, (double)m->seen);
+    if (m->seen > 0) printf("  %-24s %12s %12s   %s\n", "as the system sees it", "", seen, device_memory_seen_with());
     return good;
 }
 #endif

@@ -8,11 +8,13 @@ and tokens.bin, which make_reference.py wrote, and is done twice: without a brea
 processes. Each run must agree, within the tests' bound, with the single run in fp64, with each other and with itself resumed.
 
 Then two of them under AMP: autocast to bf16, with weights, gradients and AdamW's state in fp32. They are compared with fp64
-too, and so is one run for each of two mistakes, of which only the metrics are kept. memory.jsonl has the bytes of each run.
+too, and so is one run for each of two mistakes, of which only the metrics are kept. The last one is in fp16 with a GradScaler, which
+skips steps. memory.jsonl has the bytes of each run. `ddp_reference.py NAME...` makes these runs under AMP again, and no others.
 """
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from dataclasses import dataclass
 
@@ -27,13 +29,15 @@ from make_reference import (HERE, RUN, finish_step, initial_model, load_our_tens
 
 SAVED_STEP = 10
 RTOL, ATOL = 1e-5, 1e-6  # the bound of test/runs/test_single.py
+SCALING = {"init_scale": 2.0**20, "growth_interval": 4}  # too large at first, so the first steps are skipped, and later ones
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "": torch.float32}
 
 
 @dataclass(frozen=True)
 class Job:
     ranks: int
     accumulation: int  # micro-batches per rank and step
-    amp: bool = False
+    amp: str = ""      # "bf16" or "fp16": what autocast computes in; fp16 with a GradScaler
     mistake: str = ""  # "summed": gradients are not divided by the ranks; "without_masters": weights are kept in bf16
 
     @property
@@ -44,11 +48,11 @@ class Job:
     @property
     def name(self):
         return (f"ranks_{self.ranks}" + (f"_accumulate_{self.accumulation}" if self.accumulation > 1 else "")
-                + ("_amp" if self.amp else "") + (f"_{self.mistake}" if self.mistake else ""))
+                + {"": "", "bf16": "_amp", "fp16": "_amp_fp16"}[self.amp] + (f"_{self.mistake}" if self.mistake else ""))
 
 
-AMP_JOBS = [Job(2, 1, amp=True), Job(4, 2, amp=True), Job(2, 1, amp=True, mistake="summed"),
-            Job(2, 1, amp=True, mistake="without_masters")]
+AMP_JOBS = [Job(2, 1, amp="bf16"), Job(4, 2, amp="bf16"), Job(2, 1, amp="bf16", mistake="summed"),
+            Job(2, 1, amp="bf16", mistake="without_masters"), Job(2, 1, amp="fp16")]
 JOBS = [Job(ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (1, 2)]
 
 
@@ -67,7 +71,7 @@ def round_weights(model):
 
 def train_ddp(job, model, optimizer, tokens, rows, first_step):
     """rows (steps, accumulation, B) are this rank's sequences. Yields a line of metrics per step, the same on every rank."""
-    ddp = DistributedDataParallel(model)
+    ddp, scaler = DistributedDataParallel(model), torch.amp.GradScaler("cpu", enabled=job.amp == "fp16", **SCALING)
     if job.mistake == "without_masters":
         round_weights(model)
     for step in range(first_step, len(rows)):
@@ -77,15 +81,15 @@ def train_ddp(job, model, optimizer, tokens, rows, first_step):
             last = micro == len(rows[step]) - 1
             # DDP decides in the forward pass whether the backward pass will reduce, so no_sync encloses both
             with contextlib.nullcontext() if last else ddp.no_sync():
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=job.amp):
+                with torch.autocast("cpu", dtype=DTYPES[job.amp], enabled=job.amp != ""):
                     part = ddp(*batch_of(tokens, sequences)) / len(rows[step])
-                part.backward()
+                scaler.scale(part).backward()
             loss += part.detach()
         dist.all_reduce(loss)  # the loss was of this rank's tokens only; DDP has already averaged the gradients over ranks
         if job.mistake == "summed":
             for p in model.parameters():
                 p.grad *= dist.get_world_size()
-        yield finish_step(model, optimizer, step, loss / dist.get_world_size())
+        yield finish_step(model, optimizer, step, loss / dist.get_world_size(), scaler)
         if job.mistake == "without_masters":
             round_weights(model)
 
@@ -146,7 +150,7 @@ def run_rank(rank, job, folder, resume):
     if rank == 0:
         with open(os.path.join(folder, "memory.json"), "w") as f:
             json.dump(memory, f)
-        precision = "bf16 by autocast, weights in " + ("bf16" if job.mistake == "without_masters" else "fp32") if job.amp else "fp32"
+        precision = f"{job.amp} by autocast, weights in " + ("bf16" if job.mistake == "without_masters" else "fp32") if job.amp else "fp32"
         settings = {"program": f"PyTorch {torch.__version__} DistributedDataParallel, gloo", "precision": precision,
                     "ranks": job.ranks, "accumulation": job.accumulation, **RUN, "batch": job.batch}
         write_metrics(os.path.join(folder, "metrics.jsonl"), settings, lines)
@@ -217,15 +221,15 @@ def store(job, result):
         write_safetensors(os.path.join(HERE, "ddp", job.name + ".safetensors"), result.weights)
 
 
-def run_under_amp(fp64):
-    """Stores the runs under AMP and prints how far they are from fp64, and the mistaken ones from the right one."""
+def run_under_amp(fp64, names=()):
+    """Stores the runs under AMP, or those of these names, and prints how far they are from fp64, and mistaken ones from the right one."""
     results = {}
     print("\n| under AMP | compared with | loss | gradient norm | parameter norm | weights | with qkv.bias |")
-    for job in AMP_JOBS:
+    for job in [job for job in AMP_JOBS if not names or job.name in names]:
         with tempfile.TemporaryDirectory() as folder:
             results[job] = run(job, folder)
         store(job, results[job])
-        reference = results[Job(2, 1, amp=True)] if job.mistake else fp64
+        reference = results[Job(2, 1, amp="bf16")] if job.mistake else fp64
         row = [f"{x:.2g}" for x in differences(reference, results[job])]
         print(f"| {job.name} | {'ranks_2_amp' if job.mistake else 'fp64'} | " + " | ".join(row) + " |")
     return results
@@ -233,6 +237,7 @@ def run_under_amp(fp64):
 
 def main():
     torch.set_num_threads(1)
+    if sys.argv[1:]: return run_under_amp(single_in_fp64(RUN["batch"]), sys.argv[1:])
     os.makedirs(os.path.join(HERE, "ddp"), exist_ok=True)
     fp64 = {batch: single_in_fp64(batch) for batch in {job.batch for job in JOBS}}
     results, shares = {}, []

@@ -353,15 +353,19 @@ def make_optimizer(model):
                              lr=0.0, betas=r["betas"], eps=r["eps"])
 
 
-def finish_step(model, optimizer, step, loss):
+def finish_step(model, optimizer, step, loss, scaler=torch.amp.GradScaler("cpu", enabled=False)):
     """Everything after the backward pass. Returns the step's line of metrics, as our metrics.jsonl has it."""
+    scaler.unscale_(optimizer)
     grad_norm = global_norm(p.grad for p in model.parameters())
     nn.utils.clip_grad_norm_(model.parameters(), RUN["grad_clip"])
     lr = learning_rate(step)
     for group in optimizer.param_groups:
         group["lr"] = lr
-    optimizer.step()
-    return dict(step=step + 1, loss=float(loss.detach()), grad_norm=grad_norm, param_norm=global_norm(model.parameters()), lr=lr)
+    scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    scaled = {"loss_scale": scale, "skipped": int(scaler.get_scale() < scale)} if scaler.is_enabled() else {}
+    return dict(step=step + 1, loss=float(loss.detach()), grad_norm=grad_norm, param_norm=global_norm(model.parameters()), lr=lr) | scaled
 
 
 def train(model, tokens, order):

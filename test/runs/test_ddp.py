@@ -74,6 +74,16 @@ def test_bf16_has_the_master_weights_of_pytorchs_amp_and_rounded_ones_are_farthe
     assert not are_near(apart(pytorchs, run.weights()))
 
 
+def test_fp16_skips_the_steps_that_pytorchs_gradscaler_skips_and_has_the_losses_and_norms_of_the_others():
+    pytorchs = Stored("ddp/ranks_2_amp_fp16")
+    run = ddp(2, SMALL_BUCKETS, f"--loss-scale {pytorchs.series('loss_scale')[0]:.0f} --loss-scale-interval 4", precision="fp16")
+    assert sum(pytorchs.series("skipped")) > 3 and run.series("skipped") == pytorchs.series("skipped")
+    assert run.series("loss_scale") == pytorchs.series("loss_scale")
+    for field, bound in AMP_BOUNDS.items():
+        pairs = zip(run.series("skipped"), pytorchs.series(field), run.series(field))
+        assert all(abs(a - b) <= bound * a for skipped, a, b in pairs if not skipped or field != "grad_norm")
+
+
 @of_amp
 def test_bf16_needs_as_many_bytes_a_parameter_as_pytorchs_amp(name, ranks, micro):
     ours, kinds = in_bf16(ranks, micro).about["predicted_bytes"], ("parameters", "gradients", "optimizer state")

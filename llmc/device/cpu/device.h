@@ -32,15 +32,22 @@ void device_free(void* p) {
     free(p);
 }
 
+// Returns a number of KiB from a file of /proc, in bytes; `bytes` if it is not there. format: "MemAvailable: %zu".
+static size_t proc_bytes(const char* path, const char* format, size_t bytes) {
+    char line[128];
+    size_t kib;
+    FILE* f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) if (sscanf(line, format, &kib) == 1) bytes = 1024 * kib;
+    if (f) fclose(f);
+    return bytes;
+}
 // Nineteen twentieths of what the kernel reports as available, or of all memory. For a container's limit there is --memory-limit.
 size_t device_memory_free(void) {
-    size_t kib = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE) / 1024;
-    char line[128];
-    FILE* f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof line, f)) if (sscanf(line, "MemAvailable: %zu", &kib) == 1) break;
-    if (f) fclose(f);
-    return kib * 1024 / 20 * 19;
+    size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
+    return proc_bytes("/proc/meminfo", "MemAvailable: %zu", all) / 20 * 19;
 }
+size_t device_memory_seen(void) { return proc_bytes("/proc/self/status", "VmHWM: %zu", 0); }
+const char* device_memory_seen_with(void) { return "the process at its largest: also code, MPI, oneDNN, data, threads"; }
 DeviceId device_id(void) { // of the running kernel: the first characters of a random number's text
     DeviceId id = { { 0 } };
     FILE* f = fopen("/proc/sys/kernel/random/boot_id", "r");

@@ -47,6 +47,13 @@ size_t device_memory_free(void) {
     return free_bytes / 20 * 19;
 }
 
+size_t device_memory_seen(void) {
+    size_t free_bytes = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking how much memory is used");
+    return total - free_bytes;
+}
+const char* device_memory_seen_with(void) { return "the GPU, all processes: also contexts, kernels, cuBLAS, cuDNN, NCCL"; }
+
 void* host_alloc(size_t bytes) {
     void* p = NULL;
     cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 1);
