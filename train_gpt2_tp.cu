@@ -521,7 +521,7 @@ static void gpt2_load(GPT2* g, Run* run) {
     gpt2_broadcast(g);
 }
 
-// All replicas are the same, and the ranks of the first one save their parts.
+// All replicas are the same, and the ranks of the first one save what they have.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
