@@ -5,8 +5,7 @@ each of them on t ranks that share its matrices (train_gpt2_tp.cu): N = d*p*t ra
 Mesh      --mesh dp=2,pp=2,tp=2. Ranks of tp are neighbours, because they send most, and wait for it inside every block. Of dp
           and pp the one that is named first is the outer one. Each axis has communicators of its own.
 --zero-stage 1  shards the optimizer's state over dp, as train_gpt2_zero.cu does.
-Once      The norms count each parameter once, although several ranks may have it: what all t ranks have counts on the first
-          of them, and the root on the first stage. A replica of the model needs no other one for this, except with ZeRO.
+Once      The norms count each parameter once: what all t ranks have on the first of them, and the root on the first stage.
 
 Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of what is cut. Of the 16 bytes for each parameter --zero-stage 1
           divides 8 (fp32) or 12 (16 bits) by d.
@@ -20,11 +19,11 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: what is needed where 
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/param_range.h"    // defines: ParamRange, param_range_part, param_range_within
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_send, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, add_range_squares
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
@@ -95,7 +94,7 @@ typedef struct {
 
 // What a stage keeps of a micro-batch between its forward and its backward pass.
 typedef struct {
-    BlockActs* acts;                // (most_blocks) of the stage's blocks, owned
+    BlockActs acts[MAX_UNITS];      // of the stage's blocks
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
@@ -109,7 +108,7 @@ typedef struct {
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     long long zero_stage;           // 0, or 1: each of the dp ranks has the optimizer's state of one shard of every unit
-    Unit units[MAX_UNITS];          // this rank's parts, of its stages' units: 0 elements of others
+    Unit units[MAX_UNITS];
     size_t num_sharded, num_params; // elements of one shard of every unit, of all shards; without ZeRO one shard is all
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_sharded) fp32 weights, owned; NULL where floatX is fp32
@@ -118,9 +117,9 @@ typedef struct {
     ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     Slot* slots;                    // (num_slots) owned; with recomputation blocks share all but res1 (has_own_acts)
-    int num_slots, most_blocks;     // most_blocks: blocks of this rank's largest stage
+    int num_slots;
     BlockActs acts[MAX_UNITS];      // acts[l] for block l. acts, resf, lnf, lnf_*, inputs, targets: views of the current slot's
-    floatX *branch;                 // (B,T,C) a block's output not yet added to the residual stream; gathered rows
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
     int logits_rows;                // rows of logits that exist at a time
@@ -132,19 +131,17 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     Mesh mesh;                      // owned
-    Comm *tp, *pp, *tied, *dp;      // ranks with other parts of the same matrices; with other stages; of these the two with
-                                    // the root; with the same of other replicas of the model. Views
-    PipelineParallel pp_options;    // --schedule, --chunks, --split
+    Comm *tp, *pp, *tied, *dp;      // ranks with other parts of a stage; other stages; the two with the root; other replicas; views
     TokenRange tokens;              // whose rows of wte this rank has
-    Stages stages;                  // which blocks are where
+    Stages stages;                  // which blocks are where, by --schedule, --chunks, --split
     Pipeline pipeline;              // the schedule
     Action action;                  // the current action,
     int stage, first, last;         // its stage, and that stage's blocks: [first, last)
     ActionTimes times;              // how long actions take, for the report
     bool last_micro;                // this micro-batch makes the step's gradients final
     int missing[MAX_UNITS];         // how many of a unit's gradients are not final yet
-    CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, and the gather of its updated parameters, while
-    CommOp gathering[MAX_UNITS];    // they are under way
+    CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, once missing is 0
+    CommOp gathering[MAX_UNITS];    // the gather of its updated parameters, with ZeRO
 } GPT2;
 
 static bool is_first(const GPT2* g) { return g->stage == 0; }
@@ -165,25 +162,15 @@ static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     a->fch = acts_alloc(BT*4*D);
     a->gelu = acts_alloc(BT*4*D);
 }
-static void block_grads_init(BlockActs* a, const GPT2* g, size_t BT) {
-    size_t C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
-    a->dout = acts_alloc(BT*C);
-    a->dgelu = acts_alloc(BT*4*D);
-    a->dmid = acts_alloc(BT*C);
-    a->dqkv = acts_alloc(BT*3*D);
-}
 
-static int num_sets(const GPT2* g) { return pipeline_sets(g->pipeline, g->pp->rank, g->recompute); }
-static bool is_delayed(const GPT2* g, int s) { return g->pipeline.schedule == SCHEDULE_ZB_H1 && s < num_sets(g); }
+static int delayed_sets(const GPT2* g) { return pipeline_delayed_sets(g->pipeline, g->pp->rank, g->recompute); }
 // True if block i of slot s has memory of its own for the gradients that its W needs, and for its activations. Others share
 // that of block 0 of slot 0, because B needs both for one block at a time.
-static bool has_own_grads(const GPT2* g, int s, int i) { return s + i == 0 || is_delayed(g, s); }
+static bool has_own_grads(const GPT2* g, int s, int i) { return s + i == 0 || s < delayed_sets(g); }
 static bool has_own_acts(const GPT2* g, int s, int i) { return has_own_grads(g, s, i) || g->recompute == RECOMPUTE_NONE; }
 
 // Elements that this rank has of a unit; among how many ranks their state is sharded; elements of its shard.
-static size_t unit_size(const GPT2* g, int u) {
-    return stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
-}
+static size_t unit_size(const GPT2* g, int u) { return stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0; }
 static int sharers(const GPT2* g) { return g->zero_stage == 1 ? g->dp->size : 1; }
 static size_t shard_size(const GPT2* g, int u) { return shard_of(unit_size(g, u), sharers(g)); }
 
@@ -205,14 +192,13 @@ static void gpt2_init_params(GPT2* g) {
 // Where this rank's shard of unit u begins in it.
 static size_t shard_begin(const GPT2* g, int u) { return g->zero_stage == 1 ? (size_t)g->dp->rank * shard_size(g, u) : 0; }
 
-// Lists what this rank has of the model, and where: its shards, without padding. The last stage's root is a copy of the
-// first one's.
+// Lists what this rank has of the model, and where.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)sharers(g);
         if (begin >= g->units[u].size) continue; // of other stages, or all padding
         ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin, shard_size(g, u));
-        p.is_replicated = u == 0 && g->pp->rank > 0;
+        p.is_replicated = u == 0 && g->pp->rank > 0; // the last stage's root is a copy of the first one's
         p.params = g->params + g->units[u].offset + begin;
         p.grads = g->grads + g->units[u].offset + begin;
         p.master = g->master ? g->master + at : NULL;
@@ -223,15 +209,16 @@ static void gpt2_init_ranges(GPT2* g) {
 }
 
 static void slot_init(GPT2* g, int s) {
-    GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)c.C;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
     Slot* slot = &g->slots[s];
-    slot->acts = (BlockActs*)xcalloc((size_t)g->most_blocks + 1, sizeof(BlockActs));
-    for (int i = 0; i < g->most_blocks; i++) {
+    for (int i = 0; i < g->stages.most_blocks; i++) {
         BlockActs *a = &slot->acts[i], shared = g->slots[0].acts[0];
         *a = shared;
         if (has_own_acts(g, s, i)) block_acts_init(a, g, BT);
-        if (has_own_grads(g, s, i)) block_grads_init(a, g, BT);
+        if (has_own_grads(g, s, i)) {
+            a->dout = acts_alloc(BT*C); a->dgelu = acts_alloc(BT*4*D);
+            a->dmid = acts_alloc(BT*C); a->dqkv = acts_alloc(BT*3*D);
+        }
         a->res1 = acts_alloc(R*C);
     }
     if (stages_have_head(&g->stages)) {
@@ -247,7 +234,7 @@ static void gpt2_init_acts(GPT2* g) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
-    g->branch = g->rows.gathered = acts_alloc(BT*C);
+    g->branch = g->rows.gathered = acts_alloc(BT*C); // never needed at the same time
     g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
     g->row_stats = stats_alloc(t * (size_t)g->logits_rows * 3);
     g->losses = stats_alloc(BT);
@@ -270,31 +257,10 @@ static void gpt2_init(GPT2* g) {
     layers_init(gpt2_shapes(g));
 }
 
-static void slot_free(GPT2* g, int s) {
-    Slot slot = g->slots[s];
-    for (int i = g->most_blocks - 1; i >= 0; i--) {
-        BlockActs a = slot.acts[i];
-        device_free(a.res1);
-        if (has_own_grads(g, s, i)) {
-            device_free(a.dout); device_free(a.dgelu); device_free(a.dmid); device_free(a.dqkv);
-        }
-        if (!has_own_acts(g, s, i)) continue;
-        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
-        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
-        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
-    }
-    device_free(slot.resf); device_free(slot.lnf); device_free(slot.lnf_mean); device_free(slot.lnf_rstd);
-    device_free(slot.inputs); device_free(slot.targets);
-    free(slot.acts);
-}
-
 static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
-    for (int s = 0; s < g->num_slots; s++) slot_free(g, s);
-    device_free(g->branch); device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc);
-    device_free(g->stats); device_free(g->row_stats);
-    p2p_free(&g->p2p);
+    device_free_all(MEMORY_ACTIVATIONS); // slots share some of them
     free(g->slots);
     mesh_free(&g->mesh);
 }
@@ -302,20 +268,22 @@ static void gpt2_free(GPT2* g) {
 // Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t t = (size_t)g->tp->size, own = 0, X = sizeof(floatX), F = sizeof(float);
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, slots = (size_t)g->num_slots;
-    size_t R = tp_count(&g->rows, BT), ln_rows = g->rows.options.keep_gathered ? BT : R, head = slots * stages_have_head(&g->stages);
-    size_t blocks = slots * (size_t)g->most_blocks, one = size_min(blocks, 1);
-    size_t grads_kept = g->pipeline.schedule == SCHEDULE_ZB_H1 ? (size_t)(num_sets(g) * g->most_blocks) : one;
+    size_t t = (size_t)g->tp->size, own = 0, X = sizeof(floatX);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t;
+    size_t slots = (size_t)g->num_slots, head = slots * stages_have_head(&g->stages);
+    size_t most = (size_t)g->stages.most_blocks, blocks = slots * most;
+    size_t grads_kept = size_max(size_min(blocks, 1), (size_t)delayed_sets(g) * most);
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? grads_kept : blocks;
+    size_t R = tp_count(&g->rows, BT), ln_rows = g->rows.options.keep_gathered ? BT : R, F = sizeof(float);
     size_t per_row = (blocks + blocks_kept + head + 1) * C*X + p2p_elements(g->pipeline, C) * X // res1, res2, resf, dres
                    + (4 * blocks_kept + 2 * head) * F;                                               // layernorms
     size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F) + grads_kept * (2*C + 7*D) * X
                      + (head + 2) * C*X + F + slots * 2 * sizeof(int); // outside the blocks
     for (int u = 0; u < g->num_units; u++) own += shard_size(g, u);
+    size_t P = own * (size_t)sharers(g);
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bytes[MEMORY_PARAMETERS] = X * own * (size_t)sharers(g);
-    bytes[MEMORY_GRADIENTS] = X * own * (size_t)sharers(g);
+    bytes[MEMORY_PARAMETERS] = X * P;
+    bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
     bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
@@ -323,24 +291,21 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step along each axis, and their sum. tp: sums in its blocks, and what the losses need.
+// Bytes that this rank will send per step along each axis, and their sum. tp: sums in its L blocks, and what the losses need.
 // pp: messages and the root. dp: gradients, and with ZeRO parameters. Along each axis a few doubles are summed.
-static double gpt2_predict_sent(const GPT2* g, double sent[MESH_AXES]) {
-    double t = g->tp->size, p = g->pp->size, d = g->dp->size, BT = (double)g->max_B * g->seq_len, C = g->config.C;
-    double X = sizeof(floatX), cut = g->rows.options.sequence_parallel, zero = g->zero_stage, root = (double)unit_size(g, 0) * X;
-    double head = stages_have_head(&g->stages), embedding = g->pp->rank == 0, blocks = 0, gradients = 0;
-    for (int u = 0; u <= g->config.L; u++) {
-        blocks += u > 0 && stages_have(&g->stages, u);
-        gradients += X * (zero ? d * (double)shard_size(g, u) : (double)unit_size(g, u));
-    }
-    double again = g->recompute == RECOMPUTE_BLOCK ? blocks : 0;
-    double halves = 2 * (4*blocks + embedding + head + again) + cut * again + (g->rows.options.keep_gathered ? 0 : 2*blocks);
-    double sums = halves * (t - 1) / t * BT*C * X + head * (t - 1) * BT*3 * sizeof(float);
-    double messages = p == 1 ? 0 : (2 * g->stages.v - embedding - head) * (double)tp_count(&g->rows, (size_t)BT) * C * X;
-    double step = cut * (2*blocks + (root > 0)) * 2*C * X + 2 * sizeof(double); // layernorms, norms
-    sent[MESH_TP] = g->pipeline.m * sums + 2 * (t - 1) / t * step;
-    sent[MESH_PP] = g->pipeline.m * messages + (p > 1 ? root : 0) + 2 * (p - 1) / p * 3 * sizeof(double);
-    sent[MESH_DP] = 2 * (d - 1) / d * (gradients + (1 + 2 * zero) * sizeof(double));
+static double gpt2_predict_sent(GPT2* g) {
+    int t = g->tp->size, cut = g->rows.options.sequence_parallel, p = g->pp->size, d = g->dp->size, zero = g->zero_stage == 1;
+    int embedding = g->pp->rank == 0, head = stages_have_head(&g->stages), messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
+    double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages), gradients = 0;
+    for (int u = 0; u < g->num_units; u++) gradients += (double)(zero ? (size_t)d * shard_size(g, u) : unit_size(g, u)) * X;
+    double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
+    sums += again + (cut ? again / 2 : 0) + (g->rows.options.keep_gathered ? 0 : L); // half a sum is a gather or a scattered sum
+    double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
+    double step = ring_bytes(cut * (2*L + (embedding || head)) * 2*C * X + 2*sizeof(double), t);
+    double root = p > 1 ? (double)unit_size(g, 0) * X : 0, *sent = g->mesh.sent_along;
+    sent[MESH_TP] = g->pipeline.m * micro + step;
+    sent[MESH_PP] = g->pipeline.m * messages * (double)tp_count(&g->rows, (size_t)BT) * C * X + root + ring_bytes(3 * sizeof(double), p);
+    sent[MESH_DP] = ring_bytes(gradients + (zero ? 3 : 1) * (double)sizeof(double), d);
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
@@ -356,9 +321,8 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     matmul_forward(a.qkv, tp_gather_norm(r, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
     matmul_forward(g->branch, a.atty, p.projw, tp_bias(r, p.projb), BT, D, C); // row-parallel
-    tp_reduce(r, g->branch);
-    residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, tp_own(r, g->branch),
-                               p.ln2w, p.ln2b, r->count, C);
+    branch = tp_reduce(r, g->branch);
+    residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, branch, p.ln2w, p.ln2b, r->count, C);
     matmul_gelu_forward(a.gelu, a.fch, tp_gather_norm(r, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
@@ -371,8 +335,7 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
-// after a unit's last tensor the sum over dp begins: of all of it, or with ZeRO of this rank's shard. It must not be read
-// before gpt2_reduce has waited.
+// after a unit's last tensor the sum over dp begins. It must not be read before gpt2_reduce has waited.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     floatX* grads = g->grads + g->units[u].offset;
@@ -381,16 +344,14 @@ static void grad_ready(GPT2* g, int u, int i) {
                   : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX);
 }
 
-// W: nothing waits for the gradients of matrices and their biases but the update. Those behind the second layernorm, and
-// those behind the first.
+// W, in two halves: only the update waits for the gradients of matrices and their biases.
 static void mlp_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
     int C = g->config.C, D = C / g->tp->size, BT = g->B * g->T;
     CommOp regather = tp_regather_begin(&g->rows, a.ln2);
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, a.dout, a.gelu, BT, 4*D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
-    comm_finish(g->tp, &regather);
-    matmul_backward_weight(dp.fcw, dp.fcb, a.dgelu, tp_gathered(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
+    matmul_backward_weight(dp.fcw, dp.fcb, a.dgelu, tp_regathered(&g->rows, &regather, a.ln2), BT, C, 4*D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
@@ -400,43 +361,41 @@ static void attention_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs 
     matmul_backward_weight(dp.projw, dp.projb, a.dmid, a.atty, BT, D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
-    comm_finish(g->tp, &regather);
-    matmul_backward_weight(dp.qkvw, dp.qkvb, a.dqkv, tp_gathered(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, a.dqkv, tp_regathered(&g->rows, &regather, a.ln1), BT, C, 3*D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
 
-// I, and in B also W, beside the sums of gradients: g->dres holds the gradient of the block's output on entry, of its input
-// on return. What W needs stays in a.
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+// This is I, and in B also W, beside the sums of gradients. What W needs stays in a.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
+    const TpRows* r = &g->rows;
     GradMode mode = g->grad_mode;
     bool delayed = g->action.kind != ACT_BACKWARD;
-    floatX* dln = tp_own(&g->rows, g->dbtc);    // where the sum of a column-parallel layer's input gradient arrives
+    floatX *dout = a.dout, *dgelu = a.dgelu, *dmid = a.dmid, *dqkv = a.dqkv;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    tp_gather_kept(&g->rows, a.dout, g->dres);
-    matmul_gelu_backward_input(a.dgelu, a.dout, p.fcprojw, a.fch, BT, 4*D, C);
+    tp_gather_kept(r, dout, g->dres);
+    matmul_gelu_backward_input(dgelu, dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_input(g->dbtc, a.dgelu, p.fcw, BT, C, 4*D);
-    CommOp reduce = tp_reduce_begin(&g->rows, g->dbtc);
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
+    CommOp sum = tp_reduce_begin(r, g->dbtc);
     if (!delayed) mlp_backward_weight(g, u, dp, a);
-    comm_finish(g->tp, &reduce);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, g->rows.count, C, mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, tp_reduced(r, &sum, g->dbtc), a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, r->count, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    tp_gather_kept(&g->rows, a.dmid, g->dres);
-    matmul_backward_input(g->dbtc, a.dmid, p.projw, BT, D, C);
+    tp_gather_kept(r, dmid, g->dres);
+    matmul_backward_input(g->dbtc, dmid, p.projw, BT, D, C);
     // atty = attention(qkv)
-    attention_backward(a.dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
+    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_input(g->dbtc, a.dqkv, p.qkvw, BT, C, 3*D);
-    reduce = tp_reduce_begin(&g->rows, g->dbtc);
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*D);
+    sum = tp_reduce_begin(r, g->dbtc);
     if (!delayed) attention_backward_weight(g, u, dp, a);
-    comm_finish(g->tp, &reduce);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, g->rows.count, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, tp_reduced(r, &sum, g->dbtc), a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, r->count, C, mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -444,10 +403,9 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 // ----------------------------------------------------------------------------
 // 5. the whole model: where a unit lives, forward, backward
 
-// Returns unit u's parameters, ready for use until unit_release: waits for the gather that followed the last update, if it is
-// still under way.
+// Returns unit u's parameters, ready for use until unit_release.
 static floatX* unit_params(GPT2* g, int u) {
-    comm_finish(g->dp, &g->gathering[u]);
+    comm_finish(g->dp, &g->gathering[u]); // with ZeRO, if the gather that followed the last update is still under way
     return g->params + g->units[u].offset;
 }
 
@@ -486,11 +444,10 @@ static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
     g->inputs = s->inputs; g->targets = s->targets;
 }
 
-// Computes a stage's output, for the next one, from its input: g->inputs, or what it has received. The last stage's output
-// is g->lnf, the classifier's input.
+// Computes g->lnf, the classifier's input, from g->inputs.
+// Only the first stage begins with g->inputs, others with what they have received; only the last ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
-    size_t n = tp_elements(&g->rows);
     RootParams root = root_view(c, unit_params(g, 0));
     if (is_first(g)) {
         trace_compute("forward, embedding", -1);
@@ -509,8 +466,8 @@ static void gpt2_forward(GPT2* g) {
     }
     if (!is_last(g)) { // on one device the next layernorm adds the two
         floatX* out = p2p_send_buffer(&g->p2p);
-        device_copy(out, x, n * sizeof(floatX));
-        add_in_place(out, branch, n);
+        device_copy(out, x, tp_elements(&g->rows) * sizeof(floatX));
+        add_in_place(out, branch, tp_elements(&g->rows));
         return;
     }
     trace_compute("head", -1);
@@ -532,6 +489,7 @@ static const float* head_logits(GPT2* g, const floatX* wte, int row, int n) {
 // Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     int BT = g->B * g->T;
+    if (!is_last(g)) return; // their losses stay 0
     for (int row = 0; row < BT; row += g->logits_rows) {
         int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
         const float* all = head_logits(g, wte, row, n);
@@ -548,9 +506,8 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
         const floatX* lnf = g->lnf + (size_t)row*c.C;
         const float* all = head_logits(g, wte, row, n);
-        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size,
-                                         n, c.V);
-        // logits = lnf wte^T, column-parallel
+        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size, n, c.V);
+        // logits = lnf wte^T
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
@@ -630,8 +587,7 @@ static void gpt2_reduce_layernorms(GPT2* g) {
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
-    // wte is tied: the gradients of the embedding, on the first stage, and of the head, on the last one, are summed. So are
-    // those of the rest of the root, which one of the two has as zeros.
+    // wte is tied: its gradient is a sum over the embedding's stage and the head's. (Of the rest of the root one has zeros.)
     size_t root = g->units[0].size;
     if (root > 0) comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), root, COMM_FLOATX));
     for (int i = 0; i < ROOT_TENSORS && root > 0; i++) grad_ready(g, 0, i);
@@ -641,8 +597,7 @@ static void gpt2_reduce(GPT2* g) {
     if (g->rows.options.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
-// With ZeRO: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks for
-// them, so that it waits only for what it is about to use.
+// With ZeRO: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks for them.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage == 1; u++) {
         floatX* whole = g->params + g->units[u].offset;
@@ -679,7 +634,7 @@ static void gpt2_forward_only(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares over all ranks' shards of x, which is laid out like the parameters. Copies count once.
+// *acc += the sum of squares over the whole model of x, which is laid out like the parameters. Copies count once.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -716,10 +671,9 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
 }
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. With ZeRO each rank has its shards of
-// it; else the first replica has it first.
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first replica has it first.
 static void gpt2_load(GPT2* g, Run* run) {
-    ranks_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0);
+    ranks_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0); // with ZeRO each loads its shards
     if (g->zero_stage == 1) gpt2_gather(g);
     else gpt2_broadcast(g);
 }
@@ -744,20 +698,14 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->tied = g->mesh.tied;
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
-    g->stages = stages_cut(&g->pp_options, g->config, g->pp->rank, g->pp->size);
-    g->most_blocks = stages_most_blocks(&g->stages);
-    Pipeline l = { (Schedule)g->pp_options.schedule, g->stages.p, run->accumulation, g->stages.v };
-    pipeline_check(l);
-    g->pipeline = l;
-    g->num_slots = pipeline_slots(l, g->pp->rank);
-    action_times_init(&g->times, &run->ranks->context, &g->pp_options, &g->stages, &g->p2p);
+    stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
+    g->pipeline = stages_pipeline(&g->stages, run->accumulation);
+    g->num_slots = pipeline_slots(g->pipeline, g->pp->rank);
+    action_times_init(&g->times, &run->ranks->context, &g->stages, &g->p2p);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
-    mesh_check_rows(&g->rows.options, g->tp->size, g->max_B, g->seq_len);
-    tp_init(&g->rows, g->tp, g->config);
-    int model = g->pp->size * g->tp->size, place = g->pp->rank * g->tp->size + g->tp->rank;
-    run->ranks->share.writer = g->zero_stage == 1 || g->dp->rank == 0 ? g->dp->rank * model + place : -1;
-    run->ranks->share.writers = sharers(g) * model;
+    tp_init(&g->rows, g->tp, g->config, g->max_B, g->seq_len);
+    mesh_choose_writers(run, g->zero_stage == 1);
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
@@ -770,10 +718,9 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
         gpt2_select(g, 0, 0, 0);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
-        if (is_last(g)) {
-            head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
-            add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
-        }
+        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        unit_release(g, 0);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
         bytes += run->val.bytes;
     }
@@ -861,7 +808,7 @@ static void gpt2_predict(void* model, Run* run) {
     gpt2_configure(g, run);
     g->recompute = run->o.recompute;
     gpt2_predict_memory(g, run->predicted);
-    run->ranks->sent = gpt2_predict_sent(g, g->mesh.sent_along);
+    run->ranks->sent = gpt2_predict_sent(g);
 }
 
 int main(int argc, char** argv) {
@@ -871,7 +818,7 @@ int main(int argc, char** argv) {
     options_ranks(&run);
     options_mesh(&run.table, &g.mesh.text);
     options_tensor_parallel(&run.table, NULL, &g.rows.options);
-    options_pipeline_parallel(&run.table, NULL, &g.pp_options);
+    options_pipeline_parallel(&run.table, NULL, &g.stages.options);
     option_int(&run.table, "zero-stage", &g.zero_stage, 0, 1, "what is sharded over dp: 0 nothing, 1 optimizer state");
     run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     mesh_start(&run, &g.mesh, argc, argv);
@@ -882,7 +829,7 @@ int main(int argc, char** argv) {
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows
-    run.ranks->sent = gpt2_predict_sent(&g, g.mesh.sent_along);
+    run.ranks->sent = gpt2_predict_sent(&g);
     ranks_report(&run);
     mesh_report(&run);
     report_stages(&g.times, &g.mesh, g.pipeline, g.config, memory_sum(run.predicted));
@@ -898,9 +845,8 @@ int main(int argc, char** argv) {
         ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
-        if (!ranks_checks(&run, step + 1)) continue;
-        gpt2_gather_finish(&g);
-        mesh_check_parts(&run, step + 1, g.units, g.params);
+        if (ranks_checks(&run, step + 1)) gpt2_gather_finish(&g);
+        if (ranks_checks(&run, step + 1)) mesh_check_parts(&run, step + 1, g.units, g.params);
     }
     gpt2_gather_finish(&g);
     bool as_predicted = ranks_end(&run);

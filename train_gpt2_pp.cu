@@ -100,7 +100,7 @@ typedef struct {
 
 // What a stage keeps of a micro-batch between its forward and its backward pass.
 typedef struct {
-    BlockActs* acts;                // (most_blocks) of the stage's blocks, owned
+    BlockActs acts[MAX_UNITS];      // of the stage's blocks
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
@@ -121,7 +121,7 @@ typedef struct {
     ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     Slot* slots;                    // (num_slots) owned; with recomputation blocks share all but res1 (has_own_acts)
-    int num_slots, most_blocks;     // most_blocks: blocks of this rank's largest stage
+    int num_slots;
     BlockActs acts[MAX_UNITS];      // acts[l] for block l. acts, resf, lnf, lnf_*, inputs, targets: views of the current slot's
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
@@ -134,17 +134,15 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device, read once a step
     Mesh mesh;                      // owned
-    Comm *pp, *tied, *dp;           // ranks that share a replica of the model; the two of them that have the root; the
-                                    // data-parallel ranks, which have the same stages of other replicas. Views
-    PipelineParallel pp_options;    // --schedule, --chunks, --split
-    Stages stages;                  // which blocks are where
+    Comm *pp, *tied, *dp;           // the p ranks that share this replica; the two with the root; the data-parallel ranks; views
+    Stages stages;                  // which blocks are where, by --schedule, --chunks, --split
     Pipeline pipeline;              // the schedule
     Action action;                  // the current action,
     int stage, first, last;         // its stage, and that stage's blocks: [first, last)
     ActionTimes times;              // how long actions take, for the report
     bool last_micro;                // this micro-batch makes the step's gradients final
     int missing[MAX_UNITS];         // how many of a unit's gradients are not final yet
-    CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, while it is under way
+    CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, once missing is 0
 } GPT2;
 
 static bool is_first(const GPT2* g) { return g->stage == 0; }
@@ -154,29 +152,21 @@ static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(fl
 static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
 
 // Allocates everything except res1, which every block has for itself even when the rest is shared.
-static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
-    size_t C = (size_t)g->config.C;
+static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
+    size_t C = (size_t)c.C;
     a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
-    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)g->config.NH);
+    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
     a->atty = acts_alloc(BT*C);
     a->res2 = acts_alloc(BT*C);
     a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
     a->fch = acts_alloc(BT*4*C);
     a->gelu = acts_alloc(BT*4*C);
 }
-static void block_grads_init(BlockActs* a, const GPT2* g, size_t BT) {
-    size_t C = (size_t)g->config.C;
-    a->dout = acts_alloc(BT*C);
-    a->dgelu = acts_alloc(BT*4*C);
-    a->dmid = acts_alloc(BT*C);
-    a->dqkv = acts_alloc(BT*3*C);
-}
 
-static int num_sets(const GPT2* g) { return pipeline_sets(g->pipeline, g->pp->rank, g->recompute); }
-static bool is_delayed(const GPT2* g, int s) { return g->pipeline.schedule == SCHEDULE_ZB_H1 && s < num_sets(g); }
+static int delayed_sets(const GPT2* g) { return pipeline_delayed_sets(g->pipeline, g->pp->rank, g->recompute); }
 // True if block i of slot s has memory of its own for the gradients that its W needs, and for its activations. Others share
 // that of block 0 of slot 0, because B needs both for one block at a time.
-static bool has_own_grads(const GPT2* g, int s, int i) { return s + i == 0 || is_delayed(g, s); }
+static bool has_own_grads(const GPT2* g, int s, int i) { return s + i == 0 || s < delayed_sets(g); }
 static bool has_own_acts(const GPT2* g, int s, int i) { return has_own_grads(g, s, i) || g->recompute == RECOMPUTE_NONE; }
 
 // Elements that this rank has of a unit.
@@ -196,13 +186,13 @@ static void gpt2_init_params(GPT2* g) {
     g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
 }
 
-// Lists what this rank has of the model, and where. The last stage's root is a copy of the first one's.
+// Lists what this rank has of the model, and where.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t at = g->units[u].offset;
         if (g->units[u].size == 0) continue;
         ParamRange p = param_range(g->config, u, 0, g->units[u].size);
-        p.is_replicated = u == 0 && g->pp->rank > 0;
+        p.is_replicated = u == 0 && g->pp->rank > 0; // the last stage's root is a copy of the first one's
         p.params = g->params + at;
         p.grads = g->grads + at;
         p.master = g->master ? g->master + at : NULL;
@@ -213,15 +203,16 @@ static void gpt2_init_ranges(GPT2* g) {
 }
 
 static void slot_init(GPT2* g, int s) {
-    GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
-    slot->acts = (BlockActs*)xcalloc((size_t)g->most_blocks + 1, sizeof(BlockActs));
-    for (int i = 0; i < g->most_blocks; i++) {
+    for (int i = 0; i < g->stages.most_blocks; i++) {
         BlockActs *a = &slot->acts[i], shared = g->slots[0].acts[0];
         *a = shared;
-        if (has_own_acts(g, s, i)) block_acts_init(a, g, BT);
-        if (has_own_grads(g, s, i)) block_grads_init(a, g, BT);
+        if (has_own_acts(g, s, i)) block_acts_init(a, g->config, BT);
+        if (has_own_grads(g, s, i)) {
+            a->dout = acts_alloc(BT*C); a->dgelu = acts_alloc(BT*4*C);
+            a->dmid = acts_alloc(BT*C); a->dqkv = acts_alloc(BT*3*C);
+        }
         a->res1 = acts_alloc(BT*C);
     }
     if (stages_have_head(&g->stages)) {
@@ -259,31 +250,10 @@ static void gpt2_init(GPT2* g) {
     layers_init(gpt2_shapes(g));
 }
 
-static void slot_free(GPT2* g, int s) {
-    Slot slot = g->slots[s];
-    for (int i = g->most_blocks - 1; i >= 0; i--) {
-        BlockActs a = slot.acts[i];
-        device_free(a.res1);
-        if (has_own_grads(g, s, i)) {
-            device_free(a.dout); device_free(a.dgelu); device_free(a.dmid); device_free(a.dqkv);
-        }
-        if (!has_own_acts(g, s, i)) continue;
-        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
-        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
-        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
-    }
-    device_free(slot.resf); device_free(slot.lnf); device_free(slot.lnf_mean); device_free(slot.lnf_rstd);
-    device_free(slot.inputs); device_free(slot.targets);
-    free(slot.acts);
-}
-
 static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
-    for (int s = 0; s < g->num_slots; s++) slot_free(g, s);
-    device_free(g->branch); device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc);
-    device_free(g->stats);
-    p2p_free(&g->p2p);
+    device_free_all(MEMORY_ACTIVATIONS); // slots share some of them
     free(g->slots);
     mesh_free(&g->mesh);
 }
@@ -293,8 +263,8 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, slots = (size_t)g->num_slots;
-    size_t blocks = slots * (size_t)g->most_blocks, one = size_min(blocks, 1);
-    size_t grads_kept = g->pipeline.schedule == SCHEDULE_ZB_H1 ? (size_t)(num_sets(g) * g->most_blocks) : one;
+    size_t most = (size_t)g->stages.most_blocks, blocks = slots * most;
+    size_t grads_kept = size_max(size_min(blocks, 1), (size_t)delayed_sets(g) * most);
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? grads_kept : blocks;
     size_t per_token = blocks * C*X + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * F) + grads_kept * 9*C*X
                      + slots * (stages_have_head(&g->stages) * (2*C*X + 2*F) + 2 * sizeof(int))
@@ -312,13 +282,11 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // to the one before, if there is one. Then the root, the loss and two norms; among data-parallel ranks 2(d-1)/d of its
 // gradients and of the loss.
 static double gpt2_predict_sent(const GPT2* g) {
-    double p = g->pp->size, d = g->dp->size, X = sizeof(floatX);
-    double gradients = (double)stages_elements(&g->stages, g->config) * X;
-    double messages = p == 1 ? 0 : 2 * g->stages.v - (g->pp->rank == 0) - (g->pp->rank == g->pp->size - 1);
-    double micro = messages * g->max_B * g->seq_len * g->config.C * X;
-    double root = p > 1 && stages_have(&g->stages, 0) ? (double)unit_elements(g->config, 0) * X : 0;
-    return g->pipeline.m * micro + root + 2 * (p - 1) / p * 3 * sizeof(double)
-         + 2 * (d - 1) / d * (gradients + sizeof(double));
+    int p = g->pp->size, messages = p == 1 ? 0 : 2 * g->stages.v - (g->pp->rank == 0) - (g->pp->rank == p - 1);
+    double X = sizeof(floatX), gradients = (double)stages_elements(&g->stages, g->config) * X;
+    double micro = (double)messages * g->max_B * g->seq_len * g->config.C * X;
+    double root = p > 1 ? (double)unit_size(g, 0) * X : 0;
+    return g->pipeline.m * micro + root + ring_bytes(3 * sizeof(double), p) + ring_bytes(gradients + sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -351,8 +319,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     g->reduced[u] = comm_all_reduce(g->dp, g->grads + g->units[u].offset, g->units[u].size, COMM_FLOATX);
 }
 
-// W: nothing waits for the gradients of matrices and their biases but the update. Those behind the second layernorm, and
-// those behind the first.
+// W, in two halves: only the update waits for the gradients of matrices and their biases.
 static void mlp_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
     int C = g->config.C, BT = g->B * g->T;
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, a.dout, a.gelu, BT, 4*C, C, g->grad_mode);
@@ -372,29 +339,30 @@ static void attention_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs 
     grad_ready(g, u, QKVB);
 }
 
-// I, and in B also W: g->dres holds the gradient of the block's output on entry, of its input on return. What W needs stays
-// in a.
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+// This is I, and in B also W. What W needs stays in a.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     GradMode mode = g->grad_mode;
     bool delayed = g->action.kind != ACT_BACKWARD;
+    floatX *dout = a.dout, *dgelu = a.dgelu, *dmid = a.dmid, *dqkv = a.dqkv;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    device_copy(a.dout, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
-    matmul_gelu_backward_input(a.dgelu, a.dout, p.fcprojw, a.fch, BT, 4*C, C);
+    device_copy(dout, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
+    matmul_gelu_backward_input(dgelu, dout, p.fcprojw, a.fch, BT, 4*C, C);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_input(g->dbtc, a.dgelu, p.fcw, BT, C, 4*C);
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
     if (!delayed) mlp_backward_weight(g, u, dp, a);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    device_copy(a.dmid, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
-    matmul_backward_input(g->dbtc, a.dmid, p.projw, BT, C, C);
+    device_copy(dmid, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
+    matmul_backward_input(g->dbtc, dmid, p.projw, BT, C, C);
     // atty = attention(qkv)
-    attention_backward(a.dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
+    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_input(g->dbtc, a.dqkv, p.qkvw, BT, C, 3*C);
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*C);
     if (!delayed) attention_backward_weight(g, u, dp, a);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
@@ -444,8 +412,8 @@ static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
     g->inputs = s->inputs; g->targets = s->targets;
 }
 
-// Computes a stage's output, for the next one, from its input: g->inputs, or what it has received. The last stage's output
-// is g->lnf, the classifier's input.
+// Computes g->lnf, the classifier's input, from g->inputs.
+// Only the first stage begins with g->inputs, others with what they have received; only the last ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -478,6 +446,7 @@ static void gpt2_forward(GPT2* g) {
 static void head_forward(GPT2* g, const floatX* wte) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
+    if (!is_last(g)) return; // their losses stay 0
     for (int row = 0; row < BT; row += g->logits_rows) {
         int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
         matmul_forward(g->logits, g->lnf + (size_t)row*c.C, wte, NULL, n, c.C, c.Vp);
@@ -556,13 +525,12 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->last_micro = micro == accumulation - 1;
 }
 
-// Call after the last backward pass. On return each gradient is the mean over the global batch, the same on every rank that has
-// it, and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
+// Call after the last backward pass. On return each gradient in g->ranges is the mean over the global batch, the same on every
+// rank that has it, and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
-    // wte is tied: the gradients of the embedding, on the first stage, and of the head, on the last one, are summed. So are
-    // those of the rest of the root, which one of the two has as zeros.
+    // wte is tied: its gradient is a sum over the embedding's stage and the head's. (Of the rest of the root one has zeros.)
     size_t root = g->units[0].size;
     if (root > 0) comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), root, COMM_FLOATX));
     for (int i = 0; i < ROOT_TENSORS && root > 0; i++) grad_ready(g, 0, i);
@@ -594,7 +562,7 @@ static void gpt2_forward_only(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares over all stages of x, which is laid out like the parameters. The root's copy does not count.
+// *acc += the sum of squares over the whole model of x, which is laid out like the parameters. Copies count once.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -651,16 +619,12 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
     g->dp = g->mesh.dp;
-    g->stages = stages_cut(&g->pp_options, g->config, g->pp->rank, g->pp->size);
-    g->most_blocks = stages_most_blocks(&g->stages);
-    Pipeline l = { (Schedule)g->pp_options.schedule, g->stages.p, run->accumulation, g->stages.v };
-    pipeline_check(l);
-    g->pipeline = l;
-    g->num_slots = pipeline_slots(l, g->pp->rank);
-    action_times_init(&g->times, &run->ranks->context, &g->pp_options, &g->stages, &g->p2p);
+    stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
+    g->pipeline = stages_pipeline(&g->stages, run->accumulation);
+    g->num_slots = pipeline_slots(g->pipeline, g->pp->rank);
+    action_times_init(&g->times, &run->ranks->context, &g->stages, &g->p2p);
     g->logits_rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->config.Vp) : 1; // for samples
-    run->ranks->share.writer = g->dp->rank == 0 ? g->pp->rank : -1;
-    run->ranks->share.writers = g->pp->size;
+    mesh_choose_writers(run, false);
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
@@ -673,10 +637,9 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
         gpt2_select(g, 0, 0, 0);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
-        if (is_last(g)) {
-            head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
-            add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
-        }
+        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        unit_release(g, 0);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
         bytes += run->val.bytes;
     }
@@ -756,15 +719,6 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
-// For --check-every: a number that is the same on all ranks that have unit u if its parameters are.
-static uint64_t unit_checksum(void* self, int u) {
-    GPT2* g = (GPT2*)self;
-    if (g->units[u].size == 0) return UNIT_ELSEWHERE;
-    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
-    unit_release(g, u);
-    return sum;
-}
-
 // For --predict: what the formulas say, and nothing else.
 static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
@@ -780,7 +734,7 @@ int main(int argc, char** argv) {
     static GPT2 g;
     run_options(&run, "train_gpt2_pp", "train GPT-2 with pipeline parallelism: each rank has some of the blocks");
     options_ranks(&run);
-    options_pipeline_parallel(&run.table, &run.ranks->pipeline_parallel, &g.pp_options);
+    options_pipeline_parallel(&run.table, &run.ranks->pipeline_parallel, &g.stages.options);
     run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
     mesh_start(&run, &g.mesh, argc, argv);
 
@@ -805,7 +759,7 @@ int main(int argc, char** argv) {
         ranks_step_begin(&run, step, g.params);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
-        if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
+        if (ranks_checks(&run, step + 1)) mesh_check_parts(&run, step + 1, g.units, g.params);
     }
     bool as_predicted = ranks_end(&run);
     report_bubble(&g.times, g.pipeline);

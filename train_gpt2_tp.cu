@@ -3,22 +3,19 @@ Train GPT-2 with tensor parallelism: t ranks share one replica of the model, and
 and of the vocabulary (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3). They see the same data, and send
 activations inside a block. With --tensor-parallel t, N/t replicas of the model are data parallel, as in train_gpt2_ddp.cu.
 
-Columns   A rank makes some of the outputs of qkvw and fcw, from whole inputs, whose gradient is a sum over the t ranks (the
-          paper's f). Attention by heads and GELU then need only what the rank has.
+Columns   A rank makes some of the outputs of qkvw and fcw, from whole inputs. The gradient of these inputs is a sum over the t
+          ranks (the paper's f). Attention by heads and GELU need only what the rank has.
 Rows      projw and fcprojw take what the rank has, and their output is a sum over the t ranks (the paper's g).
-wte       is cut by tokens. An embedding is 0 where another rank has the token. The loss needs, of each rank and row, the
-          largest logit, the sum of exponentials, and the target's logit.
+wte       is cut by tokens: an embedding is a sum over the ranks, too, and the loss needs three numbers of each rank and row.
 --sequence-parallel  cuts layernorms and the residual stream by rows: a sum becomes a reduce-scatter after the cut matrices,
           and an all-gather before them (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
 Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C parameters (fp32 or 16 bits). A
           block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t (with --keep-gathered (2 + 14/t)C).
-Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each (and L more with --recompute block, and L
-          more where --sequence-parallel gathers twice), and 3BT(t-1) floats. Per step the norms, two doubles, and what DDP
-          sends, of this rank's part; --sequence-parallel also sums the gradients of layernorms.
+Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each, and 3BT(t-1) floats; L more sums with
+          --recompute block, and where rows are gathered twice. Per step: the norms, and what DDP sends, of this rank's part.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
-Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block. A bucket of DDP
-          is a unit here.
+Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -29,10 +26,9 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_all_gather, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, add_range_squares
-#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own, tp_gather, tp_reduce: rows and sums of t ranks
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
@@ -109,7 +105,7 @@ typedef struct {
     ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
-    floatX *branch;                 // (B,T,C) a block's output not yet added to the residual stream; gathered rows
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
     int logits_rows;                // rows of logits that exist at a time
@@ -157,7 +153,7 @@ static void gpt2_init_params(GPT2* g) {
     g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
 }
 
-// Lists what this rank has of the model, and where: its part of every unit.
+// Lists what this rank has of the model, and where.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t at = g->units[u].offset;
@@ -179,7 +175,7 @@ static void gpt2_init_acts(GPT2* g) {
         else block_acts_init(&g->acts[l], g, BT);
         g->acts[l].res1 = acts_alloc(R*C);
     }
-    g->branch = g->rows.gathered = acts_alloc(BT*C);
+    g->branch = g->rows.gathered = acts_alloc(BT*C); // never needed at the same time
     g->resf = acts_alloc(R*C);
     g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(R); g->lnf_rstd = stats_alloc(R);
     g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
@@ -244,18 +240,17 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step. Among t ranks a sum of BTC elements sends 2BTC (t-1)/t, and half of it is a gather or
-// a scattered sum: in a micro-batch 4L + 2 sums, and what is gathered or recomputed again; 3 numbers per row for the loss; in a
-// step layernorms and two norms. Among the data-parallel ranks all gradients and the loss.
+// Bytes that this rank will send per step: sums of BTC elements, 3 floats per row for the loss, layernorms and two norms, among
+// the t ranks; all gradients and the loss among the data-parallel ones.
 static double gpt2_predict_sent(const GPT2* g) {
-    double t = g->tp->size, d = g->dp->size, BT = (double)g->max_B * g->seq_len, L = g->config.L;
-    double X = sizeof(floatX), C = g->config.C, cut = g->rows.options.sequence_parallel;
-    double again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
-    double halves = 2 * (4*L + 2 + again) + cut * again + (g->rows.options.keep_gathered ? 0 : 2*L);
-    double micro = halves * (t - 1) / t * BT*C * X + (t - 1) * BT*3 * sizeof(float);
-    double step = cut * (2*L + 1) * 2*C * X + 2 * sizeof(double);
-    double gradients = (double)gpt2_part_elements(g->config, g->tp->size) * X;
-    return g->accumulation * micro + 2 * (t - 1) / t * step + 2 * (d - 1) / d * (gradients + sizeof(double));
+    int t = g->tp->size, cut = g->rows.options.sequence_parallel;
+    double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = g->config.L;
+    double sums = 4*L + 2, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
+    sums += again + (cut ? again / 2 : 0) + (g->rows.options.keep_gathered ? 0 : L); // half a sum is a gather or a scattered sum
+    double micro = ring_bytes(sums * BT*C * X, t) + (t - 1) * BT * 3*sizeof(float);
+    double step = ring_bytes(cut * (2*L + 1) * 2*C * X + 2*sizeof(double), t);
+    double gradients = (double)gpt2_part_elements(g->config, t) * X;
+    return g->accumulation * micro + step + ring_bytes(gradients + sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -270,9 +265,8 @@ static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX*
     matmul_forward(a.qkv, tp_gather_norm(r, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
     matmul_forward(g->branch, a.atty, p.projw, tp_bias(r, p.projb), BT, D, C); // row-parallel
-    tp_reduce(r, g->branch);
-    residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, tp_own(r, g->branch),
-                               p.ln2w, p.ln2b, r->count, C);
+    branch = tp_reduce(r, g->branch);
+    residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, branch, p.ln2w, p.ln2b, r->count, C);
     matmul_gelu_forward(a.gelu, a.fch, tp_gather_norm(r, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
@@ -292,52 +286,47 @@ static void grad_ready(GPT2* g, int u, int i) {
     g->reduced[u] = comm_all_reduce(g->dp, g->grads + g->units[u].offset, g->units[u].size, COMM_FLOATX);
 }
 
-// g->dres holds the gradient of the block's output on entry, of its input on return. What a column-parallel layer sends travels
-// while it computes: the sum of its input's gradient beside the gradient of its weights; rows that are gathered again beside its
-// input's gradient.
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+// What a column-parallel layer gathers and sums travels while it computes the gradients of its input and of its weights.
 static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
     int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
     const TpRows* r = &g->rows;
     GradMode mode = g->grad_mode;
     floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    floatX* dres = tp_gather(r, g->branch, g->dres);
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dres, a.gelu, BT, 4*D, C, mode);
+    floatX* dout = tp_gather(r, g->branch, g->dres);
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
-    matmul_gelu_backward_input(dgelu, dres, p.fcprojw, a.fch, BT, 4*D, C);
+    matmul_gelu_backward_input(dgelu, dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
     CommOp regather = tp_regather_begin(r, a.ln2);
     matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
-    CommOp reduce = tp_reduce_begin(r, g->dbtc);
-    comm_finish(g->tp, &regather);
-    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, tp_gathered(r, a.ln2), BT, C, 4*D, mode);
+    CommOp sum = tp_reduce_begin(r, g->dbtc);
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, tp_regathered(r, &regather, a.ln2), BT, C, 4*D, mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
-    comm_finish(g->tp, &reduce);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, tp_own(r, g->dbtc), a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, r->count, C, mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, tp_reduced(r, &sum, g->dbtc), a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, r->count, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    dres = tp_gather(r, g->branch, g->dres);
-    matmul_backward_weight(dp.projw, dp.projb, dres, a.atty, BT, D, C, mode);
+    floatX* dmid = tp_gather(r, g->branch, g->dres);
+    matmul_backward_weight(dp.projw, dp.projb, dmid, a.atty, BT, D, C, mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
-    matmul_backward_input(g->dbtc, dres, p.projw, BT, D, C);
+    matmul_backward_input(g->dbtc, dmid, p.projw, BT, D, C);
     // atty = attention(qkv)
     attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
     // qkv = ln1 qkvw^T + qkvb
     regather = tp_regather_begin(r, a.ln1);
     matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*D);
-    reduce = tp_reduce_begin(r, g->dbtc);
-    comm_finish(g->tp, &regather);
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_gathered(r, a.ln1), BT, C, 3*D, mode);
+    sum = tp_reduce_begin(r, g->dbtc);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_regathered(r, &regather, a.ln1), BT, C, 3*D, mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
-    comm_finish(g->tp, &reduce);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, tp_own(r, g->dbtc), a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, r->count, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, tp_reduced(r, &sum, g->dbtc), a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, r->count, C, mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -423,9 +412,8 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
         const floatX* lnf = g->lnf + (size_t)row*c.C;
         const float* all = head_logits(g, wte, row, n);
-        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size,
-                                         n, c.V);
-        // logits = lnf wte^T, column-parallel
+        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size, n, c.V);
+        // logits = lnf wte^T
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
@@ -480,8 +468,8 @@ static void gpt2_reduce_layernorms(GPT2* g) {
     }
 }
 
-// Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank that has it,
-// and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
+// Call after the last backward pass. On return each gradient in g->ranges is the mean over the global batch, the same on every
+// rank that has it, and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
@@ -493,7 +481,7 @@ static void gpt2_reduce(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares over the t ranks' parts of x, which is laid out like the parameters. Copies count once.
+// *acc += the sum of squares over the whole model of x, which is laid out like the parameters. Copies count once.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -533,7 +521,7 @@ static void gpt2_load(GPT2* g, Run* run) {
     gpt2_broadcast(g);
 }
 
-// All replicas are the same, and the ranks of the first one save their parts.
+// All replicas are the same, and the ranks of the first one save what they have.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
@@ -553,10 +541,8 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->accumulation = run->accumulation;
     int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
-    mesh_check_rows(&g->rows.options, g->tp->size, g->max_B, g->seq_len);
-    tp_init(&g->rows, g->tp, g->config);
-    run->ranks->share.writer = g->dp->rank == 0 ? g->tp->rank : -1;
-    run->ranks->share.writers = g->tp->size;
+    tp_init(&g->rows, g->tp, g->config, g->max_B, g->seq_len);
+    mesh_choose_writers(run, false);
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.

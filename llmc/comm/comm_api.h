@@ -238,6 +238,8 @@ static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks 
 // in the log says what this step exposed, without another wait. Without an observer it asks for one time per operation.
 static inline void   comm_collect_times(Comm* c);
 
+// Returns what each of N ranks sends to sum so many bytes.
+static inline double ring_bytes(double bytes, int N) { return 2.0 * (N - 1) / N * bytes; }
 // Returns what a rank of c has sent so far by the formulas above.
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
 // Returns the same of this rank on all existing communicators, and how long it stood still there.

@@ -29,6 +29,7 @@ static const char* const memory_kind_names[MEMORY_KINDS] = {
 // Zeroed memory, aligned to 64 bytes at least; dies naming kind and size if there is not enough.
 void*  device_alloc(size_t bytes, MemoryKind kind);
 void   device_free(void* p);                                    // NULL is fine
+void   device_free_all(MemoryKind kind);                        // all of a kind that is on the device
 size_t device_memory(MemoryKind kind);                          // allocated now
 size_t device_memory_total(void);                               // allocated now, all kinds except MEMORY_OFFLOADED
 size_t device_memory_peak(void);                                // the largest device_memory_total() so far

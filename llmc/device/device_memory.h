@@ -104,6 +104,9 @@ static inline int mark_pool_take(MarkPool* p, bool* is_new) { // is_new: the cal
 }
 static inline void mark_pool_give(MarkPool* p, int mark) { p->free[p->num_free++] = mark; }
 
+void device_free_all(MemoryKind kind) {
+    for (int i = device_ledger.count - 1; i >= 0; i--) if (device_ledger.blocks[i].kind == kind) device_free(device_ledger.blocks[i].p);
+}
 size_t device_memory(MemoryKind kind) { return device_ledger.now[kind]; }
 size_t device_memory_total(void) { return device_ledger.total; }
 size_t device_memory_peak(void) { return device_ledger.peak; }

@@ -116,7 +116,6 @@ static inline float* segment_q(const Compress* c, const Segment* p, float* copy)
     SegmentCost cost = p->method->cost(c, p);
     return copy + p->state + cost.x + cost.part;
 }
-static inline double ring_bytes(double bytes, int N) { return 2.0 * (N - 1) / N * bytes; }
 // Returns the elements of x: without error feedback only where the method works on it.
 static inline size_t compress_x(const Compress* c, const Segment* p) {
     return c->o.feedback || c->method->needs_x ? p->n : 0;

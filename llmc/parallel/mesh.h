@@ -51,15 +51,6 @@ static inline void mesh_check_ranks(const char* option, long long* n, int N) {
     require(N % *n == 0, "%s%lld does not divide %d ranks; start a multiple of %lld, or choose a divisor of %d", option, *n, N, *n, N);
 }
 
-// Dies unless the rows of a micro-batch can be cut in t parts, where they are. Where they are not, all of them are kept.
-static inline void mesh_check_rows(TensorParallel* options, int t, int B, int T) {
-    require(options->sequence_parallel || !options->keep_gathered,
-            "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
-    require(!options->sequence_parallel || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into %d parts,"
-            " and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d", t, B, T, B * T, t);
-    if (!options->sequence_parallel) options->keep_gathered = 1;
-}
-
 // ---- the ranks ----
 typedef struct Mesh {
     Axes axes;

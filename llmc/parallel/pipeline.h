@@ -106,6 +106,10 @@ static inline int pipeline_sets(Pipeline l, int rank, bool recomputed) {
     int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
 }
+// Returns how many of them keep gradients until a W that is an action of its own.
+static inline int pipeline_delayed_sets(Pipeline l, int rank, bool recomputed) {
+    return l.schedule == SCHEDULE_ZB_H1 ? pipeline_sets(l, rank, recomputed) : 0;
+}
 // Returns the set that an action uses. A recomputed F's is scratch, and takes the set of the rank's next I: no W waits for that.
 static inline int pipeline_set(Pipeline l, int rank, Action a, bool recomputed) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;

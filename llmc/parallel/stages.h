@@ -64,25 +64,29 @@ typedef struct {
     int rank, p, v, count;    // this rank of p, with v chunks; count: p*v stages
     int blocks[MAX_UNITS];    // (count) how many blocks a stage has
     int begin[MAX_UNITS + 1]; // (count+1) stage s has blocks [begin[s], begin[s+1])
+    int most_blocks;          // of this rank's largest stage
+    PipelineParallel options;
 } Stages;
-
-static inline Stages stages_cut(PipelineParallel* options, GPT2Config c, int rank, int p) {
-    Stages y;
-    memset(&y, 0, sizeof y);
-    stages_parse_emulation(options);
-    if (options->chunks == 0) options->chunks = options->schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
-    y.rank = rank;
-    y.p = p;
-    y.v = (int)options->chunks;
-    split_check(options->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y.v); // before p*v numbers are written
-    y.count = p * y.v;
-    split_blocks(y.blocks, options->split, c.L, p, y.v, split_costs(c.Vp, c.C));
-    for (int s = 0; s < y.count; s++) y.begin[s + 1] = y.begin[s] + y.blocks[s];
-    return y;
-}
 
 // Returns the number of a chunk of this rank among all stages.
 static inline int stages_at(const Stages* y, int chunk) { return chunk * y->p + y->rank; }
+
+// The options are set.
+static inline void stages_cut(Stages* y, GPT2Config c, int rank, int p) {
+    PipelineParallel* options = &y->options;
+    stages_parse_emulation(options);
+    if (options->chunks == 0) options->chunks = options->schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
+    y->rank = rank;
+    y->p = p;
+    y->v = (int)options->chunks;
+    split_check(options->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y->v); // before p*v numbers are written
+    y->count = p * y->v;
+    split_blocks(y->blocks, options->split, c.L, p, y->v, split_costs(c.Vp, c.C));
+    y->begin[0] = y->most_blocks = 0;
+    for (int s = 0; s < y->count; s++) y->begin[s + 1] = y->begin[s] + y->blocks[s];
+    for (int k = 0; k < y->v; k++) if (y->blocks[stages_at(y, k)] > y->most_blocks) y->most_blocks = y->blocks[stages_at(y, k)];
+}
+
 static inline bool stages_have_head(const Stages* y) { return y->rank == y->p - 1; }
 // Returns the chunk whose forward passes take the next micro-batch of the data: that of the embedding, else that of the head.
 // (Where one rank has both, forward passes of a micro-batch follow one another.)
@@ -95,7 +99,8 @@ static inline bool stages_have(const Stages* y, int u) {
     return s % y->p == y->rank;
 }
 // Sleeps until an action that began at `began` has lasted as long as --emulate-ms says.
-static inline void stages_emulate(const PipelineParallel* options, const Stages* y, Action a, double began) {
+static inline void stages_emulate(const Stages* y, Action a, double began) {
+    const PipelineParallel* options = &y->options;
     const double ms[] = { options->ms[0], options->ms[1] + options->ms[2], options->ms[1], options->ms[2] }; // in the order of ActionKind
     SplitCosts costs = { 0, options->head };
     double part = options->head > 0 ? chunk_cost(y->blocks, stages_at(y, a.chunk), y->count, costs) : 1.0 / (double)options->chunks;
@@ -106,11 +111,11 @@ static inline void stages_emulate(const PipelineParallel* options, const Stages*
     struct timespec sleep = { (time_t)rest, (long)(1e9 * (rest - floor(rest))) };
     nanosleep(&sleep, NULL);
 }
-// Blocks of this rank's largest chunk; elements of all it has.
-static inline int stages_most_blocks(const Stages* y) {
-    int most = 0;
-    for (int c = 0; c < y->v; c++) if (y->blocks[stages_at(y, c)] > most) most = y->blocks[stages_at(y, c)];
-    return most;
+// Returns the number of blocks that this rank has, and the elements of all that it has.
+static inline int stages_num_blocks(const Stages* y) {
+    int n = 0;
+    for (int k = 0; k < y->v; k++) n += y->blocks[stages_at(y, k)];
+    return n;
 }
 static inline size_t stages_elements(const Stages* y, GPT2Config c) {
     size_t n = 0;
@@ -118,8 +123,15 @@ static inline size_t stages_elements(const Stages* y, GPT2Config c) {
     return n;
 }
 
+// Returns the schedule of m micro-batches. Dies unless it can be played.
+static inline Pipeline stages_pipeline(const Stages* y, int m) {
+    Pipeline l = { (Schedule)y->options.schedule, y->p, m, y->v };
+    pipeline_check(l);
+    return l;
+}
+
 // ---- messages between stages: (B,T,C) activations forward, and their gradients back ----
-typedef struct { floatX* data; CommOp op; } Message; // owned memory; what is under way there, or NO_OP
+typedef struct { floatX* data; CommOp op; } Message; // memory of MEMORY_ACTIVATIONS; what is under way there, or NO_OP
 typedef struct {
     Comm* pp;                   // a view
     Pipeline pipeline;
@@ -141,9 +153,6 @@ static inline void p2p_init(P2P* m, Comm* pp, Pipeline l, size_t n) {
     comm_connect(pp);
 }
 static inline size_t p2p_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
-static inline void p2p_free(P2P* m) {
-    device_free(m->inbox.data); device_free(m->forth.data); device_free(m->back.data);
-}
 
 // Exchanges the message's memory and *there, so that nothing is copied.
 static inline void message_swap(Message* m, floatX** there) {

@@ -19,10 +19,15 @@ typedef struct {
     floatX* gathered;       // (B,T,C) for rows that are gathered and not kept, a view
 } TpRows;
 
-// The options are set.
-static inline void tp_init(TpRows* r, Comm* tp, GPT2Config c) {
+// The options are set. Dies unless the B*T rows of a micro-batch can be cut, where they are. Where they are not, all are kept.
+static inline void tp_init(TpRows* r, Comm* tp, GPT2Config c, int B, int T) {
+    int t = tp->size, cut = r->options.sequence_parallel;
     r->tp = tp;
     r->C = (size_t)c.C;
+    require(cut || !r->options.keep_gathered, "--keep-gathered is about what --sequence-parallel gathers: give both or neither");
+    require(!cut || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into %d parts,"
+            " and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d", t, B, T, B * T, t);
+    if (!cut) r->options.keep_gathered = 1;
 }
 // Returns how many of so many rows are this rank's; in samples the last rank's may go beyond them.
 static inline size_t tp_count(const TpRows* r, size_t rows) {
@@ -57,9 +62,17 @@ static inline CommOp tp_issue_sum(const TpRows* r, floatX* own, floatX* x) {
                                         : (comm_all_reduce)(r->tp, x, tp_elements(r), COMM_FLOATX);
 }
 static inline void tp_reduce_to(const TpRows* r, floatX* own, floatX* x) { comm_wait(r->tp, tp_issue_sum(r, own, x)); }
-// The same in place: what this rank has of the sum is tp_own(r, x).
-static inline void tp_reduce(const TpRows* r, floatX* x) { tp_reduce_to(r, tp_own(r, x), x); }
+// The same in place. Returns where this rank's rows of the sum are.
+static inline floatX* tp_reduce(const TpRows* r, floatX* x) {
+    tp_reduce_to(r, tp_own(r, x), x);
+    return tp_own(r, x);
+}
+// The same in two halves, the first of which returns at once.
 static inline CommOp tp_reduce_begin(const TpRows* r, floatX* x) { return tp_beside(r, tp_issue_sum(r, tp_own(r, x), x)); }
+static inline floatX* tp_reduced(const TpRows* r, CommOp* op, floatX* x) {
+    comm_finish(r->tp, op);
+    return tp_own(r, x);
+}
 
 // Makes `all` (B,T,C) the rows of all ranks. Returns where they are: where every rank has all, that is where they were.
 static inline floatX* tp_gather(const TpRows* r, floatX* all, floatX* own) {
@@ -73,10 +86,14 @@ static inline floatX* tp_gather_norm(const TpRows* r, floatX* ln) { return tp_ga
 static inline void tp_gather_kept(const TpRows* r, floatX* kept, floatX* own) {
     if (tp_gather(r, kept, own) != kept) device_copy(kept, own, tp_elements(r) * sizeof(floatX));
 }
-// Gathers in the backward pass what the forward pass gathered and did not keep.
+// Gathers in the backward pass what the forward pass gathered and did not keep, in two halves. Returns where all rows are.
 static inline CommOp tp_regather_begin(const TpRows* r, floatX* ln) {
     if (r->options.keep_gathered) return NO_OP;
     return tp_beside(r, (comm_all_gather)(r->tp, r->gathered, ln, tp_elements(r), COMM_FLOATX));
+}
+static inline floatX* tp_regathered(const TpRows* r, CommOp* op, floatX* ln) {
+    comm_finish(r->tp, op);
+    return tp_gathered(r, ln);
 }
 
 // For the timeline, the caller of these is who communicates.

@@ -71,6 +71,14 @@ static inline int mesh_recompute(Run* run) {
     return ranks_choose_recompute(run);
 }
 
+// Says which ranks save: all of them, where each has shards of its own, else those of the first replica of the model.
+static inline void mesh_choose_writers(Run* run, bool sharded) {
+    const Mesh* m = run->ranks->mesh;
+    int model = m->pp->size * m->tp->size, place = m->pp->rank * m->tp->size + m->tp->rank;
+    run->ranks->share.writer = sharded || m->dp->rank == 0 ? m->dp->rank * model + place : -1;
+    run->ranks->share.writers = sharded ? m->dp->size * model : model;
+}
+
 // ---- before the first step ----
 
 // Prints the axes of the mesh, the outer one first, and what this rank sends along each per step: bytes.
@@ -136,8 +144,8 @@ static inline uint64_t part_copies_checksum(void* self, int u) {
 }
 static inline void mesh_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
     PartsOfUnits p = { run, units, params };
-    int num_units = run->config.L + 1;
-    context_check_units(&run->ranks->context, step, num_units, part_copies_checksum, &p);
-    context_check_parts(&run->ranks->context, step, (int)run->ranks->tensor_parallel, num_units, part_checksum, &p);
+    int t = (int)run->ranks->tensor_parallel, num_units = run->config.L + 1;
+    if (t > 1) context_check_units(&run->ranks->context, step, num_units, part_copies_checksum, &p);
+    context_check_parts(&run->ranks->context, step, t, num_units, part_checksum, &p);
 }
 #endif

@@ -22,14 +22,12 @@ typedef struct {
     ActionSums sums;        // of all steps after the first: seconds of actions and how many, by kind
     double clock;           // when the current action began, for --emulate-ms
     RankContext* context;   // these are views
-    const PipelineParallel* options;
     const Stages* stages;
     P2P* p2p;
 } ActionTimes;
 
-static inline void action_times_init(ActionTimes* t, RankContext* w, const PipelineParallel* options, const Stages* y, P2P* m) {
+static inline void action_times_init(ActionTimes* t, RankContext* w, const Stages* y, P2P* m) {
     t->context = w;
-    t->options = options;
     t->stages = y;
     t->p2p = m;
 }
@@ -80,7 +78,7 @@ static inline void action_begin(ActionTimes* t, Action a) {
 // As it ends, with --emulate-ms when its time is over. A wait until the message before its own has left was no computing.
 static inline void action_end(ActionTimes* t, Action a) {
     TimedAction* x = &t->actions[t->count - 1];
-    stages_emulate(t->options, t->stages, a, t->clock);
+    stages_emulate(t->stages, a, t->clock);
     x->events[1] = device_event();
     for (int i = 0; i < 2; i++) {
         x->events[2 + i] = t->p2p->held[i];
@@ -163,14 +161,13 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
 // Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take. Collective.
 static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline l, GPT2Config c, size_t bytes) {
     RankContext* w = t->context;
-    const PipelineParallel* options = t->options;
     const Stages* y = t->stages;
     static const char* const names[] = { "gpipe", "1f1b", "interleaved", "zb-h1" };
-    if (y->p == 1) { report_emulation(options, l); return; } // there is nothing to balance
+    if (y->p == 1) { report_emulation(&y->options, l); return; } // there is nothing to balance
     SplitCosts costs = split_costs(c.Vp, c.C);
     StageReport mine;
     memset(&mine, 0, sizeof mine); // its padding is also sent
-    for (int k = 0; k < y->v; k++) mine.blocks += y->blocks[stages_at(y, k)];
+    mine.blocks = stages_num_blocks(y);
     mine.slots = pipeline_slots(l, y->rank);
     mine.bytes = bytes;
     StageReport* all = (StageReport*)control_all_gather(&w->control, &mine, sizeof mine);
@@ -195,6 +192,6 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
     printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is %.0f %%\n",
            100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));
     fflush(stdout);
-    report_emulation(options, l);
+    report_emulation(&y->options, l);
 }
 #endif

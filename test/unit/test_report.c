@@ -154,10 +154,9 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     static RankContext w;
     ActionTimes t = { 0 };
     P2P m = { 0 };
-    PipelineParallel options = { .emulate = "" };
-    Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 } };
+    Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 }, 2, { .emulate = "" } };
     world_alone(&w.comm, &w.control);
-    action_times_init(&t, &w, &options, &y, &m);
+    action_times_init(&t, &w, &y, &m);
     for (int step = 0; step < 3; step++) {
         for (int i = 0; i < 2; i++) { // as long as the loop lasts, 50 ms
             Action a = { i == 0 ? ACT_FORWARD : ACT_BACKWARD, 0, 0 };
