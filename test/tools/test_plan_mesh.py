@@ -60,7 +60,7 @@ def test_activations_of_a_block():
 
 
 def test_presets_of_gpus():
-    for gb, g in zip((40, 80, 80, 141, 180, 24, 192), GPUS.values(), strict=True): # by the data sheets
+    for gb, g in zip((40, 80, 80, 141, 180, 24, 24, 192), GPUS.values(), strict=True): # by the data sheets
         # a data sheet's GB is 1e9 or 2^30 bytes, and some are kept back for error correction
         assert 0.99 * gb * 1e9 < g.memory <= gb * 1073741824 and g.peak16 > g.peak32 and g.bandwidth > g.inside > g.nic
         assert 1e9 * g.nccl_inside < g.inside and (g.nccl_inside == 0 or 1e9 * g.nccl_inside > 0.75 * g.inside) # less than the wire

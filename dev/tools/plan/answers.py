@@ -34,6 +34,7 @@ def print_params(o):
     print_row(f"\nbytes per rank of {o.ranks}".ljust(25), STAGE_NAMES[:5])
     for name, kinds in zip(("parameters", "gradients", "optimizer state", "total"), (*zip(*parts), map(sum, parts))):
         print_row(f"  {name}", [format_bytes(o.params * x) for x in kinds])
+    if sum(one) < 16: print("fsdp's shards are fp32, which is its master copy: 4 + 4 + 8 bytes; shards of 16 bits would take zero-3's")
     print_row("\nGB per rank".ljust(25), STAGE_NAMES[:5])
     for row in json_params(o)["bytes_per_rank"]:
         gbs = [1e-9 * row[STAGE_NAMES[stage]] for stage in STAGES]
