@@ -97,8 +97,6 @@ def print_growth(o):
                                 ("int4, parts exchanged", 0.5 + block, ring), ("sign, gathered", 1 / 8, gathered),
                                 ("top-k, gathered", 8 * o.top_k_fraction, gathered), ("PyTorch's int8 hook, gathered", 1, gathered)):
         print(f"  {name:<39}" + "".join(f" {nbytes * times(N):7.3f}" for N in ranks))
-    print("  The hook quantises a bucket with one scale, and every rank gathers the buckets of all. From 4 ranks on it sends as much as\n"
-          "  a ring in bf16, from 8 on as much as one in fp32, and with more ranks more than either.")
 
 
 def json_methods(o):
