@@ -136,7 +136,7 @@ class Document:
             quoted, sign, origin = re.match(r"([^=:]*)([=:]?)(.*)$", item).groups()
             if number in re.findall(NUMBER, quoted): return sign + origin
         if stands_in(section.stored, number): return "in this section's blocks"
-        sentence = next(x for x in re.split(r"(?<=[.:;])\s(?=[A-Z(*`\d])", text) if stands_in(x, number))
+        sentence = next(x for x in re.split(r"(?<=[.:;])\s(?=[A-Z(*`[\d])", text) if stands_in(x, number))
         if re.search(PUBLISHED, sentence): return "published: " + ", ".join(re.findall(
             r"https?://[^)\s]+|(?:sections?|tables?|figures?) [\d.]+|appendix \w+|abstract", sentence))
 

@@ -67,6 +67,8 @@ PP4 --schedule 1f1b --ranks-per-node 1 => each in 0.140 ms, between nodes$
 --params 7.5e9 --ranks 64 => bytes per rank of 64 ~ ^  4 +120.0 +52.50 +41.25 +30.00 ~ ^  64 +120.0 +31.41 +16.64 +1.88 ~
     ^  1024 +120.0 +30.09 +15.10 +0.12 ~ total +120 GB +31.4 GB +16.6 GB +1.9 GB ~ zero-2 +yes +10.8 B ~ ddp +no +1.5 B
 --params 7e9 --master off --ranks 1 => 7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes ~ total +84.0 GB
+--params 13e9 --master off --ranks 4 => total +156 GB +78.0 GB +58.5 GB +39.0 GB +52.0 GB$ ~ ^fsdp's shards are fp32.* would take zero-3's$
+--params 10e9 --ranks 8 => total +160 GB +55.0 GB +37.5 GB +20.0 GB +20.0 GB$ ~ bytes per rank of 8
 --params 1e9 --precision fp32 --ranks 4 => 4 \+ 4 \+ 8 bytes ~ total +16.0 GB +10.0 GB
 --params 875e6 --master off --ranks 8 => parameters +1.8 GB +1.8 GB +1.8 GB +219 MB +438 MB ~ total +10.5 GB .* +1.8 GB$
 --params 1e9 --ranks 64 --memory 32 --reserve 0 => ^fits, largest +32 GB ~ ^  ddp +yes +2 B ~ ^  zero-1 +yes +7.64 B ~
@@ -76,6 +78,7 @@ XL --gpu rtx4090 => ^ +8  does not fit: 35.5 GB of rtx4090$
 XL --batch-size 8 --gpu rtx4090 --reserve 4 => ^ +8  does not fit: 29.8 GB of rtx4090; with --recompute block 11.3 GB$
 --model d126 --channels 16384 --heads 128 --ranks 1024 --batch-size 1 => ^ +1024  does not fit: 6.5 TB of an h100$ ~ ^fsdp
 --model d126 --channels 16384 --heads 128 --ranks 1024 --batch-size 1 --compute-ms 5 => ^ +1 .*%$
+GPT2 --gpu a10 --recompute full => ^fits +a10$ ~ GFLOP per token, 125 TFLOP/s x 0.4, blocks recomputed in full$
 GPT2 --total-batch-size 65536 => ^ +512  65536 tokens are no multiple of 512 x 4 x 1024
 --model gpt2 --ranks 8 --total-batch-size 1024000000000 => ^ +8  62500000 micro-batches are more than the 65536 that can be planned
 GPT2 --total-batch-size 1048576 => in 32 micro-batches per rank

@@ -34,6 +34,7 @@ def print_params(o):
     print_row(f"\nbytes per rank of {o.ranks}".ljust(25), STAGE_NAMES[:5])
     for name, kinds in zip(("parameters", "gradients", "optimizer state", "total"), (*zip(*parts), map(sum, parts))):
         print_row(f"  {name}", [format_bytes(o.params * x) for x in kinds])
+    if sum(one) < 16: print("fsdp's shards are fp32, which is its master copy: 4 + 4 + 8 bytes; shards of 16 bits would take zero-3's")
     print_row("\nGB per rank".ljust(25), STAGE_NAMES[:5])
     for row in json_params(o)["bytes_per_rank"]:
         gbs = [1e-9 * row[STAGE_NAMES[stage]] for stage in STAGES]
@@ -96,8 +97,6 @@ def print_growth(o):
                                 ("int4, parts exchanged", 0.5 + block, ring), ("sign, gathered", 1 / 8, gathered),
                                 ("top-k, gathered", 8 * o.top_k_fraction, gathered), ("PyTorch's int8 hook, gathered", 1, gathered)):
         print(f"  {name:<39}" + "".join(f" {nbytes * times(N):7.3f}" for N in ranks))
-    print("  The hook quantises a bucket with one scale, and every rank gathers the buckets of all. From 4 ranks on it sends as much as\n"
-          "  a ring in bf16, from 8 on as much as one in fp32, and with more ranks more than either.")
 
 
 def json_methods(o):

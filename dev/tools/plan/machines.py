@@ -4,10 +4,10 @@ seconds of messages and collectives over links.
 FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32.
 Memory    is what the vendor's tool reports of the whole device (nvidia-smi, rocm-smi). A process gets some hundred MB less.
 Links     are bandwidths of one direction: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X has 7 of 64 GB/s. Interfaces are
-          those of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with consumer GPUs is a guess.
+          those of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with PCIe is a guess.
 Nodes     NVIDIA's user guides of the DGX machines (without interfaces for storage). AWS's page of P4 and P5 instances; the 32
           interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess.
-Sources   NVIDIA's data sheets of A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white
+Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white
           paper; AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
 Seconds   are those of a ring (doc/plan.md). busbw is defined as in nccl-tests. nodes-1 of the hops are between nodes, and the interfaces
           limit what crosses there. A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes,
@@ -47,6 +47,7 @@ GPUS = {row[0]: Gpu(*row) for row in (
     ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
     ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
     ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
+    ("a10", "A10, 24 GB", 125e12, 31.2e12, 23028 * MIB, 600e9, 31.5e9, 12.5e9, 1, 150, AMPERE, 24, False, True),
     ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 1, 450, AMPERE, 24, False, True),
     ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 750, HOPPER, 0, False, True))}
 GPU_NAMES = "|".join([*GPUS, "cpu-here"])

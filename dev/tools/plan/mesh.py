@@ -33,15 +33,15 @@ class Program(NamedTuple):
     gathers: float = 2       # blocks that are gathered at a time, where parameters are sharded
     element_bytes: int = 2   # of weights and activations; 2: with an fp32 master copy
     most_busbw: float = 0    # bytes/s that its gathers and sums over dp reach at most, by its own doing; 0: what the links have
-    balances: bool = False   # its stages take about equal times
+    ours: bool = False       # this course's: stages take about equal times, and the MLP's last product is not recomputed
 
 
 # DeepSpeed's ZeRO-3 of 2021 gathered one matrix after another, waited for each, and copied it. With 5.1 B parameters on 8 A100 and
 # NVLink a forward pass took 470 ms, of which 60 computed (github.com/deepspeedai/DeepSpeed, issue 1174 and pull request 1188, which
 # says that "the async version is not async at all"). So 10.2 GB were gathered in 410 ms; 900 ms backward agree.
 DEEPSPEED_BUSBW = 10.2e9 * 7 / 8 / 0.410
-SHARD = Program(True, True, True, 1, 2, 2, balances=True)
-SHARD_FP32 = Program(True, True, True, 1, 4, 4, element_bytes=4, balances=True)
+SHARD = Program(True, True, True, 1, 2, 2, ours=True)
+SHARD_FP32 = Program(True, True, True, 1, 4, 4, element_bytes=4, ours=True)
 LLMC = Program(True, True, True, 1, 2, 2)
 MEGATRON_2021 = Program(False, False, False, 1.3, 2, 6) # dropout; the optimizer after one all-reduce
 MEGATRON_2022 = Program(False, True, False, 1.3, 2, 6)  # an all-reduce "overlaps with the linear weight's gradient"
@@ -167,7 +167,7 @@ class MeshPlan(NamedTuple):
         attention = s.attention_flops(self.T, self.program.flash) / 3 * tokens / tp
         flops = 2 * s.block_weights() * tokens / tp + attention
         forward, again = self.multiplied(flops) + self.moved(nbytes), 0
-        if self.kept == INPUTS: again = forward
+        if self.kept == INPUTS: again = forward - (self.multiplied(2 * C * s.F * tokens / tp) if self.program.ours else 0)
         if self.kept == HALF: again = self.multiplied(flops - attention) / 2 + self.moved(nbytes)
         if self.kept == SELECTED and not self.program.flash: again = self.multiplied(attention) + self.moved(e * tokens * scores)
         head = self.multiplied(2.0 * C * s.V * tokens / tp) + self.moved(2 * e * tokens * s.V / tp)
@@ -211,7 +211,7 @@ class MeshPlan(NamedTuple):
     def stages(self, block, head):
         """Seconds of a micro-batch in the slowest stage, and in all others together. block, head: seconds of one."""
         L = self.shape.L
-        if not self.program.balances or self.pp == 1:
+        if not self.program.ours or self.pp == 1:
             slowest = self.blocks * block + head
             return slowest, (self.pp - 1) * slowest
         *blocks, last = split("auto", self.pp, self.chunks, L, self.shape.Vp, self.shape.C)["blocks"]

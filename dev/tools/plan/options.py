@@ -28,7 +28,7 @@ OPTIONS = [
     whole("accumulation", 0, 0, MOST_MICRO_BATCHES,
           "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it"),
     whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it"),
-    choice("recompute", "none", "none|block", "for the times; bytes are printed for both"),
+    choice("recompute", "none", "none|block|full", "for the times; bytes are printed for both; full: all of a block, as papers count"),
     "Ranks, and how they divide the work (bytes of the first five stages are always printed)",
     whole("ranks", 8, 1, 1 << 20, "number of ranks, N"),
     whole("tensor-parallel", 0, 0, 1 << 20, "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8"),
@@ -262,7 +262,7 @@ def with_compression(o, plan, method):
 
 def plan_of(o):
     """Dies, in the stages' words, if they cannot be run so. These errors come before any table."""
-    plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, o.device == "gpu",
+    plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, False, o.device == "gpu",
                 o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
                 o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered)
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
@@ -270,7 +270,7 @@ def plan_of(o):
         bytes_of(plan, FSDP)
         bytes_of(plan, TP)
         if o.pipeline_parallel: bytes_of(with_pipe(o, plan, o.pipeline_parallel, o.schedule), PP)
-    return plan._replace(recompute=o.recompute == "block")
+    return plan._replace(recompute=o.recompute != "none", full=o.recompute == "full")
 
 
 def network_of(o, plan):

@@ -150,7 +150,7 @@ def block_times(plan, m, s):
     t, forward = Timeline(), s.block_forward / plan.t
     tensor_forward(m, forward, False, t)
     F = t.now
-    if plan.recompute: tensor_forward(m, forward, True, t)
+    if plan.recompute: tensor_forward(m, s.block_again / plan.t, True, t)
     again = t.now - F
     tensor_backward(plan, m, forward, t)
     B, W = t.now - F, weight_seconds(plan, s) / plan.t

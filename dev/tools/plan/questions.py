@@ -26,7 +26,8 @@ class Plan(NamedTuple):
     N: int                   # ranks
     precision: str = "bf16"
     accumulation: int = 1    # micro-batches per step; in pp those of a replica of the model
-    recompute: bool = False
+    recompute: bool = False  # blocks; full: all of their forward pass, as others' programs do
+    full: bool = False
     gpu: bool = True         # the GPU's program (over NCCL), or the CPU's (over MPI)
     memory_bandwidth: float = 0 # of a rank's device, bytes per second; 0: the update takes no time
     buffers: int = 2         # fsdp: how many groups, besides the root, may be gathered at a time

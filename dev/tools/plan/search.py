@@ -28,7 +28,7 @@ def plan_of(p):
     """As the program plans it with the options of command_of and its defaults."""
     s, precision = p.shape, "bf16" if p.program.element_bytes == 2 else "fp32"
     return Plan(s if is_gpt2(s) else s._replace(T=p.T), p.micro, p.T, p.ranks, precision, p.micro_batches, p.kept == INPUTS,
-                p.gpu.peak16 > 0, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
+                gpu=p.gpu.peak16 > 0, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
                 zero_stage=p.zero)
 
 

@@ -15,22 +15,29 @@ from questions import DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, 
 
 
 # ---- compute ----
-UnitSeconds = namedtuple("UnitSeconds", "block_forward block_backward head") # in a micro-batch; head: the root's, both passes
+class UnitSeconds(namedtuple("UnitSeconds", "block_forward block_backward head")):
+    """In a micro-batch. block_backward has what is recomputed; head: the root's, both passes."""
+    block_again = property(lambda self: self.block_backward - 2 * self.block_forward)
 
 
 def block_flops(plan):
-    """Of a token: a third forward and two thirds backward; recomputation does the forward third again."""
+    """Of a token: a third forward and two thirds backward."""
     return 6.0 * plan.shape.unit(1) + 6.0 * plan.shape.C * plan.T
+
+
+def again_flops(plan):
+    """Of a token, what a block recomputes: its forward pass without fcproj, whose output no backward pass needs; full: with it."""
+    return block_flops(plan) / 3 - (0 if plan.full else 8.0 * plan.shape.C * plan.shape.C) if plan.recompute else 0
 
 
 def flops_done(plan):
     """Of a token, including recomputed ones, which flops_per_token and so MFU leave out."""
-    return plan.shape.flops_per_token(plan.T) + (plan.shape.L * block_flops(plan) / 3 if plan.recompute else 0)
+    return plan.shape.flops_per_token(plan.T) + plan.shape.L * again_flops(plan)
 
 
 def unit_seconds(plan, micro_batch_seconds):
     block, per_flop = block_flops(plan), micro_batch_seconds / flops_done(plan)
-    return UnitSeconds(per_flop * block / 3, per_flop * block * (3 if plan.recompute else 2) / 3,
+    return UnitSeconds(per_flop * block / 3, per_flop * (2 * block / 3 + again_flops(plan)),
                        per_flop * (plan.shape.flops_per_token(plan.T) - plan.shape.L * block))
 
 
@@ -248,7 +255,7 @@ def tensor_messages(plan, w):
 
 
 def tensor_forward(m, seconds, recomputed, t):
-    """Both halves of a block's forward pass: rows are gathered, computed with, and summed. Recomputation omits the last sum."""
+    """Both halves of a block's forward pass: rows are gathered, computed with, and summed. Recomputing omits the last product and sum."""
     for half in (0, 1):
         t.wait_shared(m.gather)
         t.now += seconds / 2
@@ -287,7 +294,7 @@ def tensor_micro_batch(plan, m, s, units, t):
     t.now += s.head
     t.wait_shared(m.sum)
     for _ in range(plan.shape.L):
-        if plan.recompute: tensor_forward(m, s.block_forward, True, t)
+        if plan.recompute: tensor_forward(m, s.block_again, True, t)
         tensor_backward(plan, m, s.block_forward, t)
         if units: t.send(units[1])
     t.wait_shared(m.gather)

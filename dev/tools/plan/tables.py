@@ -304,7 +304,7 @@ def print_assumptions(o, plan, w):
     inside, between = (LINKS[name][0] if name in LINKS else name for name in (o.link, o.inter_link))
     compute = f"a micro-batch takes {o.compute_ms:.4g} ms" if o.compute_ms > 0 else f"{1e-12 * peak_of(o):.4g} TFLOP/s x {o.mfu:.3g}"
     print(f"\ntimes of a step: {1e-9 * plan.shape.flops_per_token(plan.T):.4g} GFLOP per token, {compute}"
-          f"{', blocks recomputed' if plan.recompute else ''}")
+          f"{', blocks recomputed' * plan.recompute}{' in full' * plan.full}")
     text = f"{algorithms[w.algorithm]} over {o.device_gpu.what if o.gpu_links else inside}"
     if o.communication_ms > 0: text = f"summing all gradients whole takes {o.communication_ms:.4g} ms on {plan.N} ranks"
     if w.per_node: text += f"; nodes of {w.per_node} ranks and {w.nics} interfaces" + ("" if o.gpu_links else f": {between}")
