@@ -30,7 +30,7 @@ def exposed(d, run): return d.value(run, "comm_exposed_ms") / d.value(run, "step
 def base(run): return "link-none" if run.startswith("link-") else "none"
 
 
-COLUMNS = {"memory of a rank": "memory", "sent by a rank in a step": "sent"}
+COLUMNS = {}
 SPEEDS = {"exposed, of a step": lambda d, run: percent(exposed(d, run)),
           "time of a step, beside none over the same link": lambda d, run: d.beside(run, base(run))}
 

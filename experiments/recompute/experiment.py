@@ -10,7 +10,7 @@ NOTES = """An extra forward pass is a third of the arithmetic of a block. Embedd
 a whole model takes less than 4/3 of the time. No message is added: a block is gathered for its backward pass anyway. [Chapter
 4](../../doc/04_fsdp.md#recomputation-and-offload-memory-against-time) explains it."""
 WORDS, PLOT = {}, ("memory of a rank, MB", "memory", 1e6)
-COLUMNS = {"memory of a rank": "memory", "of it activations": "kinds/activations", "sent by a rank in a step": "sent"}
+COLUMNS = {"of it activations": "kinds/activations"}
 SPEEDS = {"time of a step, beside none": lambda d, run: d.beside(run, run.split("-")[0] + "-none")}
 
 
