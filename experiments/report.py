@@ -131,7 +131,9 @@ def page(name, e, d):
     yield "## Numbers\n\n" + m.table(*rows, blank=" ") + (f"\n![{picture['title']}](plot.svg)\n" if picture else "")
     yield "## How\n\n" + fold(f"`python3 experiments/run.py {name}` made these "
                               f"runs{f', {rounds} times in turns' if rounds > 1 else ''}:")
-    yield "".join(f"    {command(d.first(run))}\n" for run in d.runs())
+    commands = [command(d.first(run)) for run in d.runs()]
+    if len(commands) > 12: commands[4:-2] = [f"... {len(commands) - 6} more"]
+    yield "".join(f"    {line}\n" for line in commands)
     speeds = " Times are medians of a run's steps without the first; ratios are formed within a round." if d.speed else ""
     if d.speed and rounds > 1:
         speeds += " Where a figure has a range, it is from the least to the most of all rounds, and before it is their median."

@@ -16,7 +16,6 @@ attention, 12 % of the bytes. Waiting for a rank that is late is not counted as 
 2](../../doc/02_ddp.md#naive-against-bucketed-two-timelines) has the timelines."""
 LINKS = {"slow": 0.32, "fast": 0.073} # bytes / rate, of the computing
 LAST = (4 * 256**2 + 15 * 256 + (384 + 128) * 256) / 3290624 # of the parameters, those in the last of the buckets of 2 MiB
-COLUMNS = {}
 
 
 def runs(x):
@@ -29,12 +28,11 @@ def runs(x):
 
 
 def chosen(own, link):
-    """Gbit/s."""
-    computing = own["shares"]["computing"] if "shares" in own else 1000 # with --no-speed
-    return f"{8e-6 * own['sent'] / (LINKS[link] * computing):.3g}"
+    """Gbit/s; any with --no-speed."""
+    return f"{8e-6 * own['sent'] / (LINKS[link] * own.get('shares', {'computing': 1000})['computing']):.3g}"
 
 
-def rate(d, run): return re.search(r"--emulate-link (\S+)|$", d.first(run)["options"])[1]
+def rate(d, run): return re.search(r"--emulate-link (\S+)|$", d.first(run)["options"])[1] or ""
 def words(d, run): return f"{run.split('-')[1]}, {f'{rate(d, run)} Gbit/s' if rate(d, run) else 'own link'}"
 def sending(d, run): return 8e-6 * d.value(run, "sent") / float(rate(d, run)) # ms
 def exposed(d, run): return percent(1 - d.value(run, "efficiency_exposed"))
@@ -45,21 +43,19 @@ def formula(d, run):
     return percent(c / (1 + c))
 
 
-def if_emulated(text): return lambda d, run: text(d, run) if rate(d, run) else ""
-def ms(key): return lambda d, run: f"{d.value(run, key):.1f}"
-SPEEDS = {"computing, ms": ms("shares/computing"), "bytes / rate, ms": if_emulated(lambda d, run: f"{sending(d, run):.1f}"),
-          "exposed, ms": ms("shares/all-reduce"), "exposed / (computing + exposed)": exposed, "by the formula": if_emulated(formula),
+COLUMNS = {}
+SPEEDS = {"computing, ms": lambda d, run: f"{d.value(run, 'shares/computing'):.1f}",
+          "bytes / rate, ms": lambda d, run: rate(d, run) and f"{sending(d, run):.1f}",
+          "exposed / (computing + exposed)": exposed, "by the formula": lambda d, run: rate(d, run) and formula(d, run),
           "time of a step, beside buckets": lambda d, run: d.beside(run, run.replace("naive", "bucketed"))}
 
 
 def short(d):
-    if not d.speed: return "Bytes are the same."
-    return " ".join(f"Over a {link} link {exposed(d, f'{link}-naive')} of a step are exposed, and {exposed(d, f'{link}-bucketed')} "
-                    "with buckets." for link in LINKS)
+    ways = [(link, *(exposed(d, f"{link}-{mode}") for mode in ("naive", "bucketed"))) for link in LINKS if d.speed]
+    return " ".join("Over a {} link {} of a step are exposed, and {} with buckets.".format(*way) for way in ways)
 
 
 def answer(d):
-    if not d.speed: yield f"Both ways send {d.size('own-naive', 'sent')} and keep {d.size('own-naive')} per rank."
     for link in LINKS if d.speed else ():
         naive, bucketed = f"{link}-naive", f"{link}-bucketed"
         longer = d.longer(naive, bucketed, "A naive step")
