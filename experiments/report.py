@@ -30,6 +30,10 @@ class Results(m.Results):
     def size(self, run, key="memory"):
         return size(self.value(run, key))
 
+    def tokens(self, run):
+        """Tokens per second of all its ranks together."""
+        return f"{self.value(run, 'tokens_per_s'):,.0f}"
+
     def beside(self, run, base, key="step_ms"):
         return times(self.ratio(run, base, key))
 
@@ -70,9 +74,10 @@ def word(e, d, run):
 
 
 def table(e, d):
-    """COLUMNS of an experiment are {head: the key of a number of bytes, or a function of the results and the run}; SPEEDS are those
-    that are there where speeds were measured. A row is a run."""
-    columns = e.COLUMNS | (e.SPEEDS if d.speed else {})
+    """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Between and after
+    these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the run}."""
+    columns = {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
+    if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
     yield [getattr(e, "RUNS", "run"), *columns]
     for run in d.runs():
         yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
@@ -126,7 +131,9 @@ def page(name, e, d):
     yield "## Numbers\n\n" + m.table(*rows, blank=" ") + (f"\n![{picture['title']}](plot.svg)\n" if picture else "")
     yield "## How\n\n" + fold(f"`python3 experiments/run.py {name}` made these "
                               f"runs{f', {rounds} times in turns' if rounds > 1 else ''}:")
-    yield "".join(f"    {command(d.first(run))}\n" for run in d.runs())
+    commands = [command(d.first(run)) for run in d.runs()]
+    if len(commands) > 12: commands[4:-2] = [f"... {len(commands) - 6} more"]
+    yield "".join(f"    {line}\n" for line in commands)
     speeds = " Times are medians of a run's steps without the first; ratios are formed within a round." if d.speed else ""
     if d.speed and rounds > 1:
         speeds += " Where a figure has a range, it is from the least to the most of all rounds, and before it is their median."

@@ -7,7 +7,7 @@ QUESTION = """With `--cpu-offload` a rank's shards of parameters, gradients and 
 How much device memory does that free, and how much longer does a step take?"""
 NOTES = "[Chapter 4](../../doc/04_fsdp.md#offload) says what is copied when."
 WORDS = {"device": "shards on the device", "host": "shards on the host", "recomputed": "shards on the host and blocks recomputed"}
-RUNS, COLUMNS = "", {"device memory of a rank": "memory", "on the host": "host", "sent by a rank in a step": "sent"}
+RUNS, COLUMNS = "", {"on the host": "host"}
 SPEEDS = {"time of a step": lambda d, run: d.beside(run, "device")}
 PLOT = "device memory of a rank, MB", "memory", 1e6
 

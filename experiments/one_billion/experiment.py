@@ -48,10 +48,11 @@ def answer(d):
 
 def table(d):
     yield ["run", "parameters", "gradients", "optimizer state", "activations", "rooms and buckets", "total of a rank", "both ranks",
-           "sent by a rank in a step"]
+           "sent by a rank in a step"] + ["tokens per second"] * d.speed
     for run in d.runs():
         kinds = [""] * 5 if run == "ddp" else [d.size(run, f"kinds/{kind}") for kind in KINDS]
-        yield [WORDS[run], *kinds, d.size(run), size(2 * d.value(run, "memory")), d.size(run, "sent")]
+        speed = ["" if run == "ddp" else d.tokens(run)] * d.speed
+        yield [WORDS[run], *kinds, d.size(run), size(2 * d.value(run, "memory")), d.size(run, "sent"), *speed]
 
 
 def plot(d):

@@ -48,13 +48,13 @@ def answer(d):
 
 def table(d):
     yield ["run", "parameters", "memory of a rank", "on the host", "sent by a rank in a step"] + [
-        "tokens per second, beside DDP with the small model"] * d.speed
+        "tokens per second", "beside DDP with the small model"] * d.speed
     for run in d.runs():
-        if refused(d, run): yield [WORDS[run], "", "out of memory", "", ""] + [""] * d.speed
+        if refused(d, run): yield [WORDS[run], "", "out of memory", "", ""] + ["", ""] * d.speed
         else:
             host = d.value(run, "host")
             yield [WORDS[run], count(d.value(run, "parameters")), d.size(run), size(host) if host else "",
-                   d.size(run, "sent"), *([d.beside(run, "ddp-1", "tokens_per_s")] if d.speed else [])]
+                   d.size(run, "sent"), *([d.tokens(run), d.beside(run, "ddp-1", "tokens_per_s")] if d.speed else [])]
 
 
 def plot(d):

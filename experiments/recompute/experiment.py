@@ -11,7 +11,7 @@ the 72 C^2 FLOPs that a block's two passes take for a token, or 22 %, and attent
 both steps. No message is added: a block is gathered for its backward pass anyway. [Chapter
 4](../../doc/04_fsdp.md#recomputation-and-offload-memory-against-time) explains it."""
 WORDS, PLOT = {}, ("memory of a rank, MB", "memory", 1e6)
-COLUMNS = {"memory of a rank": "memory", "of it activations": "kinds/activations", "sent by a rank in a step": "sent"}
+COLUMNS = {"of it activations": "kinds/activations"}
 SPEEDS = {"time of a step, beside none": lambda d, run: d.beside(run, run.split("-")[0] + "-none")}
 
 

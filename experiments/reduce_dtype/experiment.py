@@ -8,7 +8,7 @@ QUESTION = """With numbers of 16 bits FSDP can send and add gradients in fp32 (`
 NOTES = """Two ranks add two numbers, so little is lost here. The error of a sum in 16 bits grows with the ranks. [Chapter
 4](../../doc/04_fsdp.md#mixed-precision) says where each type is used."""
 WORDS, PLOT = {"fp32": "sums in fp32", "model": "sums in bf16"}, ("sent by a rank in a step, MB", "sent", 1e6)
-RUNS, COLUMNS = "", {"memory of a rank": "memory", "sent by a rank in a step": "sent", "loss": lambda d, run: loss(d, run)}
+RUNS, COLUMNS = "", {"loss": lambda d, run: loss(d, run)}
 SPEEDS = {"time of a step": lambda d, run: d.beside(run, "fp32")}
 
 

@@ -70,8 +70,10 @@ def table(d):
                            ("sent by each of two in a step", "strong-2", "sent")):
         yield [text, *(d.size(f"{stage}-{run}", key) for stage in STAGES)]
     if not d.speed: return
-    yield ["tokens per second of two, beside one: same batch", *(times(gain(d, stage)) for stage in STAGES)]
-    yield ["the same batch on each rank", *(times(gain(d, stage, "weak")) for stage in STAGES)]
+    yield ["tokens per second of two", *(d.tokens(f"{stage}-strong-2") for stage in STAGES)]
+    for kind, text in ("strong", "of one with the same batch"), ("weak", "of one with the same batch on each rank"):
+        yield [text, *(d.tokens(f"{stage}-{kind}-1") for stage in STAGES)]
+        yield ["of two, beside that", *(times(gain(d, stage, kind)) for stage in STAGES)]
     yield ["*a step of two, of half a step of one:*", "", ""]
     for cause, text in CAUSES.items(): yield [text, *(percent(share(d, stage, cause)) for stage in STAGES)]
 

@@ -69,11 +69,11 @@ def answer(d):
 
 def table(d):
     yield ["tokens of a sequence", "channels", "parameters", "memory of one rank", "of each of two", "sent by a rank in a step"] + [
-        "tokens per second of two, beside one", "exposed, of a step of two"] * d.speed
+        "tokens per second of one rank", "of two", "of two, beside one", "exposed, of a step of two"] * d.speed
     for text in sizes(d):
         one, two = f"one-{text}", f"two-{text}"
         bytes_ = map(size, (d.value(one, "memory"), d.value(two, "memory"), d.value(two, "sent")))
-        speeds = [times(gain(d, text)), exposed(d, text)] if d.speed else []
+        speeds = [d.tokens(one), d.tokens(two), times(gain(d, text)), exposed(d, text)] if d.speed else []
         yield [*text.split("-"), count(d.value(one, "parameters")), *bytes_, *speeds]
 
 

@@ -30,9 +30,8 @@ def rest(d, run): return size(d.value(run, "memory") - sum(d.value(run, f"kinds/
 
 
 COLUMNS = {kind: f"kinds/{kind}" for kind in KINDS} | {
-    "everything else": rest, "total of a rank": "memory", "of DDP's": kept,
-    "promised of the state": lambda d, run: "" if run.startswith("ddp") else promised(int(run.split("-")[1])),
-    "sent by a rank in a step": "sent"}
+    "everything else": rest, "of DDP's memory": kept,
+    "promised of the state": lambda d, run: "" if run.startswith("ddp") else promised(int(run.split("-")[1]))}
 SPEEDS, PLOT = {}, ("all memory of a rank, GB", "memory", 1e9)
 
 

@@ -222,13 +222,13 @@ def test_the_stored_pages_and_plots_are_made_from_the_stored_results(tmp_path):
 
 def test_ratios_are_formed_within_a_round_and_their_median_and_range_are_on_the_page(tmp_path):
     def run(name, number, memory, activations, ms):
-        return name, number, {"memory": memory, "sent": 1000, "step_ms": ms, "kinds": {"activations": activations}}
+        return name, number, {"memory": memory, "sent": 1000, "step_ms": ms, "tokens_per_s": 23456 / ms, "kinds": {"activations": activations}}
     text = page(tmp_path, "recompute", *[run("short-none", i, 100e6, 60e6, ms) for i, ms in enumerate((10, 20, 10), 1)],
                 *[run("short-block", i, 50e6, 10e6, ms) for i, ms in enumerate((12, 26, 12.5), 1)],
                 run("long-none", 1, 200e6, 160e6, 10), run("long-block", 1, 80e6, 40e6, 13))
     for sentence in ("With short sequences a rank keeps 50.0 MB instead of 100 MB, which is 50 %. A step takes 1.25 (1.20 to 1.30) times as long.",
                      "With long sequences a rank keeps 80.0 MB instead of 200 MB, which is 40 %. A step takes 1.30 times as long.",
-                     "Measured on 2000-01-02 on a machine, at commit abc.", "| short-block | 50.0 MB | 10.0 MB | 1.00 kB | 1.25 (1.20 to 1.30) |"):
+                     "Measured on 2000-01-02 on a machine, at commit abc.", "| short-block | 50.0 MB | 10.0 MB | 1.00 kB | 1,876 | 1.25 (1.20 to 1.30) |"):
         assert sentence in text
 
 
@@ -256,7 +256,7 @@ def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against
 
 
 def test_a_range_that_includes_1_shows_no_difference(tmp_path):
-    runs = [(name, number, {"memory": 1, "sent": 2, "step_ms": ms, "loss": 3, "steps": 4})
+    runs = [(name, number, {"memory": 1, "sent": 2, "step_ms": ms, "tokens_per_s": 5, "loss": 3, "steps": 4})
             for name, number, ms in (("fp32", 1, 10), ("model", 1, 9), ("fp32", 2, 10), ("model", 2, 13))]
     assert "a step takes 1.10 (0.90 to 1.30) times as long. The range includes 1, so these rounds show no difference." in \
         page(tmp_path, "reduce_dtype", *runs)
