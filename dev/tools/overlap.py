@@ -5,18 +5,13 @@
 
 The table has a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part, in
 which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward pass
-communication began (negative: after it). The picture below it shows one step: a row of compute (e embedding, f forward, h head, b
-backward, . waiting, u update) and a row of communication (#) per rank. --svg draws the same step into a file, for a browser or a
-page, in which exposed communication has its own colour.
+communication began (negative: after it). The picture below it shows one step, and --svg draws the same for a browser or a page.
 
 Then communication is split by kind, by unit and by communicator, and with --callers by the function of the stage that issued it: of
-a step in total, exposed, and in waits for ranks that were late. These are means of all ranks, of the steps and by the definitions
-of the diagnosis that a run prints at its end, and so are the two efficiencies. --flame is a tree of a step's time.
-
-    timeline.py   reads the file      overlap_split.py   the tables      overlap_flame.py   the tree, as text and picture
+a step in total, exposed, and in waits for ranks that were late. These are means by the definitions of the diagnosis that a run prints
+at its end (overlap_split.py), and so are the two efficiencies. --flame is a tree of a step's time. timeline.py reads the file.
 """
 import math
-from overlap_flame import flame_of, print_flame, write_flame
 from overlap_split import Split
 from timeline import Trace
 from tool import TimePicture, die, dump_json, parse_options, real, switch, text, whole
@@ -140,8 +135,8 @@ def main():
         print_step(ranks, step, begin, end, o.columns)
         if o.svg: write_svg(o.svg, ranks, begin, end, o.svg_ms)
         split.print(o.callers)
-        if o.flame: print_flame(flame_of(split))
-    if o.flame_svg: write_flame(o.flame_svg, split)
+        if o.flame: split.print_tree()
+    if o.flame_svg: split.draw_tree(o.flame_svg)
     if o.flame_svg and not o.json: print(f"\npicture: {o.flame_svg}")
 
 
