@@ -20,7 +20,7 @@ JOIN = 3  # so many equal lines between two changes of a definition make no new 
 
 
 def stage_file(stage):
-    return f"train_gpt2_{stage}.cu"
+    return stage if "/" in stage else f"train_gpt2_{stage}.cu"  # a header of llmc/ has lines and definitions as well
 
 
 def pairs():
