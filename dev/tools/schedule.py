@@ -16,8 +16,8 @@ each rank's times, its peak of activations, and the bubble: as played, with its 
 that train_gpt2_pp has, and timeline.py reads a run's actions.
 """
 import math, re, sys
+from argparse import Namespace
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -61,18 +61,8 @@ PARTS_OF = dict.fromkeys(("layers", "heads", "channels", "vocab-size", "seq-len"
 PARTS_OF |= {"svg-ms": "svg", "step": "trace"}  # options that need another one
 
 
-@dataclass
-class Case:
-    schedule: str
-    p: int             # stages,
-    m: int             # micro-batches
-    v: int             # and chunks a rank
-    times: list        # F, I, W of 1/p of the model
-    message: float     # how long one takes
-    costs: str
-    split: str
-    config: dict       # of the model; None: there is none
-
+class Case(Namespace):
+    """The options, with .config, what schedule_order says of the model; None: there is none."""
     pipeline = property(lambda self: Pipeline(self.schedule, self.p, self.m, self.v))
     parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)  # with dualpipe two ranks have each
     copies = property(lambda self: self.p * self.v // self.parts)
@@ -81,7 +71,7 @@ class Case:
     def play(self, of_chunk=None, of_action=None):
         """of_chunk: times of each chunk, else those that the model and options give."""
         if not of_action: of_chunk = of_chunk or self.times_of_chunks()
-        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message)
+        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message_ms)
 
     def plan(self):
         """Of each rank the actions in their order, in no time."""
@@ -132,8 +122,7 @@ class Case:
         return "needs more blocks than the model has" if self.config and self.parts > self.config["L"] else None
 
 
-def case_of(o, config):
-    return Case(o.schedule, o.p, o.m, o.v or CHUNKS.get(o.schedule, 1), o.times, o.message_ms, o.costs, o.split, config)
+def replace(case, **changes): return Case(**vars(case) | changes)
 
 
 # ---- options ----
@@ -165,11 +154,11 @@ def read_options():
         die("--compare shows all schedules, and draws nothing; leave out --schedule, --v, --costs, --split and --svg")
     for name, of in PARTS_OF.items():
         if name in o.given and not getattr(o, of): die(f"--{name} is one of --{of}'s; give both")
-    o.times = read_numbers("times", o.times, 3)
-    case = case_of(o, read_model(o))
+    o.times, o.config = read_numbers("times", o.times, 3), read_model(o)
+    case = Case(**vars(o) | ({} if o.trace or o.v else {"v": CHUNKS.get(o.schedule, 1)}))
     if not o.trace and not o.compare and case.why_unplayable():
         die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
-    return o, case
+    return case
 
 
 # ---- a step, played or a run's: of each rank its boxes [letter, micro-batch, chunk, begin, end] and numbers ----
@@ -177,9 +166,9 @@ def s(n): return "" if n == 1 else "s"
 def es(n): return "" if n == 1 else "es"
 
 
-def show_step(o, case, title, ranks, step):
+def show_step(case, title, ranks, step):
     shortest = min((end - begin for rank in ranks for *_, begin, end in rank["boxes"] if end > begin), default=math.inf)
-    columns = o.columns or int(min(150, math.ceil(((3 if case.m > 10 else 2) + case.v) * step / shortest)))
+    columns = case.columns or int(min(150, math.ceil(((3 if case.m > 10 else 2) + case.v) * step / shortest)))
     per_column = step / columns
     print(f"{title}\n")
     for r, rank in enumerate(ranks):
@@ -201,10 +190,10 @@ LOOKS = {"F": ("#3a86b7", "forward"), "B": ("#f4a259", "backward"), "I": ("#f4a2
          "W": ("#7fb069", "backward, weights")}
 
 
-def write_svg(o, case, ranks, step):
+def write_svg(case, ranks, step):
     letters = "FIW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FB"
     waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
-    picture = TimePicture([*map(LOOKS.get, letters), waiting], case.p, 1, 22, 4, o.svg_ms or step)
+    picture = TimePicture([*map(LOOKS.get, letters), waiting], case.p, 1, 22, 4, case.svg_ms or step)
     split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
     title = f"{case.schedule}{split}: {step:.4g} ms, of which the bubble is {100 * (1 - case.work / step):.1f} %"
     picture.add(f'<text x="{LEFT + WIDTH}" y="20" text-anchor="end" font-weight="bold">{title}</text>')
@@ -214,8 +203,8 @@ def write_svg(o, case, ranks, step):
             if end - begin < 1e-4 * picture.ms: continue  # it would be all stroke
             paler = f' fill-opacity="{1 - 0.6 * chunk / case.v:.2f}" stroke="white"'
             picture.slice(r, 0, begin, end, LOOKS[letter][0], paler, str(micro))
-    picture.write("--svg", o.svg)
-    print(f"\npicture: {o.svg}")
+    picture.write("--svg", case.svg)
+    print(f"\npicture: {case.svg}")
 
 
 def print_part(name, ms, step, work):
@@ -241,8 +230,8 @@ def print_played_bubble(case, played):
     """The bubble as it was played = the ramp, when some ranks have nothing to do yet or any more + imbalance, by which the slowest
     rank's work exceeds the mean + messages, without which the step would be shorter."""
     work, step, slowest, parts = case.work, played["step"], max(rank["busy"] for rank in played["ranks"]), {}
-    if slowest > work * (1 + 1e-9) or case.message > 0:
-        silent = replace(case, message=0).play()["step"]
+    if slowest > work * (1 + 1e-9) or case.message_ms > 0:
+        silent = replace(case, message_ms=0).play()["step"]
         parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
     print_bubble("", "played", step, work, parts, played["bubble"])
     if case.schedule in OF_RUNS[:3] or case.p == 1: return  # papers count the others' between a rank's own first and last action
@@ -285,18 +274,18 @@ def print_blocks(name, case):
           f"% of the time without a bubble, for {100 * case.work / step:.1f} % with it; step {step:.6g} ms")
 
 
-def show(o, case):
+def show(case):
     played, (F, I, W) = case.play(), case.times
-    show_step(o, case, f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; "
+    show_step(case, f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; "
               f"F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms", played["ranks"], played["step"])
     print_played_bubble(case, played)
     if case.config:
         print_bytes(case, played)
-        print(f"\n{o.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
+        print(f"\n{case.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
         print_blocks("split", case)
         for name in "even", "auto":
             if case.split != name: print_blocks(f"{name} ", replace(case, split=name))
-    if o.svg: write_svg(o, case, played["ranks"], played["step"])
+    if case.svg: write_svg(case, played["ranks"], played["step"])
 
 
 # ---- a run's step ----
@@ -340,7 +329,7 @@ def find_case(o, ranks, step):
     is_cut = "W" in letters
     v = o.v or max(1, len(letters) // ((3 if is_cut else 2) * o.m))
     names = [o.schedule] if "schedule" in o.given else ["zb-h1"] if is_cut else ["interleaved"] if v > 1 else ["1f1b", "gpipe"]
-    cases = [replace(case_of(o, None), schedule=name, v=v) for name in names]
+    cases = [replace(o, schedule=name, v=v) for name in names]
     reasons = [case.why_unplayable() or why_no_fit(case, step) for case in cases]
     if None in reasons: return cases[reasons.index(None)]
     is_given = "schedule" in o.given or o.v > 0 or o.p != ranks
@@ -420,14 +409,14 @@ def show_trace(o):
     ranks = [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"], "boxes": boxes_of(actions, rank["boxes"], seen.begin)}
              for ms, rank, actions in zip(busy, plan, seen.ranks)]
     times = f"I {I:.4g} ms, W {W:.4g} ms" if case.schedule == "zb-h1" else f"B {I:.4g} ms"
-    show_step(o, case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
+    show_step(case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
               f"{o.trace}, mean of stages: F {F:.4g} ms, {times}", ranks, step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
     bubbles = [x.bubble for x in steps]
     if len(bubbles) > 1:
         print(f"bubble of {len(bubbles)} steps, without the first: median {median(bubbles):.6g} ms, from {min(bubbles):.6g} to "
               f"{max(bubbles):.6g}")
-    if o.svg: write_svg(o, case, ranks, step)
+    if case.svg: write_svg(case, ranks, step)
 
 
 # ---- all schedules ----
@@ -488,10 +477,10 @@ def compare(o, case):
 
 
 def main():
-    o, case = read_options()
-    if o.trace: show_trace(o)
-    elif o.compare: compare(o, case)
-    else: show(o, case)
+    case = read_options()
+    if case.trace: show_trace(case)
+    elif case.compare: compare(case, case)
+    else: show(case)
 
 
 if __name__ == "__main__": main()
