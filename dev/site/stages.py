@@ -171,10 +171,3 @@ def compare(a, b):
 
 def hunks(a, b):
     return [part for part in compare(a, b) if part.changed]
-
-
-def changed_lines(a, b, hunk):
-    left, right = lines(a), lines(b)
-    for changed, (i, j) in hunk.rows:
-        if changed:
-            yield from ([left[i].strip()] if i is not None else []) + ([right[j].strip()] if j is not None else [])
