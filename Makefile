@@ -124,7 +124,8 @@ FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
 STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
-TOOLS := tokenize train_bpe hf_export hf_import llmc_import schedule_order
+TOOLS := tokenize train_bpe convert schedule_order
+CONVERTERS := hf_export hf_import llmc_import
 PYTHON_TOOLS := advise overlap ranks schedule
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 
@@ -145,11 +146,14 @@ programs: $(STAGES:%=$(BUILD)/%)
 $(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
 	$(BUILD_STAGE)
 
-tools: $(TOOLS:%=$(BUILD)/%) $(PYTHON_TOOLS:%=$(BUILD)/%) $(BUILD)/plan
+tools: $(TOOLS:%=$(BUILD)/%) $(CONVERTERS:%=$(BUILD)/%) $(PYTHON_TOOLS:%=$(BUILD)/%) $(BUILD)/plan
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
 	$(BUILD_C) $(LIBRARIES)
 $(addprefix $(BUILD)/,tokenize train_bpe): $(BUILD)/%: dev/data/%.c
-$(addprefix $(BUILD)/,hf_export hf_import llmc_import schedule_order): $(BUILD)/%: dev/tools/%.c
+$(addprefix $(BUILD)/,convert schedule_order): $(BUILD)/%: dev/tools/%.c
+# One program, which does what its name says.
+$(CONVERTERS:%=$(BUILD)/%): $(BUILD)/convert
+	@ln -sf $(<F) $@
 # What is in Python is linked under the same name, and reads the files beside the script.
 $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@mkdir -p $(@D)

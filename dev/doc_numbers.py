@@ -24,7 +24,7 @@ from doc_outputs import find_line
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", *sorted(str(f.relative_to(ROOT)) for f in (ROOT / "doc").glob("0*.md")),
-             "doc/choosing.md", "doc/papers.md"]
+             "doc/choosing.md", "doc/papers.md", "doc/self_check.md"]
 NUMBER = r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]*\d)"
 UNIT = (r"\s?(?:%|ms\b|[uµ]s\b|s\b|seconds?\b|minutes?\b|MB\b|GB\b|kB\b|TB\b|MiB\b|GiB\b|tokens/s|[TG]FLOP(?:/s|s)?\b|[GM]B/s|Gb/s|Gbit/s|"
         r"times\b|points\b)")
@@ -201,7 +201,7 @@ def main():
     parser.add_argument("--missing", action="store_true", help="print only what is wrong")
     parser.add_argument("--measure", action="store_true", help="make stored results again, all or those named")
     parser.add_argument("--list", action="store_true", help="print the names of the documents")
-    parser.add_argument("documents", nargs="*", default=DOCUMENTS, help="README, the chapters, choosing and papers if none is named")
+    parser.add_argument("documents", nargs="*", default=DOCUMENTS, help="README, the chapters, choosing, papers and self_check if none is named")
     o = parser.parse_args()
     if o.list: return print("\n".join(DOCUMENTS))
     if o.measure: return measure_again(o.documents if o.documents != DOCUMENTS else sorted(map(str, ROOT.glob("doc/results/*.jsonl"))))

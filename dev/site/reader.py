@@ -1,5 +1,7 @@
-"""The pages of the stage reader: two stage files side by side."""
+"""The pages of the stage reader: two stage files side by side, or a stage beside its two parents."""
+import re
 from difflib import SequenceMatcher
+from functools import lru_cache
 from html import escape
 
 import notes
@@ -8,7 +10,25 @@ import stages
 from source import anchor, link, markup, pair_url, url_of, wide_table
 from stages import CHAPTERS, NUMBERS, STAGES, WORDS, stage_file
 
+# What stages leave to llmc/ and their chapters explain: functions by their file and how their names begin.
+EXPLAINED = {"llmc/parallel/pipeline.h": "pipeline_", "llmc/parallel/layout.h": "layout_", "llmc/comm/ring.h": "ring_"}
+CALL = re.compile(r"\b(\w+)\(")
 CONTEXT = 3  # so many equal lines are shown beside a hunk; the rest is folded
+
+
+@lru_cache
+def explained():
+    """{a function: (file, lines)} of it and of all that it calls there."""
+    found = {}
+    for path, beginning in EXPLAINED.items():
+        places = {name: range(first, end) for name, first, end in stages.definitions(path)}
+        for name in [x for x in places if x.startswith(beginning)]:
+            inner = [name]
+            for x in inner:
+                calls = CALL.findall("\n".join(stages.lines(path)[k] for k in places[x]))
+                inner += dict.fromkeys(y for y in calls if y in places and y not in inner)
+            found[name] = path, [k for x in inner for k in places[x]]
+    return found | {"comm_all_reduce": found["ring_advance"]}  # with --allreduce ring
 
 
 def word_marks(a, b):
@@ -25,14 +45,14 @@ def word_marks(a, b):
 
 
 class Page:
-    def __init__(self, left, right):
-        self.left, self.right, self.url = left, right, pair_url(left, right)
-        self.files = stage_file(left), stage_file(right)
+    def __init__(self, left, right, url=None):
+        self.left, self.right, self.url = left, right, url or pair_url(left, right)
+        self.files, self.ids, self.told = (stage_file(left), stage_file(right)), "LR", set()  # ids of lines begin so
 
-    def row(self, changed, pair):
+    def row(self, pair):
         text = [None if n is None else stages.lines(stage)[n] for stage, n in zip((self.left, self.right), pair)]
         kind, marks = "e", ((), ())
-        if changed:
+        if text[0] != text[1]:
             kind = "c" if None not in text else "d" if text[1] is None else "i"
             if not any(t and t.strip() for t in text): kind = "b"
             if kind == "c": marks = word_marks(*text)
@@ -42,12 +62,23 @@ class Page:
                 cells += '<i></i><code class="none"></code>'
                 continue
             href = f"{link(self.url, url_of(self.files[side]))}#L{n + 1}"
-            cells += f'<a class="ln" id="{"LR"[side]}{n + 1}" href="{href}">{n + 1}</a><code>{source.html(source.pieces(self.files[side])[n], self.url, marks[side])}</code>'
+            code = source.html(source.pieces(self.files[side])[n], self.url, marks[side])
+            cells += f'<a class="ln" id="{self.ids[side]}{n + 1}" href="{href}">{n + 1}</a><code>{code}</code>'
         return f'<div class="r {kind}">{cells}</div>\n'
 
-    def rows(self, rows, changed):
-        left, right = stages.lines(self.left), stages.lines(self.right)
-        return "".join(self.row(changed and (None in pair or left[pair[0]] != right[pair[1]]), pair) for _, pair in rows)
+    def rows(self, rows): return "".join(self.row(pair) + self.explain(pair) for _, pair in rows)
+
+    def explain(self, pair):
+        """The functions of llmc/ that this row is the page's first to call, folded."""
+        calls = [x for stage, n in zip((self.left, self.right), pair) if n is not None for x in CALL.findall(stages.lines(stage)[n])]
+        out = ""
+        for name in dict.fromkeys(x for x in calls if x in explained() and x not in self.told):
+            self.told.add(name)
+            path, numbers = explained()[name]
+            code = "".join(f'<a class="ln" href="{link(self.url, url_of(path))}#L{k + 1}">{k + 1}</a>'
+                           f"<code>{source.html(source.pieces(path)[k], self.url)}</code>\n" for k in numbers)
+            out += f'<details><summary>{name} <span>{path}</span></summary><div class="source">{code}</div></details>'
+        return out
 
     def note(self, note):
         step = "" if (note.left, note.right) == (self.left, self.right) else f"<b>{note.left} → {note.right}:</b> "
@@ -57,14 +88,14 @@ class Page:
     def hunk(self, number, part, its_notes):
         title = f'<a class="at" href="#hunk-{number}">{number}</a> <code>{escape(part.name)}</code>'
         return (f'<section class="hunk" id="hunk-{number}"><div class="note"><h3>{title}</h3>'
-                f'{"".join(map(self.note, its_notes))}</div>{self.rows(part.rows, True)}</section>')
+                f'{"".join(map(self.note, its_notes))}</div>{self.rows(part.rows)}</section>')
 
-    def fold(self, equal):
+    def fold(self, equal, of=""):
         """Equal rows, of one or more definitions: [(name, row)]."""
         names = list(dict.fromkeys(name for name, _ in equal))
         what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        count = f"{len(equal)} equal lines" if len(equal) > 1 else "1 equal line"
-        return f'<details><summary>{count} <span>{escape(what)}</span></summary>{self.rows(equal, False)}</details>'
+        count = f"{len(equal)} {'' if of else 'equal '}line{'s' * (len(equal) > 1)}{of and f' of {of}'}"
+        return f'<details><summary>{count} <span>{escape(what)}</span></summary>{self.rows(equal)}</details>'
 
     def body(self):
         parts, its_notes = stages.compare(self.left, self.right), iter(notes.of_pair(self.left, self.right))
@@ -72,8 +103,8 @@ class Page:
 
         def flush(after):
             before, end = CONTEXT if number else 0, len(equal) - after
-            if end - before <= 1: out.append(self.rows(equal, False))
-            else: out.extend((self.rows(equal[:before], False), self.fold(equal[before:end]), self.rows(equal[end:], False)))
+            if end - before <= 1: out.append(self.rows(equal))
+            else: out.extend((self.rows(equal[:before]), self.fold(equal[before:end]), self.rows(equal[end:])))
             equal.clear()
 
         for part in parts:
@@ -102,11 +133,37 @@ class Page:
         steps = notes.way(self.left, self.right)
         way = "" if len(steps) == 1 else "<p>These two are no neighbours: notes are those of the steps between them, " + ", ".join(
             anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
+        if self.left in parents(self.right): way = f"<p>{anchor(self.url, f'reader/{self.right}.html', 'Both parents')}</p>"
         return (f'<h1>{self.left} beside {self.right}</h1>{choosers}'
                 f'<p>{count} hunks; each definition has a note at its first one. Equal lines are folded: open them to read them. Calls of <code>llmc/</code> lead to '
                 f'their contracts, numbers of lines to the whole file. '
                 f'{anchor(self.url, url_of(CHAPTERS[self.right]), f"Chapter {NUMBERS[self.right]}")} explains {self.right}. '
                 f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds all.</span></p>{way}')
+
+
+def parents(stage): return [base for base, other in stages.neighbours() if other == stage and len(stages.bases()[stage]) > 1]
+
+
+class Merged(Page):
+    """A stage beside its parents: a definition that equals a parent's is folded under its name, and others stand beside the nearer one."""
+
+    def nearest(self, name, first, end):
+        """The parent in which the fewest rows of a definition differ, and its rows."""
+        def rows(parent):
+            own = next((range(a, b) for other, a, b in stages.definitions(parent) if other == name), range(0))
+            return stages.definition_rows(stages.lines(parent), stages.lines(self.right), own, range(first, end))
+        return min(((p, rows(p)) for p in parents(self.right)), key=lambda x: sum(changed for changed, _ in x[1]))
+
+    def body(self):
+        out, number = "", 0
+        for name, first, end in stages.definitions(self.right):
+            self.left, rows = self.nearest(name, first, end)
+            self.files, self.ids = (stage_file(self.left), stage_file(self.right)), (self.left, "R")
+            number += (changes := any(changed for changed, _ in rows))
+            if changes: out += self.hunk(number, stages.Part(name, rows, True), notes.of_definition(self.left, self.right, name))
+            else: out += self.fold([(name, row) for _, row in rows], self.left)
+        return (f'<h1>{" + ".join(parents(self.right))} → {self.right}</h1><p>A definition that equals a parent\'s is folded under that '
+                f'stage\'s name. The other {number} stand beside the nearer parent\'s.</p><div class="reader highlight">{out}</div>')
 
 
 def overview(url):
@@ -117,9 +174,10 @@ def overview(url):
         return f"<td{near}>{anchor(url, pair_url(left, right), len(stages.hunks(left, right)))}</td>"
     head = "<th></th>" + "".join(f"<th>{s}</th>" for s in STAGES[1:])
     rows = [f"<th>{left}</th>" + "".join(cell(left, right) for right in STAGES[1:]) for left in STAGES[:-1]]
-    way = "".join(f"<li>{anchor(url, pair_url(a, b), f'{a} → {b}')}, with "
-                  f"{anchor(url, url_of(CHAPTERS[b]), f'chapter {NUMBERS[b]}')}</li>"
-                  for a, b in stages.neighbours())
+    steps = [(pair_url(a, b), f"{a} → {b}", b) for a, b in stages.neighbours() if not parents(b)]
+    steps += [(f"reader/{s}.html", f"{' + '.join(parents(s))} → {s}", s) for s in STAGES if parents(s)]
+    chapters = {s: anchor(url, url_of(CHAPTERS[s]), f"chapter {NUMBERS[s]}") for s in STAGES}
+    way = "".join(f"<li>{anchor(url, to, name)}, with {chapters[s]}</li>" for to, name, s in steps)
     return (f'<h1>Stages side by side</h1><p>Each stage is a diff of the one before. A page shows two of them with the equal parts folded, '
             f'the differences marked to the word, and a note at each definition.</p><h2>In the order of the course</h2><ol>{way}</ol>'
             f'<h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'

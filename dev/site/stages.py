@@ -20,7 +20,7 @@ JOIN = 3  # so many equal lines between two changes of a definition make no new 
 
 
 def stage_file(stage):
-    return f"train_gpt2_{stage}.cu"
+    return stage if "/" in stage else f"train_gpt2_{stage}.cu"  # a header of llmc/ has lines and definitions as well
 
 
 def pairs():
@@ -171,10 +171,3 @@ def compare(a, b):
 
 def hunks(a, b):
     return [part for part in compare(a, b) if part.changed]
-
-
-def changed_lines(a, b, hunk):
-    left, right = lines(a), lines(b)
-    for changed, (i, j) in hunk.rows:
-        if changed:
-            yield from ([left[i].strip()] if i is not None else []) + ([right[j].strip()] if j is not None else [])

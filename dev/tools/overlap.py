@@ -5,18 +5,14 @@
 
 The table has a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part, in
 which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward pass
-communication began (negative: after it). The picture below it shows one step: a row of compute (e embedding, f forward, h head, b
-backward, . waiting, u update) and a row of communication (#) per rank. --svg draws the same step into a file, for a browser or a
-page, in which exposed communication has its own colour.
+communication began (negative: after it). The picture below it shows one step, and --svg draws the same for a browser or a page.
 
 Then communication is split by kind, by unit and by communicator, and with --callers by the function of the stage that issued it: of
-a step in total, exposed, and in waits for ranks that were late. These are means of all ranks, of the steps and by the definitions
-of the diagnosis that a run prints at its end, and so are the two efficiencies. --flame is a tree of a step's time.
-
-    timeline.py   reads the file      overlap_split.py   the tables      overlap_flame.py   the tree, as text and picture
+a step in total, exposed, and in waits for ranks that were late. These are means by the definitions of the diagnosis that a run prints
+at its end (overlap_split.py), and so are the two efficiencies. --flame is a tree of a step's time. timeline.py reads the file.
 """
 import math
-from overlap_flame import flame_of, print_flame, write_flame
+from collections import defaultdict
 from overlap_split import Split
 from timeline import Trace
 from tool import TimePicture, die, dump_json, parse_options, real, switch, text, whole
@@ -34,72 +30,62 @@ OPTIONS = [
 
 
 # ---- the table ----
-def head_start(rank, first_step):
-    """The time from the first operation that begins in a step to the end of its backward pass, added up over steps."""
-    total, backward_end = 0, 0
-    for step, slices in rank.by_step():
-        ends = [s.end for s in slices if s.letter in "beh"]  # the last before the wait: the embedding's
-        backward_end = ends[-1] if ends else backward_end
-        first = next((o for o in rank.communication if o.begin >= slices[0].begin), None)
-        if step >= first_step and first and first.step == step: total += backward_end - first.begin
-    return total
-
-
 def rank_totals(rank, first_step):
-    """Compute, communication and its exposed part, in microseconds of all steps that count."""
+    """Of all steps that count, in microseconds: compute, communication, its exposed part, and the time from the first operation that
+    begins in a step to the end of its backward pass."""
     compute = sum(s.end - s.begin for s in rank.compute if s.step >= first_step and s.letter != ".")
-    communication, exposed, done = 0, 0, -math.inf
+    communication, exposed, done, ahead, backward_end = 0, 0, -math.inf, 0, 0
     for s in rank.communication:
         begin = max(s.begin, done)  # messages may overlap: time up to here has been counted
         if s.step < first_step or s.end <= begin: continue
         communication += s.end - begin
         exposed += s.end - begin - rank.computed_within(begin, s.end)
         done = s.end
-    return compute, communication, exposed
+    for step, slices in rank.by_step():
+        backward_end = next((s.end for s in reversed(slices) if s.letter in "beh"), backward_end)  # the embedding's, before the wait
+        first = next((o for o in rank.communication if o.begin >= slices[0].begin), None)
+        if step >= first_step and first and first.step == step: ahead += backward_end - first.begin
+    return compute, communication, exposed, ahead
 
 
 def print_table(ranks, first_step):
     print("ms a step    compute  communication    exposed  efficiency  begins before the end of backward")
     for i, rank in enumerate(ranks):
-        compute, communication, exposed = rank_totals(rank, first_step)
+        compute, communication, exposed, ahead = rank_totals(rank, first_step)
         steps = len({s.step for s in rank.compute if s.step >= first_step})
         ms = 1e-3 / steps if steps else 0
         efficiency = 100 * compute / (compute + exposed) if compute > 0 else 0
         print(f"rank {i:<4} {ms * compute:10.2f} {ms * communication:14.2f} {ms * exposed:10.2f} {efficiency:10.1f}% "
-              f"{ms * head_start(rank, first_step):12.2f}")
+              f"{ms * ahead:12.2f}")
 
 
 # ---- a step ----
 def choose_step(ranks, step):
     """The step to draw, with its begin and end: the one asked for, or the shortest, which other programs disturbed least. It lasts
     from the first rank's compute to the last's; messages sent in that time may end in the next step."""
-    spans = {}
-    for s in (s for rank in ranks for s in rank.compute):
-        begin, end = spans.get(s.step, (math.inf, -math.inf))
-        spans[s.step] = min(begin, s.begin), max(end, s.end)
+    spans = defaultdict(list)
+    for rank in ranks:
+        for number, slices in rank.by_step(): spans[number] += slices[0].begin, slices[-1].end
+    took = {number: max(x) - min(x) for number, x in sorted(spans.items())}
     if step == 0:
-        steps = {s.step for s in ranks[0].compute if spans[s.step][0] < spans[s.step][1]}
-        step = min(sorted(steps), key=lambda s: spans[s][1] - spans[s][0], default=ranks[0].compute[0].step)
-    begin, end = spans.get(step, (0, 0))
-    if begin >= end: die(f"--step {step}: the trace has no such step")
-    return step, begin, end
-
-
-def row_of(track, begin, per_column, columns):
-    row = [" "] * columns
-    for s in track:
-        if s.end <= begin or s.begin >= begin + per_column * columns: continue
-        first, end = int(max(s.begin - begin, 0) / per_column), math.ceil((s.end - begin) / per_column)
-        for c in range(first, min(columns, max(end, first + 1))): row[c] = s.letter  # even a short slice gets a column
-    return "".join(row)
+        of_first = {s.step for s in ranks[0].compute}
+        step = min((x for x in took if x in of_first and took[x] > 0), key=took.get, default=ranks[0].compute[0].step)
+    if took.get(step, 0) <= 0: die(f"--step {step}: the trace has no such step")
+    return step, min(spans[step]), max(spans[step])
 
 
 def print_step(ranks, step, begin, end, columns):
     print(f"\nstep {step}, {1e-3 * (end - begin):.2f} ms: e embedding, f forward, h head, b backward, . waiting, u update; # "
           "communication")
+    per_column = (end - begin) / columns
     for i, rank in enumerate(ranks):
         for title, track in ((f"rank {i:<3}", rank.compute), ("        ", rank.communication)):
-            print(f"{title} |{row_of(track, begin, (end - begin) / columns, columns)}|")
+            row = [" "] * columns
+            for s in track:
+                if s.end <= begin or s.begin >= begin + per_column * columns: continue
+                first, last = int(max(s.begin - begin, 0) / per_column), math.ceil((s.end - begin) / per_column)
+                for c in range(first, min(columns, max(last, first + 1))): row[c] = s.letter  # even a short slice gets a column
+            print(f"{title} |{''.join(row)}|")
 
 
 # ---- the same as a picture for a page ----
@@ -140,8 +126,8 @@ def main():
         print_step(ranks, step, begin, end, o.columns)
         if o.svg: write_svg(o.svg, ranks, begin, end, o.svg_ms)
         split.print(o.callers)
-        if o.flame: print_flame(flame_of(split))
-    if o.flame_svg: write_flame(o.flame_svg, split)
+        if o.flame: split.print_tree()
+    if o.flame_svg: split.draw_tree(o.flame_svg)
     if o.flame_svg and not o.json: print(f"\npicture: {o.flame_svg}")
 
 

@@ -1,46 +1,57 @@
-"""A trace's communication by kind, by unit, by communicator and by caller, in ms of a step: means of all ranks and of the steps
-that the run's own diagnosis takes, with its arithmetic (llmc/run/diagnosis.h; a test compares both).
+"""A trace's communication by kind, by unit, by communicator and by caller, and a step's time as a tree, in ms of a step: means of all ranks
+and of the steps that the run's own diagnosis takes, with its arithmetic (llmc/run/diagnosis.h; a test compares both).
 
 Each operation gets its share of what the diagnosis says of its kind on its communicator in a step: of exposed communication in
 proportion to its wait, and of hidden communication in proportion to the time that it took beyond that. So each table adds up to the
 diagnosis' own figures.
+
+The tree goes from the step through phases, functions and kinds of operations to units. Its whole is computing + communication + waits
+for other ranks, as if nothing were hidden. Communication is in the phase in which it was issued. Computing is as the timeline has it,
+with the time in which a rank had no core.
 """
 import math
 from array import array
-from dataclasses import dataclass
-from timeline import MOST_UNITS
+from collections import defaultdict
+from timeline import MOST_UNITS, PHASES
+from tool import Picture
 
-MOST_STEPS = 128  # of which a rank makes notes (llmc/run/diagnosis.h)
+MOST_STEPS = 128                                    # of which a rank makes notes (llmc/run/diagnosis.h)
 WAYS = "kind", "unit", "communicator", "caller"
+BAR = 40                                            # columns of the tree as text
+LEFT, WIDTH, TOP, ROW, LETTER = 10, 880, 62, 22, 7  # pixels of its picture
+COLOURS = (("#8ecae6", "computing"), ("#c1121f", "exposed communication"), ("#dddddd", "waiting for other ranks"),
+           ("#7fb069", "hidden communication"))
 
 
-@dataclass
-class Shares:
-    """Of an operation, or of many: ms of a step."""
-    exposed: float = 0.0
-    hidden: float = 0.0       # beside computing
-    others: float = 0.0       # waits for ranks that were late, and for messages
-    computing: float = 0.0    # of what is no operation
+class Frame:
+    """A frame of the tree or a row of a table. Its parts are ms of a step: computing, exposed communication, waits for ranks that were
+    late and for messages, and communication that computing hides."""
 
-    total = property(lambda self: self.exposed + self.hidden)
+    def __init__(self, name, order=0):
+        self.name, self.order, self.parts, self.children = name, order, [0.0] * 4, {}
 
-    def add(self, other):
-        for name in "exposed", "hidden", "others", "computing": setattr(self, name, getattr(self, name) + getattr(other, name))
+    ms = property(lambda self: sum(self.parts))
+    communication = property(lambda self: self.parts[1] + self.parts[3])
+    depth = property(lambda self: max((1 + f.depth for f in self.children.values()), default=0))
+
+    def add(self, parts, *way):
+        """Adds the parts to this frame and along the way, of (name, order), to a leaf."""
+        self.parts = [a + b for a, b in zip(self.parts, parts)]
+        if way: self.children.setdefault(way[0], Frame(*way[0])).add(parts, *way[1:])
+
+    def sorted(self, by="ms"): return sorted(self.children.values(), key=lambda f: (f.order, -getattr(f, by), f.name))
 
 
 class Channel:
-    """A rank's operations of one kind on one communicator: how many seconds of each step they were waited for, and took. The
-    program keeps seconds in 32 bits."""
+    """A rank's operations of one kind on one communicator in a step: how many seconds they were waited for, and took. The program keeps
+    seconds in 32 bits."""
 
-    def __init__(self, steps):
-        self.operations, self.exposed, self.busy = [[] for _ in range(steps)], array("f", [0] * steps), array("f", [0] * steps)
-        self.communication = []  # of each step how long it waited for communication, and how long that took
+    def __init__(self): self.operations, self.seconds, self.counted = [], array("f", [0, 0]), (0, 0)
 
-    def add(self, s, operation):
-        waited, busy = array("f", [1e-6 * operation.waited, 1e-6 * (operation.end - operation.begin)])
-        self.operations[s].append(operation)
-        self.exposed[s] += waited
-        self.busy[s] += busy
+    def add(self, operation):
+        self.operations.append(operation)
+        took = array("f", [1e-6 * operation.waited, 1e-6 * (operation.end - operation.begin)])
+        for i in 0, 1: self.seconds[i] += took[i]
 
 
 def part_of(whole, part, all): return whole * part / all if all > 0 else 0
@@ -65,7 +76,7 @@ def name_by(way, o):
 
 class Split:
     def __init__(self, trace):
-        self.trace, self.ranks, self.operations, self.all = trace, trace.ranks, [], Shares()
+        self.trace, self.ranks, self.operations = trace, trace.ranks, []  # operations: (operation, parts)
         self.has_notes = any(r.steps for r in self.ranks)
         if not self.has_notes: self.make_steps()
         self.numbers = [number for number in self.ranks[0].steps if all(number in r.steps for r in self.ranks)]
@@ -73,13 +84,15 @@ class Split:
         self.index = {number: s for s, number in enumerate(self.numbers)}
         self.per_step = 1 / len(self.numbers) / len(self.ranks)  # makes sums means
         self.share_units()
-        channels = [self.find_channels(r) for r in self.ranks]
-        self.count_communication(channels)
-        self.mean = self.means_of(channels)
+        self.mean = dict.fromkeys(("step", "compute", "exposed", "communication"), 0)  # seconds of a step
+        channels = self.find_channels()
+        for r, rank in enumerate(self.ranks):
+            for s, number in enumerate(self.numbers):
+                own = [of_ranks[r][s] for of_ranks in channels if r in of_ranks]
+                self.count_step(*rank.steps[number], own)
+                for channel in own:
+                    if channel.operations: self.split_channel(rank, channel)
         trace.require(self.mean["step"] > 0, "has no time in the steps that count")
-        for rank, of_rank in zip(self.ranks, channels):
-            for c in of_rank.values():
-                for s in range(len(self.numbers)): self.split_channel(rank, c, s)
 
     def make_steps(self):
         """From the first slice of compute to the last: all steps but the first, or the first alone."""
@@ -101,61 +114,49 @@ class Split:
         for o in of_several: o.first, o.last = known.get((o.comm, o.number), (o.first, o.last))
 
     # ---- the diagnosis ----
-    def find_channels(self, rank):
-        found = {}
-        for o in rank.operations:
-            if o.outside or o.ranks < 2 or o.step not in self.index: continue
-            found.setdefault((o.kind, o.comm), Channel(len(self.numbers))).add(self.index[o.step], o)
-        return found
+    def find_channels(self):
+        """[{rank: its channel in each step}] of each kind on each communicator. Of a collective what counts in a step is the rank that
+        waited least. A receive is the same message as another's send."""
+        found = defaultdict(lambda: defaultdict(lambda: [Channel() for _ in self.numbers]))
+        for r, rank in enumerate(self.ranks):
+            for o in rank.operations:
+                if not o.outside and o.ranks > 1 and o.step in self.index: found[o.kind, o.comm][r][self.index[o.step]].add(o)
+        for (kind, _), of_ranks in found.items():
+            for alike in zip(*of_ranks.values()) if kind != "receive" else ():
+                least = [*map(min, zip(*(c.seconds for c in alike)))]
+                for c in alike: c.counted = c.seconds if kind == "send" else least
+        return [*found.values()]
 
-    def count_communication(self, channels):
-        """Of a collective what counts in each step is the rank of the communicator that waited least. A receive is the same
-        message as another's send."""
-        for kind, comm in {key for of_rank in channels for key in of_rank}:
-            alike = [of_rank[kind, comm] for of_rank in channels if (kind, comm) in of_rank]
-            least = [*zip(map(min, zip(*(c.exposed for c in alike))), map(min, zip(*(c.busy for c in alike))))]
-            if kind == "receive": least = [(0, 0)] * len(least)
-            for c in alike: c.communication = [*zip(c.exposed, c.busy)] if kind == "send" else least
-
-    def means_of(self, channels):
-        """Seconds of a step, means of all ranks: the step, computing, exposed communication, and all communication."""
-        mean = dict.fromkeys(("step", "compute", "exposed", "communication"), 0)
-        for r, of_rank in zip(self.ranks, channels):
-            for s, number in enumerate(self.numbers):
-                seconds, data, running = r.steps[number]
-                rest = seconds - sum(c.exposed[s] for c in of_rank.values()) - data
-                parts = [c.communication[s] for c in of_rank.values()]
-                of_step = {"step": seconds, "compute": rest if running < 0 else min(rest, running),
-                           "exposed": sum(exposed for exposed, _ in parts), "communication": sum(map(max, parts))}
-                for name, x in of_step.items(): mean[name] += x * self.per_step
-        return mean
+    def count_step(self, seconds, data, running, channels):
+        rest = seconds - sum(c.seconds[0] for c in channels) - data
+        of_step = {"step": seconds, "compute": rest if running < 0 else min(rest, running),
+                   "exposed": sum(c.counted[0] for c in channels), "communication": sum(max(c.counted) for c in channels)}
+        for name, x in of_step.items(): self.mean[name] += x * self.per_step
 
     def efficiency(self, what):
         """The course's figure, of all communication, or the one of what nothing hides. Both leave out what is no communication."""
         whole = self.mean["compute"] + self.mean[what]
         return self.mean["compute"] / whole if whole else math.nan
 
-    def split_channel(self, rank, channel, s):
-        """Gives the operations of one channel in one step their shares, phases, and units if they do not say them."""
-        (exposed, busy), waited, found = channel.communication[s], channel.exposed[s], channel.operations[s]
+    def split_channel(self, rank, channel):
+        """Gives the operations of a channel their parts, phases, and units if they do not say them."""
+        (exposed, busy), waited, found = channel.counted, channel.seconds[0], channel.operations
         of_each = [part_of(exposed, 1e-6 * o.waited, waited) for o in found]
         beyond = [max(0, 1e-6 * (o.end - o.begin) - x) for o, x in zip(found, of_each)]
         hidden, all, ms = max(busy - exposed, 0), sum(beyond), 1e3 * self.per_step
         for o, x, more in zip(found, of_each, beyond):
-            o.shares = Shares(ms * x, ms * (part_of(hidden, more, all) if all > 0 else hidden / len(found)),
-                              ms * part_of(waited - exposed, 1e-6 * o.waited, waited))
-            self.all.add(o.shares)
+            self.operations.append((o, (0, ms * x, ms * part_of(waited - exposed, 1e-6 * o.waited, waited),
+                                        ms * (part_of(hidden, more, all) if all > 0 else hidden / len(found)))))
             when = rank.slice_at(o.issued)
             if when: o.phase = when.phase
             if o.first is None and when and not o.is_message: o.first = o.last = when.unit
-        self.operations += found
 
     # ---- tables ----
     def table(self, way):
-        """(name, shares) of a table's rows."""
-        rows = {}
-        for o in self.operations: rows.setdefault(name_by(way, o), Shares()).add(o.shares)
-        return [(name, shares) for (name, _), shares in sorted(rows.items(), key=lambda x: (x[0][1], -x[1].total, x[0][0]))]
+        """A frame with a table's rows."""
+        root = Frame("all")
+        for o, parts in self.operations: root.add(parts, name_by(way, o))
+        return root
 
     def efficiency_text(self):
         return (f"compute / (compute + communication) = {100 * self.efficiency('communication'):.1f} %; "
@@ -172,18 +173,79 @@ class Split:
         if any(len(r.steps) > len(self.numbers) for r in self.ranks):
             print("Later steps are not in the timelines of all ranks, and do not count.")
         for way in WAYS:
-            rows = self.table(way)
-            if (way == "communicator" and len(rows) == 1) or (way == "caller" and not callers): continue
+            table = self.table(way)
+            if (way == "communicator" and len(table.children) == 1) or (way == "caller" and not callers): continue
             print(f"{f'by {way}':<28} {'total':>9} {'of a step':>10} {'exposed':>10} {'of a step':>10} {'waits for ranks':>15}")
-            for name, shares in [*rows, ("all", self.all)]:
-                print(f"  {name:<26} {shares.total:9.3f} {100 * shares.total / step:8.2f} % {shares.exposed:10.3f} "
-                      f"{100 * shares.exposed / step:8.2f} % {shares.others:15.3f}")
+            for row in [*table.sorted("communication"), table]:
+                total, (_, exposed, others, _) = row.communication, row.parts
+                print(f"  {row.name:<26} {total:9.3f} {100 * total / step:8.2f} % {exposed:10.3f} {100 * exposed / step:8.2f} % "
+                      f"{others:15.3f}")
         print(f"{self.efficiency_text()} (means of all ranks)")
 
     def record(self):
         """For JSON, in milliseconds of a step."""
-        def of(shares): return {"total": shares.total, "exposed": shares.exposed, "waits_for_ranks": shares.others}
+        def of(row): return {"total": row.communication, "exposed": row.parts[1], "waits_for_ranks": row.parts[2]}
         found = {"ranks": len(self.ranks), "from": self.numbers[0], "to": self.numbers[-1], "step": 1e3 * self.mean["step"],
-                 "computing": 1e3 * self.mean["compute"], "communication": of(self.all),
+                 "computing": 1e3 * self.mean["compute"], "communication": of(self.table("kind")),
                  "efficiency_communication": self.efficiency("communication"), "efficiency_exposed": self.efficiency("exposed")}
-        return found | {f"by_{way}": {name: of(shares) for name, shares in self.table(way)} for way in WAYS}
+        return found | {f"by_{way}": {row.name: of(row) for row in self.table(way).sorted("communication")} for way in WAYS}
+
+    # ---- the tree ----
+    def tree(self):
+        root = Frame("step")
+        for r in self.ranks:
+            for s in r.compute:
+                if s.letter == "." or s.phase is None or s.step not in self.index: continue
+                unit = [] if s.unit is None else [(unit_name(s.unit, s.unit), s.unit)]
+                root.add((1e-3 * (s.end - s.begin) * self.per_step, 0, 0, 0), (s.phase, PHASES.index(s.phase)), ("computing", -1), *unit)
+        for o, parts in self.operations:
+            caller = o.caller or "function not known"
+            root.add(parts, (o.phase, PHASES.index(o.phase)), (caller, 0), name_by("kind", o), name_by("unit", o))
+        self.trace.require(root.ms > 0, "has no time in the steps that count")
+        return root
+
+    def print_tree(self):
+        root = self.tree()
+        print("\nms of a step, as if nothing were hidden: = computing, # exposed, . waiting for other ranks, + hidden communication")
+        print(f"{'step > phase > function > ...':<30} {'ms':>9} {'':>8} {'exposed':>9} {'hidden':>9} {'waiting':>9}")
+        print_frame(root, root.ms, 0)
+
+    def draw_tree(self, path):
+        root = self.tree()
+        picture = Picture(2 * LEFT + WIDTH, TOP + (1 + root.depth) * ROW + 8)
+        picture.add("<title>Where the time of a step goes, by phase, function, kind of operation and unit</title>")
+        picture.add(f'<text x="{LEFT}" y="18" font-size="14">A step of {1e3 * self.mean["step"]:.2f} ms, mean of {len(self.ranks)} '
+                    f"ranks; {root.ms:.2f} ms if nothing were hidden: by phase, function, kind and unit</text>")
+        picture.legend(LEFT, 28, COLOURS)
+        picture.add(f'<text x="{LEFT}" y="55">{self.efficiency_text()}</text>')
+        draw_frame(picture, root, "step", LEFT, WIDTH / root.ms, root.ms, 0)
+        picture.write("--flame-svg", path)
+
+
+def print_frame(f, whole, depth):
+    computing, exposed, others, hidden = f.parts
+    columns = [(c + 0.5) * whole / BAR for c in range(int(BAR * f.ms / whole + 0.5))]
+    bar = "".join("=" if at < computing else "#" if at < computing + exposed else "." if at < computing + exposed + others else "+"
+                  for at in columns)
+    print(f"{' ' * 2 * depth}{f.name:<{30 - 2 * depth}} {f.ms:9.3f} {100 * f.ms / whole:6.1f} % {exposed:9.3f} "
+          f"{hidden:9.3f} {others:9.3f}  {bar}")
+    for child in f.sorted(): print_frame(child, whole, depth + 1)
+
+
+def draw_frame(picture, f, way, x, per_ms, whole, row):
+    """way: "step > forward", which the text that a browser shows at the frame begins with."""
+    y, at, room = TOP + row * ROW, x, int((f.ms * per_ms - 6) / LETTER)
+    words = ", ".join(f"{word} {ms:.3f}" for word, ms in zip(("computing", "exposed", "waiting", "hidden"), f.parts))
+    picture.add(f"<g><title>{way}: {f.ms:.3f} ms, {100 * f.ms / whole:.1f} %; {words}</title>")
+    for (colour, _), ms in zip(COLOURS, f.parts):
+        if ms * per_ms >= 0.01: picture.box(at, y, ms * per_ms, ROW - 1, colour)
+        at += ms * per_ms
+    picture.box(x, y, f.ms * per_ms, ROW - 1, "none", ' stroke="white"')
+    name = f.name.removeprefix("block ") if len(f.name) > room else f.name  # its number says more than its first letters
+    if room >= 5 or len(name) <= room:  # as much of it as there is room for
+        picture.add(f'<text x="{x + 4:.2f}" y="{y + 15}" stroke="white" stroke-width="2" paint-order="stroke">'
+                    f"{name[:max(room, 0)]}</text>")
+    picture.add("</g>")
+    for child in f.sorted():
+        draw_frame(picture, child, f"{way} &gt; {child.name}", x, per_ms, whole, row + 1)
+        x += child.ms * per_ms

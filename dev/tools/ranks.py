@@ -16,7 +16,7 @@ from tool import die, read_bytes
 
 MAGIC, LENGTH, MOST_RANKS = "shard.c operations 1", 64, 65536
 WHOLE, REAL = r"(-?\d+)", r"-?[\d.]+"
-OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step {WHOLE} operations {WHOLE}\n")
+OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step -?\d+ operations -?\d+\n")
 CHANNEL = re.compile(rf"channel (\S{{1,23}}) (?:(collective) (-)|(send|receive) (\d{{1,9}})) {WHOLE} {WHOLE}\n")
 OPERATION = re.compile(rf"op {WHOLE} (\S{{1,23}}) (\S{{1,15}}) (\d+) (\S{{1,7}}) (-|\d{{1,9}}) {WHOLE} (issued|started|finished) "
                        rf"{REAL} {REAL} {REAL}\n")
@@ -65,19 +65,23 @@ class File:
     """A rank's last operations; dies with the file's name and the line if they are damaged."""
 
     def __init__(self, path):
-        self.path, self.line, self.channels, self.count = path, 0, {}, 0
         text = read_bytes(path, "give the files of last operations that ranks left in their --out").decode("latin-1")
-        lines = re.findall(r"[^\n]*\n|[^\n]+", text)
-        for self.line, line in enumerate(lines, 1):
-            if self.line == 1: self.require(line == f"{MAGIC}\n", f"its first line is not '{MAGIC}'")
-            elif self.line == 2: self.read_owner(line)
-            elif line.startswith("channel "): self.read_channel(line)
-            elif line != "end\n": self.read_operation(line)
-            else: self.require(self.line == len(lines), "something follows the end")
-        self.require(lines and lines[-1] == "end\n", "it is cut off")
+        self.path, self.line, self.lines, self.channels = path, 0, iter(re.findall(r"[^\n]*\n|[^\n]+", text)), {}
+        self.require(self.next() == f"{MAGIC}\n", f"its first line is not '{MAGIC}'")
+        self.run, rank, size = self.match(OWNER, self.next(), "its run, rank and number of ranks")
+        self.rank, self.size = int(rank), int(size)
+        self.require(0 <= self.rank < self.size <= MOST_RANKS, f"rank {rank} of {size} is impossible")
+        while (line := self.next()) != "end\n": self.read_channel(line) if line.startswith("channel ") else self.read_operation(line)
+        self.require(next(self.lines, None) is None, "something follows the end")
         for (communicator, _, _), c in self.channels.items():
             has_last = not c.operations or c.issued - 1 in c.operations
             self.require(has_last, f"the last operations of {communicator} are not there")
+
+    def next(self):
+        line = next(self.lines, None)
+        self.require(line, "it is cut off")
+        self.line += 1
+        return line
 
     def require(self, condition, message):
         if not condition: die(f"{self.path}:{self.line}: this is not a file of last operations, or it is damaged: {message}")
@@ -92,11 +96,6 @@ class File:
         self.require(text == "-" or int(text) < self.size, f"there is no rank {text}")
         return -1 if text == "-" else int(text)
 
-    def read_owner(self, line):
-        self.run, rank, size, _, _ = self.match(OWNER, line, "its run, rank and number of ranks")
-        self.rank, self.size = int(rank), int(size)
-        self.require(0 <= self.rank < self.size <= MOST_RANKS, f"rank {rank} of {size} is impossible")
-
     def read_channel(self, line):
         communicator, way, peer, issued, finished = filter(None, self.match(CHANNEL, line, "a channel"))
         key = communicator, way, self.peer(peer)
@@ -107,13 +106,12 @@ class File:
     def read_operation(self, line):
         number, communicator, collective, elements, type, peer, step, state = self.match(OPERATION, line, "an operation")
         o = Operation(int(number), communicator, collective, int(elements), type, self.peer(peer), int(step), state)
-        self.require(self.count < LENGTH, f"there are more than {LENGTH} operations")
+        self.require(sum(len(c.operations) for c in self.channels.values()) < LENGTH, f"there are more than {LENGTH} operations")
         channel = self.channels.get(o.channel(), Channel(self.rank))
         self.require(0 <= o.number < channel.issued, f"its channel does not have operation {number}")
         last = max(channel.operations, default=o.number - 1)
         self.require(o.number == last + 1, f"{number} follows {last}")
         channel.operations[o.number] = o
-        self.count += 1
 
 
 # ---- comparing ----

@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
 """schedule - draws a pipeline's schedule and says where its bubble comes from: of numbers that you give, or of a run.
 
-    build/schedule --p 4 --m 8 --schedule 1f1b
     build/schedule --p 4 --m 8 --schedule interleaved --v 2 --times 20,24,16 --svg interleaved.svg
     build/schedule --p 4 --m 8 --model gpt2 --batch-size 4 --seq-len 1024 --precision bf16
-    build/schedule --p 4 --m 8 --costs 3,3,3,8.5
     build/schedule --p 8 --m 32 --compare
     build/schedule --trace run.json
 
@@ -13,25 +11,25 @@ gradient of the input, and those of the weights. Each chunk after the first has 
 each rank's times, its peak of activations, and the bubble: as played, with its parts, and by the formula of balanced stages
 (llmc/parallel/pipeline.h). Papers state it as a share of the step or of the work; both are printed.
 
---times are those of 1/p of the model. --costs make stages unequal, and so does --model, which also gives the bytes that ranks keep
-and send. --trace shows a step of a run of train_gpt2_pp as it was, and finds out its schedule: the same picture, and a bubble that
-also has jitter and late messages. --compare prints a line per schedule, and why three of them are not in train_gpt2_pp.
-
-    schedule_play.py   plays schedules, in the order that train_gpt2_pp has      schedule_trace.py   a run's actions, of timeline.py
+--trace shows a step of a run of train_gpt2_pp as it was: the same picture, and a bubble that also has jitter and late messages.
+--compare prints a line per schedule, and why three of them are not in train_gpt2_pp. schedule_play.py plays schedules, in the order
+that train_gpt2_pp has, and timeline.py reads a run's actions.
 """
 import math, re, sys
-from dataclasses import dataclass, replace
+from argparse import Namespace
+from collections import defaultdict
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from schedule_play import SCHEDULES, Pipeline, ask_player, play
-from schedule_trace import Run, whole_steps
+from timeline import Trace
 from tool import LEFT, WIDTH, TimePicture, choice, die, format_bytes, parse_options, real, switch, text, whole
 
 FOLDER = Path(sys.argv[0]).parent
 OF_RUNS = SCHEDULES[:4]
 CHUNKS = {"interleaved": 2, "zb-v": 2, "dualpipe": 2}  # of a rank; of the other schedules 1
 RAMP = "ramp (start and end)"
-MOST_CHUNKS = 1024
+MOST_CHUNKS, MOST_RANKS, MOST_MICRO = 1024, 256, 4096
 OPTIONS = [
     choice("schedule", "1f1b", "|".join(SCHEDULES), "the order of a rank's actions"),
     whole("p", 4, 1, 256, "stages, each on a rank of its own"),
@@ -59,21 +57,12 @@ OPTIONS = [
     text("svg", "", "FILE", "also draw the picture into FILE"),
     real("svg-ms", 0, 0, 1e9, "ms that the width of --svg's picture stands for; 0: the step"),
 ]
-OF_MODELS = "layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"
+PARTS_OF = dict.fromkeys(("layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"), "model")
+PARTS_OF |= {"svg-ms": "svg", "step": "trace"}  # options that need another one
 
 
-@dataclass
-class Case:
-    schedule: str
-    p: int             # stages,
-    m: int             # micro-batches
-    v: int             # and chunks a rank
-    times: list        # F, I, W of 1/p of the model
-    message: float     # how long one takes
-    costs: str
-    split: str
-    config: dict       # of the model; None: there is none
-
+class Case(Namespace):
+    """The options, with .config, what schedule_order says of the model; None: there is none."""
     pipeline = property(lambda self: Pipeline(self.schedule, self.p, self.m, self.v))
     parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)  # with dualpipe two ranks have each
     copies = property(lambda self: self.p * self.v // self.parts)
@@ -82,7 +71,7 @@ class Case:
     def play(self, of_chunk=None, of_action=None):
         """of_chunk: times of each chunk, else those that the model and options give."""
         if not of_action: of_chunk = of_chunk or self.times_of_chunks()
-        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message)
+        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message_ms)
 
     def plan(self):
         """Of each rank the actions in their order, in no time."""
@@ -133,8 +122,7 @@ class Case:
         return "needs more blocks than the model has" if self.config and self.parts > self.config["L"] else None
 
 
-def case_of(o, config):
-    return Case(o.schedule, o.p, o.m, o.v or CHUNKS.get(o.schedule, 1), o.times, o.message_ms, o.costs, o.split, config)
+def replace(case, **changes): return Case(**vars(case) | changes)
 
 
 # ---- options ----
@@ -150,10 +138,8 @@ def read_numbers(option, text, n):
 
 def read_model(o):
     """What schedule_order says of --model; None: there is none."""
-    for name in OF_MODELS:
-        if not o.model and name in o.given: die(f"--{name} is one of --model's; give both")
-    if o.model and o.costs: die("--costs and --model both say what chunks cost; give one of them")
     if not o.model: return None
+    if o.costs: die("--costs and --model both say what chunks cost; give one of them")
     names = "model", "layers", "heads", "channels", "vocab-size", "seq-len"
     config = ask_player(FOLDER, **{name: getattr(o, name.replace("-", "_")) for name in names})
     if o.seq_len > config["max_T"]:
@@ -166,65 +152,93 @@ def read_options():
     o = parse_options("schedule", "draw a pipeline's schedule, and say where its bubble comes from", OPTIONS)
     if o.compare and (o.costs or o.svg or o.given & {"split", "schedule", "v"}):
         die("--compare shows all schedules, and draws nothing; leave out --schedule, --v, --costs, --split and --svg")
-    if o.svg_ms and not o.svg: die("--svg-ms is one of --svg's; give both")
-    if o.step and not o.trace: die("--step is one of --trace's; give both")
-    o.times = read_numbers("times", o.times, 3)
-    config = read_model(o)
-    case = case_of(o, config)
+    for name, of in PARTS_OF.items():
+        if name in o.given and not getattr(o, of): die(f"--{name} is one of --{of}'s; give both")
+    o.times, o.config = read_numbers("times", o.times, 3), read_model(o)
+    case = Case(**vars(o) | ({} if o.trace or o.v else {"v": CHUNKS.get(o.schedule, 1)}))
     if not o.trace and not o.compare and case.why_unplayable():
         die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
-    return o, case
+    return case
 
 
-# ---- the picture as text ----
-def draw_text(o, case, ranks, step):
-    shortest = min((end - begin for boxes in ranks for *_, begin, end in boxes if end > begin), default=math.inf)
-    letters = (3 if case.m > 10 else 2) + case.v
-    columns = o.columns or int(min(150, math.ceil(letters * step / shortest)))
-    per_column = step / columns
-    for r, boxes in enumerate(ranks):
-        row = ["."] * columns
-        for letter, micro, chunk, begin, end in boxes:
-            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column + 0.5)
-            for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
-        print(f"rank {r:<3} |{''.join(row)}|")
-
-
-# ---- the same as a picture for a page ----
-PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}  # of an action's time in (F, I, W)
-COLOURS = {"F": "#3a86b7", "B": "#f4a259", "I": "#f4a259", "W": "#7fb069"}
-NAMES = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
-
-
-def write_svg(o, case, ranks, step):
-    letters = "FIW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FB"
-    waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
-    picture = TimePicture([*((COLOURS[x], NAMES[x]) for x in letters), waiting], case.p, 1, 22, 4, o.svg_ms or step)
-    split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
-    title = f"{case.schedule}{split}: {step:.4g} ms, of which the bubble is {100 * (1 - case.work / step):.1f} %"
-    picture.add(f'<text x="{LEFT + WIDTH}" y="20" text-anchor="end" font-weight="bold">{title}</text>')
-    for r, boxes in enumerate(ranks):
-        picture.slice(r, 0, 0, step, waiting[0])
-        for letter, micro, chunk, begin, end in boxes:
-            if end - begin < 1e-4 * picture.ms: continue  # it would be all stroke
-            paler = f' fill-opacity="{1 - 0.6 * chunk / case.v:.2f}" stroke="white"'
-            picture.slice(r, 0, begin, end, COLOURS[letter], paler, str(micro))
-    picture.write("--svg", o.svg)
-    print(f"\npicture: {o.svg}")
-
-
-# ---- numbers ----
+# ---- a step, played or a run's: of each rank its boxes [letter, micro-batch, chunk, begin, end] and numbers ----
 def s(n): return "" if n == 1 else "s"
 def es(n): return "" if n == 1 else "es"
 
 
-def print_ranks(case, ranks, step):
+def show_step(case, title, ranks, step):
+    shortest = min((end - begin for rank in ranks for *_, begin, end in rank["boxes"] if end > begin), default=math.inf)
+    columns = case.columns or int(min(150, math.ceil(((3 if case.m > 10 else 2) + case.v) * step / shortest)))
+    per_column = step / columns
+    print(f"{title}\n")
+    for r, rank in enumerate(ranks):
+        row = ["."] * columns
+        for letter, micro, chunk, begin, end in rank["boxes"]:
+            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column + 0.5)
+            for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
+        print(f"rank {r:<3} |{''.join(row)}|")
     print("\n           computes, ms   waits, ms   share   activations at most        by the formula")
     for r, rank in enumerate(ranks):
         peak = f"{rank['peak']} micro-batch{es(rank['peak'])}{', a chunk each' * (case.v > 1)}"
         formula = "-" if rank["slots"] is None else rank["slots"]
         print(f"rank {r:<3} {rank['busy']:14.6g} {step - rank['busy']:11.6g} {100 * rank['busy'] / step:6.1f}%   {peak:<30} "
               f"{formula}")
+
+
+PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}  # of an action's time in (F, I, W)
+LOOKS = {"F": ("#3a86b7", "forward"), "B": ("#f4a259", "backward"), "I": ("#f4a259", "backward, input"),
+         "W": ("#7fb069", "backward, weights")}
+
+
+def write_svg(case, ranks, step):
+    letters = "FIW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FB"
+    waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
+    picture = TimePicture([*map(LOOKS.get, letters), waiting], case.p, 1, 22, 4, case.svg_ms or step)
+    split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
+    title = f"{case.schedule}{split}: {step:.4g} ms, of which the bubble is {100 * (1 - case.work / step):.1f} %"
+    picture.add(f'<text x="{LEFT + WIDTH}" y="20" text-anchor="end" font-weight="bold">{title}</text>')
+    for r, rank in enumerate(ranks):
+        picture.slice(r, 0, 0, step, waiting[0])
+        for letter, micro, chunk, begin, end in rank["boxes"]:
+            if end - begin < 1e-4 * picture.ms: continue  # it would be all stroke
+            paler = f' fill-opacity="{1 - 0.6 * chunk / case.v:.2f}" stroke="white"'
+            picture.slice(r, 0, begin, end, LOOKS[letter][0], paler, str(micro))
+    picture.write("--svg", case.svg)
+    print(f"\npicture: {case.svg}")
+
+
+def print_part(name, ms, step, work):
+    print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
+
+
+def print_bubble(title, how, step, work, parts, formula, notes=()):
+    print(f"\nstep {step:.6g} ms{title}: {work:.6g} ms of work, which is the mean of the ranks, and the bubble")
+    print_part(f"bubble as {how}", step - work, step, work)
+    for name, ms in parts.items(): print_part(f"  {name}", ms, step, work)
+    for note in notes: print(f"  ({note})")
+    if formula is None: print("bubble by the formula      there is none for these numbers")
+    else: print_part("bubble by the formula", formula, work + formula, work)
+
+
+# ---- a played step ----
+def longest_rank(played):
+    """A step takes so long if each rank begins its next one before the others have ended this one."""
+    return max(rank["end"] - rank["begin"] for rank in played["ranks"])
+
+
+def print_played_bubble(case, played):
+    """The bubble as it was played = the ramp, when some ranks have nothing to do yet or any more + imbalance, by which the slowest
+    rank's work exceeds the mean + messages, without which the step would be shorter."""
+    work, step, slowest, parts = case.work, played["step"], max(rank["busy"] for rank in played["ranks"]), {}
+    if slowest > work * (1 + 1e-9) or case.message_ms > 0:
+        silent = replace(case, message_ms=0).play()["step"]
+        parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
+    print_bubble("", "played", step, work, parts, played["bubble"])
+    if case.schedule in OF_RUNS[:3] or case.p == 1: return  # papers count the others' between a rank's own first and last action
+    step = longest_rank(played)
+    print_part("bubble without clipping", step - work, step, work)
+    print("  if a rank could begin its next step before the others have ended this one. Clipping by the norm of all\n"
+          "  gradients makes it wait for them, before its first action or after its last (--compare).")
 
 
 def slot_bytes(case, rank, blocks):
@@ -253,44 +267,6 @@ def print_bytes(case, played):
           f"{case.pipeline.messages():g}")
 
 
-def print_part(name, ms, step, work):
-    print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
-
-
-def print_bubble(title, how, step, work, parts, formula, notes=()):
-    print(f"\nstep {step:.6g} ms{title}: {work:.6g} ms of work, which is the mean of the ranks, and the bubble")
-    print_part(f"bubble as {how}", step - work, step, work)
-    for name, ms in parts.items(): print_part(f"  {name}", ms, step, work)
-    for note in notes: print(f"  ({note})")
-    if formula is None: print("bubble by the formula      there is none for these numbers")
-    else: print_part("bubble by the formula", formula, work + formula, work)
-
-
-def print_played_bubble(case, played):
-    """The bubble as it was played = the ramp, when some ranks have nothing to do yet or any more + imbalance, by which the slowest
-    rank's work exceeds the mean + messages, without which the step would be shorter."""
-    work, step, slowest, parts = case.work, played["step"], max(rank["busy"] for rank in played["ranks"]), {}
-    if slowest > work * (1 + 1e-9) or case.message > 0:
-        silent = replace(case, message=0).play()["step"]
-        parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
-    print_bubble("", "played", step, work, parts, played["bubble"])
-
-
-def longest_rank(played):
-    """A step takes so long if each rank begins its next one before the others have ended this one."""
-    return max(rank["end"] - rank["begin"] for rank in played["ranks"])
-
-
-def print_unclipped(case, played):
-    """Of schedules whose papers count the bubble between a rank's own first and last action."""
-    if case.schedule in OF_RUNS[:3] or case.p == 1: return
-    step = longest_rank(played)
-    print_part("bubble without clipping", step - case.work, step, case.work)
-    print("  if a rank could begin its next step before the others have ended this one. Clipping by the norm of all\n"
-          "  gradients makes it wait for them, before its first action or after its last (--compare).")
-
-
-# ---- a model's blocks ----
 def print_blocks(name, case):
     blocks, step = case.blocks(), case.play()["step"]
     costs = [sum(case.cost(blocks, g) for g in case.pipeline.chunks(r)) for r in range(case.p)]
@@ -298,33 +274,43 @@ def print_blocks(name, case):
           f"% of the time without a bubble, for {100 * case.work / step:.1f} % with it; step {step:.6g} ms")
 
 
-def print_model(o, case, played):
-    print_bytes(case, played)
-    print(f"\n{o.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
-    print_blocks("split", case)
-    for name in "even", "auto":
-        if case.split != name: print_blocks(f"{name} ", replace(case, split=name))
-
-
-def show_ranks(o, case, title, boxes, ranks, step):
-    print(f"{title}\n")
-    draw_text(o, case, boxes, step)
-    print_ranks(case, ranks, step)
-
-
-def show(o, case):
+def show(case):
     played, (F, I, W) = case.play(), case.times
-    step, ranks = played["step"], played["ranks"]
-    boxes = [rank["boxes"] for rank in ranks]
-    show_ranks(o, case, f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; "
-               f"F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms", boxes, ranks, step)
+    show_step(case, f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; "
+              f"F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms", played["ranks"], played["step"])
     print_played_bubble(case, played)
-    print_unclipped(case, played)
-    if case.config: print_model(o, case, played)
-    if o.svg: write_svg(o, case, boxes, step)
+    if case.config:
+        print_bytes(case, played)
+        print(f"\n{case.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
+        print_blocks("split", case)
+        for name in "even", "auto":
+            if case.split != name: print_blocks(f"{name} ", replace(case, split=name))
+    if case.svg: write_svg(case, played["ranks"], played["step"])
 
 
 # ---- a run's step ----
+class Step:
+    """On the ranks of the first replica of the model. Times are ms. In a trace of train_gpt2_pp the names of slices begin with their
+    action: "F3 forward, block 2" is part of the forward pass of micro-batch 3. Waits for messages are cut out of them; the sums and the
+    update, which follow, have other names and are no part of the pipeline."""
+
+    def __init__(self, number, ranks):
+        self.number, self.ranks = number, ranks  # of each rank its actions: [(action, [(begin, end), ..]), ..]
+        self.count = sum(map(len, ranks))
+        spans = [span for rank in ranks for _, spans in rank for span in spans]
+        self.begin, self.end = min(begin for begin, _ in spans), max(end for _, end in spans)
+        self.bubble = self.end - self.begin - sum((end - begin) / len(ranks) for begin, end in spans)
+
+
+def steps_of(actions, p):
+    """Of all steps what the first p ranks did in them."""
+    found = defaultdict(lambda: [[] for _ in range(p)])
+    for r, slices in enumerate(actions[:p]):
+        for (step, action), part in groupby(slices, lambda x: (x.step, x.action)):
+            found[step][r].append((action, [(1e-3 * x.begin, 1e-3 * x.end) for x in part]))
+    return [Step(number, ranks) for number, ranks in sorted(found.items())]
+
+
 def why_no_fit(case, step):
     """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
     of = f"{case.schedule} with {case.p} stages, {case.v} chunk{s(case.v)} each and {case.m} micro-batches has"
@@ -337,16 +323,16 @@ def why_no_fit(case, step):
     return None
 
 
-def find_case(o, run, step):
+def find_case(o, ranks, step):
     """The schedule whose actions are those of the trace, unless options give it. Its chunks follow from the number of actions."""
     letters = [action[0] for action, _ in step.ranks[0]]
     is_cut = "W" in letters
     v = o.v or max(1, len(letters) // ((3 if is_cut else 2) * o.m))
     names = [o.schedule] if "schedule" in o.given else ["zb-h1"] if is_cut else ["interleaved"] if v > 1 else ["1f1b", "gpipe"]
-    cases = [replace(case_of(o, None), schedule=name, v=v) for name in names]
+    cases = [replace(o, schedule=name, v=v) for name in names]
     reasons = [case.why_unplayable() or why_no_fit(case, step) for case in cases]
     if None in reasons: return cases[reasons.index(None)]
-    is_given = "schedule" in o.given or o.v > 0 or o.p != run.ranks
+    is_given = "schedule" in o.given or o.v > 0 or o.p != ranks
     remedy = "leave --schedule, --v and --p out, or give the run's" if is_given else "it is no whole step of train_gpt2_pp"
     die(f"--trace {o.trace} as {names[0]}: {reasons[0]}; {remedy}")
 
@@ -357,19 +343,24 @@ def read_trace(o):
     for name in ("m", "times", "costs", "model", "message-ms", "compare"):
         if name in o.given: die(f"--{name} cannot be used with --trace, which has the run's own times")
     if o.schedule not in OF_RUNS: die(f"--schedule {o.schedule}: no run has it; leave it out, and the trace shows the run's")
-    run = Run(o.trace)
-    copies = run.copies if run.copies > 0 and run.ranks % run.copies == 0 else 1
-    if "p" not in o.given: o.p = run.ranks // copies
-    o.m = run.m
-    if run.ranks % o.p:
-        die(f"--p {o.p} does not divide the {run.ranks} ranks of --trace; leave it out, or give the run's --pipeline-parallel")
+    trace = Trace(o.trace)
+    actions, ranks = [[x for x in rank.compute if x.action] for rank in trace.ranks], len(trace.ranks)
+    trace.require(any(actions), "has no slices whose names begin with an action, such as F0")
+    o.m = 1 + max(x.action[1] for slices in actions for x in slices)
+    trace.require(ranks <= MOST_RANKS and o.m <= MOST_MICRO, f"is of {ranks} ranks and {o.m} micro-batches")
+    copies = sum(any(" head" in x.name for x in slices) for slices in actions)  # of the model; 0: no slice says so
+    if "p" not in o.given: o.p = ranks // copies if copies and ranks % copies == 0 else ranks
+    if ranks % o.p:
+        die(f"--p {o.p} does not divide the {ranks} ranks of --trace; leave it out, or give the run's --pipeline-parallel")
     if o.p == 1: die(f"--trace {o.trace} is of one stage, which has no bubble; give the trace of a run with more")
-    steps = run.steps(o.p)
-    whole = whole_steps(steps)
+    steps = steps_of(actions, o.p)
+    most = max(x.count for x in steps)
+    later = steps[1:] if len(steps) > 1 and steps[1].count == most else steps  # the first one touches memory for the first time
+    whole = [x for x in later if x.count == most]
     number = o.step or min(whole, key=lambda x: x.end - x.begin).number
     step = next((x for x in steps if x.number == number), None)
     if step is None: die(f"--step {number}: the trace has no such step; it has {steps[0].number} to {steps[-1].number}")
-    return find_case(o, run, step), whole, step
+    return find_case(o, ranks, step), whole, step
 
 
 def boxes_of(actions, planned, zero):
@@ -413,20 +404,19 @@ def show_trace(o):
     for actions, rank in zip(of_action, plan):
         for ms, (letter, _, chunk, *_) in zip(actions, rank["boxes"]):
             of_chunk[rank["chunks"][chunk]][PLACES[letter]] += ms / case.m
-    case.times = [sum(t[i] / case.p for t in of_chunk) for i in range(3)]
-    F, I, W = case.times
-    boxes = [boxes_of(seen_rank, rank["boxes"], seen.begin) for seen_rank, rank in zip(seen.ranks, plan)]
+    case.times = F, I, W = [sum(t[i] / case.p for t in of_chunk) for i in range(3)]
     busy = [sum(rank) for rank in of_action]
-    ranks = [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"]} for ms, rank in zip(busy, plan)]
-    show_ranks(o, case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
-               f"{o.trace}, mean of stages: F {F:.4g} ms, {f'I {I:.4g} ms, W {W:.4g} ms' if case.schedule == 'zb-h1' else f'B {I:.4g} ms'}",
-               boxes, ranks, step)
+    ranks = [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"], "boxes": boxes_of(actions, rank["boxes"], seen.begin)}
+             for ms, rank, actions in zip(busy, plan, seen.ranks)]
+    times = f"I {I:.4g} ms, W {W:.4g} ms" if case.schedule == "zb-h1" else f"B {I:.4g} ms"
+    show_step(case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
+              f"{o.trace}, mean of stages: F {F:.4g} ms, {times}", ranks, step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
     bubbles = [x.bubble for x in steps]
     if len(bubbles) > 1:
         print(f"bubble of {len(bubbles)} steps, without the first: median {median(bubbles):.6g} ms, from {min(bubbles):.6g} to "
               f"{max(bubbles):.6g}")
-    if o.svg: write_svg(o, case, boxes, step)
+    if case.svg: write_svg(case, ranks, step)
 
 
 # ---- all schedules ----
@@ -487,10 +477,10 @@ def compare(o, case):
 
 
 def main():
-    o, case = read_options()
-    if o.trace: show_trace(o)
-    elif o.compare: compare(o, case)
-    else: show(o, case)
+    case = read_options()
+    if case.trace: show_trace(case)
+    elif case.compare: compare(case, case)
+    else: show(case)
 
 
 if __name__ == "__main__": main()

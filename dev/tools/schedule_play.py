@@ -113,18 +113,15 @@ def schedule_of(folder, l, F, I, W):
 
 # ---- time ----
 def rules_of(l, rank, of_chunk, message):
-    """By letter and chunk of a rank's actions: (needs, delay, place, time, sends). The ends of what they need are in `ended` from
-    `needs` on, by micro-batch, and count from `delay` later; their own ends go to where `place` begins."""
-    all, m, rules = l.p * l.v, l.m, {}
-    always, nowhere = 2 * all * m, (2 * all + 1) * m
-    own = l.chunks(rank)
+    """By letter and chunk of a rank's actions: (what it needs, how much later it has that, what it makes, time, whether it sends
+    that). What is made is F of a chunk, W, or "B", for B and I."""
+    own, rules = l.chunks(rank), {}
     for c, g in enumerate(own):
-        (F, I, W), f, b = of_chunk[g], g * m, (all + g) * m
-        from_other, to_other = not l.is_first(g) and g - 1 not in own, not l.is_last(g) and g + 1 not in own
-        rules["F", c] = always if l.is_first(g) else f - m, message * from_other, f, F, to_other
-        backward = f if l.is_last(g) else b + m, message * to_other, b
-        rules["B", c], rules["I", c] = (*backward, I + W, from_other), (*backward, I, from_other)
-        rules["W", c] = b, 0, nowhere, W, False
+        F, I, W = of_chunk[g]
+        before, after = not l.is_first(g) and g - 1 not in own, not l.is_last(g) and g + 1 not in own  # are on other ranks
+        rules["F", c] = None if l.is_first(g) else ("F", g - 1), message * before, ("F", g), F, after
+        backward = ("F", g) if l.is_last(g) else ("B", g + 1), message * after, ("B", g)
+        rules["B", c], rules["I", c], rules["W", c] = (*backward, I + W, before), (*backward, I, before), (("B", g), 0, ("W", g), W, False)
     return rules
 
 
@@ -133,7 +130,7 @@ def play(folder, l, times, of_chunk=None, of_action=None, message=0):
     or of_action: how long each action of each rank takes. message: between two ranks."""
     orders, slots, bubble = schedule_of(folder, l, *times)
     rules = [rules_of(l, r, of_chunk or [(0, 0, 0)] * (l.p * l.v), message) for r in range(l.p)]
-    ended = [None] * (2 * l.p * l.v * l.m) + [0] * l.m + [None] * l.m  # of F and of B or I by chunk; see rules_of
+    ended = {None: [0] * l.m} | {(made, g): [None] * l.m for made in "FBW" for g in range(l.p * l.v)}  # of each micro-batch
     played, able, waiting = [[] for _ in range(l.p)], list(range(l.p)), {}
     while able:
         rank = able.pop()
@@ -141,15 +138,15 @@ def play(folder, l, times, of_chunk=None, of_action=None, message=0):
         now = boxes[-1][4] if boxes else 0
         for k in range(len(boxes), len(order)):
             letter, micro, chunk = order[k]
-            needs, delay, place, time, _ = rule[letter, chunk]
-            ready = ended[needs + micro]
+            needs, delay, makes, time, _ = rule[letter, chunk]
+            ready = ended[needs][micro]
             if ready is None:
-                waiting[needs + micro] = rank
+                waiting[needs, micro] = rank
                 break
             begin = max(ready + delay, now)
-            ended[place + micro] = now = begin + (of_action[rank][k] if of_action else time)
+            ended[makes][micro] = now = begin + (of_action[rank][k] if of_action else time)
             boxes.append([letter, micro, chunk, begin, now])
-            if place + micro in waiting: able.append(waiting.pop(place + micro))
+            if (makes, micro) in waiting: able.append(waiting.pop((makes, micro)))
     require(not waiting, f"{l.schedule} deadlocks: {len(waiting)} ranks wait for others")
     ranks = [{"busy": sum(end - begin for *_, begin, end in boxes), "begin": boxes[0][3], "end": boxes[-1][4],
               "peak": max(accumulate(ALIVE[letter] for letter, *_ in boxes)), "slots": most,  # activations, and by formula

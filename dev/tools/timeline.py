@@ -47,7 +47,6 @@ class Operation:
     last: int | None
     outside: bool             # of the steps
     phase: str = "other"      # in which it was issued
-    shares: object = None     # overlap_split.Shares
 
     letter = "#"
     is_message = property(lambda self: self.kind in ("send", "receive"))

@@ -1,0 +1,379 @@
+/*
+convert - three programs, which make checkpoints of others' files, and others' files of checkpoints:
+
+    hf_import HF_DIR OUT_DIR            of Hugging Face's GPT-2: config.json, model.safetensors
+    llmc_import MODEL.bin OUT_DIR       of a model file of llm.c, version 3 (fp32) or 5 (bf16): 256 int32, then 16 tensors over all layers
+    hf_export CHECKPOINT_DIR OUT_DIR    a folder that transformers loads; [--dtype same|fp32|bf16|fp16] is the weights' precision, and
+                                        [--tokenizer bytes|FILE] adds the tokenizer's files
+
+An import keeps the file's precision, fp32 if it has several. An error names what our GPT-2 does not support: another activation,
+epsilon or inner width, untied embeddings, quantised weights, tensors that have no place in it.
+*/
+#include "../../llmc/save/checkpoint.h"
+#include "../../llmc/base/options.h"
+#include "../../llmc/data/tokenizer.h"
+
+#define HF_PREFIX "transformer." // begins the names in a model with a language-modelling head; a bare GPT2Model has no prefix
+#define COPY_AGAIN "save it again with save_pretrained(), or download it again"
+#define LLMC_MODEL_MAGIC 20240326
+
+// Our tensors in the order of llm.c's files, and what Hugging Face calls them.
+static const struct { bool in_blocks; int tensor; const char* hf; } theirs[] = {
+    { false, WTE, "wte.weight" }, { false, WPE, "wpe.weight" }, { true, LN1W, "ln_1.weight" }, { true, LN1B, "ln_1.bias" },
+    { true, QKVW, "attn.c_attn.weight" }, { true, QKVB, "attn.c_attn.bias" },
+    { true, PROJW, "attn.c_proj.weight" }, { true, PROJB, "attn.c_proj.bias" },
+    { true, LN2W, "ln_2.weight" }, { true, LN2B, "ln_2.bias" }, { true, FCW, "mlp.c_fc.weight" }, { true, FCB, "mlp.c_fc.bias" },
+    { true, FCPROJW, "mlp.c_proj.weight" }, { true, FCPROJB, "mlp.c_proj.bias" },
+    { false, LNFW, "ln_f.weight" }, { false, LNFB, "ln_f.bias" }
+};
+
+// Hugging Face keeps the Conv1D of OpenAI's code: matrices of blocks are (in, out), where ours and llm.c's are (out, in).
+static bool hf_turns(int u, TensorInfo t) { return u > 0 && t.cols > 0; }
+
+// Lists our tensors, in our order, as a file of theirs has them; the caller frees the list with checkpoint_free_wanted. In llm.c's
+// they follow each other in its order, from byte *place on, which is moved to their end.
+static SafeTensor* their_tensors(GPT2Config c, DType dtype, bool is_hf, size_t* place) {
+    SafeTensor* list = (SafeTensor*)xcalloc(checkpoint_tensor_count(c), sizeof(SafeTensor));
+    for (size_t k = 0; k < sizeof theirs / sizeof theirs[0]; k++)
+        for (int i = theirs[k].tensor, u = theirs[k].in_blocks; u <= (theirs[k].in_blocks ? c.L : 0); u++) {
+            TensorInfo t = unit_tensor(c, u, i);
+            bool turned = is_hf && hf_turns(u, t);
+            char* name = !is_hf ? xstrdup(t.name) : u == 0 ? format_string(HF_PREFIX "%s", theirs[k].hf)
+                       : format_string(HF_PREFIX "h.%d.%s", u - 1, theirs[k].hf);
+            SafeTensor* its = &list[u == 0 ? i : ROOT_TENSORS + (u - 1) * BLOCK_TENSORS + i];
+            *its = safetensor_wanted(name, dtype, turned ? t.cols : t.stored_rows, turned ? t.stored_rows : t.cols);
+            its->begin = *place;
+            *place += tensor_elements(t) * dtype_size(dtype);
+        }
+    return list;
+}
+
+// A matrix's data (rows, cols) turned, in tiles that fit the cache. Takes the place of data.
+static float* turn(float* data, size_t rows, size_t cols) {
+    const size_t tile = 32;
+    float* turned = (float*)xcalloc(rows * cols, sizeof(float));
+    for (size_t r0 = 0; r0 < rows; r0 += tile)
+        for (size_t c0 = 0; c0 < cols; c0 += tile)
+            for (size_t r = r0; r < size_min(r0 + tile, rows); r++)
+                for (size_t c = c0; c < size_min(c0 + tile, cols); c++) turned[c * rows + r] = data[r * cols + c];
+    free(data);
+    return turned;
+}
+
+// ---- from Hugging Face ----
+// A file of theirs, where our tensors are in it, in our order, and their precision, fp32 if they have several.
+typedef struct { SafeTensors file; GPT2Config config; DType dtype; bool is_hf; const SafeTensor** found; } Source;
+
+// Dies if our GPT-2 cannot compute what the config describes. What is not there has its default, which it can.
+static void config_check_variant(const json_t* root, int channels, FileSource from) {
+    json_t *values, *known = json_pack(
+        "{s:[s], s:[s, s], s:[n, i], s:[b], s:[b], s:[b], s:[b]}", "model_type", "gpt2",
+        "activation_function", "gelu_new", "gelu_pytorch_tanh", "n_inner", 4 * channels, "scale_attn_weights", 1,
+        "scale_attn_by_inverse_layer_idx", 0, "add_cross_attention", 0, "tie_word_embeddings", 1);
+    const char* key;
+    json_object_foreach(known, key, values) {
+        const json_t* value = json_object_get(root, key);
+        bool agrees = value == NULL && strcmp(key, "model_type") != 0;
+        for (size_t i = 0; value && i < json_array_size(values); i++) agrees |= json_equal(value, json_array_get(values, i));
+        require_file(from, agrees, "\"%s\" is %s; only %s can be computed", key,
+                     value ? json_dumps(value, JSON_ENCODE_ANY) : "not there", json_dumps(values, 0));
+    }
+    json_decref(known);
+    const json_t *epsilon = json_object_get(root, "layer_norm_epsilon"), *quantization = json_object_get(root, "quantization_config");
+    require_file(from, epsilon == NULL || (float)json_number_value(epsilon) == 1e-5f, // layers compute with it in fp32
+                 "\"layer_norm_epsilon\" is %.9g; only 1e-05 can be computed", json_number_value(epsilon));
+    require_file(from, quantization == NULL || json_is_null(quantization), "has a \"quantization_config\", and quantised"
+                 " weights cannot be read: load the model in Python, dequantize() it and save it again");
+}
+
+static GPT2Config hf_read_config(const char* dir) {
+    char* path = format_string("%s/config.json", dir);
+    FileSource from = { path, "give the folder of a GPT-2 made by save_pretrained()" };
+    size_t n;
+    char* text = file_read(from, 1 << 20, &n);
+    json_error_t error;
+    json_t* root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
+    require_file(from, root != NULL, "line %d is not valid JSON: %s", error.line, error.text);
+    GPT2Config c;
+    int* const numbers[] = { &c.L, &c.NH, &c.C, &c.V, &c.max_T };
+    static const char* const keys[] = { "n_layer", "n_head", "n_embd", "vocab_size", "n_positions" };
+    for (int i = 0; i < 5; i++) {
+        const json_t* value = json_object_get(root, keys[i]);
+        long long number = (long long)json_integer_value(value);
+        require_file(from, json_is_integer(value), "has no whole number \"%s\"", keys[i]);
+        require_file(from, number >= 1 && number <= 1 << 24, "\"%s\" is %lld", keys[i], number);
+        *numbers[i] = (int)number;
+    }
+    c.Vp = gpt2_padded_vocabulary(c.V);
+    gpt2_check_config(c, path);
+    config_check_variant(root, c.C, from);
+    json_decref(root);
+    free(text);
+    free(path);
+    return c;
+}
+
+// Finds the file's tensor by its name with or without the prefix. Its shape must be the config's.
+static const SafeTensor* hf_find(const SafeTensors* s, const SafeTensor* wanted) {
+    const char* name = wanted->name + strlen(HF_PREFIX);
+    const SafeTensor *long_form = safetensors_find(s, wanted->name), *short_form = safetensors_find(s, name);
+    require_file(s->source, long_form || short_form, "has no tensor '%s' with or without \"%s\"", name, HF_PREFIX);
+    require_file(s->source, !long_form || !short_form, "has the tensor '%s' twice: with and without \"%s\"", name, HF_PREFIX);
+    const SafeTensor* found = long_form ? long_form : short_form;
+    bool fits = found->rank == wanted->rank && memcmp(found->shape, wanted->shape, (size_t)found->rank * sizeof(size_t)) == 0;
+    require_file(s->source, fits, "tensor '%s' does not have the shape (%zu, %zu) that config.json asks for",
+                 found->name, wanted->shape[0], wanted->shape[1]);
+    require_file(s->source, found->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read",
+                 found->name, found->stored_as);
+    return found;
+}
+
+// Dies if the checkpoint would lose a tensor of the file. Causal masks, which older files contain, are no weights, and a classifier's
+// matrix may be there if it equals the token embedding, element by element.
+static void hf_check_other(const SafeTensors* s, int layers, const SafeTensor* t, const SafeTensor* wte) {
+    const char* name = t->name + (strncmp(t->name, HF_PREFIX, strlen(HF_PREFIX)) == 0 ? strlen(HF_PREFIX) : 0);
+    int layer = -1, end = 0;
+    sscanf(name, "h.%d.attn.%n", &layer, &end);
+    bool is_attention = end > 0 && layer >= 0 && layer < layers;
+    if (is_attention && (strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0)) return;
+    require_file(s->source, strcmp(name, "lm_head.weight") == 0, "tensor '%s' has no place in this GPT-2", t->name);
+    float a[4096], b[4096];
+    bool is_tied = t->elements == wte->elements && t->readable;
+    for (size_t done = 0, n; is_tied && done < wte->elements; done += n) {
+        n = size_min(wte->elements - done, 4096);
+        safetensors_read(s, t, done, n, a, DTYPE_F32);
+        safetensors_read(s, wte, done, n, b, DTYPE_F32);
+        is_tied = memcmp(a, b, n * sizeof(float)) == 0;
+    }
+    require_file(s->source, is_tied, "'%s' differs from the token embedding: this GPT-2 ties them", t->name);
+}
+
+// All of our tensors must be there, and no others.
+static Source hf_open(const char* dir) {
+    Source s = { .config = hf_read_config(dir), .is_hf = true };
+    char *path = format_string("%s/model.safetensors", dir), *index = format_string("%s/model.safetensors.index.json", dir);
+    require(path_exists(path) || !path_exists(index), "%s: the weights are in several files; "
+            "load the model in Python and save it with save_pretrained(..., max_shard_size=\"100GB\")", dir);
+    require(path_exists(path), "%s: has no model.safetensors; load the model in Python and %s", dir, COPY_AGAIN);
+    safetensors_open(&s.file, path, COPY_AGAIN);
+    size_t count = checkpoint_tensor_count(s.config), place = 0;
+    SafeTensor* wanted = their_tensors(s.config, DTYPE_F32, true, &place);
+    bool* used = (bool*)xcalloc((size_t)s.file.count, sizeof(bool));
+    s.found = (const SafeTensor**)xcalloc(count, sizeof *s.found);
+    for (size_t k = 0; k < count; k++) used[(s.found[k] = hf_find(&s.file, &wanted[k])) - s.file.tensors] = true;
+    s.dtype = s.found[WTE]->dtype;
+    for (size_t k = 0; k < count; k++) if (s.found[k]->dtype != s.dtype) s.dtype = DTYPE_F32;
+    for (int k = 0; k < s.file.count; k++) if (!used[k]) hf_check_other(&s.file, s.config.L, &s.file.tensors[k], s.found[WTE]);
+    checkpoint_free_wanted(wanted, (int)count);
+    free(used);
+    free(path);
+    free(index);
+    return s;
+}
+
+// ---- from llm.c ----
+static Source llmc_open(const char* path) {
+    int32_t header[256];
+    FileSource from = { xstrdup(path), xstrdup("give llm.c's model .bin, or copy it again") };
+    Source s = { .file = { .source = from } };
+    size_t size, place = sizeof header;
+    s.file.fd = file_open(from, O_RDONLY, &size);
+    require_file(from, size >= sizeof header, "has %zu bytes, less than the %zu of a header", size, sizeof header);
+    require_file(from, pread_all(s.file.fd, header, sizeof header, 0), "cannot be read: %s", errno ? strerror(errno) : "it shrank");
+    require(header[0] == LLMC_MODEL_MAGIC,
+            "%s: starts with %d where a model of llm.c has %d; give its model .bin, not its tokens", path, header[0], LLMC_MODEL_MAGIC);
+    require(header[1] == 3 || header[1] == 5,
+            "%s: has version %d; versions 3 (fp32) and 5 (bf16) can be read; write it again with a newer llm.c", path, header[1]);
+    s.dtype = header[1] == 3 ? DTYPE_F32 : DTYPE_BF16;
+    GPT2Config c = { header[2], header[3], header[7], header[4], header[5], header[6] }; // padded as in the file
+    gpt2_check_config(c, path);
+    require(c.Vp >= c.V && c.Vp <= 1 << 24, "%s: its vocabulary of %d is padded to %d", path, c.V, c.Vp);
+    s.file.count = (int)checkpoint_tensor_count(c);
+    s.file.tensors = their_tensors(c, s.dtype, false, &place);
+    require_file(from, size == place, "has %zu bytes where its header's model needs %zu", size, place);
+    s.found = (const SafeTensor**)xcalloc((size_t)s.file.count, sizeof *s.found);
+    for (int k = 0; k < s.file.count; k++) s.found[k] = &s.file.tensors[k];
+    s.config = c;
+    s.config.Vp = gpt2_padded_vocabulary(c.V);
+    return s;
+}
+
+// ---- to a checkpoint ----
+// Dies if a weight is NaN or infinite, because then every loss is.
+static void write_checkpoint(Source s, const char* out) {
+    GPT2Config c = s.config;
+    TrainState state = { .config = c, .dtype = s.dtype, .seq_len = c.max_T, .loss_scale = 1 };
+    CheckpointWriter w;
+    checkpoint_begin_at(&w, out, &state);
+    const SafeTensor** from = s.found;
+    for (int u = 0; u <= c.L; u++)
+        for (int i = 0; i < unit_tensors(u); i++, from++) {
+            TensorInfo t = unit_tensor(c, u, i);
+            size_t n = (*from)->elements;
+            float* data = (float*)xcalloc(n, sizeof(float));
+            safetensors_read(&s.file, *from, 0, n, data, DTYPE_F32);
+            if (s.is_hf && hf_turns(u, t)) data = turn(data, (*from)->shape[0], (*from)->shape[1]);
+            for (size_t k = 0; k < n; k++)
+                require_file(s.file.source, isfinite(data[k]), "tensor '%s' has a value that is %f: nothing can be trained from it",
+                             (*from)->name, (double)data[k]);
+            void* stored = xcalloc(n, dtype_size(s.dtype));
+            convert_dtype(stored, s.dtype, data, DTYPE_F32, n);
+            checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, t.offset, t.offset + n, stored);
+            free(stored);
+            free(data);
+        }
+    free(s.found);
+    safetensors_close(&s.file);
+    checkpoint_commit(&w, 0);
+    printf("%s: %d layers, %d heads, %d channels, %d tokens of vocabulary, sequences of up to %d tokens, in %s\n",
+           out, c.L, c.NH, c.C, c.V, c.max_T, dtype_name(s.dtype));
+    // The smallest tokenizer, bytes, has 257 tokens. A smaller vocabulary can still have files of tokens.
+    printf("to train from it: --init-from %s%s\n", out, c.V < 257 ? " --tokenizer= --data TOKENS.bin --val-data=" : "");
+}
+
+// ---- to Hugging Face ----
+static char *hf_out, *unfinished; // the folder, and where its files are until it is whole; owned
+
+// Dies if a file of the folder could not be written; the unfinished folder is removed when the process exits.
+static void require_written(bool written, const char* file) {
+    require(written, "%s/%s: cannot be written: %s; free disk space or choose another folder", hf_out, file, strerror(errno));
+}
+
+static void write_file(const char* file, const char* text, size_t n) {
+    char* path = format_string("%s/%s", unfinished, file);
+    require_written(file_write(path, text, n), file);
+    free(path);
+}
+
+static void write_json(const char* file, json_t* object, size_t flags) {
+    char* text = json_dumps(object, flags);
+    require(text != NULL, "out of host memory while writing %s", file);
+    write_file(file, text, strlen(text));
+    free(text);
+    json_decref(object);
+}
+
+static void write_config(GPT2Config c, DType dtype, int eot) {
+    const char* in_torch = dtype == DTYPE_F32 ? "float32" : dtype == DTYPE_BF16 ? "bfloat16" : "float16";
+    write_json("config.json", json_pack( // transformers before 5 reads torch_dtype, later ones dtype
+        "{s:[s], s:s, s:s, s:f, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s}", "architectures", "GPT2LMHeadModel",
+        "model_type", "gpt2", "activation_function", "gelu_new", "layer_norm_epsilon", 1e-5, "tie_word_embeddings", 1,
+        "n_embd", c.C, "n_head", c.NH, "n_layer", c.L, "n_positions", c.max_T, "n_ctx", c.max_T, "vocab_size", c.V,
+        "bos_token_id", eot, "eos_token_id", eot, "torch_dtype", in_torch, "dtype", in_torch),
+        JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+}
+
+static void write_weights(CheckpointReader* r, DType dtype) {
+    SafeTensors s;
+    GPT2Config c = r->state.config;
+    size_t place = 0;
+    int count = (int)checkpoint_tensor_count(c);
+    SafeTensor* wanted = their_tensors(c, dtype, true, &place);
+    json_t* metadata = json_pack("{s:s}", "format", "pt");
+    char* path = format_string("%s/model.safetensors", unfinished);
+    bool written = safetensors_create(&s, path, wanted, count, metadata);
+    const SafeTensor* to = s.tensors;
+    for (int u = 0; u <= c.L; u++)
+        for (int i = 0; i < unit_tensors(u) && written; i++, to++) {
+            TensorInfo t = unit_tensor(c, u, i);
+            float* data = (float*)xcalloc(to->elements, sizeof(float));
+            checkpoint_read_unit(r, CHECKPOINT_MODEL, u, t.offset, t.offset + to->elements, data);
+            if (hf_turns(u, t)) data = turn(data, t.rows, t.cols);
+            written = safetensors_write(&s, to, 0, to->elements, data, DTYPE_F32);
+            free(data);
+        }
+    require_written(written && safetensors_sync(&s) && safetensors_close(&s), "model.safetensors");
+    free(path);
+    json_decref(metadata);
+    checkpoint_free_wanted(wanted, count);
+}
+
+// Writes byte tokens as a byte-level BPE without merges: token b is the character that stands for byte b in GPT-2's vocabulary.
+static void write_byte_tokenizer(void) {
+    json_t* vocab = json_object();
+    for (int b = 0, next = 256; b < 256; b++) {
+        int c = byte_is_printable(b) ? b : next++;
+        char text[3] = { (char)c, 0, 0 };
+        if (c >= 0x80) { text[0] = (char)(0xC0 | c >> 6); text[1] = (char)(0x80 | (c & 0x3F)); }
+        json_object_set_new(vocab, text, json_integer(b));
+    }
+    json_object_set_new(vocab, END_OF_TEXT, json_integer(256));
+    write_json("vocab.json", vocab, JSON_COMPACT);
+    write_file("merges.txt", "#version: 0.2\n", 14);
+}
+
+static void copy_file(const char* folder, const char* file) {
+    char* path = format_string("%s/%s", folder, file);
+    FileSource from = { path, "give a vocab.json with its merges.txt beside it" };
+    size_t n;
+    char* text = file_read(from, 1 << 28, &n);
+    write_file(file, text, n);
+    free(text);
+    free(path);
+}
+
+// Writes vocab.json, merges.txt and tokenizer_config.json; returns the end-of-text token.
+static int write_tokenizer(const char* spec, GPT2Config c) {
+    Tokenizer t;
+    tokenizer_open(&t, spec);
+    require(t.vocab_size <= c.V, "--tokenizer %s has %d tokens, the model %d; give the one that it was trained with",
+            spec, t.vocab_size, c.V);
+    struct stat info;
+    bool is_bytes = strcmp(spec, "bytes") == 0, is_folder = !is_bytes && stat(spec, &info) == 0 && S_ISDIR(info.st_mode);
+    size_t n = strlen(spec);
+    require(is_bytes || is_folder || (n >= 4 && strcmp(spec + n - 4, ".bin") != 0), "--tokenizer %s has no merges to export; "
+            "give the vocab.json with its merges.txt beside it", spec);
+    char* folder = is_folder ? xstrdup(spec) : path_parent(spec);
+    if (is_bytes) write_byte_tokenizer();
+    else { copy_file(folder, "vocab.json"); copy_file(folder, "merges.txt"); }
+    write_json("tokenizer_config.json",
+               json_pack("{s:s, s:i, s:b, s:s, s:s, s:s}", "tokenizer_class", "GPT2Tokenizer", "model_max_length", c.max_T,
+                         "add_prefix_space", 0, "bos_token", END_OF_TEXT, "eos_token", END_OF_TEXT, "unk_token", END_OF_TEXT),
+               JSON_INDENT(2));
+    int eot = t.eot;
+    free(folder);
+    tokenizer_free(&t);
+    return eot;
+}
+
+static void write_hf(const char* checkpoint, const char* out, int dtype_choice, const char* tokenizer) {
+    CheckpointReader r;
+    checkpoint_open(&r, checkpoint);
+    GPT2Config c = r.state.config;
+    DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
+    hf_out = path_trim(out);
+    unfinished = folder_temporary(hf_out);
+    require_written(folder_begin(hf_out), "");
+    write_weights(&r, dtype);
+    checkpoint_close(&r); // verifies what was read, before the folder gets its name
+    write_config(c, dtype, tokenizer[0] ? write_tokenizer(tokenizer, c) : c.V - 1);
+    require_written(folder_publish(hf_out), "");
+    printf("%s: AutoModelForCausalLM.from_pretrained(\"%s\") loads it, in %s\n", hf_out, hf_out, dtype_name(dtype));
+    free(unfinished);
+    free(hf_out);
+}
+
+int main(int argc, char** argv) {
+    static const char* const programs[][3] = {
+        { "hf_import", "make a checkpoint from a Hugging Face GPT-2 folder", "HF_DIR OUT_DIR" },
+        { "llmc_import", "make a checkpoint from a model file of llm.c", "MODEL.bin OUT_DIR" },
+        { "hf_export", "make a Hugging Face GPT-2 folder from a checkpoint", "CHECKPOINT_DIR OUT_DIR" }
+    };
+    int p = 0, dtype = 0;
+    while (p < 3 && strcmp(path_name(argv[0]), programs[p][0]) != 0) p++;
+    require(p < 3, "%s: call this program hf_import, llmc_import or hf_export, as make tools does", argv[0]);
+    const char* tokenizer = "";
+    OptionTable t = options_table(programs[p][0], programs[p][1]);
+    if (p == 2) {
+        option_text(&t, "tokenizer", &tokenizer, "bytes|FILE", "tokenizer whose files to add to the folder; '': none");
+        option_choice(&t, "dtype", &dtype, "same|fp32|bf16|fp16", "precision of the weights; same: as in the checkpoint");
+    }
+    options_operands(&t, programs[p][2], 2, 2);
+    options_parse(&t, argc, argv);
+    const char *in = t.operands[0], *out = t.operands[1];
+    require(folder_is_free(out), "%s is there already and is not an empty folder; remove it or choose another", out);
+    if (p == 2) write_hf(in, out, dtype, tokenizer);
+    else write_checkpoint(p == 0 ? hf_open(in) : llmc_open(in), out);
+    free(t.operands);
+    return 0;
+}
