@@ -78,7 +78,7 @@ def measure(d, o):
         files = {name: copy / known[name].file for name in names}
         sound = {file: file.read_text() for file in files.values()}
         for name in names: known[name].make_in(copy)
-        suite.make(["CFLAGS=-Wno-error"], "-s -C", copy, "DEVICE=cpu PRECISION=fp32 DEBUG= BUILD=build",
+        suite.make(["CFLAGS=-O1 -Wno-error"], "-s -C", copy, "DEVICE=cpu PRECISION=fp32 DEBUG= BUILD=build",
                    "data/train.bin" if stage == "compress" else "", f"build/train_gpt2_{stage}")
         for run in group:
             d.rounds.pop(run, None)
