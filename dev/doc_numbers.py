@@ -5,8 +5,9 @@ A number counts if it has a decimal point or a unit (%, ms, MB, times ...) and i
 2.13, 1.5 billion parameters, `--lr 1e-3`). It must have one of these origins:
 
 - It stands in a block or table that was made from stored results or by a command, or in what a command printed, in the same section.
-  <!-- from FILE --> before a table or block names a stored result, and <!-- from COMMAND --> a command that runs in less than a
-  second: each of its lines must be one of the new output, except for "...". (dev/doc_outputs.py compares what has a "$ " before it.)
+  <!-- from FILE --> before a table or block, or several of them without words between, names a stored result, and <!-- from
+  COMMAND --> a command that runs in less than a second: each line must be one of the new output, except for "...".
+  (dev/doc_outputs.py compares what has a "$ " before it.)
 - <!-- numbers: ... --> anywhere in the section says it, item by item, with ";" between them:
     1.19 = 100 / 84            a formula in Python. A number with a decimal point in it must itself stand in a block or table of
                                the document, or have an item
@@ -98,7 +99,9 @@ class Document:
         while n < len(self.lines):
             line, section = self.lines[n], self.sections[-1]
             end = n + 1
-            if line.startswith("#"): self.sections.append(Section())
+            if line.startswith("#"):
+                source = None
+                self.sections.append(Section())
             elif line.startswith("<!--"):
                 while "-->" not in self.lines[end - 1]: end += 1
                 comment = " ".join(self.lines[n:end])[4:].split("-->")[0].strip()
@@ -112,8 +115,8 @@ class Document:
                 if source: self.compare(n, end, source, section)
                 if source or kind == " ": section.stored += "\n".join(self.lines[n:end]) + "\n"
                 else: section.prose += [(k, self.lines[k]) for k in range(n, end)]
-                source = None
             elif line:
+                source = None
                 while end < len(self.lines) and self.lines[end] and not re.match(r"[#|]|<!--|    ", self.lines[end]): end += 1
                 section.prose.append((n, "\n".join(self.lines[n:end])))
             n = end

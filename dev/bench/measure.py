@@ -74,9 +74,9 @@ def script(doc, measure, show, check=None, more=True, placeholders={}, least={},
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. Below the doc stands what
     the environment says: the program or its folder, how ranks are started."""
     name, path = Path(sys.argv[0]).stem, program if "/" in program else f"build/train_gpt2_{program}" # of a stage
-    where = f"PROGRAM  default {path}" if program else f"BUILD   folder of the programs (default {folder})"
+    where = f"PROGRAM  default {path}    " if program else f"BUILD   folder of the programs (default {folder})    " * bool(folder)
     others = "\nAll other options are those of the programs." if more else ""
-    o = options(f"{doc}\n\n{where}    MPIRUN  how to start ranks (dev/on_ranks.sh){others}", more=more, placeholders=placeholders,
+    o = options(f"{doc}\n\n{where}MPIRUN  how to start ranks (dev/on_ranks.sh){others}", more=more, placeholders=placeholders,
                 least={"steps": (2, "the first is not counted")} | least, **defaults, **STORED)
     if check: check(o)
     file = vars(o)["from"]
