@@ -446,20 +446,16 @@ def print_compared(case):
     return c
 
 
-def print_why(case, h1, h2, zbv, dual):
-    """What the three schedules that train_gpt2_pp does not have are worth there."""
+def print_why(case, dual):
+    """Why three schedules are not in train_gpt2_pp."""
     print("\nwhy the last three are not in train_gpt2_pp: it clips by the norm of all gradients, so a step ends with a sum over "
           "all ranks,\nand a rank waits for the others before its first action or after its last.")
-    print(f"  zb-h2     a bubble of {h2['unclipped']:.4g} ms without clipping, of {h2['bubble']:.4g} ms with it; zb-h1 has "
-          f"{h1['bubble']:.4g} ms, and keeps {h1['peak']:g} micro-batches instead of {h2['peak']:g}")
-    print(f"  zb-v      a bubble of {zbv['unclipped']:.4g} ms without clipping, of {zbv['bubble']:.4g} ms with it; zb-h1 has "
-          f"{h1['bubble']:.4g} ms, and sends 1/{zbv['sent'] / h1['sent']:.3g} of its messages")
     if dual is None: return
-    twice = [2 * t for t in case.times]
+    (F, I, W), twice = case.times, [2 * t for t in case.times]
     half = replace(case, schedule="zb-v", v=2, p=case.p // 2, m=case.m // 2, times=twice)  # as many parameters a rank
-    print(f"  dualpipe  a bubble of {dual['bubble']:.4g} ms, with 2 stages on each rank, so twice the parameters; 2 replicas of "
-          f"the model in {half.p} stage{s(half.p)} have as\n            many, and a bubble of {compare_one(half)['bubble']:.4g} ms "
-          "with zb-v")
+    print(f"dualpipe has 2 stages on each rank, so twice the parameters; 2 replicas of the model in {half.p} stage{s(half.p)} have as "
+          f"many, and a bubble\nof {compare_one(half)['bubble']:.4g} ms with zb-v. Its B follows F here. In the paper both end when the "
+          f"pair ends: a bubble of\n(p/2-1)(F&B + B - 3W), which is {(case.p / 2 - 1) * (F + 2 * (I + W) - 3 * W):.4g} ms if F&B is F + B.")
 
 
 def compare(o, case):
@@ -473,7 +469,7 @@ def compare(o, case):
         shown[schedule] = print_compared(replace(case, schedule=schedule, v=v))
     print("\nno clip: the bubble if a rank could begin its next step before the others have ended this one;\n"
           "peak: activations on the rank with the most, in micro-batches of a stage; messages and parameters: relative to 1f1b's")
-    if o.p > 1 and shown["zb-v"]: print_why(case, *(shown[name] for name in ("zb-h1", "zb-h2", "zb-v", "dualpipe")))
+    if o.p > 1 and shown["zb-v"]: print_why(case, shown["dualpipe"])
 
 
 def main():

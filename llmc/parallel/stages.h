@@ -98,15 +98,17 @@ static inline bool stages_have(const Stages* y, int u) {
     while (y->begin[s + 1] < u) s++;
     return s % y->p == y->rank;
 }
-// Sleeps until an action that began at `began` has lasted as long as --emulate-ms says.
+// Sleeps until an action that began at `began` has lasted as long as --emulate-ms says. All of the head is in the last stage's B or I.
 static inline void stages_emulate(const Stages* y, Action a, double began) {
     const PipelineParallel* options = &y->options;
-    const double ms[] = { options->ms[0], options->ms[1] + options->ms[2], options->ms[1], options->ms[2] }; // in the order of ActionKind
-    SplitCosts costs = { 0, options->head };
-    double part = options->head > 0 ? chunk_cost(y->blocks, stages_at(y, a.chunk), y->count, costs) : 1.0 / (double)options->chunks;
+    double F = options->ms[0], I = options->ms[1], W = options->ms[2], of[] = { F, I + W, I, W }; // in the order of ActionKind
+    int stage = stages_at(y, a.chunk);
+    bool has_head = stage == y->count - 1 && (a.kind == ACT_BACKWARD || a.kind == ACT_BACKWARD_INPUT);
+    double ms = of[a.kind] * (options->head > 0 ? y->blocks[stage] : 1.0 / (double)options->chunks);
+    if (has_head) ms += options->head * (F + I + W);
     if (options->emulate[0] == '\0') return;
     device_synchronize();
-    double rest = began + ms[a.kind] * 1e-3 * part - now_seconds();
+    double rest = began + 1e-3 * ms - now_seconds();
     if (rest <= 0) return;
     struct timespec sleep = { (time_t)rest, (long)(1e9 * (rest - floor(rest))) };
     nanosleep(&sleep, NULL);

@@ -84,9 +84,7 @@ def test_dualpipe_halves_the_bubble_for_twice_the_parameters(times):
 --model gpt2 --p 2 --split 6,6 => ^split 6,6: ranks compute for 76.2 %
 --compare --p 8 --m 32 => ^1f1b +21 +17.95% +21.88% +21 +21 +8 +1 +1$ ~ ^interleaved v=2 .* 9.86% ~ ^zb-h1 .* 6.80% ~
     ^zb-h2 .* 6.80% +7.29% +7 +0 +15 ~ ^zb-v .* 3.52% +3.65% +3.5 +0 ~ ^dualpipe +3 .* 9 +1 +2$ ~
-    2 replicas of the model in 4 stages have as$ ~
-    ^  zb-h2 +a bubble of 0 ms without clipping, of 7 ms with it; zb-h1 has 7 ms, and keeps 8 .* instead of 15$ ~
-    ^  zb-v +a bubble of 0 ms without clipping, of 3.5 ms with it; zb-h1 has 7 ms, .* 1/2 of
+    2 replicas of the model in 4 stages have as many ~ ^of 3 ms with zb-v ~ B - 3W\), which is 6 ms if F&B is F \+ B
 D8 --split even => ^rank 0 .* 4 x 67840 = 271360 .* 8 x 2048 = 16384 ~ ^rank 3 .* 1 x 72192 = .* 8 x 2048 =  ~ formula 48$
 D8 --split even --schedule gpipe => ^rank 0 .* 8 x 67840 = 542720
 D8 --split even --schedule zb-h2 => ^rank 0 .* 7 micro-batches.* 7$

@@ -165,9 +165,9 @@ def mesh_step(plan, w, s, emulation):
     sums = Sums(Group(plan.p, node or plan.p, plan.t), Group(2 if plan.p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
                 unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
     if emulation:
-        blocks, (*action, head) = split_of(plan), (*emulation, 0.0)[:4]
-        costs = [*blocks[:-1], blocks[-1] + head] if head > 0 else [1 / plan.v] * len(blocks)
-        return played_step(plan, MESH, w, [[ms * (1e-3 * cost) for ms in action] for cost in costs], sums)
+        F, I, W, head = (*(1e-3 * ms for ms in emulation[:3]), (*emulation, 0.0)[3])
+        even = [[F / plan.v, I / plan.v, W / plan.v]] * len(split_of(plan))
+        return played_step(plan, MESH, w, action_times(plan, F, I, W, head * (F + I + W)) if head > 0 else even, sums)
     times = action_times(plan, *block_times(plan, m, s), s.head / plan.t + m.stats + m.sum)
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients
