@@ -158,13 +158,14 @@ def published(source, model, kind, gpus=8):
 
 
 def test_published_rows_are_possible():
-    assert len(ROWS) == 172
+    assert len(ROWS) == 200
     for r in ROWS:
         assert (r.value > 0 or r.kind == "fits") and (r.gpu in GPUS or r.gpu in ("v100-32", "h100-96"))
         if r.source.startswith("ZERO"): continue
         s = SHAPES[r.model]
         assert s.NH % r.tp == 0 and r.batch % (r.micro * r.dp) == 0, r
-        assert s.L % (r.pp * r.chunks) == 0, r
+        # 126 blocks on 8 ranks do not divide: embedding and head count as one block each
+        assert (s.L + (2 if s.L == 126 else 0)) % (r.pp * r.chunks) == 0, r
 
 
 @pytest.mark.parametrize("model, gpus", [("22b", 8), ("175b", 64), ("530b", 280), ("1t", 512), ("530b", 2240)])
@@ -196,7 +197,7 @@ def test_what_llmcs_log_says_of_weights_is_exact():
 @pytest.mark.parametrize("text, finding", [
     ("# only a comment", "has no rows"), ("[[sources", "is not TOML"),
     ('rows = [{ model = "gpt2" }]', "row 1, .*, is none"), ('rows = [{ seconds = 3 }, { years = 3 }]', "row 2, .*, is none"), # no figure
-    ('rows = [{ dp = "eight", seconds = 3 }]', "row 1, .*, is none"), ('rows = [{ kept = "some", seconds = 3 }]', "row 1, .*, is none"),
+    ('rows = [{ dp = "eight", seconds = 3 }]', "row 1, .*, is none"), ('rows = [{ bits = 32, seconds = 3 }]', "row 1, .*, is none"),
     ('rows = [{ seconds = "3 s" }]', "row 1, .*, is none")])
 def test_rows_that_are_none_are_refused(text, finding, tmp_path, capsys):
     path = tmp_path / "rows.toml"
