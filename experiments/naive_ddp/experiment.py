@@ -6,14 +6,12 @@ from report import DATA, SMALL, percent
 ROUNDS, NEEDS = 5, ["ddp"]
 TITLE = "What does naive DDP cost over a slow and a fast link?"
 QUESTION = """Naive DDP sums gradients when the backward pass has ended, so a rank waits for all bytes. With buckets it waits only
-for those that are ready too late. How much of a step is that where a link is slow beside the processors, as PCIe is beside a GPU,
-and where it is fast, as NVLink is?"""
-NOTES = """`build/plan --model gpt2 --ranks 4 --seq-len 1024 --batch-size 4` says what GPUs would do: with `--gpu rtx4090`, over PCIe,
-all gradients take 0.32 of the computing, and with `--gpu a100-80`, over NVLink, 0.073. The links here have the rates at which they
-take these shares of the first run's computing. The formula: where a rank computes for 1 and sends for c, the naive way exposes c /
-(1 + c). For buckets c is the last one's, which is complete only when the backward pass ends: it has the embeddings and block 0's
-attention, 12 % of the bytes. Waiting for a rank that is late is not counted as exposed. [Chapter
-2](../../doc/02_ddp.md#naive-against-bucketed-two-timelines) has the timelines."""
+for those that are ready too late. How much of a step is that over a link like a GPU's PCIe, and over one like NVLink?"""
+NOTES = """By `build/plan --model gpt2 --ranks 4 --seq-len 1024 --batch-size 4` all gradients take 0.32 of the computing over PCIe
+(`--gpu rtx4090`), and 0.073 over NVLink (`--gpu a100-80`). The links here have the rates at which they take these shares of the
+first run's computing. The formula: where a rank computes for 1 and sends for c, the naive way exposes c / (1 + c). For buckets c is
+the last one's, which is complete only when the backward pass ends: the embeddings and block 0's attention, 12 % of the bytes.
+Waiting for a late rank does not count. [Chapter 2](../../doc/02_ddp.md#naive-against-bucketed-two-timelines) has the timelines."""
 LINKS = {"slow": 0.32, "fast": 0.073} # bytes / rate, of the computing
 LAST = (4 * 256**2 + 15 * 256 + (384 + 128) * 256) / 3290624 # of the parameters, those in the last of the buckets of 2 MiB
 
