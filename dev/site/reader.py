@@ -21,7 +21,8 @@ def explained():
     """{a function: (file, lines)} of it and of all that it calls there."""
     found = {}
     for path, beginning in EXPLAINED.items():
-        places = {name: range(first, end) for name, first, end in stages.definitions(path)}
+        closed = [k for k, line in enumerate(stages.lines(path)) if line.endswith("}")]  # what follows belongs to no function
+        places = {name: range(first, 1 + max(k for k in [first, *closed] if k < end)) for name, first, end in stages.definitions(path)}
         for name in [x for x in places if x.startswith(beginning)]:
             inner = [name]
             for x in inner:
@@ -160,7 +161,8 @@ class Merged(Page):
             self.left, rows = self.nearest(name, first, end)
             self.files, self.ids = (stage_file(self.left), stage_file(self.right)), (self.left, "R")
             number += (changes := any(changed for changed, _ in rows))
-            if changes: out += self.hunk(number, stages.Part(name, rows, True), notes.of_definition(self.left, self.right, name))
+            its_notes = {x.text: x for x in notes.of_definition(self.left, self.right, name)}.values()
+            if changes: out += self.hunk(number, stages.Part(name, rows, True), its_notes)
             else: out += self.fold([(name, row) for _, row in rows], self.left)
         return (f'<h1>{" + ".join(parents(self.right))} → {self.right}</h1><p>A definition that equals a parent\'s is folded under that '
                 f'stage\'s name. The other {number} stand beside the nearer parent\'s.</p><div class="reader highlight">{out}</div>')
