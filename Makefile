@@ -132,6 +132,7 @@ C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 # The tools that make data, and most tests, are always built for the CPU.
 CPU_MAKE = $(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG=
 
+.DEFAULT_GOAL := all
 all: $(STAGES)
 
 # The program under the name that people type. It is a link to the build of the last PRECISION or DEBUG asked for.
