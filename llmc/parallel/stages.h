@@ -101,10 +101,7 @@ static inline void stages_emulate(const PipelineParallel* options, const Stages*
     double part = options->head > 0 ? chunk_cost(y->blocks, stages_at(y, a.chunk), y->count, costs) : 1.0 / (double)options->chunks;
     if (options->emulate[0] == '\0') return;
     device_synchronize();
-    double rest = began + ms[a.kind] * 1e-3 * part - now_seconds();
-    if (rest <= 0) return;
-    struct timespec sleep = { (time_t)rest, (long)(1e9 * (rest - floor(rest))) };
-    nanosleep(&sleep, NULL);
+    sleep_until(began + ms[a.kind] * 1e-3 * part);
 }
 // Blocks of this rank's largest chunk; elements of all it has.
 static inline int stages_most_blocks(const Stages* y) {
