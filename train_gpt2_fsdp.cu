@@ -28,8 +28,8 @@ Next      tensor and pipeline parallelism cut the computation as well.
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, on the device or the host
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
+#include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, on the device or the host
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -159,7 +159,7 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
 
 static void gpt2_init_params(GPT2* g) {
     layout_cut(&g->layout, &g->options, g->config, g->units);
-    shards_init(&g->state, g->layout.num_sharded, reduce_type(&g->options), g->options.offload, g->accumulation > 1);
+    shards_init(&g->state, &g->options, g->dp, g->layout.num_sharded, g->accumulation > 1);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->replicating[k] = NO_OP;
 }
 
@@ -261,7 +261,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    shards_predict(own.all, reduce_type(&g->options), g->options.offload, g->accumulation > 1, bytes);
+    shards_predict(&g->options, own.all, g->accumulation > 1, bytes);
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
                               + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
@@ -608,6 +608,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // shards.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->num_ranges);
+    shards_renew(&g->state, 0, g->state.n);
     gpt2_gather(g);
 }
 

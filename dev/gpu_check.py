@@ -350,8 +350,8 @@ CHECKS = {
         ("bits-fp32", "1", agree, None, ""), *((f"bits-{x}", "m4", agree, None, "") for x in PRECISIONS),
         ("bits-bf16-strict", "m4", agree, None, ""), ("bits-bf16", "n", agree, None, "")],
     "fsdp": [
-        ("", "1 m4 n", matches, None, ""), ("windows", "1 n", matches, None, WINDOWS), ("offload", "1 n", matches, None, "--cpu-offload"),
-        ("offload", "m4", matches, None, "--cpu-offload --wrap-blocks 2"),
+        ("", "1 m4 n", matches, None, ""), ("windows", "1 n", matches, None, WINDOWS), ("offload", "1 n", matches, None, "--cpu-offload all"),
+        ("offload", "m4", matches, None, "--cpu-offload optimizer --wrap-blocks 2"),
         ("hybrid", "m4 4", matches, None, "--sharding hybrid --shard-group 2"),
         ("bits-fp32", "1", agree, None, ""), *((f"bits-{x}", "m4", agree, None, "") for x in PRECISIONS),
         ("bits-bf16-strict", "m4", agree, None, ""), ("bits-bf16", "n", agree, None, "")],

@@ -127,4 +127,11 @@ static inline double now_seconds(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+// Returns when that clock has reached `until`.
+static inline void sleep_until(double until) {
+    double rest = until - now_seconds();
+    if (rest <= 0) return;
+    struct timespec nap = { (time_t)rest, (long)(1e9 * (rest - floor(rest))) };
+    nanosleep(&nap, NULL);
+}
 #endif

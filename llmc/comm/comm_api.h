@@ -19,6 +19,7 @@ Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until 
 Emulated   link (--emulate-link, over MPI): an operation takes at least as long as the bytes counted for it need at that rate.
            That time begins when all ranks of a collective have reached it, and a rank's operations take the link in turns.
            The receiver of a message sees it when that time is over. Results are the same bits.
+           (--emulate-host-link, of FSDP: the same of copies of shards from the host and to it, of which each way is a queue.)
 Failures   are handled by the watchdog (control.h): it names the rank that died or hangs, and ends this process.
 
 A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
@@ -158,6 +159,7 @@ typedef struct {
     bool counts_busy;         // CommStats.busy also counts without an observer, for one more time per operation
     CommWaited* waited;       // (waited_capacity) num_waited operations in the order of their waits, owned
     int num_waited, waited_capacity;
+    double host_link, host_until[2]; // --emulate-host-link, Gbit/s; when it has carried all that goes to the host, and from there
     double* number;           // device memory of comm_host_sum, owned
     const char* caller;       // of the operation that is issued next; NULL: not known
     const void* about;        // and the data it is about; NULL: its buffer,

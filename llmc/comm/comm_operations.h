@@ -56,6 +56,19 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
     comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);
 }
 
+// ---- an emulated link between device and host ----
+
+static inline void comm_emulate_host_link(Comm* c, double gbits) {
+    require(gbits == 0 || strncmp(device_name(), "CPU", 3) == 0, "--emulate-host-link is for the CPU: a GPU has such a link; leave"
+            " it out");
+    c->world->host_link = gbits;
+}
+// A copy of so many bytes begins when those before it the same way are over. Returns when the link has carried it; 0: none is emulated.
+static inline double comm_host_link_until(Comm* c, bool from_host, size_t bytes) {
+    double *until = &c->world->host_until[from_host], rate = 1e9 / 8 * c->world->host_link;
+    return rate == 0 ? 0 : (*until = fmax(now_seconds(), *until) + (double)bytes / rate);
+}
+
 // ---- issuing ----
 
 // The backend of a communicator of one rank: one part is the whole, so an operation is a copy.
@@ -67,6 +80,7 @@ static inline void comm_alone_start(Comm* c, CommSlot* s) {
     else if (s->on_host) device_to_host(s->out, s->in, bytes);
     else if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, bytes);
     s->event.finished = now_seconds();
+    if (s->on_host) s->event.finished = fmax(s->event.finished, comm_host_link_until(c, s->kind == COMM_ALL_GATHER, bytes));
     flight_recorder_finish(c->world->recorder, &s->record);
     s->finished = true;
 }
@@ -273,7 +287,8 @@ static inline void comm_wait(Comm* c, CommOp op) {
     s->events[EVENT_WAIT_BEGUN] = device_event();
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
-    if (!comm_is_alone(c) && s->record.communicator[0]) { // else it was skipped
+    if (comm_is_alone(c)) sleep_until(s->event.finished); // of a copy over an emulated link
+    else if (s->record.communicator[0]) { // else it was skipped
         flight_recorder_wait_begin(c->world->recorder, &s->record);
         c->backend->finish(c, s);
         flight_recorder_wait_end(c->world->recorder);

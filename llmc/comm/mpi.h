@@ -56,6 +56,7 @@ typedef struct MpiOp {
     int posted;
     unsigned long long sent;  // bytes
     double until;             // --emulate-link: when the link has sent it; 0: that has not begun
+    double copied;            // --emulate-host-link: when its shard has come from the host, or is there; 0: not known yet
     long long same[10];       // see mpi_step_check_same
     Ring ring;
 } MpiOp;
@@ -348,12 +349,15 @@ static inline bool mpi_is_held(MpiOp* o) {
     return at_end && now_seconds() < o->until;
 }
 
+// --emulate-host-link: a sum is on its way to the host, and the operations after it go on.
+static inline bool mpi_leaves(const MpiOp* o) { return o->slot->kind == COMM_REDUCE_SCATTER && o->copied > 0; }
+
 // Returns true if an operation may go on: the layer calls before it are done, and so is everything that it has posted.
 static inline bool mpi_is_ready(MpiOp* o) {
     CommContext* w = o->comm->world;
     int arrived = 1;
     if (!o->begun) {
-        if (!staging_passed(&o->ready)) return false;
+        if (!staging_passed(&o->ready) || now_seconds() < o->copied) return false;
         o->begun = true;
         flight_recorder_start(w->recorder, &o->slot->record);
         pthread_mutex_lock(&w->lock);
@@ -364,7 +368,10 @@ static inline bool mpi_is_ready(MpiOp* o) {
         mpi_check(MPI_Testall(o->posted, o->requests, &arrived, MPI_STATUSES_IGNORE), comm_kind_names[o->slot->kind]);
     if (!arrived || !staging_idle(o->staging)) return false;
     o->posted = 0;
-    return !mpi_is_held(o);
+    if (mpi_is_held(o)) return false;
+    if (o->slot->on_host && o->slot->kind == COMM_REDUCE_SCATTER && o->step == 0 && o->at == o->slot->n)
+        o->copied = comm_host_link_until(o->comm, false, o->at * mpi_element(o));
+    return !mpi_leaves(o);
 }
 
 // Takes an operation that is ready to its next step. Returns true if it has finished.
@@ -416,8 +423,8 @@ static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
         at_end = o == last;
         next = at_end ? NULL : o->next;
         long long* seen = &mpi_link(o)->seen[o->queue]; // only the first operation of its queue may go on
-        bool ready = *seen != e->looks && mpi_is_ready(o);
-        *seen = e->looks;
+        bool leaves = mpi_leaves(o), ready = leaves ? now_seconds() >= o->copied : *seen != e->looks && mpi_is_ready(o);
+        if (!leaves) *seen = e->looks;
         moved |= ready;
         if (ready && mpi_advance(o)) mpi_retire(e, o, before);
         else before = o;
@@ -560,6 +567,7 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     o->staging = staging_of_queue(&l->staging, o->queue);
     o->requests = o->queue == 0 ? l->requests : &o->one;
     o->step = (w->strict || w->options.link > 0) && o->queue == 0 ? -1 : 0;
+    if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = comm_host_link_until(c, true, s->n * mpi_element(o));
     staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
     if (e->last) e->last->next = o;

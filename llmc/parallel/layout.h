@@ -20,6 +20,7 @@ There are as many shards as ranks that together hold one replica of the model: a
 enum { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE };
 enum { PREFETCH_PRE, PREFETCH_POST, PREFETCH_NONE };
 enum { REDUCE_FP32, REDUCE_MODEL };
+enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_ALL };
 enum { CHECKPOINT_FULL, CHECKPOINT_SHARDED };
 
 typedef struct {
@@ -27,7 +28,8 @@ typedef struct {
     int sharding;                   // SHARD_FULL, ...
     int prefetch, forward_prefetch; // PREFETCH_PRE, ...; 0 or 1
     int reduce_dtype;               // REDUCE_FP32, ...
-    int offload, checkpoint;        // 0 or 1; CHECKPOINT_FULL, ...
+    int offload, checkpoint;        // OFFLOAD_NONE, ...; CHECKPOINT_FULL, ...
+    double host_link;               // --emulate-host-link, Gbit/s; 0: it is as fast as it is
     long long shard_group;          // --shard-group
     long long limit_all_gathers;    // --limit-all-gathers
     int shards;                     // S, into which a group is cut; set by sharding_check
@@ -53,7 +55,12 @@ static inline void options_sharding(OptionTable* t, Sharding* options) {
                "how many groups, besides the root, may be gathered at a time");
     option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",
                   "the precision in which gradients are sent and added; model: that of the parameters");
-    option_flag(t, "cpu-offload", &options->offload, "shards are kept on the host, and AdamW runs there");
+    option_choice(t, "cpu-offload", &options->offload, "none|optimizer|all",
+                  "what is on the host, where AdamW then runs; optimizer: gradients, moments and fp32 weights, of which the device"
+                  " has a copy in the parameters' precision; all: no shard is on the device");
+    option_float(t, "emulate-host-link", &options->host_link, 0, 1e6,
+                 "Gbit/s, each way, of a link between a device and its host, with --cpu-offload on the CPU: copies of shards take"
+                 " at least as long as it would need; 0: off");
     option_choice(t, "checkpoint", &options->checkpoint, "full|sharded",
                   "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
 }
@@ -69,6 +76,7 @@ static inline void sharding_check(Sharding* options, int N) {
     options->shards = is_hybrid ? (int)options->shard_group : options->sharding == SHARD_NONE ? 1 : N;
     require(N % options->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d",
             options->shards, N);
+    require(options->host_link == 0 || options->offload, "--emulate-host-link is about --cpu-offload: give that as well");
     bool gathers_ahead = options->prefetch != PREFETCH_NONE || options->forward_prefetch;
     require(options->limit_all_gathers > 1 || !gathers_ahead || !reshards_after_forward(options),
             "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none and --no-forward-prefetch");
@@ -184,6 +192,7 @@ static inline size_t sharding_buffers(const Sharding* options, ShardSizes s) {
 // Prints what is sharded, and how it is gathered.
 static inline void report_sharding(GPT2Config c, const Sharding* options, int N) {
     static const char* const shardings[] = { "full", "grad-op", "hybrid", "none" };
+    static const char* const places[] = { "", ", all but parameters on the host", " on the host" };
     static const char* const prefetches[] = { "backward-pre", "backward-post", "none" };
     ShardSizes s = shard_sizes(c, options);
     char group[32] = "model";
@@ -192,10 +201,11 @@ static inline void report_sharding(GPT2Config c, const Sharding* options, int N)
     size_t P = gpt2_num_elements(c), S = (size_t)options->shards;
     printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding;"
            " gradients reduced in %s\n",
-           shardings[options->sharding], group, S, options->offload ? " on the host" : "",
+           shardings[options->sharding], group, S, places[options->offload],
            100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(options)));
     if (S > 1) printf("gathers    prefetch %s%s; room for the root and %zu more\n", prefetches[options->prefetch],
                       options->forward_prefetch ? ", and forward" : "", sharding_buffers(options, s));
+    if (options->host_link > 0) printf("EMULATED LINK OF %g GBIT/S TO THE HOST (--emulate-host-link)\n", options->host_link);
     if (options->sharding == SHARD_HYBRID) printf("replicas   %d, of %zu ranks each\n", N / (int)S, S);
     fflush(stdout);
 }

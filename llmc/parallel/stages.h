@@ -108,10 +108,7 @@ static inline void stages_emulate(const Stages* y, Action a, double began) {
     if (has_head) ms += options->head * (F + I + W);
     if (options->emulate[0] == '\0') return;
     device_synchronize();
-    double rest = began + 1e-3 * ms - now_seconds();
-    if (rest <= 0) return;
-    struct timespec sleep = { (time_t)rest, (long)(1e9 * (rest - floor(rest))) };
-    nanosleep(&sleep, NULL);
+    sleep_until(began + 1e-3 * ms);
 }
 // Returns the number of blocks that this rank has, and the elements of all that it has.
 static inline int stages_num_blocks(const Stages* y) {

@@ -93,8 +93,9 @@ static inline bool is_emulated(const OptionTable* t) {
 }
 // What makes the times others than those of this machine; "": nothing.
 static inline void what_is_artificial(char* out, size_t size, const OptionTable* t, const RankContext* w) {
-    snprintf(out, size, "%s%s%s%s", is_emulated(t) ? " EMULATED TIMES (--emulate-ms);" : "",
+    snprintf(out, size, "%s%s%s%s%s", is_emulated(t) ? " EMULATED TIMES (--emulate-ms);" : "",
              w->options.link > 0 ? " EMULATED LINK (--emulate-link);" : "",
+             w->comm.world->host_link > 0 ? " EMULATED LINK TO THE HOST;" : "",
              w->comm.world->strict ? " STRICT MODE, WHICH HIDES NOTHING;" : "",
              w->fault.kind != FAULT_NONE ? " A FAULT ON PURPOSE (--fault);" : "");
 }

@@ -42,9 +42,9 @@ NUMBERS = [
     ("zero", "mpi", 2, "", "--zero-stage 3"), ("zero", "nccl", 2, "", "--zero-stage 2"),
     ("zero", "mpi", 2, FOUR, "--zero-stage 3 S"), ("zero", "nccl", 2, FOUR, "--zero-stage 2 S"),
     ("fsdp", "nccl", 2, "--total-batch-size 32", "--wrap-blocks 1"),
-    ("fsdp", "mpi", 2, "--total-batch-size 32", "--wrap-blocks 2 --cpu-offload --no-forward-prefetch"),
+    ("fsdp", "mpi", 2, "--total-batch-size 32", "--wrap-blocks 2 --cpu-offload all --no-forward-prefetch"),
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-pre"),
-    ("fsdp", "mpi", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-post --wrap-blocks 2 --cpu-offload --no-forward-prefetch"),
+    ("fsdp", "mpi", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-post --wrap-blocks 2 --cpu-offload optimizer --no-forward-prefetch"),
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", f"--prefetch none --wrap-blocks 0 {AGAIN}"),
     ("tp", "mpi", 2, "", ""), ("tp", "mpi", 2, "", f"{AGAIN} --keep-gathered {SEQUENCE}"), ("tp", "nccl", 2, "", "--no-overlap"),
     ("tp", "nccl", 2, "", f"{SEQUENCE} --keep-gathered --no-overlap"), ("tp", "nccl", 2, "", f"{SEQUENCE} S"), ("tp", "mpi", 2, "", f"{SEQUENCE} S"),
@@ -75,11 +75,11 @@ def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
 # ---- bits ----
 FSDP_BITS = ["--sharding full --prefetch backward-pre",
              "--sharding full --prefetch backward-pre --wrap-blocks 2 --limit-all-gathers 3 --no-forward-prefetch",
-             "--sharding full --prefetch backward-post --wrap-blocks 2 --cpu-offload",
+             "--sharding full --prefetch backward-post --wrap-blocks 2 --cpu-offload all",
              f"--sharding full --prefetch none --no-forward-prefetch --limit-all-gathers 1 {AGAIN}",
-             f"--sharding grad-op --prefetch backward-pre --cpu-offload {AGAIN}",
+             f"--sharding grad-op --prefetch backward-pre --cpu-offload optimizer {AGAIN}",
              "--sharding grad-op --prefetch backward-post --wrap-blocks 2",
-             "--sharding none --prefetch backward-pre --wrap-blocks 2 --cpu-offload",
+             "--sharding none --prefetch backward-pre --wrap-blocks 2 --cpu-offload optimizer",
              "--sharding none --prefetch backward-post --wrap-blocks 0"]
 
 
@@ -90,7 +90,7 @@ def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
     """With offload AdamW runs on the host, where it rounds differently: such runs agree with one another to the bit."""
     options = FSDP_BITS[setting]
     offload = "--cpu-offload" in options
-    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload") if offload else emulated("ddp", comm, 2, OF_STAGE["fsdp"], ORDERED)
+    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload all") if offload else emulated("ddp", comm, 2, OF_STAGE["fsdp"], ORDERED)
     run = gpu("fsdp", comm, 2, ORDERED, options, strict=strict, seed=100 + setting)
     assert_predicted(run)
     assert_same(reference, run)

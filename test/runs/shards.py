@@ -94,7 +94,7 @@ PROGRAMS = { # the stage, on so many ranks unless a test says otherwise, its opt
     "single": ("single", 1, ""), "ddp": ("ddp", 3, ""), "zero1": ("zero", 8, "--zero-stage 1"), "zero2": ("zero", 2, "--zero-stage 2"),
     "zero3": ("zero", 4, "--zero-stage 3"), "full": ("fsdp", 3, "--wrap-blocks 2"), "model": ("fsdp", 3, "--wrap-blocks 0"),
     "sharded": ("fsdp", 3, "--checkpoint sharded --wrap-blocks 2"), "whole": ("fsdp", 3, "--checkpoint sharded --wrap-blocks 0"),
-    "offload": ("fsdp", 2, "--checkpoint sharded --cpu-offload --sharding grad-op"),
+    "offload": ("fsdp", 2, "--checkpoint sharded --cpu-offload all --sharding grad-op"),
     "hybrid": ("fsdp", 4, "--checkpoint sharded --sharding hybrid --shard-group 2"),
     "sharded16": ("fsdp", 3, "--checkpoint sharded --reduce-dtype model"),
     "tp2": ("tp", 4, "--tensor-parallel 2"), "tp4": ("tp", 4, "--tensor-parallel 4"), "pp2": ("pp", 4, "--pipeline-parallel 2"),

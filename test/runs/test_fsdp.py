@@ -3,7 +3,7 @@ and recompute. Each rank holds and sends as many bytes as the formulas say, whic
 import collections, re
 import pytest
 from shards import assert_near_losses, assert_same_samples, faulty, operations, sampled, shard, skipped_steps
-from suite import PYTORCH, TOKENS, Stored, assert_close, assert_each_says, assert_same, assert_same_metrics, rest, trained
+from suite import PYTORCH, TOKENS, Stored, assert_close, assert_each_says, assert_same, assert_same_metrics, assert_says, rest, trained
 
 LONG = 6
 # 5 blocks in groups of 2 or 3 leave a smaller last group.
@@ -30,7 +30,7 @@ class Setting(collections.namedtuple("Setting", COLUMNS, defaults=(1, 2, "fp32",
     def run(self):
         options = [f"--wrap-blocks {self.wrap} --sharding {self.sharding} --prefetch {self.prefetch} --limit-all-gathers {self.rooms}",
                    f"--recompute {self.recompute}", *[f"--shard-group {self.group}"] * (self.sharding == "hybrid"),
-                   *["--no-forward-prefetch"] * (self.forward == "no"), *["--cpu-offload"] * (self.offload == "yes"),
+                   *["--no-forward-prefetch"] * (self.forward == "no"), *[f"--cpu-offload {self.offload}"] * (self.offload != "no"),
                    *["--reduce-dtype model"] * (self.reduce == "model")]
         return trained("fsdp", SMALL, self.sizes(), *options, ranks=self.ranks, precision=self.precision, strict=self.mode == "strict")
 
@@ -41,7 +41,7 @@ def settings(table, mark, **more):
         quick, *columns = re.fullmatch(r"\s*(\*?)\s*" + r"(\S+)\s+" * 8 + r"(\S+)", line).groups()
         setting = Setting(*[int(x) if x.isdigit() else x for x in columns], **more)
         name = (f"{setting.ranks}_ranks-{setting.sharding}-wrap_{setting.wrap}-{setting.prefetch}-{setting.rooms}_rooms" +
-                "-offload" * (setting.offload == "yes") + "-recompute" * (setting.recompute == "block") +
+                f"-offload_{setting.offload}" * (setting.offload != "no") + "-recompute" * (setting.recompute == "block") +
                 f"-{setting.micro}_micro" * (setting.micro > 1) + f"-{setting.precision}-{setting.reduce}" * (setting.precision != "fp32"))
         yield pytest.param(setting, id=name) if quick else mark(setting, id=name)
 
@@ -49,50 +49,51 @@ def settings(table, mark, **more):
 # ranks wrap sharding prefetch forward-prefetch rooms offload recompute mode: every two values meet in a row, if they can.
 WHOLE = [*settings("""
       1 0 full none no 4 no none strict
-      1 1 grad-op backward-post no 4 yes block plain
-      1 2 grad-op none no 2 yes block plain
+      1 1 grad-op backward-post no 4 optimizer block plain
+      1 2 grad-op none no 2 all block plain
       1 3 none backward-pre yes 2 no none plain
     * 2 0 grad-op backward-post yes 4 no block strict
       2 2 none backward-pre yes 4 no block plain
-      2 3 full backward-post no 2 yes block strict
-      3 0 none backward-post no 4 yes none plain
+      2 3 full backward-post no 2 all block strict
+      3 0 none backward-post no 4 optimizer none plain
       3 1 none none yes 2 no block strict
       3 3 grad-op backward-post yes 4 no block strict
       4 0 grad-op backward-pre no 2 no none plain
       4 1 grad-op backward-pre yes 4 no block plain
       4 2 none backward-post yes 4 no none strict
       2 1 full none no 1 no none plain
-    * 3 2 full backward-pre yes 3 yes block strict
-      4 3 full none no 1 yes none strict
+    * 3 2 full backward-pre yes 3 all block strict
+      4 3 full none no 1 optimizer none strict
     * 4 2 full backward-post no 2 no none strict
     * 4 1 full backward-pre yes 2 no none strict
       3 3 full backward-pre no 2 no block plain
-      2 0 full backward-post yes 4 yes none plain""", sampled)]
+      2 0 full backward-post yes 4 all none plain
+      2 2 grad-op backward-pre yes 2 optimizer none strict""", sampled)]
 # 2 groups of 2 ranks, whose sums round differently from those of all 4 ranks.
 HYBRID = [*settings("""
     * 4 1 hybrid backward-pre yes 3 no block strict
-      4 2 hybrid backward-post no 2 yes none strict
+      4 2 hybrid backward-post no 2 all none strict
       4 0 hybrid none yes 2 no none plain
-      4 3 hybrid none no 1 yes block plain""", rest)]
+      4 3 hybrid none no 1 optimizer block plain""", rest)]
 # Groups of one rank or of all ranks: sums round as DDP's.
 ONE_GROUP = [*settings("4 2 hybrid backward-pre no 2 no none strict", rest, group=1),
              *settings("4 2 hybrid backward-post no 2 no none strict", rest, group=4)]
 # FSDP reduces every micro-batch and adds up, DDP reduces the sum once.
 MICRO_BATCHES = [*settings("""
-    * 3 2 full backward-post yes 2 yes block strict
+    * 3 2 full backward-post yes 2 optimizer block strict
       3 2 grad-op backward-pre yes 2 no none strict
-      4 3 hybrid backward-post no 2 yes none plain
+      4 3 hybrid backward-post no 2 all none plain
       3 1 full backward-pre no 2 no none strict
       3 0 grad-op none no 2 no none plain
       4 1 hybrid backward-pre no 2 no none strict""", sampled, micro=4)]
 IN_16_BITS = """
     * 3 2 full backward-pre yes 2 no none strict
-      2 3 grad-op backward-post no 2 yes block plain
+      2 3 grad-op backward-post no 2 optimizer block plain
       4 0 none none no 2 no none plain"""
 REDUCED_IN_BF16 = [*settings(IN_16_BITS, rest, precision="bf16", reduce="model")]
 REDUCED_IN_FP32 = [*settings(IN_16_BITS.replace("*", " "), rest, precision="bf16")]
 # The first scales are too large for gradients in fp16, so both skip steps.
-REDUCED_IN_FP16 = [*settings("3 2 full backward-pre no 2 yes none strict\n1 1 full none no 2 no block plain", rest,
+REDUCED_IN_FP16 = [*settings("3 2 full backward-pre no 2 all none strict\n1 1 full none no 2 no block plain", rest,
                              precision="fp16", reduce="model")]
 by_setting = lambda *tables: pytest.mark.parametrize("setting", sum(tables, []))
 
@@ -131,14 +132,14 @@ def test_bf16_reduced_in_fp32_is_within_a_fortieth_of_its_roundoff(setting):
     assert_near_losses(setting.ddp(), setting.run())
 
 
-@pytest.mark.parametrize("ranks, options", [(4, ""), rest(4, "--sharding hybrid --shard-group 2 --cpu-offload"),
+@pytest.mark.parametrize("ranks, options", [(4, ""), rest(4, "--sharding hybrid --shard-group 2 --cpu-offload all"),
                                             rest(2, "--wrap-blocks 2 --sharding grad-op")], ids=["full", "hybrid", "grad-op"])
 def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs(ranks, options):
     assert_close(Stored(f"ddp/ranks_{ranks}_accumulate_2"), trained("fsdp", PYTORCH, "--batch-size", 8 // ranks, options, ranks=ranks))
 
 
 @pytest.mark.parametrize("options", [
-    "--limit-all-gathers 3", "--cpu-offload --prefetch backward-post --wrap-blocks 2",
+    "--limit-all-gathers 3", "--cpu-offload optimizer --prefetch backward-post --wrap-blocks 2",
     rest("--wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1"), rest("--sharding grad-op"),
     rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0"), rest("--sharding none --wrap-blocks 0")])
 def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(options):
@@ -176,9 +177,9 @@ def expected_bytes(s):
     if s.recompute == "block": activations -= 4 * 64 // s.micro * (15 * 16 * X + (4 + 2) * 4) # 4 of 5 blocks, their tokens
     state = {"parameters": 4 * kept, "gradients": R * kept, "optimizer state": 8 * kept}
     on_host = 0
-    if s.offload == "yes":
+    if s.offload != "no":
         on_host = sum(state.values()) + (R * kept if s.micro > 1 else 0) + (X * kept if X < 4 else 0)
-        state = dict.fromkeys(state, 0)
+        state = dict.fromkeys(state, 0) | {"parameters": X * kept * (s.offload == "optimizer")}
     return ddp | state | {"activations": activations, "communication": communication, "state on the host": on_host}
 
 
@@ -214,6 +215,18 @@ def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups):
         assert peak(rooms) == first + (min(rooms, groups) - 1) * 4 * 2 * shard(wrap * BLOCK, 2)
 
 
+# Each way a step's copies take turns: to the host reduced gradients, from it the shards that are gathered, or afterwards the new weights.
+@pytest.mark.parametrize("ranks, offload", [rest(1, "all"), (2, "all"), rest(2, "optimizer")])
+def test_a_step_takes_as_long_as_copies_need_on_an_emulated_link_to_the_host_and_trains_the_same(ranks, offload):
+    options, ms, root = (SMALL, f"--batch-size 4 --cpu-offload {offload} --steps 3"), 60, shard(ROOT, ranks)
+    copies = 2 * (root + 5 * shard(BLOCK, ranks)) - root * (offload == "all") # of an element of a shard
+    rate = 8e-6 * 4 * copies / ms
+    usual, run = trained("fsdp", *options, ranks=ranks), trained("fsdp", *options, f"--emulate-host-link {rate:.9f}", ranks=ranks)
+    assert_same_metrics(usual, run)
+    assert min(run.series("step_ms")[1:]) >= 0.9 * ms # the next root's copy may go on in the next step
+    assert_says(run.said, "^EMULATED LINK OF .* TO THE HOST")
+
+
 # ---- when gathers are issued ----
 # Operations are numbered in the order of issue. G: a gather, R: a reduction of the backward pass. Blocks 0 and 1, 2 and 3, and 4 are a
 # group each, the root is another, which is gathered in the previous step's update, and in this step's update for the next step.
@@ -245,7 +258,7 @@ def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_pat
 
 # ---- ranks that fail ----
 @pytest.mark.parametrize("fault, options, pattern", [
-    ("2:7:kill", "--cpu-offload", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "", "differ")])
+    ("2:7:kill", "--cpu-offload all", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "", "differ")])
 def test_a_rank_that_fails_is_named_by_the_others(fault, options, pattern):
     run = faulty("fsdp", SMALL, "--batch-size 4 --steps 20 --sharding hybrid --shard-group 2", options, "--fault", fault, ranks=4)
     assert_each_says(run, 4, pattern, dead=2 if "kill" in fault else None)

@@ -35,10 +35,10 @@ ROWS = """
     sampled-LEAKS 3 zero --zero-stage 3 --check-every 1
     rest 2 zero.bf16 --zero-stage 3
     sampled-LEAKS 3 fsdp --check-every 1
-    rest 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --cpu-offload --checkpoint sharded --prefetch backward-post
+    rest 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --cpu-offload all --checkpoint sharded --prefetch backward-post
     sampled-strict 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch --recompute block
     sampled 2 fsdp --sharding none --limit-all-gathers 3
-    rest 3 fsdp.bf16 --cpu-offload --reduce-dtype model --wrap-blocks 2
+    rest 3 fsdp.bf16 --cpu-offload optimizer --reduce-dtype model --wrap-blocks 2
     sampled-LEAKS 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
     rest 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1
     sampled 4 tp --heads 4 --total-batch-size 64 --recompute block --no-overlap
@@ -82,7 +82,7 @@ def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, stage,
 
 # ---- runs that end in an error ----
 @pytest.mark.parametrize("stage, ranks, options, pattern", [
-    ("ddp", 2, "--memory-limit 0.0001", "out of memory"), rest("fsdp", 2, "--memory-limit 0.0001 --cpu-offload", "out of memory"),
+    ("ddp", 2, "--memory-limit 0.0001", "out of memory"), rest("fsdp", 2, "--memory-limit 0.0001 --cpu-offload all", "out of memory"),
     ("ddp", 2, "--init-from test/reference/nothing", "nothing"), rest("zero", 2, "--zero-stage 4", "--zero-stage"),
     rest("pp", 2, "--split 4,4", "--split"), rest("3d", 2, "--mesh dp=3", "--mesh"),
     rest("ddp", 2, "--fault 1:2:bitflip --check-every 1", "differ")])

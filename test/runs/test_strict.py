@@ -12,19 +12,19 @@ SHORT = (f"--model gpt2 --layers 3 --heads 2 --channels 16 --data {TOKENS} --val
 # row: make test has it. Ranks, stage, options.
 ROWS = """
     *pair 2 zero --zero-stage 3
-    *pair 2 fsdp --sharding full --cpu-offload --recompute block
-    pair 2 fsdp --sharding grad-op --cpu-offload --wrap-blocks 0
+    *pair 2 fsdp --sharding full --cpu-offload all --recompute block
+    pair 2 fsdp --sharding grad-op --cpu-offload optimizer --wrap-blocks 0
     single 1 single --recompute block
-    alone 1 fsdp --cpu-offload
+    alone 1 fsdp --cpu-offload all
     *ddp 2 ddp --recompute block
     whole 2 zero --zero-stage 1
     shards 4 zero --zero-stage 2
     shards 4 zero --zero-stage 3 --recompute block
     shards 4 fsdp --sharding full --wrap-blocks 2
     none 4 fsdp --sharding none
-    none 4 fsdp --sharding none --cpu-offload
+    none 4 fsdp --sharding none --cpu-offload optimizer
     hybrid 4 fsdp --sharding hybrid --shard-group 2
-    hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload --wrap-blocks 2
+    hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload all --wrap-blocks 2
     parts 2 tp
     parts 2 tp --no-overlap
     rows 4 tp --tensor-parallel 2 --sequence-parallel

@@ -29,7 +29,7 @@ def traced(ranks, stage, *options, **settings):
     (2, "fsdp", FSDP, SHARDS, BLOCKS, False),
     rest(2, "fsdp", "", SHARDS, BLOCKS, True),
     rest(2, "fsdp", "--wrap-blocks 0", SHARDS, {"root to block 2", "no unit"}, False),
-    rest(2, "fsdp", "--cpu-offload", SHARDS, BLOCKS, False),
+    rest(2, "fsdp", "--cpu-offload all", SHARDS, BLOCKS, False),
     rest(4, "fsdp", "--sharding hybrid --shard-group 2", ["bucket_finish", *SHARDS], BLOCKS, False),
     rest(2, "ddp", "--ddp naive", ["gpt2_reduce", "gpt2_reduce_naive"], None, False),
     rest(2, "zero", "--zero-stage 2", ["grad_ready", "gpt2_gather", *OUTSIDE], None, False),

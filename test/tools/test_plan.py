@@ -86,7 +86,7 @@ XL --node dgx-h100 => nodes of 8 ranks and 8 interfaces
 XL --gpu h100 => NCCL.s algorithms over H100 SXM ~ ^fits +h100$
 XL --gpu h100 --algorithm ring => ^rings over
 GPT2 --sharding hybrid --shard-group 4 => ^fsdp +sharding hybrid: 2 replicas of the model, of 4 ranks each
-GPT2 --cpu-offload => state on the host +0 B +0 B +0 B +0 B +280 MB ~ offloaded shards pass a link of 31.5 GB/s ~ ^  parameters .* 0 B$
+GPT2 --cpu-offload all => state on the host +0 B +0 B +0 B +0 B +280 MB ~ offloaded shards pass a link of 31.5 GB/s ~ ^  parameters .* 0 B$
 GPT2 --compress int8 => ^ddp int8: train_gpt2_compress, from the step on ~ compressing takes no time here ~
     ^  sent per step +436 MB +221 MB$ ~ ^ddp int8 +ranks
 GPT2 --compress top-k => ^ddp top-k:  ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp top-k +ranks
@@ -355,7 +355,7 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --keep-gathered"),
     rest("pp", "rank 0", 1, 1, 2, "--pipeline-parallel 1 --schedule gpipe"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
     ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), rest("bf16 fsdp", "fsdp", 2, 1, 1, ""),
-    ("bf16 fsdp", "fsdp", 2, 1, 2, "--cpu-offload"),
+    ("bf16 fsdp", "fsdp", 2, 1, 2, "--cpu-offload optimizer"),
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), rest("bf16 fsdp", "fsdp", 2, 1, 1, "--sharding none"),
     rest("bf16 tp", "tp 2", 4, 2, 1, ROWS), rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
 def test_bytes_are_the_stages_own(stage, column, ranks, shared, micro, options):

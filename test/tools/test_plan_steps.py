@@ -263,9 +263,12 @@ def test_offloaded_shards_pass_the_link_to_the_host():
     root = -(-p.shape.unit(0) // 8 // 16) * 16
     # blocks are gathered twice in 2 bytes an element, the root once, and gradients come back in 4
     moved = (2 * every - root) * 2 + every * 4
-    offloaded = p._replace(offload=True, host_link=1e9)
+    offloaded = p._replace(offload="all", host_link=1e9)
     assert step(offloaded, FSDP, NV, MS).communication - step(p, FSDP, NV, MS).communication == near(moved / 1e9, 1e-6)
     assert update_seconds(offloaded, FSDP) == 0
+    copied = p._replace(offload="optimizer", host_link=1e9) # the new weights, once
+    assert step(copied, FSDP, NV, MS).communication - step(p, FSDP, NV, MS).communication == near(every * 4 / 1e9, 1e-6)
+    assert update_seconds(copied, FSDP) == near(every * 2 / 1e9)
     slow = offloaded._replace(memory_bandwidth=1e12, host_link=0, host_bandwidth=28e9) # of the device, which does not update
     assert update_seconds(slow, FSDP) == near(every / 1e9)
 

@@ -49,7 +49,7 @@ OPTIONS = [
     whole("wrap-blocks", 1, 0, MAX_UNITS - 1, "blocks gathered at a time; 0: the whole model"),
     whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
-    switch("cpu-offload", "shards are kept on the host, and AdamW runs there"),
+    choice("cpu-offload", "none", "none|optimizer|all", "what is kept on the host, where AdamW then runs"),
     real("host-link", 31.5e9, 1, 1e15, "bytes/s between a device and its host, with --cpu-offload; the default is PCIe 4.0 x16"),
     real("host-bandwidth", 51.2e9, 1, 1e15,
          "bytes/s of host memory for a rank's AdamW, with --cpu-offload; the default is an eighth of a DGX A100's"),
@@ -197,7 +197,7 @@ def check(o):
     needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
     # ranks
     if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp and compression")
-    needs(o, "host-link host-bandwidth", o.cpu_offload, "is for --cpu-offload; give it as well")
+    needs(o, "host-link host-bandwidth", o.cpu_offload != "none", "is for --cpu-offload; give it as well")
     require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
     needs(o, "top-k-fraction", o.compress in ("all", "top-k"), "is for --compress top-k; give it as well")
     needs(o, "rank", o.compress in ("all", "powersgd"), "is for --compress powersgd; give it as well")

@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     sharding: str = "full"
     shard_group: int = 0
     reduce_dtype: str = "fp32"
-    offload: bool = False
+    offload: str = "none"
     host_link: float = 0     # bytes per second between a rank's device and the host, each way; 0: it takes no time
     host_bandwidth: float = 0 # of the host's memory, for one rank's AdamW; 0: it takes no time
     t: int = 1               # tp: ranks that share a replica of the model
@@ -73,7 +73,7 @@ def options_of(plan, stage):
     if stage in (ZERO1, ZERO2, ZERO3): return f"--zero-stage {stage - ZERO1 + 1}"
     if stage == FSDP: # with both prefetches where they have room
         return (f"--wrap-blocks {plan.wrap_blocks} --sharding {plan.sharding} --shard-group {plan.shard_group} --reduce-dtype"
-                f" {plan.reduce_dtype} --limit-all-gathers {plan.buffers}" + " --cpu-offload" * plan.offload
+                f" {plan.reduce_dtype} --limit-all-gathers {plan.buffers}" + f" --cpu-offload {plan.offload}"
                 + " --prefetch none --no-forward-prefetch" * (plan.buffers == 1))
     return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
             MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}.get(stage, "")

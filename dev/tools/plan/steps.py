@@ -169,14 +169,14 @@ class Messages(NamedTuple):
 
 def group_messages(plan, stage, w, elements):
     """The seconds in which a group is gathered and reduced, and summed over replicas, by its shard's size. Shards that fsdp offloads
-    pass the link to the host first or last; of their replicas' sums both ways."""
+    pass the link to the host last, and before gathers if the device has no copy; of their replicas' sums both ways."""
     X, S = plan.X, shards_of(plan, stage)
     if stage == DDP: return 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N), 0
     shard, ranks = float(shard_of(elements, S)), w.neighbours(plan.N, S)
-    gradient, offloaded = 4 if stage == FSDP and plan.reduce_dtype == "fp32" else X, stage == FSDP and plan.offload
+    gradient, offloaded = 4 if stage == FSDP and plan.reduce_dtype == "fp32" else X, stage == FSDP and plan.offload != "none"
     host = shard / plan.host_link if offloaded and plan.host_link > 0 else 0 # for each byte of an element
     home = S == 1 and X == 4 and not offloaded
-    gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host
+    gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host * (plan.offload == "all")
     reduce = w.seconds(REDUCE_SCATTER, S * shard * gradient, ranks) + gradient * host
     replicate = w.seconds(ALL_REDUCE, shard * gradient, w.apart(plan.N, S))
     return gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0
@@ -304,13 +304,15 @@ def tensor_micro_batch(plan, m, s, units, t):
 # ---- a step of N ranks ----
 def update_seconds(plan, stage):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
-    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
+    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice. Weights
+    that the host has updated are copied at the same time."""
     kept = 8 if plan.X == 4 or stage == FSDP else 12 # bytes of its state
-    bandwidth = plan.memory_bandwidth
-    if stage == FSDP and plan.offload: # the state is as large on the device
-        plan, bandwidth = plan._replace(offload=False), plan.host_bandwidth
-    if bandwidth == 0: return 0
-    return 28 * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, stage)) / bandwidth
+    bandwidth, copied = plan.memory_bandwidth, 0
+    if stage == FSDP and plan.offload != "none": # the state is as large on the device
+        copied = plan.X / plan.host_link if plan.offload == "optimizer" and plan.host_link > 0 else 0
+        plan, bandwidth = plan._replace(offload="none"), plan.host_bandwidth
+    seconds = max(28 / bandwidth if bandwidth > 0 else 0, copied) # of an element
+    return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, stage))
 
 
 def step(plan, stage, w, s):

@@ -220,11 +220,12 @@ def print_played(o, ways):
 
 def print_sharding(plan):
     """How fsdp shards, if not as usual."""
-    if (plan.sharding, plan.reduce_dtype, plan.offload) == ("full", "fp32", False): return
+    if (plan.sharding, plan.reduce_dtype, plan.offload) == ("full", "fp32", "none"): return
     group = plan.shard_group
     copies = f": {plan.N // group} replicas of the model, of {group} ranks each" if plan.sharding == "hybrid" else ""
     dtype = "fp32" if plan.reduce_dtype == "fp32" else "the model's precision"
-    print(f"fsdp       sharding {plan.sharding}{copies}; gradients reduced in {dtype}{'; shards on the host' * plan.offload}")
+    offloaded = {"none": "", "optimizer": "; all but parameters on the host", "all": "; shards on the host"}[plan.offload]
+    print(f"fsdp       sharding {plan.sharding}{copies}; gradients reduced in {dtype}{offloaded}")
 
 
 def print_compressed(o, ways):
@@ -310,7 +311,7 @@ def print_assumptions(o, plan, w):
     if w.per_node: text += f"; nodes of {w.per_node} ranks and {w.nics} interfaces" + ("" if o.gpu_links else f": {between}")
     if plan.memory_bandwidth > 0: text += f"; an update at {1e-12 * plan.memory_bandwidth:.4g} TB/s"
     print(text)
-    if plan.offload: print(f"offloaded shards pass a link of {1e-9 * plan.host_link:.3g} GB/s, and AdamW has"
+    if plan.offload != "none": print(f"offloaded shards pass a link of {1e-9 * plan.host_link:.3g} GB/s, and AdamW has"
                            f" {1e-9 * plan.host_bandwidth:.3g} GB/s of the host's memory")
     watts = "; kWh are the GPUs' at their limit, without the rest of a node" if o.watts > 0 else ""
     if o.tokens > 0: print(f"cost of {o.tokens:.4g} tokens{watts}")
