@@ -1,0 +1,49 @@
+"""local_sgd.py - losses of local SGD and DiLoCo, the exercise of chapter 7, beside those of ddp and of one rank alone.
+
+The program is built from the stored solution (test/exercises/local_sgd.diff). --rows has H, or H:LR:MOMENTUM with an outer optimizer;
+ddp is --local-steps 0. Validation losses at the end, a column for each seed; on one rank the first row is ddp."""
+import os, shutil, subprocess
+import measure as m
+
+
+def build():
+    """The solution, in a copy of ddp's files."""
+    place = m.work() / "solution"
+    place.mkdir()
+    for name in "Makefile", "train_gpt2_ddp.cu": shutil.copy(name, place)
+    for name in "llmc", "dev": os.symlink(m.ROOT / name, place / name)
+    env = os.environ | {"GIT_CEILING_DIRECTORIES": str(m.work())}
+    for command in (["git", "apply", m.ROOT / "test/exercises/local_sgd.diff"],
+                    ["make", "-s", "BUILD=build", "DEVICE=cpu", "PRECISION=fp32", "build/train_gpt2_ddp"]):
+        if subprocess.run(command, cwd=place, env=env).returncode: m.fail("the solution cannot be built")
+    return place / "build/train_gpt2_ddp"
+
+
+def measure(d, o):
+    program = build()
+    m.ranks_can_start(o.ranks)
+    for seed in o.seeds:
+        for row in ["alone", *o.rows]:
+            H, lr, momentum = "0:1:0".split(":") if row in ("alone", "ddp") else (row + ":1:0").split(":")[:3]
+            run = m.train(row, program, "--data data/train.bin --val-data data/val.bin --layers 2 --heads 2 --channels 64 --seq-len 64 "
+                          f"--batch-size 8 --lr 2e-3 --eval-every {o.steps} --eval-steps 8 --sample-every 0", o.more, f"--steps {o.steps} "
+                          f"--seed {seed} --local-steps {H} --outer-lr {lr} --outer-momentum {momentum}",
+                          ranks=1 if row == "alone" else o.ranks)
+            d.add(row, seed, loss=run.losses[-1][1], model=run.shape["model"], ranks=run.about["world_size"])
+            m.note(f"  {row}, seed {seed}: {run.losses[-1][1]}")
+
+
+def title(row):
+    H, *outer = row.split(":")
+    return {"alone": "one rank alone", "ddp": "ddp"}.get(row) or (
+        f"{'DiLoCo {}, {}'.format(*outer) if outer else 'mean of weights'}, H = {H}")
+
+
+def show(d, o):
+    print(d.records()[0]["model"], end="\n\n")
+    seeds = [r["round"] for r in d.each_round("alone")]
+    d.print_table(["", "ranks", *(f"seed {seed}" for seed in seeds)],
+                  *([title(row), d.first(row)["ranks"], *(f"{r['loss']:.2f}" for r in d.each_round(row))] for row in d.runs()))
+
+
+m.script(__doc__, measure, show, ranks=4, seeds=[1, 2, 3], steps=300, rows="ddp 1 10 30 10:0.7:0.9 30:0.7:0.9 30:0.7:0.5".split())
