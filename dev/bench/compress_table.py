@@ -8,8 +8,8 @@ two kinds of runs:
   losses  a run for each seed, size and variant, in turns. They do not depend on what else the machine does.
   times   --rounds short runs of each, in turns: the time for which rank 0 computes in a step, compression included. This is the
           diagnosis's computing, without waits and without time in which the rank had no core, as the mean of --time-steps steps;
-          the table has the median of the rounds. Other programs still share caches: better on a quiet machine. Bytes and memory
-          are from these runs as well.
+          the table has the median of the rounds. Other programs still share caches: better on a quiet machine. With --computing-ms
+          all methods are said to compute that long instead. Bytes and memory are from these runs as well.
 The time of a step at a rate is SIMULATED: computing + bytes / rate, without latency and without overlap. The learning rate is
 constant over most of a run (--lr-schedule wsd), so that a curve can be cut anywhere: the equal time is that in which the fastest
 variant comes to the step from which the rate falls. The loss after equal steps is that at the end. What a simulated time is worth
@@ -123,14 +123,14 @@ def summary(x):
 class Variant:
     """What was measured of a variant with a model's size; without times of its own its steps take no time."""
 
-    def __init__(self, d, size, name):
+    def __init__(self, d, size, name, computing_ms):
         runs = d.each_round(f"losses, {size}, {name}")
         times = d.each_round(f"times, {size}, {name}") if f"times, {size}, {name}" in d.rounds else []
         self.name, self.size, self.first, self.times = name, size, runs[0], times
         self.losses = [dict(map(tuple, run["losses"])) for run in runs] # {step: loss} for each seed
         self.bias = [m.median(values) for values in zip(*(run["bias"] for run in runs))]
         self.ends = [loss[self.first["steps"]] for loss in self.losses]
-        self.compute = m.median(run["computing"] for run in times) if times else 0
+        self.compute = computing_ms or (m.median(run["computing"] for run in times) if times else 0)
         self.sent, self.errors = (times[0][key] if times else 0 for key in ("sent", "errors"))
         self.links = {rate: d.first(run) for run in d.runs() for rate in re.findall(rf"^link of (.*) Gb/s, {size}, {name}$", run)}
         self.curve = [[step, summary([loss[step] for loss in self.losses]).mean] for step in self.losses[0]]
@@ -188,16 +188,17 @@ def of_size(size):
     return f"{shape.split('x')[1]} channels{f', {optimizer}' if optimizer else ''}"
 
 
-def equal_steps(sizes):
+def equal_steps(sizes, computing_ms):
     """A line for each variant: bytes, errors and time are those of the last size."""
     heads, last = ["`--compress`"], [*sizes.values()][-1]
     times = bool(last[0].times)
-    if times: heads += ["sent a step", "ddp sends", "errors", "computing"]
+    if times: heads += ["sent a step", "ddp sends", "errors"] + ["computing"] * (not computing_ms)
     yield heads + ["relative error", "norm ratio", "cosine"] + [
         head for size in sizes for head in (f"loss, {of_size(size)}", "more than none")]
     for i, v in enumerate(last):
         row, none = [title(v)], last[0]
-        if times: row += [bytes_(v.sent), f"{none.sent / v.sent:.1f} times", bytes_(v.errors), f"{v.compute / none.compute:.2f}"]
+        if times: row += [bytes_(v.sent), f"{none.sent / v.sent:.1f} times", bytes_(v.errors)]
+        if times and not computing_ms: row += [f"{v.compute / none.compute:.2f}"]
         row += [f"{x:.{digits}f}" for x, digits in zip(v.bias, (4, 3, 3))] or ["", "", ""]
         for variants in sizes.values():
             end, none = variants[i], variants[0]
@@ -222,7 +223,8 @@ def links(variants):
         cells = [title(v)]
         for rate, link in v.links.items():
             simulated = 1e3 * v.step_seconds(rate)
-            cells += [f"{simulated:.1f} ms", f"{link['step_ms']:.1f} ms ({100 * link['waits']:.0f} %)", f"{link['step_ms'] / simulated:.2f}"]
+            cells += [f"{simulated:.1f} ms", f"{link['step_ms']:.1f} ms ({100 * link['waits']:.0f} %)",
+                      f"{link['step_ms'] / simulated:.2f}"]
         yield cells
 
 
@@ -232,12 +234,12 @@ def show(d, o):
     runs = [run.split(", ") for run in d.runs("^losses")]
     if not runs: return print("Only the times are there: --from FILE --beside FILE makes the tables from losses and times.")
     sizes = {size: [] for _, size, _ in runs}
-    for _, size, name in runs: sizes[size].append(Variant(d, size, name))
+    for _, size, name in runs: sizes[size].append(Variant(d, size, name, o.computing_ms))
     for variants in sizes.values(): variants.sort(key=lambda v: v.name != "none")
     first = [*sizes.values()][0][0].first
     print(f"{first['about']}, constant up to step {first['fall']}. Validation losses after {first['steps']} steps: the mean of\n"
           "seeds, which differ in weights and order of data, from and to. Computing, compression included, is beside that of none.\n")
-    d.print_table(*equal_steps(sizes))
+    d.print_table(*equal_steps(sizes, o.computing_ms))
     for size, variants in sizes.items():
         if not variants[0].times: continue
         rates = [at_rate(variants, variants[0], rate) for rate in o.rates]
@@ -248,8 +250,7 @@ def show(d, o):
             print(f"\n**{of_size(size)}**: a step simulated, and a real one with `--emulate-link` (the share of it that waits)\n")
             d.print_table(*links(variants))
     if variants[0].times:
-        times.say_if_busy("the times, which are a little too long")
-        if o.ranks > d.header["cores"]: print("There are more ranks than cores: a step's time is that of shared cores.")
+        if not o.computing_ms: times.say_if_busy("the times, which are a little too long")
         m.picture(o.time_svg, lambda: time_picture(variants, rates, of_size(size)))
     m.picture(o.feedback_svg, lambda: feedback_picture(variants, of_size(size)))
 
@@ -297,6 +298,7 @@ def feedback_picture(variants, name):
     return str(picture.svg)
 
 
-m.script(__doc__, measure, show, check, least={"ranks": (2,), "steps": (10,)}, only="", ranks=2, sizes=["2x64", "2x128"], seeds=[1, 2, 3],
-         steps=300, rounds=5, time_steps=30, links=[], rates=["0.1", "1", "10", "100"], variants=VARIANTS, beside="", keep="", time_svg="",
-         feedback_svg="", placeholders={"only": "losses|times", "links": '"0.1 1"'})
+m.script(__doc__, measure, show, check, least={"ranks": (2,), "steps": (10,), "computing_ms": (0,)}, only="", ranks=2,
+         sizes=["2x64", "2x128"], seeds=[1, 2, 3], steps=300, rounds=5, time_steps=30, links=[], computing_ms=0,
+         rates=["0.1", "1", "10", "100"], variants=VARIANTS, beside="", keep="", time_svg="", feedback_svg="",
+         placeholders={"only": "losses|times", "links": '"0.1 1"'})
