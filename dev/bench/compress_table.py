@@ -299,6 +299,6 @@ def feedback_picture(variants, name):
 
 
 m.script(__doc__, measure, show, check, least={"ranks": (2,), "steps": (10,), "computing_ms": (0,)}, only="", ranks=2,
-         sizes=["2x64", "2x128"], seeds=[1, 2, 3], steps=300, rounds=5, time_steps=30, links=[], computing_ms=0,
+         sizes=["2x64"], seeds=[1, 2, 3], steps=300, rounds=5, time_steps=30, links=[], computing_ms=0,
          rates=["0.1", "1", "10", "100"], variants=VARIANTS, beside="", keep="", time_svg="", feedback_svg="",
          placeholders={"only": "losses|times", "links": '"0.1 1"'})
