@@ -1,7 +1,7 @@
 /*
 Train GPT-2 with data parallelism that sends less: the gradients of matrices travel in fewer bits, as fewer numbers, or as
-matrices of low rank. What arrives is not what a rank had, so every method but none changes the training. --measure-error
-says by how much.
+matrices of low rank. What arrives is not what was computed, so every method but none changes the training. --measure-error
+compares the two.
 
 --compress bf16, fp16     rounds each gradient: half of fp32's bytes
 --compress int8, int4     blocks of 256 with a scale, summed in fp32 by the rank that owns a part of them
@@ -11,12 +11,12 @@ says by how much.
 --compress powersgd       P and Q of low rank instead of a matrix
 (int8, int4 and powersgd are in section 4, the others in llmc/parallel/compress_methods.h.)
 
-Memory    as in train_gpt2_ddp.cu, the messages, and what is not sent yet: 4P where errors are fed back (fp16: 8P).
+Memory    as in train_gpt2_ddp.cu, and the messages, and what was not sent: 4P bytes where errors are fed back (fp16: 8P).
 Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N: bf16, fp16
           4P (N-1)/N; int8 2P (N-1)/N (1 + 4/256), int4 P (N-1)/N (1 + 8/256); top-k 8P (N-1) times --top-k-fraction;
           sign P/8 (N-1); onebit-adam P/4 (N-1)/N; powersgd 8r(n+k) (N-1)/N a matrix. 1-D tensors travel whole.
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
-Before    train_gpt2_ddp.cu: the same buckets. What happens when one is ready is replaced. --ddp naive is left out.
+Before    train_gpt2_ddp.cu: the same buckets, which are sent in segments here. --ddp naive is left out.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -315,9 +315,9 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
 }
 
 // ---- how a segment travels ----
-// int8, int4: whole numbers, and a scale for each block of 256. Bytes cannot be summed: 100 + 100 is none, and each rank's blocks have
-// their own scales. So a rank sums its part of all ranks' numbers in fp32, in rank order, and sends the sum to all, quantised again. Its
-// error is kept as well. (QSGD, Alistarh et al. 2017, arXiv 1610.02132; in two steps as ZeRO++, Wang et al. 2023, arXiv 2306.10209.)
+// int8, int4: whole numbers, and a scale for each block of 256. Bytes cannot be summed: 100 + 100 is no int8, and each rank's blocks
+// have their own scales. So each rank sums its part of all ranks' numbers in fp32, in rank order, and sends that sum to all, quantised
+// again. The sum's error is kept as well. (QSGD, Alistarh et al. 2017, arXiv 1610.02132; two steps as in ZeRO++, arXiv 2306.10209.)
 static void blocks_begin(Compress* c, Segment* p) {
     size_t row = quantised_bytes(blocks_part(c, p), compress_bits(c));
     quantise(p->sent, segment_kept(c, p), segment_grads(c, p), FLOATX_DTYPE, segment_error(c, p), p->n, compress_bits(c));
@@ -335,8 +335,8 @@ static void blocks_end(Compress* c, Segment* p) {
 }
 
 // powersgd: a matrix M is close to P Q^T of rank r (Vogels et al. 2019, arXiv 1905.13727). P = M Q and Q = M^T P are linear in M, so two
-// all-reduces sum them over the ranks. P is made orthonormal between them: then P Q^T is the projection of M. Q begins random and is
-// then last step's: one power iteration a step (warm start). The error is this rank's own M less 1/N of the sum.
+// all-reduces sum them over the ranks. P is made orthonormal between them: then P Q^T is the projection of M. The first Q is random,
+// later ones are the last step's: one power iteration a step (warm start). The error is this rank's own M less 1/N of the sum.
 static void powersgd_begin(Compress* c, Segment* p) {
     int r = (int)c->o.rank;
     add_error(segment_x(c, p), segment_grads(c, p), segment_error(c, p), p->n);
@@ -355,8 +355,8 @@ static void powersgd_end(Compress* c, Segment* p) {
     device_copy(segment_q(c, p, c->next), p->received, p->cols * (size_t)c->o.rank * sizeof(float));
 }
 
-// By default error feedback is on where it helps under AdamW (see Errors in compress_methods.h). First steps that are sent whole help, too:
-// powersgd's loss after 300 steps was lower by 0.02 to 0.07 from step 50 on than from step 10 on.
+// By default error feedback is on where it does no harm under AdamW (see Errors in compress_methods.h). onebit-adam needs first steps
+// that are sent whole, because they make v; powersgd has them as PyTorch's hook has.
 static const CompressMethod compress_methods[COMPRESS_METHODS] = {
     { "none", "gradients travel whole", false, false, false, 0, NULL, NULL, NULL, NULL },
     { "bf16", "rounded to bf16", false, false, false, 0, half_cost, half_begin, NULL, half_end },
@@ -370,9 +370,9 @@ static const CompressMethod compress_methods[COMPRESS_METHODS] = {
 };
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
-// a bucket's all-reduce begins after its last tensor; in a step that compresses, a segment's message after the segment's. The sums must not
-// be read before gpt2_reduce has waited for them. onebit-adam's momentum is sent later, because it takes the clipped gradient, and that
-// needs the norm of all of it.
+// a bucket's all-reduce begins after its last tensor, or in a step that compresses a segment's message after the segment's last. The sums
+// must not be read before gpt2_reduce has waited for them. onebit-adam's momentum is sent later: it needs the clipped gradient, and so
+// the norm of the whole gradient.
 static void grad_ready(GPT2* g, int u, int i) {
     Compress* c = &g->compress;
     if (!g->last_micro || compress_is_frozen(c)) return;
@@ -551,7 +551,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// For onebit-adam: clips this rank's own mean gradient, of which it has 1/N because of dloss, and sends momentum.
+// For onebit-adam: clips this rank's own gradient (1/N of its mean, because of dloss), and sends momentum.
 static void gpt2_send_momentum(GPT2* g, float max_norm, float loss_scale) {
     gpt2_clip(g, max_norm / (float)g->dp->size, loss_scale);
     for (int i = 0; i < g->compress.num_segments; i++) compress_send(&g->compress, &g->compress.segments[i]);

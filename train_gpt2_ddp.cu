@@ -6,7 +6,7 @@ summed over all ranks, so all ranks take the same step (Li et al., PyTorch Distr
 --ddp bucketed  Gradients are all-reduced in buckets while the backward pass goes on, so that its computation hides the
                 communication. Micro-batches before a step's last one send nothing (no_sync).
 
-Memory    as in train_gpt2_single.cu, on every rank: 16 bytes per parameter (ZeRO's baseline, (4+K)P). Nothing is saved.
+Memory    as in train_gpt2_single.cu, on every rank: 16 bytes per parameter in any precision. More ranks save none.
 Sent      per rank and step, with P parameters on N ranks: 2P (N-1)/N elements of floatX, whatever the accumulation (a ring
           all-reduce is a reduce-scatter and an all-gather, P (N-1)/N each), and the loss, one double.
 Run       make train_gpt2_ddp && mpirun -np 4 ./train_gpt2_ddp            (--help lists the options)

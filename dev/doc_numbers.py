@@ -123,7 +123,9 @@ class Document:
 
     def compare(self, begin, end, source, section):
         output = [" ".join(x.split()) for x in output_of(source)]
-        section.busy += [(begin, line) for line in output if line.startswith("Other programs used")]
+        busy = [line for line in output if line.startswith("Other programs used")]
+        section.busy += [(begin, line) for line in busy]
+        section.stored += "".join(f"{line}\n" for line in busy)
         for n in range(begin, end):
             line = self.lines[n].strip()
             if not line or line == "..." or line.startswith(("$ ", "> ")) or set(line) <= set("|-: "): continue

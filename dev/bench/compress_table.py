@@ -1,44 +1,39 @@
 """compress_table.py - every method of train_gpt2_compress on the same task: bytes, error, memory, loss after equal steps and equal
 time.
 
-A size is BLOCKSxCHANNELS. A variant is a method of --compress, with -ef behind it --error-feedback, else --no-error-feedback, with
-@STEP --compress-from STEP. onebit-adam has a sixth of its steps before that, powersgd a tenth. There are two kinds of runs:
+A size is BLOCKSxCHANNELS, with :sgd, :momentum or :unclipped behind it in place of AdamW with clipping (sgd is AdamW with an eps of
+1, beside which the root of v is small). A variant is a method of --compress, with -ef behind it --error-feedback, else
+--no-error-feedback, with @STEP --compress-from STEP. onebit-adam has a sixth of its steps before that, powersgd a tenth. There are
+two kinds of runs:
   losses  a run for each seed, size and variant, in turns. They do not depend on what else the machine does.
   times   --rounds short runs of each, in turns: the time for which rank 0 computes in a step, compression included. This is the
           diagnosis's computing, without waits and without time in which the rank had no core, as the mean of --time-steps steps;
-          the table has the median of the rounds. Other programs still share caches: better on a quiet machine. Bytes and memory
-          are from these runs as well.
+          the table has the median of the rounds. Other programs still share caches: better on a quiet machine. With --computing-ms
+          all methods are said to compute that long instead. Bytes and memory are from these runs as well.
 The time of a step at a rate is SIMULATED: computing + bytes / rate, without latency and without overlap. The learning rate is
 constant over most of a run (--lr-schedule wsd), so that a curve can be cut anywhere: the equal time is that in which the fastest
 variant comes to the step from which the rate falls. The loss after equal steps is that at the end. What a simulated time is worth
 shows a third kind of runs, at the rates of --links (none by default; part of the times): real ones, with --emulate-link RATE.
 
-DIR (default runs/compress_table) keeps each run's log and metrics, figures.json, table.md, and a picture of each kind and size.
---keep continues a table: runs that are already there with the same options are not run again. --only times measures times again
-beside the losses that are there; --only table makes tables and pictures of what is there. --quick: a tiny model and few steps, to
-try the script.
-
-BUILD   folder of the program (default build; make builds it)    MPIRUN  how to start ranks (dev/on_ranks.sh)"""
-import json, re, shutil, sys
-from pathlib import Path
+--only losses or times makes runs of one kind; the other's may stand in the file that --beside names. Results are stored after each
+run, and --keep FILE takes the runs that are already there. --time-svg and --feedback-svg draw the last of the sizes."""
+import re
 from types import SimpleNamespace
 import measure as m
 from svg import Panels
 
-USUAL = dict(out="runs/compress_table", only="", ranks=2, sizes=["2x64", "2x128"], seeds=[1, 2, 3], steps=300, rounds=5,
-             time_steps=30, links=[],
-             rates=["0.1", "1", "10", "100"], variants="none bf16 fp16 int8 int4 int4-ef top-k top-k-ef sign sign-ef onebit-adam "
-             "powersgd powersgd-ef".split())
-TINY = dict(sizes=["1x16"], seeds=[1], steps=10, rounds=1, time_steps=2, rates=["0.1", "100"], variants="none int8 sign sign-ef "
-            "onebit-adam".split())
+VARIANTS = "none bf16 fp16 int8 int4 int4-ef top-k top-k-ef sign sign-ef onebit-adam powersgd powersgd-ef".split()
+OPTIMIZERS = {"": "", "sgd": "--eps 1 --weight-decay 0 --grad-clip 0 --beta1 0 --lr 1",
+              "momentum": "--eps 1 --weight-decay 0 --grad-clip 0 --lr 0.3", "unclipped": "--grad-clip 0"}
 SKIP = 6 # The first steps, and those after which compression begins, are not counted.
 
 
 def check(o):
-    if o.only not in ("", "losses", "times", "table"): m.fail(f"--only wants losses, times or table, not '{o.only}'")
+    if o.only not in ("", "losses", "times"): m.fail(f"--only wants losses or times, not '{o.only}'")
     for size in o.sizes:
-        if not re.fullmatch(r"[1-9]\d?x[1-9]\d*", size): m.fail(f"--sizes wants BLOCKSxCHANNELS such as 2x64, not '{size}'")
-        if int(size.split("x")[1]) % 16: m.fail(f"--sizes wants a multiple of 16 channels, not '{size}'")
+        if not re.fullmatch(rf"[1-9]\d?x[1-9]\d*({'|'.join(f':{name}' for name in OPTIMIZERS if name)})?", size):
+            m.fail(f"--sizes wants BLOCKSxCHANNELS such as 2x64 or 2x64:sgd, not '{size}'")
+        if int(re.split("[x:]", size)[1]) % 16: m.fail(f"--sizes wants a multiple of 16 channels, not '{size}'")
     for rate in o.rates + o.links:
         if not re.fullmatch(r"([1-9]\d*|0)(\.\d+)?", rate) or not float(rate):
             m.fail(f"--rates and --links want Gb/s above 0, not '{rate}'")
@@ -49,7 +44,6 @@ def check(o):
         if re.match("none@|none-ef$", word): m.fail(f"--variants: {word}; none has neither error feedback nor a step to begin at")
         if "@" in word and int(word.split("@")[1]) >= o.steps:
             m.fail(f"--variants: {word} begins after the last of {o.steps} steps")
-    if o.only == "table" and o.more: m.fail(f"--only table runs nothing; leave out {' '.join(o.more)}")
 
 
 # ---- runs ----
@@ -62,95 +56,84 @@ def method(variant, steps):
     return f"--compress {name.removesuffix('-ef')} {feedback} {f'--compress-from {start}' if start else ''}"
 
 
-class Runs:
-    def __init__(self, o):
-        self.o, self.out = o, Path(o.out)
-        self.program, self.made_by = f"{m.environ('BUILD', 'build')}/train_gpt2_compress", m.commit()
-        batch = "--seq-len 16 --batch-size 2" if o.quick else "--seq-len 64 --batch-size 8"
-        self.task = f"--data data/train.bin --val-data data/val.bin {batch} --lr 2e-3 --lr-schedule wsd"
+def of_losses(run):
+    """What is stored of a run for its losses; fall: the last step at the highest rate of learning."""
+    options, biases = run.about["options"], [line for line in run.lines if "compression_error" in line]
+    about = "{batch-size} sequences of {seq-len} tokens each from {data}, learning rate {lr:g}".format_map(options)
+    return dict(losses=run.losses, steps=options["steps"], start=options["compress-from"], parameters=run.about["parameters"],
+                about=f"{run.about['world_size']} ranks with {about}", fall=max((step["lr"], step["step"]) for step in run.steps)[1],
+                bias=[m.median(line[f"compression_{key}"] for line in biases) for key in ("error", "norm_ratio", "cosine") if biases])
 
-    def each(self):
+
+def of_times(run):
+    steps = [step for step in run.steps if step["step"] > SKIP]
+    return dict(sent=run.last("comm_bytes"), errors=run.about["predicted_bytes"].get("errors", 0),
+                computing=run.diagnosis["rank_0"]["computing"], step_ms=m.median(step["step_ms"] for step in steps),
+                waits=m.median(step["comm_exposed_ms"] / step["step_ms"] for step in steps))
+
+
+def measure(d, o):
+    program, kept = m.built("compress"), m.Results.read(o.keep) if o.keep else d
+    if kept.header["commit"] != d.header["commit"]: m.fail(f"{o.keep} has runs of commit {kept.header['commit']}")
+    m.ranks_can_start(o.ranks)
+
+    def each():
         """All variants of all sizes, with the options of the model. Heads have 32 channels, or 16 if these do not divide."""
-        for size in self.o.sizes:
-            blocks, channels = map(int, size.split("x"))
+        for size in o.sizes:
+            shape, _, optimizer = size.partition(":")
+            blocks, channels = map(int, shape.split("x"))
             heads = channels // 16 if channels % 32 else channels // 32
-            for variant in self.o.variants: yield size, variant, f"--layers {blocks} --heads {heads} --channels {channels}"
+            for variant in o.variants:
+                yield size, variant, f"--layers {blocks} --heads {heads} --channels {channels} {OPTIMIZERS[optimizer]}"
 
-    def once(self, kind, name, *options):
-        """A run whose files are then in DIR/KIND/NAME, all of them or none."""
-        folder, now, options = self.out / kind / name, self.out / "now", " ".join(m.words(*options, self.o.more))
-        if folder.is_dir():
-            made = json.loads((folder / "made.json").read_text())
-            if made["options"] != options: m.fail(f"{folder} was made with other options ({made['options']}); choose another --out")
-            return
-        run = m.train(name, self.program, options, ranks=self.o.ranks, out=now)
-        (now / "made.json").write_text(json.dumps({"options": options, "commit": self.made_by}))
-        folder.parent.mkdir(exist_ok=True)
-        now.rename(folder)
-        m.note(f"  {name}: {run.losses[-1][1] if run.losses else ''}")
+    def once(kind, number, size, variant, stored, *options):
+        name, options = f"{kind}, {size}, {variant}", " ".join(m.words(
+            "--data data/train.bin --val-data data/val.bin --seq-len 64 --batch-size 8 --lr 2e-3 --lr-schedule wsd --sample-every 0",
+            *options, o.more))
+        record = kept.rounds.get(name, {}).get(number)
+        if not record or record["options"] != options:
+            run = m.train(name, program, options, ranks=o.ranks)
+            record = dict(run=name, round=number, options=options, **stored(run))
+            m.note(f"  {name}, {number}: {run.losses[-1][1] if run.losses else ''}")
+        d.add(**record)
+        d.write(o.into or f"build/bench/{d.header['table']}.jsonl")
 
-    def losses(self):
-        o = self.o
-        for seed in o.seeds:
-            for size, variant, model in self.each():
-                bias = "" if variant == "none" else f"--measure-error {o.steps // 10}"
-                self.once("runs", f"{size}.{variant}.{seed}", model, self.task, f"--eval-every {max(o.steps // 25, 1)} "
-                          f"--eval-steps 8 --sample-every 0 {bias} --steps {o.steps} {method(variant, o.steps)} --seed {seed}")
+    def timed(kind, number, size, variant, model, *options):
+        start = "--compress-from 3" if variant.startswith(("onebit-adam", "powersgd")) else ""
+        once(kind, number, size, variant, of_times, model, f"--eval-every 0 --steps {SKIP + o.time_steps}",
+             method(variant, 0).split("--compress-from")[0], start, *options)
 
-    def time(self, kind, name, variant, *options):
-        start = " --compress-from 3" if variant.startswith(("onebit-adam", "powersgd")) else ""
-        self.once(kind, name, self.task, f"--eval-every 0 --sample-every 0 --steps {SKIP + self.o.time_steps}",
-                  method(variant, 0).split("--compress-from")[0] + start, *options)
-
-    def times(self):
-        o = self.o
-        for kind in "times", "links": shutil.rmtree(self.out / kind, ignore_errors=True)
-        (self.out / "times.json").write_text(json.dumps({"busy": m.busy_percent(), "rounds": o.rounds, "links": o.links}))
-        for number in range(1, o.rounds + 1):
-            for size, variant, model in self.each(): self.time("times", f"{size}.{variant}.{number}", variant, model)
-        for rate in o.links:
-            for size, variant, model in self.each():
-                self.time("links", f"{size}.{variant}.{rate}", variant, model, f"--emulate-link {rate}")
-
-    def read(self, kind, size, variant, number):
-        folder = self.out / kind / f"{size}.{variant}.{number}"
-        if not folder.is_dir():
-            remedy = "run it with --keep and without --only" if kind == "runs" else "--only times measures all times again"
-            m.fail(f"{self.out} has no {kind}/{folder.name}; {remedy}")
-        return m.Run(folder)
-
-    def commits(self, kind):
-        return " ".join(sorted({json.loads(file.read_text())["commit"] for file in (self.out / kind).glob("*/made.json")}))
+    for seed in o.seeds if o.only != "times" else []:
+        for size, variant, model in each():
+            bias = "" if variant == "none" else f"--measure-error {max(o.steps // 10, 1)}"
+            once("losses", seed, size, variant, of_losses, model, f"--eval-every {max(o.steps // 25, 1)} --eval-steps 8",
+                 f"{bias} --steps {o.steps}", method(variant, o.steps), f"--seed {seed}")
+    if o.only == "losses": return
+    for number in range(1, o.rounds + 1):
+        for size, variant, model in each(): timed("times", number, size, variant, model)
+    for rate in o.links:
+        for size, variant, model in each(): timed(f"link of {rate} Gb/s", 1, size, variant, model, f"--emulate-link {rate}")
 
 
 # ---- figures ----
 def summary(x):
-    return [round(sum(x) / len(x), 6), min(x), max(x)]
+    return SimpleNamespace(mean=sum(x) / len(x), least=min(x), most=max(x))
 
 
 class Variant:
-    """What was measured of a variant with a model's size."""
+    """What was measured of a variant with a model's size; without times of its own its steps take no time."""
 
-    def __init__(self, runs, name, size, times):
-        o = runs.o
-        seeds = [runs.read("runs", size, name, seed) for seed in o.seeds]
-        self.name, about = name, seeds[0].about
-        self.start, self.parameters, self.steps = about["options"]["compress-from"], about["parameters"], about["options"]["steps"]
-        self.about = f"{about['world_size']} ranks with " + (
-            "{batch-size} sequences of {seq-len} tokens each from {data}, learning rate {lr:g}".format_map(about["options"]))
-        self.losses = [dict(run.losses) for run in seeds] # {step: loss} for each seed
-        biases = [line for run in seeds for line in run.lines if "compression_error" in line]
-        self.bias = [m.median(line[key] for line in biases) if biases else None
-                     for key in ("compression_error", "compression_norm_ratio", "compression_cosine")]
-        rates = [(step["lr"], step["step"]) for step in seeds[0].steps]
-        self.fall = max(rates)[1] # the last step at the highest rate of learning
-        self.compute = self.sent = self.errors = 0
-        if times:
-            measured = [runs.read("times", size, name, number) for number in range(1, times["rounds"] + 1)]
-            self.sent, self.errors = measured[0].last("comm_bytes"), measured[0].about["predicted_bytes"].get("errors", 0)
-            self.compute = m.median(run.diagnosis["rank_0"]["computing"] for run in measured)
-        self.links = {rate: [step for step in runs.read("links", size, name, rate).steps if step["step"] > SKIP]
-                      for rate in (times or {}).get("links", [])}
+    def __init__(self, d, size, name, computing_ms):
+        runs = d.each_round(f"losses, {size}, {name}")
+        times = d.each_round(f"times, {size}, {name}") if f"times, {size}, {name}" in d.rounds else []
+        self.name, self.size, self.first, self.times = name, size, runs[0], times
+        self.losses = [dict(map(tuple, run["losses"])) for run in runs] # {step: loss} for each seed
+        self.bias = [m.median(values) for values in zip(*(run["bias"] for run in runs))]
+        self.ends = [loss[self.first["steps"]] for loss in self.losses]
+        self.compute = computing_ms or (m.median(run["computing"] for run in times) if times else 0)
+        self.sent, self.errors = (times[0][key] if times else 0 for key in ("sent", "errors"))
+        self.links = {rate: d.first(run) for run in d.runs() for rate in re.findall(rf"^link of (.*) Gb/s, {size}, {name}$", run)}
+        self.curve = [[step, summary([loss[step] for loss in self.losses]).mean] for step in self.losses[0]]
 
     def step_seconds(self, rate):
         return self.compute / 1e3 + self.sent * 8 / (float(rate) * 1e9)
@@ -158,13 +141,14 @@ class Variant:
     def seconds(self, none, rate, steps):
         """Seconds that so many steps take at a rate; without times of their own, steps before the first compressed one are as those
         of none."""
-        whole = min(steps, self.start)
+        whole = min(steps, self.first["start"])
         return whole * none.step_seconds(rate) + (steps - whole) * self.step_seconds(rate)
 
     def steps_in(self, none, rate, time):
         """How many steps, not rounded, it makes in that time."""
-        warm = self.start * none.step_seconds(rate)
-        return time / none.step_seconds(rate) if time < warm else self.start + (time - warm) / self.step_seconds(rate)
+        start = self.first["start"]
+        warm = start * none.step_seconds(rate)
+        return time / none.step_seconds(rate) if time < warm else start + (time - warm) / self.step_seconds(rate)
 
     def losses_after(self, steps):
         """Of each seed after so many steps, between evaluations on the line between them."""
@@ -173,107 +157,102 @@ class Variant:
         a, b = at[i - 1], at[i]
         return [loss[a] + (loss[b] - loss[a]) * (steps - a) / (b - a) for loss in self.losses]
 
-    def curve(self):
-        return [[step, sum(loss[step] for loss in self.losses) / len(self.losses)] for step in self.losses[0]]
-
-    def row(self, none):
-        end = [loss[self.steps] for loss in self.losses]
-        more = [a - loss[none.steps] for a, loss in zip(end, none.losses)]
-        return dict(variant=self.name, sent=self.sent, whole=none.sent, errors=self.errors, start=self.start, bias=self.bias,
-                    compute=self.compute, loss=summary(end), more=summary(more), curve=self.curve())
-
 
 def at_rate(variants, none, rate):
     """The losses at the end of the time in which the fastest comes to the step from which the rate of learning falls."""
-    budget = min(v.seconds(none, rate, none.fall) for v in variants)
-    ends = []
+    budget, ends = min(v.seconds(none, rate, none.first["fall"]) for v in variants), []
     for v in variants:
         steps = v.steps_in(none, rate, budget)
         losses = v.losses_after(steps)
-        points = [[v.seconds(none, rate, step), loss] for step, loss in v.curve() if step < steps]
-        ends.append(dict(variant=v.name, steps=int(round(steps, 1)), losses=losses, loss=summary(losses),
-                         points=[*points, [budget, summary(losses)[0]]]))
-    best = min(ends, key=lambda end: end["loss"][0])
+        points = [[v.seconds(none, rate, step), loss] for step, loss in v.curve if step < steps]
+        ends.append(SimpleNamespace(variant=v.name, steps=int(round(steps, 1)), losses=losses, loss=summary(losses).mean,
+                                    points=[*points, [budget, summary(losses).mean]]))
+    best = min(ends, key=lambda end: end.loss)
     # the best is not better with every seed
-    for end in ends: end["best"] = any(a <= b for a, b in zip(end["losses"], best["losses"]))
-    one = none.step_seconds(rate)
-    return dict(rate=float(rate), seconds=budget, share=1 - none.compute / 1e3 / one, ends=ends)
-
-
-def figures_of(runs, size, times):
-    variants = [Variant(runs, name, size, times) for name in runs.o.variants]
-    none = next(v for v in variants if v.name == "none")
-
-    def link(v, rate):
-        waits = m.median(step["comm_exposed_ms"] / step["step_ms"] for step in v.links[rate])
-        return [1e3 * v.step_seconds(rate), m.median(step["step_ms"] for step in v.links[rate]), waits]
-    return dict(size=size, about=none.about, parameters=none.parameters, steps=none.steps, fall=none.fall,
-                rows=[v.row(none) for v in variants],
-                rates=[at_rate(variants, none, rate) for rate in runs.o.rates] if times else [],
-                links=[dict(rate=float(rate), rows=[link(v, rate) for v in variants]) for rate in (times or {}).get("links", [])])
+    for end in ends: end.best = any(a <= b for a, b in zip(end.losses, best.losses))
+    return SimpleNamespace(rate=float(rate), seconds=budget, share=1 - none.compute / 1e3 / none.step_seconds(rate), ends=ends)
 
 
 # ---- tables ----
-def title(variant):
-    name, _, start = variant.partition("@")
-    return f"`{name.removesuffix('-ef')}`{', error feedback' * name.endswith('-ef')}{f' from step {start}' if start else ''}"
+def title(v):
+    name, _, start = v.name.partition("@")
+    begins = f" from step {start or v.first['start']}" if start or v.first["start"] else ""
+    return f"`{name.removesuffix('-ef')}`{', error feedback' * name.endswith('-ef')}{begins}"
 
 
 def bytes_(n): return f"{n / 1e6:.2f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB" if n >= 1e3 else f"{n} bytes" if n else ""
-def blocks_of(size): return "{} blocks of {} channels".format(*size.split("x"))
 
 
-def cells(r):
-    """A variant after equal steps."""
-    timed = [bytes_(r["sent"]), f"{r['whole'] / r['sent']:.1f} times", bytes_(r["errors"])] if r["compute"] else [""] * 3
-    bias = ["" if x is None else f"{x:.{digits}f}" for x, digits in zip(r["bias"], (4, 3, 3))]
-    return [title(r["variant"]) + (f" from step {r['start']}" if r["start"] and "@" not in r["variant"] else ""), *timed, *bias,
-            f"{r['compute']:.1f} ms" if r["compute"] else "", "{:.3f} ({:.3f} to {:.3f})".format(*r["loss"]),
-            "" if r["variant"] == "none" else "{:+.3f} ({:+.3f} to {:+.3f})".format(*r["more"])]
+def of_size(size):
+    shape, _, optimizer = size.partition(":")
+    return f"{shape.split('x')[1]} channels{f', {optimizer}' if optimizer else ''}"
 
 
-def tables_of(f):
-    name, names = blocks_of(f["size"]), [title(r["variant"]) for r in f["rows"]]
-    yield f"**{name}, {f['parameters']} parameters**, after {f['steps']} steps\n"
-    yield m.table(["`--compress`", "sent per rank and step", "ddp sends", "`errors` in memory", "relative error", "norm ratio",
-                   "cosine", "computing in a step", "validation loss (seeds)", "more than `none` (seeds)"], *map(cells, f["rows"]))
-    if f["rates"]:
-        yield f"**{name}**: loss after equal **simulated** time (steps made in it)\n"
-        heads = [f"{r['rate']:g} Gb/s: {r['seconds']:.3g} s; `none` communicates {100 * r['share']:.0f} %" for r in f["rates"]]
-        ends = [[f"{'**' * end['best']}{end['loss'][0]:.3f}{'**' * end['best']} ({end['steps']})" for end in r["ends"]]
-                for r in f["rates"]]
-        yield m.table(["`--compress`", *heads], *([name, *row] for name, *row in zip(names, *ends)))
-    if f["links"]: # what a step really lasted on links that were emulated
-        yield f"**{name}**: a step simulated, and a real one with `--emulate-link` (the share of it that waits for communication)\n"
-        heads = [head for link in f["links"] for head in (f"{link['rate']:g} Gb/s: simulated", "real")]
-        lasts = [[("{:.1f} ms".format(simulated), "{:.1f} ms ({:.0f} %)".format(real, 100 * waits))
-                  for simulated, real, waits in link["rows"]] for link in f["links"]]
-        yield m.table(["`--compress`", *heads], *([name, *sum(row, ())] for name, *row in zip(names, *lasts)))
+def equal_steps(sizes, computing_ms):
+    """A line for each variant: bytes, errors and time are those of the last size."""
+    heads, last = ["`--compress`"], [*sizes.values()][-1]
+    times = bool(last[0].times)
+    if times: heads += ["sent a step", "ddp sends", "errors"] + ["computing"] * (not computing_ms)
+    yield heads + ["relative error", "norm ratio", "cosine"] + [
+        head for size in sizes for head in (f"loss, {of_size(size)}", "more than none")]
+    for i, v in enumerate(last):
+        row, none = [title(v)], last[0]
+        if times: row += [bytes_(v.sent), f"{none.sent / v.sent:.1f} times", bytes_(v.errors)]
+        if times and not computing_ms: row += [f"{v.compute / none.compute:.2f}"]
+        row += [f"{x:.{digits}f}" for x, digits in zip(v.bias, (4, 3, 3))] or ["", "", ""]
+        for variants in sizes.values():
+            end, none = variants[i], variants[0]
+            more = summary([a - b for a, b in zip(end.ends, none.ends)])
+            loss = summary(end.ends)
+            row += [f"{loss.mean:.3f} ({loss.least:.3f} to {loss.most:.3f})",
+                    f"{more.mean:+.3f} ({more.least:+.3f} to {more.most:+.3f})" if end is not none else ""]
+        yield row
 
 
-def table_of_hook():
-    """Bytes that a rank sends for each parameter, beside PyTorch's quantization_pertensor_hook: it gathers everyone's whole int8
-    tensors."""
-    rows = []
-    for n in 2, 4, 8, 16, 32, 64:
-        ring = 8 * (n - 1) / n
-        rows.append([n, f"{ring:.2f}", f"{ring / 2:.2f}", f"{ring / 4 * (1 + 4 / 256):.2f}", n - 1, f"{(n - 1) / ring:.3g} times"])
-    return "Arithmetic, not measured: bytes that a rank sends for each parameter\n\n" + m.table(
-        ["ranks", "fp32 ring", "bf16 ring", "`int8`", "PyTorch's `quantization_pertensor_hook`", "beside the fp32 ring"], *rows)
+def equal_time(variants, rates):
+    yield ["`--compress`", *(f"{r.rate:g} Gb/s, `none` communicates {100 * r.share:.0f} %" for r in rates)]
+    for i, v in enumerate(variants):
+        ends = [r.ends[i] for r in rates]
+        yield [title(v), *(f"{'**' * end.best}{end.loss:.3f}{'**' * end.best} ({end.steps})" for end in ends)]
 
 
-def page(runs, figures, times):
-    yield f"{figures[0]['about']}, constant up to step {figures[0]['fall']}. Seeds differ in weights and\norder of data.\n"
-    for f in figures: yield from tables_of(f)
-    if times:
-        yield ("Simulated: the time of a step is its measured computing, compression included, + bytes / rate, without latency and "
-               "overlap. Bold: the\n"
-               "lowest loss, and all that it does not beat with every seed.\n")
-    yield table_of_hook()
-    yield f"Losses: commit {runs.commits('runs')}." + (f" Times: commit {runs.commits('times')}." if times else "")
-    if times and times["busy"] > 5:
-        yield f"Other programs used {times['busy']} % of this machine when the times were measured: they are a little too long."
-    if runs.o.ranks > m.cores(): yield "There are more ranks than cores: a step's time is that of shared cores."
+def links(variants):
+    """What a step really lasted on links that were emulated, beside the simulation, and the share of it that waits."""
+    yield ["`--compress`", *(head for rate in variants[0].links for head in (f"{rate} Gb/s: simulated", "real", "over simulated"))]
+    for v in variants:
+        cells = [title(v)]
+        for rate, link in v.links.items():
+            simulated = 1e3 * v.step_seconds(rate)
+            cells += [f"{simulated:.1f} ms", f"{link['step_ms']:.1f} ms ({100 * link['waits']:.0f} %)",
+                      f"{link['step_ms'] / simulated:.2f}"]
+        yield cells
+
+
+def show(d, o):
+    times = m.Results.read(o.beside) if o.beside else d
+    d.rounds |= times.rounds
+    runs = [run.split(", ") for run in d.runs("^losses")]
+    if not runs: return print("Only the times are there: --from FILE --beside FILE makes the tables from losses and times.")
+    sizes = {size: [] for _, size, _ in runs}
+    for _, size, name in runs: sizes[size].append(Variant(d, size, name, o.computing_ms))
+    for variants in sizes.values(): variants.sort(key=lambda v: v.name != "none")
+    first = [*sizes.values()][0][0].first
+    print(f"{first['about']}, constant up to step {first['fall']}. Validation losses after {first['steps']} steps: the mean of\n"
+          "seeds, which differ in weights and order of data, from and to. Computing, compression included, is beside that of none.\n")
+    d.print_table(*equal_steps(sizes, o.computing_ms))
+    for size, variants in sizes.items():
+        if not variants[0].times: continue
+        rates = [at_rate(variants, variants[0], rate) for rate in o.rates]
+        print(f"\n**{of_size(size)}**: loss after equal **simulated** time, and the steps made in it. Bold: the lowest, and all that it "
+              "does not beat with every seed.\n")
+        d.print_table(*equal_time(variants, rates))
+        if variants[0].links:
+            print(f"\n**{of_size(size)}**: a step simulated, and a real one with `--emulate-link` (the share of it that waits)\n")
+            d.print_table(*links(variants))
+    if variants[0].times:
+        if not o.computing_ms: times.say_if_busy("the times, which are a little too long")
+        m.picture(o.time_svg, lambda: time_picture(variants, rates, of_size(size)))
+    m.picture(o.feedback_svg, lambda: feedback_picture(variants, of_size(size)))
 
 
 # ---- pictures: the loss over simulated time, a panel for each rate; and over steps with and without error feedback, by method ----
@@ -289,29 +268,27 @@ def curve(variant, points, end, note="", wins=False, dashed=False):
                            label=f"{variant.replace('-ef', ', feedback', 1)} {end:.2f}{note}")
 
 
-def time_picture(f, name):
+def time_picture(variants, rates, name):
     """Each method with or without error feedback, as has the lower loss after equal steps; not fp16 beside bf16."""
     # unit: seconds of computing
-    unit, shown, has_bf16 = f["rows"][0]["compute"] / 1000, {}, any(r["variant"] == "bf16" for r in f["rows"])
-    for r in f["rows"]:
-        if base(r["variant"]) == "fp16" and has_bf16: continue
-        if base(r["variant"]) not in shown or r["loss"][0] < shown[base(r["variant"])]["loss"][0]: shown[base(r["variant"])] = r
-    names = [r["variant"] for r in shown.values()]
-    bottom = min(end["loss"][0] for rate in f["rates"] for end in rate["ends"]) - 0.05
-    picture = Panels(f"validation loss over simulated time, {name}: computing as measured + bytes / rate", len(f["rates"]), bottom,
+    unit, shown, has_bf16 = variants[0].compute / 1000, {}, any(v.name == "bf16" for v in variants)
+    for v in sorted(variants, key=lambda v: summary(v.ends).mean):
+        if base(v.name) != "fp16" or not has_bf16: shown.setdefault(base(v.name), v.name)
+    bottom = min(end.loss for rate in rates for end in rate.ends) - 0.05
+    picture = Panels(f"validation loss over simulated time, {name}: computing as measured + bytes / rate", len(rates), bottom,
                      bottom + 1.25)
-    for rate in f["rates"]:
-        curves = [curve(end["variant"], [(x / unit, y) for x, y in end["points"]], end["loss"][0], f" ({end['steps']})", end["best"])
-                  for end in rate["ends"] if end["variant"] in names]
-        picture.add(f"{rate['rate']:g} Gb/s", "simulated time, in steps of pure computing", rate["seconds"] / unit, curves)
+    for rate in rates:
+        curves = [curve(end.variant, [(x / unit, y) for x, y in end.points], end.loss, f" ({end.steps})", end.best)
+                  for end in rate.ends if end.variant in shown.values()]
+        picture.add(f"{rate.rate:g} Gb/s", "simulated time, in steps of pure computing", rate.seconds / unit, curves)
         picture.svg.text(picture.left + picture.WIDE + 10, picture.top - 12, "loss at the end (steps)")
     return str(picture.svg)
 
 
-def feedback_picture(f, name):
-    names = [r["variant"] for r in f["rows"]]
+def feedback_picture(variants, name):
+    names = [v.name for v in variants]
     methods = [base(v) for v in names if "-ef" in v and base(v) in names]
-    curves = {r["variant"]: curve(r["variant"], r["curve"], r["curve"][-1][1], dashed="-ef" in r["variant"]) for r in f["rows"]}
+    curves = {v.name: curve(v.name, v.curve, v.curve[-1][1], dashed="-ef" in v.name) for v in variants}
     ends = [curve.end for curve in curves.values()]
     picture = Panels(f"validation loss over steps with (dashed) and without error feedback, {name}", len(methods),
                      min(ends) - 0.05, max(ends) + 0.3)
@@ -321,33 +298,7 @@ def feedback_picture(f, name):
     return str(picture.svg)
 
 
-def main():
-    defaults = USUAL | (TINY if "--quick" in sys.argv else {})
-    o = m.options(__doc__, flags=("keep", "quick"), least={"ranks": (2,), "steps": (10,)},
-                  placeholders={"only": "losses|times|table", "links": '"0.1 1"'}, **defaults)
-    check(o)
-    runs = Runs(o)
-    if o.only != "table":
-        m.need(runs.program)
-        m.ranks_can_start(o.ranks)
-        if (runs.out / "runs").is_dir() and not o.keep and o.only != "times":
-            m.fail(f"{runs.out} has runs of another table; --keep continues it")
-    runs.out.mkdir(parents=True, exist_ok=True)
-    if o.only in ("", "losses"): runs.losses()
-    for seed in o.seeds:
-        for size, variant, _ in runs.each(): runs.read("runs", size, variant, seed)
-    if o.only in ("", "times"): runs.times()
-    times = json.loads((runs.out / "times.json").read_text()) if (runs.out / "times").is_dir() else None
-    figures = [figures_of(runs, size, times) for size in o.sizes]
-    (runs.out / "figures.json").write_text(json.dumps(figures) + "\n")
-    (runs.out / "table.md").write_text("\n".join(page(runs, figures, times)) + "\n")
-    print((runs.out / "table.md").read_text())
-    for f in figures:
-        for kind, picture in ("time", time_picture), ("feedback", feedback_picture):
-            if times if kind == "time" else any(variant.endswith("-ef") for variant in o.variants):
-                (runs.out / f"{kind}_{f['size']}.svg").write_text(picture(f, blocks_of(f["size"])))
-                print(f"picture: {runs.out}/{kind}_{f['size']}.svg")
-    if not times: print("Only the losses are there: --only times measures the times, and adds what follows from them.")
-
-
-main()
+m.script(__doc__, measure, show, check, least={"ranks": (2,), "steps": (10,), "computing_ms": (0,)}, only="", ranks=2,
+         sizes=["2x64"], seeds=[1, 2, 3], steps=300, rounds=5, time_steps=30, links=[], computing_ms=0,
+         rates=["0.1", "1", "10", "100"], variants=VARIANTS, beside="", keep="", time_svg="", feedback_svg="",
+         placeholders={"only": "losses|times", "links": '"0.1 1"'})

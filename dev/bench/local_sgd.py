@@ -1,42 +1,49 @@
-"""local_sgd.py - the solution of chapter 7's exercise (test/exercises/local_sgd.diff) beside ddp: validation losses.
+"""local_sgd.py - losses of local SGD and DiLoCo, the exercise of chapter 7, beside those of ddp and of one rank alone.
 
-A row for each way of training on a number of ranks, a column for each of --seeds: the loss after --steps of the course's own data.
-The solution is built in a copy of the sources."""
-import shutil
+The program is built from the stored solution (test/exercises/local_sgd.diff). --rows has H, or H:LR:MOMENTUM with an outer optimizer;
+ddp is --local-steps 0. Validation losses at the end, a column for each seed; on one rank the first row is ddp."""
+import os, shutil, subprocess
 import measure as m
 
-WAYS = {"one rank alone": ([1], ""), "ddp": ([2, 4], "")} | {
-    f"{name}, H = {H}": (ranks, f"{options} --local-steps {H}") for name, options, H, ranks in (
-        ("mean of weights", "--outer-lr 1 --outer-momentum 0", 1, [2]), ("mean of weights", "--outer-lr 1 --outer-momentum 0", 10, [2, 4]),
-        ("mean of weights", "--outer-lr 1 --outer-momentum 0", 30, [2, 4]), ("DiLoCo 0.7, 0.9", "", 10, [2]),
-        ("DiLoCo 0.7, 0.9", "", 30, [2, 4]), ("DiLoCo 0.7, 0.5", "--outer-momentum 0.5", 30, [2, 4]))}
 
-
-def solution():
-    folder = m.work() / "solution"
-    folder.mkdir()
-    for name in "Makefile", "train_gpt2_ddp.cu": shutil.copy(name, folder)
-    for name in "llmc", "dev": (folder / name).symlink_to(m.ROOT / name)
-    m.output("git -C", folder, "apply", m.ROOT / "test/exercises/local_sgd.diff")
-    m.output("make -s -C", folder, "BUILD=build DEVICE=cpu PRECISION=fp32 DEBUG= build/train_gpt2_ddp")
-    return folder / "build/train_gpt2_ddp"
+def build():
+    """The solution, in a copy of ddp's files."""
+    place = m.work() / "solution"
+    place.mkdir()
+    for name in "Makefile", "train_gpt2_ddp.cu": shutil.copy(name, place)
+    for name in "llmc", "dev": os.symlink(m.ROOT / name, place / name)
+    env = os.environ | {"GIT_CEILING_DIRECTORIES": str(m.work())}
+    for command in (["git", "apply", m.ROOT / "test/exercises/local_sgd.diff"],
+                    ["make", "-s", "BUILD=build", "DEVICE=cpu", "PRECISION=fp32", "build/train_gpt2_ddp"]):
+        if subprocess.run(command, cwd=place, env=env).returncode: m.fail("the solution cannot be built")
+    return place / "build/train_gpt2_ddp"
 
 
 def measure(d, o):
-    program = solution()
-    m.ranks_can_start(4)
+    program = build()
+    m.ranks_can_start(o.ranks)
     for seed in o.seeds:
-        for way, (numbers, options) in WAYS.items():
-            for ranks in numbers:
-                run = m.train(way, program, "--layers 2 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --lr 2e-3 --sample-every 0",
-                              f"--steps {o.steps} --eval-every {o.steps} --seed {seed}", options, o.more, ranks=ranks)
-                d.add(f"{way}, {ranks}", seed, way=way, ranks=ranks, loss=run.losses[-1][1])
-                m.note(f"  seed {seed}, {way}, {ranks}: {run.losses[-1][1]:.3f}")
+        for row in ["alone", *o.rows]:
+            H, lr, momentum = "0:1:0".split(":") if row in ("alone", "ddp") else (row + ":1:0").split(":")[:3]
+            run = m.train(row, program, "--data data/train.bin --val-data data/val.bin --layers 2 --heads 2 --channels 64 --seq-len 64 "
+                          f"--batch-size 8 --lr 2e-3 --eval-every {o.steps} --eval-steps 8 --sample-every 0", o.more, f"--steps {o.steps} "
+                          f"--seed {seed} --local-steps {H} --outer-lr {lr} --outer-momentum {momentum}",
+                          ranks=1 if row == "alone" else o.ranks)
+            d.add(row, seed, loss=run.losses[-1][1], model=run.shape["model"], ranks=run.about["world_size"])
+            m.note(f"  {row}, seed {seed}: {run.losses[-1][1]}")
+
+
+def title(row):
+    H, *outer = row.split(":")
+    return {"alone": "one rank alone", "ddp": "ddp"}.get(row) or (
+        f"{'DiLoCo {}, {}'.format(*outer) if outer else 'mean of weights'}, H = {H}")
 
 
 def show(d, o):
-    d.print_table(["", "ranks", *(f"seed {record['round']}" for record in d.each_round("ddp, 2"))], *(
-        [record["way"], record["ranks"], *(f"{x['loss']:.2f}" for x in d.each_round(record["run"]))] for record in d.records()))
+    print(d.records()[0]["model"], end="\n\n")
+    seeds = [r["round"] for r in d.each_round("alone")]
+    d.print_table(["", "ranks", *(f"seed {seed}" for seed in seeds)],
+                  *([title(row), d.first(row)["ranks"], *(f"{r['loss']:.2f}" for r in d.each_round(row))] for row in d.runs()))
 
 
-m.script(__doc__, measure, show, folder="", steps=300, seeds=[42, 43, 44])
+m.script(__doc__, measure, show, ranks=4, seeds=[1, 2, 3], steps=300, rows="ddp 1 10 30 10:0.7:0.9 30:0.7:0.9 30:0.7:0.5".split())

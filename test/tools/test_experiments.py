@@ -103,8 +103,8 @@ def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
 COMPRESS = """
 if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0": sys.exit()
 method, seed, steps, every = options["--compress"], options.get("--seed", "1"), int(options["--steps"]), int(options["--eval-every"])
-print(method, seed, steps, file=open(os.environ["RUNS"], "a"))
 if method == os.environ.get("BREAKS"): sys.exit(1)
+print(method, seed, steps, file=open(os.environ["RUNS"], "a"))
 os.mkdir(f"{options['--out']}/step_{steps}")
 sent, ms, errors = {"none": (1000000, 10, 0), "int8": (250000, 20, 4096)}.get(method, (125000, 10, 8192))
 falls = 0.01 if method != "int8" else 0.008 if seed == "1" else 0.012
@@ -126,44 +126,44 @@ say(diagnosis={"from": 2, "rank_0": {"total": 99, "computing": ms}, "mean": {"co
 @pytest.mark.rest
 def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what_is_missing(tmp_path):
     script(tmp_path / "build/train_gpt2_compress", COMPRESS)
-    runs, out = tmp_path / "runs", tmp_path / "out"
+    runs, losses, times = (tmp_path / name for name in ("runs", "losses.jsonl", "times.jsonl"))
 
     def table(*options, breaks="", count=None):
         runs.write_text("")
-        run = command("python3 dev/bench/compress_table.py --sizes 1x16 --steps 100 --rounds 1 --time-steps 5 --out", out, ["--seeds", "1 2"],
+        run = command("python3 dev/bench/compress_table.py --sizes 1x16 --steps 100 --rounds 1 --time-steps 5", ["--seeds", "1 2"],
                       ["--variants", "none int8 onebit-adam@20"], ["--rates", "0.1 100"], *options,
                       env={"BUILD": tmp_path / "build", "RUNS": runs, "BREAKS": breaks})
         if count is None: assert run.status != 0, run
         else: assert run.status == 0 and len(runs.read_text().splitlines()) == count, run
-        return run.said if count is None else (out / "table.md").read_text()
+        return run.said if count is None else run.out
 
-    page = table(count=9)  # each variant with both seeds, and once more for its time
+    assert "| loss, 16 channels | more than none |" in table("--only losses --into", losses, count=6)  # each variant with both seeds
+    table("--only times --into", times, ["--links", "0.1 25"], count=3 * 3)
+    page = table("--from", losses, "--beside", times, "--time-svg", tmp_path / "time.svg", count=0)
     # The rate of learning falls after step 80. At 0.1 Gb/s int8 comes there after 80 x 40 ms = 3.2 s, onebit-adam after 20 x 90 + 60 x 20 =
     # 3 s, in which none makes 33.3 steps and int8 75; int8 is the best with seed 2. At 100 Gb/s onebit-adam makes 80, int8 40.
-    for row in ("| `int8` | 250.0 kB | 4.0 times | 4.1 kB | 0.2500 | 0.500 | 0.750 | 20.0 ms | 4.500 (4.300 to 4.700) | +0.000 (-0.200 to +0.200) |",
+    for row in ("| `int8` | 250.0 kB | 4.0 times | 4.1 kB | 2.00 | 0.2500 | 0.500 | 0.750 | 4.500 (4.300 to 4.700) | +0.000 (-0.200 to +0.200) |",
                 "| `onebit-adam` from step 20 | **4.700** (80) | **4.70", "| `none` | 5.167 (33) | 4.70", "| `int8` | **4.750** (75) | 5.099 (40)",
-                "0.1 Gb/s: 3 s; `none` communicates 89 %", "| 8 | 7.00 | 3.50 | 1.78 | 7 | 1 times |", "| 16 | 7.50 | 3.75 | 1.90 | 15 | 2 times |"):
+                "| 0.1 Gb/s, `none` communicates 89 % |", "| 0.1 Gb/s: simulated | real |",
+                "| `none` | 90.0 ms | 15.1 ms (33 %) | 0.17 | 10.3 ms | 40.0 ms (12 %) | 3.88 |"):
         assert row in page
-    picture = (out / "time_1x16.svg").read_text()
+    assert "| `int8` | **4.700** (80) |" in table("--from", losses, "--beside", times, "--computing-ms 10", count=0)
+    picture = (tmp_path / "time.svg").read_text()
     assert picture.count("<polyline") == 6 and picture.endswith("</svg>\n") and "nan" not in picture.lower()
-    page = table("--only times", ["--links", "0.1 25"], count=3 * 3)
-    for row in ("| 0.1 Gb/s: simulated | real |", "| `none` | 90.0 ms | 15.1 ms (33 %) | 10.3 ms | 40.0 ms (12 %) |"): assert row in page
-    assert "has runs of another table" in table()
-    shutil.rmtree(out / "runs/1x16.int8.2")
-    table("--keep --only losses", count=1)
-    assert "was made with other options" in table("--keep --lr 1e-3")
-    before = table("--only times", count=3)
-    assert table("--only table", count=0) == before
-    shutil.rmtree(out / "runs")
-    assert "int8.1 failed" in table(breaks="int8") and not (out / "runs/1x16.int8.1").exists()
-    assert "has no runs/1x16.int8.1" in table("--only table")
+    both = table("--keep", losses, "--into", tmp_path / "both", count=3)
+    assert all(row in page for row in both.splitlines() if row.startswith("| `int8"))
+    table("--only losses --lr 1e-3 --keep", losses, "--into", tmp_path / "other", count=6)  # with other options
+    assert "losses, 1x16, int8 failed" in table("--into", tmp_path / "broken", breaks="int8")
+    table("--only losses --keep", tmp_path / "broken", count=5)  # what was done is there
 
 
 @pytest.mark.rest
 def test_the_table_of_compression_methods_measures_the_training_program(tmp_path):
-    succeeds("python3 dev/bench/compress_table.py --quick --out", tmp_path / "out", "--data", TOKENS, "--val-data", TOKENS, timeout=900)
-    assert len(re.findall(r"^\| .sign.*\| [0-9.]+ times \| .* ms \|", (tmp_path / "out/table.md").read_text(), re.M)) == 2
-    assert (tmp_path / "out/feedback_1x16.svg").stat().st_size
+    run = succeeds("python3 dev/bench/compress_table.py --seeds 1 --steps 10 --rounds 1 --time-steps 2", ["--sizes", "1x16 1x16:sgd"],
+                   ["--variants", "none int8 sign sign-ef onebit-adam"], "--feedback-svg", tmp_path / "svg", "--into", tmp_path / "results",
+                   "--seq-len 16 --batch-size 2 --data", TOKENS, "--val-data", TOKENS, timeout=900)
+    assert len(re.findall(r"^\| .sign.*\| [0-9.]+ times \| .* kB \|", run.out, re.M)) == 2
+    assert "| loss, 16 channels, sgd |" in run.out and (tmp_path / "svg").stat().st_size
 
 
 # 100 tokens/s on one rank, 150 on two, 240 on four; the first step is slow.
