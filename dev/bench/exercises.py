@@ -31,17 +31,16 @@ def quoted():
 
 def parts(run):
     """The stage, the names of mistakes and the options."""
-    stage, *words = run.split()
-    names = words.pop(0).split("+") if words and not words[0].startswith("--") else []
-    return stage, names, words
+    stage, names, options = re.fullmatch(r"(\S+)(?: (?!--)(\S+))?(.*)", run).groups()
+    return stage, names.split("+") if names else [], options
 
 
 def trained(copy, run):
     """What is kept of a run in the copy."""
     import suite
-    stage, _, words = parts(run)
-    options = m.words(USUAL[stage], words)
-    ranks, options = m.option(options, "--ranks"), re.sub(r"--(ranks|rounds) \d+", "", " ".join(options))
+    stage, _, options = parts(run)
+    options = USUAL[stage] + options
+    ranks, options = m.option(options.split(), "--ranks"), re.sub(r"--(ranks|rounds) \d+", "", options)
     shutil.rmtree(copy / "runs", ignore_errors=True)
     done = suite.command([copy / f"build/train_gpt2_{stage}"], "" if stage == "compress" else suite.PYTORCH, options, "--out runs/a",
                          ranks=ranks, cwd=copy)
@@ -68,11 +67,8 @@ def measure(d, o):
     runs = sorted({*(named or quoted())})
     for stage, names, _ in map(parts, runs):
         if stage not in USUAL: m.fail(f"there is no stage '{stage}'; there are {', '.join(USUAL)}")
-        for name in names:
-            if name not in known: m.fail(f"test/exercises/list.toml has no '{name}'")
-    copy = m.work() / "copy"
-    copy.mkdir()
-    copy_sources(copy)
+        if missing := {*names} - {*known}: m.fail(f"test/exercises/list.toml has no '{missing.pop()}'")
+    copy_sources(copy := m.work())
     shutil.copy(m.TOKENS, copy / "test/reference/masked")
     for (stage, names), group in itertools.groupby(runs, lambda run: parts(run)[:2]):
         files = {name: copy / known[name].file for name in names}
@@ -93,15 +89,14 @@ def show(d, o):
     records = [record for run in runs or d.rounds for record in d.each_round(run)]
     fields = [field for field in FIELDS if any(field in record for record in records)]
     one = len(o.steps) == 1
-
-    def heads(field):
-        return [FIELDS[field]] if one else [f"{FIELDS[field]} at step {o.steps[0]}", *o.steps[1:]]
+    heads = [FIELDS[field] if one else f"{FIELDS[field]} at step {step}" if step == o.steps[0] else step
+             for field in fields for step in o.steps]
 
     def cells(record):
         values = [record[field][step - 1] if field in record else None for field in fields for step in o.steps]
         name = " ".join(parts(record["run"])[1]) or "no mistake"
         return [name if runs else record["run"], *("nan" if x is None else f"{x:.{o.digits}f}" for x in values)]
-    d.print_table([f"step {o.steps[0]}" if one else "", *(head for field in fields for head in heads(field))], *map(cells, records))
+    d.print_table([f"step {o.steps[0]}" if one else "", *heads], *map(cells, records))
     print("", *dict.fromkeys(line for record in records for line in record["said"]), sep="\n")
 
 
