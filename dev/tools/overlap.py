@@ -7,8 +7,8 @@ The table has a line per rank, of mean milliseconds a step, without the first st
 which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward pass
 communication began (negative: after it). The picture below it shows one step, and --svg draws the same for a browser or a page.
 
-Then communication is split by kind, by unit and by communicator, and with --callers by the function of the stage that issued it: of
-a step in total, exposed, and in waits for ranks that were late. These are means by the definitions of the diagnosis that a run prints
+Then communication is split by kind, by unit and by communicator, and with --callers by the part of the step and the function of the
+stage that issued it: of a step in total, exposed, and in waits for ranks that were late. These are means by the definitions of the diagnosis that a run prints
 at its end (overlap_split.py), and so are the two efficiencies. --flame is a tree of a step's time. timeline.py reads the file.
 """
 import math
@@ -22,7 +22,7 @@ OPTIONS = [
     whole("columns", 100, 10, 1000, "width of the picture, in characters"),
     text("svg", "", "FILE", "also draw the step into this file"),
     real("svg-ms", 0, 0, 1e9, "milliseconds that the width of --svg's picture shows; 0: the step"),
-    switch("callers", "also split communication by the function that issued it"),
+    switch("callers", "also split communication by the part of a step and the function that issued it"),
     switch("flame", "also print where a step's time goes: by phase, function, kind of operation and unit"),
     text("flame-svg", "", "FILE", "draw the same into this file"),
     switch("json", "print only how communication is split, as one JSON object; ms of a step"),

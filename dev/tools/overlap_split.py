@@ -69,7 +69,7 @@ def name_by(way, o):
     """What a table calls an operation, and where it stands there."""
     if way == "kind": return o.kind, 0
     if way == "communicator": return o.comm.split(".")[0], 0  # all groups of a split
-    if way == "caller": return o.caller or "not known", 0
+    if way == "caller": return f"{o.phase} > {o.caller or 'not known'}", PHASES.index(o.phase)
     if o.first is not None: return unit_name(o.first, o.last), o.first * MOST_UNITS + o.last
     return "messages" if o.is_message else "no unit", 2 * MOST_UNITS**2 + o.is_message
 
@@ -175,10 +175,10 @@ class Split:
         for way in WAYS:
             table = self.table(way)
             if (way == "communicator" and len(table.children) == 1) or (way == "caller" and not callers): continue
-            print(f"{f'by {way}':<28} {'total':>9} {'of a step':>10} {'exposed':>10} {'of a step':>10} {'waits for ranks':>15}")
+            print(f"{f'by {way}':<34} {'total':>9} {'of a step':>10} {'exposed':>10} {'of a step':>10} {'waits for ranks':>15}")
             for row in [*table.sorted("communication"), table]:
                 total, (_, exposed, others, _) = row.communication, row.parts
-                print(f"  {row.name:<26} {total:9.3f} {100 * total / step:8.2f} % {exposed:10.3f} {100 * exposed / step:8.2f} % "
+                print(f"  {row.name:<32} {total:9.3f} {100 * total / step:8.2f} % {exposed:10.3f} {100 * exposed / step:8.2f} % "
                       f"{others:15.3f}")
         print(f"{self.efficiency_text()} (means of all ranks)")
 
