@@ -74,6 +74,7 @@ def test_bf16_has_the_master_weights_of_pytorchs_amp_and_rounded_ones_are_farthe
     assert not are_near(apart(pytorchs, run.weights()))
 
 
+@pytest.mark.rest
 def test_fp16_skips_the_steps_that_pytorchs_gradscaler_skips_and_has_the_losses_and_norms_of_the_others():
     pytorchs = Stored("ddp/ranks_2_amp_fp16")
     run = ddp(2, SMALL_BUCKETS, f"--loss-scale {pytorchs.series('loss_scale')[0]:.0f} --loss-scale-interval 4", precision="fp16")

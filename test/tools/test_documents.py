@@ -54,6 +54,12 @@ def test_every_number_of_a_document_stands_in_a_result_a_formula_or_a_source(doc
     succeeds(sys.executable, ["dev/doc_numbers.py", "--missing", document])
 
 
+def test_every_stored_result_has_a_page():
+    text = "".join((ROOT / page).read_text() for page in ["README.md", *DOCUMENTS])
+    unnamed = [file.name for file in (ROOT / "doc/results").iterdir() if f"doc/results/{file.name}" not in text]
+    assert not unnamed
+
+
 NUMBERS = """\
 # A page
 <!-- from printf 'a 1.50\\nb 2.25\\n' -->

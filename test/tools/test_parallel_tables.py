@@ -1,5 +1,5 @@
 """The scripts of dev/bench that make the tables of chapters 5 and 6: on small models, and on programs that count wrongly."""
-import json, re
+import re
 import pytest
 from suite import ROOT, TOKENS, assert_says, command, executable, program, rest, succeeds
 
@@ -68,10 +68,3 @@ def test_tables_of_times_and_of_drift_are_made(tmp_path):
     text = table("tp_drift", f"{TP} --tp 2", None, ["--at", "1 2"])
     drift = {name: float(re.split(r"[|/]", re.search(rf"^.*{name}, 2 ranks +\|.*$", text, re.M)[0])[5]) for name in ("fp32", "bf16")}
     assert drift["fp32"] < 1e-5 < drift["bf16"], text
-
-
-@pytest.mark.parametrize("results", sorted((ROOT / "doc/results").glob("*.jsonl")), ids=lambda results: results.stem)
-def test_a_page_quotes_the_table_of_a_stored_result(results):
-    name = json.loads(results.read_text().split("\n", 1)[0])["table"]
-    rows = succeeds(f"python3 dev/bench/{name}.py --from", results).out.strip("\n").split("\n")
-    assert any(all(row in page.read_text() for row in rows) for page in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]), rows
