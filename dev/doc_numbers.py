@@ -32,7 +32,7 @@ UNIT = (r"\s?(?:%|ms\b|[uµ]s\b|s\b|seconds?\b|minutes?\b|MB\b|GB\b|kB\b|TB\b|Mi
 NAMES = (r"(?:sections?|tables?|figures?|chapters?|arXiv|version|PyTorch|NCCL|CUDA|cuDNN|MPI|oneDNN|nvcc|algorithms?|equations?)\s+[\d.]+"
          r"(?:(?:,| and| to)\s+[\d.]+)*")
 SIZES = r"\d[\d.,]*(?:\s+(?:billion|million|trillion)|[MB])(?![\w/])"
-PUBLISHED = r"\b(?:sections?|tables?|figures?|appendix|abstract)\b|\]\(https?:"
+PUBLISHED = r"\b(?:sections?|tables?|figures?|appendix)\s+\d|\bappendix [A-Z]\b|\babstract\b|\]\(https?:"
 
 
 def value(text): return float(text.replace(",", ""))
