@@ -49,11 +49,11 @@ CACHE := $(if $(shell command -v ccache),CCACHE_BASEDIR=$(CURDIR) CCACHE_NOHASHD
 BUILD_C = mkdir -p $(@D) && $(CACHE) $(CC) -x c $(CFLAGS_ALL) -c $< -o $@.o && $(CC) -fopenmp $(filter -fsanitize%,$(OPTIMISE)) $@.o -o $@ $(LDFLAGS)
 STAGE_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
 LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
-BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests)
+BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests, or DEVICE=emulated where there is none)
 BUILD_VARIANT = $(error these kernels are a GPU's: make DEVICE=cuda variants, or DEVICE=emulated where there is none)
 
 # Programs of several ranks need MPI; its compiler wrapper knows where it is. All others are built without (llmc/comm/comm.h).
-WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_ddp.o train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress comm_bench test/test_comm_cuda)
+WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_ddp.o train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress comm_bench test/test_comm_cuda)
 WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm $(BUILD)/test/test_sharding
 $(WITH_MPI): CFLAGS_ALL += -DUSE_MPI=1 $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_MPI=1 -DUSE_NCCL=$(USE_NCCL)
@@ -120,6 +120,7 @@ EMULATE = mkdir -p $(@D) && CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublas
     sh dev/emulator/compile.sh $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN)
 BUILD_STAGE = $(EMULATE) $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
 BUILD_VARIANT = $(EMULATE) $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
+BUILD_CUDA_TEST = $(BUILD_VARIANT)
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
@@ -162,7 +163,7 @@ $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 $(BUILD)/schedule: | $(BUILD)/schedule_order
 # build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_order, and the stages' --predict. The latter compute
 # little, so they are hardly optimised, and they need no MPI.
-PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
+PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d cp compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
     $(BUILD)/predict/train_gpt2_compress.fp16
 $(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_order
 	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' '$(CURDIR)' >$@
@@ -235,7 +236,7 @@ endif
 experiments: experiments-programs
 	python3 experiments/run.py
 experiments-programs: data/train.bin
-	+$(MAKE) --no-print-directory PRECISION=fp32 DEBUG= $(addprefix $(subst /cpu,,build/$(DEVICE))/train_gpt2_,single ddp fsdp)
+	+$(MAKE) --no-print-directory PRECISION=fp32 DEBUG= $(addprefix $(subst /cpu,,build/$(DEVICE))/train_gpt2_,single ddp fsdp cp)
 	+$(MAKE) --no-print-directory PRECISION=bf16 DEBUG= $(addprefix build/$(subst cpu-,,$(DEVICE)-)bf16/train_gpt2_,ddp zero fsdp)
 	$(CPU_MAKE) build/plan
 
@@ -272,7 +273,7 @@ $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 # Every layer of a GPU against the CPU's, on a GPU; test/kernels runs the same under the emulator.
 CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
 cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
-$(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/cpu_layers.o | find-libraries
+$(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
 	$(BUILD_CUDA_TEST)
 # One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
 VARIANTS := $(filter-out bench_layers,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
@@ -306,8 +307,8 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
-FLOATX_TESTS := test/test_layers test/test_reference_layers test/test_compress test/test_param_ranges
-RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_compress
+FLOATX_TESTS := test/test_layers test/test_compress test/test_param_ranges
+RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress
 # (+: these are makes, and share -j.)
 TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug # side by side, so that no core waits for the last program of one build
 test-programs: $(TEST_PROGRAMS)
@@ -343,7 +344,7 @@ test: test-programs
 test-all: test-all-programs
 	@$(RUN_TESTS) --tier all
 	@echo "make test-all passed: $(RELIED_ON); so under sanitizers and on emulated GPUs, and mistakes made on purpose are caught."
-# Of what test-all adds to test, a part that the commit chooses: of long tables a quarter, of all else a half.
+# Of what test-all adds to test, a part that the files of the commit choose: of long tables a quarter, of all else a half.
 test-rest: test-all-programs
 	@$(RUN_TESTS) --tier rest --part
 # Stages differ only where they must; how much there is to read from one to the next.

@@ -154,11 +154,11 @@ static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(flo
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
     size_t R = tp_count(&g->rows, BT), ln = g->rows.options.keep_gathered ? BT*C : R*C;
-    a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
+    a->ln1 = tp_gather_alloc(&g->rows, ln); a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
     a->res2 = acts_alloc(R*C);
-    a->ln2 = acts_alloc(ln);     a->ln2_mean = stats_alloc(R); a->ln2_rstd = stats_alloc(R);
+    a->ln2 = tp_gather_alloc(&g->rows, ln); a->ln2_mean = stats_alloc(R); a->ln2_rstd = stats_alloc(R);
     a->fch = acts_alloc(BT*4*D);
     a->gelu = acts_alloc(BT*4*D);
 }
@@ -216,14 +216,14 @@ static void slot_init(GPT2* g, int s) {
         *a = shared;
         if (has_own_acts(g, s, i)) block_acts_init(a, g, BT);
         if (has_own_grads(g, s, i)) {
-            a->dout = acts_alloc(BT*C); a->dgelu = acts_alloc(BT*4*D);
-            a->dmid = acts_alloc(BT*C); a->dqkv = acts_alloc(BT*3*D);
+            a->dout = tp_gather_alloc(&g->rows, BT*C); a->dgelu = acts_alloc(BT*4*D);
+            a->dmid = tp_gather_alloc(&g->rows, BT*C); a->dqkv = acts_alloc(BT*3*D);
         }
         a->res1 = acts_alloc(R*C);
     }
     if (stages_have_head(&g->stages)) {
         slot->resf = acts_alloc(R*C);
-        slot->lnf = acts_alloc(BT*C); slot->lnf_mean = stats_alloc(R); slot->lnf_rstd = stats_alloc(R);
+        slot->lnf = tp_gather_alloc(&g->rows, BT*C); slot->lnf_mean = stats_alloc(R); slot->lnf_rstd = stats_alloc(R);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     slot->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -234,18 +234,18 @@ static void gpt2_init_acts(GPT2* g) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
-    g->branch = g->rows.gathered = acts_alloc(BT*C); // never needed at the same time
+    g->branch = g->rows.gathered = tp_alloc(&g->rows, BT*C); // never needed at the same time
     g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
     g->row_stats = stats_alloc(t * (size_t)g->logits_rows * 3);
     g->losses = stats_alloc(BT);
-    g->dres = acts_alloc(R*C);
-    g->dbtc = acts_alloc(BT*C);
+    g->dres = tp_gather_alloc(&g->rows, R*C);
+    g->dbtc = tp_alloc(&g->rows, BT*C);
     p2p_init(&g->p2p, g->pp, g->pipeline, R*C);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
-    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->tokens.count, g->tp->size };
+    LayerShapes s = layer_shapes(g->max_B, g->seq_len, g->config.C, g->config.NH, g->tokens.count, g->tp->size);
     return s;
 }
 
@@ -373,10 +373,10 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     const TpRows* r = &g->rows;
     GradMode mode = g->grad_mode;
     bool delayed = g->action.kind != ACT_BACKWARD;
-    floatX *dout = a.dout, *dgelu = a.dgelu, *dmid = a.dmid, *dqkv = a.dqkv;
+    floatX *dgelu = a.dgelu, *dqkv = a.dqkv;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    tp_gather_kept(r, dout, g->dres);
-    matmul_gelu_backward_input(dgelu, dout, p.fcprojw, a.fch, BT, 4*D, C);
+    a.dout = delayed ? tp_gather_kept(r, a.dout, g->dres) : tp_gather(r, a.dout, g->dres); // W comes before it changes
+    matmul_gelu_backward_input(dgelu, a.dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
     CommOp sum = tp_reduce_begin(r, g->dbtc);
@@ -386,8 +386,8 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    tp_gather_kept(r, dmid, g->dres);
-    matmul_backward_input(g->dbtc, dmid, p.projw, BT, D, C);
+    a.dmid = delayed ? tp_gather_kept(r, a.dmid, g->dres) : tp_gather(r, a.dmid, g->dres);
+    matmul_backward_input(g->dbtc, a.dmid, p.projw, BT, D, C);
     // atty = attention(qkv)
     attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
     // qkv = ln1 qkvw^T + qkvb
@@ -573,13 +573,14 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 
 // With --sequence-parallel a rank's gradients of layernorms are its rows' alone. Weight and bias are side by side.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    size_t n = 2 * (size_t)g->config.C;
+    floatX* of[2*MAX_UNITS];
+    int count = 0;
     for (int u = 0; u < g->num_units; u++) {
-        floatX* first = unit_grads(g, u);
         if (g->units[u].size == 0) continue;
-        comm_wait(g->tp, comm_all_reduce(g->tp, first, n, COMM_FLOATX));
-        if (u > 0) comm_wait(g->tp, comm_all_reduce(g->tp, block_view(g->config, g->tp->size, first).ln2w, n, COMM_FLOATX));
+        of[count++] = unit_grads(g, u);
+        if (u > 0) of[count++] = block_view(g->config, g->tp->size, unit_grads(g, u)).ln2w;
     }
+    tp_reduce_together(&g->rows, of, count, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
 }
 
 // Call after the last backward pass. On return each gradient in g->ranges is the mean over the global batch, the same on every
@@ -591,9 +592,10 @@ static void gpt2_reduce(GPT2* g) {
     size_t root = g->units[0].size;
     if (root > 0) comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), root, COMM_FLOATX));
     for (int i = 0; i < ROOT_TENSORS && root > 0; i++) grad_ready(g, 0, i);
-    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
     comm_wait(g->dp, loss);
-    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // the last stage has it
+    loss = comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64); // the last stage has it; beside dp's sums
+    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
+    comm_wait(g->pp, loss);
     if (g->rows.options.sequence_parallel) gpt2_reduce_layernorms(g);
 }
 
@@ -708,7 +710,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     mesh_choose_writers(run, g->zero_stage == 1);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
+// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -825,7 +827,7 @@ int main(int argc, char** argv) {
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = mesh_recompute(&run);     // --recompute auto: blocks, where that has no room
+    g.recompute = mesh_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows

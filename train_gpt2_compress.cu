@@ -232,7 +232,7 @@ static void gpt2_init_segments(GPT2* g) {
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
-    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1 };
+    LayerShapes s = layer_shapes(g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1);
     return s;
 }
 
@@ -611,7 +611,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     gpt2_init_segments(g);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
+// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -709,7 +709,7 @@ int main(int argc, char** argv) {
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = ranks_recompute(&run);    // --recompute auto: blocks, where that has no room
+    g.recompute = ranks_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows

@@ -5,7 +5,7 @@ gradients. A group of units is gathered in floatX, ahead of its use, into one of
 
 A gather costs no time if it ends before its group is needed, and --prefetch says how early it begins. But each group
 gathered ahead needs a gather buffer: --limit-all-gathers trades memory for overlap. --sharding says how long a group stays gathered,
-and --wrap-blocks how large a group is.
+--wrap-blocks and --wrap-halves how large a group is.
 
 Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S where gradients are reduced in 16 bits), and
           activations. Gather buffers: for the parameters of the root and of --limit-all-gathers groups (grad-op: of all). Buckets:
@@ -39,13 +39,10 @@ Next      tensor and pipeline parallelism cut the computation as well.
 // 2. the model: views of its parameters
 
 // Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
-// same views.
+// same views. A block's attention and its MLP, each with the layernorm before it, are units of their own.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
-typedef struct {
-    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
-    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4C) (C)
-    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3C,C) (C,C) (4C,C) (C,4C)
-} BlockParams;
+typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3C) (C) (3C,C) (C,C)
+typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;      // (C) (C) (4C) (C) (4C,C) (C,4C)
 
 static RootParams root_view(GPT2Config c, floatX* base) {
     size_t C = (size_t)c.C;
@@ -57,19 +54,25 @@ static RootParams root_view(GPT2Config c, floatX* base) {
     return p;
 }
 
-static BlockParams block_view(GPT2Config c, floatX* base) {
+static AttentionParams attention_view(GPT2Config c, floatX* base) {
     size_t C = (size_t)c.C;
-    BlockParams p;
+    AttentionParams p;
     p.ln1w    = base; base += C;
     p.ln1b    = base; base += C;
     p.qkvb    = base; base += 3*C;
     p.projb   = base; base += C;
+    p.qkvw    = base; base += 3*C*C;
+    p.projw   = base;
+    return p;
+}
+
+static MlpParams mlp_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    MlpParams p;
     p.ln2w    = base; base += C;
     p.ln2b    = base; base += C;
     p.fcb     = base; base += 4*C;
     p.fcprojb = base; base += C;
-    p.qkvw    = base; base += 3*C*C;
-    p.projw   = base; base += C*C;
     p.fcw     = base; base += 4*C*C;
     p.fcprojw = base;
     return p;
@@ -115,11 +118,10 @@ typedef struct {
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Sharding options;
-    Layout layout;                  // groups, and the S ranks that share a replica of the model
-    Unit units[MAX_UNITS];          // offset: in its group's whole memory
+    Layout layout;                  // units, groups, and the S ranks that share a replica of the model
     Shards state;                   // this rank's shards of all groups, (num_sharded) each
-    int num_ranges;
-    ParamRange ranges[MAX_UNITS];   // this rank's shards, as the optimizer and checkpoints walk them; views
+    int num_ranges, root_ranges;    // how many there are; how many of the root's group, which are the first
+    ParamRange ranges[2*MAX_FSDP_UNITS];         // this rank's shards, as the optimizer and checkpoints walk them; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
@@ -136,10 +138,10 @@ typedef struct {
     bool first_micro, last_micro;   // the current micro-batch is the step's first; its last
     int num_buckets;
     Bucket buckets[3];              // the root's, and two that the other groups take in turn
-    CommOp gathering[MAX_UNITS];    // the all-gather of a group's parameters, while it is under way
-    CommOp replicating[MAX_UNITS];  // the all-reduce of a group's shard between replicas, while it is under way
+    CommOp gathering[MAX_FSDP_UNITS];            // the all-gather of a group's parameters, while it is under way
+    CommOp replicating[MAX_FSDP_UNITS];          // the all-reduce of a group's shard between replicas, while it is under way
     int num_gather_buffers;
-    GatherBuffer gather_buffers[MAX_UNITS]; // the root's, and those that other groups take in turn
+    GatherBuffer gather_buffers[MAX_FSDP_UNITS]; // the root's, and those that other groups take in turn
 } GPT2;
 
 static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
@@ -158,19 +160,20 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
 }
 
 static void gpt2_init_params(GPT2* g) {
-    layout_cut(&g->layout, &g->options, g->config, g->units);
+    layout_cut(&g->layout, &g->options, g->config);
     shards_init(&g->state, &g->options, g->dp, g->layout.num_sharded, g->accumulation > 1);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->replicating[k] = NO_OP;
 }
 
 // Lists what this rank keeps of the model, and where: its shard of every group, without padding.
 static void gpt2_init_ranges(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) {
+    for (int i = 0; i < 2 * g->layout.num_units; i++) { // two runs of elements each
         ParamRange p;
         size_t at;
-        if (!layout_range(&g->layout, g->config, g->units, u, &p, &at)) continue; // it is in other ranks' shards
+        if (!layout_range(&g->layout, g->config, i / 2, i % 2, &p, &at)) continue; // it is in other ranks' shards
         shards_place(&g->state, &p, at);
         g->ranges[g->num_ranges++] = p;
+        if (g->layout.group_of[i / 2] == 0) g->root_ranges++;
     }
 }
 
@@ -196,29 +199,31 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Allocates memory for whole gradients and parameters while they are needed. No group is larger than the root's or the
-// first other.
+// Allocates memory for whole gradients and parameters while they are needed. Groups take the last two buckets in turn, of which each
+// has room for its first group.
 static void gpt2_init_buckets(GPT2* g) {
+    ShardSizes own = shard_sizes(g->config, &g->options);
     size_t S = (size_t)g->layout.shard_ranks->size;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
-    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sharding_buffers(&g->options, shard_sizes(g->config, &g->options));
+    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sharding_buffers(&g->options, own);
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
-        size_t whole = S * g->layout.groups[k > 0].shard.n;
+        size_t whole = S * g->layout.groups[k].shard.n;
         b->grads = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
         if (reduces_wider(&g->options)) b->wide = (float*)device_alloc(whole * sizeof(float), MEMORY_COMMUNICATION);
         b->sent = b->wide ? (void*)b->wide : b->grads;
         b->reduced = NO_OP;
     }
     for (int r = 0; r < g->num_gather_buffers; r++) {
-        size_t whole = S * g->layout.groups[r > 0].shard.n;
+        bool has_any = r > 0 && reshards_after_forward(&g->options);
+        size_t whole = S * (has_any ? own.other : g->layout.groups[r].shard.n);
         g->gather_buffers[r].params = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
         g->gather_buffers[r].group = NO_GROUP;
     }
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
-    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1 };
+    LayerShapes s = layer_shapes(g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1);
     return s;
 }
 
@@ -265,8 +270,8 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
                               + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
-    bytes[MEMORY_COMMUNICATION] += sent * S * (own.root + size_min(2, own.others) * own.other); // buckets
-    if (!is_unsharded(&g->options)) bytes[MEMORY_COMMUNICATION] += X * S * (own.root + sharding_buffers(&g->options, own) * own.other);
+    bytes[MEMORY_COMMUNICATION] += sent * S * (own.root + own.pair); // buckets
+    if (!is_unsharded(&g->options)) bytes[MEMORY_COMMUNICATION] += X * S * sharding_gathered(&g->options, own);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -285,22 +290,25 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
-// the input is x alone, which is then a.res1 itself.
-static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+// Computes everything in a block's forward pass that its backward pass needs, in two halves. The block's input is x + branch.
+// branch NULL: the input is x alone, which is then a.res1 itself.
+static void block_attention_activations(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, C, NH);
     matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
+}
+static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
     residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
     matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
 }
 
 // The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
-static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
-    block_activations(g, p, a, x, branch);
+    block_mlp_activations(g, p, a);
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
@@ -362,11 +370,11 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (S == 1) bucket_finish(g, b); // there is nothing to wait for
 }
 
-// g->dres holds the gradient of the block's output on entry, of its input on return.
-static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
-    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+// g->dres holds the gradient of the block's output on entry; of res2 when the first of the two returns, of the block's input at last.
+static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
     GradMode mode = g->grad_mode;
-    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+    floatX* dgelu = g->dbt4c;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*C, C, mode);
     grad_ready(g, u, FCPROJW);
@@ -381,6 +389,11 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
+}
+static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    GradMode mode = g->grad_mode;
+    floatX* dqkv = g->dbt4c;
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, C, C, mode);
     grad_ready(g, u, PROJW);
@@ -406,11 +419,11 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
 static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    if (is_unsharded(&g->options)) return (floatX*)g->state.params + group->shard.at + g->units[u].offset;
+    if (is_unsharded(&g->options)) return (floatX*)g->state.params + group->shard.at + g->layout.units[u].offset;
     group_gather(g, k);
     if (g->pass == PASS_FORWARD && g->options.forward_prefetch) gather_ahead(g, k);
     comm_finish(g->layout.shard_ranks, &g->gathering[k]);
-    return g->gather_buffers[group->buffer].params + g->units[u].offset;
+    return g->gather_buffers[group->buffer].params + g->layout.units[u].offset;
 }
 
 static void group_free(GPT2* g, Group* group) {
@@ -433,7 +446,7 @@ static void unit_release(GPT2* g, int u) {
 // root's the gradients of the positions behind the last token.
 static void bucket_zero_unwritten(GPT2* g, Bucket* b) {
     Group* group = &g->layout.groups[b->group];
-    Unit last = g->units[group->first_unit + group->num_units - 1];
+    FsdpUnit last = g->layout.units[group->first_unit + group->num_units - 1];
     size_t end = last.offset + last.size, whole = (size_t)g->layout.shard_ranks->size * group->shard.n;
     size_t C = (size_t)g->config.C, behind = (size_t)(g->config.max_T - g->T) * C;
     if (end < whole) device_zero(b->grads + end, (whole - end) * sizeof(floatX));
@@ -452,7 +465,7 @@ static floatX* unit_grads(GPT2* g, int u) {
         bucket_zero_unwritten(g, b);
     }
     if (g->options.prefetch == PREFETCH_PRE) gather_ahead(g, k);
-    return b->grads + g->units[u].offset;
+    return b->grads + g->layout.units[u].offset;
 }
 
 // Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
@@ -475,9 +488,12 @@ static void gpt2_forward(GPT2* g) {
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < c.L; l++) {
         trace_compute("forward, block", l);
-        BlockParams p = block_view(c, unit_params(g, 1 + l));
-        block_forward(g, p, g->acts[l], x, branch);
-        unit_release(g, 1 + l);
+        AttentionParams attention = attention_view(c, unit_params(g, attention_unit(l)));
+        block_attention_activations(g, attention, g->acts[l], x, branch);
+        unit_release(g, attention_unit(l));
+        MlpParams mlp = mlp_view(c, unit_params(g, mlp_unit(l)));
+        block_mlp_forward(g, mlp, g->acts[l]);
+        unit_release(g, mlp_unit(l));
         x = g->acts[l].res2;
         branch = g->branch;
     }
@@ -531,11 +547,17 @@ static void gpt2_backward(GPT2* g, float dloss) {
     grad_ready(g, 0, LNFB);
     for (int l = c.L - 1; l >= 0; l--) {
         trace_compute("backward, block", l);
-        BlockParams p = block_view(c, unit_params(g, 1 + l));
-        BlockParams dp = block_view(c, unit_grads(g, 1 + l));
-        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
-        block_backward(g, 1 + l, p, dp, g->acts[l]);
-        unit_release(g, 1 + l);
+        int attention = attention_unit(l), mlp = mlp_unit(l);
+        if (g->recompute == RECOMPUTE_BLOCK) {
+            block_attention_activations(g, attention_view(c, unit_params(g, attention)), g->acts[l], g->acts[l].res1, NULL);
+            block_mlp_activations(g, mlp_view(c, unit_params(g, mlp)), g->acts[l]);
+        }
+        MlpParams m = mlp_view(c, unit_params(g, mlp)), dm = mlp_view(c, unit_grads(g, mlp));
+        block_mlp_backward(g, mlp, m, dm, g->acts[l]);
+        unit_release(g, mlp);
+        AttentionParams a = attention_view(c, unit_params(g, attention)), da = attention_view(c, unit_grads(g, attention));
+        block_attention_backward(g, attention, a, da, g->acts[l]);
+        unit_release(g, attention);
     }
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
@@ -591,12 +613,12 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // Calls AdamW once per range, then sums the squares of the new parameters for their norm. The root comes first, and is
 // gathered while blocks are updated.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    const ParamRange *p = g->ranges, *end = p + g->num_ranges;
     shards_begin_update(&g->state, g->stats);
-    for (int k = 0; k < g->layout.num_groups; k++) {
-        for (; p < end && g->layout.group_of[p->unit] == k; p++) shards_update(&g->state, p, adamw, g->stats);
-        if (k == 0) gpt2_gather(g);
+    for (int i = 0; i < g->num_ranges; i++) {
+        if (i == g->root_ranges) gpt2_gather(g);
+        shards_update(&g->state, &g->ranges[i], adamw, g->stats);
     }
+    gpt2_gather(g); // unless it has begun
     shards_add_param_squares(&g->state, &g->stats->param_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
 }
@@ -634,7 +656,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
+// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -694,12 +716,16 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
-// For --check-every: a number that is the same on all ranks if their parameters of unit u are.
+// For --check-every: a number that is the same on all ranks if their parameters of gpt2.h's unit u, the root or a block, are.
 static uint64_t unit_checksum(void* self, int u) {
     GPT2* g = (GPT2*)self;
+    uint64_t sum = 0;
     g->pass = PASS_FORWARD; // in whose order the units are asked for
-    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
-    unit_release(g, u);
+    for (int i = 0; i < g->layout.num_units; i++) {
+        if (g->layout.units[i].unit != u) continue;
+        sum += device_checksum(unit_params(g, i), sizeof(floatX), g->layout.units[i].size);
+        unit_release(g, i);
+    }
     return sum;
 }
 
@@ -725,7 +751,7 @@ int main(int argc, char** argv) {
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = ranks_recompute(&run);    // --recompute auto: blocks, where that has no room
+    g.recompute = ranks_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     layout_split(&g.layout, &g.options, g.dp);
     gpt2_init(&g);

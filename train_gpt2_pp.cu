@@ -238,7 +238,7 @@ static void gpt2_init_acts(GPT2* g) {
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
-    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1 };
+    LayerShapes s = layer_shapes(g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1);
     return s;
 }
 
@@ -345,10 +345,11 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     GradMode mode = g->grad_mode;
     bool delayed = g->action.kind != ACT_BACKWARD;
-    floatX *dout = a.dout, *dgelu = a.dgelu, *dmid = a.dmid, *dqkv = a.dqkv;
+    floatX *dgelu = a.dgelu, *dqkv = a.dqkv;
+    if (!delayed) a.dout = a.dmid = g->dres; // W comes before it changes
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    device_copy(dout, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
-    matmul_gelu_backward_input(dgelu, dout, p.fcprojw, a.fch, BT, 4*C, C);
+    if (delayed) device_copy(a.dout, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
+    matmul_gelu_backward_input(dgelu, a.dout, p.fcprojw, a.fch, BT, 4*C, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
     if (!delayed) mlp_backward_weight(g, u, dp, a);
@@ -357,8 +358,8 @@ static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockA
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
     // res2 = res1 + atty projw^T + projb
-    device_copy(dmid, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
-    matmul_backward_input(g->dbtc, dmid, p.projw, BT, C, C);
+    if (delayed) device_copy(a.dmid, g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
+    matmul_backward_input(g->dbtc, a.dmid, p.projw, BT, C, C);
     // atty = attention(qkv)
     attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
     // qkv = ln1 qkvw^T + qkvb
@@ -534,9 +535,10 @@ static void gpt2_reduce(GPT2* g) {
     size_t root = g->units[0].size;
     if (root > 0) comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), root, COMM_FLOATX));
     for (int i = 0; i < ROOT_TENSORS && root > 0; i++) grad_ready(g, 0, i);
-    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
     comm_wait(g->dp, loss);
-    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // the last stage has it
+    loss = comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64); // the last stage has it; beside dp's sums
+    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
+    comm_wait(g->pp, loss);
 }
 
 // Where a stage's input is: res1 of its first block, or resf if it has only the head.
@@ -627,7 +629,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     mesh_choose_writers(run, false);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data. Each replica of the model sees its part of them.
+// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -740,7 +742,7 @@ int main(int argc, char** argv) {
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = mesh_recompute(&run);     // --recompute auto: blocks, where that has no room
+    g.recompute = mesh_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows

@@ -170,7 +170,7 @@ static void gpt2_init_acts(GPT2* g) {
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
-    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1 };
+    LayerShapes s = layer_shapes(g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1);
     return s;
 }
 
@@ -499,7 +499,7 @@ int main(int argc, char** argv) {
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = run_recompute(&run);      // --recompute auto: blocks, where that has no room
+    g.recompute = run_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     run_report(&run);

@@ -7,8 +7,7 @@ Columns   A rank makes some of the outputs of qkvw and fcw, from whole inputs. T
           ranks (the paper's f). Attention by heads and GELU need only what the rank has.
 Rows      projw and fcprojw take what the rank has, and their output is a sum over the t ranks (the paper's g).
 wte       is cut by tokens: an embedding is a sum over the ranks, too, and the loss needs three numbers of each rank and row.
---sequence-parallel  cuts layernorms and the residual stream by rows: a sum becomes a reduce-scatter after the cut matrices,
-          and an all-gather before them (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+--sequence-parallel  cuts layernorms and the residual stream by rows: a sum is a reduce-scatter and an all-gather (2205.05198).
 
 Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C parameters (fp32 or 16 bits). A
           block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t (with --keep-gathered (2 + 14/t)C).
@@ -131,11 +130,11 @@ static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(flo
 static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
     size_t R = tp_count(&g->rows, BT), ln = g->rows.options.keep_gathered ? BT*C : R*C;
-    a->ln1 = acts_alloc(ln);     a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
+    a->ln1 = tp_gather_alloc(&g->rows, ln); a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
     a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
     a->atty = acts_alloc(BT*D);
     a->res2 = acts_alloc(R*C);
-    a->ln2 = acts_alloc(ln);     a->ln2_mean = stats_alloc(R); a->ln2_rstd = stats_alloc(R);
+    a->ln2 = tp_gather_alloc(&g->rows, ln); a->ln2_mean = stats_alloc(R); a->ln2_rstd = stats_alloc(R);
     a->fch = acts_alloc(BT*4*D);
     a->gelu = acts_alloc(BT*4*D);
 }
@@ -175,14 +174,14 @@ static void gpt2_init_acts(GPT2* g) {
         else block_acts_init(&g->acts[l], g, BT);
         g->acts[l].res1 = acts_alloc(R*C);
     }
-    g->branch = g->rows.gathered = acts_alloc(BT*C); // never needed at the same time
+    g->branch = g->rows.gathered = tp_alloc(&g->rows, BT*C); // never needed at the same time
     g->resf = acts_alloc(R*C);
-    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(R); g->lnf_rstd = stats_alloc(R);
+    g->lnf = tp_gather_alloc(&g->rows, BT*C); g->lnf_mean = stats_alloc(R); g->lnf_rstd = stats_alloc(R);
     g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
     g->row_stats = stats_alloc(t * (size_t)g->logits_rows * 3);
     g->losses = stats_alloc(BT);
-    g->dres = acts_alloc(R*C);
-    g->dbtc = acts_alloc(BT*C);
+    g->dres = tp_gather_alloc(&g->rows, R*C);
+    g->dbtc = tp_alloc(&g->rows, BT*C);
     g->dbt4c = acts_alloc(BT*4*C / t);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -190,7 +189,7 @@ static void gpt2_init_acts(GPT2* g) {
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
-    LayerShapes s = { g->max_B, g->seq_len, g->config.C, g->config.NH, g->tokens.count, g->tp->size };
+    LayerShapes s = layer_shapes(g->max_B, g->seq_len, g->config.C, g->config.NH, g->tokens.count, g->tp->size);
     return s;
 }
 
@@ -249,8 +248,7 @@ static double gpt2_predict_sent(const GPT2* g) {
     sums += again + (cut ? again / 2 : 0) + (g->rows.options.keep_gathered ? 0 : L); // half a sum is a gather or a scattered sum
     double micro = ring_bytes(sums * BT*C * X, t) + (t - 1) * BT * 3*sizeof(float);
     double step = ring_bytes(cut * (2*L + 1) * 2*C * X + 2*sizeof(double), t);
-    double gradients = (double)gpt2_part_elements(g->config, t) * X;
-    return g->accumulation * micro + step + ring_bytes(gradients + sizeof(double), g->dp->size);
+    return g->accumulation * micro + step + ring_bytes((double)gpt2_part_elements(g->config, t) * X + sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -460,12 +458,13 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 
 // With --sequence-parallel a rank's gradients of layernorms are its rows' alone. Weight and bias are side by side.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    size_t n = 2 * (size_t)g->config.C;
+    floatX* of[2*MAX_UNITS];
+    int count = 0;
     for (int u = 0; u < g->num_units; u++) {
-        floatX* first = unit_grads(g, u);
-        comm_wait(g->tp, comm_all_reduce(g->tp, first, n, COMM_FLOATX));
-        if (u > 0) comm_wait(g->tp, comm_all_reduce(g->tp, block_view(g->config, g->tp->size, first).ln2w, n, COMM_FLOATX));
+        of[count++] = unit_grads(g, u);
+        if (u > 0) of[count++] = block_view(g->config, g->tp->size, unit_grads(g, u)).ln2w;
     }
+    tp_reduce_together(&g->rows, of, count, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
 }
 
 // Call after the last backward pass. On return each gradient in g->ranges is the mean over the global batch, the same on every
@@ -545,7 +544,7 @@ static void gpt2_configure(GPT2* g, Run* run) {
     mesh_choose_writers(run, false);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data. Each rank sees its part of them.
+// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -627,7 +626,7 @@ int main(int argc, char** argv) {
 
     gpt2_configure(&g, &run);
     gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = mesh_recompute(&run);     // --recompute auto: blocks, where that has no room
+    g.recompute = mesh_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
     comm_share_memory(g.dp); // --nccl-windows

@@ -6,7 +6,7 @@ A number counts if it has a decimal point or a unit (%, ms, MB, times ...) and i
 
 - It stands in a block or table that was made from stored results or by a command, or in what a command printed, in the same section.
   <!-- from FILE --> before a table or block, or several of them without words between, names a stored result, and <!-- from
-  COMMAND --> a command that runs in less than a second: each line must be one of the new output, except for "...".
+  COMMAND --> a command that runs in less than a second: its lines must be in the new output, in this order, except for "...".
   (dev/doc_outputs.py compares what has a "$ " before it.)
 - <!-- numbers: ... --> anywhere in the section says it, item by item, with ";" between them:
     1.19 = 100 / 84            a formula in Python. A number with a decimal point in it must itself stand in a block or table of
@@ -126,11 +126,13 @@ class Document:
         busy = [line for line in output if line.startswith("Other programs used")]
         section.busy += [(begin, line) for line in busy]
         section.stored += "".join(f"{line}\n" for line in busy)
+        at = 0 # lines are quoted in their order, of which tables of one shape have several alike
         for n in range(begin, end):
             line = self.lines[n].strip()
             if not line or line == "..." or line.startswith(("$ ", "> ")) or set(line) <= set("|-: "): continue
-            new = find_line(" ".join(line.split()), output)
-            if not new: self.error(n, f"{source} does not give this line: {line}")
+            new = find_line(" ".join(line.split()), output[at:])
+            if new: at += new[1] + 1
+            if not new: self.error(n, f"{source} does not give this line, or above those before it: {line}")
             elif new[0] != " ".join(line.split()):
                 raw = next(x for x in output_of(source) if " ".join(x.split()) == new[0]) if "..." not in line else new[0]
                 self.lines[n], self.changed = ("" if line.startswith("|") else "    ") + raw, True

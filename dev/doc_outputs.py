@@ -109,11 +109,14 @@ class Document:
                 self.not_compared.append(block.first + 1)
 
     def compare_block(self, block, output):
-        sample = None  # the next line of output that the model wrote itself, of any shape
+        sample, at = None, 0  # the next line of output that the model wrote itself, of any shape; where the next quoted one is sought
         for n, text in block.quoted:
             if re.match(r"\.\.\.$|saved step |step |memory (?:per|of) rank ", text): sample = None  # it ends with these
             if text == "...": continue
-            found = find_line(text, output) if sample is None else (output[sample], sample) if sample < len(output) else None
+            if sample is None: # after the lines above, of which several may be alike; or else anywhere
+                found = find_line(text, [""] * at + output[at:]) or find_line(text, output)
+                if found: at = found[1] + 1
+            else: found = (output[sample], sample) if sample < len(output) else None
             if found and (sample is not None or text.startswith("sample after step")): sample = found[1] + 1
             self.note(n, text, found and found[0], output)
 

@@ -8,9 +8,9 @@ programs, built with the same flags, on the same data. The status is 0 if all cl
 LAB_SECONDS=N  no run is begun when runs have taken so many seconds (50). The deadline of one run is 0.6 of it; ranks wait for one
                another for 8 seconds, or for a twentieth of it if that is more
 
-labs/STAGE.toml has `options`, of every run; `runs`, where a program is lab, strict (the lab's in strict mode) or a stage, and
-course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made when
-a claim asks for it first. The checks are methods of Grader."""
+labs/STAGE.toml has `options`, of every run beside OPTIONS; `runs`, where a program is lab, strict (the lab's in strict mode) or a
+stage, and course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made
+when a claim asks for it first. The checks are methods of Grader."""
 import contextlib, fcntl, itertools, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
@@ -21,6 +21,9 @@ from make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, 
 sys.path.append(str(ROOT / "dev/bench"))
 from measure import fail, launcher, note as say, operations
 
+# Of every lab's runs.
+OPTIONS = ("--data test/reference/tokens.bin --val-data= --model d2 --channels 16 --seq-len 16 --lr 3e-3 --warmup-steps 2 "
+           "--eval-every 0 --sample-every 0")
 WORDS = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm", "comm_bytes": "bytes sent",
          "mem_bytes": "bytes kept"}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "BUILD")}
@@ -94,8 +97,7 @@ def own_folder(stage):
     """A folder with a copy of the course's own stage file, whose headers are those of llmc/."""
     folder, source = Path("build/labs", stage), f"train_gpt2_{stage}.cu"
     with locked(folder):
-        if not (folder / source).exists() or (folder / source).read_text() != Path(source).read_text():
-            shutil.copy(source, folder)
+        if not (folder / source).exists() or (folder / source).read_text() != Path(source).read_text(): shutil.copy(source, folder)
     return folder
 
 
@@ -156,7 +158,7 @@ class Grader:
     """Makes runs, once each, and compares them. A check returns the number that says that a claim holds, or raises NotYet with the
     one that says that it does not."""
     def __init__(self, lab, graded, work):
-        self.stage, self.options, self.graded, self.work = lab["stage"], lab["options"].split(), graded, work
+        self.stage, self.options, self.graded, self.work = lab["stage"], f"{OPTIONS} {lab['options']}".split(), graded, work
         self.runs = {name: Run(name, line) for name, line in lab["runs"].items()}
         self.limit, self.begun, self.made = float(os.environ.get("LAB_SECONDS", 50)), time.monotonic(), 0
 
@@ -200,10 +202,8 @@ class Grader:
             run.failed = f"no end after {seconds:.0f} seconds" + "".join(f": {line}" for line in words[:1])
         elif errors and (status or unlike):  # most ranks say only that one rank has left
             run.failed = next((error for error in errors if "has left" not in error), errors[0])
-        elif unlike:
-            run.failed, run.wrong = f"not as predicted: {unlike[1]}", True
-        elif status:
-            run.failed = f"status {status}" + "".join(f": {line}" for line in said[:1])
+        elif unlike: run.failed, run.wrong = f"not as predicted: {unlike[1]}", True
+        elif status: run.failed = f"status {status}" + "".join(f": {line}" for line in said[:1])
         run.failed = run.failed and " ".join(run.failed.split())
 
     def get(self, *names, as_predicted=False):
@@ -383,13 +383,10 @@ def main(stage="", folder=None):
              "check-lab STAGE=ddp")
     folder = Path(folder or f"labs/{stage}")
     source = folder / f"train_gpt2_{stage}.cu"
-    if not source.exists():
-        fail(f"there is no {source}: make lab STAGE={stage}{elsewhere(stage, folder)} makes it")
+    if not source.exists(): fail(f"there is no {source}: make lab STAGE={stage}{elsewhere(stage, folder)} makes it")
     lab = read_lab(stage)
-    claims = claims_of(lab)
-    graded = build_all(lab, folder)
-    with tempfile.TemporaryDirectory() as work:
-        sys.exit(0 if grade(lab, claims, folder, Grader(lab, graded, Path(work)), begun) else 1)
+    claims, graded = claims_of(lab), build_all(lab, folder)
+    with tempfile.TemporaryDirectory() as work: sys.exit(not grade(lab, claims, folder, Grader(lab, graded, Path(work)), begun))
 
 
 if __name__ == "__main__": main(*sys.argv[1:3])

@@ -5,15 +5,15 @@
 make_lab.py STAGE FOLDER N   the same with tasks 1 to N written, as the course writes them (a test tries how far each task gets)
 make_lab.py --table          prints the table of all labs that labs/README.md contains
 
-labs/STAGE.toml has title, hours, difficulty (1 to 5), chapter (a file), before (what to have done), writes (what is written, for
-the table), file (where tasks are that name none; without it, the stage's file), what labs/check_lab.py reads, and a table for each
-task, in the order in which to write them. Its name is that of the function, and in parentheses which part of it is meant.
+labs/STAGE.toml has title, hours, difficulty (1 to 5), before (what to have done), writes (what is written, for the table), what
+labs/check_lab.py reads, and a table for each task, in the order in which to write them. Its name is that of the function, in the
+stage's file or in a header of llmc/, and in parentheses which part of it is meant. The chapter is that of the stage.
   step                 a heading for this task and those that follow
-  file                 the stage's file, or a header of llmc/
-  task, given, result  the text; chapter: another chapter
+  task, given, result  the text
   section              which heading of the chapter explains this task and those that follow
   when                 the blank ends the run only if this C expression holds, so that other ways to train work before it is
-                       written; in a function that returns something also `otherwise`, a statement that returns if it does not
+                       written; a part that begins with `if` has its condition already; in a function that returns something
+                       also `otherwise`, a statement that returns if it does not
   from, to             of a part: its first line, and its last one if it has more, as they are in the function, without the blanks
                        around them
   keep                 of a part: a line that stands in place of declarations that later lines of the function need"""
@@ -44,6 +44,13 @@ def unwrapped(value):
     return " ".join(value.split()) if isinstance(value, str) else value
 
 
+def file_with(stage, name):
+    """The file that defines a function: the stage's, if no header does."""
+    defined = re.compile(rf"^\w[^=;(\n]*?\b{name}\([^;]*?\{{", re.M)
+    found = [path for path in (ROOT / "llmc").rglob("*.h") if defined.search(path.read_text())]
+    return str(found[0].relative_to(ROOT)) if found else f"train_gpt2_{stage}.cu"
+
+
 def read_lab(stage):
     """labs/STAGE.toml, checked. `tasks` is a list; each also has its title, number, function's name and `where` for messages."""
     path = f"labs/{stage}.toml"
@@ -52,16 +59,19 @@ def read_lab(stage):
         lab = unwrapped(tomllib.loads((ROOT / path).read_text()))
     except tomllib.TOMLDecodeError as error:
         fail(f"{path}: {error}")
+    chapter = next((ROOT / "doc").glob(f"[0-9][0-9]_{stage}.md"))
+    lab |= {"stage": stage, "chapter": f"doc/{chapter.name}"}
     step, section, tasks = "", "", []
     for number, (title, table) in enumerate(lab["tasks"].items(), 1):
         step, section = table.get("step", step), table.get("section", section)
-        task = {"step": step, "section": section, "chapter": lab["chapter"]} | table
-        task.setdefault("file", lab.get("file", f"train_gpt2_{stage}.cu"))
-        tasks.append(task | {"title": title, "number": number, "name": title.split()[0], "where": f"{path}: {title}"})
+        name, condition = title.split()[0], re.match(r"if \((.+?)\) \w", table.get("from", ""))
+        task = {"step": step, "section": section, "chapter": lab["chapter"]} | ({"when": condition[1]} if condition else {}) | table
+        task |= {"title": title, "number": number, "name": name, "file": file_with(stage, name), "where": f"{path}: {title}"}
+        tasks.append(task)
         if ("from" in task) != ("(" in title): fail(f"{path}: {title}: a part needs 'from', and a whole body has none")
         if not re.search(rf"^#+ +{re.escape(task['section'])} *$", (ROOT / task["chapter"]).read_text(), re.M):
             fail(f"{path}: {title}: {task['chapter']} has no heading '{task['section']}'")
-    return lab | {"stage": stage, "tasks": tasks}
+    return lab | {"tasks": tasks}
 
 
 # ---- blanks ----
@@ -88,8 +98,7 @@ def find_function(lines, task, path):
     name, where = task["name"], f"{task['where']}: {path}"
     declared = [i for i, line in enumerate(lines) if re.match(rf"\w[^=;(]*?\b{name}\(", line)]
     found = [i for i in declared if not re.fullmatch(r"[^{]*;\s*", lines[i])]
-    if len(found) != 1:
-        fail(f"{where} defines {name} {len(found)} times" if found else f"{where} defines no function {name}")
+    if len(found) != 1: fail(f"{where} defines {name} {len(found)} times" if found else f"{where} defines no function {name}")
     if re.search(r"\{.*\}\s*(//.*)?$", lines[found[0]]): return found[0], found[0]
     end = next((i for i in range(found[0], len(lines)) if lines[i].startswith("}")), None)
     return found[0], end or fail(f"{where}: the body of {name} has no end")
@@ -98,8 +107,7 @@ def find_function(lines, task, path):
 def find_part(lines, task, first, last):
     """The part of a function's lines first to last that the task leaves to write."""
     found = [i for i in range(first, last + 1) if lines[i].strip() == task["from"]]
-    if len(found) != 1:
-        fail(f"{task['where']}: the line '{task['from']}' is in {len(found)} places of {task['name']}, not in one")
+    if len(found) != 1: fail(f"{task['where']}: the line '{task['from']}' is in {len(found)} places of {task['name']}, not in one")
     to = task.get("to", task["from"])
     end = next((i for i in range(found[0], last + 1) if lines[i].strip() == to), None)
     return found[0], end or fail(f"{task['where']}: {task['name']} has no line '{to}' from there on")
@@ -125,8 +133,6 @@ def lab_files(lab, written=0):
     paths = [f"train_gpt2_{lab['stage']}.cu", *(str(path.relative_to(ROOT)) for path in (ROOT / "llmc").rglob("*.h"))]
     files = {path: (ROOT / path).read_text() for path in paths}
     for task in lab["tasks"][written:]:
-        if task["file"] not in files:
-            fail(f"{task['where']}: {task['file']} is neither {paths[0]} nor a header of llmc/")
         lines = files[task["file"]].split("\n")
         task["lines"] = take_out(lines, task)
         files[task["file"]] = "\n".join(lines)

@@ -5,7 +5,7 @@ import suite
 
 # Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of some with
 # ThreadSanitizer; matrix products take other ways on processors without AVX-512.
-IN_16_BITS = ("test_layers", "test_reference_layers", "test_compress", "test_param_ranges")
+IN_16_BITS = ("test_layers", "test_compress", "test_param_ranges")
 WITHOUT_AVX512 = ("test_layers",)
 WITH_TSAN = ("test_dataloader", "test_control")
 
@@ -13,7 +13,7 @@ WITH_TSAN = ("test_dataloader", "test_control")
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("quick", "rest", "all"), default="quick",
                      help="quick: what make test runs (default); rest: what make test-all adds; all")
-    parser.addoption("--part", action="store_true", help="of the rest only what the commit chooses: of long tables a quarter, else half")
+    parser.addoption("--part", action="store_true", help="of the rest only what the commit's files choose: of long tables a quarter, else half")
 
 
 def pytest_configure(config):
@@ -45,7 +45,7 @@ def pytest_make_parametrize_id(val):
 
 def pytest_collection_modifyitems(config, items):
     tier, chosen, left = config.getoption("tier"), [], []
-    of_commit = config.getoption("part") and subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    of_commit = config.getoption("part") and subprocess.run(["git", "rev-parse", "HEAD^{tree}"], capture_output=True, text=True).stdout
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")

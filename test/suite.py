@@ -2,21 +2,19 @@
 
 A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is relative
 to the repository's root, where pytest runs."""
-import fcntl, functools, hashlib, json, os, re, shutil, signal, subprocess, tempfile
+import fcntl, functools, hashlib, json, os, re, shutil, signal, subprocess, sys, tempfile
 from pathlib import Path
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = "test/reference"
-TOKENS = f"{REFERENCE}/tokens.bin"
+sys.path.append(str(ROOT / "dev/bench"))
+from compare_runs import FIELDS  # noqa: E402
+from measure import PYTORCH, REFERENCE, TOKENS  # noqa: E402, F401
+
 # A small model on the stored tokens: 32 sequences of 16 tokens a step in two micro-batches, 13 steps an epoch.
 TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 --steps 20 --lr 3e-3 "
         "--warmup-steps 5 --eval-every 0 --sample-every 0")
-# The training run that test/reference/make_reference.py did with PyTorch.
-PYTORCH = (f"--init-from {REFERENCE}/initial --data {TOKENS} --val-data= --seq-len 32 --batch-size 16 --total-batch-size 512 --steps 20 --lr 3e-3 "
-           "--warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-5 "
-           "--grad-clip 1.3 --seed 42 --eval-every 0 --sample-every 0")
 
 
 def rest(*values, **options):
@@ -115,6 +113,15 @@ for i in $(seq 1200); do set -- "$0"/*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || brea
 exit $status"""
 
 
+def end(p):
+    """Asks before it kills, because ranks are groups of their own, which mpirun ends. Returns what was printed."""
+    os.killpg(p.pid, signal.SIGTERM)
+    try: return p.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(p.pid, signal.SIGKILL)
+        return p.communicate()
+
+
 def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, strict=False):
     """Runs a command, on so many ranks if they are given, to its end. What it started ends with it."""
     start = [*launcher(), "-np", str(ranks)] if ranks else []
@@ -126,8 +133,7 @@ def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, s
         try:
             out, err = p.communicate(input, timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(p.pid, signal.SIGKILL)
-            out, err = p.communicate()
+            out, err = end(p)
             return Run(line, "no end", out, err + f"\nit did not end in {timeout} seconds")
         except BaseException:
             os.killpg(p.pid, signal.SIGKILL)
@@ -217,10 +223,6 @@ def flip(path, share=0.5):
 
 
 # ---- comparisons ----
-FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss",
-          "compression_error", "compression_norm_ratio", "compression_cosine")
-
-
 def paired_metrics(a, b, only=None):
     """(what, number of a, number of b) for each field that a's steps have; both have the same steps. Lines of the measured compression error
     are left out where a has none. None stands for a number that is not finite."""

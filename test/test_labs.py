@@ -13,7 +13,8 @@ LONG = 2
 STAGES = sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
 # stage, ranks and options with which a blank itself ends at a task
 RUNS = {"single": (None, ""), "ddp": (2, ""), "zero": (2, ""), "fsdp": (2, ""), "tp": (2, "--tensor-parallel 2"),
-        "pp": (2, "--pipeline-parallel 2 --split 1,1 --total-batch-size 256"), "compress": (2, "--compress int8"), "3d": (4, "--mesh dp=2,tp=2 --total-batch-size 256")}
+        "pp": (2, "--pipeline-parallel 2 --split 1,1 --total-batch-size 256"), "compress": (2, "--compress int8"), "3d": (4, "--mesh dp=2,tp=2 --total-batch-size 256"),
+        "cp": (2, "--cp ring")}
 # the claims that a mistake fails
 MISTAKES = {
     "single": {"square-for-norm": "square factor decay whole",
@@ -26,7 +27,9 @@ MISTAKES = {
                                  "attention-backward norm layernorms same-bits same-bits-in-rows", "norm-of-own-part": "sum-bytes norm"},
     "pp": {"gpipe-last-first": "receives gpipe gpipe-order", "warm-up-one-short": "ahead activations 1f1b-order zb-h1-order", "weights-not-delayed": "zb-h1-order"},
     "compress": {"warm-start-that-is-not": "low-rank-right warm-start", "divided-by-N-again": "summed-parts error-added blocks-keep same-bits"},
-    "3d": {"norm-of-shards": "moments norm-of-shards", "axes-exchanged": "places hook"}}
+    "3d": {"norm-of-shards": "moments norm-of-shards", "axes-exchanged": "places hook"},
+    "cp": {"a-hop-short": "ring-backward zigzag-right same-bits-in-a-ring", "half-too-many": "fewer-pieces",
+           "positions-of-others-kept": "gradient-of-positions same-bits same-bits-in-a-ring"}}
 
 
 def make_lab(*arguments, cwd=ROOT):

@@ -45,7 +45,7 @@ static const AdamW adamw = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 30 };
     KERNEL(dequantise_sum, "4 bits, 4 rows", ROWS * HALF_BLOCKS + 4, a->x, DTYPE_F32, a->blocks4, ROWS, a->n, 4) \
     KERNEL(dequantise_sum, "8 bits, 1 row", BYTE_BLOCKS + G, a->out, FLOATX_DTYPE, a->blocks8, 1, a->n, 8) \
     KERNEL(dequantise_sum, "4 bits, 1 row", HALF_BLOCKS + G, a->out, FLOATX_DTYPE, a->blocks4, 1, a->n, 4) \
-    KERNEL(pack_signs, "mean", 8 + 1 / 8.0, a->signs, a->kept, a->error, a->n, SIGN_MEAN) \
+    KERNEL(pack_signs, "mean", 8 + 1 / 8.0, a->signs, a->kept, a->error, a->n, a->n, SIGN_MEAN) \
     KERNEL(unpack_signs_sum, "4 rows", ROWS / 8.0 + G, a->out, FLOATX_DTYPE, a->signs, ROWS, a->n) \
     KERNEL(pack_top_k, "1 %", 8 + 8 * SENT, a->sparse, a->kept, a->error, a->n, a->k) \
     /* a sum is read and written for each */ \
@@ -150,7 +150,7 @@ static size_t number_argument(const char* text, size_t least, size_t most) {
 }
 
 int main(int argc, char** argv) {
-    LayerShapes shapes = { 1, 16, 64, 1, 128, 1 };
+    LayerShapes shapes = layer_shapes(1, 16, 64, 1, 128, 1);
     require(argc <= 3, "usage: bench_compress [ELEMENTS [REPETITIONS]]");
     size_t n = argc > 1 ? number_argument(argv[1], COLS * RANK, (size_t)1 << 31) : (size_t)1 << 24;
     int repetitions = argc > 2 ? (int)number_argument(argv[2], 1, 1000) : 20;

@@ -39,7 +39,7 @@ class Bench:
         m.output(self.work / "inputs", "tokens", self.work / "tokens.bin")
         for old in [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
         self.programs = self.ours() + self.llmc() + self.torch()
-        self.find_memory()
+        self.find_smi()
 
     def ours(self):
         if self.o.model == "gpt2": return ["ours"]
@@ -56,6 +56,8 @@ class Bench:
             self.absent.append("llm.c: there is no stdbuf (coreutils), without which its lines arrive late")
         if not llmc or not shutil.which("stdbuf"): return []
         m.output(self.work / "inputs", "llmc", self.work / "model.bin", self.o.model, "bf16")
+        folders = (m.ask("sh dev/find_cuda.sh folder cublasLt cudnn") or "").splitlines() # it may have been linked elsewhere
+        self.libraries = ":".join(filter(None, [*filter(os.path.isdir, folders), os.environ.get("LD_LIBRARY_PATH")]))
         if "cudnn" not in (m.ask("ldd", llmc, stderr=subprocess.DEVNULL) or ""):
             self.absent.append(f"llm.c with cuDNN: {llmc} was built without it, so its own kernels compute attention. Build it "
                                "with USE_CUDNN=1")
@@ -67,14 +69,14 @@ class Bench:
         self.absent.append(f"PyTorch: {self.python} has no torch that sees a GPU; PYTHON names another")
         return []
 
-    def find_memory(self):
+    def find_smi(self):
         gpu = m.environ("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        self.smi = m.words("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -i", gpu)
-        held = (m.ask(self.smi) or "").strip()
-        if not held.isdigit():
+        self.smi = m.words("nvidia-smi --query-gpu=memory.used,power.draw,clocks.sm --format=csv,noheader,nounits -i", gpu)
+        held = samples(m.ask(self.smi) or "")
+        if not held:
             self.smi = ["true"] # it prints nothing
-            self.absent.append("memory as nvidia-smi sees it: it does not answer")
-        elif int(held) >= 1000: m.note(f"another program holds {held} MiB of this GPU: do not trust these figures")
+            self.absent.append("memory, power and clocks as nvidia-smi sees them: it does not answer")
+        elif held[0][0] >= 1000: m.note(f"another program holds {held[0][0]:.0f} MiB of this GPU: do not trust these figures")
 
     def command(self, name, B):
         o = self.o
@@ -83,7 +85,7 @@ class Bench:
             return [self.python, m.ROOT / "dev/bench/pytorch_gpt2.py", "compile", way, o.model, B, o.seq_len, "cuda"]
         if name.startswith("llmc"): # it validates at its first step, and would at the last
             ge, r = re.findall(r"\d", name)
-            return ["stdbuf", "-oL", self.llmc_path, *m.words(
+            return ["env", f"LD_LIBRARY_PATH={self.libraries}", "stdbuf", "-oL", self.llmc_path, *m.words(
                 f"-i tokens.bin -j tokens.bin -e model.bin -b {B} -t {o.seq_len} -x 1000000 -v 1000000 -m 1 -s 0 -l 0.0001 -c 0.1 "
                 f"-ge {ge} -r {r}")]
         stage, recompute = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
@@ -97,14 +99,17 @@ class Bench:
                 [*self.smi, "-lms", "100"], stdout=seen, stderr=subprocess.DEVNULL) as smi:
             try: timed = m.Timed(self.command(name, B), WARMUP, self.o.steps, log, limit(), cwd=self.work, stderr=errors)
             finally: smi.kill()
-        used = max(map(int, filter(str.isdigit, memory.read_text().split())), default=0) << 20 # the most that nvidia-smi has seen
+        seen = samples(memory.read_text())
+        used = max((mib for mib, _, _ in seen), default=0) * 2**20 # the most that nvidia-smi has seen
         with open(log, "a") as file: file.write((self.work / "stderr").read_text(errors="replace"))
         text = log.read_text(errors="replace")
         if timed.error:
             why = timed.error if timed.error.startswith("not done") else last_words(text)
             d.add(f"{name} {B}", round, failed=why)
             return m.note(f"  {name}, B={B} failed: {why}")
-        d.add(f"{name} {B}", round, ms=timed.ms, counted=counted(text), used=used)
+        loaded = seen[-max(1, int(sum(timed.ms) / 100)):] # in the steps that were timed, which came last
+        watts, mhz = ([sample[i] for sample in loaded] for i in (1, 2))
+        d.add(f"{name} {B}", round, ms=timed.ms, counted=counted(text), used=used, watts=watts, mhz=mhz)
         m.note(f"  {name}, B={B}: {' '.join(f'{ms:.1f}' for ms in timed.ms)} ms")
 
     def round(self, d, number):
@@ -119,6 +124,12 @@ class Bench:
                 d.write(self.out / "results.jsonl")
 
 
+def samples(text):
+    """MiB, watts and MHz, line by line; 0 is what this GPU does not tell."""
+    lines = re.findall(r"^(\d+), (\S+), (\S+)$", text, re.M)
+    return [[float(x) if re.fullmatch(r"[\d.]+", x) else 0 for x in line] for line in lines]
+
+
 def limit():
     return m.whole_environ("BENCH_SECONDS", 300)
 
@@ -129,7 +140,7 @@ def last_words(text):
     for last in filter(str.strip, text.splitlines()):
         if goes_on: error, goes_on = f"{error} {last}", False
         elif re.search("error|out of memory|assert", last, re.I): error, goes_on = last, last.endswith(":")
-    return (error or last)[:150].replace("|", "/")
+    return (error or last)[:150].replace("|", "/") or "it said nothing"
 
 
 def counted(log):
@@ -154,18 +165,21 @@ class Tables:
         return next((r["failed"] for r in self.d.rounds.get(f"{name} {B}", {}).values() if "failed" in r), None)
 
     def ms(self, name, B):
-        known = f"{name} {B}" in self.d.rounds and not self.failure(name, B)
+        known = f"{name} {B}" in self.d.rounds and self.failure(name, B) is None
         return m.median(self.d.all(f"{name} {B}", "ms")) if known else 0
 
     def rate(self, name, B): return 1e3 * B * self.T * self.flops / self.ms(name, B)
 
     def row(self, name, B):
         why, ms = self.failure(name, B), self.ms(name, B)
-        if why is not None: return [title(name), f"failed: {why}", *[""] * 6]
+        if why is not None: return [title(name), f"failed: {why}", *[""] * 8]
         times, rate = self.d.all(f"{name} {B}", "ms"), self.rate(name, B)
-        memory = [max(r.get(key) or 0 for r in self.d.each_round(f"{name} {B}")) for key in ("counted", "used")]
+        rounds = self.d.each_round(f"{name} {B}")
+        memory = [max(r.get(key) or 0 for r in rounds) for key in ("counted", "used")]
+        load = [[x for r in rounds for x in r.get(key) or ()] for key in ("watts", "mhz")]
         return [title(name), f"{1e3 * B * self.T / ms:.0f}", f"{ms:.2f}", f"{min(times):.1f} to {max(times):.1f}",
-                percent(rate, self.sheet), percent(rate, self.product), *(f"{1e-9 * x:.1f}" if x else "-" for x in memory)]
+                percent(rate, self.sheet), percent(rate, self.product), *(f"{1e-9 * x:.1f}" if x else "-" for x in memory),
+                *(f"{m.median(x):.0f}" if any(x) else "-" for x in load)]
 
     def best(self, prefix, B, programs):
         """The fastest program whose name begins so."""
@@ -191,9 +205,10 @@ class Tables:
         for B in h["batches"]:
             programs = [name for name in h["programs"] if f"{name} {B}" in d.rounds]
             head = [f"B={B}", "tokens/s", "ms a step", "from, to", "MFU", "of the product", "GB by its own count",
-                    "GB by nvidia-smi"]
+                    "GB by nvidia-smi", "W", "MHz"]
             lines += ["", m.table(head, *(self.row(name, B) for name in programs)).rstrip("\n")]
             said = [*self.comparisons(B, programs)]
+            if not self.best("llmc", B, programs): said.append("- **LLM.C NOT MEASURED**: its rows or the list below say why.")
             lines += [""] * bool(said) + said
         if h["absent"]: lines += ["", "Not measured:", ""] + [f"- {why}" for why in h["absent"]]
         return "\n".join(lines) + "\n"

@@ -42,8 +42,9 @@ def main():
     parser.add_argument("--only", choices=FIELDS)
     options = parser.parse_args()
     a, b = map({"metrics": metrics, "weights": weights}[options.what], options.files)
+    same_steps = {key[0] for key in a} == {key[0] for key in b} # before one field is chosen: where nothing counted there is no loss
     if options.only: a = {key: x for key, x in a.items() if key[1] == options.only}
-    if not a or not a.keys() <= b.keys() or {key[0] for key in a} != {key[0] for key in b}:
+    if not a or not a.keys() <= b.keys() or not same_steps:
         print(f"{' and '.join(options.files)} have other steps, fields or tensors")
         return 1
 
@@ -60,4 +61,4 @@ def main():
     return outside > 0
 
 
-sys.exit(main())
+if __name__ == "__main__": sys.exit(main())

@@ -18,7 +18,6 @@ def measure(d, o):
     build = m.environ("BUILD", "build")
     ddp, compress, plan = (m.need(f"{build}/{tool}", f"train_gpt2_ddp train_gpt2_compress {build}/plan")
                            for tool in ("train_gpt2_ddp", "train_gpt2_compress", "plan"))
-    m.ranks_can_start(o.ranks, quiet=True)
     shape = f"--model {o.model} --seq-len {o.seq_len} --batch-size {o.batch_size} --bucket-mb {o.bucket_mb}"
 
     def train(name, program, *options):

@@ -75,7 +75,6 @@ def of_times(run):
 def measure(d, o):
     program, kept = m.built("compress"), m.Results.read(o.keep) if o.keep else d
     if kept.header["commit"] != d.header["commit"]: m.fail(f"{o.keep} has runs of commit {kept.header['commit']}")
-    m.ranks_can_start(o.ranks)
 
     def each():
         """All variants of all sizes, with the options of the model. Heads have 32 channels, or 16 if these do not divide."""

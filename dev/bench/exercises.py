@@ -11,6 +11,7 @@ import measure as m
 
 USUAL = {"ddp": "--ranks 4 --batch-size 4 --bucket-mb 0.02", "zero": "--ranks 4 --batch-size 4", "fsdp": "--ranks 4 --batch-size 4",
          "tp": "--ranks 4 --batch-size 8 --tensor-parallel 2", "pp": "--ranks 2 --batch-size 4 --split 1,1",
+         "cp": "--ranks 4 --batch-size 16 --cp ring --cp-balance zigzag",
          "3d": "--ranks 8 --batch-size 2 --mesh dp=2,tp=2,pp=2 --zero-stage 1",
          "compress": "--ranks 2 --model d2 --batch-size 8 --steps 20 --compress int8 --compress-from 10 --measure-error 20 "
                      f"--eval-every 0 {m.QUIET}"}
@@ -100,4 +101,4 @@ def show(d, o):
     print("", *dict.fromkeys(line for record in records for line in record["said"]), sep="\n")
 
 
-m.script(__doc__, measure, show, folder="", least={"steps": (1,)}, steps=[1, 5, 20], digits=4)
+m.script(__doc__, measure, show, folder="", starts_ranks=False, least={"steps": (1,)}, steps=[1, 5, 20], digits=4)

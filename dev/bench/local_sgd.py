@@ -21,7 +21,6 @@ def build():
 
 def measure(d, o):
     program = build()
-    m.ranks_can_start(o.ranks)
     for seed in o.seeds:
         for row in ["alone", *o.rows]:
             H, lr, momentum = "0:1:0".split(":") if row in ("alone", "ddp") else (row + ":1:0").split(":")[:3]

@@ -8,7 +8,12 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENS = "test/reference/tokens.bin"
+REFERENCE = "test/reference"
+TOKENS = f"{REFERENCE}/tokens.bin"
+# The training run that test/reference/make_reference.py did with PyTorch.
+PYTORCH = f"""--init-from {REFERENCE}/initial --data {TOKENS} --val-data= --seq-len 32 --batch-size 16 --total-batch-size 512
+    --steps 20 --lr 3e-3 --warmup-steps 5 --lr-schedule cosine --final-lr-fraction 0.1 --weight-decay 0.1 --beta1 0.9 --beta2 0.95
+    --eps 1e-5 --grad-clip 1.3 --seed 42 --eval-every 0 --sample-every 0"""
 QUIET = "--val-data= --sample-every 0"
 SIZES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 
@@ -51,7 +56,8 @@ def options(doc, flags=(), least={}, more=True, placeholders={}, **defaults):
     """Takes the script's own options out of the command line: numbers, lists or texts as their defaults are; flags have no value.
     `more` has all others, which are the programs', or is False if there may be none. least: {option: (the least number, why)}. Then
     the script continues in the repository's root, with a folder of its own for the time that it runs."""
-    for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM: signal.signal(number, interrupt)
+    for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM:
+        if signal.getsignal(number) != signal.SIG_IGN: signal.signal(number, interrupt) # nohup ignores one
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for flag in flags: parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true")
@@ -69,10 +75,11 @@ def options(doc, flags=(), least={}, more=True, placeholders={}, **defaults):
 
 
 def script(doc, measure, show, check=None, more=True, placeholders={}, least={}, program="", folder="build; make builds them",
-           **defaults):
+           starts_ranks=True, **defaults):
     """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. Below the doc stands what
-    the environment says: the program or its folder, how ranks are started."""
+    the environment says: the program or its folder, how ranks are started. Before it measures, the program must be there (o.program),
+    and as many ranks can be started as --ranks, --tp or --stages say at the most."""
     name, path = Path(sys.argv[0]).stem, program if "/" in program else f"build/train_gpt2_{program}" # of a stage
     where = f"PROGRAM  default {path}    " if program else f"BUILD   folder of the programs (default {folder})    " * bool(folder)
     others = "\nAll other options are those of the programs." if more else ""
@@ -83,9 +90,16 @@ def script(doc, measure, show, check=None, more=True, placeholders={}, least={},
     d = Results.read(file) if file else Results(header())
     if d.header.get("table") != name: fail(f"{file} has no results of {name}")
     if not file:
+        o.program = program and need(environ("PROGRAM", path))
+        if starts_ranks: ranks_can_start(most_ranks(o))
         measure(d, o)
         d.write(o.into or f"build/bench/{name}.jsonl")
     show(d, o)
+
+
+def most_ranks(o):
+    found = next((vars(o)[name] for name in ("ranks", "tp", "stages") if name in vars(o)), 2)
+    return max(found) if isinstance(found, list) else found
 
 
 def option(words, name, default=None):
@@ -258,11 +272,10 @@ def train(name, program, *arguments, ranks=None, out=None, threads=1, until=None
     return Run(out, log)
 
 
-def traced(stage, o, *arguments):
-    """A step of PROGRAM on --ranks with a timeline: the run, and (rank, part, operation) for each communication."""
-    program, trace = need(environ("PROGRAM", f"build/train_gpt2_{stage}")), work() / "trace.json"
-    ranks_can_start(o.ranks, quiet=True)
-    run = train(program, program, QUIET, o.more, *arguments, f"--steps 1 --save-every 0 --trace {trace}", ranks=o.ranks,
+def traced(o, *arguments):
+    """A step of the program on --ranks with a timeline: the run, and (rank, part, operation) for each communication."""
+    trace = work() / "trace.json"
+    run = train(o.program, o.program, QUIET, o.more, *arguments, f"--steps 1 --save-every 0 --trace {trace}", ranks=o.ranks,
                 threads=environ("OMP_NUM_THREADS", 1))
     return run, [(rank, part, name) for rank, part, name, step, _ in operations(trace) if step in (None, 1)]
 

@@ -39,7 +39,6 @@ def measure(d, o):
     common = f"--layers 8 --channels 256 --heads 4 --seq-len 128 --lr 1e-3 {m.QUIET}"
     meshes, tokens = {name: Mesh(name) for name in o.meshes}, SEQUENCES * int(m.option(o.more, "--seq-len", 128))
     single, program = m.built("single"), m.built("3d")
-    m.ranks_can_start(max(mesh.ranks for mesh in meshes.values()))
     for number in range(1, o.rounds + 1):
         run = m.train("single", single, common, f"--batch-size {SEQUENCES}", o.more, f"--steps {o.steps}")
         d.add("single", number, **run.shape, **run.speeds)
@@ -82,7 +81,7 @@ def speed(d, name):
 
 
 def check(o):
-    for name in o.meshes: Mesh(name)
+    o.ranks = max(Mesh(name).ranks for name in o.meshes)
 
 
 def show(d, o):

@@ -9,15 +9,12 @@ import measure as m
 
 
 def measure(d, o):
-    program, trace = m.environ("PROGRAM", "build/train_gpt2_pp"), m.work() / "trace.json"
-    schedule = m.environ("SCHEDULE", "build/schedule")
-    for tool in program, schedule: m.need(tool, f"train_gpt2_pp {os.path.dirname(program)}/schedule")
-    m.ranks_can_start(max(o.stages), quiet=True)
+    schedule, trace = m.need(m.environ("SCHEDULE", "build/schedule"), "build/schedule"), m.work() / "trace.json"
     if o.traces: os.makedirs(o.traces, exist_ok=True)
     for name, p, micro in ((name, p, micro) for name in o.schedules for p in o.stages for micro in o.micro):
         formula = m.output(schedule, f"--p {p} --m {micro} --schedule {name} --times {o.times}")
         # 16 channels and 32 tokens a micro-batch compute next to nothing
-        m.train(program, program, f"--data {m.TOKENS} --model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2 "
+        m.train(o.program, o.program, f"--data {m.TOKENS} --model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2 "
                 f"--total-batch-size {32 * micro} --steps {o.steps} --save-every 0 --schedule {name} --emulate-ms {o.times} "
                 f"--trace {trace}", m.QUIET, ranks=p)
         said = m.output(schedule, f"--trace {trace} --schedule {name} --p {p}")

@@ -8,11 +8,9 @@ import measure as m
 
 
 def measure(d, o):
-    program = m.need(m.environ("PROGRAM", "build/train_gpt2_pp"), "build/train_gpt2_pp")
-    m.ranks_can_start(o.ranks, quiet=True)
     for schedule in o.schedules:
-        run = m.train(f"{program} with --schedule {schedule}", program, o.more, f"--recompute none --schedule {schedule} --steps 1 "
-                      "--save-every 0", m.QUIET, ranks=o.ranks, threads=None)
+        run = m.train(f"{o.program} with --schedule {schedule}", o.program, o.more, f"--recompute none --schedule {schedule} "
+                      "--steps 1 --save-every 0", m.QUIET, ranks=o.ranks, threads=None)
         # "  rank 1    2 blocks; activations of 3 micro-batches; 83.6 MB", the first also with ", embedding", the last with ", head"
         ranks = re.findall(r"^  rank \d+ +(\d+) block[^;]*; activations of (\d+) [^;]*; (.*)$", run.log, re.M)
         d.add(schedule, micro=run.said(r"^step +\d+ tokens (in \d+ micro-batch(?:es)?) "), activations=run.kinds()["activations"],

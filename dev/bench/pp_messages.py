@@ -36,7 +36,7 @@ def formulas(r, rank):
 
 def measure(d, o):
     p = o.pipeline_parallel or o.ranks
-    run, operations = m.traced("pp", o, f"--pipeline-parallel {p}")
+    run, operations = m.traced(o, f"--pipeline-parallel {p}")
     d.add("messages", about=re.findall("^(?:model|step   |pipeline).*", run.log, re.M), counted=run.last("comm_bytes"),
           ranks=o.ranks, p=p, micro=int(run.said(r"^step +\d+ tokens in (\d+) micro")),
           blocks=[int(x) for x in re.findall(r"^  rank \d+ +(\d+) block", run.log, re.M)],

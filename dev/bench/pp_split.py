@@ -12,7 +12,6 @@ import measure as m
 def measure(d, o):
     build = m.environ("BUILD", "build")
     program, schedule = (m.need(f"{build}/{name}", f"{build}/{name}") for name in ("train_gpt2_pp", "schedule"))
-    m.ranks_can_start(max(o.stages), quiet=True)
     said = m.ask(schedule, f"--model {o.model} --p 1") or ""
     # "gpt2: 12 blocks; the head costs as much as 5.46 of them"
     about = re.search(r"^\S+: (\d+) blocks; .*as much as ([\d.]+) of.*", said, re.M)

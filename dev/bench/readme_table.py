@@ -33,7 +33,6 @@ def most_memory(run):
 def measure(d, o):
     rows, tokens = TABLES[o.table], 8 * int(m.option(o.more, "--seq-len", 64))
     programs = {stage: m.built(stage) for stage, *_ in rows.values()}
-    m.ranks_can_start(2)
     for number in range(1, o.rounds + 1):
         for title, (stage, sequences, options) in rows.items():
             run = m.train(title, programs[stage], f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences} {m.QUIET}",

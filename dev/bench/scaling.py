@@ -14,9 +14,7 @@ from plot import draw
 
 
 def measure(d, o):
-    program, folder = m.need(m.environ("PROGRAM", "./train_gpt2_ddp")), m.Path(o.out or m.work())
-    m.ranks_can_start(max(o.ranks))
-    threads = int(m.environ("OMP_NUM_THREADS", 1))
+    folder, threads = m.Path(o.out or m.work()), int(m.environ("OMP_NUM_THREADS", 1))
     for N in o.ranks:
         for kind, sequences in ("strong", o.batch_size * max(o.ranks) // N), ("weak", o.batch_size):
             fields = dict(kind=kind, ranks=N, threads=threads)
@@ -24,7 +22,7 @@ def measure(d, o):
                 d.add(**d.first(f"strong {N}") | fields | {"run": f"weak {N}"})
                 continue
             m.note(f"{kind}, {N} rank(s) ...")
-            run = m.train(f"{kind} on {N} ranks", program, m.QUIET, o.more, f"--batch-size {sequences} --steps {o.steps}", ranks=N,
+            run = m.train(f"{kind} on {N} ranks", o.program, m.QUIET, o.more, f"--batch-size {sequences} --steps {o.steps}", ranks=N,
                           out=folder / f"{kind}_{N}", threads=threads)
             d.add(f"{kind} {N}", **fields, sequences=sequences, cpu=bool(run.said("^(device  *CPU)")), **run.speeds)
 

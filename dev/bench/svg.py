@@ -1,12 +1,5 @@
-"""Pictures as SVG: of rectangles, lines and words, for tables and experiments."""
-
-
-def number(x):
-    return str(x) if isinstance(x, int) else f"{x:.1f}"
-
-
-def escaped(text):
-    return str(text).replace("&", "&amp;").replace("<", "&lt;")
+"""Pictures as SVG: of rectangles, lines and words, for tables, experiments and tools."""
+from html import escape
 
 
 def tick_of(length, n):
@@ -17,6 +10,8 @@ def tick_of(length, n):
 
 
 class Svg:
+    digits = 1 # after the point of a length that is no whole number
+
     def __init__(self, width, height):
         self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
                       'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="white"/>']
@@ -26,12 +21,12 @@ class Svg:
 
     def add(self, tag, content=None, more="", **attributes):
         """An element, for example a line; x_1 is the attribute x-1. more: further attributes as text."""
-        names = "".join(f' {name.replace("_", "-")}="{number(x) if isinstance(x, (int, float)) else x}"' for name,
+        names = "".join(f' {name.replace("_", "-")}="{f"{x:.{self.digits}f}" if isinstance(x, float) else x}"' for name,
                         x in attributes.items()) + more
-        self.parts.append(f"<{tag}{names}/>" if content is None else f"<{tag}{names}>{escaped(content)}</{tag}>")
+        self.parts.append(f"<{tag}{names}/>" if content is None else f"<{tag}{names}>{escape(str(content), quote=False)}</{tag}>")
 
-    def rect(self, x, y, width, height, colour):
-        self.add("rect", x=x, y=y, width=width, height=height, fill=colour)
+    def rect(self, x, y, width, height, colour, **more):
+        self.add("rect", x=x, y=y, width=width, height=height, fill=colour, **more)
 
     def text(self, x, y, text, anchor=None, **more):
         self.add("text", text, x=x, y=y, **({"text_anchor": anchor} if anchor else {}), **more)

@@ -11,7 +11,6 @@ from svg import Svg
 
 def measure(d, o):
     program = m.built("tp")
-    m.ranks_can_start(2)
     for number in range(1, o.rounds + 1):
         for C in o.channels:
             run = m.train(f"{C} channels", program, f"--data {m.TOKENS} --eval-every 0 --layers 4 --channels {C} --heads {C // 64} "

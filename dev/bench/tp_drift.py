@@ -12,7 +12,6 @@ def measure(d, o):
     programs = {(precision, stage): m.need(f"{build}{'/bf16' * (precision == 'bf16')}/train_gpt2_{stage}", f"PRECISION={precision} "
                                            f"train_gpt2_{stage}")
                 for precision in ("fp32", "bf16") for stage in ("single", "tp")}
-    m.ranks_can_start(max(o.tp))
 
     def add(name, like, precision, ranks=None, *options):
         run = m.train(name, programs[precision, "tp" if ranks else "single"], f"--data {m.TOKENS} --model d4 --channels 128 "

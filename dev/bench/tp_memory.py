@@ -9,12 +9,10 @@ WAYS = {"": "", "sequence parallel": "--sequence-parallel", "keeps gathered": "-
 
 
 def measure(d, o):
-    program = m.need(m.environ("PROGRAM", "build/train_gpt2_tp"))
-    m.ranks_can_start(max(o.tp), quiet=True)
     for way, options in WAYS.items():
         for t in o.tp:
             if t == 1 and way: continue
-            run = m.train(f"{program} on {t} rank(s)", program, o.more, f"--tensor-parallel {t} --steps 1 --save-every 0", m.QUIET,
+            run = m.train(f"{o.program} on {t} rank(s)", o.program, o.more, f"--tensor-parallel {t} --steps 1 --save-every 0", m.QUIET,
                           options, ranks=t, threads=None)
             d.add(f"{t} {way}", t=t, way=way, sent=run.last("comm_bytes"), kinds=run.kinds(), **run.shape)
 

@@ -22,7 +22,7 @@ def sums(operations, ranks, t):
 
 def measure(d, o):
     t = o.tensor_parallel or o.ranks
-    run, operations = m.traced("tp", o, f"--tensor-parallel {t}")
+    run, operations = m.traced(o, f"--tensor-parallel {t}")
     d.add("sums", about=re.findall("^(?:model|step   |mesh).*", run.log, re.M), counted=run.last("comm_bytes"),
           sums=[[*key, count] for key, count in sums(operations, o.ranks, t).items()])
 

@@ -1,7 +1,8 @@
 """zero_memory.py - what each stage keeps on a rank and sends, measured in a step of training beside the formulas.
 
---stages also takes fsdp, tp, pp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks; 3d has two copies,
-two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of the ranks as stages.
+--stages also takes fsdp, tp, pp, cp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks, and cp (a ring)
+each sequence; 3d has two copies, two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of the ranks as
+stages.
 Megabytes per rank by kind. state: parameters, gradients and optimizer state together, as a share of what DDP keeps; beside it
 the same by the formulas of the ZeRO paper, which know of no padding, nor of what tp and pp do not divide. communication: buckets,
 gathered units, scratch. other: activations and workspace. micro: micro-batches in a step. sent: numbers that a rank sends in it,
@@ -11,7 +12,7 @@ import os
 import measure as m
 from svg import Svg
 
-STAGES = "ddp zero-1 zero-2 zero-3 fsdp tp pp 3d".split()
+STAGES = "ddp zero-1 zero-2 zero-3 fsdp tp pp cp 3d".split()
 STATE = "parameters", "gradients", "optimizer state"
 
 
@@ -21,7 +22,7 @@ def program(stage):
 
 def layout(stage, N):
     """Replicas of the model, each of which has micro-batches of its own, and options."""
-    if stage in ("tp", "pp"): return 1, ""
+    if stage in ("tp", "pp", "cp"): return 1, "--cp ring" * (stage == "cp")
     if stage != "3d": return N, f"--zero-stage {stage[-1]}" if stage.startswith("zero") else ""
     copies, t = 1 if N % 2 else 2, 1 if N % 4 else 2
     return copies, f"--mesh dp={copies},tp={t},pp={N // copies // t} --zero-stage 1"
@@ -29,7 +30,6 @@ def layout(stage, N):
 
 def measure(d, o):
     for stage in o.stages: m.need(program(stage))
-    m.ranks_can_start(max(o.ranks))
     for N in o.ranks:
         for stage in o.stages:
             copies, options = layout(stage, N)
@@ -44,11 +44,11 @@ def formulas(r):
     """The share of DDP's state, and the numbers sent for each parameter in a micro-batch's worth of steps."""
     N, A, X, stage = r["ranks"], r["micro"], r["width"], r["stage"]
     K = 8 if X == 4 else 12 # of the optimizer's
-    level = 0 if stage == "ddp" else int(stage[-1]) if stage.startswith("zero") else 3 if stage == "fsdp" else 4
+    level = 0 if stage in ("ddp", "cp") else int(stage[-1]) if stage.startswith("zero") else 3 if stage == "fsdp" else 4
     state = X / (N if level > 2 else 1) + X / (N if level > 1 else 1) + K / (N if level > 0 else 1)
     if stage == "3d": state = (2 * X + K / r["copies"]) * r["copies"] / N
     times = 2 if level < 2 else A + 1 if level == 2 else (2 + 4 / X) * A if stage == "fsdp" else 3 * A # FSDP sums gradients in fp32
-    return state / (2 * X + K), times * (N - 1) / N if level < 4 else None
+    return state / (2 * X + K), times * (N - 1) / N if level < 4 and stage != "cp" else None
 
 
 def groups(r):

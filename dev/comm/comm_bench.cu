@@ -6,15 +6,14 @@ options and its columns, for every backend that a stage can run on.
     ... --allreduce ring       all-reduce by llmc/comm/ring.h; --deterministic: in rank order; else by the library
     ... --json links.json      also writes the latency and the bandwidth that fit the sweep
 
-All collectives share one loop: a row of `collectives` says what a collective reads and writes, which numbers must come out, and
-how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
+All collectives share one loop: a row of `collectives` says what a collective reads and writes, and so which numbers must come out,
+and how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
 */
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/watch/fault.h"
 #include <jansson.h>
 
 // ---- options ----
-#define DEFAULT_FACTOR 4
 typedef struct {
     int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType
     const char *min_text, *max_text, *step_text;
@@ -28,30 +27,21 @@ typedef struct {
 static void options_bench(OptionTable* t, BenchOptions* o) {
     memset(o, 0, sizeof *o);
     o->min_text = "8"; o->max_text = "32M"; o->step_text = "";
-    o->factor = DEFAULT_FACTOR;
+    o->factor = 4;
     o->iters = 20; o->warmup = 5; o->check = 1;
     o->json = o->fault = "";
     option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|all", "the collective");
-    option_letter(t, 'o');
     option_text(t, "minbytes", &o->min_text, "SIZE", "first size in bytes, of the larger buffer; K, M or G may follow it");
-    option_letter(t, 'b');
     option_text(t, "maxbytes", &o->max_text, "SIZE", "largest size in bytes");
-    option_letter(t, 'e');
     option_float(t, "stepfactor", &o->factor, 1.01, 1e6, "factor from one size to the next");
-    option_letter(t, 'f');
     option_text(t, "stepbytes", &o->step_text, "SIZE", "bytes from one size to the next; '': --stepfactor is used");
-    option_letter(t, 'i');
     // times of operations must not be asked for between timed ones: llmc/comm/ first has COMM_WAITED_CAPACITY of them
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
-    option_letter(t, 'n');
     option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");
-    option_letter(t, 'w');
     option_int(t, "check", &o->check, 0, 1000, "operations after the timed ones, per size, with every number checked");
-    option_letter(t, 'c');
     option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64", "the type of the elements"); // CommType's first values
-    option_letter(t, 'd');
     option_int(t, "root", &o->root, 0, MAX_RANKS, "the rank that broadcasts");
-    option_letter(t, 'r');
+    for (int i = 0; i < t->count; i++) t->specs[i].letter = "obefinwcdr"[i]; // those of nccl-tests, and o
     options_comm(t, &o->comm);
     option_flag(t, "deterministic", &o->comm.ordered, "sums in rank order");
     option_text(t, "json", &o->json, "FILE", "write latency and bandwidth of each collective here; '': nowhere");
@@ -98,11 +88,6 @@ static double number(int q, int N, size_t i, long long round) {
     h = (h ^ h >> 32) * 0xff51afd7ed558ccdu;
     return (double)(1 + (h >> 40) % highest);
 }
-static double sum_of_numbers(int N, size_t i, long long round) {
-    double sum = 0;
-    for (int q = 0; q < N; q++) sum += number(q, N, i, round);
-    return sum;
-}
 static void element_set(char* p, size_t i, CommType t, double x) {
     float f = (float)x;
     if (t == COMM_F64) memcpy(p + 8 * i, &x, 8);
@@ -114,33 +99,31 @@ static void element_set(char* p, size_t i, CommType t, double x) {
 // One operation with `count` elements per part, as nccl-tests counts them.
 typedef struct { size_t count; CommType type; int rank, N, root; long long round; } Shape;
 
-// Element i of the result.
-static double sum_of_all(const Shape* s, size_t i) { return sum_of_numbers(s->N, i, s->round); }
-static double sum_of_my_part(const Shape* s, size_t i) { return sum_of_numbers(s->N, (size_t)s->rank * s->count + i, s->round); }
-static double everyones(const Shape* s, size_t i) { return number((int)(i / s->count), s->N, i % s->count, s->round); }
-static double of_rows(const Shape* s, size_t i) { // row q is the row of rank q that has this rank's number
-    return number((int)(i / s->count), s->N, (size_t)s->rank * s->count + i % s->count, s->round);
-}
-static double the_roots(const Shape* s, size_t i) { return number(s->root, s->N, i, s->round); }
-
 typedef struct {
     CommKind kind;
-    const char* redop;
-    bool has_root;
+    bool sums, has_root;
     bool reads_parts, writes_parts;             // the input has N parts, else one; the output has
     bool out_of_place, in_place;                // how comm.h can do it
     CommOp (*run)(Comm* c, void* out, const void* in, size_t count, CommType type); // NULL: its buffer is both
-    double (*expected)(const Shape* s, size_t i);
     int crossings; // how often N - 1 of N parts cross the busiest link (README.md); 0: the whole, once
 } Collective;
 static const Collective collectives[] = {       // in the order of --op
-    { COMM_ALL_REDUCE, "sum", false, false, false, false, true, NULL, sum_of_all, 2 },
-    { COMM_REDUCE_SCATTER, "sum", false, true, false, true, true, comm_reduce_scatter, sum_of_my_part, 1 },
-    { COMM_ALL_GATHER, "none", false, false, true, true, true, comm_all_gather, everyones, 1 },
-    { COMM_ALL_TO_ALL, "none", false, true, true, true, false, comm_all_to_all, of_rows, 1 },
-    { COMM_BROADCAST, "none", true, false, false, false, true, NULL, the_roots, 0 },
+    { COMM_ALL_REDUCE, true, false, false, false, false, true, NULL, 2 },
+    { COMM_REDUCE_SCATTER, true, false, true, false, true, true, comm_reduce_scatter, 1 },
+    { COMM_ALL_GATHER, false, false, false, true, true, true, comm_all_gather, 1 },
+    { COMM_ALL_TO_ALL, false, false, true, true, true, false, comm_all_to_all, 1 },
+    { COMM_BROADCAST, false, true, false, false, false, true, NULL, 0 },
 };
 enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0] };
+
+// Element i of the result: one rank's number, or the sum of all ranks'. Of an input that has parts it is in this rank's.
+static double expected_number(const Collective* k, const Shape* s, size_t i) {
+    size_t at = (k->reads_parts ? (size_t)s->rank * s->count : 0) + (k->writes_parts ? i % s->count : i);
+    if (!k->sums) return number(k->writes_parts ? (int)(i / s->count) : s->root, s->N, at, s->round);
+    double sum = 0;
+    for (int q = 0; q < s->N; q++) sum += number(q, s->N, at, s->round);
+    return sum;
+}
 
 static CommOp run(const Collective* k, Comm* c, void* out, const void* in, const Shape* s) {
     if (k->run) return k->run(c, out, in, s->count, s->type);
@@ -171,14 +154,15 @@ static Buffers buffers_of(const Bench* b, const Collective* k, const Shape* s, b
     return x;
 }
 
-// Fills the input with its numbers, and everything else with NaN.
-static void fill(const Bench* b, const Shape* s, const Buffers* x) {
+// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with NaN.
+static void fill(const Bench* b, const Shape* s, const Buffers* x, bool flips) {
     size_t bytes = size_max(x->in_elements, x->out_elements) * comm_type_size(s->type);
     memset(b->host, 0xff, bytes);
     host_to_device(b->first, b->host, bytes);
     host_to_device(b->second, b->host, bytes);
     device_synchronize(); // host is read
     for (size_t i = 0; i < x->in_elements; i++) element_set(b->host, i, s->type, number(s->rank, s->N, i, s->round));
+    if (flips && s->count > 0) b->host[comm_type_size(s->type) - 1] ^= (char)0x80; // numbers are little-endian
     host_to_device(x->in, b->host, x->in_elements * comm_type_size(s->type));
     device_synchronize();
 }
@@ -195,17 +179,6 @@ static double time_operations(Bench* b, const Collective* k, const Shape* s, con
     return comm_host_sum(&b->comm, seconds) / s->N;
 }
 
-// Flips the sign of this rank's first number.
-static void flip_sign(const Shape* s, const Buffers* x) {
-    size_t last = comm_type_size(s->type) - 1; // of a little-endian number
-    unsigned char byte;
-    if (s->count == 0) return;
-    device_to_host(&byte, x->in + last, 1);
-    byte ^= 0x80;
-    host_to_device(x->in + last, &byte, 1);
-    device_synchronize();
-}
-
 // Returns the number of elements of the output that are not, bit for bit, what they must be.
 static long long count_wrong(const Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     size_t size = comm_type_size(s->type);
@@ -213,7 +186,7 @@ static long long count_wrong(const Bench* b, const Collective* k, const Shape* s
     device_to_host(b->host, x->out, x->out_elements * size);
     for (size_t i = 0; i < x->out_elements; i++) {
         char expected[8];
-        element_set(expected, 0, s->type, k->expected(s, i));
+        element_set(expected, 0, s->type, expected_number(k, s, i));
         wrong += memcmp(b->host + i * size, expected, size) != 0;
     }
     return wrong;
@@ -223,8 +196,7 @@ static long long count_wrong(const Bench* b, const Collective* k, const Shape* s
 static long long check_operations(Bench* b, const Collective* k, Shape s, const Buffers* x) {
     long long wrong = 0;
     for (s.round = 1; s.round <= b->o.check; s.round++) {
-        fill(b, &s, x);
-        if (fault_now(&b->fault, s.rank, b->line, FAULT_BITFLIP)) flip_sign(&s, x);
+        fill(b, &s, x, fault_now(&b->fault, s.rank, b->line, FAULT_BITFLIP));
         if (fault_now(&b->fault, s.rank, b->line, FAULT_SKIP)) b->comm.world->skips = true;
         comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, &s));
         wrong += count_wrong(b, k, &s, x);
@@ -279,7 +251,7 @@ static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_
     }
     Buffers x = buffers_of(b, k, s, in_place);
     char wrong_text[24] = "N/A";
-    fill(b, s, &x);
+    fill(b, s, &x, false);
     double seconds = time_operations(b, k, s, &x), algorithm = bytes / seconds, bus = algorithm * bus_factor(k, s->N);
     long long wrong = check_operations(b, k, *s, &x);
     if (b->o.check > 0) snprintf(wrong_text, sizeof wrong_text, "%lld", wrong);
@@ -299,7 +271,8 @@ static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
     comm_step(c, ++b->line);
     fault_strike(&b->fault, c->rank, b->line);
     fault_delay(&b->fault, c->rank, b->line);
-    printf("  %10.0f %13zu %8s %8s %8d", real_bytes, s.count, comm_type_name(s.type), k->redop, k->has_root ? s.root : -1);
+    printf("  %10.0f %13zu %8s %8s %8d", real_bytes, s.count, comm_type_name(s.type), k->sums ? "sum" : "none",
+           k->has_root ? s.root : -1);
     double out_of_place = bench_half(b, k, &s, false, real_bytes, t);
     double in_place = bench_half(b, k, &s, true, real_bytes, t);
     printf("\n");

@@ -14,15 +14,13 @@ static void make(Problem* p, Shape s) {
     double* scratch = (double*)allocate((size_t)omp_get_max_threads() * T * sizeof(double));
     Output* out = output("out", &p->out, T * C);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
-    for (int h = 0; h < p->NH; h++) {
+    for (int h = 0; h < p->NH; h++)
         for (int t = 0; t < p->T; t++) {
             double *e = scratch + (size_t)omp_get_thread_num() * T, *want = out->want + (size_t)t * C + (size_t)(h * p->HS);
             softmax_in_double(e, p, h, t);
-            for (int i = 0; i < p->HS; i++) want[i] = 0;
-            for (int u = 0; u <= t; u++)
-                for (int i = 0; i < p->HS; i++) want[i] += e[u] * (double)value(p, h, u)[i];
+            memset(want, 0, (size_t)p->HS * sizeof(double));
+            for (int u = 0; u <= t; u++) add_scaled_in_double(want, e[u], value(p, h, u), p->HS);
         }
-    }
 }
 static double work(const Problem* p) { return 2.0 * p->T * (p->T + 1.0) * p->C; }
 
@@ -31,26 +29,24 @@ static double work(const Problem* p) { return 2.0 * p->T * (p->T + 1.0) * p->C; 
 // and read three times. Every sum is one chain, exponentials are calls, and down v the inner loop jumps 3C numbers a step.
 static void naive_head(const Problem* p, int h, float* scores) {
     int T = p->T, HS = p->HS;
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < T; t++)
         for (int u = 0; u <= t; u++) {
             float sum = 0;
             for (int i = 0; i < HS; i++) sum += query(p, h, t)[i] * key(p, h, u)[i];
             scores[(size_t)t * T + u] = sum / sqrtf((float)HS);
         }
-    }
     for (int t = 0; t < T; t++) {
         float *row = scores + (size_t)t * T, max = row[0], sum = 0;
         for (int u = 1; u <= t; u++) max = row[u] > max ? row[u] : max;
         for (int u = 0; u <= t; u++) sum += row[u] = expf(row[u] - max);
         for (int u = 0; u <= t; u++) row[u] /= sum;
     }
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < T; t++)
         for (int i = 0; i < HS; i++) {
             float sum = 0;
             for (int u = 0; u <= t; u++) sum += scores[(size_t)t * T + u] * value(p, h, u)[i];
             result(p, h, t)[i] = sum;
         }
-    }
 }
 VARIANT(attention_1_naive, "the (T,T) matrix stored, three loops", 64) {
     #pragma omp parallel for schedule(dynamic)
@@ -64,7 +60,7 @@ VARIANT(attention_1_naive, "the (T,T) matrix stored, three loops", 64) {
 VARIANT(attention_2_rows, "a query at a time, one row of scores: vectors", 64) {
     float scale = 1.0f / sqrtf((float)p->HS);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
-    for (int h = 0; h < p->NH; h++) {
+    for (int h = 0; h < p->NH; h++)
         for (int t = 0; t < p->T; t++) {
             float *row = scratch_of_thread(p), *out = result(p, h, t), max = -INFINITY, sum = 0;
             for (int u = 0; u <= t; u++) row[u] = scale * dot(query(p, h, t), key(p, h, u), p->HS);
@@ -75,7 +71,6 @@ VARIANT(attention_2_rows, "a query at a time, one row of scores: vectors", 64) {
             memset(out, 0, (size_t)p->HS * sizeof(float));
             for (int u = 0; u <= t; u++) add_scaled(out, row[u] / sum, value(p, h, u), p->HS);
         }
-    }
 }
 
 // ---- 3: online softmax ----
@@ -86,7 +81,7 @@ enum { KEYS = 64 };
 VARIANT(attention_3_online, "online softmax, 64 keys at a time", 64) {
     float scale = 1.0f / sqrtf((float)p->HS);
     #pragma omp parallel for collapse(2) schedule(dynamic, 16)
-    for (int h = 0; h < p->NH; h++) {
+    for (int h = 0; h < p->NH; h++)
         for (int t = 0; t < p->T; t++) {
             float *out = result(p, h, t), max = -INFINITY, sum = 0;
             memset(out, 0, (size_t)p->HS * sizeof(float));
@@ -106,7 +101,6 @@ VARIANT(attention_3_online, "online softmax, 64 keys at a time", 64) {
             }
             for (int i = 0; i < p->HS; i++) out[i] /= sum;
         }
-    }
 }
 
 // ---- 4: llmc/'s ----

@@ -36,11 +36,9 @@ static void query_in_double(const Problem* p, double* want, double* e, double* d
     }
     for (int u = 0; u <= t; u++) {
         double ds = e[u] * (dp[u] - D) / sqrt(p->HS), *dk = want + (size_t)u * row + (size_t)(h * p->HS) + C;
-        for (int i = 0; i < p->HS; i++) {
-            dq[i] += ds * (double)key(p, h, u)[i];
-            dk[i] += ds * (double)query(p, h, t)[i];
-            dk[C + (size_t)i] += e[u] * (double)dresult(p, h, t)[i]; // dv
-        }
+        add_scaled_in_double(dq, ds, key(p, h, u), p->HS);
+        add_scaled_in_double(dk, ds, query(p, h, t), p->HS);
+        add_scaled_in_double(dk + C, e[u], dresult(p, h, t), p->HS); // dv
     }
 }
 static void make(Problem* p, Shape s) {
@@ -78,7 +76,7 @@ static void naive_head(const Problem* p, int h, float* ds) {
         for (int u = 0; u <= t; u++) D += P[u] * row[u];
         for (int u = 0; u <= t; u++) row[u] = P[u] * (row[u] - D) * scale_of(p);
     }
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < T; t++)
         for (int i = 0; i < HS; i++) {
             float dq = 0, dk = 0, dv = 0;
             for (int u = 0; u <= t; u++) dq += ds[(size_t)t * T + u] * key(p, h, u)[i];
@@ -88,7 +86,6 @@ static void naive_head(const Problem* p, int h, float* ds) {
             dkey(p, h, t)[i] = dk;
             dvalue(p, h, t)[i] = dv;
         }
-    }
 }
 VARIANT(attention_backward_1_naive, "the (T,T) matrix from forward, a loop for each formula", 64) {
     #pragma omp parallel for schedule(dynamic)
@@ -99,6 +96,15 @@ VARIANT(attention_backward_1_naive, "the (T,T) matrix from forward, a loop for e
 // Only one query's row of dS is needed at a time. Its parts of dk and dv are added to their rows as they come, and with the
 // loops in this order everything goes along memory and may use vectors. Queries of a head add to the same dk and dv, so one
 // thread has a whole head: fewer heads than cores leave cores idle. P still comes from memory, megabytes for each head.
+static void clear_rows(const Problem* p, int h, int t) { // of dq, dk and dv; no earlier query sees this key
+    float* rows[] = { dquery(p, h, t), dkey(p, h, t), dvalue(p, h, t) };
+    for (int k = 0; k < 3; k++) memset(rows[k], 0, (size_t)p->HS * sizeof(float));
+}
+static void add_pair(const Problem* p, int h, int t, int u, float P, float ds) { // query t and key u
+    add_scaled(dquery(p, h, t), ds, key(p, h, u), p->HS);
+    add_scaled(dkey(p, h, u), ds, query(p, h, t), p->HS);
+    add_scaled(dvalue(p, h, u), P, dresult(p, h, t), p->HS);
+}
 VARIANT(attention_backward_2_rows, "a query at a time: vectors", 64) {
     int HS = p->HS;
     float scale = scale_of(p);
@@ -107,16 +113,11 @@ VARIANT(attention_backward_2_rows, "a query at a time: vectors", 64) {
         float* dp = scratch_of_thread(p);
         for (int t = 0; t < p->T; t++) {
             const float* P = P_row(p, h, t);
-            float D = 0, *rows[] = { dquery(p, h, t), dkey(p, h, t), dvalue(p, h, t) };
-            for (int k = 0; k < 3; k++) memset(rows[k], 0, (size_t)HS * sizeof(float)); // no earlier query sees this key
+            float D = 0;
+            clear_rows(p, h, t);
             for (int u = 0; u <= t; u++) dp[u] = dot(dresult(p, h, t), value(p, h, u), HS);
             for (int u = 0; u <= t; u++) D += P[u] * dp[u];
-            for (int u = 0; u <= t; u++) {
-                float ds = P[u] * (dp[u] - D) * scale;
-                add_scaled(dquery(p, h, t), ds, key(p, h, u), HS);
-                add_scaled(dkey(p, h, u), ds, query(p, h, t), HS);
-                add_scaled(dvalue(p, h, u), P[u], dresult(p, h, t), HS);
-            }
+            for (int u = 0; u <= t; u++) add_pair(p, h, t, u, P[u], P[u] * (dp[u] - D) * scale);
         }
     }
 }
@@ -133,17 +134,12 @@ VARIANT(attention_backward_3_again, "no matrix: the probabilities computed again
         float* P = scratch_of_thread(p);
         for (int t = 0; t < p->T; t++) {
             float D = dot(dresult(p, h, t), result(p, h, t), HS), lse = *log_sum(p, h, t);
-            float* rows[] = { dquery(p, h, t), dkey(p, h, t), dvalue(p, h, t) };
-            for (int k = 0; k < 3; k++) memset(rows[k], 0, (size_t)HS * sizeof(float));
+            clear_rows(p, h, t);
             for (int u = 0; u <= t; u++) P[u] = scale * dot(query(p, h, t), key(p, h, u), HS);
             #pragma omp simd
             for (int u = 0; u <= t; u++) P[u] = exp_f32(P[u] - lse);
-            for (int u = 0; u <= t; u++) {
-                float ds = P[u] * (dot(dresult(p, h, t), value(p, h, u), HS) - D) * scale;
-                add_scaled(dquery(p, h, t), ds, key(p, h, u), HS);
-                add_scaled(dkey(p, h, u), ds, query(p, h, t), HS);
-                add_scaled(dvalue(p, h, u), P[u], dresult(p, h, t), HS);
-            }
+            for (int u = 0; u <= t; u++)
+                add_pair(p, h, t, u, P[u], P[u] * (dot(dresult(p, h, t), value(p, h, u), HS) - D) * scale);
         }
     }
 }

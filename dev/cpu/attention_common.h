@@ -1,6 +1,6 @@
 /*
-attention_common.h - what attention.c and attention_backward.c share: where the rows of a head lie, softmax in double, and one of
-the two loops that all variants except the first consist of; the other is add_scaled().
+attention_common.h - what attention.c and attention_backward.c share: where the rows of a head lie, and softmax in double. All
+variants except the first consist of dot() and add_scaled().
 */
 #ifndef DEV_CPU_ATTENTION_COMMON_H
 #define DEV_CPU_ATTENTION_COMMON_H
@@ -24,16 +24,10 @@ static void make_heads(Problem* p, Shape s) {
     p->HS = p->C % 64 == 0 ? 64 : p->C; // one head if channels are not whole heads
     p->NH = p->C / p->HS;
     size_t T = (size_t)p->T;
-    layers_init((LayerShapes){ 1, p->T, p->C, p->NH, 1, 1 });
+    layers_init(layer_shapes(1, p->T, p->C, p->NH, 1, 1));
     p->qkv = random_floats(T * 3 * (size_t)p->C, 0, 1);
     p->stats = floats((size_t)p->NH * T);
     p->scratch = floats((size_t)omp_get_max_threads() * T * T);
-}
-static inline double dot_in_double(const float* a, const float* b, int n) {
-    double sum = 0;
-    #pragma omp simd reduction(+:sum)
-    for (int i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
-    return sum;
 }
 // e (t + 1) = the probabilities that query t of a head gives to the keys up to it; returns what stats has.
 static double softmax_in_double(double* e, const Problem* p, int h, int t) {
@@ -45,13 +39,5 @@ static double softmax_in_double(double* e, const Problem* p, int h, int t) {
     for (int u = 0; u <= t; u++) sum += e[u] = exp(e[u] - max);
     for (int u = 0; u <= t; u++) e[u] /= sum;
     return max + log(sum);
-}
-
-// ---- along memory: vectors ----
-static inline float dot(const float* a, const float* b, int n) {
-    float sum = 0;
-    #pragma omp simd reduction(+:sum)
-    for (int i = 0; i < n; i++) sum = fused_multiply_add(a[i], b[i], sum);
-    return sum;
 }
 #endif

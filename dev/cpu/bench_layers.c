@@ -4,10 +4,9 @@ bench_layers.c - how fast each layer is inside a whole training step of GPT-2 12
     build/bench_layers [B T [steps]]      (4 64 if not given)
 
 It runs whole steps of train_gpt2_single.cu, so that no layer finds in the cache what it would not find there in training. Each
-layer's time is its minimum over the steps. Products and attention
-(whose FLOPs are the causal half, and do not count what backward computes again) are compared with the rate of a large
-dnnl_sgemm, everything else with the rate at which memory is updated in place. Both rates are measured between the steps,
-because the speed of a shared machine changes from second to second.
+layer's time is its minimum over the steps. Products and attention (whose FLOPs are the causal half, and do not count what backward
+computes again) are compared with the rate of a large dnnl_sgemm, everything else with the rate at which memory is updated in place.
+Both rates are measured between the steps, because the speed of a shared machine changes from second to second.
 */
 // The stage file itself: the step is its own. Only its calls of layers are timed: their macros come after what they call.
 #include "../../llmc/device/layers.h"

@@ -20,15 +20,13 @@ static void make(Problem* p, Shape s) {
     }
 }
 static double work(const Problem* p) { return 8.0 * (double)p->n; }
+static inline float u_of(float x) { return GELU_SCALE * (x + GELU_CUBIC * x * x * x); }
 
 // ---- 1: the formula as it is printed ----
 // A call of tanhf for each element, with branches inside: nothing here can use vectors.
 VARIANT(gelu_1_naive, "tanhf, as printed", 8) {
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < p->n; i++) {
-        float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
-        p->act[i] = 0.5f * x * (1.0f + tanhf(u));
-    }
+    for (size_t i = 0; i < p->n; i++) p->act[i] = 0.5f * p->x[i] * (1.0f + tanhf(u_of(p->x[i])));
 }
 
 // ---- 2: gelu(x) = x sigmoid(2u) ----
@@ -36,8 +34,8 @@ VARIANT(gelu_1_naive, "tanhf, as printed", 8) {
 VARIANT(gelu_2_sigmoid, "expf instead", 8) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < p->n; i++) {
-        float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
-        p->act[i] = x / (1.0f + expf(-2.0f * u));
+        float x = p->x[i];
+        p->act[i] = x / (1.0f + expf(-2.0f * u_of(x)));
     }
 }
 
@@ -54,10 +52,7 @@ static inline float tanh_fraction(float u) {
 }
 VARIANT(gelu_3_fraction, "tanh as a fraction: vectors, but few digits", 1000) {
     #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < p->n; i++) {
-        float x = p->x[i], u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
-        p->act[i] = 0.5f * x * (1.0f + tanh_fraction(u));
-    }
+    for (size_t i = 0; i < p->n; i++) p->act[i] = 0.5f * p->x[i] * (1.0f + tanh_fraction(u_of(p->x[i])));
 }
 
 // ---- 4: llmc/'s ----

@@ -13,7 +13,7 @@ struct Problem { int N, C; float *inp1, *inp2, *w, *b, *res, *out, *mean, *rstd;
 static void make(Problem* p, Shape s) {
     *p = (Problem){ .N = s.rows, .C = s.cols };
     size_t n = (size_t)p->N * (size_t)p->C, C = (size_t)p->C;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
+    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->inp1 = random_floats(n, 8, 0.8f);
     p->inp2 = random_floats(n, 2, 0.6f);
     p->w = random_floats(C, 1, 0.5f);

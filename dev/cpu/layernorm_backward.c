@@ -17,7 +17,7 @@ struct Problem { int N, C; float *dout, *inp, *w, *mean, *rstd, *dinp, *dw, *db,
 static void make(Problem* p, Shape s) {
     *p = (Problem){ .N = s.rows, .C = s.cols };
     size_t n = (size_t)p->N * (size_t)p->C, C = (size_t)p->C;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
+    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->dout = random_floats(n, 0, 1);
     p->inp = random_floats(n, 10, 1);
     p->w = random_floats(C, 1, 0.5f);

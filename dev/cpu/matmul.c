@@ -12,22 +12,16 @@ struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scra
 static void make(Problem* p, Shape s) {
     *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
+    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->inp = random_floats(N * C, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->bias = random_floats(OC, 0, 0.1f);
     p->scratch = floats(packed_floats(OC, C));
     Output* out = output("out", &p->out, N * OC);
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < N; i++) {
-        for (size_t o = 0; o < OC; o++) {
-            const float *x = p->inp + i * C, *w = p->w + o * C;
-            double sum = 0;
-            #pragma omp simd reduction(+:sum)
-            for (size_t c = 0; c < C; c++) sum += (double)x[c] * (double)w[c];
-            out->want[i * OC + o] = sum + (double)p->bias[o];
-        }
-    }
+    for (size_t i = 0; i < N; i++)
+        for (size_t o = 0; o < OC; o++)
+            out->want[i * OC + o] = dot_in_double(p->inp + i * C, p->w + o * C, p->C) + (double)p->bias[o];
 }
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 // A sum of C terms is off by about sqrt(C) roundings of its value.
@@ -38,31 +32,22 @@ static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 VARIANT(matmul_1_naive, "three loops, a sum as one chain", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
-    for (int i = 0; i < p->N; i++) {
+    for (int i = 0; i < p->N; i++)
         for (size_t o = 0; o < OC; o++) {
             float sum = p->bias[o];
             for (size_t c = 0; c < C; c++) sum += p->inp[(size_t)i * C + c] * p->w[o * C + c];
             p->out[(size_t)i * OC + o] = sum;
         }
-    }
 }
 
 // ---- 2: the sum may be in any order ----
-// "simd reduction" says so: a vector's lanes each have a part of the sum. What remains is a chain of vectors. And there is one
-// multiplication for two numbers that are loaded, where a core could do as many multiplications as loads.
+// "simd reduction" in dot() says so: a vector's lanes each have a part of the sum. What remains is a chain of vectors. And there is
+// one multiplication for two numbers that are loaded, where a core could do as many multiplications as loads.
 VARIANT(matmul_2_simd, "the sum in any order: vectors", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
-    for (int i = 0; i < p->N; i++) {
-        const float* x = p->inp + (size_t)i * C;
-        for (size_t o = 0; o < OC; o++) {
-            const float* w = p->w + o * C;
-            float sum = 0;
-            #pragma omp simd reduction(+:sum)
-            for (size_t c = 0; c < C; c++) sum = fused_multiply_add(x[c], w[c], sum);
-            p->out[(size_t)i * OC + o] = sum + p->bias[o];
-        }
-    }
+    for (size_t i = 0; i < (size_t)p->N; i++)
+        for (size_t o = 0; o < OC; o++) p->out[i * OC + o] = dot(p->inp + i * C, p->w + o * C, p->C) + p->bias[o];
 }
 
 // ---- 3: the loop over the sum outside ----
@@ -81,12 +66,7 @@ VARIANT(matmul_3_order, "w transposed, the loop over the sum outside", 64) {
     for (int i = 0; i < p->N; i++) {
         float* out = p->out + (size_t)i * OC;
         memcpy(out, p->bias, OC * sizeof(float));
-        for (size_t c = 0; c < C; c++) {
-            float x = p->inp[(size_t)i * C + c];
-            const float* w = p->scratch + c * OC;
-            #pragma omp simd
-            for (size_t o = 0; o < OC; o++) out[o] = fused_multiply_add(x, w[o], out[o]);
-        }
+        for (size_t c = 0; c < C; c++) add_scaled(out, p->inp[(size_t)i * C + c], p->scratch + c * OC, p->OC);
     }
 }
 
@@ -98,12 +78,7 @@ static void add_block(Problem* p, int first, int last, size_t o, size_t width, s
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     for (int i = first; i < last; i++) {
         float* out = p->out + (size_t)i * OC + o;
-        for (size_t k = c; k < c + depth; k++) {
-            float x = p->inp[(size_t)i * C + k];
-            const float* w = p->scratch + k * OC + o;
-            #pragma omp simd
-            for (size_t j = 0; j < width; j++) out[j] = fused_multiply_add(x, w[j], out[j]);
-        }
+        for (size_t k = c; k < c + depth; k++) add_scaled(out, p->inp[(size_t)i * C + k], p->scratch + k * OC + o, (int)width);
     }
 }
 VARIANT(matmul_4_blocks, "the same in blocks that a cache holds", 64) {
@@ -111,14 +86,13 @@ VARIANT(matmul_4_blocks, "the same in blocks that a cache holds", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     transpose(p->scratch, p->w, C, OC);
     #pragma omp parallel for collapse(2) schedule(static)
-    for (int first = 0; first < p->N; first += BLOCK_ROWS) {
+    for (int first = 0; first < p->N; first += BLOCK_ROWS)
         for (size_t o = 0; o < OC; o += block_o) {
             int last = int_min(first + BLOCK_ROWS, p->N);
             size_t width = size_min(block_o, OC - o);
             for (int i = first; i < last; i++) memcpy(p->out + (size_t)i * OC + o, p->bias + o, width * sizeof(float));
             for (size_t c = 0; c < C; c += BLOCK_TERMS) add_block(p, first, last, o, width, c, size_min(BLOCK_TERMS, C - c));
         }
-    }
 }
 
 // ---- 5: a tile of out in registers ----
@@ -134,18 +108,8 @@ static void pack_turned(float* packed, const float* w, size_t C, size_t OC) {
     }
 }
 VARIANT(matmul_5_tiles, "6 rows by 2 vectors of out in registers", 64) {
-    size_t C = (size_t)p->C, OC = (size_t)p->OC;
-    TileProduct product = { p->out, p->N, p->OC, p->C, p->inp, C, 1, p->scratch };
-    pack_turned(p->scratch, p->w, C, OC);
-    #pragma omp parallel for collapse(2) schedule(static)
-    for (int first = 0; first < p->N; first += BLOCK_ROWS) {
-        for (int o = 0; o < p->OC; o += TILE_COLS) {
-            size_t bytes = (size_t)int_min(TILE_COLS, p->OC - o) * sizeof(float);
-            int last = int_min(first + BLOCK_ROWS, p->N);
-            for (int i = first; i < last; i++) memcpy(p->out + (size_t)i * OC + o, p->bias + o, bytes);
-            add_tile_column(product, first, last, o);
-        }
-    }
+    pack_turned(p->scratch, p->w, (size_t)p->C, (size_t)p->OC);
+    tile_products((TileProduct){ p->out, p->N, p->OC, p->C, p->inp, (size_t)p->C, 1, p->scratch, p->bias, 0 });
 }
 
 // ---- 6: llmc/'s ----

@@ -15,21 +15,15 @@ struct Problem { int N, C, OC; float *dout, *w, *dinp, *packed; }; // packed (pa
 static void make(Problem* p, Shape s) {
     *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
+    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->dout = random_floats(N * OC, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->packed = floats(packed_floats(C, OC));
     Output* dinp = output("dinp", &p->dinp, N * C);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < N; i++) {
-        double* want = dinp->want + i * C;
-        for (size_t c = 0; c < C; c++) want[c] = 0;
-        for (size_t o = 0; o < OC; o++) {
-            double d = (double)p->dout[i * OC + o];
-            const float* w = p->w + o * C;
-            #pragma omp simd
-            for (size_t c = 0; c < C; c++) want[c] += d * (double)w[c];
-        }
+        memset(dinp->want + i * C, 0, C * sizeof(double));
+        for (size_t o = 0; o < OC; o++) add_scaled_in_double(dinp->want + i * C, (double)p->dout[i * OC + o], p->w + o * C, p->C);
     }
 }
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
@@ -41,13 +35,12 @@ static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 VARIANT(matmul_backward_input_1_naive, "three loops, a sum as one chain", 128) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel for schedule(static)
-    for (int i = 0; i < p->N; i++) {
+    for (int i = 0; i < p->N; i++)
         for (size_t c = 0; c < C; c++) {
             float sum = 0;
             for (size_t o = 0; o < OC; o++) sum += p->dout[(size_t)i * OC + o] * p->w[o * C + c];
             p->dinp[(size_t)i * C + c] = sum;
         }
-    }
 }
 
 // ---- 2: the sum may be in any order ----
@@ -104,18 +97,8 @@ VARIANT(matmul_backward_input_4_blocks, "the same, 8 terms at a time for 48 rows
 // As in forward: 6 rows by 2 vectors, 12 multiplications for 8 numbers or vectors that are loaded. w is also copied here, but not
 // transposed: only so that what a tile reads, one piece of each of its rows, is together.
 VARIANT(matmul_backward_input_5_tiles, "6 rows by 2 vectors of dinp in registers", 128) {
-    size_t C = (size_t)p->C, OC = (size_t)p->OC;
-    TileProduct product = { p->dinp, p->N, p->C, p->OC, p->dout, OC, 1, p->packed };
-    pack(p->packed, p->w, OC, C);
-    #pragma omp parallel for collapse(2) schedule(static)
-    for (int first = 0; first < p->N; first += BLOCK_ROWS) {
-        for (int c = 0; c < p->C; c += TILE_COLS) {
-            size_t bytes = (size_t)int_min(TILE_COLS, p->C - c) * sizeof(float);
-            int last = int_min(first + BLOCK_ROWS, p->N);
-            for (int i = first; i < last; i++) memset(p->dinp + (size_t)i * C + c, 0, bytes);
-            add_tile_column(product, first, last, c);
-        }
-    }
+    pack(p->packed, p->w, (size_t)p->OC, (size_t)p->C);
+    tile_products((TileProduct){ p->dinp, p->N, p->C, p->OC, p->dout, (size_t)p->OC, 1, p->packed, NULL, 0 });
 }
 
 // ---- 6: llmc/'s ----

@@ -22,7 +22,7 @@ struct Problem {
 static void make(Problem* p, Shape s) {
     *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
-    layers_init((LayerShapes){ 1, p->N, p->C, 1, 1, 1 });
+    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->dout = random_floats(N * OC, 0, 1);
     p->inp = random_floats(N * C, 0, 1);
     p->copies = floats(threads * OC * C);
@@ -30,15 +30,11 @@ static void make(Problem* p, Shape s) {
     p->packed = floats(packed_floats(C, N));
     Output *dw = output_added_to("dw", &p->dw, OC * C), *dbias = output_added_to("dbias", &p->dbias, OC);
     #pragma omp parallel for schedule(static)
-    for (size_t o = 0; o < OC; o++) {
+    for (size_t o = 0; o < OC; o++)
         for (size_t i = 0; i < N; i++) {
-            double d = (double)p->dout[i * OC + o], *want = dw->want + o * C;
-            const float* x = p->inp + i * C;
-            #pragma omp simd
-            for (size_t c = 0; c < C; c++) want[c] += d * (double)x[c];
-            dbias->want[o] += d;
+            add_scaled_in_double(dw->want + o * C, (double)p->dout[i * OC + o], p->inp + i * C, p->C);
+            dbias->want[o] += (double)p->dout[i * OC + o];
         }
-    }
 }
 static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 // A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of its value.
@@ -87,19 +83,17 @@ VARIANT(matmul_backward_weight_2_copies, "threads share tokens, each with its ow
 // ---- 3: threads share the rows of dw ----
 // A thread goes through all tokens, but adds only to its own rows: no copies. It adds to dw itself, and accumulation takes no
 // more than that. Each thread reads all of inp, which is small, and its own columns of dout. The order of a sum is that of the
-// tokens, so any number of threads gives the same bits.
+// tokens, so any number of threads gives the same bits. (No thread waits after a token: with schedule(static) a row is always the
+// same thread's.)
 VARIANT(matmul_backward_weight_3_owners, "threads share the rows of dw", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel
-    {
-        size_t thread = (size_t)omp_get_thread_num(), threads = (size_t)omp_get_num_threads();
-        size_t begin = OC * thread / threads, end = OC * (thread + 1) / threads;
-        for (int i = 0; i < p->N; i++) {
-            const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
-            for (size_t o = begin; o < end; o++) {
-                add_scaled(p->dw + o * C, dout[o], inp, p->C);
-                p->dbias[o] += dout[o];
-            }
+    for (int i = 0; i < p->N; i++) {
+        const float *dout = p->dout + (size_t)i * OC, *inp = p->inp + (size_t)i * C;
+        #pragma omp for schedule(static) nowait
+        for (size_t o = 0; o < OC; o++) {
+            add_scaled(p->dw + o * C, dout[o], inp, p->C);
+            p->dbias[o] += dout[o];
         }
     }
 }
@@ -124,12 +118,10 @@ static void add_bias(Problem* p) {
 VARIANT(matmul_backward_weight_4_blocks, "the same, 8 tokens at a time", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel
-    {
-        size_t thread = (size_t)omp_get_thread_num(), threads = (size_t)omp_get_num_threads();
-        size_t begin = OC * thread / threads, end = OC * (thread + 1) / threads;
-        for (int i = 0; i < p->N; i += TERMS)
-            for (size_t o = begin; o < end; o++)
-                add_terms(p->dw + o * C, p->dout + (size_t)i * OC + o, OC, p->inp + (size_t)i * C, C, int_min(TERMS, p->N - i));
+    for (int i = 0; i < p->N; i += TERMS) {
+        #pragma omp for schedule(static) nowait
+        for (size_t o = 0; o < OC; o++)
+            add_terms(p->dw + o * C, p->dout + (size_t)i * OC + o, OC, p->inp + (size_t)i * C, C, int_min(TERMS, p->N - i));
     }
     add_bias(p);
 }
@@ -138,11 +130,8 @@ VARIANT(matmul_backward_weight_4_blocks, "the same, 8 tokens at a time", 64) {
 // As in forward, but nothing has to be put into dw first: a tile begins with what is there. dout is read as it lies, the 6
 // numbers of a term side by side and the next term's a row further; a transposed copy costs what it gains.
 VARIANT(matmul_backward_weight_5_tiles, "6 rows by 2 vectors of dw in registers", 64) {
-    TileProduct product = { p->dw, p->OC, p->C, p->N, p->dout, 1, (size_t)p->OC, p->packed };
     pack(p->packed, p->inp, (size_t)p->N, (size_t)p->C);
-    #pragma omp parallel for collapse(2) schedule(static)
-    for (int first = 0; first < p->OC; first += BLOCK_ROWS)
-        for (int c = 0; c < p->C; c += TILE_COLS) add_tile_column(product, first, int_min(first + BLOCK_ROWS, p->OC), c);
+    tile_products((TileProduct){ p->dw, p->OC, p->C, p->N, p->dout, 1, (size_t)p->OC, p->packed, p->dw, (size_t)p->C });
     add_bias(p);
 }
 

@@ -1,6 +1,6 @@
 /*
 tile.h - what matmul.c and the two files of its gradients share: a tile of a product in registers and, as a step before it, a row
-that gets several terms at a time. out (rows,cols) += a b, where a (rows,terms) may lie by rows or by columns; for a tile
+that gets several terms at a time. out (rows,cols) gets a b, where a (rows,terms) may lie by rows or by columns; for a tile
 b (terms,cols) has been copied, TILE_COLS columns with all their terms together.
 */
 #ifndef DEV_CPU_TILE_H
@@ -43,6 +43,8 @@ typedef struct {
     const float* a;       // element (i,k) is a[i * a_row + k * a_term]
     size_t a_row, a_term;
     const float* packed;  // (cols/TILE_COLS, terms, TILE_COLS): b, 0 beyond cols
+    const float* begin;   // what is added to: row i is begin + i * begin_row, which may be out's own; NULL: 0
+    size_t begin_row;
 } TileProduct;
 
 static inline size_t packed_floats(size_t cols, size_t terms) { return round_up(cols, TILE_COLS) * terms; }
@@ -81,20 +83,26 @@ static inline void tile_product(Tile* sums, const float* a, size_t a_row, size_t
     }
     *sums = sum;
 }
-// Rows [first, last) and the tile's columns from `col` on: out += a b, one block of the sum's terms after the other.
-static inline void add_tile_column(TileProduct p, int first, int last, int col) {
+// Rows [first, last) of out, and the tile's columns from `col` on, one block of the sum's terms after the other.
+static inline void tile_column(TileProduct p, int first, int last, int col) {
     size_t cols = (size_t)p.cols, bytes = (size_t)int_min(TILE_COLS, p.cols - col) * sizeof(float);
     for (int k = 0; k < p.terms; k += BLOCK_TERMS) {
         const float* b = p.packed + (size_t)col * (size_t)p.terms + (size_t)k * TILE_COLS;
         for (int i = first; i < last; i += TILE_ROWS) {
             int rows = int_min(TILE_ROWS, last - i);
             float* out = p.out + (size_t)i * cols + (size_t)col;
+            const float* from = k > 0 ? out : p.begin ? p.begin + (size_t)i * p.begin_row + (size_t)col : NULL;
             Tile sums = { 0 };
-            for (int r = 0; r < rows; r++) memcpy(sums.row[r], out + (size_t)r * cols, bytes);
+            for (int r = 0; from && r < rows; r++) memcpy(sums.row[r], from + (size_t)r * (k > 0 ? cols : p.begin_row), bytes);
             tile_product(&sums, p.a + (size_t)i * p.a_row + (size_t)k * p.a_term, p.a_row, p.a_term, b, rows,
                          int_min(BLOCK_TERMS, p.terms - k));
             for (int r = 0; r < rows; r++) memcpy(out + (size_t)r * cols, sums.row[r], bytes);
         }
     }
+}
+static inline void tile_products(TileProduct p) {
+    #pragma omp parallel for collapse(2) schedule(static)
+    for (int first = 0; first < p.rows; first += BLOCK_ROWS)
+        for (int col = 0; col < p.cols; col += TILE_COLS) tile_column(p, first, int_min(first + BLOCK_ROWS, p.rows), col);
 }
 #endif

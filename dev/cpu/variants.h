@@ -46,11 +46,11 @@ typedef struct {
 // before: what x holds before a variant adds to it; NULL: nothing (NaN). before, x and want (n)
 typedef struct { const char* what; const float* before; float* x; double* want; size_t n; } Output;
 static Output outputs[4];
-static void* allocated[16]; // owned
+static void* allocated[20]; // owned
 static int output_count, allocated_count;
 
 static void* allocate(size_t bytes) {
-    require(allocated_count < 16, "variants.h keeps 16 arrays at most");
+    require(allocated_count < 20, "variants.h keeps 20 arrays at most");
     return allocated[allocated_count++] = device_alloc(bytes, MEMORY_ACTIVATIONS);
 }
 static float* floats(size_t n) { return (float*)allocate(n * sizeof(float)); }
@@ -77,20 +77,38 @@ static inline Output* output_added_to(const char* what, float** x, size_t n) {
     for (size_t i = 0; i < n; i++) o->want[i] = (double)o->before[i];
     return o;
 }
+static void free_all(void) {
+    while (allocated_count > 0) device_free(allocated[--allocated_count]);
+    output_count = 0;
+}
+
+// ---- loops along memory: vectors; for the formula in double ----
+static inline float dot(const float* x, const float* y, int n) {
+    float sum = 0;
+    #pragma omp simd reduction(+:sum)
+    for (int i = 0; i < n; i++) sum = fused_multiply_add(x[i], y[i], sum);
+    return sum;
+}
+static inline double dot_in_double(const float* x, const float* y, int n) {
+    double sum = 0;
+    #pragma omp simd reduction(+:sum)
+    for (int i = 0; i < n; i++) sum += (double)x[i] * (double)y[i];
+    return sum;
+}
 // x (n) += factor y (n)
 static inline void add_scaled(float* x, float factor, const float* y, int n) {
     #pragma omp simd
     for (int i = 0; i < n; i++) x[i] = fused_multiply_add(factor, y[i], x[i]);
+}
+static inline void add_scaled_in_double(double* x, double factor, const float* y, int n) {
+    #pragma omp simd
+    for (int i = 0; i < n; i++) x[i] += factor * (double)y[i];
 }
 // x (n) += each of `copies` (count,n), in their order: the sums that threads have formed for themselves
 static inline void add_up(float* x, const float* copies, int count, size_t n) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++)
         for (int k = 0; k < count; k++) x[i] += copies[(size_t)k * n + i];
-}
-static void free_all(void) {
-    while (allocated_count > 0) device_free(allocated[--allocated_count]);
-    output_count = 0;
 }
 
 // ---- check ----
@@ -128,7 +146,7 @@ static double error_of(const Variant* v, Problem* p) {
 
 // ---- what this machine can do ----
 static struct {
-    float *a, *b, *c;      // (n) each, owned; c only for a product
+    float *a, *b, *c;      // (n) each; c only for a product
     size_t n;
     double work;           // operations or bytes of a call
     void (*run)(Problem*); // one of these three:
@@ -190,9 +208,9 @@ static Medians median_seconds(void (*variant)(Problem*), void (*llmc)(Problem*),
 static void peak_init(bool is_arithmetic) {
     const int side = 1536;
     peak.n = is_arithmetic ? (size_t)side * side : 1 << 25; // 128 MB: more than caches hold
-    peak.a = (float*)device_alloc(peak.n * sizeof(float), MEMORY_ACTIVATIONS);
-    peak.b = (float*)device_alloc(peak.n * sizeof(float), MEMORY_ACTIVATIONS);
-    peak.c = is_arithmetic ? (float*)device_alloc(peak.n * sizeof(float), MEMORY_ACTIVATIONS) : NULL;
+    peak.a = floats(peak.n);
+    peak.b = floats(peak.n);
+    peak.c = is_arithmetic ? floats(peak.n) : NULL;
     for (size_t i = 0; i < peak.n; i++) peak.a[i] = peak.b[i] = (float)(i % 7);
     peak.run = is_arithmetic ? peak_product : peak_copy;
     peak.work = is_arithmetic ? 2.0 * side * side * side : 8.0 * (double)peak.n;
@@ -201,11 +219,6 @@ static void peak_init(bool is_arithmetic) {
     if (12 / m.variant < 8 / m.llmc) return;
     peak.run = peak_update;
     peak.work = 12.0 * (double)peak.n;
-}
-static void peak_free(void) {
-    device_free(peak.a);
-    device_free(peak.b);
-    device_free(peak.c);
 }
 
 // ---- the table ----
@@ -248,7 +261,6 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
         wrong += !variant_row(v, p, op, o);
     }
     require(tried > 0, "no variant has '%s' in its name", o.wanted);
-    if (!o.check_only) peak_free();
     layers_free();
     free_all();
     device_shutdown();

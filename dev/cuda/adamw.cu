@@ -15,7 +15,7 @@ struct Problem {
     Both<float> master, m, v, grad_scale; // master (0) in fp32
 
     Problem(Shape s) : n((size_t)s.rows * s.cols), no_decay(n / 3), bytes(28.0 * (double)n) {
-        start_cpu({ 1, 1, 1, 1, 1, 1 });
+        start_cpu(layer_shapes(1, 1, 1, 1, 1, 1));
         params = random_both(n); grads = random_both(n);
         master = random_both<float>(NEEDS_MASTER ? n : 0);
         m = random_both<float>(n, 0, 0.1f); v = random_both<float>(n, 0, 0.1f);

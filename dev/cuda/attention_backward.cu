@@ -251,7 +251,7 @@ dqkv_atomics_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const f
     qkv += head.qkv; dout += head.out; stats += head.stats; delta += head.stats;
     auto stage_of = [&](int t) { return stages + (t - block_first) / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
     float ds[BACKWARD_ROWS / 8][4];
-    KeyRows w = key_rows_begin(qkv, first, T, C);
+    KeyRows w = key_rows_begin(qkv + C, first, 3 * C, T, C);
     tile_fetch(block_keys, qkv + C + (size_t)block_first * 3 * C, 3 * C, keys, T - block_first);
     queries_fetch(stage_of(block_first), qkv, dout, stats, delta, block_first, T, C);
     for (int t = block_first; t < T; t += BACKWARD_ROWS) {
@@ -264,7 +264,7 @@ dqkv_atomics_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const f
         add_to_dq(dq_sums + head.stats * HEAD, ds_of_all, block_keys, t, T);
         __syncthreads(); // all warps are done with this stage, whose memory is the next one's, and with dS
     }
-    key_rows_store(dqkv + head.qkv, w, scale, first, T, C);
+    key_rows_store<false>(dqkv + head.qkv + C, w, scale, first, 3 * C, T, C);
 }
 // dq of dqkv = scale * dq_sums. One element per thread.
 __global__ void dq_from_sums_kernel(floatX* dqkv, const float* dq_sums, float scale, int T, int C, int NH, int HS, size_t n) {

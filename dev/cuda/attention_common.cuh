@@ -19,7 +19,7 @@ constexpr const char* SHAPE_MEANS = variants_are_timed ? "8 sequences; rows are 
                                                        : "2 sequences; rows are tokens of each, cols channels, 64 a head";
 
 static LayerShapes attention_shapes(Shape s) {
-    return { SEQUENCES, s.rows, s.cols, s.cols % HEAD == 0 ? s.cols / HEAD : 1, 1, 1 };
+    return layer_shapes(SEQUENCES, s.rows, s.cols, s.cols % HEAD == 0 ? s.cols / HEAD : 1, 1, 1);
 }
 static size_t matrix_bytes(LayerShapes s) { return sizeof(float) * (size_t)s.B * s.NH * s.T * s.T; }
 

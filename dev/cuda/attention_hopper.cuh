@@ -121,15 +121,14 @@ flash_kernel(const __grid_constant__ CUtensorMap map, floatX* out, float* stats,
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
     FlashRows r = { {}, { -INFINITY, -INFINITY }, {} };
     flash_consume(r, q + group * (FLASH_TILE / 2), q + FLASH_TILE, tile, first, scale * LOG2_E, full, empty);
-    float factor[2];
+    RowFactors factors[2];
     #pragma unroll
     for (int row = 0; row < 2; row++) {
         int t = first + threadIdx.x % WARP / 4 + row * 8;
-        r.sum[row] = quad_sum(r.sum[row]);
-        factor[row] = 1.0f / r.sum[row];
-        if (threadIdx.x % 4 == 0 && t < T) stats[head.stats + t] = r.max[row] * scale + logf(r.sum[row]);
+        float* row_stats = t < T ? stats + head.stats + t : NULL;
+        factors[row] = row_end<false>(row_stats, r.max[row] * scale, quad_sum(r.sum[row]), false, threadIdx.x % 4 == 0);
     }
-    rows_store(out + head.out + (size_t)first * C, by_eights(r.o), factor, C, T - first);
+    rows_store<false>(out + head.out + (size_t)first * C, by_eights(r.o), factors, C, T - first);
 #endif
 }
 // Returns false and does nothing for other head sizes, in fp32, and on other GPUs.
@@ -140,7 +139,7 @@ static bool attention_forward_hopper(AttentionCall a) {
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, FLASH_ROWS));
     CUtensorMap map = tile_map(a.qkv, a.T, 3 * a.C, FLASH_ROWS, a.B);
     float scale = 1.0f / sqrtf((float)a.HS);
-    flash_kernel<<<grid, FLASH_THREADS, bytes, compute_stream>>>(map, a.result, a.stats, scale, a.T, a.C, a.NH);
+    flash_kernel<<<grid, FLASH_THREADS, bytes, compute_stream>>>(map, (floatX*)a.result, a.stats, scale, a.T, a.C, a.NH);
     return true;
 }
 #endif

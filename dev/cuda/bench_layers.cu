@@ -23,6 +23,7 @@ what graphs would gain. It checks that this is the same step; if not, the status
 #define main train_gpt2_single_main
 #include "../../train_gpt2_single.cu"
 #undef main
+#include "../../llmc/device/checksum.h"
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -56,32 +57,34 @@ template <typename F> static double median_seconds(F call) {
     return median(seconds);
 }
 
-// ---- arrays: random, so that no unit has less to do than in training ----
-__global__ void fill_kernel(floatX* x, size_t n, float std, uint32_t seed) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    uint32_t h = (uint32_t)i * 2654435761u + seed;
-    h = (h ^ (h >> 15)) * 2246822519u;
-    h = (h ^ (h >> 13)) * 3266489917u;
-    if (i < n) x[i] = narrow<floatX>(std * 3.4641016f * ((float)(h >> 8) / 16777216.0f - 0.5f)); // uniform, of this deviation
-}
-static floatX* array(size_t n, float std = 1) {
-    static uint32_t seed;
-    if (counting) return NULL;
-    floatX* x = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
-    fill_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, compute_stream>>>(x, n, std, ++seed * 7919);
-    check_launch("filling an array");
-    return x;
-}
-static float* floats(size_t n) { return counting ? NULL : (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
-static int* random_tokens(int n, int V) {
-    if (counting) return NULL;
-    std::vector<int> host((size_t)n);
-    for (int i = 0; i < n; i++) host[(size_t)i] = (int)(random_uniform(1, 3, (uint64_t)i) * (float)V);
-    int* tokens = (int*)device_alloc((size_t)n * sizeof(int), MEMORY_ACTIVATIONS);
-    host_to_device(tokens, host.data(), (size_t)n * sizeof(int));
-    device_synchronize(); // before `host` goes
+// ---- arrays on the device, freed at the end of their scope; with --floors NULL ----
+template <typename T> struct Array { // (n)
+    T* x = NULL;
+    explicit Array(size_t n) { if (n > 0 && !counting) x = (T*)device_alloc(n * sizeof(T), MEMORY_ACTIVATIONS); }
+    Array(const Array&) = delete;
+    ~Array() { device_free(x); }
+    operator T*() const { return x; }
+};
+// So that no unit has less to do than in training: uniform, of this deviation.
+struct Random : Array<floatX> {
+    explicit Random(size_t n, float std = 1) : Array(n) {
+        static uint32_t seed;
+        if (!counting) for_pieces(n, true, RandomNumbers { x, std * 1.7320508f, ++seed * 7919 }, "filling an array");
+    }
+};
+static std::vector<int> random_tokens(size_t n, int V) {
+    std::vector<int> tokens(n);
+    for (size_t i = 0; i < n; i++) tokens[i] = (int)(random_uniform(1, 3, i) * (float)V);
     return tokens;
 }
+struct Tokens : Array<int> {
+    Tokens(size_t n, int V) : Array(n) {
+        if (counting) return;
+        std::vector<int> host = random_tokens(n, V);
+        host_to_device(x, host.data(), n * sizeof(int));
+        device_synchronize(); // before `host` goes
+    }
+};
 
 // ---- what this GPU can do ----
 __global__ void copy_kernel(int4* dst, const int4* src, size_t n) {
@@ -90,23 +93,21 @@ __global__ void copy_kernel(int4* dst, const int4* src, size_t n) {
 // Bytes per second, read and written.
 static double copy_rate(size_t bytes) {
     size_t n = bytes / sizeof(int4);
-    int4 *src = (int4*)array(bytes / sizeof(floatX)), *dst = (int4*)array(bytes / sizeof(floatX));
+    Random src(bytes / sizeof(floatX)), dst(bytes / sizeof(floatX));
     double seconds = median_seconds([&] {
-        copy_kernel<<<(unsigned)size_min(ceil_div(n, 256), 1 << 16), 256, 0, compute_stream>>>(dst, src, n);
+        copy_kernel<<<(unsigned)size_min(ceil_div(n, 256), 1 << 16), 256, 0, compute_stream>>>((int4*)dst.x, (int4*)src.x, n);
     });
-    device_free(src); device_free(dst);
     return 2.0 * (double)bytes / seconds;
 }
 // FLOP/s of an n x n x n product.
 static double product_rate(int n) {
-    LayerShapes s = { n, 1, n, n / 64, n, 1 };
+    LayerShapes s = layer_shapes(n, 1, n, n / 64, n, 1);
     layers_choose(ATTENTION_OWN, false);
     layers_init(s);
     cuda_matmul.tries = true;
     size_t nn = (size_t)n * (size_t)n;
-    floatX *a = array(nn), *b = array(nn), *c = array(nn);
+    Random a(nn), b(nn), c(nn);
     double seconds = median_seconds([&] { matmul_forward(c, a, b, NULL, n, n, n); });
-    device_free(a); device_free(b); device_free(c);
     layers_free();
     return 2.0 * (double)nn * n / seconds;
 }
@@ -119,7 +120,7 @@ typedef struct { std::string name; double calls, flops, bytes, floor, seconds; }
 static std::vector<Operation> operations;
 
 // One row, from the FLOPs and bytes of one call.
-template <typename F> static void row(const char* name, double calls, double flops, double bytes, F call) {
+template <typename F> static void row(const std::string& name, double calls, double flops, double bytes, F call) {
     double floor = fmax(flops / flop_rate, bytes / byte_rate);
     double seconds = counting ? 0 : median_seconds(call);
     operations.push_back({ name, calls, calls * flops, calls * bytes, calls * floor, calls * seconds });
@@ -153,100 +154,85 @@ static void print_table(void) {
 static void bench_embeddings(GPT2Config g, int B, int T) {
     int C = g.C, N = B * T;
     double E = (double)N * C * sizeof(floatX), positions = (double)T * C * sizeof(floatX), tokens_bytes = 4.0 * N;
-    int* tokens = random_tokens(N, g.V);
-    floatX *wte = array((size_t)g.Vp * C), *wpe = array((size_t)T * C), *x = array((size_t)N * C);
+    Tokens tokens(N, g.V);
+    Random wte((size_t)g.Vp * C), wpe((size_t)T * C), x((size_t)N * C);
     row("encoder forward", 1, 0, 2 * E + positions + tokens_bytes, [&] { encoder_forward(x, tokens, wte, wpe, B, T, C); });
     // rows of dwte are read and written once per distinct token; counted as if all tokens were distinct
     row("encoder backward", 1, 0, 3 * E + positions + tokens_bytes,
         [&] { encoder_backward(wte, wpe, x, tokens, B, T, C, GRAD_SET); });
-    device_free(tokens); device_free(wte); device_free(wpe); device_free(x);
 }
 static void bench_layernorm(GPT2Config g, int N) {
     int C = g.C;
     double E = (double)N * C * sizeof(floatX), stats = 8.0 * N;
     size_t n = (size_t)N * C;
-    floatX *x1 = array(n), *x2 = array(n), *res = array(n), *out = array(n);
-    floatX *w = array(C), *b = array(C), *dw = array(C), *db = array(C);
-    float *mean = floats(N), *rstd = floats(N);
+    Random x1(n), x2(n), res(n), out(n), w(C), b(C), dw(C), db(C);
+    Array<float> mean(N), rstd(N);
     row("residual + layernorm forward", 2 * g.L * again + 1, 0, 4 * E + stats,
         [&] { residual_layernorm_forward(res, out, mean, rstd, x1, x2, w, b, N, C); });
     row("layernorm backward", 2 * g.L + 1, 0, 4 * E + stats,
         [&] { layernorm_backward(x1, dw, db, out, res, w, mean, rstd, N, C, GRAD_SET); });
     row("gradient of the residual stream, zeroed", 1, 0, E, [&] { device_zero(x1, n * sizeof(floatX)); });
-    for (void* p : { x1, x2, res, out, w, b, dw, db }) device_free(p);
-    device_free(mean); device_free(rstd);
 }
 // The three products of a linear layer C -> OC.
 typedef enum { PLAIN, GELU_AFTER, GELU_BEFORE } Activation;
-static void bench_linear(const char* name, int forwards, int backwards, int N, int C, int OC, Activation gelu) {
+static void bench_linear(const std::string& name, int forwards, int backwards, int N, int C, int OC, Activation gelu) {
     double F = 2.0 * N * C * OC, X = sizeof(floatX), weights = X * OC * C, in = X * N * C, out_bytes = X * N * OC;
-    char what[64];
-    floatX *inp = array((size_t)N * C), *out = array((size_t)N * OC), *pre = array((size_t)N * size_max(C, OC));
-    floatX *w = array((size_t)OC * C, 0.02f), *bias = array(OC), *dw = array((size_t)OC * C), *dbias = array(OC);
-    snprintf(what, sizeof what, "%s forward%s", name, gelu == GELU_AFTER ? " + gelu" : "");
-    row(what, forwards, F, in + weights + (gelu == GELU_AFTER ? 2 : 1) * out_bytes, [&] {
-        if (gelu == GELU_AFTER) matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC);
+    Random inp((size_t)N * C), out((size_t)N * OC), pre((size_t)N * size_max(C, OC));
+    Random w((size_t)OC * C, 0.02f), bias(OC), dw((size_t)OC * C), dbias(OC);
+    bool after = gelu == GELU_AFTER, before = gelu == GELU_BEFORE;
+    row(name + " forward" + (after ? " + gelu" : ""), forwards, F, in + weights + (after ? 2 : 1) * out_bytes, [&] {
+        if (after) matmul_gelu_forward(out, pre, inp, w, bias, N, C, OC);
         else matmul_forward(out, inp, w, bias, N, C, OC);
     });
-    snprintf(what, sizeof what, "%s dX%s", name, gelu == GELU_BEFORE ? " + gelu" : "");
-    row(what, backwards, F, out_bytes + weights + (gelu == GELU_BEFORE ? 2 : 1) * in, [&] {
-        if (gelu == GELU_BEFORE) matmul_gelu_backward_input(inp, out, w, pre, N, C, OC);
+    row(name + " dX" + (before ? " + gelu" : ""), backwards, F, out_bytes + weights + (before ? 2 : 1) * in, [&] {
+        if (before) matmul_gelu_backward_input(inp, out, w, pre, N, C, OC);
         else matmul_backward_input(inp, out, w, N, C, OC);
     });
-    snprintf(what, sizeof what, "%s dW + bias", name);
-    row(what, backwards, F, out_bytes + in + weights, [&] { matmul_backward_weight(dw, dbias, out, inp, N, C, OC, GRAD_SET); });
-    for (void* p : { inp, out, pre, w, bias, dw, dbias }) device_free(p);
+    row(name + " dW + bias", backwards, F, out_bytes + in + weights,
+        [&] { matmul_backward_weight(dw, dbias, out, inp, N, C, OC, GRAD_SET); });
 }
 static void bench_attention(GPT2Config g, int B, int T) {
     size_t n = (size_t)B * T * g.C;
     double F = 2.0 * (double)n * T; // two products, of which causality leaves half
     double bytes = (double)(n * sizeof(floatX)), stats_bytes = 4.0 * B * g.NH * T;
-    floatX *qkv = array(3 * n), *out = array(n), *dout = array(n), *dqkv = array(3 * n);
-    float* stats = floats((size_t)B * g.NH * T);
+    Random qkv(3 * n), out(n), dout(n), dqkv(3 * n);
+    Array<float> stats((size_t)B * g.NH * T);
     row("attention forward", g.L * again, F, 4 * bytes + stats_bytes,
         [&] { attention_forward(out, stats, qkv, B, T, g.C, g.NH); });
     row("attention backward", g.L, 2 * F, 8 * bytes + stats_bytes,
         [&] { attention_backward(dqkv, dout, qkv, out, stats, B, T, g.C, g.NH); });
-    for (void* p : { qkv, out, dout, dqkv }) device_free(p);
-    device_free(stats);
 }
 // The head: logits of some rows at a time, as a stage file does it.
 static void bench_head(GPT2Config g, int N) {
     int rows = classifier_rows(N, g.Vp), C = g.C, Vp = g.Vp;
     double F = 2.0 * rows * C * Vp, calls = (double)N / rows, X = sizeof(floatX);
     double in = X * rows * C, weights = X * Vp * C, out = X * rows * Vp;
-    floatX *x = array((size_t)rows * C), *logits = array((size_t)rows * Vp);
-    floatX *wte = array((size_t)Vp * C, 0.02f), *dwte = array((size_t)Vp * C);
-    float* losses = floats(rows);
-    int* targets = random_tokens(rows, g.V);
+    Random x((size_t)rows * C), logits((size_t)rows * Vp), wte((size_t)Vp * C, 0.02f), dwte((size_t)Vp * C);
+    Array<float> losses(rows), sums(rows < N ? (size_t)Vp * C : 1);
+    Tokens targets(rows, g.V);
     row("logits forward", calls, F, in + weights + out, [&] { matmul_forward(logits, x, wte, NULL, rows, C, Vp); });
     row("classifier, loss and gradient", calls, 0, 2 * out,
         [&] { classifier_forward_backward(losses, logits, targets, 1.0f / (float)N, rows, g.V, Vp); });
     row("logits dX", calls, F, out + weights + in, [&] { matmul_backward_input(x, logits, wte, rows, C, Vp); });
     // Where there are several chunks, all except the first add to sums in fp32; the last one's rounding is left out.
-    float* sums = floats(rows < N ? (size_t)Vp * C : 1);
     row("logits dW", calls, F, out + in + 2 * weights * (rows < N ? sizeof(float) / X : 1), [&] {
         if (rows < N) matmul_backward_weight_fp32(sums, logits, x, rows, C, Vp, GRAD_ADD);
         else matmul_backward_weight(dwte, NULL, logits, x, rows, C, Vp, GRAD_SET);
     });
-    for (void* p : { x, wte, dwte, logits }) device_free(p);
-    device_free(losses); device_free(targets); device_free(sums);
 }
 static void bench_update(GPT2Config g) {
     size_t n = 0;
     for (int u = 0; u <= g.L; u++) n += unit_elements(g, u);
     AdamW a = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 1 };
-    floatX *params = array(n), *grads = array(n, 1e-3f);
-    float *master = NEEDS_MASTER ? floats(n) : NULL, *m = floats(n), *v = floats(n), one = 1;
-    StepStats* stats = (StepStats*)floats(sizeof *stats / sizeof(float));
-    if (!counting) host_to_device(&stats->grad_scale, &one, sizeof one);
-    row("gradient norm", 1, 0, (double)(n * sizeof(floatX)), [&] { add_sum_squares(&stats->grad_square, grads, n); });
+    Random params(n), grads(n, 1e-3f);
+    Array<float> master(NEEDS_MASTER ? n : 0), m(n), v(n);
+    Array<StepStats> stats(1);
+    float one = 1;
+    if (!counting) host_to_device(&stats.x->grad_scale, &one, sizeof one);
+    row("gradient norm", 1, 0, (double)(n * sizeof(floatX)), [&] { add_sum_squares(&stats.x->grad_square, grads, n); });
     row("AdamW, all units at once", 1, 0, 28.0 * (double)n,
-        [&] { adamw_update(a, params, master, m, v, grads, &stats->grad_scale, n, 0); });
-    row("parameter norm", 1, 0, (double)(n * sizeof(floatX)), [&] { add_sum_squares(&stats->param_square, params, n); });
-    for (void* p : { params, grads }) device_free(p);
-    for (float* p : { master, m, v }) device_free(p);
-    device_free(stats);
+        [&] { adamw_update(a, params, master, m, v, grads, &stats.x->grad_scale, n, 0); });
+    row("parameter norm", 1, 0, (double)(n * sizeof(floatX)), [&] { add_sum_squares(&stats.x->param_square, params, n); });
 }
 
 // ---- a whole step, as the stage file issues it, and as a CUDA graph ----
@@ -293,21 +279,8 @@ template <typename F> static cudaGraphExec_t captured(F call) {
 }
 static void launch(cudaGraphExec_t graph) { cuda_check(cudaGraphLaunch(graph, compute_stream), "launching a step's graph"); }
 
-// What a step leaves: its statistics, and a hash of each array.
+// What a step leaves: its statistics, and a checksum of each array.
 typedef struct { StepStats stats; uint64_t grads, m, v; } StepResult;
-static uint64_t hash(const void* device, size_t bytes) {
-    std::vector<uint64_t> words(1 << 20);
-    uint64_t h = 0;
-    for (size_t begin = 0; begin < bytes; begin += words.size() * sizeof(uint64_t)) {
-        words.assign(words.size(), 0);
-        device_to_host(words.data(), (const char*)device + begin, size_min(words.size() * sizeof(uint64_t), bytes - begin));
-        for (uint64_t word : words) {
-            h = (h ^ word) * 0x9e3779b97f4a7c15;
-            h ^= h >> 29;
-        }
-    }
-    return h;
-}
 // Clears what earlier steps left, so that it is not taken for this step's.
 template <typename F> static StepResult step_result(GPT2* g, F step) {
     StepResult r;
@@ -318,9 +291,9 @@ template <typename F> static StepResult step_result(GPT2* g, F step) {
     for (float* moments : { g->m, g->v }) device_zero(moments, n * sizeof(float));
     step();
     device_to_host(&r.stats, g->stats, sizeof r.stats);
-    r.grads = hash(g->grads, n * sizeof(floatX));
-    r.m = hash(g->m, n * sizeof(float));
-    r.v = hash(g->v, n * sizeof(float));
+    r.grads = device_checksum(g->grads, sizeof(floatX), n);
+    r.m = device_checksum(g->m, sizeof(float), n);
+    r.v = device_checksum(g->v, sizeof(float), n);
     return r;
 }
 // Dies unless a graph of the step leaves the bits that the step leaves. With --deterministic, because without it cuDNN's backward
@@ -358,9 +331,8 @@ template <typename F> static void bench_graph(F step) {
 static void bench_step(GPT2Config c, int B, int T, int recompute) {
     static GPT2 g;
     size_t n = (size_t)B * (size_t)T;
-    std::vector<int> tokens(n);
-    for (size_t i = 0; i < n; i++) tokens[i] = (int)(random_uniform(1, 3, i) * (float)c.V);
-    c.L = c.L < STEP_BLOCKS ? c.L : STEP_BLOCKS;
+    std::vector<int> tokens = random_tokens(n, c.V);
+    c.L = std::min(c.L, STEP_BLOCKS);
     g.config = c;
     g.max_B = B;
     g.seq_len = T;
@@ -471,7 +443,7 @@ int main(int, char** argv) {
         cuda_check(cudaEventCreate(&end_event), "timing");
         measure_peaks();
         if (a.only_peaks) return 0;
-        LayerShapes s = { B, T, g.C, g.NH, g.Vp, 1 };
+        LayerShapes s = layer_shapes(B, T, g.C, g.NH, g.Vp, 1);
         layers_choose(ATTENTION_AUTO, false);
         layers_prepare(s);
         layers_init(s);

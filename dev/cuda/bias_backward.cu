@@ -15,7 +15,7 @@ struct Problem {
     float* partial; // (chunks,OC) sums of chunks of rows, owned by cuda_both.h's list
 
     Problem(Shape s) : N(s.rows), OC(s.cols), bytes((double)N * OC * sizeof(floatX)) {
-        start_cpu({ 1, N, OC, 1, 1, 1 });
+        start_cpu(layer_shapes(1, N, OC, 1, 1, 1));
         dout = random_both((size_t)N * OC);
         dbias = unset_both(OC);
         Both<floatX> inp = random_both(N), dw = unset_both(OC); // the layer also computes dw: that of one input

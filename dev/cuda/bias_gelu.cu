@@ -25,7 +25,7 @@ struct Problem {
 
     Problem(Shape s) : N(s.rows), OC(s.cols), bytes(3.0 * N * OC * sizeof(floatX)) {
         size_t n = (size_t)N * OC;
-        start_cpu({ 1, N, OC, 1, 1, 1 });
+        start_cpu(layer_shapes(1, N, OC, 1, 1, 1));
         require(n <= INT32_MAX / 2, "%d x %d elements are more than this file's kernels can count; choose fewer --rows", N, OC);
         out = random_both(n, 0, 3); bias = random_both(OC);
         act = unset_both(n);

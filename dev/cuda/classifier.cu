@@ -20,7 +20,7 @@ struct Problem {
 
     Problem(Shape s) : N(s.rows), V(s.cols), Vp((int)round_up(V, 128)), dloss(0.125f),
                        bytes(2.0 * N * Vp * sizeof(floatX)) {
-        start_cpu({ 1, N, 1, 1, Vp, 1 });
+        start_cpu(layer_shapes(1, N, 1, 1, Vp, 1));
         logits = random_both((size_t)N * Vp, 0, 3);
         targets = random_tokens(N, V);
         losses = unset_both<float>(N);

@@ -16,7 +16,7 @@ struct Problem {
     Both<float> losses;
 
     Problem(Shape s) : N(s.rows), V(s.cols), Vp((int)round_up(V, 128)), bytes(1.0 * N * V * sizeof(floatX)) {
-        start_cpu({ 1, N, 1, 1, Vp, 1 });
+        start_cpu(layer_shapes(1, N, 1, 1, Vp, 1));
         logits = random_both((size_t)N * Vp, 0, 3);
         targets = random_tokens(N, V);
         losses = unset_both<float>(N);

@@ -35,7 +35,7 @@ struct Problem {
     float *sum_wte, *sum_wpe; // (V,C), (T,C) in fp32 for the kernels that need them, owned by cuda_both.h's list
 
     Problem(Shape s) : T(sequence_length(s.rows)), B(s.rows / T), C(s.cols), V((int)size_min(2 * (size_t)s.rows, 50304)) {
-        LayerShapes shapes = { B, T, C, 1, V, 1 };
+        LayerShapes shapes = layer_shapes(B, T, C, 1, V, 1);
         start_cpu(shapes);
         tokens = both_of(uneven_tokens(B * T, V));
         dout = random_both((size_t)B * T * C);

@@ -21,7 +21,7 @@ struct Problem {
 
     Problem(Shape s) : T(sequence_length(s.rows)), B(s.rows / T), C(s.cols), V((int)size_min(s.rows, 32768)),
                        bytes(3.0 * s.rows * C * sizeof(floatX)) {
-        start_cpu({ B, T, C, 1, V, 1 });
+        start_cpu(layer_shapes(B, T, C, 1, V, 1));
         tokens = random_tokens((size_t)B * T, V);
         wte = random_both((size_t)V * C); wpe = random_both((size_t)T * C);
         out = unset_both((size_t)B * T * C);

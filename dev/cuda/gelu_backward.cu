@@ -24,7 +24,7 @@ struct Problem {
 
     Problem(Shape s) : N(s.rows), C(s.cols), bytes(3.0 * N * C * sizeof(floatX)) {
         size_t n = (size_t)N * C;
-        start_cpu({ 1, N, C, 1, 1, 1 });
+        start_cpu(layer_shapes(1, N, C, 1, 1, 1));
         require(n <= INT32_MAX / 2, "%d x %d elements are more than this file's kernels can count; choose fewer --rows", N, C);
         dinp = random_both(n); pre = random_both(n, 0, 3);
         gelu_backward_cpu(dinp.cpu, pre.cpu, N * C);

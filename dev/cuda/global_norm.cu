@@ -17,7 +17,7 @@ struct Problem {
     double* partial; // (STATS_BLOCKS) sums of blocks, owned by cuda_both.h's list
 
     Problem(Shape s) : n((size_t)s.rows * s.cols), bytes((double)n * sizeof(floatX)) {
-        start_cpu({ 1, 1, 1, 1, 1, 1 });
+        start_cpu(layer_shapes(1, 1, 1, 1, 1, 1));
         x = random_both(n);
         acc = both_of(std::vector<double>(1, 7)); // the sum is added to what is there
         partial = (double*)device_bytes(STATS_BLOCKS * sizeof(double));
@@ -58,7 +58,7 @@ VARIANT(global_norm_2_block_atomics, "one atomic per block; the last bits change
 // the same bits every time. (llmc/'s kernel, reading one element at a time.)
 VARIANT(global_norm_3_two_stages, "sums of blocks, then their sum: the same bits every time") {
     unsigned blocks = stats_blocks(p.n);
-    sum_kernel<1, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
+    sum_kernel<1, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, p.n, Square());
     sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
 }
 
@@ -66,7 +66,7 @@ VARIANT(global_norm_3_two_stages, "sums of blocks, then their sum: the same bits
 // As 3, in pieces of 16 bytes. llmc/ takes blocks of 256 on every GPU: the order of the sum must not depend on the GPU.
 VARIANT(global_norm_4_llmc, "the same, 16 bytes a load") {
     unsigned blocks = stats_blocks(p.n);
-    sum_kernel<VEC, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
+    sum_kernel<VEC, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, p.n, Square());
     sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
 }
 

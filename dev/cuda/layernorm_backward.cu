@@ -18,7 +18,7 @@ struct Problem {
 
     Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
         size_t n = (size_t)N * C;
-        start_cpu({ 1, N, C, 1, 1, 1 });
+        start_cpu(layer_shapes(1, N, C, 1, 1, 1));
         dinp = random_both(n); dout = random_both(n); inp = random_both(n, 0.5f); // dinp: the residual stream's gradient
         w = random_both(C, 1, 0.5f);
         dw = unset_both(C); db = unset_both(C);

@@ -12,7 +12,7 @@ struct Problem {
 
     Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {
         size_t n = (size_t)N * C;
-        start_cpu({ 1, N, C, 1, 1, 1 });
+        start_cpu(layer_shapes(1, N, C, 1, 1, 1));
         inp1 = random_both(n, 0.5f); inp2 = random_both(n);
         w = random_both(C, 1, 0.5f); b = random_both(C, 0, 0.5f);
         res = unset_both(n); out = unset_both(n);

@@ -20,7 +20,7 @@ struct Problem {
     Both<floatX> out, inp, w, bias;
 
     Problem(Shape s) : N(s.rows), C(s.depth), OC(s.cols), flops(2.0 * N * C * OC) {
-        start_cpu({ 1, N, C, 1, 1, 1 });
+        start_cpu(layer_shapes(1, N, C, 1, 1, 1));
         library_start();
         inp = random_both((size_t)N * C); w = random_both((size_t)OC * C, 0, 0.1f); bias = random_both(OC);
         out = unset_both((size_t)N * OC);

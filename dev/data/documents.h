@@ -85,18 +85,6 @@ static inline FILE* documents_open(const char* path) {
     return file;
 }
 
-static inline void documents_open_next(Documents* d) {
-    const char* path = d->paths[d->opened++];
-    d->file = strcmp(path, "-") == 0 ? stdin : documents_open(path);
-    d->line_number = 0;
-}
-
-static inline void documents_close(Documents* d) {
-    require(!ferror(d->file), "cannot read %s: %s", d->paths[d->opened - 1], strerror(errno));
-    if (d->file != stdin) fclose(d->file);
-    d->file = NULL;
-}
-
 static inline void document_append(Documents* d, const char* bytes, size_t n) {
     d->text = (char*)grow(d->text, d->length + n, &d->capacity, 1);
     memcpy(d->text + d->length, bytes, n);
@@ -143,9 +131,7 @@ static inline bool document_read_json(Documents* d) {
         size_t response = document_append_field(d, object, d->response_field, "response-field");
         require(response > 0, "line %zu of %s has an empty response in its field \"%s\", which teaches nothing; remove the line",
                 d->line_number, path, d->response_field);
-    } else {
-        document_append_field(d, object, d->field, "field");
-    }
+    } else document_append_field(d, object, d->field, "field");
     json_decref(object);
     return true;
 }
@@ -153,12 +139,19 @@ static inline bool document_read_json(Documents* d) {
 // Puts the next document that is not empty in text and length. Returns false if there are no more.
 static inline bool documents_next(Documents* d) {
     do {
-        if (d->file == NULL && d->opened == d->num_paths) return false;
-        if (d->file == NULL) documents_open_next(d);
+        if (d->file == NULL) {
+            if (d->opened == d->num_paths) return false;
+            const char* path = d->paths[d->opened++];
+            d->file = strcmp(path, "-") == 0 ? stdin : documents_open(path);
+            d->line_number = 0;
+        }
         d->length = d->prompt = 0;
         bool more = d->split == SPLIT_FILE ? document_read_file(d)
                   : d->split == SPLIT_LINE ? document_read_lines(d) : document_read_json(d);
-        if (!more) documents_close(d);
+        if (more) continue;
+        require(!ferror(d->file), "cannot read %s: %s", d->paths[d->opened - 1], strerror(errno));
+        if (d->file != stdin) fclose(d->file);
+        d->file = NULL;
     } while (d->length == 0);
     return true;
 }

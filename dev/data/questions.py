@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """questions.py [OUT] - makes lines of JSON to fine-tune on: prompts that name a function of llmc/, and responses that say where it
-is. They are made from this repository, so nothing is downloaded. The order is that of a hash, as if they came from people."""
-import json, re, sys
+is. They are made from course.tar.gz, the sources as they were when the default data was made, so nothing is downloaded, and they
+stay the same. The order is that of a hash, as if they came from people."""
+import json, re, sys, tarfile
 from functools import reduce
 from pathlib import Path
 
-root = Path(__file__).resolve().parent.parent.parent
-out = Path(sys.argv[1]) if sys.argv[1:] else root / "data/questions.jsonl"
+here = Path(__file__).resolve().parent
+out = Path(sys.argv[1]) if sys.argv[1:] else here.parent.parent / "data/questions.jsonl"
 where = {}
-for file in sorted(map(str, [*root.glob("llmc/*/*.h"), *root.glob("llmc/*/*/*.h")])):
-    for name in re.findall(r"^static inline [\w ]+\*? ?\b(\w+_\w+)\(", Path(file).read_text(), re.M):
-        where.setdefault(name, str(Path(file).relative_to(root)))
+with tarfile.open(here / "course.tar.gz") as sources:
+    for file in sorted(name for name in sources.getnames() if re.fullmatch(r"\w+/llmc/.*\.h", name)):
+        text = sources.extractfile(file).read().decode()
+        for name in re.findall(r"^static inline [\w ]+\*? ?\b(\w+_\w+)\(", text, re.M): where.setdefault(name, file.split("/", 1)[1])
 
 
 def place(name):

@@ -119,20 +119,15 @@ typedef struct {
     float place;  // in [0,1), a function of the bytes; below --val-fraction: validation
 } Waiting;
 
-static float document_place(const char* text, size_t length) { return random_uniform(hash_bytes(text, length), 0, 0); }
-
 typedef struct {
-    Waiting* documents; // (capacity), owned
-    size_t count, capacity;
+    Waiting* documents; // (count), owned
+    size_t count;
 } Queue;
 
 static void queue_add(Queue* q, const Documents* d, float place) {
-    q->documents = (Waiting*)grow(q->documents, q->count + 1, &q->capacity, sizeof *q->documents);
-    Waiting* w = &q->documents[q->count++];
-    w->text = (char*)memcpy(xcalloc(d->length, 1), d->text, d->length);
-    w->length = d->length;
-    w->prompt = d->prompt;
-    w->place = place;
+    q->documents = (Waiting*)with_room(q->documents, q->count, sizeof *q->documents);
+    char* text = (char*)memcpy(xcalloc(d->length, 1), d->text, d->length);
+    q->documents[q->count++] = (Waiting){ text, d->length, d->prompt, place };
 }
 
 static void queue_write(Queue* q, const Tokenizer* t, double val_below) {
@@ -158,26 +153,20 @@ static double queue_fraction(const Queue* q, double val_fraction) {
     return high < val_fraction ? high : val_fraction;
 }
 
-static void tokenize_split(Documents* d, const Tokenizer* t, double val_fraction) {
-    Queue waiting = { NULL, 0, 0 };
-    bool seen[SIDES] = { false, false };
+// val_fraction 0: all documents are for training, and none waits.
+static void tokenize(Documents* d, const Tokenizer* t, double val_fraction) {
+    Queue waiting = { NULL, 0 };
+    bool seen[SIDES] = { false, val_fraction == 0 };
     while (documents_next(d)) {
-        float place = document_place(d->text, d->length);
+        float place = random_uniform(hash_bytes(d->text, d->length), 0, 0);
         int side = place < val_fraction ? VAL : TRAIN;
         seen[side] = true;
-        if (!seen[1 - side]) {
-            queue_add(&waiting, d, place);
-            continue;
-        }
-        queue_write(&waiting, t, val_fraction); // writes nothing after the first time
-        output_document(&outputs[side], t, d->text, d->length, d->prompt);
+        if (seen[1 - side]) {
+            queue_write(&waiting, t, val_fraction); // writes nothing after the first time
+            output_document(&outputs[side], t, d->text, d->length, d->prompt);
+        } else queue_add(&waiting, d, place);
     }
-    require(seen[TRAIN] || seen[VAL], "there is no text in the %d files given", d->num_paths);
     if (waiting.count > 0) queue_write(&waiting, t, queue_fraction(&waiting, val_fraction));
-}
-
-static void tokenize_all(Documents* d, const Tokenizer* t) {
-    while (documents_next(d)) output_document(&outputs[TRAIN], t, d->text, d->length, d->prompt);
     require(outputs[TRAIN].documents > 0, "there is no text in the %d files given", d->num_paths);
 }
 
@@ -206,8 +195,7 @@ int main(int argc, char** argv) {
     outputs[TRAIN].masked = outputs[VAL].masked = d.prompt_field[0] != '\0';
     atexit(remove_unfinished);
     bool has_val = *outputs[VAL].path != '\0';
-    if (has_val) tokenize_split(&d, &t, val_fraction);
-    else tokenize_all(&d, &t);
+    tokenize(&d, &t, has_val ? val_fraction : 0);
     output_finish(&outputs[TRAIN]);
     if (has_val) output_finish(&outputs[VAL]);
     documents_free(&d);

@@ -23,11 +23,11 @@ typedef struct {
 } Word;
 
 typedef struct {
-    int left, right;
+    uint64_t key;      // pair_key()
     int64_t count;     // occurrences in the text
     uint32_t* words;   // (num_words) words that may contain it, with repeats, owned
-    size_t num_words, word_capacity;
-    int last_push;     // the merge after which it was last put on the heap
+    size_t num_words;
+    bool has_gained;   // it is in Trainer.gained
 } Pair;
 
 typedef struct {
@@ -43,15 +43,17 @@ typedef struct {
     size_t text_length, text_capacity;
     int* symbols;       // (text_length) their tokens, owned
     Word* words;        // (num_words), owned
-    size_t num_words, word_capacity;
+    size_t num_words;
     int64_t* word_slots; // (num_slots, a power of two) hash table of words: index or -1, owned
     size_t num_slots;
     Pair* pairs;        // (t.pair_count), owned
-    size_t pair_capacity;
+    uint32_t* gained;   // (num_gained) pairs that have grown more frequent and are to be put on the heap, owned
+    size_t num_gained;
     HeapEntry* heap;    // (heap_count), owned
-    size_t heap_count, heap_capacity;
+    size_t heap_count;
     uint64_t* merges;   // (num_merges) pair_key() of each, owned
     int num_merges;
+    int character_of[256]; // what stands for a byte in the files
 } Trainer;
 
 // ----------------------------------------------------------------------------
@@ -80,9 +82,8 @@ static void word_count(Trainer* r, const char* s, size_t n) {
     if (*slot < 0) {
         *slot = (int64_t)r->num_words;
         require(r->num_words < UINT32_MAX, "the text has more than 2^32-1 different words; use less of it");
-        r->words = (Word*)grow(r->words, r->num_words + 1, &r->word_capacity, sizeof *r->words);
-        Word w = { r->text_length, n, 0 };
-        r->words[r->num_words++] = w;
+        r->words = (Word*)with_room(r->words, r->num_words, sizeof *r->words);
+        r->words[r->num_words++] = (Word){ r->text_length, n, 0 };
         r->text = (char*)grow(r->text, r->text_length + n, &r->text_capacity, 1);
         memcpy(r->text + r->text_length, s, n);
         r->text_length += n;
@@ -109,7 +110,7 @@ static size_t count_words(Trainer* r, Documents* d) {
 static bool entry_before(HeapEntry a, HeapEntry b) { return a.count > b.count || (a.count == b.count && a.key < b.key); }
 
 static void entry_push(Trainer* r, HeapEntry e) {
-    r->heap = (HeapEntry*)grow(r->heap, r->heap_count + 1, &r->heap_capacity, sizeof *r->heap);
+    r->heap = (HeapEntry*)with_room(r->heap, r->heap_count, sizeof *r->heap);
     size_t i = r->heap_count++;
     for (; i > 0 && entry_before(e, r->heap[(i - 1) / 2]); i = (i - 1) / 2) r->heap[i] = r->heap[(i - 1) / 2];
     r->heap[i] = e;
@@ -133,11 +134,8 @@ static Pair* pair_at(Trainer* r, int left, int right) {
     uint32_t index = pair_rank(&r->t, left, right);
     if (index == NO_RANK) {
         index = (uint32_t)r->t.pair_count;
-        r->pairs = (Pair*)grow(r->pairs, index + 1, &r->pair_capacity, sizeof *r->pairs);
-        memset(&r->pairs[index], 0, sizeof *r->pairs);
-        r->pairs[index].left = left;
-        r->pairs[index].right = right;
-        r->pairs[index].last_push = -1;
+        r->pairs = (Pair*)with_room(r->pairs, index, sizeof *r->pairs);
+        r->pairs[index] = (Pair){ .key = pair_key(left, right) };
         pair_add(&r->t, left, right, index);
     }
     return &r->pairs[index];
@@ -146,13 +144,27 @@ static Pair* pair_at(Trainer* r, int left, int right) {
 static void pair_gain(Trainer* r, int left, int right, uint32_t word) {
     Pair* p = pair_at(r, left, right);
     p->count += (int64_t)r->words[word].count;
+    if (!p->has_gained) {
+        r->gained = (uint32_t*)with_room(r->gained, r->num_gained, sizeof *r->gained);
+        r->gained[r->num_gained++] = (uint32_t)(p - r->pairs);
+        p->has_gained = true;
+    }
     if (p->num_words > 0 && p->words[p->num_words - 1] == word) return;
-    p->words = (uint32_t*)grow(p->words, p->num_words + 1, &p->word_capacity, sizeof *p->words);
+    p->words = (uint32_t*)with_room(p->words, p->num_words, sizeof *p->words);
     p->words[p->num_words++] = word;
 }
 
 static void pair_lose(Trainer* r, int left, int right, uint32_t word) {
     pair_at(r, left, right)->count -= (int64_t)r->words[word].count;
+}
+
+// Puts the pairs that have grown more frequent on the heap, each once.
+static void push_gained(Trainer* r) {
+    while (r->num_gained > 0) {
+        Pair* p = &r->pairs[r->gained[--r->num_gained]];
+        entry_push(r, (HeapEntry){ p->count, p->key });
+        p->has_gained = false;
+    }
 }
 
 static void pairs_count(Trainer* r) {
@@ -162,10 +174,7 @@ static void pairs_count(Trainer* r) {
         const int* s = r->symbols + r->words[i].start;
         for (size_t k = 0; k + 1 < r->words[i].length; k++) pair_gain(r, s[k], s[k + 1], (uint32_t)i);
     }
-    for (size_t i = 0; i < r->t.pair_count; i++) {
-        HeapEntry e = { r->pairs[i].count, pair_key(r->pairs[i].left, r->pairs[i].right) };
-        entry_push(r, e);
-    }
+    push_gained(r);
 }
 
 // ----------------------------------------------------------------------------
@@ -209,57 +218,34 @@ static void merge_in_word(Trainer* r, uint32_t index, int left, int right, int m
     w->length = to;
 }
 
-// After (left, right) became `merged`, puts each pair that grew more frequent on the heap, once: those beside it in its words.
-static void push_gained(Trainer* r, const uint32_t* words, size_t num_words, int merged) {
-    for (size_t i = 0; i < num_words; i++) {
-        const int* s = r->symbols + r->words[words[i]].start;
-        for (size_t k = 0; k + 1 < r->words[words[i]].length; k++) {
-            if (s[k] != merged && s[k + 1] != merged) continue;
-            Pair* p = pair_at(r, s[k], s[k + 1]);
-            if (p->last_push == r->num_merges) continue;
-            p->last_push = r->num_merges;
-            HeapEntry e = { p->count, pair_key(p->left, p->right) };
-            entry_push(r, e);
-        }
-    }
-}
-
 static void merge_pair(Trainer* r, uint32_t index) {
     Pair p = r->pairs[index]; // a copy, because merging adds pairs, which may move the array
-    int merged = token_of(r, p.left, p.right);
-    r->merges[r->num_merges++] = pair_key(p.left, p.right);
-    for (size_t i = 0; i < p.num_words; i++) merge_in_word(r, p.words[i], p.left, p.right, merged);
-    push_gained(r, p.words, p.num_words, merged);
+    int left = (int)(p.key >> 32), right = (int)(uint32_t)p.key, merged = token_of(r, left, right);
+    r->merges[r->num_merges++] = p.key;
+    for (size_t i = 0; i < p.num_words; i++) merge_in_word(r, p.words[i], left, right, merged);
+    r->pairs[index] = (Pair){ .key = p.key };
+    push_gained(r);
     free(p.words);
-    r->pairs[index].words = NULL;
-    r->pairs[index].num_words = r->pairs[index].word_capacity = 0;
-    r->pairs[index].count = 0;
 }
 
 // Merges until there are `wanted` tokens, or no pair is left that occurs at least min_count times.
 static void merge_all(Trainer* r, int wanted, long long min_count) {
-    size_t capacity = 0;
     while (r->t.vocab_size < wanted && r->heap_count > 0) {
         HeapEntry e = entry_pop(r);
         uint32_t index = pair_slot(&r->t, e.key)->rank;
-        bool is_outdated = e.count != r->pairs[index].count;
-        e.count = r->pairs[index].count;
-        if (e.count < min_count) continue;
-        if (is_outdated) {
-            entry_push(r, e);
-            continue;
-        }
-        r->merges = (uint64_t*)grow(r->merges, (size_t)r->num_merges + 1, &capacity, sizeof *r->merges);
-        merge_pair(r, index);
+        int64_t count = r->pairs[index].count;
+        if (count < min_count) continue;
+        r->merges = (uint64_t*)with_room(r->merges, (size_t)r->num_merges, sizeof *r->merges);
+        if (count == e.count) merge_pair(r, index);
+        else entry_push(r, (HeapEntry){ count, e.key });
     }
 }
 
 // ----------------------------------------------------------------------------
 // start, files, end
 
-// Bytes are the first tokens, in the order of the characters that stand for them.
+// r: zeros. Bytes are the first tokens, in the order of the characters that stand for them.
 static void trainer_init(Trainer* r, int vocab_size) {
-    memset(r, 0, sizeof *r);
     Tokenizer* t = &r->t;
     t->start = (size_t*)xcalloc((size_t)vocab_size + 1, sizeof *t->start);
     t->bytes = (char*)xcalloc(256, 1);
@@ -268,6 +254,7 @@ static void trainer_init(Trainer* r, int vocab_size) {
     byte_characters(byte_of);
     for (int c = 0; c < BYTE_CHARACTERS; c++) {
         if (byte_of[c] < 0) continue;
+        r->character_of[byte_of[c]] = c;
         t->bytes[t->vocab_size++] = (char)byte_of[c];
         t->start[t->vocab_size] = (size_t)t->vocab_size;
     }
@@ -285,20 +272,17 @@ static void trainer_free(Trainer* r) {
     free(r->words);
     free(r->word_slots);
     free(r->pairs);
+    free(r->gained);
     free(r->heap);
     free(r->merges);
 }
 
 // Prints a token's text form; for JSON, with backslashes before the characters that need them.
 static void print_token(FILE* out, const Trainer* r, int id, const char* escaped) {
-    int byte_of[BYTE_CHARACTERS], character_of[256];
-    byte_characters(byte_of);
-    for (int c = 0; c < BYTE_CHARACTERS; c++)
-        if (byte_of[c] >= 0) character_of[byte_of[c]] = c;
     size_t length;
     const char* bytes = tokenizer_decode(&r->t, id, &length);
     for (size_t i = 0; i < length; i++) {
-        int c = character_of[(unsigned char)bytes[i]];
+        int c = r->character_of[(unsigned char)bytes[i]];
         if (c >= 0x80) fprintf(out, "%c%c", 0xC0 | c >> 6, 0x80 | (c & 0x3F));
         else fprintf(out, "%s%c", strchr(escaped, c) ? "\\" : "", c);
     }

@@ -16,6 +16,7 @@ same as the one before it, whatever its algorithm, is a repetition: only timing 
 products was repeated.
 */
 #include "runtime.h"
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdarg>
@@ -36,6 +37,7 @@ struct Operation {
     void *bias, *aux;
     int64_t aux_ld;
     int32_t bias_type, aux_type; // -1: D's
+    int32_t processors; // for which an algorithm is chosen; 0: all
 };
 struct Preference { uint64_t workspace; uint32_t alignment_a, alignment_b, alignment_c, alignment_d, reductions; };
 // What the heuristic returns, valid only for this problem.
@@ -87,6 +89,7 @@ const std::vector<Field> operation_fields = {
     FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, Operation, aux),
     FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, Operation, aux_ld),
     FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, Operation, aux_type),
+    FIELD(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, Operation, processors),
 };
 const std::vector<Field> preference_fields = {
     FIELD(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, Preference, workspace),
@@ -153,6 +156,7 @@ Refusal check_problem(const Problem& p) {
     if (o.compute != CUBLAS_COMPUTE_32F || o.scale != CUDA_R_32F) UNSUPPORTED("the emulator computes and scales in fp32 only");
     if (o.pointer_mode != CUBLASLT_POINTER_MODE_HOST) UNSUPPORTED("alpha and beta are the host's in the emulator");
     if (o.trans_c != CUBLAS_OP_N) UNSUPPORTED("C cannot be transposed");
+    if (o.processors < 0 || o.processors > 4) INVALID("an algorithm for %d of 4 multiprocessors", o.processors);
     for (int trans : {o.trans_a, o.trans_b}) if (trans != CUBLAS_OP_N && trans != CUBLAS_OP_T) UNSUPPORTED("op %d", trans);
     PASS(check_layout("A", p.a, o.trans_a ? p.k : p.m, o.trans_a ? p.m : p.k));
     PASS(check_layout("B", p.b, o.trans_b ? p.n : p.k, o.trans_b ? p.k : p.n));
@@ -253,8 +257,10 @@ void sum_over_k(const Problem& p, const std::vector<double>& x, uint64_t length)
         put(p.o.bias, p.d.type, i, sum);
     }
 }
-void multiply(const Problem& p, const Algorithm& g, const Operands& x) {
+// Returns whether one of the operands is nothing but zeros.
+bool multiply(const Problem& p, const Algorithm& g, const Operands& x) {
     std::vector<double> a = unpack(x.a, p.a, p.o.trans_a, true), b = unpack(x.b, p.b, p.o.trans_b, true), sums(p.m), bias(p.m);
+    auto is_zero = [](const std::vector<double>& v) { return std::all_of(v.begin(), v.end(), [](double y) { return y == 0; }); };
     float* partial = (float*)x.workspace; // (m,n), of the algorithm that splits the sum
     if (g.workspace) memset(x.workspace, 0xff, g.workspace);
     for (uint64_t j = 0; j < p.n; j++) {
@@ -275,6 +281,7 @@ void multiply(const Problem& p, const Algorithm& g, const Operands& x) {
     if (p.o.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD) for (uint64_t i = 0; i < p.m; i++) put(p.o.bias, p.d.type, i, bias[i]);
     if (p.o.epilogue == CUBLASLT_EPILOGUE_BGRADA) sum_over_k(p, unpack(x.a, p.a, p.o.trans_a, false), p.m);
     if (p.o.epilogue == CUBLASLT_EPILOGUE_BGRADB) sum_over_k(p, b, p.n);
+    return is_zero(a) || is_zero(b);
 }
 
 // --- candidates: one that takes anything, one that splits the sum, one that needs everything aligned to 16 bytes ---
@@ -299,34 +306,45 @@ std::vector<Algorithm> candidates(const Problem& p, const Preference& f) {
 bool is_in(const char* setting, uint32_t number) { return emulator::setting(setting, 0) >> number & 1; }
 
 // --- counts ---
-struct Counts { uint64_t products, bias_gradients, failures, repetitions, late; }; // late: after the first collective
+// for_fewer: after the first collective, for a part of the multiprocessors. Of the repetitions: of_zeros, one operand was;
+// profiled, while a profiler records; late, after the first collective.
+struct Counts { uint64_t products, bias_gradients, for_fewer, failures, repetitions, of_zeros, profiled, late; };
 Counts counts;
-using Shape = std::array<uint64_t, 6>; // m, n, k, transposed A and B, the type of D
+using Shape = std::array<uint64_t, 7>; // m, n, k, transposed A and B, the type of D, multiprocessors
 std::set<Shape> shapes, tried;
 Problem last_problem;
 Operands last_operands;
 std::mutex counts_lock;
-void count(const Problem& p, const Operands& x, bool fails) {
-    bool late = emulator::meets_others();
+bool count(const Problem& p, const Operands& x, bool fails) { // returns whether it repeats the one before
+    bool late = emulator::has_met_others, profiled = emulator::is_profiled();
     std::lock_guard<std::mutex> lock(counts_lock);
     const Operands& y = last_operands;
     const Problem& q = last_problem;
-    bool repeats = x.a == y.a && x.b == y.b && x.d == y.d && p.m == q.m && p.n == q.n && p.k == q.k;
-    Shape shape = {p.m, p.n, p.k, (uint64_t)p.o.trans_a, (uint64_t)p.o.trans_b, (uint64_t)p.d.type};
+    bool repeats = x.a == y.a && x.b == y.b && x.d == y.d && p.m == q.m && p.n == q.n && p.k == q.k &&
+        p.o.processors == q.o.processors;
+    Shape shape = {p.m, p.n, p.k, (uint64_t)p.o.trans_a, (uint64_t)p.o.trans_b, (uint64_t)p.d.type, (uint64_t)p.o.processors};
     shapes.insert(shape);
     if (repeats) tried.insert(shape);
     counts.products++;
     counts.bias_gradients += p.o.epilogue == CUBLASLT_EPILOGUE_BGRADA || p.o.epilogue == CUBLASLT_EPILOGUE_BGRADB;
     counts.failures += fails;
+    counts.for_fewer += late && p.o.processors > 0;
     counts.repetitions += repeats;
+    counts.profiled += repeats && profiled;
     counts.late += repeats && late;
     last_problem = p;
     last_operands = x;
+    return repeats;
+}
+void count_zeros(void) {
+    std::lock_guard<std::mutex> lock(counts_lock);
+    counts.of_zeros++;
 }
 void write_counts(void) {
-    emulator::append_to("CUDA_EMULATOR_CUBLASLT_COUNTS", "products %zu, untried shapes %zu, with a bias gradient %zu, failed %zu, "
-                        "repeated %zu, after a collective %zu\n", counts.products, shapes.size() - tried.size(),
-                        counts.bias_gradients, counts.failures, counts.repetitions, counts.late);
+    emulator::append_to("CUDA_EMULATOR_CUBLASLT_COUNTS", "products %zu, untried shapes %zu, with a bias gradient %zu, for fewer "
+                        "processors %zu, failed %zu, repeated %zu, of zeros %zu, profiled %zu, after a collective %zu\n",
+                        counts.products, shapes.size() - tried.size(), counts.bias_gradients, counts.for_fewer, counts.failures,
+                        counts.repetitions, counts.of_zeros, counts.profiled, counts.late);
 }
 std::set<cublasLtHandle_t> handles;
 std::mutex handles_lock;
@@ -372,7 +390,7 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, c
 }
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute, cudaDataType_t scale) {
     return create(operation, Operation{compute, scale, CUBLASLT_POINTER_MODE_HOST, CUBLAS_OP_N, CUBLAS_OP_N, CUBLAS_OP_N,
-                                       CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, -1, -1});
+                                       CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, -1, -1, 0});
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t size) {
@@ -430,12 +448,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     r = check_operands(p, g, x);
     if (r.status) return answer(__func__, r);
     bool fails = is_in("CUDA_EMULATOR_CUBLASLT_FAILS", g.number);
-    count(p, x, fails);
+    bool repeats = count(p, x, fails);
     if (fails) {
         emulator::remember(cudaErrorLaunchOutOfResources);
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }
-    cudaError_t error = emulator::enqueue(stream, "cublasLtMatmul", [=] { multiply(p, g, x); });
+    cudaError_t error = emulator::enqueue(stream, "cublasLtMatmul", [=] { if (multiply(p, g, x) && repeats) count_zeros(); });
     return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 }

@@ -8,9 +8,13 @@ data, and the next runs once all other ranks have written theirs, whatever their
 possible (streams.cpp), and those of a communicator one after another, as NCCL's kernels do. At exit() a work that was never
 finished is waited for without end, as destructors of a driver and of libraries may wait for a kernel.
 
-Non-blocking communicators are not ready for some microseconds after a launch, as if a thread of NCCL's did it; a caller that does
-not wait until they are ready is refused. ncclCommSplit and ncclCommWindowRegister behave as in NCCL 2.28: they return ncclSuccess
-at once, and their result is there when the communicator is ready again. CUDA_EMULATOR_NCCL has other ways (README.md).
+Connections are made when they are first needed: a message's first way from one rank to another, and a communicator's first tree or
+ring. There hosts meet: a launch waits until the others have come to theirs, and what was issued before runs meanwhile. With a
+blocking communicator the call waits, as groupLaunch() of NCCL does in the caller; with a non-blocking one a thread of NCCL's would,
+so the call returns, and nothing is on the stream before ncclCommGetAsyncError answers that it is ready, which takes some
+microseconds in any case. A caller that does not wait until then is refused. ncclCommSplit and ncclCommWindowRegister behave as in
+NCCL 2.28: without blocking they return ncclSuccess at once, and their result is there when the communicator is ready again.
+CUDA_EMULATOR_NCCL has other ways (README.md).
 Sums go round a ring, beginning at another rank for each part, and are rounded at each rank: their bits differ from rank order's.
 */
 #include "runtime.h"
@@ -36,6 +40,8 @@ Sums go round a ring, beginning at another rank for each part, and are rounded a
 
 namespace files = std::filesystem;
 namespace {
+// An operation, and where it ends on its stream.
+struct Flight { const char* kind; emulator::Position end; };
 // What must be the same on every rank, and what the rank contributes.
 struct Header { char kind[16]; uint64_t count; int32_t type, op, root; uint64_t place = 0; };
 struct Message { Header header; std::vector<char> bytes; };
@@ -50,9 +56,13 @@ struct ncclComm {
     double ready_at = 0;                 // seconds: until then ncclCommGetAsyncError answers ncclInProgress
     uint64_t issued = 0, finished = 0;   // operations of this rank; an empty group does not count
     uint64_t collectives = 0;            // of those, the same on all ranks
+    uint64_t in_windows = 0;             // of these, with both buffers in windows that other ranks reach
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
     uint64_t splits = 0, windows = 0;    // numbers of calls so far
-    std::function<bool()> pending;       // continues the split or registration under way, if there is one; true: it is done
+    std::function<bool()> pending;       // continues the split, registration or launch under way, if there is one; true: it is done
+    std::set<std::string> connected;     // ways that were gone before
+    int ctas = 0;                        // blocks of a kernel, each of which takes a multiprocessor while it waits for other ranks
+    Flight latest = {};                  // the operation that was launched last
 };
 struct ncclWindow_vidmem {}; // the handle of a local registration
 
@@ -77,6 +87,14 @@ std::set<ncclComm*> comms; // all that were ever made; their memory stays, so th
 std::map<const char*, size_t> lent;   // bytes of each allocation of ncclMemAlloc
 std::map<ncclWindow_t, Window> windows; // a handle of shared memory is an address on the GPU, any other is one on the host
 int operations; // of this process, so far
+// With CUDA_EMULATOR_NCCL_CALLS=FILE a line at exit says what the host called.
+struct Calls {
+    uint64_t operations = 0, groups = 0, questions = 0, threads = 0;
+    ~Calls() {
+        emulator::append_to("CUDA_EMULATOR_NCCL_CALLS", "NCCL was called for %zu operations, %zu times for groups, and %zu times to ask"
+                            " one that was not done; it made %zu threads\n", operations, groups, questions, threads);
+    }
+} calls;
 struct AtExit {
     ~AtExit() {
         for (const ncclComm* c : comms) while (!c->destroyed && c->finished < c->issued) pause();
@@ -100,7 +118,7 @@ __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, c
     _exit(1);
 }
 
-bool behaves(const char* way) { // a word of CUDA_EMULATOR_NCCL: early, local-windows, no-windows
+bool behaves(const char* way) { // a word of CUDA_EMULATOR_NCCL: early, local-windows, no-windows, quiet
     const char* words = getenv("CUDA_EMULATOR_NCCL");
     return words && strstr(words, way);
 }
@@ -256,6 +274,7 @@ ncclResult_t check_comm(const char* call, ncclComm_t c, bool must_be_ready) {
 ncclResult_t wait_if_blocking(ncclComm* c) {
     while (c->blocking && c->state == ncclInProgress) {
         progress(c);
+        emulator::go_on();
         usleep(100);
     }
     return c->state;
@@ -270,6 +289,7 @@ ncclResult_t begin(ncclComm* c, uint64_t number, const Header& own, std::functio
 }
 
 // --- operations ---
+bool is_message(const Task& t) { return !strcmp(t.kind, "ncclSend") || !strcmp(t.kind, "ncclRecv"); }
 ncclResult_t check_buffer(const Task& t, const char* what, const void* p, uint64_t elements) {
     if (!size_of(t.type)) return refuse(ncclInvalidArgument, t.kind, "type %d is not known to the emulator", (int)t.type);
     if (elements && !emulator::on_device(p, elements * size_of(t.type)))
@@ -337,6 +357,7 @@ void launch_collective(const Task& t) {
     uint64_t turn = c->issued++, number = c->collectives++, elements = t.count;
     if (spins(c, t.stream)) return;
     Header header = header_of(t); // windows as they are now
+    c->in_windows += place_in_window(c, t.send) && place_in_window(c, t.recv);
     if (!strcmp(t.kind, "ncclReduceScatter")) elements *= (uint64_t)c->ranks;
     if (!strcmp(t.kind, "ncclBroadcast") && t.peer != c->rank) elements = 0;
     auto post = [=] { write_message(name_of(c, "op", number, c->rank), header, t.send, elements * size_of(t.type)); };
@@ -379,26 +400,99 @@ void launch_messages(ncclComm* c, const std::vector<Task>& tasks) {
         return std::none_of(sends->begin(), sends->end(), [](auto& m) { return exists(m.second); });
     }, [=] { c->finished++; leave(c); });
 }
+// NCCL's kernels hold multiprocessors while they wait. Ends a run whose operations may together take more than so many: those of
+// other communicators that need not be over when the next one of c begins on its stream. Those of one follow one another.
+void count_ctas(const Task& t) {
+    static const int most = (int)emulator::setting("CUDA_EMULATOR_NCCL_CTAS", 54);
+    auto finished = emulator::finished_before(emulator::end_of(t.stream));
+    int ctas = t.comm->ctas;
+    std::string which = t.kind + (" " + std::to_string(ctas));
+    for (const ncclComm* c : comms) {
+        const Flight& f = c->latest;
+        if (c == t.comm || c->finished == c->issued || finished[f.end.stream] >= f.end.number) continue;
+        ctas += c->ctas;
+        which += std::string(", ") + f.kind + " " + std::to_string(c->ctas);
+    }
+    if (ctas > most) fatal("operations that may be under way together take %d CTAs, more than %d: %s", ctas, most, which.c_str());
+}
+void launch(const std::vector<Task>& tasks) {
+    std::map<ncclComm*, std::vector<Task>> messages;
+    auto one = [](const Task& t, auto enqueue) {
+        count_ctas(t);
+        enqueue();
+        t.comm->latest = {t.kind, emulator::end_of(t.stream)};
+    };
+    for (const Task& t : tasks) {
+        if (is_message(t)) messages[t.comm].push_back(t);
+        else if (t.count) one(t, [&] { launch_collective(t); });
+    }
+    for (auto& m : messages) one(m.second[0], [&] { launch_messages(m.first, m.second); });
+}
+// The way that a task goes: the file by which this rank says that it has come, and those of the others that must come.
+// Large sums go round a ring, as all else does, and small ones along a tree.
+struct Way { std::string own; std::vector<std::string> others; };
+Way way_of(const Task& t) {
+    const ncclComm* c = t.comm;
+    if (is_message(t)) {
+        std::string pair = std::to_string(t.send ? c->rank : t.peer) + "-" + std::to_string(t.send ? t.peer : c->rank);
+        std::string sends = c->folder + "/sends" + pair, receives = c->folder + "/receives" + pair;
+        return {t.send ? sends : receives, {t.send ? receives : sends}};
+    }
+    const char* shape = !strcmp(t.kind, "ncclAllReduce") && t.count * size_of(t.type) <= 1 << 16 ? "tree" : "ring";
+    Way way = {name_of(c, shape, 0, c->rank), {}};
+    for (int q = 0; q < c->ranks; q++) way.others.push_back(name_of(c, shape, 0, q));
+    return way;
+}
+bool others_are_under_way(const ncclComm* self) {
+    return std::any_of(comms.begin(), comms.end(), [=](const ncclComm* c) { return c != self && c->finished < c->issued; });
+}
+// Says that this rank has come to the new ones of a group's ways. Returns the files of others that must be there. NCCL allocates
+// then, which may have to wait for kernels: with the word "quiet" none of another communicator may be under way.
+std::vector<std::string> connect(const std::vector<Task>& tasks) {
+    std::vector<std::string> others;
+    for (const Task& t : tasks) {
+        Way way = way_of(t);
+        if (t.comm->ranks == 1 || (is_message(t) ? t.peer == t.comm->rank : t.count == 0)) continue;
+        if (!t.comm->connected.insert(way.own).second) continue;
+        if (behaves("quiet") && others_are_under_way(t.comm))
+            fatal("%s connects ranks (%s) while an operation of another communicator is under way", t.kind, way.own.c_str());
+        write_message(way.own, Header{});
+        others.insert(others.end(), way.others.begin(), way.others.end());
+    }
+    return others;
+}
+// A group is launched when the others have come, and all of its communicators are in progress until then.
 ncclResult_t launch_group(void) {
     std::vector<Task> tasks = std::move(group.tasks);
     group.tasks.clear();
-    std::map<ncclComm*, std::vector<Task>> messages;
-    ncclResult_t result = ncclSuccess;
+    if (tasks.empty()) return ncclSuccess;
     static int turn;
+    double lasts = tasks[0].comm->blocking ? 0 : turn++ % 3 * 30e-6; // what it takes NCCL to make a thread that launches
+    auto others = std::make_shared<std::vector<std::string>>(connect(tasks));
+    emulator::has_met_others |= others->empty();
+    calls.threads += !tasks[0].comm->blocking;
+    auto launched = std::make_shared<bool>(false);
+    auto go = [=] {
+        if (*launched) return true;
+        bool here = std::all_of(others->begin(), others->end(), exists);
+        if (!here) emulator::go_on();
+        if (!here || seconds_now() < tasks[0].comm->ready_at) return false;
+        launch(tasks);
+        return *launched = true;
+    };
     for (const Task& t : tasks) {
-        if (!strcmp(t.kind, "ncclSend") || !strcmp(t.kind, "ncclRecv")) messages[t.comm].push_back(t);
-        else if (t.count) launch_collective(t);
-    }
-    for (auto& m : messages) launch_messages(m.first, m.second);
-    for (const Task& t : tasks) {
-        if (t.comm->blocking) continue;
-        double lasts = turn++ % 3 * 30e-6; // what it takes NCCL to make a thread that launches
         t.comm->ready_at = seconds_now() + lasts;
-        if (lasts > 0) t.comm->state = result = ncclInProgress;
+        t.comm->state = ncclInProgress;
+        t.comm->pending = go;
     }
-    return result;
+    for (const Task& t : tasks) {
+        progress(t.comm);
+        wait_if_blocking(t.comm);
+    }
+    return tasks[0].comm->state;
 }
 ncclResult_t add(const Task& t) {
+    calls.operations++;
     if (ncclResult_t error = check_comm(t.kind, t.comm, group.depth == 0 || group.tasks.empty())) return error;
     group.tasks.push_back(t);
     return group.depth ? ncclSuccess : launch_group();
@@ -407,11 +501,17 @@ ncclResult_t add(const Task& t) {
 ncclResult_t check_config(const char* call, const ncclConfig_t* config) {
     if (config && (config->magic != 0xcafebeef || config->size != sizeof *config))
         return refuse(ncclInvalidArgument, call, "the configuration was not begun with NCCL_CONFIG_INITIALIZER");
+    auto wrong = [](int ctas) { return ctas <= 0 && ctas != NCCL_CONFIG_UNDEF_INT; };
+    if (config && (wrong(config->minCTAs) || wrong(config->maxCTAs) || (config->maxCTAs > 0 && config->minCTAs > config->maxCTAs)))
+        return refuse(ncclInvalidArgument, call, "from %d to %d CTAs", config->minCTAs, config->maxCTAs);
     return ncclSuccess;
 }
+constexpr int USUAL_CTAS = 16; // of a message of a megabyte or a large sum over NVLink
 ncclComm* new_comm(const ncclConfig_t* config) {
     ncclComm* c = new ncclComm();
     c->blocking = !config || config->blocking != 0;
+    c->ctas = config && config->maxCTAs > 0 ? std::min(USUAL_CTAS, config->maxCTAs) : USUAL_CTAS;
+    if (config) c->ctas = std::max(c->ctas, config->minCTAs); // not set: the least int
     cudaGetDevice(&c->device);
     comms.insert(c);
     return c;
@@ -463,6 +563,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     PASS(check_comm("ncclCommGetAsyncError", comm, false));
+    calls.questions += comm->state == ncclInProgress;
     if (comm->state == ncclInProgress) progress(comm);
     *state = comm->state;
     return ncclSuccess;
@@ -488,6 +589,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     for (auto& [handle, w] : windows)
         if (w.comm == comm) return refuse(ncclInvalidUsage, "ncclCommDestroy", "%p is still a window on it", (const void*)w.begin);
     comm->destroyed = true;
+    emulator::append_to("CUDA_EMULATOR_NCCL_COUNTS", "rank %d of %d: collectives %zu, in windows %zu\n", comm->rank, comm->ranks,
+                        comm->collectives, comm->in_windows);
     leave(comm);
     return ncclSuccess;
 }
@@ -510,7 +613,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
     if (memory == lent.end() || bytes == 0 || bytes > memory->second || flags != NCCL_WIN_COLL_SYMMETRIC || !window)
         return refuse(ncclInvalidArgument, "ncclCommWindowRegister", "%zu bytes at %p of ncclMemAlloc's, flags %d", bytes, buffer, flags);
     if (is_window(buffer)) return refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%p is a window already", buffer);
-    if (behaves("no-windows")) return ncclSuccess; // and *window stays what it is
+    if (behaves("no-windows")) { *window = nullptr; return ncclSuccess; }
     if (behaves("early")) *window = (ncclWindow_t)buffer;
     Window w = {comm, (const char*)buffer, bytes, true};
     uint64_t number = comm->windows++;
@@ -527,10 +630,12 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
 }
 
 ncclResult_t ncclGroupStart(void) {
+    calls.groups++;
     group.depth++;
     return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd(void) {
+    calls.groups++;
     if (group.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd", "there is no ncclGroupStart before it");
     return --group.depth ? ncclSuccess : launch_group();
 }

@@ -18,6 +18,11 @@ static thread_local int current_device;
 thread_local const char* running;
 cudaError_t sticky_error;
 static std::map<std::string, unsigned long long> calls; // of each function by its name
+static bool profiled = true;
+bool is_profiled(void) {
+    Call call;
+    return profiled;
+}
 
 // --- errors ---
 cudaError_t remember(cudaError_t error) {
@@ -76,11 +81,18 @@ Call::Call(const char* name) : name(name), error(cudaSuccess) {
     remember(error);
 }
 
-// --- copies ---
-struct Side { const char* p; Block block; };
+// --- copies: of rows; the bytes from a side's first to its last, which may be more, must be its own ---
+struct Shape { size_t bytes, rows; }; // rows of so many bytes, which need not be side by side
+struct Side { const char* p; Block block; size_t apart, span; }; // from row to row; from the first byte to the end of the last
+static Side side_of(const void* p, size_t apart, Shape shape) {
+    return {(const char*)p, find_block(p), apart, (shape.rows - 1) * apart + shape.bytes};
+}
+static void copy_rows(char* to, size_t to_apart, const char* from, size_t from_apart, Shape shape) {
+    for (size_t i = 0; i < shape.rows; i++) memcpy(to + i * to_apart, from + i * from_apart, shape.bytes);
+}
 // Returns true if CUDA may touch these bytes. It knows nothing about ordinary host memory.
-static bool reaches(const Side& side, size_t bytes) {
-    return side.block.where == Where::HOST || (size_t)(side.block.begin + side.block.bytes - side.p) >= bytes;
+static bool reaches(const Side& side) {
+    return side.block.where == Where::HOST || (size_t)(side.block.begin + side.block.bytes - side.p) >= side.span;
 }
 static const char* place(const Side& side) { return side.block.where == Where::DEVICE ? "device" : "host"; }
 static bool is_of_kind(const Side& dst, const Side& src, cudaMemcpyKind kind) {
@@ -93,49 +105,52 @@ static bool is_of_kind(const Side& dst, const Side& src, cudaMemcpyKind kind) {
         default: return kind == cudaMemcpyDefault;
     }
 }
-static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, size_t bytes, cudaMemcpyKind kind) {
+static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, cudaMemcpyKind kind) {
     for (const Side* side : {&dst, &src}) {
         char what[160];
         describe(side->p, what, sizeof what);
         if (side->block.where == Where::HOST && *what) return call.fail(cudaErrorInvalidValue, "%p is %s", (void*)side->p, what);
-        if (!side->p || !reaches(*side, bytes))
-            return call.fail(cudaErrorInvalidValue, "%zu bytes %s %p, where there are %zu", bytes, side == &dst ? "to" : "from",
+        if (!side->p || !reaches(*side))
+            return call.fail(cudaErrorInvalidValue, "%zu bytes %s %p, where there are %zu", side->span, side == &dst ? "to" : "from",
                              (void*)side->p, side->p ? (size_t)(side->block.begin + side->block.bytes - side->p) : 0);
     }
     if (!is_of_kind(dst, src, kind))
         return call.fail(cudaErrorInvalidValue, "from %s to %s memory is not kind %d", place(src), place(dst), (int)kind);
-    if (dst.p < src.p + bytes && src.p < dst.p + bytes) return call.fail(cudaErrorInvalidValue, "the two sides overlap");
+    if (dst.p < src.p + src.span && src.p < dst.p + dst.span) return call.fail(cudaErrorInvalidValue, "the two sides overlap");
     return cudaSuccess;
 }
 // Pinned memory is read or written when the stream gets there; until then a destination holds 0xff. An ordinary source is copied
 // at once; for an ordinary destination the caller waits. `blocking`: cudaMemcpy, which also waits for pinned memory.
-static cudaError_t copy(Call& call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
-                        bool blocking) {
+static cudaError_t copy(Call& call, void* dst_p, size_t to_apart, const void* src_p, size_t from_apart, Shape shape, cudaMemcpyKind kind,
+                        cudaStream_t stream, bool blocking) {
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
-    if (!bytes) return cudaSuccess;
-    Side dst = {(char*)to, find_block(to)}, src = {(const char*)from, find_block(from)};
-    if (cudaError_t error = check_copy(call, dst, src, bytes, kind)) return error;
+    if (!shape.bytes || !shape.rows) return cudaSuccess;
+    char* to = (char*)dst_p;
+    const char* from = (const char*)src_p;
+    Side dst = side_of(to, to_apart, shape), src = side_of(from, from_apart, shape);
+    if (cudaError_t error = check_copy(call, dst, src, kind)) return error;
     bool device_only = dst.block.where == Where::DEVICE && src.block.where == Where::DEVICE;
     bool ordinary = dst.block.where == Where::HOST || src.block.where == Where::HOST;
     bool at_once = dst.block.where == Where::DEVICE && src.block.where == Where::HOST;
     if (blocking || (ordinary && (captures(s) || !at_once)))
         if (cudaError_t error = refuse_in_capture(call, s)) return error;
     if (at_once) {
-        std::vector<char> staged(src.p, src.p + bytes);
-        push(s, call.name, [=] { memcpy(to, staged.data(), bytes); });
+        std::vector<char> staged(from, from + src.span);
+        push(s, call.name, [=] { copy_rows(to, to_apart, staged.data(), from_apart, shape); });
         return cudaSuccess;
     }
-    if (dst.block.where == Where::PINNED && !captures(s)) memset(to, 0xff, bytes);
-    Position done = push(s, call.name, [=] { memcpy(to, from, bytes); });
+    if (dst.block.where == Where::PINNED && !captures(s))
+        for (size_t i = 0; i < shape.rows; i++) memset(to + i * to_apart, 0xff, shape.bytes);
+    Position done = push(s, call.name, [=] { copy_rows(to, to_apart, from, from_apart, shape); });
     return ordinary || (blocking && !device_only) ? wait_for(call, done) : cudaSuccess;
 }
 static cudaError_t fill(Call& call, void* p, int value, size_t bytes, cudaStream_t stream) {
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (!bytes) return cudaSuccess;
-    Side dst = {(char*)p, find_block(p)};
-    if (dst.block.where == Where::HOST || !reaches(dst, bytes))
+    Side dst = side_of(p, bytes, {bytes, 1});
+    if (dst.block.where == Where::HOST || !reaches(dst))
         return call.fail(cudaErrorInvalidValue, "%zu bytes at %p, which is %s", bytes, p,
                          dst.block.where == Where::HOST ? "not device memory" : "less than that before its end");
     push(s, call.name, [=] { memset(p, value, bytes); });
@@ -174,6 +189,7 @@ static const struct { cudaError_t code; const char *name, *text; } errors[] = {
     ERROR(cudaSuccess, "no error"),
     ERROR(cudaErrorInvalidValue, "invalid argument"),
     ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorInvalidPitchValue, "invalid pitch argument"),
     ERROR(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"),
     ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
@@ -213,11 +229,18 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind) {
     Call call;
-    return copy(call, dst, src, bytes, kind, nullptr, true);
+    return copy(call, dst, bytes, src, bytes, {bytes, 1}, kind, nullptr, true);
 }
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     Call call;
-    return copy(call, dst, src, bytes, kind, stream, false);
+    return copy(call, dst, bytes, src, bytes, {bytes, 1}, kind, stream, false);
+}
+cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_apart, const void* src, size_t src_apart, size_t bytes, size_t rows,
+                              cudaMemcpyKind kind, cudaStream_t stream) {
+    Call call;
+    if (bytes > dst_apart || bytes > src_apart)
+        return call.fail(cudaErrorInvalidPitchValue, "rows of %zu bytes begin %zu and %zu bytes apart", bytes, dst_apart, src_apart);
+    return copy(call, dst, dst_apart, src, src_apart, {bytes, rows}, kind, stream, false);
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
     Call call;
@@ -226,6 +249,17 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes) {
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
     Call call;
     return fill(call, p, value, bytes, stream);
+}
+
+cudaError_t cudaProfilerStart(void) {
+    CALL;
+    profiled = true;
+    return cudaSuccess;
+}
+cudaError_t cudaProfilerStop(void) {
+    CALL;
+    profiled = false;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int* version) { // 0: there is no driver

@@ -11,6 +11,7 @@ memory is closed, because the function may wait for other threads.
 #include <cstdint>
 #include <cuda_runtime.h>
 #include <functional>
+#include <map>
 #include <mutex>
 
 namespace emulator {
@@ -22,7 +23,9 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
 // The same, for work that depends on other processes: it may not run before `ready` returns true. `ready` is called now and then;
 // it has the same rights as work.
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work);
-bool meets_others(void);                     // whether enqueue_when was called: a collective may be under way since then
+void go_on(void);                            // a host call waits for another process: the GPU does a few works that it can do
+extern bool has_met_others;                  // set by a stand-in: there have been collectives besides the first ones, which connect
+bool is_profiled(void);                      // between cudaProfilerStart, or the beginning, and cudaProfilerStop
 bool on_device(const void* p, size_t bytes); // whether these bytes lie in one live allocation of device memory
 // Appends a line to the file that a CUDA_EMULATOR_* variable names, if it is set.
 void append_to(const char* setting, const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -58,6 +61,8 @@ void close_memory(void);
 
 // --- streams.cpp ---
 struct Position { CUstream_st* stream; uint64_t number; };      // number: of a work, counted since its stream was made
+Position end_of(cudaStream_t stream);                           // of what it has been given so far
+std::map<CUstream_st*, uint64_t> finished_before(Position later); // how many works of each stream are over when it begins, on every GPU
 CUstream_st* find_stream(cudaStream_t handle);                  // NULL if it was never made, or destroyed
 CUstream_st* stream_for_work(Call& call, cudaStream_t handle);  // NULL, and call.error, if it takes no work
 bool captures(const CUstream_st* stream);                       // its work becomes a graph and does not run

@@ -127,6 +127,30 @@ static void check_ordinary_memory() { // is copied at once
     ok(cudaMemcpyAsync(ordinary.data(), x, N * sizeof *x, cudaMemcpyDeviceToHost, one));
     expect("a copy to ordinary memory", ordinary[N - 1], 7);
 }
+static void check_rows() { // four of two elements: from ordinary memory, on the device, to pinned memory
+    const size_t size = sizeof *x;
+    std::vector<float> ordinary(N, -1);
+    for (int i = 0; i < 8; i++) ordinary[i / 2 * 5 + i % 2] = (float)i;
+    ok(cudaMemset(x, 0, N * size));
+    ok(cudaDeviceSynchronize());
+    ok(cudaMemcpy2DAsync(x, 3 * size, ordinary.data(), 5 * size, 2 * size, 4, cudaMemcpyHostToDevice, one));
+    ordinary[0] = -1; // it was copied at once
+    ok(cudaMemcpy2DAsync(y, 2 * size, x, 3 * size, 2 * size, 4, cudaMemcpyDeviceToDevice, one));
+    out[2] = 9;
+    ok(cudaMemcpy2DAsync(out, 3 * size, y, 2 * size, 2 * size, 4, cudaMemcpyDeviceToHost, one));
+    ok(cudaStreamSynchronize(one));
+    for (int i = 0; i < 8; i++) expect("a copy of rows", out[i / 2 * 3 + i % 2], i);
+    expect("between two rows", out[2], 9);
+    expect("and on the device", first_of(x + 2, one), 0);
+    const cudaMemcpyKind same = cudaMemcpyDeviceToDevice;
+    ok(cudaMemcpy2DAsync(x + 3, 5 * size, y, 2 * size, 8, N / 5, same, one)); // up to the end
+    expect_error("a row past the end", cudaMemcpy2DAsync(x + 4, 5 * size, y, 2 * size, 8, N / 5, same, one), cudaErrorInvalidValue);
+    expect_error("or from there", cudaMemcpy2DAsync(y, 2 * size, x, 5 * size, 8, N / 5 + 1, same, one), cudaErrorInvalidValue);
+    expect_error("onto themselves", cudaMemcpy2DAsync(x, 8, x + 14, 8, 8, 8, same, one), cudaErrorInvalidValue);
+    expect_error("rows within each other", cudaMemcpy2DAsync(x, 4, y, 8, 8, 2, same, one), cudaErrorInvalidPitchValue);
+    expect_error("rows the wrong way", cudaMemcpy2DAsync(x, 8, y, 8, 8, 2, cudaMemcpyHostToDevice, one), cudaErrorInvalidValue);
+    expect_error("no rows", cudaMemcpy2DAsync(x, 8, y, 8, 8, 0, same, one), cudaSuccess);
+}
 
 // --- graphs: the work captured on a stream runs in that order, each time the graph is launched and only then ---
 struct Graph { // destroyed at the end of its block
@@ -514,6 +538,7 @@ int main(int argc, char** argv) {
     bool found = good ? run<false>(argv[1]) : run<true>(argv[1]);
     if (good) {
         check_ordinary_memory();
+        check_rows();
         check_errors();
         check_threads();
         check_graphs();

@@ -132,20 +132,14 @@ Position push(CUstream_st* s, const char* name, std::function<void()> work) {
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work) {
     return enqueue_when(stream, name, nullptr, std::move(work)); // at once, when its turn comes
 }
-static bool has_met_others; // under Call's lock
-bool meets_others(void) {
-    Call call;
-    return has_met_others;
-}
+bool has_met_others;
 cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bool()> ready, std::function<void()> work) {
     Call call(name);
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (ready && s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "collectives in a graph are not emulated");
     push(s, name, std::move(work));
-    if (!ready) return cudaSuccess;
-    has_met_others = true;
-    s->queue.back().ready = std::move(ready);
+    if (ready) s->queue.back().ready = std::move(ready);
     return cudaSuccess;
 }
 // CUDA_EMULATOR_FAULT=TEXT: the first kernel that has it in its name or in its launch's file fails with an illegal address.
@@ -156,9 +150,13 @@ static bool plays_fault(const Configuration& c) {
 static void refuse_in_kernel(const Configuration& c) { // or it would wait for the launch that it is a part of
     if (self) fail(self, c.site, "a launch of %s from device code", c.kernel);
 }
+// The first launch of a kernel loads it, unless CUDA_MODULE_LOADING says EAGER, and that may wait until the GPU is idle (CUDA
+// Programming Guide, Lazy Loading). Here it does where a collective is under way.
+static void load(const void* kernel);
 void enqueue_kernel(const Configuration& c, cudaStream_t stream, const void* kernel, std::function<void()> work) {
     refuse_in_kernel(c);
     check_configuration(c, kernel);
+    load(kernel);
     if (plays_fault(c)) work = [] { sticky_error = cudaErrorIllegalAddress; };
     enqueue(stream, c.kernel, std::move(work)); // cudaGetLastError will return its result
 }
@@ -259,11 +257,42 @@ cudaError_t wait_for(Call& call, Position until) {
     need(needed, until);
     return run_needed(call, needed, ALL);
 }
-cudaError_t wait_for_all(Call& call) {
-    waits.host++;
+static Needed everything_issued(void) {
     Needed needed;
     for (auto& s : all_streams()) need(needed, {s.get(), s->issued});
-    return run_needed(call, needed, ALL);
+    return needed;
+}
+cudaError_t wait_for_all(Call& call) {
+    waits.host++;
+    return run_needed(call, everything_issued(), ALL);
+}
+void go_on(void) {
+    Call call;
+    run_needed(call, everything_issued(), 16);
+}
+Position end_of(cudaStream_t stream) {
+    Call call;
+    CUstream_st* s = find_stream(stream);
+    return {s, s->issued};
+}
+std::map<CUstream_st*, uint64_t> finished_before(Position later) {
+    Call call;
+    Needed finished;
+    for (auto& s : all_streams()) finished[s.get()] = s->finished;
+    need(finished, later);
+    return finished;
+}
+static void load(const void* kernel) {
+    static const char* loading = getenv("CUDA_MODULE_LOADING");
+    static std::set<const void*> loaded; // under Call's lock
+    Call call;
+    if ((loading && !strcmp(loading, "EAGER")) || call.error || !loaded.insert(kernel).second) return;
+    for (auto& s : all_streams())
+        for (const Work& work : s->queue)
+            if (work.ready) {
+                run_needed(call, everything_issued(), ALL);
+                return;
+            }
 }
 // Returns true if it is done. Polling makes progress: each call runs a few works, at most half of them.
 static cudaError_t query(Call& call, Position until) {

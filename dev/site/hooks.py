@@ -2,7 +2,6 @@
 import re
 import sys
 from functools import partial
-from html import escape
 from pathlib import Path
 from posixpath import dirname, relpath
 
@@ -10,10 +9,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mkdocs.structure.files import File, InclusionLevel
 
-import notes
 import pictures
 import reader
 import source
+import stages
 from stages import ROOT, STAGES, pairs, stage_file
 
 IN_NAV = ("reader/index.md", "pictures.md")
@@ -40,8 +39,7 @@ def linked_sources():
 
 def on_config(config):
     config.mdx_configs["toc"] = {**config.mdx_configs.get("toc", {}), "slugify": github_anchor}
-    wrong = notes.check()
-    if wrong:
+    if wrong := stages.wrong_notes():
         raise SystemExit("error: the stage reader's notes are not those of today's hunks:\n" + "\n".join(wrong))
     return config
 
@@ -61,12 +59,9 @@ def on_files(files, config):
         files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
     shown = linked_sources()
     for path in sorted(shown):
-        page = source.page_of(path)
-        if path in source.folders():
-            if page.endswith("index.md"):
-                add(page, partial(source.folder_page, path, source.url_of(path), shown))
-        else:
-            add(page, partial(source.page, path, source.url_of(path)))
+        page, url = source.page_of(path), source.url_of(path)
+        if path not in source.folders(): add(page, partial(source.page, path, url))
+        elif page.endswith("index.md"): add(page, partial(source.folder_page, path, url, shown))
     for left, right in pairs():
         page = reader.Page(left, right)
         add(page.url.replace(".html", ".md"), page.body)
@@ -105,5 +100,4 @@ def on_page_content(html, page, config, files):
 
 def on_post_build(config):
     # Its links are absolute, and there is no server that would show it; the site map needs an address.
-    for name in ("404.html", "sitemap.xml", "sitemap.xml.gz"):
-        (Path(config.site_dir) / name).unlink(missing_ok=True)
+    for name in ("404.html", "sitemap.xml", "sitemap.xml.gz"): (Path(config.site_dir) / name).unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from html import escape
 
-import notes
 import source
 import stages
 from source import anchor, link, markup, pair_url, url_of, wide_table
@@ -50,6 +49,11 @@ class Page:
         self.left, self.right, self.url = left, right, url or pair_url(left, right)
         self.files, self.ids, self.told = (stage_file(left), stage_file(right)), "LR", set()  # ids of lines begin so
 
+    def line(self, file, n, marks=(), name=""):
+        """A line's number, which leads to it in its file, and the line."""
+        code = source.html(source.pieces(file)[n], self.url, marks)
+        return f'<a class="ln"{name} href="{link(self.url, url_of(file))}#L{n + 1}">{n + 1}</a><code>{code}</code>'
+
     def row(self, pair):
         text = [None if n is None else stages.lines(stage)[n] for stage, n in zip((self.left, self.right), pair)]
         kind, marks = "e", ((), ())
@@ -59,12 +63,9 @@ class Page:
             if kind == "c": marks = word_marks(*text)
         cells = ""
         for side, n in enumerate(pair):
-            if n is None:
-                cells += '<i></i><code class="none"></code>'
-                continue
-            href = f"{link(self.url, url_of(self.files[side]))}#L{n + 1}"
-            code = source.html(source.pieces(self.files[side])[n], self.url, marks[side])
-            cells += f'<a class="ln" id="{self.ids[side]}{n + 1}" href="{href}">{n + 1}</a><code>{code}</code>'
+            file = self.files[side]
+            cells += (self.line(file, n, marks[side], f' id="{self.ids[side]}{n + 1}"') if n is not None else
+                      '<i></i><code class="none"></code>')
         return f'<div class="r {kind}">{cells}</div>\n'
 
     def rows(self, rows): return "".join(self.row(pair) + self.explain(pair) for _, pair in rows)
@@ -76,8 +77,7 @@ class Page:
         for name in dict.fromkeys(x for x in calls if x in explained() and x not in self.told):
             self.told.add(name)
             path, numbers = explained()[name]
-            code = "".join(f'<a class="ln" href="{link(self.url, url_of(path))}#L{k + 1}">{k + 1}</a>'
-                           f"<code>{source.html(source.pieces(path)[k], self.url)}</code>\n" for k in numbers)
+            code = "".join(self.line(path, k) + "\n" for k in numbers)
             out += f'<details><summary>{name} <span>{path}</span></summary><div class="source">{code}</div></details>'
         return out
 
@@ -99,7 +99,7 @@ class Page:
         return f'<details><summary>{count} <span>{escape(what)}</span></summary>{self.rows(equal)}</details>'
 
     def body(self):
-        parts, its_notes = stages.compare(self.left, self.right), iter(notes.of_pair(self.left, self.right))
+        parts, its_notes = stages.compare(self.left, self.right), iter(stages.notes_of_pair(self.left, self.right))
         out, equal, number, listed = [], [], 0, []
 
         def flush(after):
@@ -131,7 +131,7 @@ class Page:
             items = "".join(f"<b>{s}</b>" if s == own else f'<span>{s}</span>' if s == other else
                             anchor(self.url, pair_url(s, other), s) for s in STAGES)
             choosers += f'<div class="choose"><span class="label">{label}</span>{items}</div>'
-        steps = notes.way(self.left, self.right)
+        steps = stages.way(self.left, self.right)
         way = "" if len(steps) == 1 else "<p>These two are no neighbours: notes are those of the steps between them, " + ", ".join(
             anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
         if self.left in parents(self.right): way = f"<p>{anchor(self.url, f'reader/{self.right}.html', 'Both parents')}</p>"
@@ -161,7 +161,7 @@ class Merged(Page):
             self.left, rows = self.nearest(name, first, end)
             self.files, self.ids = (stage_file(self.left), stage_file(self.right)), (self.left, "R")
             number += (changes := any(changed for changed, _ in rows))
-            its_notes = {x.text: x for x in notes.of_definition(self.left, self.right, name)}.values()
+            its_notes = {x.text: x for x in stages.notes_of_definition(self.left, self.right, name)}.values()
             if changes: out += self.hunk(number, stages.Part(name, rows, True), its_notes)
             else: out += self.fold([(name, row) for _, row in rows], self.left)
         return (f'<h1>{" + ".join(parents(self.right))} → {self.right}</h1><p>A definition that equals a parent\'s is folded under that '

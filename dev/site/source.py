@@ -37,8 +37,7 @@ def page_of(path):
 
 def url_of(path):
     """Where that page is in the site."""
-    page = page_of(path)
-    return page[:-len("README.md")] + "index.html" if page.endswith("README.md") else page[:-len(".md")] + ".html"
+    return re.sub(r"README\.md$", "index.md", page_of(path)).removesuffix(".md") + ".html"
 
 
 def link(from_url, to_url):
@@ -79,10 +78,8 @@ def contracts():
             declared = DECLARATION.match(line) or re.match(r"#define (\w+)\(", line)
             if not declared or declared[1] in found or line.startswith(("return", "else")): continue
             first = at
-            while first > 0 and text[first - 1].startswith("//") and not text[first - 1].startswith("// ---"):
-                first -= 1
-            comment = " ".join(c[2:].strip() for c in text[first:at])
-            found[declared[1]] = Contract(path, first + 1, comment)
+            while first > 0 and text[first - 1].startswith("//") and not text[first - 1].startswith("// ---"): first -= 1
+            found[declared[1]] = Contract(path, first + 1, " ".join(c[2:].strip() for c in text[first:at]))
     return found
 
 
@@ -122,8 +119,7 @@ def pieces(path):
             contract = contracts().get(value)
             if contract and following.startswith("(") and value not in own:
                 href, title = f"{url_of(contract.path)}#L{contract.first}", contract.text or None
-        elif is_c(path) and kind in Comment.PreprocFile and value[1:-1] in tracked():
-            href = url_of(value[1:-1])
+        elif is_c(path) and kind in Comment.PreprocFile and value[1:-1] in tracked(): href = url_of(value[1:-1])
         for number, part in enumerate(value.split("\n")):
             if number: rows.append([])
             if part: rows[-1].append(Piece(css_of(kind), part, href, title))
@@ -165,11 +161,9 @@ def pair_url(a, b):
 
 def folder_page(path, url, shown):
     """What is in a folder; links lead to what has a page, which `shown` names."""
-    names = sorted({name[len(path) + 1:].split("/")[0] for name in tracked() if name.startswith(path + "/")})
     items = ""
-    for name in names:
-        inner = f"{path}/{name}"
-        item = f"<code>{escape(name)}</code>"
+    for name in sorted({name[len(path) + 1:].split("/")[0] for name in tracked() if name.startswith(path + "/")}):
+        inner, item = f"{path}/{name}", f"<code>{escape(name)}</code>"
         items += f"<li>{anchor(url, url_of(inner), item) if inner in shown or inner.endswith('.md') else item}</li>"
     return f"<h1>{escape(path)}/</h1><ul>{items}</ul>"
 

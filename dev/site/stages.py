@@ -1,4 +1,4 @@
-"""The stage files side by side: their definitions, rows of equal and changed lines, hunks, and the notes of the hunks.
+"""The stage files side by side: their definitions, rows of equal and changed lines, hunks, and which notes of test/stages.toml are theirs.
 
 A definition is what make check-stages calls so: a top-level function, struct, macro or section heading with the comment above it.
 A hunk lies within one definition: changed lines, and those equal lines that lie between two changes that are close to each other.
@@ -6,14 +6,15 @@ A hunk lies within one definition: changed lines, and those equal lines that lie
 import re, tomllib
 from collections import namedtuple
 from difflib import SequenceMatcher
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d"]
+STAGES = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp"]
 NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}  # of the chapters
 CHAPTERS = {stage: f"doc/{number:02}_{stage}.md" for stage, number in NUMBERS.items()}
+NOTES = "test/stages.toml"
 USUAL = "the-diff-in-the-files-order"
 INCLUDES = "section 1. libraries, in reading order"
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
@@ -30,7 +31,7 @@ def pairs():
 @lru_cache
 def differences():
     """test/stages.toml: of each stage its bases, and notes of what differs from them."""
-    return tomllib.loads((ROOT / "test/stages.toml").read_text())
+    return tomllib.loads((ROOT / NOTES).read_text())
 
 
 @lru_cache
@@ -65,23 +66,17 @@ def definitions(stage):
     while at < len(text):
         line, first = text[at], at
         section, definition = SECTION.match(line), DEFINITION.match(line)
-        name = None
-        if section:
-            name = "section " + section[1]
-        elif definition:
-            name = next(filter(None, definition.groups()))
+        name = "section " + section[1] if section else definition and definition[definition.lastindex]
         if re.match(r"(static|int|typedef|enum)\b", line) and not re.search(r"[;}]\s*(//.*)?$", line):
-            while not text[at].startswith("}"):
-                at += 1
+            while not text[at].startswith("}"): at += 1
             closing = re.match(r"\} (\w+);", text[at])
             name = closing[1] if closing else name
         if name:
-            while first > 0 and text[first - 1].startswith("//") and not SECTION.match(text[first - 1]):
-                first -= 1
+            while first > 0 and text[first - 1].startswith("//") and not SECTION.match(text[first - 1]): first -= 1
             found.append((name, first))
         at += 1
     ends = [first for _, first in found[1:]] + [len(text)]
-    return tuple((name, first, end) for (name, first), end in zip(found, ends))
+    return tuple((*start, end) for start, end in zip(found, ends))
 
 
 WORDS = re.compile(r"\w+|\s+|[^\w\s]")
@@ -95,8 +90,7 @@ def words(line):
 @lru_cache(maxsize=None)
 def likeness(a, b):
     """From 0 to 1: the share of two lines' letters that stand in equal words in the same order."""
-    if not words(a) or not words(b):
-        return 0.0
+    if not words(a) or not words(b): return 0.0
     same = sum(sum(map(len, words(a)[m.a:m.a + m.size])) for m in SequenceMatcher(None, words(a), words(b), False).get_matching_blocks())
     return 2 * same / (sum(map(len, words(a))) + sum(map(len, words(b))))
 
@@ -126,10 +120,8 @@ def definition_rows(left, right, a, b):
     rows = []
     matcher = SequenceMatcher(None, [left[i] for i in a], [right[j] for j in b], False)
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
-        if kind == "equal":
-            rows += [(False, (a[i], b[b0 + i - a0])) for i in range(a0, a1)]
-        else:
-            rows += [(True, row) for row in align(left, right, a[a0:a1], b[b0:b1])]
+        pair = zip if kind == "equal" else partial(align, left, right)
+        rows += [(kind != "equal", row) for row in pair(a[a0:a1], b[b0:b1])]
     return rows
 
 
@@ -137,13 +129,10 @@ def join(name, rows, left, right):
     """The parts of a definition: changes with at most JOIN equal lines between them are one hunk. An empty line alone is none."""
     def says(row):
         return any(n is not None and text[n].strip() for n, text in zip(row, (left, right)))
-    at = [i for i, (changed, row) in enumerate(rows) if changed and says(row)]
     spans = []
-    for i in at:
-        if spans and i - spans[-1][1] <= JOIN + 1:
-            spans[-1][1] = i
-        else:
-            spans.append([i, i])
+    for i in [i for i, (changed, row) in enumerate(rows) if changed and says(row)]:
+        if spans and i - spans[-1][1] <= JOIN + 1: spans[-1][1] = i
+        else: spans.append([i, i])
     parts, done = [], 0
     for first, last in spans:
         parts += [Part(name, rows[done:first], False), Part(name, rows[first:last + 1], True)]
@@ -171,3 +160,56 @@ def compare(a, b):
 
 def hunks(a, b):
     return [part for part in compare(a, b) if part.changed]
+
+
+# ---- the notes of hunks ----
+# Why a definition of stage `right` is another one than in `left`; `section` is a heading's anchor in the chapter.
+Note = namedtuple("Note", "left right section text")
+
+
+@lru_cache
+def way(left, right):
+    """The steps from stage to base that lead from one stage to the other, [(base, stage)]."""
+    def up(stage):
+        """All steps from the first stage to this one."""
+        return {step for base in bases().get(stage, []) for step in up(base) | {(base, stage)}}
+    both = up(left) & up(right)
+    return [step for step in neighbours() if step in (up(left) | up(right)) - both]
+
+
+@lru_cache
+def notes_of_definition(left, right, name):
+    """The notes of the steps from one stage to the other. What a stage has from its other base has that one's."""
+    def of(base, stage):
+        noted = notes(stage)
+        if name in noted: return [Note(base, stage, *noted[name])]
+        return [note for other in bases().get(stage, []) if other != base and (base, stage) == (left, right)
+                for step in way(base, other) for note in of(*step)]
+    return [note for step in way(left, right) for note in of(*step)]
+
+
+def notes_of_pair(left, right):
+    """The notes of every hunk of any two stages: those of a definition stand at its first hunk."""
+    seen, result = set(), []
+    for hunk in hunks(left, right):
+        result.append([] if hunk.name in seen else notes_of_definition(left, right, hunk.name))
+        seen.add(hunk.name)
+    return result
+
+
+def wrong_notes():
+    """What is wrong with the notes of all pairs, in words."""
+    wrong = [f"{NOTES}: {stage}: '{key}' has no note; write TEXT or [SECTION, TEXT]" for stage, table in differences().items()
+             for key, value in table.items() if key != "bases" and isinstance(value, list) and len(value) != 2]
+    for left, right in neighbours() if not wrong else []:
+        named = {hunk.name for base in bases()[right] for hunk in hunks(base, right)}
+        wrong += [f"{NOTES}: {right}: there is no difference in '{name}'" for name in notes(right) if name not in named]
+        wrong += [f"{NOTES}: {right}: no note for {name}, which differs from {left}" for name in
+                  dict.fromkeys(hunk.name for hunk in hunks(left, right)) if not notes_of_definition(left, right, name)]
+    return list(dict.fromkeys(wrong))
+
+
+if __name__ == "__main__":
+    problems = wrong_notes()
+    print("\n".join(problems) if problems else f"{sum(len(hunks(*p)) for p in neighbours())} hunks, each definition with its note")
+    raise SystemExit(bool(problems))

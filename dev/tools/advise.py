@@ -12,7 +12,7 @@ from tool import die, parse_json, parse_options, read_bytes
 
 REMEDY = "give the metrics.jsonl under --out of a run on several ranks that did more than one step"
 GOAL = 0.6
-AXES = "tp", "pp", "dp", "all axes"
+AXES = "tp", "pp", "dp", "cp", "all axes"
 WHAT_CAUSES_ARE = {
     "computing": "the rest of a step, as far as the rank had a core; on a GPU, all of that rest",
     "rest": "another thread or program had the core, or the rank slept",
@@ -68,6 +68,7 @@ def losses(run):
 def what_hides_more(run, axis):
     """What may hide more of the communication along an axis, as these options are."""
     if axis == "tp" and run.options.get("overlap") is False: return "leave out --no-overlap"
+    if axis == "cp": return {"ring": "longer sequences"}.get(run.options.get("cp"), "take --cp ring")
     if axis == "dp" and run.options.get("prefetch") not in (None, "backward-pre"): return "take --prefetch backward-pre"
     if axis == "dp" and run.about["stage"] == "train_gpt2_zero": return "train_gpt2_fsdp gathers a block ahead"
     ways = {"naive": "take --ddp bucketed", "bucketed": "a smaller --bucket-mb begins earlier"} if axis == "dp" else {}

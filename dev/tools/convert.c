@@ -232,7 +232,7 @@ static void write_checkpoint(Source s, const char* out) {
 }
 
 // ---- to Hugging Face ----
-static char *hf_out, *unfinished; // the folder, and where its files are until it is whole; owned
+static char* hf_out; // the folder, whose files are in folder_unfinished until it is whole; owned
 
 // Dies if a file of the folder could not be written; the unfinished folder is removed when the process exits.
 static void require_written(bool written, const char* file) {
@@ -240,7 +240,7 @@ static void require_written(bool written, const char* file) {
 }
 
 static void write_file(const char* file, const char* text, size_t n) {
-    char* path = format_string("%s/%s", unfinished, file);
+    char* path = format_string("%s/%s", folder_unfinished, file);
     require_written(file_write(path, text, n), file);
     free(path);
 }
@@ -270,7 +270,7 @@ static void write_weights(CheckpointReader* r, DType dtype) {
     int count = (int)checkpoint_tensor_count(c);
     SafeTensor* wanted = their_tensors(c, dtype, true, &place);
     json_t* metadata = json_pack("{s:s}", "format", "pt");
-    char* path = format_string("%s/model.safetensors", unfinished);
+    char* path = format_string("%s/model.safetensors", folder_unfinished);
     bool written = safetensors_create(&s, path, wanted, count, metadata);
     const SafeTensor* to = s.tensors;
     for (int u = 0; u <= c.L; u++)
@@ -342,14 +342,12 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     GPT2Config c = r.state.config;
     DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
     hf_out = path_trim(out);
-    unfinished = folder_temporary(hf_out);
     require_written(folder_begin(hf_out), "");
     write_weights(&r, dtype);
     checkpoint_close(&r); // verifies what was read, before the folder gets its name
     write_config(c, dtype, tokenizer[0] ? write_tokenizer(tokenizer, c) : c.V - 1);
     require_written(folder_publish(hf_out), "");
     printf("%s: AutoModelForCausalLM.from_pretrained(\"%s\") loads it, in %s\n", hf_out, hf_out, dtype_name(dtype));
-    free(unfinished);
     free(hf_out);
 }
 

@@ -7,15 +7,20 @@ The table has a line per rank, of mean milliseconds a step, without the first st
 which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward pass
 communication began (negative: after it). The picture below it shows one step, and --svg draws the same for a browser or a page.
 
-Then communication is split by kind, by unit and by communicator, and with --callers by the part of the step and the function of the
-stage that issued it: of a step in total, exposed, and in waits for ranks that were late. These are means by the definitions of the diagnosis that a run prints
-at its end (overlap_split.py), and so are the two efficiencies. --flame is a tree of a step's time. timeline.py reads the file.
+What follows are means of all ranks and of the steps that the run's own diagnosis takes, with its arithmetic (llmc/run/diagnosis.h;
+a test compares both): communication by kind, unit, communicator and caller, in total, exposed, and in waits for ranks that were
+late; two efficiencies; --flame's tree. Each operation gets its share of what the diagnosis says of its kind on its communicator in
+a step: of exposed communication in proportion to its wait, and of hidden communication in proportion to the time that it took
+beyond that. So each table adds up to the diagnosis' own figures. The tree's whole is computing + communication + waits for other
+ranks, as if nothing were hidden. Communication is in the phase in which it was issued. Computing has the time in which a rank had
+no core.
 """
 import math
-from collections import defaultdict
-from overlap_split import Split
-from timeline import Trace
-from tool import TimePicture, die, dump_json, parse_options, real, switch, text, whole
+from array import array
+from collections import Counter, defaultdict
+from itertools import accumulate
+from timeline import MOST_UNITS, PHASES, Trace
+from tool import Picture, TimePicture, die, dump_json, parse_options, print_table, real, switch, text, whole
 
 OPTIONS = [
     whole("step", 0, 0, 1e9, "the step to draw; 0: the shortest"),
@@ -48,15 +53,14 @@ def rank_totals(rank, first_step):
     return compute, communication, exposed, ahead
 
 
-def print_table(ranks, first_step):
-    print("ms a step    compute  communication    exposed  efficiency  begins before the end of backward")
-    for i, rank in enumerate(ranks):
-        compute, communication, exposed, ahead = rank_totals(rank, first_step)
+def print_totals(ranks, first_step):
+    def words(rank):
         steps = len({s.step for s in rank.compute if s.step >= first_step})
-        ms = 1e-3 / steps if steps else 0
+        compute, communication, exposed, ahead = (1e-3 * x / steps if steps else 0 for x in rank_totals(rank, first_step))
         efficiency = 100 * compute / (compute + exposed) if compute > 0 else 0
-        print(f"rank {i:<4} {ms * compute:10.2f} {ms * communication:14.2f} {ms * exposed:10.2f} {efficiency:10.1f}% "
-              f"{ms * ahead:12.2f}")
+        return [f"{compute:.2f}", f"{communication:.2f}", f"{exposed:.2f}", f"{efficiency:.1f}%", f"{ahead:.2f}"]
+    print_table(["ms a step", "compute", "communication", "exposed", "efficiency", "begins before the end of backward"],
+                *([f"rank {i}", *words(rank)] for i, rank in enumerate(ranks)))
 
 
 # ---- a step ----
@@ -111,6 +115,233 @@ def write_svg(path, ranks, begin, end, span_ms):
     print(f"\npicture: {path}")
 
 
+# ---- communication by kind, unit, communicator and caller, and a step's time as a tree ----
+MOST_STEPS = 128                                    # of which a rank makes notes (llmc/run/diagnosis.h)
+WAYS = "kind", "unit", "communicator", "caller"
+BAR = 40                                            # columns of the tree as text
+LEFT, WIDTH, TOP, ROW, LETTER = 10, 880, 62, 22, 7  # pixels of its picture
+PARTS = (("#8ecae6", "computing"), ("#c1121f", "exposed communication"), ("#dddddd", "waiting for other ranks"),
+           ("#7fb069", "hidden communication"))
+
+
+class Frame:
+    """A frame of the tree or a row of a table. Its parts are ms of a step: computing, exposed communication, waits for ranks that were
+    late and for messages, and communication that computing hides."""
+
+    def __init__(self, name, order=0):
+        self.name, self.order, self.parts, self.children = name, order, [0.0] * 4, {}
+
+    ms = property(lambda self: sum(self.parts))
+    communication = property(lambda self: self.parts[1] + self.parts[3])
+    depth = property(lambda self: max((1 + f.depth for f in self.children.values()), default=0))
+
+    def add(self, parts, *way):
+        """Adds the parts to this frame and along the way, of (name, order), to a leaf."""
+        self.parts = [a + b for a, b in zip(self.parts, parts)]
+        if way: self.children.setdefault(way[0], Frame(*way[0])).add(parts, *way[1:])
+
+    def sorted(self, by="ms"): return sorted(self.children.values(), key=lambda f: (f.order, -getattr(f, by), f.name))
+
+
+def seconds_of(operations):
+    """How long they were waited for, and took. The program adds up seconds in 32 bits."""
+    sums = array("f", [0, 0])
+    for o in operations:
+        for i, x in enumerate(array("f", [1e-6 * o.waited, 1e-6 * (o.end - o.begin)])): sums[i] += x
+    return sums
+
+
+def part_of(whole, part, all): return whole * part / all if all > 0 else 0
+
+
+def unit_name(first, last):
+    """ "block 3", as the timeline counts them from 0 """
+    if first is None: return "no unit"
+    if last == 0: return "root"
+    if first == last: return f"block {first - 1}"
+    return f"root to block {last - 1}" if first == 0 else f"blocks {first - 1} to {last - 1}"
+
+
+def name_by(way, o):
+    """What a table calls an operation, and where it stands there."""
+    if way == "kind": return o.kind, 0
+    if way == "communicator": return o.comm.split(".")[0], 0  # all groups of a split
+    if way == "caller": return f"{o.phase} > {o.caller or 'not known'}", PHASES.index(o.phase)
+    if o.first is not None: return unit_name(o.first, o.last), o.first * MOST_UNITS + o.last
+    return "messages" if o.is_message else "no unit", 2 * MOST_UNITS**2 + o.is_message
+
+
+class Split:
+    def __init__(self, trace):
+        self.trace, self.ranks, self.operations = trace, trace.ranks, []  # operations: (operation, parts)
+        self.has_notes = any(r.steps for r in self.ranks)
+        if not self.has_notes: self.make_steps()
+        self.numbers = [number for number in self.ranks[0].steps if all(number in r.steps for r in self.ranks)]
+        trace.require(self.numbers, "has no step that all ranks have, except the first, which never counts")
+        self.per_step = 1 / len(self.numbers) / len(self.ranks)  # makes sums means
+        self.share_units()
+        self.mean = Counter()  # seconds of a step
+        self.split_steps()
+        trace.require(self.mean["step"] > 0, "has no time in the steps that count")
+
+    def make_steps(self):
+        """From the first slice of compute to the last: all steps but the first, or the first alone."""
+        first = min(r.compute[0].step for r in self.ranks if r.compute)
+        for r in self.ranks:
+            for number, slices in r.by_step():
+                last = r.compute[-1].step
+                if (number != first or first == last) and number > last - MOST_STEPS:
+                    r.steps[number] = array("f", [1e-6 * (slices[-1].end - slices[0].begin), 0, -1])
+
+    def share_units(self):
+        """Units of the same collective, as far as any rank knows them: ranks of ddp that load no weights do not."""
+        known = {}
+        of_several = [o for r in self.ranks for o in r.operations if o.ranks > 1]
+        for o in of_several:
+            if o.first is None: continue
+            first, last = known.get((o.comm, o.number), (o.first, o.last))
+            known[o.comm, o.number] = min(first, o.first), max(last, o.last)
+        for o in of_several: o.first, o.last = known.get((o.comm, o.number), (o.first, o.last))
+
+    # ---- the diagnosis ----
+    def split_steps(self):
+        """A rank's operations of one kind on one communicator in a step belong together. Of a collective what counts is the rank
+        that waited least; so in a ring. A receive is the same message as another's send, and in a pipeline a wait for another stage."""
+        found, waits = defaultdict(lambda: defaultdict(lambda: defaultdict(list))), Counter()
+        for r, rank in enumerate(self.ranks):
+            for o in rank.operations:
+                if not o.outside and o.ranks > 1 and o.step in self.numbers: found[o.kind, o.comm][r][o.step].append(o)
+        for (kind, comm), of_ranks in found.items():
+            for step in self.numbers:
+                seconds = {r: seconds_of(of_steps[step]) for r, of_steps in of_ranks.items()}
+                least = [*map(min, zip(*seconds.values()))]
+                for r, own in seconds.items():
+                    ring = comm.startswith("cp")
+                    counted = own if kind == "send" else (ring * least[0], 0) if kind == "receive" else least
+                    waits[r, step] += own[0]
+                    self.add_mean(exposed=counted[0], communication=max(counted))
+                    self.split_channel(self.ranks[r], of_ranks[r][step], own[0], *counted)
+        for r, rank in enumerate(self.ranks):
+            for step in self.numbers:
+                seconds, data, running = rank.steps[step]
+                rest = seconds - waits[r, step] - data
+                self.add_mean(step=seconds, compute=rest if running < 0 else min(rest, running))
+
+    def add_mean(self, **seconds):
+        for name, x in seconds.items(): self.mean[name] += x * self.per_step
+
+    def efficiency(self, what):
+        """The course's figure, of all communication, or the one of what nothing hides. Both leave out what is no communication."""
+        whole = self.mean["compute"] + self.mean[what]
+        return self.mean["compute"] / whole if whole else math.nan
+
+    def split_channel(self, rank, found, waited, exposed, busy):
+        """Gives a rank's operations their parts, phases, and units if they do not say them."""
+        of_each = [part_of(exposed, 1e-6 * o.waited, waited) for o in found]
+        beyond = [max(0, 1e-6 * (o.end - o.begin) - x) for o, x in zip(found, of_each)]
+        hidden, all, ms = max(busy - exposed, 0), sum(beyond), 1e3 * self.per_step
+        for o, x, more in zip(found, of_each, beyond):
+            self.operations.append((o, (0, ms * x, ms * part_of(waited - exposed, 1e-6 * o.waited, waited),
+                                        ms * (part_of(hidden, more, all) if all > 0 else hidden / len(found)))))
+            when = rank.slice_at(o.issued)
+            if when: o.phase = when.phase
+            if o.first is None and when and not o.is_message: o.first = o.last = when.unit
+
+    # ---- tables ----
+    def table(self, way):
+        """A frame with a table's rows."""
+        root = Frame("all")
+        for o, parts in self.operations: root.add(parts, name_by(way, o))
+        return root
+
+    def efficiency_text(self):
+        return (f"compute / (compute + communication) = {100 * self.efficiency('communication'):.1f} %; "
+                f"compute / (compute + exposed) = {100 * self.efficiency('exposed'):.1f} %")
+
+    def print(self, callers):
+        if not self.operations:
+            print("\nno communication between ranks in the steps that count")
+            return
+        n, step = len(self.ranks), 1e3 * self.mean["step"]
+        print(f"\ncommunication in ms of a step, means of {n} rank{'s' * (n > 1)} and steps {self.numbers[0]} to "
+              f"{self.numbers[-1]}; a step takes {step:.3f}")
+        if not self.has_notes: print("Without notes of its steps, as in a run of one step: a step lasts from its first slice to its last.")
+        if any(len(r.steps) > len(self.numbers) for r in self.ranks):
+            print("Later steps are not in the timelines of all ranks, and do not count.")
+        for way in WAYS:
+            table = self.table(way)
+            if (way == "communicator" and len(table.children) == 1) or (way == "caller" and not callers): continue
+            print_table([f"by {way}", "total", "of a step", "exposed", "of a step", "waits for ranks"], *(
+                [f"  {row.name}", f"{row.communication:.3f}", f"{100 * row.communication / step:.2f} %", f"{row.parts[1]:.3f}",
+                 f"{100 * row.parts[1] / step:.2f} %", f"{row.parts[2]:.3f}"] for row in [*table.sorted("communication"), table]))
+        print(f"{self.efficiency_text()} (means of all ranks)")
+
+    def record(self):
+        """For JSON, in milliseconds of a step."""
+        def of(row): return {"total": row.communication, "exposed": row.parts[1], "waits_for_ranks": row.parts[2]}
+        found = {"ranks": len(self.ranks), "from": self.numbers[0], "to": self.numbers[-1], "step": 1e3 * self.mean["step"],
+                 "computing": 1e3 * self.mean["compute"], "communication": of(self.table("kind")),
+                 "efficiency_communication": self.efficiency("communication"), "efficiency_exposed": self.efficiency("exposed")}
+        return found | {f"by_{way}": {row.name: of(row) for row in self.table(way).sorted("communication")} for way in WAYS}
+
+    # ---- the tree ----
+    def tree(self):
+        root = Frame("step")
+        for r in self.ranks:
+            for s in r.compute:
+                if s.letter == "." or s.phase is None or s.step not in self.numbers: continue
+                unit = [] if s.unit is None else [(unit_name(s.unit, s.unit), s.unit)]
+                root.add((1e-3 * (s.end - s.begin) * self.per_step, 0, 0, 0), (s.phase, PHASES.index(s.phase)), ("computing", -1), *unit)
+        for o, parts in self.operations:
+            caller = o.caller or "function not known"
+            root.add(parts, (o.phase, PHASES.index(o.phase)), (caller, 0), name_by("kind", o), name_by("unit", o))
+        self.trace.require(root.ms > 0, "has no time in the steps that count")
+        return root
+
+    def print_tree(self):
+        root = self.tree()
+        print("\nms of a step, as if nothing were hidden: = computing, # exposed, . waiting for other ranks, + hidden communication")
+        print_table(["step > phase > function > ...", "ms", "", "exposed", "hidden", "waiting", ""], *frame_rows(root, root.ms, 0))
+
+    def draw_tree(self, path):
+        root = self.tree()
+        picture = Picture(2 * LEFT + WIDTH, TOP + (1 + root.depth) * ROW + 8)
+        picture.add("title", "Where the time of a step goes, by phase, function, kind of operation and unit")
+        picture.text(LEFT, 18, f"A step of {1e3 * self.mean['step']:.2f} ms, mean of {len(self.ranks)} ranks; {root.ms:.2f} ms if "
+                     "nothing were hidden: by phase, function, kind and unit", font_size=14)
+        picture.legend(LEFT, 28, PARTS)
+        picture.text(LEFT, 55, self.efficiency_text())
+        draw_frame(picture, root, "step", LEFT, WIDTH / root.ms, root.ms, 0)
+        picture.write("--flame-svg", path)
+
+
+def frame_rows(f, whole, depth):
+    ends = [int(BAR * ms / whole + 0.5) for ms in accumulate(f.parts)]
+    bar = "".join(sign * (end - begin) for sign, begin, end in zip("=#.+", [0, *ends], ends))
+    _, exposed, others, hidden = (f"{ms:.3f}" for ms in f.parts)
+    yield [f"{' ' * 2 * depth}{f.name}", f"{f.ms:.3f}", f"{100 * f.ms / whole:.1f} %", exposed, hidden, others, bar]
+    for child in f.sorted(): yield from frame_rows(child, whole, depth + 1)
+
+
+def draw_frame(picture, f, way, x, per_ms, whole, row):
+    """way: "step > forward", which the text that a browser shows at the frame begins with."""
+    y, at, room = TOP + row * ROW, x, int((f.ms * per_ms - 6) / LETTER)
+    words = ", ".join(f"{word} {ms:.3f}" for word, ms in zip(("computing", "exposed", "waiting", "hidden"), f.parts))
+    picture.parts.append("<g>")
+    picture.add("title", f"{way}: {f.ms:.3f} ms, {100 * f.ms / whole:.1f} %; {words}")
+    for (colour, _), ms in zip(PARTS, f.parts):
+        if ms * per_ms >= 0.01: picture.rect(at, y, ms * per_ms, ROW - 1, colour)
+        at += ms * per_ms
+    picture.rect(x, y, f.ms * per_ms, ROW - 1, "none", stroke="white")
+    name = f.name.removeprefix("block ") if len(f.name) > room else f.name  # its number says more than its first letters
+    if room >= 5 or len(name) <= room:  # as much of it as there is room for
+        picture.text(x + 4, y + 15, name[:max(room, 0)], stroke="white", stroke_width=2, paint_order="stroke")
+    picture.parts.append("</g>")
+    for child in f.sorted():
+        draw_frame(picture, child, f"{way} > {child.name}", x, per_ms, whole, row + 1)
+        x += child.ms * per_ms
+
+
 def main():
     purpose = "where a run's communication was hidden behind compute, and who issued it, from its --trace"
     o = parse_options("overlap", purpose, OPTIONS, "TRACE")
@@ -121,7 +352,7 @@ def main():
     if o.json: print(dump_json(split.record()))
     else:
         first, last = compute[0].step, compute[-1].step
-        print_table(ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
+        print_totals(ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
         step, begin, end = choose_step(ranks, o.step)
         print_step(ranks, step, begin, end, o.columns)
         if o.svg: write_svg(o.svg, ranks, begin, end, o.svg_ms)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""ranks - says where ranks parted, from the files of last operations that they wrote when their run failed (llmc/watch/flight_recorder.h).
+"""ranks - says where ranks parted, from the files of last operations that they wrote when their run failed.
 
     build/ranks OUT/ops_rank_*.txt
 
 Operations are compared sequence by sequence: the collectives of a communicator, and what one rank sends another. In each, the k-th
 operation of one rank belongs to the k-th of the others; the first k at which they do not match is where to look. A file holds only
-a rank's last 64 operations, but also how many operations each sequence had in all.
+a rank's last 64 operations, but also how many operations each sequence had in all (llmc/watch/flight_recorder.h).
 
 Status 0: the files show no difference; 2: the ranks parted; 1: a file cannot be read.
 """
 import re, sys
-from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 from tool import die, read_bytes
 
@@ -34,9 +34,6 @@ class Operation(NamedTuple):
 
     is_message = property(lambda self: self.collective in ("send", "receive"))
 
-    def channel(self):
-        return (self.communicator, self.collective, self.peer) if self.is_message else (self.communicator, "collective", -1)
-
     def what(self):
         """Equal if both describe the same operation. A send and its receive differ in name and peer."""
         return self.elements, self.step, self.type, *(() if self.is_message else (self.peer, self.collective))
@@ -49,15 +46,10 @@ class Operation(NamedTuple):
         return f"{self.collective} #{self.number}{to} of {self.communicator} ({what}{root}step {self.step})"
 
 
-@dataclass
-class Channel:
-    """A rank's part of a sequence."""
-    rank: int
-    issued: int = 0      # how many in all
-    operations: dict = field(default_factory=dict)  # the last of them, by number
+class Channel(dict):
+    """A rank's part of a sequence: the last of its operations, by number. issued: how many in all."""
 
-    def at(self, k): return self.operations.get(k)
-    def what(self, k): return self.at(k) and self.at(k).what()
+    def __init__(self, rank, issued=0): self.rank, self.issued = rank, issued
 
 
 # ---- reading ----
@@ -74,8 +66,7 @@ class File:
         while (line := self.next()) != "end\n": self.read_channel(line) if line.startswith("channel ") else self.read_operation(line)
         self.require(next(self.lines, None) is None, "something follows the end")
         for (communicator, _, _), c in self.channels.items():
-            has_last = not c.operations or c.issued - 1 in c.operations
-            self.require(has_last, f"the last operations of {communicator} are not there")
+            self.require(not c or c.issued - 1 in c, f"the last operations of {communicator} are not there")
 
     def next(self):
         line = next(self.lines, None)
@@ -106,29 +97,27 @@ class File:
     def read_operation(self, line):
         number, communicator, collective, elements, type, peer, step, state = self.match(OPERATION, line, "an operation")
         o = Operation(int(number), communicator, collective, int(elements), type, self.peer(peer), int(step), state)
-        self.require(sum(len(c.operations) for c in self.channels.values()) < LENGTH, f"there are more than {LENGTH} operations")
-        channel = self.channels.get(o.channel(), Channel(self.rank))
+        self.require(sum(map(len, self.channels.values())) < LENGTH, f"there are more than {LENGTH} operations")
+        way = (collective, o.peer) if o.is_message else ("collective", -1)
+        channel = self.channels.get((communicator, *way), Channel(self.rank))
         self.require(0 <= o.number < channel.issued, f"its channel does not have operation {number}")
-        last = max(channel.operations, default=o.number - 1)
+        last = max(channel, default=o.number - 1)
         self.require(o.number == last + 1, f"{number} follows {last}")
-        channel.operations[o.number] = o
+        channel[o.number] = o
 
 
 # ---- comparing ----
 def ranks_text(ranks):
     """ "rank 2", "ranks 0-2, 5 and 7" """
-    ranks, spans = sorted(set(ranks)), []
-    for r in ranks:
-        if spans and spans[-1][1] == r - 1: spans[-1][1] = r
-        else: spans.append([r, r])
-    words = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    if not words: return "no rank"
-    return f"rank{'s' * (len(ranks) > 1)} {' and '.join([', '.join(words[:-1]), words[-1]] if len(words) > 1 else words)}"
+    ranks = sorted(set(ranks))
+    spans = [[r for _, r in span] for _, span in groupby(enumerate(ranks), lambda x: x[1] - x[0])]  # without gaps
+    *words, last = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}{' and ' * bool(words)}{last}"
 
 
 def is_left_out(a, b, k):
     """True if from k on operation j of b is operation j + 1 of a: b has left one out."""
-    pairs = [(a.what(j + 1), b.what(j)) for j in range(k, b.issued) if a.at(j + 1) and b.at(j)]
+    pairs = [(a[j + 1].what(), b[j].what()) for j in range(k, b.issued) if j + 1 in a and j in b]
     return bool(pairs) and all(later == what for later, what in pairs)
 
 
@@ -136,9 +125,9 @@ def text_of_different(members, k, is_oldest):
     """Which ranks issued what as operation k, the largest party first, and whether a shift explains it."""
     parties = {}
     for m in members:
-        if m.at(k): parties.setdefault(m.what(k), []).append(m)
+        if k in m: parties.setdefault(m[k].what(), []).append(m)
     largest, *others = sorted(parties.values(), key=len, reverse=True)
-    said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0].at(k)}" for party in [largest, *others])
+    said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0][k]}" for party in [largest, *others])
     usual = largest[0]
     for odd in sum(others, []):
         how = "left one out" if is_left_out(usual, odd, k) else "issued one too many" if is_left_out(odd, usual, k) else None
@@ -149,32 +138,32 @@ def text_of_different(members, k, is_oldest):
 
 def text_of_missing(members, k):
     """Which members did not issue operation k, and what each of them issued last."""
-    what = next((m.at(k) for m in members if m.at(k)), f"operation #{k} (no file says any more what it was)")
+    what = next((m[k] for m in members if k in m), f"operation #{k} (no file says any more what it was)")
     behind, ahead = [m for m in members if m.issued <= k], [m for m in members if m.issued > k]
     said = (f"{ranks_text(m.rank for m in behind)} never issued {what}; {ranks_text(m.rank for m in ahead)} did, and came as far "
             f"as #{max(m.issued for m in members) - 1}")
     for m in behind:
-        last = m.at(k - 1)
+        last = m.get(k - 1)
         said += f"; rank {m.rank}'s last: " + (f"{last}, {last.state}" if last else "none" if k == 0 else "no longer in its file")
     return said
 
 
 def text_of_unfinished(members, k):
     """Where operation k, which all issued, did not finish; None: it did everywhere."""
-    known = [m for m in members if m.at(k)]
-    unfinished = [m for m in known if m.at(k).state != "finished"]
+    known = [m for m in members if k in m]
+    unfinished = [m for m in known if m[k].state != "finished"]
     if not unfinished: return None
     everywhere = ", that is, nowhere" if len(unfinished) == len(known) else ""
-    return f"everyone issued {unfinished[-1].at(k)}, but on {ranks_text(m.rank for m in unfinished)} it did not finish{everywhere}"
+    return f"everyone issued {unfinished[-1][k]}, but on {ranks_text(m.rank for m in unfinished)} it did not finish{everywhere}"
 
 
 def compare(members):
     """True if the members of a sequence did not part, and what the files show, in words."""
     issued = [m.issued for m in members]
-    begin = min([min(m.operations) for m in members if m.operations] + [min(issued)])
-    compared = next((k for k in range(begin, max(issued)) if sum(m.at(k) is not None for m in members) > 1), None) # in two files
+    begin = min([min(m) for m in members if m] + [min(issued)])
+    compared = next((k for k in range(begin, max(issued)) if sum(k in m for m in members) > 1), None) # in two files
     for k in range(begin, max(issued)):
-        if len({m.what(k) for m in members if m.at(k)}) > 1: return False, text_of_different(members, k, k == compared)
+        if len({m[k].what() for m in members if k in m}) > 1: return False, text_of_different(members, k, k == compared)
         if min(issued) <= k: return False, text_of_missing(members, k)
     for k in range(begin, max(issued)):
         if said := text_of_unfinished(members, k): return False, said

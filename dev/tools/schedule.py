@@ -8,14 +8,10 @@
 
 The picture has a row per rank. F0 is the forward pass of micro-batch 0, B0 its backward pass, I0 and W0 the two halves of one: the
 gradient of the input, and those of the weights. Each chunk after the first has a prime; dots are waiting. Below the picture are
-each rank's times, its peak of activations, and the bubble: as played, with its parts, and by the formula of balanced stages
-(llmc/parallel/pipeline.h). Papers state it as a share of the step or of the work; both are printed.
-
---trace shows a step of a run of train_gpt2_pp as it was: the same picture, and a bubble that also has jitter and late messages.
---compare prints a line per schedule, and why three of them are not in train_gpt2_pp. schedule_play.py plays schedules, in the order
-that train_gpt2_pp has, and timeline.py reads a run's actions.
+each rank's times, its peak of activations, and the bubble with its parts (dev/README.md). schedule_play.py plays schedules, in the
+order that train_gpt2_pp has, and timeline.py reads a run's actions.
 """
-import math, re, sys
+import math, sys
 from argparse import Namespace
 from collections import defaultdict
 from itertools import groupby
@@ -23,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from schedule_play import SCHEDULES, Pipeline, ask_player, play
 from timeline import Trace
-from tool import LEFT, WIDTH, TimePicture, choice, die, format_bytes, parse_options, real, switch, text, whole
+from tool import (LEFT, SIZES, WIDTH, TimePicture, choice, die, format_bytes, parse_number, parse_options, print_table, real,
+                  switch, text, whole)
 
 FOLDER = Path(sys.argv[0]).parent
 OF_RUNS = SCHEDULES[:4]
@@ -40,10 +37,7 @@ OPTIONS = [
     text("costs", "", "A,B,..", "what each chunk costs, in the model's order, in any unit; '': all the same"),
     text("model", "", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads:"
          " chunks take as long as their blocks and their head, and bytes are printed; '': equal chunks, no bytes"),
-    whole("layers", 0, 0, 256, "number of layers; 0: the model's"),
-    whole("heads", 0, 0, 65536, "number of heads; 0: the model's"),
-    whole("channels", 0, 0, 65536, "number of channels, C; 0: the model's"),
-    whole("vocab-size", 0, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*"),
+    *SIZES,
     whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T", "t"),
     whole("batch-size", 16, 1, 1 << 20, "sequences per micro-batch, B", "b"),
     choice("precision", "fp32", "fp32|bf16|fp16", "of activations and messages"),
@@ -57,8 +51,8 @@ OPTIONS = [
     text("svg", "", "FILE", "also draw the picture into FILE"),
     real("svg-ms", 0, 0, 1e9, "ms that the width of --svg's picture stands for; 0: the step"),
 ]
-PARTS_OF = dict.fromkeys(("layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"), "model")
-PARTS_OF |= {"svg-ms": "svg", "step": "trace"}  # options that need another one
+PARTS_OF = {"svg-ms": "svg", "step": "trace"} | dict.fromkeys(  # options that need another one
+    ("layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"), "model")
 
 
 class Case(Namespace):
@@ -83,7 +77,8 @@ class Case(Namespace):
         config = {name: self.config[name] for name in ("L", "Vp", "C")}
         return ask_player(FOLDER, split=self.split, p=self.p, v=self.parts // self.p, **config)["blocks"] * self.copies
 
-    def cost(self, blocks, g): return blocks[g] + (self.config["head"] if g % self.parts == self.parts - 1 else 0)
+    def head(self, g): return self.config["head"] if g % self.parts == self.parts - 1 else 0
+    def cost(self, blocks, g): return blocks[g] + self.head(g)
 
     def balance(self):
         """As schedule_order's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
@@ -95,20 +90,16 @@ class Case(Namespace):
         return blocks
 
     def times_of_chunks(self):
-        """By the model's blocks, by --costs, whose mean over the ranks is 1/p of the model, or all the same."""
-        if self.config: return self.times_by_model()
-        shares = [1 if self.schedule == "dualpipe" else 1 / self.v] * self.parts
+        """By the model's blocks, by --costs, whose mean over the ranks is 1/p of the model, or all the same. The head's forward
+        pass is part of I, because its logits are not kept."""
+        (F, I, W), shares = self.times, [1 if self.schedule == "dualpipe" else 1 / self.v] * self.parts
+        if self.config:
+            one = self.p / (self.config["L"] + self.config["head"])  # a block's share of a stage
+            return [[one * n * F, one * n * I + one * self.head(g) * (F + I + W), one * n * W] for g, n in enumerate(self.blocks())]
         if self.costs:
             costs = read_numbers("costs", self.costs, self.parts)
             shares = [cost / sum(costs) * self.p for cost in costs]
-        return [[share * t for t in self.times] for share in shares * self.copies]
-
-    def times_by_model(self):
-        """The head's forward pass is part of I, because its logits are not kept."""
-        (F, I, W), head, blocks = self.times, self.config["head"], self.blocks()
-        one = self.p / (self.config["L"] + head)  # a block's share of a stage
-        heads = [one * head if g % self.parts == self.parts - 1 else 0 for g in range(len(blocks))]
-        return [[one * n * F, one * n * I + h * (F + I + W), one * n * W] for n, h in zip(blocks, heads)]
+        return [[share * F, share * I, share * W] for share in shares * self.copies]
 
     def why_unplayable(self):
         """None: it can be played."""
@@ -127,11 +118,9 @@ def replace(case, **changes): return Case(**vars(case) | changes)
 
 # ---- options ----
 def read_numbers(option, text, n):
-    try:
-        found = [float(x) for x in text.split(",") if re.fullmatch(r"[!-^`-~]+", x)]
-    except ValueError:
-        found = []
-    if len(found) != n or text.count(",") != n - 1 or not all(0 <= x < math.inf for x in found) or not any(found):
+    try: found = [parse_number(float, x) for x in text.split(",")]
+    except ValueError: found = []
+    if len(found) != n or not all(0 <= x < math.inf for x in found) or not any(found):
         die(f"--{option} {text} is not {n} numbers from 0 on, one of them above it, with commas between")
     return found
 
@@ -162,8 +151,7 @@ def read_options():
 
 
 # ---- a step, played or a run's: of each rank its boxes [letter, micro-batch, chunk, begin, end] and numbers ----
-def s(n): return "" if n == 1 else "s"
-def es(n): return "" if n == 1 else "es"
+def count(n, what): return f"{n} {what}{'' if n == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def show_step(case, title, ranks, step):
@@ -177,12 +165,11 @@ def show_step(case, title, ranks, step):
             name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column + 0.5)
             for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
         print(f"rank {r:<3} |{''.join(row)}|")
-    print("\n           computes, ms   waits, ms   share   activations at most        by the formula")
-    for r, rank in enumerate(ranks):
-        peak = f"{rank['peak']} micro-batch{es(rank['peak'])}{', a chunk each' * (case.v > 1)}"
-        formula = "-" if rank["slots"] is None else rank["slots"]
-        print(f"rank {r:<3} {rank['busy']:14.6g} {step - rank['busy']:11.6g} {100 * rank['busy'] / step:6.1f}%   {peak:<30} "
-              f"{formula}")
+    print()
+    print_table(["", "computes, ms", "waits, ms", "share", "activations at most", "by the formula"], *(
+        [f"rank {r}", f"{rank['busy']:.6g}", f"{step - rank['busy']:.6g}", f"{100 * rank['busy'] / step:.1f}%",
+         f"{count(rank['peak'], 'micro-batch')}{', a chunk each' * (case.v > 1)}", "-" if rank["slots"] is None else rank["slots"]]
+        for r, rank in enumerate(ranks)))
 
 
 PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}  # of an action's time in (F, I, W)
@@ -196,13 +183,12 @@ def write_svg(case, ranks, step):
     picture = TimePicture([*map(LOOKS.get, letters), waiting], case.p, 1, 22, 4, case.svg_ms or step)
     split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
     title = f"{case.schedule}{split}: {step:.4g} ms, of which the bubble is {100 * (1 - case.work / step):.1f} %"
-    picture.add(f'<text x="{LEFT + WIDTH}" y="20" text-anchor="end" font-weight="bold">{title}</text>')
+    picture.text(LEFT + WIDTH, 20, title, "end", font_weight="bold")
     for r, rank in enumerate(ranks):
         picture.slice(r, 0, 0, step, waiting[0])
         for letter, micro, chunk, begin, end in rank["boxes"]:
             if end - begin < 1e-4 * picture.ms: continue  # it would be all stroke
-            paler = f' fill-opacity="{1 - 0.6 * chunk / case.v:.2f}" stroke="white"'
-            picture.slice(r, 0, begin, end, LOOKS[letter][0], paler, str(micro))
+            picture.slice(r, 0, begin, end, LOOKS[letter][0], str(micro), fill_opacity=1 - 0.6 * chunk / case.v, stroke="white")
     picture.write("--svg", case.svg)
     print(f"\npicture: {case.svg}")
 
@@ -221,11 +207,6 @@ def print_bubble(title, how, step, work, parts, formula, notes=()):
 
 
 # ---- a played step ----
-def longest_rank(played):
-    """A step takes so long if each rank begins its next one before the others have ended this one."""
-    return max(rank["end"] - rank["begin"] for rank in played["ranks"])
-
-
 def print_played_bubble(case, played):
     """The bubble as it was played = the ramp, when some ranks have nothing to do yet or any more + imbalance, by which the slowest
     rank's work exceeds the mean + messages, without which the step would be shorter."""
@@ -235,8 +216,7 @@ def print_played_bubble(case, played):
         parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
     print_bubble("", "played", step, work, parts, played["bubble"])
     if case.schedule in OF_RUNS[:3] or case.p == 1: return  # papers count the others' between a rank's own first and last action
-    step = longest_rank(played)
-    print_part("bubble without clipping", step - work, step, work)
+    print_part("bubble without clipping", played["unclipped"] - work, played["unclipped"], work)
     print("  if a rank could begin its next step before the others have ended this one. Clipping by the norm of all\n"
           "  gradients makes it wait for them, before its first action or after its last (--compare).")
 
@@ -245,22 +225,21 @@ def slot_bytes(case, rank, blocks):
     """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its B or W: per token and block 16C elements, with the
     9C gradients that W needs where B is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
     train_gpt2_pp.cu)"""
-    C, X = case.config["C"], case.config["bytes"]
-    most = max(blocks[g] for g in rank["chunks"])
+    C, X, chunks = case.config["C"], case.config["bytes"], rank["chunks"]
+    most, has_head = max(blocks[g] for g in chunks), any(map(case.pipeline.is_last, chunks))
     per_block = (25 if case.pipeline.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])
-    return case.config["tokens"] * (most * per_block + rank["head"] * (2 * C * X + 8) + 8)
+    return case.config["tokens"] * (most * per_block + has_head * (2 * C * X + 8) + 8)
 
 
 def print_bytes(case, played):
     """What a rank keeps at its peak, and sends in a step, with --model."""
     config, blocks = case.config, case.blocks()
     message = config["tokens"] * config["C"] * config["bytes"]
-    print("\n           blocks   activations at the peak, bytes                     messages in a step, bytes")
-    for r, rank in enumerate(played["ranks"]):
-        slot, n = slot_bytes(case, rank, blocks), rank["sends"]
-        kept = f"{rank['peak']} x {slot} = {rank['peak'] * slot} ({format_bytes(rank['peak'] * slot)})"
-        count = sum(blocks[g] for g in rank["chunks"])
-        print(f"rank {r:<3} {count:9}   {kept:<50} {n} x {message} = {n * message} ({format_bytes(n * message)})")
+    def times(n, each): return f"{n} x {each} = {n * each} ({format_bytes(n * each)})"
+    print()
+    print_table(["", "blocks", "activations at the peak, bytes", "messages in a step, bytes"], *(
+        [f"rank {r}", sum(blocks[g] for g in rank["chunks"]), times(rank["peak"], slot_bytes(case, rank, blocks)),
+         times(rank["sends"], message)] for r, rank in enumerate(played["ranks"])))
     print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if case.pipeline.is_cut else 16}C X + 4 (4 + NH)) + 8) bytes; with "
           f"the head BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
     print(f"messages: {sum(rank['sends'] for rank in played['ranks']):g} of BT C X bytes in all; by the formula "
@@ -276,7 +255,7 @@ def print_blocks(name, case):
 
 def show(case):
     played, (F, I, W) = case.play(), case.times
-    show_step(case, f"{case.schedule}, {case.p} stage{s(case.p)}, {case.m} micro-batch{es(case.m)}, {case.v} chunk{s(case.v)} each; "
+    show_step(case, f"{case.schedule}, {count(case.p, 'stage')}, {count(case.m, 'micro-batch')}, {count(case.v, 'chunk')} each; "
               f"F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms", played["ranks"], played["step"])
     print_played_bubble(case, played)
     if case.config:
@@ -313,7 +292,7 @@ def steps_of(actions, p):
 
 def why_no_fit(case, step):
     """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
-    of = f"{case.schedule} with {case.p} stages, {case.v} chunk{s(case.v)} each and {case.m} micro-batches has"
+    of = f"{case.schedule} with {case.p} stages, {count(case.v, 'chunk')} each and {case.m} micro-batches has"
     for r, (rank, actions) in enumerate(zip(case.plan(), step.ranks)):
         for k, ((action, _), (*wanted, _, _, _)) in enumerate(zip(actions, rank["boxes"])):
             if action != tuple(wanted):
@@ -409,8 +388,8 @@ def show_trace(o):
     ranks = [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"], "boxes": boxes_of(actions, rank["boxes"], seen.begin)}
              for ms, rank, actions in zip(busy, plan, seen.ranks)]
     times = f"I {I:.4g} ms, W {W:.4g} ms" if case.schedule == "zb-h1" else f"B {I:.4g} ms"
-    show_step(case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {case.v} chunk{s(case.v)} each; step {seen.number} of "
-              f"{o.trace}, mean of stages: F {F:.4g} ms, {times}", ranks, step)
+    show_step(case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {count(case.v, 'chunk')} each; step "
+              f"{seen.number} of {o.trace}, mean of stages: F {F:.4g} ms, {times}", ranks, step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
     bubbles = [x.bubble for x in steps]
     if len(bubbles) > 1:
@@ -420,62 +399,48 @@ def show_trace(o):
 
 
 # ---- all schedules ----
-def compare_one(case):
-    """Bubble, bubble without clipping, peak in micro-batches of a stage, bytes of activations, messages relative to 1f1b's,
-    formula."""
-    played = case.play()
-    share = 1 if case.schedule == "dualpipe" else 1 / case.v
-    blocks = case.blocks() if case.config else []
-    kept = max(rank["peak"] * slot_bytes(case, rank, blocks) for rank in played["ranks"]) if case.config else 0
-    return {"bubble": played["step"] - case.work, "unclipped": longest_rank(played) - case.work, "bytes": kept,
-            "formula": played["bubble"], "peak": max(rank["peak"] * share for rank in played["ranks"]),
-            "sent": 1 if case.p == 1 else case.pipeline.messages() / (2 * case.m * (case.p - 1))}
-
-
-def print_compared(case):
-    """Returns what it prints; None: the schedule cannot be played."""
+def compared(case):
+    """Words of a line; messages are relative to 1f1b's."""
     name, why = f"{case.schedule} v={case.v}" if case.schedule == "interleaved" else case.schedule, case.why_unplayable()
-    if why:
-        print(f"{name:<16} {why}")
-        return None
-    c, work = compare_one(case), case.work
-    formula = "-" if c["formula"] is None else f"{c['formula']:.6g}"
-    print(f"{name:<16} {c['bubble']:10.6g} {100 * c['bubble'] / (work + c['bubble']):11.2f}% {100 * c['bubble'] / work:11.2f}% "
-          f"{formula:>12} {c['unclipped']:12.4g} {c['peak']:8.3g} {c['sent']:9.3g} {2 if case.schedule == 'dualpipe' else 1:11}"
-          + (f" {format_bytes(c['bytes']):>12}" if case.config else ""))
-    return c
+    if why: return [name, why]
+    played, work, is_dual = case.play(), case.work, case.schedule == "dualpipe"
+    bubble, formula = played["step"] - work, "-" if played["bubble"] is None else f"{played['bubble']:.6g}"
+    peak = max(rank["peak"] for rank in played["ranks"]) * (1 if is_dual else 1 / case.v)
+    sent = 1 if case.p == 1 else case.pipeline.messages() / (2 * case.m * (case.p - 1))
+    blocks = case.blocks() if case.config else []
+    kept = [format_bytes(max(rank["peak"] * slot_bytes(case, rank, blocks) for rank in played["ranks"]))] if blocks else []
+    return [name, f"{bubble:.6g}", f"{100 * bubble / (work + bubble):.2f}%", f"{100 * bubble / work:.2f}%", formula,
+            f"{played['unclipped'] - work:.4g}", f"{peak:.3g}", f"{sent:.3g}", 1 + is_dual, *kept]
 
 
-def print_why(case, dual):
+def print_why(case):
     """Why three schedules are not in train_gpt2_pp."""
     print("\nwhy the last three are not in train_gpt2_pp: it clips by the norm of all gradients, so a step ends with a sum over "
           "all ranks,\nand a rank waits for the others before its first action or after its last.")
-    if dual is None: return
+    if replace(case, schedule="dualpipe", v=2).why_unplayable(): return
     (F, I, W), twice = case.times, [2 * t for t in case.times]
     half = replace(case, schedule="zb-v", v=2, p=case.p // 2, m=case.m // 2, times=twice)  # as many parameters a rank
-    print(f"dualpipe has 2 stages on each rank, so twice the parameters; 2 replicas of the model in {half.p} stage{s(half.p)} have as "
-          f"many, and a bubble\nof {compare_one(half)['bubble']:.4g} ms with zb-v. Its B follows F here. In the paper both end when the "
-          f"pair ends: a bubble of\n(p/2-1)(F&B + B - 3W), which is {(case.p / 2 - 1) * (F + 2 * (I + W) - 3 * W):.4g} ms if F&B is F + B.")
+    print(f"dualpipe has 2 stages on each rank, so twice the parameters; 2 replicas of the model in {count(half.p, 'stage')} have "
+          f"as many, and a bubble\nof {half.play()['step'] - half.work:.4g} ms with zb-v. Its B follows F here. In the paper both "
+          "end when the pair ends: a bubble of\n(p/2-1)(F&B + B - 3W), which is "
+          f"{(case.p / 2 - 1) * (F + 2 * (I + W) - 3 * W):.4g} ms if F&B is F + B.")
 
 
-def compare(o, case):
+def compare(case):
     F, I, W = case.times
-    print(f"{o.p} stage{s(o.p)}, {o.m} micro-batch{es(o.m)}; F, I, W of 1/{o.p} of the model {F:g}, {I:g}, {W:g} ms\n")
-    print(f"{'':16} {'bubble, ms':>10} {'of the step':>12} {'of the work':>12} {'formula, ms':>12} {'no clip, ms':>12} "
-          f"{'peak':>8} {'messages':>9} {'parameters':>11}{'  activations' if case.config else ''}")
-    shown = {}
-    for schedule, v in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2),
-                        ("dualpipe", 2)):
-        shown[schedule] = print_compared(replace(case, schedule=schedule, v=v))
+    print(f"{count(case.p, 'stage')}, {count(case.m, 'micro-batch')}; F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms\n")
+    ways = zip(["gpipe", "1f1b", *["interleaved"] * 2, *SCHEDULES[3:]], (1, 1, 2, 4, 1, 1, 2, 2))
+    print_table(["", "bubble, ms", "of the step", "of the work", "formula, ms", "no clip, ms", "peak", "messages", "parameters",
+                 *["activations"] * bool(case.config)], *(compared(replace(case, schedule=schedule, v=v)) for schedule, v in ways))
     print("\nno clip: the bubble if a rank could begin its next step before the others have ended this one;\n"
           "peak: activations on the rank with the most, in micro-batches of a stage; messages and parameters: relative to 1f1b's")
-    if o.p > 1 and shown["zb-v"]: print_why(case, shown["dualpipe"])
+    if case.p > 1 and not replace(case, schedule="zb-v", v=2).why_unplayable(): print_why(case)
 
 
 def main():
     case = read_options()
     if case.trace: show_trace(case)
-    elif case.compare: compare(case, case)
+    elif case.compare: compare(case)
     else: show(case)
 
 

@@ -63,18 +63,14 @@ static json_t* answer_schedule(json_t* request) {
 }
 
 int main(void) {
-    char* line = NULL;
-    size_t room = 0;
-    for (ssize_t n; (n = getline(&line, &room, stdin)) > 0;) {
-        json_t *request = json_loadb(line, (size_t)n, 0, NULL), *answer = answer_model(request);
+    for (json_t* request; (request = json_loadf(stdin, JSON_DISABLE_EOF_CHECK, NULL)) || !feof(stdin); json_decref(request)) {
+        json_t* answer = answer_model(request);
         if (answer == NULL) answer = answer_split(request);
         if (answer == NULL) answer = answer_schedule(request);
         require(answer != NULL, "a line is no request; dev/tools/schedule_play.py writes what this program reads");
         bool written = json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17)) == 0 && printf("\n") > 0;
         require(written && fflush(stdout) == 0, "an answer cannot be written: %s", strerror(errno));
         json_decref(answer);
-        json_decref(request);
     }
-    free(line);
     return EXIT_SUCCESS;
 }

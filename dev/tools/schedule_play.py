@@ -112,16 +112,16 @@ def schedule_of(folder, l, F, I, W):
 
 
 # ---- time ----
-def rules_of(l, rank, of_chunk, message):
-    """By letter and chunk of a rank's actions: (what it needs, how much later it has that, what it makes, time, whether it sends
-    that). What is made is F of a chunk, W, or "B", for B and I."""
+def rules_of(l, rank, of_chunk):
+    """By letter and chunk of a rank's actions: (what it needs, whether that is a message, what it makes, time). What is made is F
+    or W of a chunk, or "B", for B and I."""
     own, rules = l.chunks(rank), {}
     for c, g in enumerate(own):
         F, I, W = of_chunk[g]
-        before, after = not l.is_first(g) and g - 1 not in own, not l.is_last(g) and g + 1 not in own  # are on other ranks
-        rules["F", c] = None if l.is_first(g) else ("F", g - 1), message * before, ("F", g), F, after
-        backward = ("F", g) if l.is_last(g) else ("B", g + 1), message * after, ("B", g)
-        rules["B", c], rules["I", c], rules["W", c] = (*backward, I + W, before), (*backward, I, before), (("B", g), 0, ("W", g), W, False)
+        forward, backward = None if l.is_first(g) else ("F", g - 1), ("F", g) if l.is_last(g) else ("B", g + 1)
+        for letter, needs, made, time in (("F", forward, "F", F), ("B", backward, "B", I + W), ("I", backward, "B", I),
+                                          ("W", ("B", g), "W", W)):
+            rules[letter, c] = needs, needs is not None and needs[1] not in own, (made, g), time
     return rules
 
 
@@ -129,7 +129,7 @@ def play(folder, l, times, of_chunk=None, of_action=None, message=0):
     """A step of "ranks". times: (F, I, W) of all chunks of a rank, for the formulas. of_chunk: the same of each chunk in the model;
     or of_action: how long each action of each rank takes. message: between two ranks."""
     orders, slots, bubble = schedule_of(folder, l, *times)
-    rules = [rules_of(l, r, of_chunk or [(0, 0, 0)] * (l.p * l.v), message) for r in range(l.p)]
+    rules = [rules_of(l, r, of_chunk or [(0, 0, 0)] * (l.p * l.v)) for r in range(l.p)]
     ended = {None: [0] * l.m} | {(made, g): [None] * l.m for made in "FBW" for g in range(l.p * l.v)}  # of each micro-batch
     played, able, waiting = [[] for _ in range(l.p)], list(range(l.p)), {}
     while able:
@@ -138,19 +138,19 @@ def play(folder, l, times, of_chunk=None, of_action=None, message=0):
         now = boxes[-1][4] if boxes else 0
         for k in range(len(boxes), len(order)):
             letter, micro, chunk = order[k]
-            needs, delay, makes, time, _ = rule[letter, chunk]
+            needs, is_message, makes, time = rule[letter, chunk]
             ready = ended[needs][micro]
             if ready is None:
                 waiting[needs, micro] = rank
                 break
-            begin = max(ready + delay, now)
+            begin = max(ready + message * is_message, now)
             ended[makes][micro] = now = begin + (of_action[rank][k] if of_action else time)
             boxes.append([letter, micro, chunk, begin, now])
             if (makes, micro) in waiting: able.append(waiting.pop((makes, micro)))
     require(not waiting, f"{l.schedule} deadlocks: {len(waiting)} ranks wait for others")
-    ranks = [{"busy": sum(end - begin for *_, begin, end in boxes), "begin": boxes[0][3], "end": boxes[-1][4],
+    ranks = [{"busy": sum(end - begin for *_, begin, end in boxes), "end": boxes[-1][4], "chunks": l.chunks(r), "boxes": boxes,
               "peak": max(accumulate(ALIVE[letter] for letter, *_ in boxes)), "slots": most,  # activations, and by formula
-              "sends": sum(rule[letter, chunk][4] for letter, _, chunk, *_ in boxes),
-              "chunks": l.chunks(r), "head": any(map(l.is_last, l.chunks(r))), "boxes": boxes}
+              "sends": sum(rule[letter, chunk][1] for letter, _, chunk, *_ in boxes)}  # as many messages as it receives
              for r, (boxes, rule, most) in enumerate(zip(played, rules, slots))]
-    return {"step": max(rank["end"] for rank in ranks), "bubble": bubble, "ranks": ranks}
+    unclipped = max(rank["end"] - rank["boxes"][0][3] for rank in ranks)  # a step, if each rank begins the next one at its own end
+    return {"step": max(rank["end"] for rank in ranks), "unclipped": unclipped, "bubble": bubble, "ranks": ranks}

@@ -5,7 +5,8 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
+from operator import attrgetter
 from typing import NamedTuple
 from tool import die, read_json
 
@@ -59,23 +60,19 @@ class Rank:
 
     def sort(self):
         """Slices of compute do not overlap, so their ends are sorted as well."""
-        self.compute.sort(key=lambda s: s.begin)
-        self.communication = sorted(self.operations, key=lambda o: o.begin)
-        self.begins, self.ends = [s.begin for s in self.compute], [s.end for s in self.compute]
+        self.compute.sort(key=attrgetter("begin"))
+        self.communication = sorted(self.operations, key=attrgetter("begin"))
 
     def by_step(self): return [(step, list(slices)) for step, slices in groupby(self.compute, lambda s: s.step)]
 
     def computed_within(self, begin, end):
         """The time between begin and end in which something is computed."""
-        total = 0
-        for s in self.compute[bisect_right(self.ends, begin):]:
-            if s.begin >= end: break
-            if s.letter != ".": total += max(0, min(s.end, end) - max(s.begin, begin))
-        return total
+        later = takewhile(lambda s: s.begin < end, self.compute[bisect_right(self.compute, begin, key=attrgetter("end")):])
+        return sum(max(0, min(s.end, end) - max(s.begin, begin)) for s in later if s.letter != ".")
 
     def slice_at(self, time):
         """What was computed at a time, or last before it; None: nothing was."""
-        before = self.compute[:bisect_right(self.begins, time)]
+        before = self.compute[:bisect_right(self.compute, time, key=attrgetter("begin"))]
         return next((s for s in reversed(before) if s.phase is not None), None)
 
 

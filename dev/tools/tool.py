@@ -1,7 +1,10 @@
 """What the tools in Python share: errors, options, files, numbers, programs that they ask, and pictures (SVG)."""
 import argparse, json, math, os, re, signal, stat, subprocess, sys
-from dataclasses import dataclass
+from collections import namedtuple
 from functools import cache
+from pathlib import Path
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "bench"))
+from svg import Svg, tick_of # noqa: E402 (the path comes first)
 
 
 def die(message):
@@ -15,36 +18,35 @@ def require(condition, message):
 
 
 # ---- options ----
-@dataclass
-class Option:
-    name: str
-    default: object  # its type is the kind of value: bool (a switch), int, float or str
-    help: str
-    form: str = ""   # what --help calls the value; of a choice its words, separated by |
-    low: float = 0   # allowed range of numbers
-    high: float = 0
-    letter: str = ""
-    is_choice: bool = False
+# default: its type is the kind of value, bool being a switch; form: what --help calls the value; read: makes it of a text.
+Option = namedtuple("Option", "name default help form read letter", defaults=("", str, ""))
 
-    def read(self, text):
-        """The value that a text stands for."""
-        if self.is_choice and text not in self.form.split("|"): die(f"--{self.name} must be one of {self.form}, not '{text}'")
-        if isinstance(self.default, str): return text
-        kind, what = (int, "whole number") if isinstance(self.default, int) else (float, "number")
-        try:
-            value = kind(text if re.fullmatch(r"[!-^`-~]+", text) else "none")
-        except ValueError:
-            die(f"--{self.name} wants a {what}, not '{text}'")
-        if not self.low <= value <= self.high:
-            die(f"--{self.name} must be between {self.low:.12g} and {self.high:.12g}, not {text}")
+
+def number(name, kind, low, high):
+    def read(text):
+        try: value = parse_number(kind, text)
+        except ValueError: die(f"--{name} wants a {'whole ' * (kind is int)}number, not '{text}'")
+        require(low <= value <= high, f"--{name} must be between {low:.12g} and {high:.12g}, not {text}")
         return value
+    return read
+
+
+def word(name, words):
+    def read(text): return text if text in words.split("|") else die(f"--{name} must be one of {words}, not '{text}'")
+    return read
 
 
 def text(name, default, form, help, letter=""): return Option(name, default, help, form, letter=letter)
-def whole(name, default, low, high, help, letter=""): return Option(name, default, help, "N", low, high, letter)
-def real(name, default, low, high, help): return Option(name, float(default), help, "X", low, high)
-def choice(name, default, words, help): return Option(name, default, help, words, is_choice=True)
+def whole(name, default, low, high, help, letter=""): return Option(name, default, help, "N", number(name, int, low, high), letter)
+def real(name, default, low, high, help): return Option(name, float(default), help, "X", number(name, float, low, high))
+def choice(name, default, words, help): return Option(name, default, help, words, word(name, words))
 def switch(name, help): return Option(name, False, help)
+
+
+SIZES = [  # of a model
+    whole("layers", 0, 0, 256, "number of layers; 0: the model's"), whole("heads", 0, 0, 65536, "number of heads; 0: the model's"),
+    whole("channels", 0, 0, 65536, "number of channels, C; 0: the model's"),
+    whole("vocab-size", 0, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*")]
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,7 +65,7 @@ def parse_options(program, purpose, table, operand=""):
             continue
         names = [f"-{o.letter}"] * bool(o.letter) + [f"--{o.name}"]
         how = {"action": argparse.BooleanOptionalAction} if o.default is False else {"type": o.read, "metavar": o.form}
-        default = "off" if o.default is False else o.default if o.is_choice else repr(o.default)
+        default = "off" if o.default is False else str(o.default) or "''"
         group.add_argument(*names, default=argparse.SUPPRESS, help=f"{o.help}  [{default}]".replace("%", "%%"), **how)
     if operand: parser.add_argument("operands", nargs=1, metavar=operand, help=argparse.SUPPRESS)
     found = parser.parse_args()
@@ -111,6 +113,7 @@ def read_json(path, remedy, **how):
 
 
 # ---- numbers ----
+def parse_number(kind, text): return kind(text if re.fullmatch(r"[!-^`-~]+", text) else "none")  # int(" 1_0 ") would be 10
 def ceil_div(a, b): return -(-a // b)
 
 
@@ -131,6 +134,20 @@ def rounded(x):
 def dump_json(x): return json.dumps(rounded(x), indent=1, ensure_ascii=False)
 
 
+# ---- tables to read ----
+def print_table(head, *rows):
+    """Numbers stand on the right, real ones with five digits. A row that is not as long as the headings ends with a remark."""
+    def word(x): return x if isinstance(x, str) else str(x) if isinstance(x, int) else "-" if math.isnan(x) else f"{x:.5g}"
+    split = [(row, []) if len(row) == len(head) else (row[:-1], row[-1:]) for row in ([*map(word, row)] for row in rows)]
+    forms = []
+    for i, name in enumerate(head):
+        column = [words[i] for words, _ in split if i < len(words)]
+        has_numbers = any(re.fullmatch(r" *[-+]?\d[\d.e+-]*( ?%| [kMGT]?B)?", x) for x in column)
+        forms.append(f"{{:{'>' if has_numbers else '<'}{max(map(len, [name, *column]))}}}")
+    for words, remark in [(head, []), *split]:
+        print("  ".join([*(form.format(x) for form, x in zip(forms, words)), *remark]).rstrip())
+
+
 # ---- programs that answer a line with a line of JSON ----
 @cache
 def started(path, missing, *arguments):
@@ -147,26 +164,19 @@ def ask(program, line):
 
 
 # ---- pictures; numbers are pixels, but times ----
-class Picture:
-    def __init__(self, width, height):
-        self.lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-                      'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="white"/>']
-
-    def add(self, line): self.lines.append(line)
-
-    def box(self, x, y, width, height, colour, more=""):
-        self.add(f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" fill="{colour}"{more}/>')
+class Picture(Svg):
+    digits = 2
 
     def legend(self, x, y, colours):
         """Colours with their names, from left to right."""
         for colour, name in colours:
-            self.add(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
-            self.add(f'<text x="{x + 16}" y="{y + 10}">{name}</text>')
+            self.rect(x, y, 12, 12, colour)
+            self.text(x + 16, y + 10, name)
             x += 34 + 7 * len(name)
 
     def write(self, option, path):
         try:
-            with open(path, "w") as file: file.write("\n".join([*self.lines, "</svg>\n"]))
+            with open(path, "w") as file: file.write(str(self))
         except OSError as e:
             die(f"{option} {path}: cannot be written: {e.strerror}")
 
@@ -182,18 +192,15 @@ class TimePicture(Picture):
         super().__init__(LEFT + WIDTH + 30, height)
         self.row, self.rank, self.ms = row, rows * row + gap, ms
         self.legend(LEFT, 10, legend)
-        tick = 10 ** math.floor(math.log10(ms))
-        if ms / tick < 2: tick /= 5
-        elif ms / tick < 5: tick /= 2
+        tick = tick_of(ms, 5)
         for i in range(int(ms / tick * (1 + 1e-9)) + 1):
-            self.add(f'<text x="{LEFT + i * tick / ms * WIDTH:.2f}" y="{height - 6}" '
-                     f'text-anchor="middle">{i * tick:g}{"" if i else " ms"}</text>')
-        for r in range(ranks): self.add(f'<text x="8" y="{TOP + r * self.rank + rows * row // 2 + 4}">rank {r}</text>')
+            self.text(LEFT + i * tick / ms * WIDTH, height - 6, f"{i * tick:g}{'' if i else ' ms'}", "middle")
+        for r in range(ranks): self.text(8, TOP + r * self.rank + rows * row // 2 + 4, f"rank {r}")
 
-    def slice(self, rank, row, begin, end, colour, more="", name=""):
+    def slice(self, rank, row, begin, end, colour, name="", **more):
         """What is between 0 and ms of it, with its name if there is room."""
         begin, end, y = max(begin, 0), min(end, self.ms), TOP + rank * self.rank + row * self.row
         if begin >= end: return
         x, width = LEFT + begin / self.ms * WIDTH, (end - begin) / self.ms * WIDTH
-        self.box(x, y, width, self.row, colour, more)
-        if name and width >= 7 * len(name) + 3: self.add(f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{name}</text>')
+        self.rect(x, y, width, self.row, colour, **more)
+        if name and width >= 7 * len(name) + 3: self.text(x + width / 2, y + 15, name, "middle")

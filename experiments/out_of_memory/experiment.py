@@ -19,7 +19,7 @@ def runs(x):
         for name in WORDS:
             stage, times_deep = name.split("-")
             x.run(name, 2, stage, shape, f"--layers {12 * int(times_deep)}", rest, f"--memory-limit {limit}",
-                  "--recompute block --cpu-offload" if name == "fsdp-8" else "", refused=name == "ddp-2")
+                  "--recompute block --cpu-offload all" if name == "fsdp-8" else "", refused=name == "ddp-2")
 
 
 def refused(d, run): return d.first(run).get("refused")

@@ -138,7 +138,8 @@ typedef struct { CommEvent event; CommStats* stats; int events[COMM_EVENTS]; } C
 
 struct CommBackend;
 typedef struct Comm Comm;
-enum { AXIS_TP, AXIS_PP, AXIS_DP, AXIS_ALL, COMM_AXES }; // of a mesh, in the order of parallel/axes.h; AXIS_ALL: along several of them
+typedef bool CommPairs(int a, int b, int N); // whether ranks a and b of N send messages to each other; of b and a it says the same
+enum { AXIS_TP, AXIS_PP, AXIS_DP, AXIS_CP, AXIS_ALL, COMM_AXES }; // the first three as in parallel/axes.h; AXIS_ALL: along several of them
 
 // What all communicators of a process share.
 typedef struct {
@@ -162,6 +163,7 @@ typedef struct {
     double host_link, host_until[2]; // --emulate-host-link, Gbit/s; when it has carried all that goes to the host, and from there
     double* number;           // device memory of comm_host_sum, owned
     const char* caller;       // of the operation that is issued next; NULL: not known
+    Comm* allocates;          // whose memory comm_alloc allocates; NULL: it does not
     const void* about;        // and the data it is about; NULL: its buffer,
     size_t about_bytes;
 } CommContext;
@@ -177,7 +179,7 @@ struct Comm {
     CommContext* world;       // owned by the world's Comm
     const struct CommBackend* backend; // the world's; of a rank that is alone here, one that copies
     CommOp issued;            // operations so far
-    bool connected;           // comm_connect was called
+    CommPairs* pairs;         // who exchanges messages, as comm_connect was told; NULL: it was not called
     CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
     int* world_rank;          // (size) each rank's number in the world, owned
     void* link;               // the backend's own
@@ -209,6 +211,8 @@ static inline void   comm_step(Comm* c, long long step); // from now on operatio
 // With --nccl-windows all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init
 // becomes windows on c. Collective; all ranks must have allocated the same sizes, in the same order.
 static inline void   comm_share_memory(Comm* c);
+// device_alloc of memory that will be windows on c, whatever its kind is and whichever communicator comm_share_memory is given.
+static inline void*  comm_alloc(Comm* c, size_t bytes, MemoryKind kind);
 
 // buf (n) = sum over ranks, in place
 static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
@@ -226,8 +230,8 @@ static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t 
 // buf (n) = the root's
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
 // buf (n) goes to rank `to`. After the wait it may be written again, which does not mean that it has arrived.
-// Call comm_connect before the first send or receive: it prepares messages between all pairs of c, and is collective.
-static inline void   comm_connect(Comm* c);
+// Call comm_connect before the first send or receive: it prepares messages between these pairs of c, and is collective.
+static inline void   comm_connect(Comm* c, CommPairs* pairs);
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from);
 // Layer calls issued later see the result; the host continues at once where the backend allows it.
@@ -249,6 +253,9 @@ static inline double comm_rank_bytes(const Comm* world);
 static inline double comm_rank_exposed(const Comm* world);
 // observer sees each operation that is waited for from now on; NULL: no observer.
 static inline void   comm_observe(Comm* c, CommObserver observer, void* self);
+
+// Returns true if operations of c are kernels, which take a part of the GPU from layers beside them.
+static inline bool comm_has_kernels(const Comm* c) { return c->world->nccl != NULL && c->size > 1; }
 
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
 // Returns the bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks, until the world's comm_free.

@@ -195,22 +195,33 @@ static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, in
     comm_require_peer(c, COMM_BROADCAST, root);
     return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0, false);
 }
-static inline void comm_connect(Comm* c) {
-    require(!c->connected, "%s: comm_connect was called twice", c->name);
+static inline void comm_connect(Comm* c, CommPairs* pairs) {
+    require(c->pairs == NULL, "%s: comm_connect was called twice", c->name);
+    c->pairs = pairs;
     if (c->backend->connect) c->backend->connect(c);
-    c->connected = true;
+}
+static inline void comm_require_pair(const Comm* c, CommKind k, int peer) {
+    require(c->pairs, "%s: call comm_connect before the first %s", c->name, comm_kind_names[k]);
+    comm_require_peer(c, k, peer);
+    require(c->pairs(c->rank, peer, c->size), "%s: %s of rank %d cannot name rank %d: comm_connect was told that they exchange"
+            " no messages", c->name, comm_kind_names[k], c->rank, peer);
 }
 static inline void comm_share_memory(Comm* c) {
-    if (c->world->options.windows && c->backend->share_memory) c->backend->share_memory(c);
+    const CommBackend* b = c->world->backend; // c may be alone, and others not, for which comm_alloc has allocated
+    if (c->world->options.windows && b && b->share_memory) b->share_memory(c);
+}
+static inline void* comm_alloc(Comm* c, size_t bytes, MemoryKind kind) {
+    c->world->allocates = c->size > 1 ? c : NULL;
+    void* p = device_alloc(bytes, kind);
+    c->world->allocates = NULL;
+    return p;
 }
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to) {
-    require(c->connected, "%s: call comm_connect before the first send", c->name);
-    comm_require_peer(c, COMM_SEND, to);
+    comm_require_pair(c, COMM_SEND, to);
     return comm_issue(c, COMM_SEND, NULL, buf, n, t, to, 0, false);
 }
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from) {
-    require(c->connected, "%s: call comm_connect before the first receive", c->name);
-    comm_require_peer(c, COMM_RECV, from);
+    comm_require_pair(c, COMM_RECV, from);
     return comm_issue(c, COMM_RECV, buf, NULL, n, t, from, 0, false);
 }
 

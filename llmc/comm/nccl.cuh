@@ -6,7 +6,7 @@ the communication stream waits for what compute_stream had been given when the o
 not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would read what has not
 arrived). The host waits for neither: it continues, and waits for the GPU only in device_to_host or device_synchronize. While
 it waits there, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
-had an error. Communicators are non-blocking: no call into NCCL waits for another rank without the watchdog.
+had an error. Calls into NCCL block; the watchdog is told of each before, because it may wait for another rank.
 
     all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what mpi.h does: every rank sends slice r to rank
                     r, which adds them in rank order and sends the sum to all
@@ -16,6 +16,8 @@ had an error. Communicators are non-blocking: no call into NCCL waits for anothe
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
                     a communicator one after another, and two ranks that send to each other on one would wait forever
+
+In first operations hosts wait for one another: nccl_first_sums and nccl_first_message do them where no host can be late.
 
 nccl_library.cuh loads NCCL, and nccl_windows.cuh does --nccl-windows.
 */
@@ -71,7 +73,8 @@ static inline void nccl_add_rows(const NcclLink* l, void* out, const void* own, 
 // ---- messages: those between nccl_group and nccl_group_end move at the same time ----
 static inline void nccl_group(void) { nccl_check(nccl.ncclGroupStart(), "ncclGroupStart"); }
 static inline void nccl_group_end(Comm* c, const CommSlot* s) {
-    nccl_await(c->world, &s->record, ((NcclLink*)c->link)->nccl, nccl.ncclGroupEnd(), "ncclGroupEnd");
+    nccl_call(c->world, &s->record);
+    nccl_called(c->world, nccl.ncclGroupEnd(), "ncclGroupEnd");
 }
 static inline void nccl_send(Comm* c, const CommSlot* s, const void* data, size_t n, int to) {
     NcclLink* l = (NcclLink*)c->link;
@@ -178,6 +181,7 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     const CommOptions* o = &c->world->options;
     ncclDataType_t t = nccl_type(s->type);
     ncclResult_t r = ncclSuccess;
+    nccl_call(c->world, &s->record);
     switch (s->kind) {
     case COMM_ALL_REDUCE:
         if (o->ordered || o->all_reduce == ALL_REDUCE_RING) nccl_sum_in_pieces(c, s);
@@ -195,7 +199,7 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     case COMM_RECV: if (s->n > 0) r = nccl.ncclRecv(s->out, s->n, t, 0, l->nccl, l->stream); break;
     default: die("%s: NCCL has no %s", c->name, comm_kind_names[s->kind]);
     }
-    nccl_await(c->world, &s->record, l->nccl, r, comm_kind_names[s->kind]);
+    nccl_called(c->world, r, comm_kind_names[s->kind]);
 }
 
 // What `later` is given from here on waits for what `earlier` has been given so far.
@@ -314,7 +318,7 @@ static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
 
 static inline ncclConfig_t nccl_config(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    config.cgaClusterSize = 0; // else blocks wait for several processors side by side to be free, while layers hold them
     return config;
 }
 
@@ -339,12 +343,50 @@ static inline void nccl_link_add(NcclEngine* e, NcclLink* l) {
     l->next = e->links;
     e->links = l;
 }
-// Called when NCCL has made the communicator: gives c its link, and the link its memory.
-static inline void nccl_link_begin(Comm* c, NcclLink* l) {
+// The host waits until all that l was given is over. op: what the watchdog is told.
+static inline void nccl_wait_for(CommContext* w, const OpRecord* op, NcclLink* l) {
+    flight_recorder_wait_begin(w->recorder, op);
+    nccl_follow(compute_stream, l->stream, l->ready, op->collective);
+    device_synchronize();
+    flight_recorder_wait_end(w->recorder);
+}
+
+// NCCL connects ranks when an operation first goes from one to another. Their hosts meet there, and memory is allocated, which
+// may wait for kernels. In a step a host might come there only after it has waited for the others, or never. So the first sums
+// are here: a small and a large one, for which NCCL may choose a tree and a ring.
+constexpr size_t NCCL_LARGE = 4 << 20; // bytes
+static inline void nccl_first_sums(Comm* c, const OpRecord* op) {
+    NcclLink* l = (NcclLink*)c->link;
+    const size_t lengths[] = { (size_t)c->size, NCCL_LARGE / sizeof(float) };
+    CommStats before = c->stats[COMM_ALL_REDUCE];
+    void* zeros; // not accounted for: it is gone before a stage allocates anything
+    cuda_check(cudaMalloc(&zeros, NCCL_LARGE), "the first sums");
+    cuda_check(cudaMemsetAsync(zeros, 0, NCCL_LARGE, l->stream), "the first sums");
+    for (int k = 0; k < (nccl_adds_itself(&c->world->options) ? 2 : 1); k++) {
+        CommSlot s = {};
+        s.kind = COMM_ALL_REDUCE; s.type = COMM_F32; s.n = lengths[k]; s.in = s.out = zeros; s.record = *op;
+        nccl_run(c, &s, l);
+    }
+    nccl_wait_for(c->world, op, l);
+    cuda_check(cudaFree(zeros), "the first sums");
+    c->stats[COMM_ALL_REDUCE] = before;
+}
+// The same for messages from one rank of a pair to the other.
+static inline void nccl_first_message(CommContext* w, const OpRecord* op, NcclLink* pair, void* byte, bool sends) {
+    nccl_call(w, op);
+    ncclResult_t r = sends ? nccl.ncclSend(byte, 1, ncclUint8, 1, pair->nccl, pair->stream)
+                           : nccl.ncclRecv(byte, 1, ncclUint8, 0, pair->nccl, pair->stream);
+    nccl_called(w, r, "the first message");
+    nccl_wait_for(w, op, pair);
+}
+
+// Called when NCCL has made the communicator: gives c its link, and the link its memory and connections.
+static inline void nccl_link_begin(Comm* c, NcclLink* l, const OpRecord* op) {
     nccl_link_add((NcclEngine*)c->world->nccl, l);
     c->link = l;
     l->numbers = (int*)device_alloc((size_t)c->size * sizeof(int), MEMORY_COMMUNICATION);
     if (!nccl_adds_itself(&c->world->options)) l->scratch = (char*)device_alloc(NCCL_PIECE, MEMORY_COMMUNICATION);
+    if (c->size > 1) nccl_first_sums(c, op);
 }
 
 // NCCL's id of this run goes from rank 0 to all by the watchdog's connections: ranks that torchrun or srun started need no MPI.
@@ -364,17 +406,18 @@ static inline void nccl_open(Comm* c) {
     // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL and
     // for the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
     die_leave = watchdog_leave;
-    ncclResult_t r = nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config);
-    nccl_await(w, &op, l->nccl, r, "joining the other ranks");
+    nccl_call(w, &op);
+    nccl_called(w, nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config), "joining the other ranks");
+    nccl_link_begin(c, l, &op);
     flight_recorder_finish(w->recorder, &op);
-    nccl_link_begin(c, l);
     cuda_waiting.look = nccl_look;
     cuda_waiting.self = e;
     if (w->options.windows) nccl_lend_memory(e);
     int v = 0;
     nccl_check(nccl.ncclGetVersion(&v), "ncclGetVersion");
-    snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s", v / 10000, v / 100 % 100, v % 100,
-             comm_all_reduce_text(&w->options));
+    bool one_queue = strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "1") == 0; // some recipes for other programs set it
+    snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s%s", v / 10000, v / 100 % 100, v % 100,
+             comm_all_reduce_text(&w->options), one_queue ? ", CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" : "");
 }
 
 static inline void nccl_close(Comm* c) {
@@ -388,9 +431,8 @@ static inline void nccl_close(Comm* c) {
     cuda_lender.alloc = NULL;
     for (NcclLink* l = e->links; l; ) { // communicators that were split off go before their parent
         NcclLink* next = l->next;
-        ncclResult_t r = nccl.ncclCommFinalize(l->nccl);
-        nccl_await(c->world, &op, l->nccl, r, "ncclCommFinalize");
-        nccl_check(nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
+        nccl_call(c->world, &op);
+        nccl_called(c->world, nccl.ncclCommDestroy(l->nccl), "ncclCommDestroy");
         cuda_check(cudaStreamDestroy(l->stream), "the communication stream");
         cuda_check(cudaEventDestroy(l->ready), "the communication stream");
         cuda_check(cudaEventDestroy(l->passed_on), "the communication stream");
@@ -409,12 +451,11 @@ static inline void nccl_close(Comm* c) {
 }
 
 // Splits NCCL's communicator: ranks of the same color get a new one, in the order of their keys. NULL: without a color.
-static inline ncclComm_t nccl_split_off(CommContext* w, const OpRecord* op, ncclComm_t parent, int color, int key) {
+static inline ncclComm_t nccl_split_off(CommContext* w, const OpRecord* op, ncclComm_t parent, int color, int key,
+                                        ncclConfig_t config) {
     ncclComm_t made = NULL;
-    ncclConfig_t config = nccl_config();
-    ncclResult_t r = nccl.ncclCommSplit(parent, color, key, &made, &config);
-    nccl_await_result(w, op, parent, r, "ncclCommSplit");
-    if (color != NCCL_SPLIT_NOCOLOR) nccl_await_result(w, op, made, ncclSuccess, "ncclCommSplit"); // now the new one itself
+    nccl_call(w, op);
+    nccl_called(w, nccl.ncclCommSplit(parent, color, key, &made, &config), "ncclCommSplit");
     return made;
 }
 
@@ -423,51 +464,72 @@ static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     Comm* c = (Comm*)s->out;
     CommContext* w = c->world;
     NcclLink* l = nccl_link_new();
-    l->nccl = nccl_split_off(w, &s->record, ((NcclLink*)parent->link)->nccl, s->color, parent->rank);
+    ncclConfig_t config = nccl_config();
+    l->nccl = nccl_split_off(w, &s->record, ((NcclLink*)parent->link)->nccl, s->color, parent->rank, config);
     nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
     nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
-    nccl_link_begin(c, l);
+    nccl_link_begin(c, l, &s->record);
     c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
-    flight_recorder_wait_begin(w->recorder, &s->record);
     host_to_device(l->numbers + c->rank, &parent->world_rank[parent->rank], sizeof(int));
-    device_synchronize(); // the numbers are there
-    ncclResult_t r = nccl.ncclAllGather(l->numbers + c->rank, l->numbers, 1, ncclInt32, l->nccl, l->stream);
-    nccl_await(w, &s->record, l->nccl, r, "ncclAllGather");
-    flight_recorder_wait_begin(w->recorder, &s->record);
-    cuda_check(cudaStreamSynchronize(l->stream), "comm_split");
-    flight_recorder_wait_end(w->recorder);
+    nccl_follow(l->stream, compute_stream, l->ready, "comm_split"); // else the number is not there yet
+    nccl_call(w, &s->record);
+    nccl_called(w, nccl.ncclAllGather(l->numbers + c->rank, l->numbers, 1, ncclInt32, l->nccl, l->stream), "ncclAllGather");
+    nccl_wait_for(w, &s->record, l);
     device_to_host(c->world_rank, l->numbers, (size_t)c->size * sizeof(int));
 }
 static inline void nccl_split(Comm* c, Comm* parent, int color) {
     comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color, false));
 }
 
-// Returns the partner of `rank` of N in a round, so that each meets each once in N rounds, or N-1 if N is even. -1: none.
-static inline int nccl_partner(int rank, int N, int round) {
-    // i and j of M meet when i + j = round (mod M), and a rank that would meet itself meets `last`
-    int M = N % 2 ? N : N - 1, last = N % 2 ? -1 : N - 1;
-    if (rank == last) return round * (M + 1) / 2 % M;
-    int partner = (round - rank + M) % M;
-    return partner == rank ? last : partner;
+// Pairs of ranks that exchange messages meet in rounds, each in the first one in which both are free. Sets with[k] (2N) to this
+// rank's partner in round k, -1: none. Returns the number of rounds, the same on all ranks.
+static inline int nccl_rounds(const Comm* c, int* with) {
+    int N = c->size, rounds = 0;
+    bool* busy = (bool*)xcalloc((size_t)(2 * N * N), sizeof(bool)); // (N,2N) rank, round
+    for (int k = 0; k < 2 * N; k++) with[k] = -1;
+    for (int a = 0; a < N; a++)
+        for (int b = a + 1; b < N; b++) {
+            int k = 0;
+            if (!c->pairs(a, b, N)) continue;
+            while (busy[2 * N * a + k] || busy[2 * N * b + k]) k++;
+            busy[2 * N * a + k] = busy[2 * N * b + k] = true;
+            if (a == c->rank || b == c->rank) with[k] = a + b - c->rank;
+            if (k >= rounds) rounds = k + 1;
+        }
+    free(busy);
+    return rounds;
 }
 
-// Two communicators for each pair of ranks, one each way: the sender is rank 0 there, the receiver rank 1.
+// A receive holds multiprocessors from its issue until the message is there, usually as long as an action computes. NCCL would take
+// 16 for a megabyte, and four carry it faster than it is made.
+static inline ncclConfig_t nccl_pair_config(void) {
+    ncclConfig_t config = nccl_config();
+    config.minCTAs = 1;
+    config.maxCTAs = 4;
+    return config;
+}
+
+// Two communicators for each of these pairs, one each way: the sender is rank 0 there, the receiver rank 1.
 static inline void nccl_connect(Comm* c) {
     CommContext* w = c->world;
     NcclLink* l = (NcclLink*)c->link;
     OpRecord op = flight_recorder_issue(w->recorder, c->name, "connect", 0, "bytes", -1);
     l->to = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
     l->from = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
-    for (int k = 0; k < 2 * (c->size % 2 ? c->size : c->size - 1); k++) {
-        int partner = nccl_partner(c->rank, c->size, k / 2), lower = partner < c->rank ? partner : c->rank;
+    int* with = (int*)xcalloc((size_t)c->size, 2 * sizeof(int));
+    int rounds = nccl_rounds(c, with);
+    for (int k = 0; k < 2 * rounds; k++) {
+        int partner = with[k / 2], lower = partner < c->rank ? partner : c->rank;
         bool sends = (k % 2 == 0) == (c->rank == lower);
-        ncclComm_t made = nccl_split_off(w, &op, l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends);
+        ncclComm_t made = nccl_split_off(w, &op, l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends, nccl_pair_config());
         if (made == NULL) continue;
         NcclLink* pair = nccl_link_new();
         pair->nccl = made;
         nccl_link_add((NcclEngine*)w->nccl, pair);
         (sends ? l->to : l->from)[partner] = pair;
+        nccl_first_message(w, &op, pair, l->numbers, sends);
     }
+    free(with);
     flight_recorder_finish(w->recorder, &op);
 }
 

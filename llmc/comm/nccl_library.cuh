@@ -1,8 +1,9 @@
 /*
 nccl_library.cuh - libnccl.so, and what a communicator has of it. Included by nccl.cuh and nccl_windows.cuh.
 
-The library is loaded when it is first needed: one GPU and --comm mpi do not need it. Communicators are non-blocking: a call
-may return before it has finished, and nccl_await then waits for it where the watchdog sees that.
+The library is loaded when it is first needed: one GPU and --comm mpi do not need it. Its calls block, with communicators as NCCL
+makes them by default: a launch is made by the thread that asks for it, where otherwise NCCL makes a thread for each. A call that
+waits for other ranks is between nccl_call and nccl_called, so that the watchdog sees it.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 */
 #ifndef LLMC_COMM_NCCL_LIBRARY_CUH
@@ -17,7 +18,7 @@ static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the heade
 // Every function of NCCL that is called. X is applied to each name.
 #define NCCL_FUNCTIONS(X) \
     X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommSplit) \
-    X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommFinalize) X(ncclCommDestroy) \
+    X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommDestroy) \
     X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
     X(ncclGroupStart) X(ncclGroupEnd)
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // only --nccl-windows needs these
@@ -89,28 +90,10 @@ static inline void nccl_check(ncclResult_t r, const char* what) {
             nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
 }
 
-// Seconds for which the host asks NCCL over and over before it naps. A launch takes less: some tens of microseconds, in a
-// thread that NCCL makes for it. A nap of 20 microseconds lasts about 70, which each of a step's collectives would cost.
-constexpr double NCCL_SPIN = 150e-6;
-
-// Waits for the end of a call that may still be under way in NCCL. r: what it returned. op: what the watchdog is told.
-static inline void nccl_await(CommContext* w, const OpRecord* op, ncclComm_t comm, ncclResult_t r, const char* what) {
-    const struct timespec nap = { 0, 20000 };
-    if (r == ncclInProgress) {
-        double spins_until = now_seconds() + NCCL_SPIN;
-        flight_recorder_wait_begin(w->recorder, op);
-        while (r == ncclInProgress) {
-            ncclResult_t asked = nccl.ncclCommGetAsyncError(comm, &r);
-            nccl_check(asked, what);
-            if (r == ncclInProgress && now_seconds() > spins_until) nanosleep(&nap, NULL);
-        }
-        flight_recorder_wait_end(w->recorder);
-    }
+// Around a call in which NCCL may wait for other ranks. op: what the watchdog is told. r: what it returned.
+static inline void nccl_call(CommContext* w, const OpRecord* op) { flight_recorder_wait_begin(w->recorder, op); }
+static inline void nccl_called(CommContext* w, ncclResult_t r, const char* what) {
+    flight_recorder_wait_end(w->recorder);
     nccl_check(r, what);
-}
-// The same for ncclCommSplit and ncclCommWindowRegister, which return ncclSuccess while NCCL has only begun. Their result is
-// NULL until the communicator that was asked is ready again: only then may it be used, or its absence mean anything.
-static inline void nccl_await_result(CommContext* w, const OpRecord* op, ncclComm_t asked, ncclResult_t r, const char* what) {
-    nccl_await(w, op, asked, r == ncclSuccess ? ncclInProgress : r, what);
 }
 #endif

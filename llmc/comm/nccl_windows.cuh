@@ -19,6 +19,7 @@ constexpr size_t NCCL_WINDOW_UNIT = 4096; // bytes: windows begin and end on mul
 struct NcclMemory {
     void* p;             // owned
     size_t bytes;
+    Comm* comm;          // on which it becomes a window, a view; NULL: on that of comm_share_memory
     NcclLink* link;      // on whose communicator it is a window, a view; NULL: on none
     ncclWindow_t window;
 };
@@ -27,8 +28,8 @@ struct NcclMemory {
 static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind) {
     NcclEngine* e = (NcclEngine*)self;
     bool is_exchanged = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_COMMUNICATION;
-    NcclMemory m = { NULL, round_up(bytes, NCCL_WINDOW_UNIT), NULL, NULL };
-    if (!is_exchanged || bytes < NCCL_WINDOW_UNIT || nccl.ncclMemAlloc(&m.p, m.bytes) != ncclSuccess) return NULL;
+    NcclMemory m = { NULL, round_up(bytes, NCCL_WINDOW_UNIT), e->world->allocates, NULL, NULL };
+    if (!(is_exchanged || m.comm) || bytes < NCCL_WINDOW_UNIT || nccl.ncclMemAlloc(&m.p, m.bytes) != ncclSuccess) return NULL;
     e->memory = (NcclMemory*)xrealloc(e->memory, (size_t)(e->num_memory + 1) * sizeof(NcclMemory));
     e->memory[e->num_memory++] = m;
     return m.p;
@@ -54,7 +55,7 @@ static inline void nccl_lend_memory(NcclEngine* e) {
 
 // Returns true if kernels of other GPUs can use the window: then its handle is an address on the GPU. Where GPUs cannot reach
 // one another's memory, NCCL 2.28 only notes the buffer on this rank, and the handle is an address on the host. (In 2.27 every
-// handle is.)
+// handle is. From 2.29 on there is no window then.)
 static inline bool nccl_is_shared(ncclWindow_t window) {
     cudaPointerAttributes of_handle;
     cuda_check(cudaPointerGetAttributes(&of_handle, (const void*)window), "ncclCommWindowRegister");
@@ -62,18 +63,19 @@ static inline bool nccl_is_shared(ncclWindow_t window) {
 }
 
 // Where the GPUs of these ranks cannot reach one another's memory, operations run without windows. The log says "windows" where
-// all of the memory is shared, and "registered buffers" where NCCL knows it, but perhaps for this rank alone.
+// all of the memory is shared, "registered buffers" where NCCL knows it, but perhaps for this rank alone, and else "no windows".
 static inline void nccl_share_memory(Comm* c) {
     CommContext* w = c->world;
     NcclEngine* e = (NcclEngine*)w->nccl;
-    NcclLink* l = (NcclLink*)c->link;
     size_t end = strlen(w->description);
     int made = 0, shared = 0;
     OpRecord op = flight_recorder_issue(w->recorder, c->name, "share-memory", 0, "bytes", -1);
     for (NcclMemory* m = e->memory; m < e->memory + e->num_memory; m++) {
-        if (m->link) continue;
+        NcclLink* l = (NcclLink*)(m->comm ? m->comm : c)->link;
+        if (m->link || l == NULL) continue;
+        nccl_call(w, &op);
         ncclResult_t r = nccl.ncclCommWindowRegister(l->nccl, m->p, m->bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC);
-        nccl_await_result(w, &op, l->nccl, r, "ncclCommWindowRegister");
+        nccl_called(w, r, "ncclCommWindowRegister");
         if (m->window == NULL) continue;
         m->link = l;
         made++;
@@ -81,7 +83,8 @@ static inline void nccl_share_memory(Comm* c) {
     }
     flight_recorder_finish(w->recorder, &op);
     const char* what = shared == made ? "window" : "registered buffer";
-    snprintf(w->description + end, sizeof w->description - end, ", %d %s%s", made, what, made == 1 ? "" : "s");
+    if (made == 0) snprintf(w->description + end, sizeof w->description - end, ", no windows between these GPUs");
+    else snprintf(w->description + end, sizeof w->description - end, ", %d %s%s", made, what, made == 1 ? "" : "s");
 }
 #else // never called: nccl_load dies first
 static inline void nccl_lend_memory(NcclEngine* e) { (void)e; }

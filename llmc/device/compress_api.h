@@ -46,13 +46,16 @@ void quantise(void* packed, float* kept, const void* x, DType t, const float* er
 // out (n) of type t, fp32 or floatX, = the sum of packed (rows, quantised_bytes(n, bits)); rows 1: what one row has
 void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits);
 
-// ---- signs, with one scale ----
+// ---- signs, with one scale a row ----
 // A row is an fp32 scale, then a bit for each element: bit i % 32 of word i / 32 is 1 where x is negative. 0 counts as
 // positive. SIGN_MEAN: the mean of |x|, which makes the error smallest. SIGN_RMS: the root of the mean of x^2.
 typedef enum { SIGN_MEAN, SIGN_RMS } SignScale;
 static inline size_t signs_bytes(size_t n) { return sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t); }
-// packed (signs_bytes(n)) = the scale and signs of x (n); kept (n) = x - what packed has
-void pack_signs(void* packed, float* kept, const float* x, size_t n, SignScale scale);
+// packed (rows, signs_bytes(part)) = the scale and signs of each row of `part` elements of x (n), of which the last may have fewer;
+// kept (n) = x - what packed has. part n: one row
+void pack_signs(void* packed, float* kept, const float* x, size_t n, size_t part, SignScale scale);
+// out (n) = what packed has after that
+void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part);
 // out (n) of type t, fp32 or floatX, = the sum over packed (rows, signs_bytes(n)) of scale or -scale
 void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n);
 
@@ -76,8 +79,8 @@ void sparse_sum_fp32(float* out, const void* packed, int rows, size_t n, size_t 
 void skinny_product(float* p, const float* m, const float* q, int n, int k, int r);
 // q (k,r) = m^T (k,n) p (n,r)
 void skinny_product_transposed(float* q, const float* m, const float* p, int n, int k, int r);
-// The columns of p (n,r), r <= n, become orthonormal, in place: Gram-Schmidt from the first column on, each column
-// twice. A column that depends on those before it, as any does if p is 0, is replaced by a column of the identity.
+// The columns of p (n,r), r <= n, become orthonormal, in place: those of Gram-Schmidt from the first column on, made twice against
+// rounding. A column that depends on those before it, as any does if p is 0, is replaced by a column of the identity.
 void orthonormalise(float* p, int n, int r);
 // out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out. share is 1/N where out stands for the sum of N ranks' m.
 void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r);

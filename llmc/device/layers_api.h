@@ -26,13 +26,22 @@ void layers_choose(AttentionChoice attention, bool deterministic);
 // ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
 // parts: ranks that share the model. Each has the rows or columns of C/parts channels of every matrix, and NH/parts heads; Vp is
 // what it has of the vocabulary. 1: it has all.
-typedef struct { int B, T, C, NH, Vp, parts; } LayerShapes;
+// context: ranks that share the tokens of each sequence. A rank has B*T/context rows in every layer but attention. There it has
+// either whole sequences of NH/context heads (chunk 0), or attention_part_* with chunks of so many tokens.
+typedef struct { int B, T, C, NH, Vp, parts, context, chunk; } LayerShapes;
+static inline LayerShapes layer_shapes(int B, int T, int C, int NH, int Vp, int parts) {
+    LayerShapes s = { B, T, C, NH, Vp, parts, 1, 0 };
+    return s;
+}
+static inline int layer_rows(LayerShapes s) { return s.B * s.T / s.context; }
 // What layers_init checks on every device.
 static inline void layer_shapes_check(LayerShapes s) {
     require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
     require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
             "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
     require(s.parts >= 1 && s.NH % s.parts == 0, "%d heads do not divide over %d ranks that share a model", s.NH, s.parts);
+    require(s.context >= 1 && s.T % s.context == 0, "%d tokens do not divide over %d ranks that share a sequence", s.T, s.context);
+    require(s.chunk > 0 || s.NH % s.context == 0, "%d heads do not divide over %d ranks that share a sequence", s.NH, s.context);
     require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
     // elements are counted in size_t, rows in int
     require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,
@@ -42,6 +51,9 @@ static inline void layer_shapes_check(LayerShapes s) {
 // Before layers_init and before ranks exchange anything: a GPU tries each matrix product of a training step of these shapes
 // in every way that its library knows, on memory that it frees, and keeps the fastest. The CPU has nothing to try.
 void   layers_prepare(LayerShapes s);
+// The matrix products of calls from here on run beside a sum over ranks, or no longer do: a GPU then chooses them for the
+// multiprocessors that the sum leaves.
+void   layers_beside_sum(bool is_beside);
 size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE
 void   layers_init(LayerShapes s);            // dies if a shape cannot be computed (C not a multiple of NH, ...)
 void   layers_free(void);
@@ -112,8 +124,20 @@ void attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int 
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const float* stats,
                         int B, int T, int C, int NH);
 
+// ---- attention in parts: T queries and T keys, each a chunk of a longer sequence ----
+// Several calls attend over all keys that a query sees: one with its own chunk (causal: query t sees keys 0..t), and one with each
+// earlier chunk, of which it sees every key. q is in qkv (B,T,3C), whose k and v are not read; kv (B,T,2C): k and v side by side.
+// out (B,T,C), fp32, is the attention over all keys so far, and stats (B,NH,T) log(sum(exp(scaled scores))) over them. merge: out and
+// stats hold those of earlier calls; else they are overwritten. The larger of the two logs stays out of every exponential.
+void attention_part_forward(float* out, float* stats, const floatX* qkv, const floatX* kv, bool causal, bool merge,
+                            int B, int T, int C, int NH);
+// dq (B,T,C) += and dkv (B,T,2C) += what this part gives, fp32. out (B,T,C) and stats are those of all parts together.
+void attention_part_backward(float* dq, float* dkv, const floatX* dout, const floatX* qkv, const floatX* kv, const floatX* out,
+                             const float* stats, bool causal, int B, int T, int C, int NH);
+
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
-// How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor.
+// How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor. Chunks are as few as that
+// allows, because each reads wte and reads and writes the sums of its gradient; and alike, because a short one computes slowly.
 #ifndef CLASSIFIER_ELEMENTS_CPU // test/split/chunks.h has fewer
 #define CLASSIFIER_ELEMENTS_CUDA (1 << 28) // of logits: half a GB in bf16
 #define CLASSIFIER_ELEMENTS_CPU (1 << 24)
@@ -124,8 +148,8 @@ static int classifier_elements = CLASSIFIER_ELEMENTS_CUDA; // --predict may spea
 static int classifier_elements = CLASSIFIER_ELEMENTS_CPU;
 #endif
 static inline int classifier_rows(int N, int Vp) {
-    int rows = classifier_elements / Vp > 64 ? classifier_elements / Vp / 64 * 64 : 64;
-    return rows < N ? rows : N;
+    size_t n = (size_t)N, most = size_max(64, (size_t)(classifier_elements / Vp) / 64 * 64), chunks = ceil_div(n, most);
+    return (int)size_min(n, round_up(ceil_div(n, chunks), 64));
 }
 // Returns the elements of the fp32 sums of wte's gradient: none where there is one chunk, or where the gradient itself is fp32.
 static inline size_t classifier_sums(int N, int C, int Vp) {

@@ -205,7 +205,7 @@ static inline void sign_begin(Compress* c, Segment* p) {
     size_t row = signs_bytes(p->n);
     char* mine = p->sent + (size_t)c->comm->rank * row;
     add_error(segment_x(c, p), segment_grads(c, p), segment_error(c, p), p->n);
-    pack_signs(mine, segment_kept(c, p), segment_x(c, p), p->n, SIGN_MEAN);
+    pack_signs(mine, segment_kept(c, p), segment_x(c, p), p->n, p->n, SIGN_MEAN);
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void sign_end(Compress* c, Segment* p) {
@@ -230,14 +230,11 @@ static inline SegmentCost onebit_cost(const Compress* c, const Segment* p) {
     return cost;
 }
 static inline void onebit_begin(Compress* c, Segment* p) {
-    size_t part = signs_part(c, p), row = signs_bytes(part);
-    float *x = segment_x(c, p), *kept = segment_kept(c, p);
+    size_t part = signs_part(c, p);
+    float* x = segment_x(c, p);
     compress_momentum(c, x, p->at, segment_error(c, p), p->n);
-    for (int q = 0; q < compress_ranks(c); q++) {
-        size_t n = signs_part_elements(c, p, q), at = (size_t)q * part;
-        if (n > 0) pack_signs(p->sent + (size_t)q * row, kept ? kept + at : NULL, x + at, n, SIGN_RMS);
-    }
-    p->op = (comm_all_to_all)(c->comm, p->received, p->sent, row, COMM_BYTE);
+    pack_signs(p->sent, segment_kept(c, p), x, p->n, part, SIGN_RMS);
+    p->op = (comm_all_to_all)(c->comm, p->received, p->sent, signs_bytes(part), COMM_BYTE);
 }
 static inline void onebit_middle(Compress* c, Segment* p) {
     int N = compress_ranks(c), rank = c->comm->rank;
@@ -245,15 +242,11 @@ static inline void onebit_middle(Compress* c, Segment* p) {
     char* mine = p->sent + (size_t)rank * row;
     unpack_signs_sum(c->scratch, DTYPE_F32, p->received, N, part);
     if (c->o.feedback) add_in_place_fp32(c->scratch, segment_part(c, p, c->state), n);
-    if (n > 0) pack_signs(mine, segment_part(c, p, c->next), c->scratch, n, SIGN_RMS);
+    pack_signs(mine, segment_part(c, p, c->next), c->scratch, n, part, SIGN_RMS);
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void onebit_end(Compress* c, Segment* p) {
-    size_t part = signs_part(c, p), row = signs_bytes(part);
-    for (int q = 0; q < compress_ranks(c); q++) {
-        size_t n = signs_part_elements(c, p, q);
-        if (n > 0) unpack_signs_sum(c->momentum + p->at + (size_t)q * part, DTYPE_F32, p->sent + (size_t)q * row, 1, n);
-    }
+    unpack_sign_rows(c->momentum + p->at, p->sent, p->n, signs_part(c, p));
 }
 
 // ---- powersgd: P and Q of a matrix; the stage has the rest ----

@@ -1,9 +1,10 @@
 /*
 layout.h - fully sharded data parallelism: its options, and the layout that they give the model.
 
-Units that are gathered and freed together are a group: the root (unit 0), and --wrap-blocks consecutive blocks; or all of
-them. In whole memory a group's units lie one after another. This memory is cut into S equal shards, one per rank. A rank
-keeps its shards of all groups side by side, in sharded memory.
+FSDP's units are finer than those of gpt2.h: the root, and of each block its attention and its MLP, each with the layernorm before
+it. Units that are gathered and freed together are a group: the root, and --wrap-blocks consecutive blocks, or halves of a block
+(--wrap-halves); or all of them. In whole memory a group's units lie one after another. This memory is cut into S equal shards,
+one per rank. A rank keeps its shards of all groups side by side, in sharded memory.
 
 There are as many shards as ranks that together hold one replica of the model: all (full, grad-op), --shard-group of them
 (hybrid), or one (none). Ranks that hold the same shard belong to different replicas of the model.
@@ -25,6 +26,7 @@ enum { CHECKPOINT_FULL, CHECKPOINT_SHARDED };
 
 typedef struct {
     long long wrap_blocks;          // blocks of a group; 0: the whole model is one
+    int wrap_halves;                // --wrap-halves: 0 or 1
     int sharding;                   // SHARD_FULL, ...
     int prefetch, forward_prefetch; // PREFETCH_PRE, ...; 0 or 1
     int reduce_dtype;               // REDUCE_FP32, ...
@@ -42,6 +44,8 @@ static inline void options_sharding(OptionTable* t, Sharding* options) {
     options->forward_prefetch = 1;
     option_int(t, "wrap-blocks", &options->wrap_blocks, 0, MAX_UNITS - 1,
                "number of consecutive blocks that are gathered at a time; 0: the whole model at once");
+    option_flag(t, "wrap-halves", &options->wrap_halves,
+                "a block's attention and its MLP, each with its layernorm, are gathered apart");
     option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid|none",
                   "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
                   " hybrid: full within groups, replicated across them; none: every rank keeps everything");
@@ -80,6 +84,10 @@ static inline void sharding_check(Sharding* options, int N) {
     bool gathers_ahead = options->prefetch != PREFETCH_NONE || options->forward_prefetch;
     require(options->limit_all_gathers > 1 || !gathers_ahead || !reshards_after_forward(options),
             "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none and --no-forward-prefetch");
+    require(!options->wrap_halves || options->wrap_blocks == 1, "--wrap-halves cuts each block: leave out --wrap-blocks %lld",
+            options->wrap_blocks);
+    require(!options->wrap_halves || options->limit_all_gathers > 1 || !reshards_after_forward(options),
+            "--wrap-halves needs --limit-all-gathers 2, because a block that is computed again takes both halves at once");
 }
 
 static inline CommType reduce_type(const Sharding* options) { return options->reduce_dtype == REDUCE_FP32 ? COMM_F32 : COMM_FLOATX; }
@@ -90,7 +98,37 @@ static inline bool reduces_wider(const Sharding* options) { return reduce_size(o
 static inline bool is_unsharded(const Sharding* options) { return options->shards == 1 && !NEEDS_MASTER && !options->offload; }
 
 // ---- the layout ----
-enum { NO_GROUP = -1, NO_BUFFER = -1 };
+enum { NO_GROUP = -1, NO_BUFFER = -1, MAX_FSDP_UNITS = 2*MAX_UNITS - 1 };
+
+typedef struct {
+    int unit, tensors;       // of gpt2.h's unit (the root, or a block) so many tensors, which are
+    size_t begin[2], n[2];   // elements [begin, begin+n) of it: of a block, its 1-D tensors and its 2-D ones
+    size_t offset, size;     // of all of them, in the group's whole memory
+} FsdpUnit;
+static inline int attention_unit(int l) { return 1 + 2*l; }
+static inline int mlp_unit(int l) { return 2 + 2*l; }
+
+// Returns FSDP's unit u, but for its offset.
+static inline FsdpUnit fsdp_unit(GPT2Config c, int u) {
+    size_t C = (size_t)c.C;
+    FsdpUnit f;
+    memset(&f, 0, sizeof f);
+    f.unit = (u + 1) / 2;
+    f.tensors = u == 0 ? (int)ROOT_TENSORS : BLOCK_TENSORS / 2;
+    if (u == 0) f.n[0] = unit_elements(c, 0);
+    else if (u == attention_unit(f.unit - 1)) { // ln1w, ln1b, qkvb, projb; qkvw, projw
+        f.n[0] = 6*C;
+        f.begin[1] = 13*C;
+        f.n[1] = 4*C*C;
+    } else {                                    // ln2w, ln2b, fcb, fcprojb; fcw, fcprojw
+        f.begin[0] = 6*C;
+        f.n[0] = 7*C;
+        f.begin[1] = 13*C + 4*C*C;
+        f.n[1] = 8*C*C;
+    }
+    f.size = f.n[0] + f.n[1];
+    return f;
+}
 
 typedef struct {
     int first_unit, num_units;
@@ -103,9 +141,10 @@ typedef struct {
     Comm *shard_ranks;       // those that together hold one replica of the model, a view
     Comm *replicas;          // those that hold the same shard, a view
     Comm split[2];           // these two, where they are not the world
-    int num_groups;
-    Group groups[MAX_UNITS]; // the root's first; all others are alike, but the last may have fewer blocks
-    int group_of[MAX_UNITS]; // of each unit
+    int num_units, num_groups;
+    FsdpUnit units[MAX_FSDP_UNITS];
+    int group_of[MAX_FSDP_UNITS];  // of each unit
+    Group groups[MAX_FSDP_UNITS];  // the root's first; all others are alike, but the last may have fewer blocks, or halves take turns
     size_t num_sharded;      // elements of one shard of every group
 } Layout;
 
@@ -123,24 +162,28 @@ static inline void layout_split(Layout* y, const Sharding* options, Comm* world)
     else comm_alone(y->replicas, world, "replica");
 }
 
-// Groups the units, and cuts the groups. units[u].offset becomes u's place in its group's whole memory.
-static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c, Unit units[MAX_UNITS]) {
+// Groups the units, and cuts the groups.
+static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) {
+    y->num_units = 1 + 2*c.L;
     y->num_groups = 0;
     y->num_sharded = 0;
-    for (int u = 0; u <= c.L; u++) {
-        bool begins = u == 0 || (options->wrap_blocks > 0 && (u - 1) % options->wrap_blocks == 0);
+    for (int u = 0; u < y->num_units; u++) {
+        FsdpUnit* unit = &y->units[u];
+        *unit = fsdp_unit(c, u);
+        bool begins_block = u > 0 && u == attention_unit(unit->unit - 1);
+        bool begins = u == 0 || options->wrap_halves
+                   || (begins_block && options->wrap_blocks > 0 && (unit->unit - 1) % options->wrap_blocks == 0);
         Group* k = &y->groups[begins ? y->num_groups++ : y->num_groups - 1];
         if (begins) {
             memset(k, 0, sizeof *k);
             k->first_unit = u;
             k->buffer = NO_BUFFER;
         }
-        units[u].size = unit_elements(c, u);
-        units[u].offset = begins ? 0 : units[u - 1].offset + units[u - 1].size;
+        unit->offset = begins ? 0 : y->units[u - 1].offset + y->units[u - 1].size;
         y->group_of[u] = y->num_groups - 1;
         k->num_units++;
-        k->tensors += unit_tensors(u);
-        k->shard.n = shard_of(units[u].offset + units[u].size, options->shards);
+        k->tensors += unit->tensors;
+        k->shard.n = shard_of(unit->offset + unit->size, options->shards);
     }
     for (int k = 0; k < y->num_groups; k++) {
         y->groups[k].shard.at = y->num_sharded;
@@ -159,34 +202,51 @@ static inline void layout_free(Layout* y) {
     for (int k = 1; k >= 0; k--) if (y->split[k].world) comm_free(&y->split[k]);
 }
 
-// Sets what this rank has of unit u: a range, and its place in sharded memory. Returns false if it has nothing.
-static inline bool layout_range(const Layout* y, GPT2Config c, const Unit* units, int u, ParamRange* p, size_t* at) {
+// Sets what this rank has of run 0 or 1 of unit u's elements: a range, and its place in sharded memory. Returns false if it has
+// nothing.
+static inline bool layout_range(const Layout* y, GPT2Config c, int u, int run, ParamRange* p, size_t* at) {
     const Group* k = &y->groups[y->group_of[u]];
+    const FsdpUnit* unit = &y->units[u];
     size_t begin = (size_t)y->shard_ranks->rank * k->shard.n, end = begin + k->shard.n; // of the group's whole memory
-    size_t low = size_max(begin, units[u].offset), high = size_min(end, units[u].offset + units[u].size);
+    size_t first = unit->offset + (run ? unit->n[0] : 0);                                // the run's, there
+    size_t low = size_max(begin, first), high = size_min(end, first + unit->n[run]);
     if (low >= high) return false;
-    *p = param_range(c, u, low - units[u].offset, high - low);
+    *p = param_range(c, unit->unit, unit->begin[run] + (low - first), high - low);
     *at = k->shard.at + (low - begin);
     return true;
 }
 
 // ---- by formula: elements of a rank's shards, before anything is laid out ----
-typedef struct { size_t root, other, all, others; } ShardSizes; // of the root's group; the largest other; all; how many others
+typedef struct {
+    size_t root, other, all; // of the root's group; of the largest other; of all
+    size_t pair;             // of the first two others, which have a bucket each
+    size_t others;           // how many others
+} ShardSizes;
 static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     size_t L = (size_t)c.L, wrap = (size_t)options->wrap_blocks, block = unit_elements(c, 1);
+    ShardSizes s;
+    memset(&s, 0, sizeof s);
     if (wrap == 0) {
-        size_t n = shard_of(gpt2_num_elements(c), options->shards);
-        ShardSizes one = { n, 0, n, 0 };
-        return one;
+        s.all = s.root = shard_of(gpt2_num_elements(c), options->shards);
+        return s;
     }
-    size_t root = shard_elements(c, 0, options->shards), other = shard_of(size_min(wrap, L) * block, options->shards);
-    ShardSizes s = { root, other, 0, ceil_div(L, wrap) };
-    s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, options->shards) : 0);
+    size_t first = shard_of(options->wrap_halves ? fsdp_unit(c, attention_unit(0)).size : size_min(wrap, L) * block, options->shards);
+    s.root = shard_elements(c, 0, options->shards);
+    s.other = options->wrap_halves ? shard_of(fsdp_unit(c, mlp_unit(0)).size, options->shards) : first;
+    s.others = options->wrap_halves ? 2*L : ceil_div(L, wrap);
+    if (options->wrap_halves) s.all = s.root + L * (first + s.other);
+    else s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, options->shards) : 0);
+    s.pair = s.others <= 2 ? s.all - s.root : first + s.other;
     return s;
 }
-// Returns how many gather buffers there are for groups other than the root's.
+// Returns how many gather buffers there are for groups other than the root's: as many as may be gathered at a time, each with room
+// for any; or one for each group, of its own size.
 static inline size_t sharding_buffers(const Sharding* options, ShardSizes s) {
     return reshards_after_forward(options) ? size_min((size_t)options->limit_all_gathers, s.others) : s.others;
+}
+// Returns the elements of a shard that all gather buffers hold together.
+static inline size_t sharding_gathered(const Sharding* options, ShardSizes s) {
+    return s.root + (reshards_after_forward(options) ? sharding_buffers(options, s) * s.other : s.all - s.root);
 }
 
 // Prints what is sharded, and how it is gathered.
@@ -196,7 +256,7 @@ static inline void report_sharding(GPT2Config c, const Sharding* options, int N)
     static const char* const prefetches[] = { "backward-pre", "backward-post", "none" };
     ShardSizes s = shard_sizes(c, options);
     char group[32] = "model";
-    if (options->wrap_blocks == 1) snprintf(group, sizeof group, "block");
+    if (options->wrap_blocks == 1) snprintf(group, sizeof group, options->wrap_halves ? "half a block" : "block");
     if (options->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", options->wrap_blocks);
     size_t P = gpt2_num_elements(c), S = (size_t)options->shards;
     printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding;"

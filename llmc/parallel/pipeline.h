@@ -192,6 +192,9 @@ static inline int pipeline_to(Pipeline l, int rank, Action a) {
     return a.kind == ACT_BACKWARD_WEIGHT || number == 0 ? NO_NEIGHBOUR : (rank + l.p - 1) % l.p;
 }
 
+// Returns whether ranks a and b of p send each other messages: the last one and the first do where there are several chunks.
+static inline bool pipeline_are_neighbours(int a, int b, int p) { return (a + 1) % p == b || (b + 1) % p == a; }
+
 // ---- the bubble ----
 // Returns the seconds of a step in which a rank of a balanced pipeline waits, by the formulas above; that of zb-h1 needs m >=
 // p. One paper gives its share of the work m(tF + tI + tW), another that of the whole step.

@@ -149,7 +149,7 @@ static inline void p2p_init(P2P* m, Comm* pp, Pipeline l, size_t n) {
         *all[i] = empty;
         if (l.p * l.v > 1) all[i]->data = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
     }
-    comm_connect(pp);
+    comm_connect(pp, pipeline_are_neighbours);
 }
 static inline size_t p2p_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
 

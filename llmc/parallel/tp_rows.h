@@ -8,6 +8,7 @@ as much.
 */
 #ifndef LLMC_TP_ROWS_H
 #define LLMC_TP_ROWS_H
+#include "../device/layers.h"
 #include "mesh.h"
 #include "shard.h"
 
@@ -32,6 +33,13 @@ static inline void tp_init(TpRows* r, Comm* tp, GPT2Config c, int B, int T) {
 // Returns how many of so many rows are this rank's; in samples the last rank's may go beyond them.
 static inline size_t tp_count(const TpRows* r, size_t rows) {
     return r->options.sequence_parallel ? ceil_div(rows, (size_t)r->tp->size) : rows;
+}
+// Allocates activations that are summed among the t ranks; and some that are gathered, where rows are cut.
+static inline floatX* tp_alloc(const TpRows* r, size_t n) {
+    return (floatX*)comm_alloc(r->tp, n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+static inline floatX* tp_gather_alloc(const TpRows* r, size_t n) {
+    return r->options.sequence_parallel ? tp_alloc(r, n) : (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
 }
 // Call it when a micro-batch of so many rows begins.
 static inline void tp_begin(TpRows* r, int rows) {
@@ -67,11 +75,27 @@ static inline floatX* tp_reduce(const TpRows* r, floatX* x) {
     tp_reduce_to(r, tp_own(r, x), x);
     return tp_own(r, x);
 }
-// The same in two halves, the first of which returns at once.
-static inline CommOp tp_reduce_begin(const TpRows* r, floatX* x) { return tp_beside(r, tp_issue_sum(r, tp_own(r, x), x)); }
+// The same in two halves, the first of which returns at once. The layers between them run beside the sum.
+static inline CommOp tp_reduce_begin(const TpRows* r, floatX* x) {
+    CommOp op = tp_beside(r, tp_issue_sum(r, tp_own(r, x), x));
+    layers_beside_sum(op != NO_OP && comm_has_kernels(r->tp));
+    return op;
+}
 static inline floatX* tp_reduced(const TpRows* r, CommOp* op, floatX* x) {
+    layers_beside_sum(false);
     comm_finish(r->tp, op);
     return tp_own(r, x);
+}
+
+// Sums what is small, `count` parts of n elements: side by side in scratch, which has room for so many at a time.
+static inline void tp_reduce_together(const TpRows* r, floatX* const* parts, int count, size_t n, floatX* scratch, int room) {
+    if (r->tp->size == 1) return; // of one row there is room for none
+    for (int first = 0; first < count; first += room) {
+        int now = count - first < room ? count - first : room;
+        for (int i = 0; i < now; i++) device_copy(scratch + (size_t)i * n, parts[first + i], n * sizeof(floatX));
+        comm_wait(r->tp, (comm_all_reduce)(r->tp, scratch, (size_t)now * n, COMM_FLOATX));
+        for (int i = 0; i < now; i++) device_copy(parts[first + i], scratch + (size_t)i * n, n * sizeof(floatX));
+    }
 }
 
 // Makes `all` (B,T,C) the rows of all ranks. Returns where they are: where every rank has all, that is where they were.
@@ -82,9 +106,10 @@ static inline floatX* tp_gather(const TpRows* r, floatX* all, floatX* own) {
 }
 // Gathers what a block keeps of a layernorm's output, for a column-parallel layer.
 static inline floatX* tp_gather_norm(const TpRows* r, floatX* ln) { return tp_gather(r, tp_gathered(r, ln), tp_kept(r, ln)); }
-// Copies all rows of a gradient to `kept` (B,T,C).
-static inline void tp_gather_kept(const TpRows* r, floatX* kept, floatX* own) {
+// Copies all rows of a gradient to `kept` (B,T,C), which it returns.
+static inline floatX* tp_gather_kept(const TpRows* r, floatX* kept, floatX* own) {
     if (tp_gather(r, kept, own) != kept) device_copy(kept, own, tp_elements(r) * sizeof(floatX));
+    return kept;
 }
 // Gathers in the backward pass what the forward pass gathered and did not keep, in two halves. Returns where all rows are.
 static inline CommOp tp_regather_begin(const TpRows* r, floatX* ln) {
@@ -104,6 +129,7 @@ static inline const TpRows* tp_from(const TpRows* r, const char* caller) {
 #define tp_reduce_to(r, ...) tp_reduce_to(tp_from(r, __func__), __VA_ARGS__)
 #define tp_reduce(r, ...) tp_reduce(tp_from(r, __func__), __VA_ARGS__)
 #define tp_reduce_begin(r, ...) tp_reduce_begin(tp_from(r, __func__), __VA_ARGS__)
+#define tp_reduce_together(r, ...) tp_reduce_together(tp_from(r, __func__), __VA_ARGS__)
 #define tp_gather(r, ...) tp_gather(tp_from(r, __func__), __VA_ARGS__)
 #define tp_gather_norm(r, ...) tp_gather_norm(tp_from(r, __func__), __VA_ARGS__)
 #define tp_gather_kept(r, ...) tp_gather_kept(tp_from(r, __func__), __VA_ARGS__)

@@ -7,8 +7,8 @@ Here these become causes. Every second has one cause:
     computing   the rest of a step, as far as the rank had a core. On a GPU: all of that rest
     rest        the remainder: another thread or program had the core, or the rank slept
     exposed     A collective ends when the last rank has reached it. The rank of its communicator that waited least in a step
-                found the others there, so what it waited for was communication. A wait until one's own message has left
-                is exposed as well
+                found the others there, so what it waited for was communication. So it is with the messages of a ring. A wait
+                until one's own message has left is exposed as well
     waiting     for slower ranks: what other ranks of that communicator waited longer than that one
     bubble      of a pipeline: waits for messages of other stages. After a rank's last action also what it waits for slower
                 ranks, up to the last action of its pipeline
@@ -26,7 +26,7 @@ All functions are pure, and free what they allocate. (test/unit/test_diagnosis.c
 
 #define DIAGNOSIS_STEPS 128   // so many of the last are diagnosed, and never the first, which touches memory for the first time
 #define DIAGNOSIS_CHANNELS 20
-static const char* const diagnosis_axis_names[COMM_AXES] = { "tp", "pp", "dp", "all axes" };
+static const char* const diagnosis_axis_names[COMM_AXES] = { "tp", "pp", "dp", "cp", "all axes" };
 
 // ---- what a rank has noted ----
 // Operations of one kind on one communicator, in seconds of each step; busy: from the start to the end of each
@@ -126,14 +126,15 @@ static inline void breakdown_add_step(TimeBreakdown* c, const RankSteps* const* 
     double waits = 0, late = 0; // all of them; of these the waits for others that were late in a collective
     for (int i = 0; i < r->num_channels; i++) {
         const Channel *x = &r->channels[i], *l = &least[channel_index(least, n, x->comm, x->kind)];
-        bool sends = x->kind == COMM_SEND, receives = x->kind == COMM_RECV;
-        double pure = sends ? x->exposed[s] : receives ? 0 : l->exposed[s];
+        bool sends = x->kind == COMM_SEND, receives = x->kind == COMM_RECV, in_pipe = receives && x->axis != AXIS_CP;
+        double pure = sends ? x->exposed[s] : in_pipe ? 0 : l->exposed[s];
         double busy = sends ? x->busy[s] : receives ? 0 : l->busy[s]; // a receive is the same message as another's send
         waits += x->exposed[s];
         c->of[exposed_at(x->axis, x->kind)] += pure;
         c->of[CAUSE_COMMUNICATION + x->axis] += fmax(busy, pure);
-        if (sends || x->axis == AXIS_TP) c->of[CAUSE_PER_TOKEN] += fmax(busy, pure); // activations, not parameters and gradients
-        if (receives) c->of[CAUSE_BUBBLE] += x->exposed[s];
+        bool activations = sends || x->axis == AXIS_TP || x->axis == AXIS_CP; // not parameters and gradients
+        if (activations) c->of[CAUSE_PER_TOKEN] += fmax(busy, pure);
+        if (in_pipe) c->of[CAUSE_BUBBLE] += x->exposed[s];
         else late += x->exposed[s] - pure;
     }
     double drain = fmin(late, drain_of(ranks, N, rank, s)), rest = r->seconds[s] - waits - r->data[s];

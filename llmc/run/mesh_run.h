@@ -65,8 +65,8 @@ static inline void mesh_predict(Run* run, Mesh* mesh) {
     if (mesh->text) run->ranks->sent_along = mesh->sent_along;
 }
 
-static inline int mesh_recompute(Run* run) {
-    run_prepare(run, (int)run->ranks->tensor_parallel);
+static inline int mesh_recompute(Run* run, LayerShapes shapes) {
+    run_prepare(run, shapes);
     mesh_split(run->ranks->mesh);
     return ranks_choose_recompute(run);
 }

@@ -3,7 +3,7 @@ predict.h - --predict N: what a stage's formulas say about a run on N ranks, as 
 data, tokenizer or MPI is touched, so N may be any number. build/plan (dev/tools/plan) asks the stages so.
 
     ./train_gpt2_zero --predict 64 --model gpt2-xl --zero-stage 3 --batch-size 4
-    {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"pp":1,"dp":64},"ranks":[{"rank":0,"bytes":{...},"sent":...}]}
+    {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"cp":1,"pp":1,"dp":64},"ranks":[{"rank":0,"bytes":{...},"sent":...}]}
 
 "ranks" has one rank of each stage of a pipeline: on every stage all ranks keep and send the same. Bytes of the layers' workspace
 are only those of wte's fp32 sums, because the rest depends on libraries and threads. With --predict - there are many questions:
@@ -71,7 +71,7 @@ static inline void predict_start(Predictor* p, int argc, char** argv, int stage)
     predict_ranks(p);
     run->tokenizer.vocab_size = run->o.vocab_size ? 0 : 257; // bytes
     run->config = config_for_run(&run->o, &run->table, &run->tokenizer, NULL);
-    LayerShapes shapes = { (int)run->o.batch_size, (int)run->o.seq_len, run->config.C, run->config.NH, run->config.Vp, 1 };
+    LayerShapes shapes = layer_shapes((int)run->o.batch_size, (int)run->o.seq_len, run->config.C, run->config.NH, run->config.Vp, 1);
     layer_shapes_check(shapes);
     run->ranks->predicted_stage = stage;
 }
@@ -79,7 +79,7 @@ static inline void predict_start(Predictor* p, int argc, char** argv, int stage)
 // A rank's bytes by kind, those that are not 0.
 static inline void predict_print_rank(const Run* run) {
     const RanksRun* r = run->ranks;
-    int BT = (int)(run->o.batch_size * run->o.seq_len), Vp = run->config.Vp / (int)r->tensor_parallel;
+    int BT = (int)(run->o.batch_size * run->o.seq_len / r->context_parallel), Vp = run->config.Vp / (int)r->tensor_parallel;
     size_t bytes[MEMORY_KINDS];
     memcpy(bytes, run->predicted, sizeof bytes);
     bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float);
@@ -99,9 +99,10 @@ static inline void predict_answer(Predictor* p, int argc, char** argv) {
     for (int stage = 0; stage == 0 || stage < r->pipeline_parallel; stage++) {
         predict_start(p, argc, argv, stage);
         p->predict(p->model, run);
-        long long tp = r->tensor_parallel, pp = r->pipeline_parallel;
-        if (stage == 0) printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"pp\":%lld,\"dp\":%lld},\"ranks\":[",
-                               gpt2_num_parameters(run->config), run->accumulation, tp, pp, r->context.comm.size / (tp * pp));
+        long long tp = r->tensor_parallel, pp = r->pipeline_parallel, cp = r->context_parallel;
+        if (stage == 0) printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"cp\":%lld,\"pp\":%lld,\"dp\":%lld},"
+                               "\"ranks\":[", gpt2_num_parameters(run->config), run->accumulation, tp, cp, pp,
+                               r->context.comm.size / (tp * cp * pp));
         else printf(",");
         predict_print_rank(run);
     }

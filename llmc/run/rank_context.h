@@ -146,7 +146,7 @@ static inline void context_step_end(RankContext* w, double seconds) {
 // Dies on every rank if a message was sent and not received. Nothing is asked where ranks exchange none. Collective.
 static inline void context_check_messages(RankContext* w, long long step) {
     bool exchanged = false;
-    for (int i = 0; i < w->comm.world->num_comms; i++) exchanged = exchanged || w->comm.world->comms[i]->connected;
+    for (int i = 0; i < w->comm.world->num_comms; i++) exchanged = exchanged || w->comm.world->comms[i]->pairs;
     if (exchanged && w->comm.size > 1) require_same_messages(&w->control, step);
 }
 

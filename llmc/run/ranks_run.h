@@ -24,6 +24,7 @@ typedef struct RanksRun {
     StepTimes times;                // what each step's time went for
     long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
     long long pipeline_parallel;    // those of a pipeline; 1 where a stage has no such option
+    long long context_parallel;     // neighbouring ranks that share each sequence, and see the same data; 1 likewise
     struct Mesh* mesh;              // a view; NULL: the ranks are no mesh
     int pipe;                       // which pipeline this rank is in; -1: in none
 } RanksRun;
@@ -31,7 +32,7 @@ typedef struct RanksRun {
 // Call it in programs that run on several ranks, after run_options.
 static inline void options_ranks(Run* run) {
     run->ranks = (RanksRun*)xcalloc(1, sizeof(RanksRun));
-    run->ranks->tensor_parallel = run->ranks->pipeline_parallel = 1;
+    run->ranks->tensor_parallel = run->ranks->pipeline_parallel = run->ranks->context_parallel = 1;
     run->ranks->pipe = -1;
     options_context(&run->table, &run->ranks->context);
 }
@@ -101,8 +102,8 @@ static inline int ranks_choose_recompute(Run* run) {
     return o->recompute;
 }
 // Called before anything is allocated.
-static inline int ranks_recompute(Run* run) {
-    run_prepare(run, 1);
+static inline int ranks_recompute(Run* run, LayerShapes shapes) {
+    run_prepare(run, shapes);
     return ranks_choose_recompute(run);
 }
 

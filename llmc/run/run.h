@@ -116,20 +116,18 @@ static inline void run_start(Run* run, int argc, char** argv) {
 }
 
 // Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing is
-// allocated, and no collective is under way. A model whose parameters alone have no room is not worth it. parts: of a matrix.
-static inline void run_prepare(const Run* run, int parts) {
-    const Options* o = &run->o;
+// allocated, and no collective is under way. A model whose parameters alone have no room is not worth it.
+static inline void run_prepare(const Run* run, LayerShapes shapes) {
     size_t least[MEMORY_KINDS];
     memcpy(least, run->predicted, sizeof least);
     least[MEMORY_ACTIVATIONS] = 0; // they may be recomputed
-    LayerShapes shapes = { (int)o->batch_size, (int)o->seq_len, run->config.C, run->config.NH, run->config.Vp / parts, parts };
     if (memory_fits(least)) layers_prepare(shapes);
 }
 
 // --recompute; auto: none if the bytes in run->predicted fit, else block. Called before anything is allocated.
-static inline int run_recompute(Run* run) {
+static inline int run_recompute(Run* run, LayerShapes shapes) {
     Options* o = &run->o;
-    run_prepare(run, 1);
+    run_prepare(run, shapes);
     if (o->recompute == RECOMPUTE_AUTO) o->recompute = memory_fits(run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     return o->recompute;
 }

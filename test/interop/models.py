@@ -38,8 +38,7 @@ def random_model(vocabulary=VOCABULARY, kind=GPT2LMHeadModel, channels=CHANNELS,
                             bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1, **options)).eval()
     torch.manual_seed(7)
     with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn_like(p) * 0.15 + (1 if p.dim() == 1 and p.mean() > 0.5 else 0))
+        for p in model.parameters(): p.copy_(torch.randn_like(p) * 0.15 + (1 if p.dim() == 1 and p.mean() > 0.5 else 0))
     return model
 
 
@@ -57,8 +56,7 @@ def windows(tokens):
 
 def loss_of(model, tokens):
     inputs, targets = windows(tokens)
-    with torch.no_grad():
-        return F.cross_entropy(model(inputs).logits.flatten(0, 1).double(), targets.flatten()).item()
+    with torch.no_grad(): return F.cross_entropy(model(inputs).logits.flatten(0, 1).double(), targets.flatten()).item()
 
 
 def val_losses(out):
@@ -104,8 +102,7 @@ def test_the_import_has_the_models_loss_in_our_program():
 def test_an_export_of_an_import_is_the_model_again():
     run("hf_export", path("imported"), path("again"))
     same_tensors(path("hf", "model.safetensors"), path("again", "model.safetensors"))
-    with safe_open(path("again", "model.safetensors"), "pt") as f:
-        assert f.metadata() == {"format": "pt"}, f.metadata()
+    with safe_open(path("again", "model.safetensors"), "pt") as f: assert f.metadata() == {"format": "pt"}, f.metadata()
     theirs, ours = GPT2Config.from_pretrained(path("hf")).to_dict(), GPT2Config.from_pretrained(path("again")).to_dict()
     different = {key for key in theirs if theirs[key] != ours.get(key)}
     assert different <= {"transformers_version", "torch_dtype", "_name_or_path"}, different

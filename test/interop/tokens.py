@@ -50,57 +50,20 @@ def token_bytes(vocab):
 
 
 # ---- texts ----
-def languages():
-    return ["The quick brown fox jumps over the lazy dog.", "Être ou ne pas être, voilà la question – « c'est ça ».",
-            "Größenwahn, Übermut & Straßenbahn", "Съешь же ещё этих мягких французских булок", "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία",
-            "敏捷的棕色狐狸跳过了懒狗。", "いろはにほへと ちりぬるを カタカナ ﾊﾝｶｸ", "다람쥐 헌 쳇바퀴에 타고파", "नमस्ते दुनिया, क्या हाल है?",
-            "نص حكيم له سر قاطع وذو شأن عظيم ١٢٣٤", "דג סקרן שט בים מאוכזב", "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า ๑๒๓", "Türkçe: İIıi ŞĞÇ",
-            "ລາວ မြန်မာ ខ្មែរ ქართული հայերեն አማርኛ ᓀᐦᐃᔭᐍᐏᐣ ᚠᛇᚻ", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𝟙𝟚𝟛 𐍈𐌰 𒀀𒁀 𓀀", "e\u0301 n\u0303 Å\u030a", "½ ⅷ ² ① ٣ 四",
-            "👩‍👩‍👧‍👦 👍🏽 🇺🇳 ❤️ 😀😀😀 text😀text", "\u200b\u200d\ufeff\u2028\u2029\u00ad\u180e\u3000", "\ufffd\ufffd \ufffd"]
-
-
-def code():
-    return ["int main(void) {\n    for (int i = 0; i < 10; i++)\n\t\tprintf(\"%d\\n\", i);\n    return 0;\n}\n",
-            "def f(x):\n    '''doc'''\n    return {k: v**2 for k, v in x.items() if k != \"_\"}\n\n\n# end",
-            "<div class=\"a\">&nbsp;</div>\r\n\r\n<!-- c -->", "SELECT * FROM t WHERE a='it''s' AND b>=1e-5;", "x=y+=z--;a->b::c<<=1>>>2 !== ===",
-            "https://example.org/a/b?c=d&e=%20f#g user@host.tld 192.168.0.1 2024-05-20T12:34:56Z", "\\frac{a}{b} $\\alpha_{i}^{2}$ 1,234.56"]
-
-
-def contractions():
-    pieces = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'LL", "'", "''", "’s", "'st", "'sd"]
-    return [f"{a}{p}{b}" for a in ("I", "don", " ", "", "1", "é", "\n") for p in pieces for b in ("", " x", "y", "'s")]
-
-
-def white_space():
-    spaces = [" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\n ", "\t ", "\u00a0", " \u00a0", "\u2003", "\u3000",
-              "\x85", "\x0b\x0c", "\x1c", "\x1f", "\u180e", "\u200b", "\u2028", "\u1680", "\u205f", "\u202f"]
-    return [f"{a}{s}{t}{b}" for a in ("", "a", "1", ".") for s in spaces for t in spaces for b in ("", "b", "2", "!")]
-
-
-def long_runs():
-    texts = ["a" * 100000, " " * 100000, "ab" * 50000, "\n" * 50000, "!" * 50000, "é" * 30000, "😀" * 20000, "1" * 50000, "-=" * 30000]
-    return texts + [t + "x" for t in texts] + ["the " * 30000, "Supercalifragilistic" * 3000]
-
-
-def special():
-    return ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|", " <|endoftext|> <|pad|>", "\x00", "a\x00b\x00\x00", "\x01\x02\x7f"]
-
-
-def all_characters():
-    """All that this Python knows; a character from a newer Unicode version may be a letter to one side only."""
-    return [chr(c) for c in range(1, 0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co")]
+PIECES = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'LL", "'", "''", "’s", "'st", "'sd"]
+SPACES = [" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\n ", "\t ", "\u00a0", " \u00a0", "\u2003", "\u3000",
+          "\x85", "\x0b\x0c", "\x1c", "\x1f", "\u180e", "\u200b", "\u2028", "\u1680", "\u205f", "\u202f"]
+RUNS = ["a" * 100000, " " * 100000, "ab" * 50000, "\n" * 50000, "!" * 50000, "é" * 30000, "😀" * 20000, "1" * 50000, "-=" * 30000]
+# All that this Python knows; a character from a newer Unicode version may be a letter to one side only.
+CHARACTERS = [chr(c) for c in range(1, 0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co")]
 
 
 def random_unicode():
     """Any characters, alone and in neighbourhoods of one script, among spaces, letters and digits."""
-    rng, everything = random.Random(1), all_characters()
-    starts = [rng.randrange(len(everything)) for _ in range(3000)]
+    rng = random.Random(1)
+    starts = [rng.randrange(len(CHARACTERS)) for _ in range(3000)]
     return ["".join(rng.choices(among, k=rng.randint(1, 60)))
-            for among in [everything] * 3000 + [everything[x:x + 80] + list("  a1.'s\n") for x in starts]]
-
-
-def every_character():
-    return [f"a{c}a 1{c}1 {c} !{c}! {c}{c}" for c in all_characters()]
+            for among in [CHARACTERS] * 3000 + [CHARACTERS[x:x + 80] + list("  a1.'s\n") for x in starts]]
 
 
 def source_files():
@@ -118,7 +81,25 @@ def invalid_utf8():
                           b"\xf4\x90\x80\x80", b"\xe2\x82 \xe2"]
 
 
-KINDS = (languages, code, contractions, white_space, long_runs, special, random_unicode, every_character, source_files)
+TEXTS = {
+    "languages": ["The quick brown fox jumps over the lazy dog.", "Être ou ne pas être, voilà la question – « c'est ça ».",
+        "Größenwahn, Übermut & Straßenbahn", "Съешь же ещё этих мягких французских булок", "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία",
+        "敏捷的棕色狐狸跳过了懒狗。", "いろはにほへと ちりぬるを カタカナ ﾊﾝｶｸ", "다람쥐 헌 쳇바퀴에 타고파", "नमस्ते दुनिया, क्या हाल है?",
+        "نص حكيم له سر قاطع وذو شأن عظيم ١٢٣٤", "דג סקרן שט בים מאוכזב", "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า ๑๒๓", "Türkçe: İIıi ŞĞÇ",
+        "ລາວ မြန်မာ ខ្មែរ ქართული հայերեն አማርኛ ᓀᐦᐃᔭᐍᐏᐣ ᚠᛇᚻ", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𝟙𝟚𝟛 𐍈𐌰 𒀀𒁀 𓀀", "e\u0301 n\u0303 Å\u030a", "½ ⅷ ² ① ٣ 四",
+        "👩‍👩‍👧‍👦 👍🏽 🇺🇳 ❤️ 😀😀😀 text😀text", "\u200b\u200d\ufeff\u2028\u2029\u00ad\u180e\u3000", "\ufffd\ufffd \ufffd"],
+    "code": ["int main(void) {\n    for (int i = 0; i < 10; i++)\n\t\tprintf(\"%d\\n\", i);\n    return 0;\n}\n",
+        "def f(x):\n    '''doc'''\n    return {k: v**2 for k, v in x.items() if k != \"_\"}\n\n\n# end",
+        "<div class=\"a\">&nbsp;</div>\r\n\r\n<!-- c -->", "SELECT * FROM t WHERE a='it''s' AND b>=1e-5;", "x=y+=z--;a->b::c<<=1>>>2 !== ===",
+        "https://example.org/a/b?c=d&e=%20f#g user@host.tld 192.168.0.1 2024-05-20T12:34:56Z", "\\frac{a}{b} $\\alpha_{i}^{2}$ 1,234.56"],
+    "contractions": [f"{a}{p}{b}" for a in ("I", "don", " ", "", "1", "é", "\n") for p in PIECES for b in ("", " x", "y", "'s")],
+    "white space": [f"{a}{s}{t}{b}" for a in ("", "a", "1", ".") for s in SPACES for t in SPACES for b in ("", "b", "2", "!")],
+    "long runs": RUNS + [t + "x" for t in RUNS] + ["the " * 30000, "Supercalifragilistic" * 3000],
+    "special": ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|", " <|endoftext|> <|pad|>", "\x00", "a\x00b\x00\x00", "\x01\x02\x7f"],
+    "random Unicode": random_unicode(),
+    "every character": [f"a{c}a 1{c}1 {c} !{c}! {c}{c}" for c in CHARACTERS],
+    "source files": source_files()}
+CORPUS = "".join(TEXTS["source files"] + TEXTS["languages"] * 3)
 
 
 # ---- the tests ----
@@ -132,20 +113,15 @@ def gpt2():
     return WORK / "gpt2"
 
 
-def corpus():
-    return "".join(source_files() + languages() * 3)
-
-
-def assert_their_tokens(folder, kinds):
+def assert_their_tokens(folder, texts):
     theirs = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    for kind in kinds:
-        documents = kind()
-        assert_equal(kind.__name__, our_tokens(folder, documents, vocabulary(folder)["<|endoftext|>"]),
+    for kind, documents in texts.items():
+        assert_equal(kind, our_tokens(folder, documents, vocabulary(folder)["<|endoftext|>"]),
                      [e.ids for e in theirs.encode_batch(documents)], documents)
 
 
 def test_gpt2s_vocabulary_gives_their_tokens_for_any_text():
-    assert_their_tokens(gpt2(), KINDS)
+    assert_their_tokens(gpt2(), TEXTS)
 
 
 def test_bytes_that_are_not_utf8_come_back_from_their_tokens():
@@ -154,17 +130,16 @@ def test_bytes_that_are_not_utf8_come_back_from_their_tokens():
 
 
 def test_train_bpe_finds_their_trainers_merges_in_the_same_order_and_its_vocabulary_gives_their_tokens():
-    text = corpus()
-    (WORK / "text").write_text(text, encoding="utf-8", newline="")
+    (WORK / "text").write_text(CORPUS, encoding="utf-8", newline="")
     run("train_bpe", "--vocab-size", 2000, "--out", WORK / "trained", WORK / "text")
     assert sorted(vocabulary(WORK / "trained").values()) == list(range(2000))
-    assert_their_tokens(WORK / "trained", [x for x in KINDS if x != every_character])
+    assert_their_tokens(WORK / "trained", {kind: texts for kind, texts in TEXTS.items() if kind != "every character"})
     theirs = ByteLevelBPETokenizer()
-    theirs.train_from_iterator([text], vocab_size=1999, min_frequency=2, special_tokens=[], show_progress=False)
+    theirs.train_from_iterator([CORPUS], vocab_size=1999, min_frequency=2, special_tokens=[], show_progress=False)
     (WORK / "theirs").mkdir()
     theirs.save_model(str(WORK / "theirs"))
     ours, expected = [(WORK / x / "merges.txt").read_text(encoding="utf-8").split("\n")[1:] for x in ("trained", "theirs")]
-    assert_equal("merges", [ours], [expected], [text])
+    assert_equal("merges", [ours], [expected], [CORPUS])
 
 
 def test_tokens_that_no_merge_makes_are_accepted():
@@ -173,10 +148,11 @@ def test_tokens_that_no_merge_makes_are_accepted():
         folder = WORK / f"added_{len(added)}"
         folder.mkdir()
         trained = ByteLevelBPETokenizer()
-        trained.train_from_iterator([corpus()], vocab_size=1500, min_frequency=2, special_tokens=added, show_progress=False)
+        trained.train_from_iterator([CORPUS], vocab_size=1500, min_frequency=2, special_tokens=added, show_progress=False)
         trained.save_model(str(folder))
         vocab = vocabulary(folder)
         vocab |= {"<|im_start|>": len(vocab), "madeupword0000": len(vocab) + 1}
         (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
-        expected = [trained.encode(d, add_special_tokens=False).ids for d in languages()]
-        assert_equal(added, our_tokens(folder, languages(), vocab["<|endoftext|>"]), expected, languages())
+        texts = TEXTS["languages"]
+        expected = [trained.encode(d, add_special_tokens=False).ids for d in texts]
+        assert_equal(added, our_tokens(folder, texts, vocab["<|endoftext|>"]), expected, texts)

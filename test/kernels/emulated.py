@@ -87,9 +87,9 @@ def on_gpus(comm, ranks, **more):
     return {"CUDA_EMULATOR_DEVICES": ranks if comm == "nccl" else 1, "CUDA_EMULATOR_WORKERS": 1, "TMPDIR": str(session())} | more
 
 
-def emulated(stage, comm, ranks, *options, precision="fp32", strict=False, again="", **env):
+def emulated(stage, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", **env):
     env = {f"CUDA_EMULATOR_{name.upper()}": str(value) for name, value in env.items()}
-    return trained(stage, SMALL, *options, ranks=ranks, strict=strict, again=again, binary=program(stage, precision),
+    return trained(stage, SMALL, *options, ranks=ranks, strict=strict, again=again, binary=program(stage, precision, debug),
                    env=on_gpus(comm, ranks, **env))
 
 

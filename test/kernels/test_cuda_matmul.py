@@ -17,4 +17,4 @@ def test_cublaslt_accepts_the_descriptors_of_all_products(precision):
     if link.returncode: pytest.skip("cuBLAS is not here")
     run = command([compiled("test/unit/test_cublaslt_descriptors.cu", "plain", f"-DPRECISION_{precision.upper()}", link.stdout,
                             cpp=flags("cublasLt"))])
-    assert run.status == 0 and run.out.count("\nok ") == 7, run
+    assert run.status == 0 and run.out.count("\nok ") == 8, run

@@ -1,9 +1,11 @@
 """Training on several emulated GPUs, over MPI between ranks that share one and over NCCL where each has its own: every stage has the CPU's
 losses, norms and weights and the bytes that were predicted, in whatever order the emulator's seed runs streams, blocks and threads."""
 import json, re, shutil
+from pathlib import Path
 import pytest
 from emulated import SMALL, assert_has_numbers, assert_metrics, assert_predicted, emulated, missing, on_gpus, program
-from suite import REFERENCE, TOKENS, assert_different, assert_same, command, half, session, trained
+from runs.shards import resumed
+from suite import REFERENCE, TOKENS, assert_different, assert_refused, assert_same, command, half, session, trained
 
 LONG = 5
 pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn", "nccl")]
@@ -15,11 +17,14 @@ OF_STAGE = {
     "tp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 2",
     "pp": "--model d2 --layers 4 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2",
     "3d": "--model d2 --layers 4 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2",
+    "cp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 2",
     "compress": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3"}
 ORDERED, SEQUENCE, AGAIN = "--deterministic", "--sequence-parallel", "--recompute block"
 NAIVE, WINDOWS, DELAYED, CHUNKS = "--ddp naive", "--nccl-windows", "--schedule zb-h1", "--schedule interleaved"
 FOUR, COPIES, STAGES = "--total-batch-size 128", "--total-batch-size 128 --tensor-parallel 2", "--pipeline-parallel 2"
+GATHER, RING, BALANCED, GROUPS = "--cp allgather", "--cp ring", "--cp-balance zigzag", "--context-parallel 2"
 ODD = "--heads 4 --channels 12 --vocab-size 300" # rows that are no whole pieces of 16 bytes: heads of 3 channels, one on each of 4 ranks
+OF_3 = "--seq-len 12 --total-batch-size 48"
 EVALUATES = f"--val-data {TOKENS} --eval-every 2 --eval-steps 2 --sample-every 2 --sample-tokens 5"
 
 
@@ -41,7 +46,7 @@ NUMBERS = [
     ("ddp", "mpi", 4, "", ORDERED), ("ddp", "nccl", 4, "", ORDERED),
     ("zero", "mpi", 2, "", "--zero-stage 3"), ("zero", "nccl", 2, "", "--zero-stage 2"),
     ("zero", "mpi", 2, FOUR, "--zero-stage 3 S"), ("zero", "nccl", 2, FOUR, "--zero-stage 2 S"),
-    ("fsdp", "nccl", 2, "--total-batch-size 32", "--wrap-blocks 1"),
+    ("fsdp", "nccl", 2, "--total-batch-size 32", "--wrap-halves"),
     ("fsdp", "mpi", 2, "--total-batch-size 32", "--wrap-blocks 2 --cpu-offload all --no-forward-prefetch"),
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-pre"),
     ("fsdp", "mpi", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-post --wrap-blocks 2 --cpu-offload optimizer --no-forward-prefetch"),
@@ -54,6 +59,11 @@ NUMBERS = [
     ("pp", "nccl", 2, "", f"{DELAYED} S"), ("pp", "nccl", 2, "", CHUNKS), ("pp", "mpi", 4, STAGES, ""),
     ("pp", "nccl", 4, STAGES, f"{WINDOWS} {DELAYED}"), ("pp", "nccl", 4, "", "--split 1,2,1,0"), # the last stage has the head alone
     ("pp", "nccl", 2, EVALUATES, ""), ("pp", "nccl", 2, EVALUATES, CHUNKS),
+    ("cp", "nccl", 2, "", ""), ("cp", "mpi", 2, "", f"{AGAIN} S"), ("cp", "nccl", 4, GROUPS, f"{WINDOWS} {NAIVE}"),
+    ("cp", "nccl", 4, ODD, ""), ("cp", "nccl", 2, GATHER, WINDOWS), ("cp", "mpi", 4, f"{GATHER} {GROUPS} {BALANCED}", ""),
+    ("cp", "nccl", 3, f"{GATHER} {ODD} {OF_3}", "S"), ("cp", "mpi", 3, f"{RING} {OF_3}", ""), ("cp", "nccl", 4, RING, "S"),
+    ("cp", "nccl", 4, f"{RING} {BALANCED}", AGAIN), ("cp", "mpi", 4, f"{RING} {BALANCED} {GROUPS}", "S"),
+    ("cp", "nccl", 3, f"{RING} {BALANCED} {OF_3} {EVALUATES}", ""),
     ("3d", "nccl", 4, mesh(2, 2, 1), f"--zero-stage 1 {SEQUENCE} {AGAIN}"), ("3d", "nccl", 4, mesh(2, 1, 2), f"--zero-stage 1 {DELAYED}"),
     ("3d", "mpi", 4, mesh(1, 2, 2), f"{DELAYED} {SEQUENCE} S"), ("3d", "mpi", 4, mesh(2, 2, 1), "--zero-stage 1 S"),
     ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {WINDOWS} {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE)]
@@ -70,6 +80,37 @@ def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
     run = gpu(stage, comm, ranks, both, only.replace("S", ""), strict="S" in only, seed=seed)
     assert_has_numbers(cpu(stage, ranks, both), run)
     assert ("val_loss" in json.dumps(run.metrics)) == (EVALUATES in both)
+
+
+# ---- connections: at first messages hosts meet, and one that waits for its GPU before it comes there may wait for ever ----
+ONE_MICRO, TWO_MICRO, GPIPE, SLOW = "--total-batch-size 32", "--total-batch-size 64", "--schedule gpipe", "--emulate-ms 1,1,1"
+
+
+@pytest.mark.parametrize("stage, ranks, both, only, debug", [
+    ("pp", 2, ONE_MICRO, "", False), ("pp", 3, ONE_MICRO, DELAYED, False), ("pp", 2, "", f"{GPIPE} {SLOW}", False), ("pp", 2, "", GPIPE, True),
+    ("pp", 4, f"{STAGES} {TWO_MICRO}", "", False), ("pp", 4, "--layers 8", CHUNKS, False), ("3d", 4, f"{mesh(1, 2, 2)} {ONE_MICRO}", SEQUENCE, False),
+    ("3d", 4, f"{mesh(2, 1, 2)} {TWO_MICRO}", "--zero-stage 1", False), ("cp", 4, f"{RING} {GROUPS}", "", False),
+    ("cp", 3, f"{RING} {BALANCED} {OF_3}", "", False)])
+def test_ranks_are_connected_before_the_first_step(stage, ranks, both, only, debug):
+    """Nothing is evaluated before, and a connection while an operation is under way ends the run. With --emulate-ms and in a debug build
+    the host waits for its GPU within a step. NCCL may hold 4 multiprocessors for each message, and 16 for each other operation: pp has a
+    receive and two sends beside one sum, or two sums (tied, and dp's of blocks); 3d has them beside two (tp and dp). cp's rings send and
+    receive keys and values, and gradients, beside one sum."""
+    ctas = {"pp": max(3 * 4 + 16, 2 * 16), "3d": 3 * 4 + 2 * 16, "cp": 4 * 4 + 16}[stage]
+    assert_has_numbers(cpu(stage, ranks, both), gpu(stage, "nccl", ranks, both, only, debug=debug, nccl="quiet", nccl_ctas=ctas))
+
+
+def test_a_resumed_pipeline_is_connected_before_its_first_step(tmp_path):
+    options = f"--val-data {TOKENS} --eval-every 2 --eval-steps 1 {ONE_MICRO} {ORDERED} --steps 3 --save-every 1 --keep 0" # it resumes with no evaluation
+    whole = gpu("pp", "nccl", 2, options)
+    assert_same(whole, resumed(half(whole, tmp_path / "run", step=1), "pp", SMALL, OF_STAGE["pp"], options, ranks=2, binary=program("pp"),
+                               env=on_gpus("nccl", 2, CUDA_EMULATOR_NCCL="quiet")))
+
+
+def test_a_kernel_that_is_loaded_while_a_receive_waits_is_named_by_the_deadline():
+    """Programs ask for modules to be loaded at the start, unless the environment says something else."""
+    run = command([program("pp")], SMALL, OF_STAGE["pp"], ONE_MICRO, "--comm-timeout 15", ranks=2, env=on_gpus("nccl", 2, CUDA_MODULE_LOADING="LAZY"))
+    assert_refused(run, "rank [01] has not reached its side of receive #0 from rank [01] of world .*, step 1, [BF]0 on stage [01]")
 
 
 # ---- bits ----
@@ -106,6 +147,7 @@ def test_zero_has_the_bits_of_ddp(comm, ranks, options):
 @pytest.mark.sampled
 @pytest.mark.parametrize("stage, ranks, options, other", [
     ("ddp", 2, "", ""), ("ddp", 2, "", NAIVE), ("ddp", 4, "", ""), ("fsdp", 2, "", WINDOWS), ("tp", 2, "", ""), ("pp", 2, "", CHUNKS),
+    ("cp", 4, f"{RING} {BALANCED}", ""), ("cp", 4, f"{GATHER} {GROUPS}", WINDOWS), ("cp", 2, "", NAIVE),
     ("3d", 4, mesh(2, 2, 1), "--zero-stage 1"), ("compress", 3, "--compress int4 --compress-from 1 --total-batch-size 96", "")])
 def test_in_rank_order_nccl_has_the_bits_of_mpi(stage, ranks, options, other):
     mpi, nccl = (gpu(stage, comm, ranks, options, ORDERED, more) for comm, more in (("mpi", ""), ("nccl", other)))
@@ -164,11 +206,8 @@ def test_the_compression_error_is_the_cpus(method):
 def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
     options = f"{ORDERED} --compress {method} --compress-from 1 --total-batch-size 96 --save-every 2 --keep 0"
     whole = gpu("compress", "nccl", 3, options)
-    second = command([program("compress")], SMALL, OF_STAGE["compress"], options, "--resume --out", [half(whole, tmp_path / "run", step=2)],
-                     ranks=3, env=on_gpus("nccl", 3))
-    assert second.status == 0, second
-    second.folder = tmp_path / "run"
-    assert_same(whole, second)
+    assert_same(whole, resumed(half(whole, tmp_path / "run", step=2), "compress", SMALL, OF_STAGE["compress"], options, ranks=3,
+                               binary=program("compress"), env=on_gpus("nccl", 3)))
 
 
 # ---- 16 bits: CPU and GPU round in different places ----
@@ -177,6 +216,7 @@ def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
     ("3d", "nccl", 4, mesh(2, 2, 1), "--attention own --zero-stage 1"), ("3d", "nccl", 4, mesh(2, 2, 1), "--attention cudnn"),
     ("3d", "mpi", 4, mesh(2, 2, 1), "--attention cudnn --zero-stage 1 " + SEQUENCE), ("3d", "nccl", 4, mesh(1, 2, 2), f"{SEQUENCE} {DELAYED} S"),
     ("3d", "nccl", 4, mesh(1, 2, 2), CHUNKS), ("3d", "mpi", 4, mesh(2, 2, 1), f"{SEQUENCE} S"),
+    ("cp", "nccl", 4, f"{RING} {BALANCED}", ""), ("cp", "mpi", 2, GATHER, "S"), ("cp", "nccl", 2, "", "--attention own"),
     ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
     ("compress", "nccl", 2, "--compress powersgd --compress-from 1 --rank 2", "")])
 def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, only):
@@ -188,16 +228,20 @@ def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, on
 
 
 # ---- what the host does: products, waits ----
-TRIED, NONE_TRIED = "untried shapes 0, .* repeated [1-9][0-9]*, after a collective 0$", "with a bias gradient 0, failed 0, repeated 0, after a collective 0$"
+AS_IN_TRAINING = "of zeros 0, profiled 0, after a collective 0$" # on numbers, while nothing else runs, and outside a profile of training
+TRIED = f"untried shapes 0, .* repeated [1-9][0-9]*, {AS_IN_TRAINING}"
+BESIDE = TRIED.replace(".*", ".* for fewer processors [1-9].*") # and a gradient that is computed beside a sum leaves it processors
+NONE_TRIED = f"with a bias gradient 0, for fewer processors 0, failed 0, repeated 0, {AS_IN_TRAINING}"
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("stage, ranks, options, counts, more", [
     ("fsdp", 2, f"--limit-all-gathers 3 --wrap-blocks 2 {AGAIN} --total-batch-size 32", TRIED, {}),
     ("fsdp", 2, "", "failed [1-9].*, after a collective 0$", {"cublaslt_fails": 4}), ("fsdp", 2, ORDERED, NONE_TRIED, {}),
-    ("tp", 2, f"{SEQUENCE} {AGAIN} --total-batch-size 64", TRIED, {}), ("tp", 4, COPIES, TRIED, {}), ("tp", 2, ORDERED, NONE_TRIED, {}),
-    ("pp", 2, DELAYED, TRIED, {}), ("pp", 2, f"{CHUNKS} {AGAIN}", TRIED, {}), ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {AGAIN}", TRIED, {}),
-    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1", TRIED, {"precision": "bf16"}), ("3d", 4, f"{mesh(1, 2, 2)} {DELAYED} {SEQUENCE}", TRIED, {}),
+    ("tp", 2, f"{SEQUENCE} {AGAIN} --total-batch-size 64", BESIDE, {}), ("tp", 4, COPIES, BESIDE, {}), ("tp", 2, ORDERED, NONE_TRIED, {}),
+    ("cp", 2, "", TRIED, {}), ("cp", 4, f"{RING} {BALANCED}", TRIED, {}),
+    ("pp", 2, DELAYED, TRIED, {}), ("pp", 2, f"{CHUNKS} {AGAIN}", TRIED, {}), ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {AGAIN}", BESIDE, {}),
+    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1", BESIDE, {"precision": "bf16"}), ("3d", 4, f"{mesh(1, 2, 2)} {DELAYED} {SEQUENCE}", TRIED, {}),
     ("compress", 2, "--compress powersgd --compress-from 0", TRIED, {})])
 def test_every_product_of_a_step_is_tried_before_ranks_exchange_anything(stage, ranks, options, counts, more, tmp_path):
     """A deterministic run tries none, because what is timed may choose another order of sums."""
@@ -207,14 +251,27 @@ def test_every_product_of_a_step_is_tried_before_ranks_exchange_anything(stage, 
     assert len(re.findall(counts, said, re.M)) == ranks, said
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("options, in_windows", [
+    ("", 4 * (4 * 2 + 1)), (SEQUENCE, 4 * (10 * 2 + 3) + 2), (f"{SEQUENCE} --keep-gathered", 4 * (8 * 2 + 3) + 2)])
+def test_what_blocks_exchange_is_in_windows_of_the_ranks_that_share_the_model(options, in_windows, tmp_path):
+    """Of two blocks and the head, in four micro-batches, and the sum of layernorms' gradients, in two steps; what the embedding and the
+    losses exchange, once a micro-batch, is not."""
+    run = gpu("tp", "nccl", 2, "--seq-len 32 --batch-size 4 --total-batch-size 256", WINDOWS, options, nccl_counts=tmp_path / "counts")
+    said = (tmp_path / "counts").read_text()
+    assert_predicted(run)
+    assert len(re.findall(rf"^rank \d of 2: collectives \d+, in windows {in_windows}$", said, re.M)) == 2, said
+
+
 def waits(stage, options=""):
     """How often the hosts of two ranks wait in four steps."""
     counted = []
     for steps in 2, 6:
         file = session() / "-".join(["waits", stage, *options.split(), str(steps)])
-        emulated(stage, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file)
+        emulated(stage, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file, nccl_calls=f"{file}.nccl")
         counts = [int(line.split()[3]) for line in file.read_text().splitlines()]
         assert len(counts) == 2
+        assert len(re.findall("0 times to ask one that was not done; it made 0 threads$", Path(f"{file}.nccl").read_text(), re.M)) == 2
         counted.append(sum(counts))
     return counted[1] - counted[0]
 
@@ -223,6 +280,7 @@ def waits(stage, options=""):
 @pytest.mark.parametrize("stage, options", [
     ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
+    ("cp", ""), ("cp", GATHER), ("cp", f"{RING} {BALANCED}"),
     ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0"), ("compress", "--compress onebit-adam --compress-from 1")])
 def test_the_host_waits_as_often_in_a_step_as_in_ddps(stage, options):
     assert waits(stage, options) == waits("ddp") >= 8

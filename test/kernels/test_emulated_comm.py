@@ -20,13 +20,20 @@ def collectives(comm, ranks, *options, strict=False, **env):
     ("mpi", 3, "--allreduce ring", {}), ("mpi", 4, "", {}), ("nccl", 1, "--comm nccl", {}),
     ("nccl", 2, "", {"seed": 1}), ("nccl", 2, "", {"seed": 2}), ("nccl", 2, "", {"seed": 3}), ("nccl", 2, "--deterministic", {}),
     ("nccl", 3, "--deterministic", {"strict": True}), ("nccl", 3, "--allreduce ring", {}), ("nccl", 4, "", {}), ("nccl", 3, "--nccl-windows", {}),
-    ("nccl", 3, "--nccl-windows", {"nccl": "early"}), # NCCL gives communicators and windows before they are ready
+    ("nccl", 3, "--nccl-windows", {"nccl": "early"}), # without blocking NCCL gives communicators before they are ready
     ("nccl", 2, "--nccl-windows --windows-are local", {"nccl": "local-windows"}), # which the log does not call windows
     ("nccl", 2, "--nccl-windows --windows-are none", {"nccl": "no-windows"})],
     ids=lambda x: "-".join(f"{k}_{v}" for k, v in x.items()) if isinstance(x, dict) else str(x).replace("--", "").replace(" ", "_"))
 def test_every_claim_about_collectives_holds(comm, ranks, options, settings):
     run = collectives(comm, ranks, options, **settings)
     assert run.status == 0 and re.search(f"^# {comm} ", run.out, re.M | re.I) and re.search(r"^1\.\.\d+$", run.out, re.M), run
+
+
+def test_the_log_says_that_one_hardware_queue_makes_streams_wait():
+    for queues, says in ("1", True), ("8", False), (None, False):
+        env = on_gpus("nccl", 1) | ({"CUDA_DEVICE_MAX_CONNECTIONS": queues} if queues else {})
+        run = command([program("test/test_comm_cuda")], "--comm nccl all_reduce_is_the_sum*", env=env)
+        assert run.status == 0 and ("CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" in run.out) == says, run
 
 
 def by_torchrun(folder, *arguments, fault=0, timeout=300):
@@ -61,9 +68,10 @@ def test_what_nccl_cannot_do_on_one_gpu_is_refused(options, says):
     assert_refused(collectives("mpi", 2, options), *says)
 
 
-def test_a_rank_that_does_not_come_is_named():
-    run = command([program("ddp")], TINY, "--fault 1:2:hang --comm-timeout 15", ranks=2, env=on_gpus("nccl", 2))
-    assert_refused(run, "rank 1 has not reached all-reduce")
+@pytest.mark.parametrize("fault, says", [("hang", "rank 1 has not reached all-reduce"), ("kill", "rank 1 has died .* during step 2")])
+def test_a_rank_that_does_not_come_is_named(fault, says):
+    run = command([program("ddp")], TINY, f"--fault 1:2:{fault} --comm-timeout 15", ranks=2, env=on_gpus("nccl", 2))
+    assert_refused(run, says)
 
 
 def test_an_error_of_nccl_ends_a_rank_while_a_kernel_waits(tmp_path):

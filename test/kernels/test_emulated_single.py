@@ -3,7 +3,8 @@ streams, blocks and threads run; and the errors of a missing or failing GPU."""
 import re, shutil
 import pytest
 from emulated import assert_metrics, missing, program
-from suite import TOKENS, assert_close_tensors, assert_refused, assert_same, assert_same_metrics, command, tensors, train, trained
+from runs.shards import resumed
+from suite import TOKENS, assert_close_tensors, assert_refused, assert_same, tensors, train, trained
 
 LONG = 4
 pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn")]
@@ -59,9 +60,8 @@ def test_each_continues_the_others_checkpoints(first, second, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(first(OFTEN).folder, out)
     shutil.rmtree(out / "step_00000006")
-    run = command([program("single") if second is gpu else "build/train_gpt2_single"], SMALL, OFTEN, "--resume --out", [out])
-    assert run.status == 0 and "step 3 of 6" in run.said, run
-    run.folder = out
+    run = resumed(out, "single", SMALL, OFTEN, binary=program("single") if second is gpu else None)
+    assert "step 3 of 6" in run.said, run
     assert_metrics(cpu(OFTEN), run, 1e-5)
 
 

@@ -136,7 +136,7 @@ def test_a_run_records_every_option_and_nothing_else():
     assert {f"--{name}" for name in recorded} == options_of_help() and len(recorded) > 35
 
 
-@pytest.mark.parametrize("stage", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress"])
+@pytest.mark.parametrize("stage", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress", "cp"])
 def test_commands_in_the_documents_have_options_that_exist(stage):
     """What follows the program's name, up to the command's end, because mpirun has options as well."""
     text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]).replace("\\\n", "")

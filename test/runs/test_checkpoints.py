@@ -16,7 +16,8 @@ def assert_near(a, b):
 
 # ---- any loads any ----
 MESHES = "tp4", "pp3", "3x1x1z", "2x2x1", "1x2x2", "2x1x2z", "2x2x2zs"
-OWN = ["zero3", "sharded", "offload", "tp2", "pp2", *map(sampled, ("single", "ddp", "zero1", "zero2", "full", "hybrid", "whole", *MESHES))]
+OWN = ["zero3", "sharded", "offload", "tp2", "pp2", "ring",
+       *map(sampled, ("single", "ddp", "zero1", "zero2", "full", "hybrid", "whole", "heads", "gather", *MESHES))]
 
 
 def places(run):
@@ -33,25 +34,29 @@ def test_every_program_trains_as_one_device_and_continues_its_own_to_the_bit(nam
 
 # Saved by one, continued by others on so many ranks. A * before one: make test has it.
 MATRIX = """
-    single: ddp.3 zero1.8 zero2.3 *zero3.4 sharded.3 *tp2.4 *pp2.4 tp4.4 pp3.3 3x1x1z.3 2x2x1.4 1x2x2.4 2x1x2z.4 2x2x2zs.8
-    ddp: single.1 zero1.2 zero2.4 zero3.8 offload.2 full.4 2x2x2zs.8
-    zero1: single.1 ddp.8 zero1.1 zero2.4 zero3.2 hybrid.4
-    zero2: single.1 ddp.4 zero1.3 zero2.3 zero3.8 full.3
-    zero3: *single.1 ddp.3 zero1.8 zero2.2 zero3.3 zero3.8 sharded.1 *model.2 pp2.4
-    full: single.1 zero3.2 *hybrid.4 sharded.4 model.2 tp2.4
-    sharded: *single.1 ddp.3 zero1.4 zero2.2 zero3.3 offload.1 *hybrid.2 full.4 model.3
+    single: ddp.3 zero1.8 zero2.3 *zero3.4 sharded.3 *tp2.4 *pp2.4 tp4.4 pp3.3 3x1x1z.3 2x2x1.4 1x2x2.4 2x1x2z.4 2x2x2zs.8 *ring.4 heads.4
+    ddp: single.1 zero1.2 zero2.4 zero3.8 offload.2 full.4 2x2x2zs.8 heads.4
+    zero1: single.1 ddp.8 zero1.1 zero2.4 zero3.2 hybrid.4 gather.2
+    zero2: single.1 ddp.4 zero1.3 zero2.3 zero3.8 full.3 ring.4
+    zero3: *single.1 ddp.3 zero1.8 zero2.2 zero3.3 zero3.8 sharded.1 *model.2 pp2.4 ring.4
+    full: single.1 zero3.2 *hybrid.4 sharded.4 model.2 tp2.4 heads.4
+    sharded: *single.1 ddp.3 zero1.4 zero2.2 zero3.3 offload.1 *hybrid.2 full.4 model.3 gather.4
     offload: ddp.1 zero3.4 sharded.3 *full.2
     hybrid: single.1 zero2.3 full.4 offload.3
     whole: *zero3.4 sharded.3 full.2 offload.4
-    tp2: *single.1 full.4 tp2.2
+    tp2: *single.1 full.4 tp2.2 ring.4
     tp4: single.1
-    pp2: *single.1 tp4.4
+    pp2: *single.1 tp4.4 ring.2
     pp3: single.1 zero3.3
     3x1x1z: single.1
     2x2x1: single.1 2x1x2z.4
     1x2x2: single.1
     2x1x2z: single.1
-    2x2x2zs: single.1 ddp.3"""
+    2x2x2zs: single.1 ddp.3 heads.4
+    none: ring.4
+    heads: single.1 ring.4 zero1.2 2x2x2zs.8
+    gather: ddp.3 full.2 pp2.4 none.2
+    ring: *single.1 heads.4 gather.2 zero2.4 zero3.3 sharded.3 tp2.4"""
 PAIRS = [(sampled, pytest.param)["*" in to](name, by, int(ranks), id=f"{name}-by-{by}-{ranks}_ranks")
          for name, others in re.findall(r"(\w+): (.*)", MATRIX) for to, by, ranks in re.findall(r"(\*?)(\w+)\.(\d)", others)]
 
@@ -88,7 +93,7 @@ def test_shards_are_saved_the_same_in_strict_mode(name):
 
 # ---- step 0 ----
 @pytest.mark.parametrize("name, strict", [("sharded", True), *(rest(name, False) for name in (
-    "ddp", "zero1", "zero2", "zero3", "full", "whole", "offload", "hybrid", "tp4", "pp2", "2x2x2zs"))])
+    "ddp", "zero1", "zero2", "zero3", "full", "whole", "offload", "hybrid", "tp4", "pp2", "2x2x2zs", "ring"))])
 def test_0_steps_save_what_training_would_begin_with(name, strict, tmp_path):
     assert_same_files(saved(name), continued(saved(name, None, "--steps 0"), tmp_path, 0, name, strict=strict))
 
@@ -103,7 +108,7 @@ def test_hf_export_reads_shards(tmp_path):
 @pytest.mark.rest
 @pytest.mark.parametrize("name, by, ranks", [
     *(("zero3", by, 4) for by in ("zero3", "zero1", "zero2", "ddp")), ("sharded16", "sharded16", 3), ("tp2", "tp2", 4), ("pp2", "pp2", 4),
-    ("2x2x2zs", "2x2x2zs", 8)])
+    ("ring", "ring", 4), ("2x2x2zs", "2x2x2zs", 8)])
 def test_bf16_is_continued_to_the_bit_in_rank_order(name, by, ranks, tmp_path):
     run = saved(name, precision="bf16")
     assert_same_files(run, continued(run, tmp_path, 5, by, ranks, precision="bf16"))

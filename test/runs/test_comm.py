@@ -34,6 +34,7 @@ def test_a_program_without_mpi_is_a_rank_alone(tmp_path):
     ("wait-unknown", 1, "operation #0, but only 0 were issued"), ("never-waited", 1, "all-reduce, operation #0, was never waited for"),
     ("too-many", 1, "1024 operations are under way"), ("send-to-itself", 1, "send of rank 0 cannot name rank 0 of 1"),
     ("send-unconnected", 1, "part.0: call comm_connect before"), ("connect-twice", 1, "world: comm_connect was called twice"),
+    ("send-to-no-pair", 2, r"part.0: send of rank [01] cannot name rank [01]: comm_connect was told that they exchange no messages"),
     ("no-such-root", 1, "broadcast of rank 0 cannot name rank 1 of 1"), ("sum-of-bytes", 1, "reduce-scatter of bytes"),
     ("split-in-flight", 1, "wait for the operations under way first"), ("split-twice", 1, "there is a communicator 'part.0' already"),
     ("world-first", 1, "comm_free of the world before 'part.0'"), ("overlap-before", 3, "all-to-all of 3 x 1 fp32 overlap"),

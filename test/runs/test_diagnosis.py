@@ -15,7 +15,8 @@ STRICT = {"strict": True}
     rest(2, "compress", "--compress int8", {}, ["dp: all-to-all", "dp: all-gather"]), rest(4, "ddp", "--ddp naive", STRICT, ["dp: all-reduce"]),
     rest(4, "fsdp", "--sharding hybrid --shard-group 2", {}, ["dp: all-reduce"]), rest(4, "3d", "--mesh tp=2,pp=2", {}, ["tp: all-reduce", "pp: all-reduce"]),
     rest(4, "tp", "--tensor-parallel 2 --sequence-parallel --heads 4", {}, ["tp: all-gather", "dp: all-reduce"]),
-    rest(4, "3d", "--mesh dp=2,tp=2 --zero-stage 1", {}, ["tp: all-reduce", "dp: reduce-scatter"])])
+    rest(4, "3d", "--mesh dp=2,tp=2 --zero-stage 1", {}, ["tp: all-reduce", "dp: reduce-scatter"]),
+    (2, "cp", "--cp ring", {}, ["cp: (send|receive)", "dp: all-reduce"]), rest(2, "cp", "", {}, ["cp: all-to-all", "dp: all-reduce"])])
 def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, stage, options, settings, causes):
     run = trained(stage, SMALL, options, ranks=ranks, **settings)
     assert_says(run.said, f"^diagnosis  in ms, means of steps 2 to 8  *rank 0   of {ranks} ranks",

@@ -74,6 +74,11 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
     rest(2, "pp", "--emulate-ms 20,24,16,x", "--emulate-ms wants three numbers .* not '20,24,16,x'"),
     rest(2, "pp", "--layers 8 --chunks 2", "--chunks 2: only --schedule interleaved"),
     rest(4, "pp", "--pipeline-parallel 2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 replicas of the model = 256"),
+    (4, "cp", "--cp ring --seq-len 18", "--seq-len 18 does not divide into 4 equal chunks for --context-parallel 4; choose 20 or 16"),
+    (4, "cp", "", "--cp ulysses divides the heads .*, and 4 does not divide 2; choose --heads 4, or --cp ring"),
+    rest(2, "cp", "--cp-balance zigzag", "--cp ulysses has all tokens of a head on one rank, .*leave out --cp-balance, or choose --cp allgather or ring"),
+    rest(4, "cp", "--context-parallel 3", "--context-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
+    rest(4, "cp", "--context-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 groups of ranks = 256"),
     (4, "3d", "--mesh dp=2,tp=2,pp=2", "--mesh dp=2,tp=2,pp=2 is a mesh of 8 ranks, and 4 were started; start 8"),
     # of what every mesh must divide, with the names of this one's options
     rest(4, "3d", "--mesh pp=4 --layers 3", "--mesh pp=4 with --chunks 1 makes 4 parts of the model, more than its 3 blocks"),
@@ -90,6 +95,6 @@ def test_ranks_with_different_options_or_data_say_which(one, other, pattern):
     assert_refused_by_all(command(["sh", "-c", line, program("train_gpt2_ddp")], SMALL, ranks=2), 2, pattern)
 
 
-@pytest.mark.parametrize("stage", ["ddp", *map(rest, ("zero", "fsdp", "tp", "pp", "3d", "compress"))])
+@pytest.mark.parametrize("stage", ["ddp", *map(rest, ("zero", "fsdp", "tp", "pp", "3d", "compress", "cp"))])
 def test_nccl_windows_on_one_rank_do_nothing_and_the_run_says_so(stage):
     assert re.search("^ranks  *1, .*; --nccl-windows does nothing", trained(stage, SMALL, "--steps 1 --nccl-windows", ranks=1).out, re.M)

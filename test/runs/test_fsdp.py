@@ -28,7 +28,8 @@ class Setting(collections.namedtuple("Setting", COLUMNS, defaults=(1, 2, "fp32",
         return trained("ddp", SMALL, self.sizes(), ranks=self.ranks, precision=self.precision)
 
     def run(self):
-        options = [f"--wrap-blocks {self.wrap} --sharding {self.sharding} --prefetch {self.prefetch} --limit-all-gathers {self.rooms}",
+        wrap = "--wrap-halves" if self.wrap == "halves" else f"--wrap-blocks {self.wrap}"
+        options = [f"{wrap} --sharding {self.sharding} --prefetch {self.prefetch} --limit-all-gathers {self.rooms}",
                    f"--recompute {self.recompute}", *[f"--shard-group {self.group}"] * (self.sharding == "hybrid"),
                    *["--no-forward-prefetch"] * (self.forward == "no"), *[f"--cpu-offload {self.offload}"] * (self.offload != "no"),
                    *["--reduce-dtype model"] * (self.reduce == "model")]
@@ -68,11 +69,17 @@ WHOLE = [*settings("""
     * 4 1 full backward-pre yes 2 no none strict
       3 3 full backward-pre no 2 no block plain
       2 0 full backward-post yes 4 all none plain
-      2 2 grad-op backward-pre yes 2 optimizer none strict""", sampled)]
+      2 2 grad-op backward-pre yes 2 optimizer none strict
+    * 3 halves full backward-pre yes 2 no block strict
+      4 halves full backward-post yes 3 all block strict
+      2 halves full none no 2 optimizer none plain
+      3 halves grad-op backward-pre no 4 no none strict
+      1 halves none backward-post yes 2 no block plain""", sampled)]
 # 2 groups of 2 ranks, whose sums round differently from those of all 4 ranks.
 HYBRID = [*settings("""
     * 4 1 hybrid backward-pre yes 3 no block strict
       4 2 hybrid backward-post no 2 all none strict
+      4 halves hybrid backward-pre yes 4 no none plain
       4 0 hybrid none yes 2 no none plain
       4 3 hybrid none no 1 optimizer block plain""", rest)]
 # Groups of one rank or of all ranks: sums round as DDP's.
@@ -85,9 +92,11 @@ MICRO_BATCHES = [*settings("""
       4 3 hybrid backward-post no 2 all none plain
       3 1 full backward-pre no 2 no none strict
       3 0 grad-op none no 2 no none plain
+      3 halves full backward-pre yes 2 no none strict
       4 1 hybrid backward-pre no 2 no none strict""", sampled, micro=4)]
 IN_16_BITS = """
     * 3 2 full backward-pre yes 2 no none strict
+      4 halves full backward-pre yes 3 no block strict
       2 3 grad-op backward-post no 2 optimizer block plain
       4 0 none none no 2 no none plain"""
 REDUCED_IN_BF16 = [*settings(IN_16_BITS, rest, precision="bf16", reduce="model")]
@@ -153,23 +162,24 @@ def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(o
 ROOT, BLOCK = (384 + 16 + 2) * 16, 12 * 16 * 16 + 13 * 16
 
 
+ATTENTION = 4 * 16 * 16 + 6 * 16 # of a block, with its layernorm
+
+
 def shards(s):
-    """In how many parts a copy is cut, and the elements of a rank's shards: of the root's group, of the first of so many others, of all."""
+    """In how many parts a copy is cut, and the elements of a rank's shards: of each group, the root's first."""
     parts = {"none": 1, "hybrid": s.group}.get(s.sharding, s.ranks)
-    if s.wrap == 0:
-        whole = shard(ROOT + 5 * BLOCK, parts)
-        return parts, whole, 0, 0, whole
-    root, other, last = shard(ROOT, parts), shard(s.wrap * BLOCK, parts), shard(5 % s.wrap * BLOCK, parts)
-    return parts, root, other, -(-5 // s.wrap), root + 5 // s.wrap * other + last
+    if s.wrap == "halves": others = [ATTENTION, BLOCK - ATTENTION] * 5
+    else: others = [min(s.wrap, 5 - first) * BLOCK for first in range(0, 5, s.wrap)] if s.wrap else []
+    return parts, [shard(n, parts) for n in ([ROOT, *others] if s.wrap else [ROOT + 5 * BLOCK])]
 
 
 def expected_bytes(s):
     """Of each kind. Workspace, MPI's scratch and activations are DDP's, minus what is recomputed."""
-    X, R, (S, root, other, others, kept), ddp = s.gathered_bytes, s.reduced_bytes, shards(s), s.ddp().about["predicted_bytes"]
-    replicas = s.ranks // S
-    gathered = X * S * (root + (min(s.rooms, others) if s.reshards else others) * other)
+    X, R, (S, groups), ddp = s.gathered_bytes, s.reduced_bytes, shards(s), s.ddp().about["predicted_bytes"]
+    replicas, kept, others = s.ranks // S, sum(groups), groups[1:]
+    gathered = X * S * (groups[0] + min(s.rooms, len(others)) * max(others, default=0) if s.reshards else kept)
     if (S, X, s.offload) == (1, 4, "no"): gathered = 0 # a rank's shards are the whole parameters, and it computes with them
-    buckets = S * (root + min(2, others) * other) * (X + 4 if R > X else X)
+    buckets = S * sum(groups[:3]) * (X + 4 if R > X else X)
     communication = ddp["communication"] + gathered + buckets
     # Two more communicators, with scratch as large as the world's; only the world has the number of 64 bytes.
     if s.sharding == "hybrid": communication += ((S > 1) + (replicas > 1)) * (ddp["communication"] - 64)
@@ -186,8 +196,8 @@ def expected_bytes(s):
 def expected_sent(s):
     """Of A micro-batches A(3P - 2root) + root elements, (S-1)/S of them, in grad-op (A+1)P, and what replicas sum, 2P/S (R-1)/R; and three
     sums of a double."""
-    S, root, _, _, kept = shards(s)
-    replicas = s.ranks // S
+    S, groups = shards(s)
+    replicas, root, kept = s.ranks // S, groups[0], sum(groups)
     gathers = 2 * s.micro * (kept - root) + root if s.reshards else kept # of a shard: in both passes, or once a step
     state = s.ranks * (S - 1) * (gathers * s.gathered_bytes + s.micro * kept * s.reduced_bytes)
     state += 2 * S * (replicas - 1) * kept * s.reduced_bytes
@@ -204,15 +214,17 @@ def test_each_rank_holds_and_sends_what_the_formula_says(setting):
     assert re.search("^  bytes .*  as predicted$", run.out, re.M) and "than predicted" not in run.out # on every rank
 
 
-@pytest.mark.parametrize("wrap, groups", [rest(1, 5), (2, 3)], ids=["wrap_1", "wrap_2"])
-def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups):
+@pytest.mark.parametrize("wrap, groups, largest", [
+    rest("--wrap-blocks 1", 5, BLOCK), ("--wrap-blocks 2", 3, 2 * BLOCK), ("--wrap-halves --sharding hybrid --shard-group 2", 10, BLOCK - ATTENTION)],
+    ids=["wrap_1", "wrap_2", "halves"])
+def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups, largest):
     def peak(rooms, *options):
-        return trained("fsdp", SMALL, f"--batch-size 4 --steps 1 --wrap-blocks {wrap} --limit-all-gathers {rooms}", *options,
+        return trained("fsdp", SMALL, f"--batch-size 4 --steps 1 {wrap} --limit-all-gathers {rooms}", *options,
                        ranks=2).series("mem_peak_bytes")[-1]
 
-    first = peak(1, "--prefetch none --no-forward-prefetch")
-    for rooms in 2, groups, groups + 1: # one more than there are groups besides the root's adds nothing
-        assert peak(rooms) == first + (min(rooms, groups) - 1) * 4 * 2 * shard(wrap * BLOCK, 2)
+    first = peak(2, "--prefetch none --no-forward-prefetch")
+    for rooms in 2, 3, groups, groups + 1: # one more than there are groups besides the root's adds nothing
+        assert peak(rooms) == first + (min(rooms, groups) - 2) * 4 * 2 * shard(largest, 2)
 
 
 # Each way a step's copies take turns: to the host reduced gradients, from it the shards that are gathered, or afterwards the new weights.
@@ -229,18 +241,21 @@ def test_a_step_takes_as_long_as_copies_need_on_an_emulated_link_to_the_host_and
 
 # ---- when gathers are issued ----
 # Operations are numbered in the order of issue. G: a gather, R: a reduction of the backward pass. Blocks 0 and 1, 2 and 3, and 4 are a
-# group each, the root is another, which is gathered in the previous step's update, and in this step's update for the next step.
+# group each, the root is another, which is gathered in the previous step's update, and in this step's update for the next step. So an
+# order has the last update and the forward pass, the backward pass, and the update.
 @pytest.mark.parametrize("options, order, gathers", [
     # A group is gathered before any gradient of the one before it is reduced, during the backward pass of that one's last block,
-    ("", "GGRGRRR", {"backward": [0, 0, 0, 1, 1], "forward": [1, 0, 1, None, 0]}),
+    ("", "GGGG GGRGRRR G", {"backward": [0, 0, 0, 1, 1], "forward": [1, 0, 1, None, 0]}),
     # once all gradients are there, before they are reduced: during the backward pass of the same group's first block,
-    ("--prefetch backward-post", "GGRGRRR", {"backward": [0, 0, 1, 0, 2]}),
+    ("--prefetch backward-post", "GGGG GGRGRRR G", {"backward": [0, 0, 1, 0, 2]}),
     # after all reductions, during its own pass,
-    ("--prefetch none --no-forward-prefetch", "GRGRGRR", {"backward": [None, 1, 0, 1, 1], "forward": [1, 0, 1, None, 1]}),
+    ("--prefetch none --no-forward-prefetch", "GGGG GRGRGRR G", {"backward": [None, 1, 0, 1, 1], "forward": [1, 0, 1, None, 1]}),
     # or two groups ahead.
-    ("--limit-all-gathers 3", "GGGRRRR", {"forward": [1, None, 0, None, 0]}),
-    ("--model d3 --wrap-blocks 1", "GGRGRRR", {"backward": [0, 1, 1], "forward": [1, 1, 0]})],
-    ids=["backward-pre", "backward-post", "no_prefetch", "3_rooms", "single_blocks"])
+    ("--limit-all-gathers 3", "GGGG GGGRRRR G", {"forward": [1, None, 0, None, 0]}),
+    ("--model d3 --wrap-blocks 1", "GGGG GGRGRRR G", {"backward": [0, 1, 1], "forward": [1, 1, 0]}),
+    # A block's attention is gathered while its MLP is differentiated, and so on.
+    ("--model d2 --wrap-blocks 1 --wrap-halves", "GGGGG GGRGRGRRR G", {"backward": [1, 2], "forward": [2, 1]})],
+    ids=["backward-pre", "backward-post", "no_prefetch", "3_rooms", "single_blocks", "halves"])
 def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_path):
     trace = tmp_path / "trace.json"
     trained("fsdp", SMALL, "--batch-size 4 --wrap-blocks 2 --steps 2", options, ["--trace", trace], ranks=2)
@@ -249,7 +264,7 @@ def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_pat
     for rank in 0, 1:
         mine = [(part, kind) for q, part, kind, _ in issued if q == rank]
         kinds = {"all-gather": "G", "reduce-scatter": "R"}
-        assert "".join(kinds.get(kind, "") for _, kind in mine) == "GGGG" + order + "G", issued
+        assert "".join(kinds.get(kind, "") for _, kind in mine) == order.replace(" ", ""), issued
         for part, numbers in gathers.items():
             for block, number in enumerate(numbers):
                 found = mine.count((f"{part}, block {block}", "all-gather"))

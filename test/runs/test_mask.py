@@ -27,7 +27,8 @@ def masked(stage, ranks, *options, **settings):
     rest("tp", 4, "--batch-size 8 --tensor-parallel 2"), rest("tp", 2, "--batch-size 16 --tensor-parallel 2 --sequence-parallel"),
     rest("pp", 4, "--batch-size 4 --pipeline-parallel 2"),
     rest("3d", 4, "--batch-size 8 --mesh dp=2,tp=2"), rest("3d", 4, "--batch-size 4 --mesh dp=2,pp=2"),
-    rest("compress", 4, "--batch-size 4 --compress none")])
+    rest("compress", 4, "--batch-size 4 --compress none"), ("cp", 4, "--batch-size 16 --cp ring --cp-balance zigzag"),
+    rest("cp", 4, "--batch-size 8 --context-parallel 2 --cp allgather"), rest("cp", 2, "--batch-size 16 --cp ulysses --ddp naive")])
 def test_masked_runs_have_the_losses_norms_and_weights_of_pytorchs_ignore_index(stage, ranks, options):
     run = masked(stage, ranks, options)
     for field in "loss", "grad_norm", "param_norm":

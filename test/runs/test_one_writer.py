@@ -12,7 +12,7 @@ SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-
 STAGES = { # the stage, its options
     "single": ("single", ""), "ddp": ("ddp", ""), "zero3": ("zero", "--zero-stage 3"), "sharded": ("fsdp", "--checkpoint sharded"),
     "mesh": ("tp", "--tensor-parallel 2"), "stages": ("pp", "--pipeline-parallel 2"), "axes": ("3d", "--mesh dp=2,tp=2 --zero-stage 1"),
-    "compressed": ("compress", "--compress int8 --error-feedback")}
+    "sequences": ("cp", "--context-parallel 2 --cp ring"), "compressed": ("compress", "--compress int8 --error-feedback")}
 HOST, WAITS = socket.gethostname(), "waiting    up to"
 
 
@@ -85,33 +85,24 @@ def assert_continues(folder, name, ranks=None):
     return run
 
 
-def test_other_runs_wait_and_name_the_first_which_goes_on_saving(tmp_path):
-    """Both wait at the same time."""
-    with first(tmp_path, "single") as (folder, run, _):
-        stop(run.pid) # it needs no time meanwhile
+@pytest.mark.parametrize("name, ranks, more", [("single", None, ["--resume", "--steps 5"]), rest("zero3", 4, ["--resume"])], ids=["runs", "ranks"])
+def test_others_wait_and_each_names_the_first_which_goes_on_to_the_bit(name, ranks, more, tmp_path):
+    """They wait at the same time."""
+    with first(tmp_path, name, ranks) as (folder, run, pids):
+        if not ranks: stop(run.pid) # it needs no time meanwhile
         with ThreadPoolExecutor() as threads:
-            others = list(threads.map(lambda more: second(folder, "single", None, more), ["--resume", "--steps 5"]))
+            others = list(threads.map(lambda options: second(folder, name, ranks, options), more))
         os.kill(run.pid, signal.SIGCONT)
-        for other in others: assert_waited(other, None, f"{whose(folder, run.pid)}; wait until it has ended")
-        step = newest(folder)
-        until(lambda: newest(folder) > step)
-        assert run.poll() is None and not re.search("error:|warning:", (tmp_path / "first.log").read_text())
-    assert WAITS not in assert_continues(folder, "single").out
-
-
-@pytest.mark.rest
-def test_other_ranks_wait_and_each_names_the_first_which_goes_on_to_the_bit(tmp_path):
-    with first(tmp_path, "zero3", 4) as (folder, run, pids):
-        assert_waited(second(folder, "zero3", 4, "--resume"), 4, f"{whose(folder, pids[0])}; wait until it has ended")
+        for other in others: assert_waited(other, ranks, f"{whose(folder, pids[0] if ranks else run.pid)}; wait until it has ended")
         step = newest(folder)
         until(lambda: newest(folder) > step)
         assert run.poll() is None and not re.search("error:|warning:", (tmp_path / "first.log").read_text())
         kill(run)
         await_end(pids)
-        more = assert_continues(folder, "zero3", 4)
-    assert WAITS not in more.out
+        run = assert_continues(folder, name, ranks)
+    assert WAITS not in run.out
     assert not re.search("cannot be|is not there", (tmp_path / "first.log").read_text()) # said by ranks that lived on
-    assert_same(trained("zero", *options("zero3", 4), "--save-every 0 --steps", newest(folder), ranks=4), more)
+    assert_same(trained(STAGES[name][0], *options(name, ranks), "--save-every 0 --steps", newest(folder), ranks=ranks), run)
 
 
 def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):

@@ -38,7 +38,7 @@ ROWS = """
     rest 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --cpu-offload all --checkpoint sharded --prefetch backward-post
     sampled-strict 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch --recompute block
     sampled 2 fsdp --sharding none --limit-all-gathers 3
-    rest 3 fsdp.bf16 --cpu-offload optimizer --reduce-dtype model --wrap-blocks 2
+    rest 3 fsdp.bf16 --cpu-offload optimizer --reduce-dtype model --wrap-halves
     sampled-LEAKS 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
     rest 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1
     sampled 4 tp --heads 4 --total-batch-size 64 --recompute block --no-overlap
@@ -53,6 +53,10 @@ ROWS = """
     sampled 4 3d --mesh pp=2,dp=2 --layers 4 --schedule interleaved --recompute block
     sampled 4 3d --mesh tp=2,pp=2 --total-batch-size 128 --split 3,0 --sequence-parallel --keep-gathered --no-overlap --deterministic
     sampled 1 3d --zero-stage 1
+    sampled-LEAKS 2 cp --cp ulysses --check-every 1
+    rest 4 cp --context-parallel 2 --cp ring --cp-balance zigzag --check-every 1
+    sampled-strict 4 cp --cp ring --recompute block --deterministic
+    sampled 2 cp --cp allgather --cp-balance zigzag
     sampled-LEAKS 3 compress --compress int8 --error-feedback --measure-error 2 --check-every 1
     sampled 2 compress --compress fp16 --error-feedback
     sampled-strict 2 compress --compress top-k --error-feedback
@@ -84,7 +88,7 @@ def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, stage,
 @pytest.mark.parametrize("stage, ranks, options, pattern", [
     ("ddp", 2, "--memory-limit 0.0001", "out of memory"), rest("fsdp", 2, "--memory-limit 0.0001 --cpu-offload all", "out of memory"),
     ("ddp", 2, "--init-from test/reference/nothing", "nothing"), rest("zero", 2, "--zero-stage 4", "--zero-stage"),
-    rest("pp", 2, "--split 4,4", "--split"), rest("3d", 2, "--mesh dp=3", "--mesh"),
+    rest("pp", 2, "--split 4,4", "--split"), rest("3d", 2, "--mesh dp=3", "--mesh"), rest("cp", 2, "--cp ring --seq-len 15", "--seq-len"),
     rest("ddp", 2, "--fault 1:2:bitflip --check-every 1", "differ")])
 def test_no_sanitizer_finds_anything_in_a_run_that_is_refused(stage, ranks, options, pattern):
     assert_refused(clean(command([program(f"train_gpt2_{stage}", debug=True)], SMALL, "--steps 3 --out=", options, ranks=ranks)), pattern)

@@ -21,6 +21,7 @@ ROWS = """
     shards 4 zero --zero-stage 2
     shards 4 zero --zero-stage 3 --recompute block
     shards 4 fsdp --sharding full --wrap-blocks 2
+    shards 4 fsdp --wrap-halves --limit-all-gathers 3 --recompute block
     none 4 fsdp --sharding none
     none 4 fsdp --sharding none --cpu-offload optimizer
     hybrid 4 fsdp --sharding hybrid --shard-group 2
@@ -37,6 +38,12 @@ ROWS = """
     mesh 4 3d --mesh tp=2,pp=2 --schedule gpipe --recompute block
     spread 4 3d --mesh dp=2,tp=2 --zero-stage 1 --sequence-parallel
     spread 4 3d --mesh dp=2,tp=2 --sequence-parallel --zero-stage 1 --keep-gathered --recompute block
+    *ring 4 cp --cp ring --cp-balance zigzag
+    ring 4 cp --cp ring --cp-balance zigzag --ddp naive --recompute block
+    gathered 4 cp --context-parallel 2 --cp allgather
+    gathered 4 cp --context-parallel 2 --cp ring --bucket-mb 0.001 --recompute block
+    heads 2 cp --cp ulysses
+    heads 2 cp --cp ulysses --ddp naive --recompute block
     bits 3 compress --compress int8 --error-feedback
     signs 2 compress --compress sign --error-feedback
     signs 2 compress --compress sign --error-feedback --bucket-mb 0.001 --recompute block

@@ -44,6 +44,12 @@ def test_every_mesh_has_the_bits_of_its_parts(precision, mesh, options, rows, mi
     assert_same(in_parts(mesh, rows=rows, micro=micro, precision=precision), tp(mesh, options, micro=micro, precision=precision, strict=strict))
 
 
+@pytest.mark.parametrize("stage", ["tp", rest("3d")])
+def test_one_row_on_one_rank_trains_as_on_one_device(stage):
+    one_row = f"{SMALL} --seq-len 1 --batch-size 1 --total-batch-size 0"
+    assert_same(trained("single", one_row), trained(stage, one_row, SEQUENCE, ranks=1))
+
+
 # The comparisons to the bit see where a sum was cut, and in which order its terms were added.
 @pytest.mark.parametrize("precision", ["fp32", rest("bf16")])
 def test_sums_in_other_parts_have_other_bits(precision):

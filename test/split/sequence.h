@@ -51,9 +51,7 @@ static inline void sequence_layernorm_backward(floatX* dinp, floatX* dw, floatX*
 static inline void sequence_sum(SplitGradient g, int outer, int inner) {
     size_t C = g.n;
     floatX* sums = (floatX*)split_alloc((size_t)outer * C * sizeof(floatX));
-    for (int i = 0; i < outer; i++) {
-        split_sum(sums + (size_t)i * C, g.apart + (size_t)(i * inner) * C, inner, C);
-    }
+    for (int i = 0; i < outer; i++) split_sum(sums + (size_t)i * C, g.apart + (size_t)(i * inner) * C, inner, C);
     split_sum(g.stages, sums, outer, C);
     split_free(sums);
 }

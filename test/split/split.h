@@ -64,13 +64,12 @@ static inline size_t split_elements(SplitCut c) { return (size_t)c.rows * c.cols
 // part = its elements, of `size` bytes, of whole; or the other way round
 static inline void split_move(void* part, void* whole, SplitCut c, size_t size, bool into_whole) {
     size_t group = c.cols / (size_t)c.groups, share = group / (size_t)c.t;
-    for (int r = 0; r < c.rows; r++) {
+    for (int r = 0; r < c.rows; r++)
         for (int k = 0; k < c.groups; k++) {
             char* p = (char*)part + ((size_t)r * (size_t)c.groups + (size_t)k) * share * size;
             char* w = (char*)whole + ((size_t)r * c.cols + (size_t)k * group + (size_t)c.q * share) * size;
             device_copy(into_whole ? w : p, into_whole ? p : w, share * size);
         }
-    }
 }
 static inline void split_put(floatX* part, floatX* whole, SplitCut c) { split_move(part, whole, c, sizeof(floatX), true); }
 

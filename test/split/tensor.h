@@ -52,19 +52,6 @@ static inline SplitCut tensor_weight_cut(int C, int OC, int t, int q) { // of w 
 }
 
 // ---- linear layers: each as in layers.h ----
-// out = the sum of the parts' products of their columns of inp
-static inline void tensor_row_parallel(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    int t = TENSOR_PARTS;
-    size_t n = (size_t)N * OC;
-    floatX* terms = tensor_room(ROOM_TERMS, t * n);
-    for (int q = 0; q < t; q++) {
-        const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
-        const floatX* part_inp = tensor_take(ROOM_INPUT, inp, split_columns(N, C, 1, t, q));
-        const floatX* part_bias = q == 0 ? bias : NULL;
-        matmul_forward(terms + q * n, part_inp, part_w, part_bias, N, C / t, OC);
-    }
-    split_sum(out, terms, t, n);
-}
 // column parallel: each part makes its columns of out, and of pre; NULL: without gelu
 static inline void tensor_matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias,
                                               int N, int C, int OC) {
@@ -81,9 +68,18 @@ static inline void tensor_matmul_gelu_forward(floatX* out, floatX* pre, const fl
         if (pre != NULL) split_put(part_pre, pre, cut);
     }
 }
+// row parallel: out is the sum of the parts' products of their columns of inp
 static inline void tensor_matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    if (tensor_cuts_inputs()) tensor_row_parallel(out, inp, w, bias, N, C, OC);
-    else tensor_matmul_gelu_forward(out, NULL, inp, w, bias, N, C, OC);
+    if (!tensor_cuts_inputs()) { tensor_matmul_gelu_forward(out, NULL, inp, w, bias, N, C, OC); return; }
+    int t = TENSOR_PARTS;
+    size_t n = (size_t)N * OC;
+    floatX* terms = tensor_room(ROOM_TERMS, t * n);
+    for (int q = 0; q < t; q++) {
+        const floatX* part_w = tensor_take(ROOM_WEIGHT, w, tensor_weight_cut(C, OC, t, q));
+        const floatX* part_inp = tensor_take(ROOM_INPUT, inp, split_columns(N, C, 1, t, q));
+        matmul_forward(terms + q * n, part_inp, part_w, q == 0 ? bias : NULL, N, C / t, OC);
+    }
+    split_sum(out, terms, t, n);
 }
 
 // row parallel: each part makes its columns of dinp; pre NULL: without gelu'
@@ -100,8 +96,9 @@ static inline void tensor_matmul_gelu_backward_input(floatX* dinp, const floatX*
         split_put(part_dinp, dinp, cut);
     }
 }
-// dinp = the sum of the parts' products of their columns of dout
-static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+// column parallel: dinp is the sum of the parts' products of their columns of dout
+static inline void tensor_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
+    if (tensor_cuts_inputs()) { tensor_matmul_gelu_backward_input(dinp, dout, w, NULL, N, C, OC); return; }
     int t = TENSOR_PARTS;
     size_t n = (size_t)N * C;
     floatX* terms = tensor_room(ROOM_TERMS, t * n);
@@ -111,10 +108,6 @@ static inline void tensor_column_parallel_backward(floatX* dinp, const floatX* d
         matmul_backward_input(terms + q * n, part_dout, part_w, N, C, OC / t);
     }
     split_sum(dinp, terms, t, n);
-}
-static inline void tensor_matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    if (tensor_cuts_inputs()) tensor_matmul_gelu_backward_input(dinp, dout, w, NULL, N, C, OC);
-    else tensor_column_parallel_backward(dinp, dout, w, N, C, OC);
 }
 // Each part makes its share of dw. Where that is cut by columns, dbias is the same on all ranks, and part 0 makes it here.
 static inline void tensor_matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp,

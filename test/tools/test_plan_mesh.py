@@ -33,6 +33,7 @@ def test_gpt2s_shapes_are_the_programs(name):
 @pytest.mark.parametrize("name, parameters, times, multiple", [
     # two embeddings of 128256 x 4096, 32 blocks of 2 x 4096^2 + 2 x 4096 x 1024 + 3 x 4096 x 14336 + 2 x 4096, a norm of 4096; the
     # widths of torchtitan's rule: 8/3 C, times 1.3 or 1.2, in multiples of 1024 or 4096
+    ("llama2-7b", 6738415616, 1, 256), # 32000 tokens, a head of keys and values for each of queries
     ("llama3-8b", 8030261248, 1.3, 1024), ("llama3-70b", 70553706496, 1.3, 4096), ("llama3-405b", 405853388800, 1.2, 4096)])
 def test_llamas_parameters_can_be_counted(name, parameters, times, multiple):
     s = SHAPES[name]
@@ -131,6 +132,21 @@ def test_groups_of_a_mesh():
     assert wide.group(16, 1).nodes == 2 and wide.collective(16, 1, False, 1e8) > wide.collective(8, 1, False, 1e8)
 
 
+@pytest.mark.parametrize("T, ring, waits", [(2048, True, True), (262144, True, False), (262144, False, True)])
+def test_ranks_that_share_sequences(T, ring, waits):
+    p = mesh_of("llama3-8b", "h100", 2, 2, 1, 1, 8, 1, cp=4)._replace(T=T)
+    p, alone = p._replace(program=p.program._replace(ring=ring)), p._replace(cp=1, dp=8)
+    nbytes, hop = 2 * T / 4 * 2 * 1024 / 2, 2 * T / 4 * 2 * 1024 / 2 / 450e9 + 10e-6 # K and V of 1024 channels, of which a rank has half
+    part = 2 * 4096 * T * T / 4 / 2 / (989e12 * 0.62) / 4
+    exposed = 3 * 3 * max(0, hop - part) if ring else 3 * p.collective(4, 2, False, 4 * nbytes)
+    assert p.ranks == alone.ranks == 16 and p.context_waits() == near(exposed) and (exposed > 0) == waits
+    assert p._replace(kept=INPUTS).context_waits() == near(4 / 3 * exposed)
+    assert p.bytes()[:3] == near(alone.bytes()[:3]) and p.bytes().activations == near(alone.bytes().activations / 4) # states are sharded alike
+    assert p.step().compute == near(alone.step().compute) # four times the micro-batches of a quarter
+    assert p.error() is None and p._replace(T=T + 2).error() == "sequences do not divide"
+    assert p._replace(tp=8, dp=1).link(8, 4) == 50e9 and p.link(2, 4) == 450e9 # of a node's 8 interfaces
+
+
 @pytest.mark.parametrize("shape, dp, tp, pp, zero, chunks, batch, error", [
     ("gpt2", 1, 8, 1, 0, 1, 8, "heads do not divide"), ("llama3-8b", 1, 16, 1, 0, 1, 16, "heads do not divide"), # 8 of keys and values
     ("gpt2", 3, 1, 1, 0, 1, 8, "the batch does not divide"), ("gpt2", 1, 1, 13, 0, 1, 8, "there are fewer blocks than stages"),
@@ -158,7 +174,7 @@ def published(source, model, kind, gpus=8):
 
 
 def test_published_rows_are_possible():
-    assert len(ROWS) == 200
+    assert len(ROWS) == 221
     for r in ROWS:
         assert (r.value > 0 or r.kind == "fits") and (r.gpu in GPUS or r.gpu in ("v100-32", "h100-96"))
         if r.source.startswith("ZERO"): continue
@@ -211,7 +227,7 @@ def test_rows_that_are_none_are_refused(text, finding, tmp_path, capsys):
     ("ZERO1", False, False, 54, 0.025), ("ZERO2", False, False, 20, 0.025), ("LLMC", False, False, 4, 0.012), ("TITAN", False, False, 4, 0.14),
     ("MEG1", False, False, 10, 0.03), ("MEG1", True, False, 10, 0.13), ("MEG2", True, False, 6, 0.10), ("KOR4", True, False, 10, 0.05),
     ("KOR5", True, False, 14, 0.12), ("LLMC", True, False, 6, 0.06), ("FSDP", True, True, 3, 0.22), ("TITAN", True, True, 4, 0.25),
-    ("TITANTP", True, True, 4, 0.37), ("MEG2", True, True, 6, 0.28)])
+    ("NEMO", True, False, 15, 0.07), ("LLAMA", True, False, 6, 0.11), ("TITANTP", True, True, 4, 0.37), ("MEG2", True, True, 6, 0.28)])
 def test_published_bytes_and_times(source, times, sharded, n, most):
     rows = [r for r in ROWS if r.source == source and (r.kind in TIMES) == times and (times and r.zero == 3) == sharded]
     found = offs([(r, predict(r, 2e9)) for r in rows], {r.kind for r in rows})

@@ -21,7 +21,7 @@ def copy(tmp_path):
 
 
 def notes(folder, start=command):
-    return start([sys.executable, "dev/site/notes.py"], cwd=folder)
+    return start([sys.executable, "dev/site/stages.py"], cwd=folder)
 
 
 def test_every_hunk_of_two_neighbouring_stages_has_a_note_and_every_note_a_hunk():
@@ -33,7 +33,7 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
 
 @pytest.mark.parametrize("file, change, says", [
     ("test/stages.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1), "zero: no note for unit_release, which differs from ddp"),
-    ("test/stages.toml", lambda x: x + 'no_function = "Text."\n', "compress: there is no difference in 'no_function'"),
+    ("test/stages.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
     ("test/stages.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
     ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for gpt2_forward, which differs from ddp")],
     ids=["no_note", "no_difference", "no_section", "new_hunk"])

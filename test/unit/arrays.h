@@ -1,7 +1,5 @@
-/*
-arrays.h - for the tests of layers, which begin with a device and without shapes: arrays that live until their test ends, random numbers
-for them, comparisons within a tolerance.
-*/
+// arrays.h - for the tests of layers, which begin with a device and without shapes: arrays that live until their test ends, random
+// numbers for them, comparisons within a tolerance.
 #ifndef TEST_ARRAYS_H
 #define TEST_ARRAYS_H
 #include "../../llmc/base/rng.h"

@@ -1,7 +1,5 @@
-/*
-claims.h - tests that register themselves. A test is named as the claim it makes: CLAIM(the_sum_is_that_of_all_ranks) { ... }.
-unit.h runs claims under cmocka; programs that cannot have it, on GPUs or of several ranks, run them by themselves.
-*/
+// claims.h - tests that register themselves. A test is named as the claim it makes: CLAIM(the_sum_is_that_of_all_ranks) { ... }.
+// unit.h runs claims under cmocka; programs that cannot have it, on GPUs or of several ranks, run them by themselves.
 #ifndef TEST_CLAIMS_H
 #define TEST_CLAIMS_H
 #include <fnmatch.h>

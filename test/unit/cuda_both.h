@@ -154,8 +154,7 @@ static inline void free_all(void) {
     next_stream = 0;
     arrays = 0;
 }
-// Frees all arrays, and prepares both sides for these shapes. The device's workspace holds NaN and is no larger than its layers
-// ask for.
+// Frees all arrays, and prepares both sides for these shapes. The device's workspace holds NaN, and no more than is asked for.
 static inline void start_both(LayerShapes s, size_t workspace_bytes) {
     free_all();
     cpu::layers_init(s);
@@ -229,11 +228,11 @@ static void on_both(const char* what, void (*cpus)(P...), void (*gpus)(P...), C 
     }, std::tuple_cat(written<P>(arguments)...));
 }
 inline constexpr auto not_compared = [](const char*, const auto&) {};
-#define BOTH(f, ...) on_both(#f, cpu::f, f, not_compared, __VA_ARGS__)
+#define ON_BOTH(compare, f, ...) on_both(#f, cpu::f, f, compare, __VA_ARGS__)
+#define BOTH(f, ...) ON_BOTH(not_compared, f, __VA_ARGS__)
 #define NEAR(roundings, f, ...) \
-    on_both(#f, cpu::f, f, [&](const char* what, const auto& output) { expect_near(what, output, roundings); }, __VA_ARGS__)
-#define SAME_BITS(f, ...) \
-    on_both(#f, cpu::f, f, [](const char* what, const auto& output) { expect_cpus_bits(what, output); }, __VA_ARGS__)
+    ON_BOTH([&](const char* what, const auto& output) { expect_near(what, output, roundings); }, f, __VA_ARGS__)
+#define SAME_BITS(f, ...) ON_BOTH([](const char* what, const auto& output) { expect_cpus_bits(what, output); }, f, __VA_ARGS__)
 
 // ---- tests ----
 // TEST(a_claim) { ... } is run by main(), in the order of the file. -DONLY='",a_claim,another,"' leaves other tests out of the

@@ -118,8 +118,7 @@ static const CheckpointRange good_ranges[] = { { 0, 0, 2 }, { 0, 2, 131 }, { 1, 
 enum { RANGES = sizeof good_ranges / sizeof good_ranges[0], SHARD_SIZE = 1 << 13 };
 static char good_index[1 << 12];
 
-// Writes a shard with these ranges into text (SHARD_SIZE), beginning with 'p'; returns its size. *weight_map: gets names and
-// "a"; the caller frees it.
+// Writes a shard with these ranges into text (SHARD_SIZE), after a 'p'; returns its size. *weight_map: names and "a", owned.
 static size_t make_shard(const CheckpointRange ranges[RANGES], char* text, json_t** weight_map) {
     SafeTensors shard;
     memset(&shard, 0, sizeof shard);

@@ -1,5 +1,4 @@
-// fuzz_tokens.c - tests the reader of token files with hostile files. Input: a byte that says how, then either the file itself,
-// or values of its header (the rest is zeros) and its data.
+// fuzz_tokens.c - hostile token files. Input: a byte that says how, then the file itself, or a header's values and its data.
 #include "fuzz.h"
 #include "../../llmc/data/tokens.h"
 

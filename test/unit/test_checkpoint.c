@@ -1,8 +1,6 @@
-/*
-test_checkpoint.c - a checkpoint is read back as it was saved, in one file or in shards, and any change to it is noticed; a crash or a full
-disk leaves the last good one. (test_param_ranges.c: it has the same bytes whichever ranks wrote it.)
-Whatever may leave a folder half-written runs in a child process.
-*/
+// test_checkpoint.c - a checkpoint is read back as it was saved, in one file or in shards, and any change to it is noticed; a crash
+// or a full disk leaves the last good one. (test_param_ranges.c: it has the same bytes whichever ranks wrote it.) Whatever may
+// leave a folder half-written runs in a child process.
 #include "../../llmc/base/common.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -57,11 +55,7 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
     checkpoint_write_unit(w, part, u, begin, end, host);
 }
 
-// shards: the number of writers that each have a file; 0: a full checkpoint.
-typedef struct { long long step, keep; DType dtype; int shards; } Save;
-
-// The ranges of shard `shard` of `shards`: a slice of each unit that may end within a tensor. The last one has the padding; of
-// more than 20 some have nothing.
+// The ranges of shard `shard` of `shards`: a slice of each unit, which may end within a tensor. Of more than 20 some are empty.
 enum { UNITS = 3 };
 static void ranges_of(int shard, int shards, CheckpointRange ranges[UNITS]) {
     size_t slice = (size_t)shard, slices = size_min((size_t)shards, 20);
@@ -83,27 +77,26 @@ static void write_ranges(CheckpointWriter* w, const CheckpointRange ranges[UNITS
         }
 }
 
-static void save(const Save* save) {
-    TrainState s = state_at(save->step, save->dtype);
+// shards: the number of writers that each have a file; 0: a full checkpoint.
+static void save(long long step, long long keep, DType dtype, int shards) {
+    TrainState s = state_at(step, dtype);
     CheckpointRange ranges[UNITS];
     CheckpointWriter first, w;
-    if (save->shards == 0) checkpoint_begin(&first, out, &s);
+    if (shards == 0) checkpoint_begin(&first, out, &s);
     else checkpoint_begin_sharded(out, &s);
-    for (int shard = 0, shards = save->shards ? save->shards : 1; shard < shards; shard++) {
+    for (int shard = 0, writers = shards ? shards : 1; shard < writers; shard++) {
         CheckpointWriter* writer = shard == 0 ? &first : &w;
-        ranges_of(shard, shards, ranges);
-        if (save->shards > 0) checkpoint_attach_shard(writer, out, &s, shard, shards, ranges, UNITS);
+        ranges_of(shard, writers, ranges);
+        if (shards > 0) checkpoint_attach_shard(writer, out, &s, shard, shards, ranges, UNITS);
         write_ranges(writer, ranges);
         if (shard == 0) continue;
         checkpoint_detach(&w);
         checkpoint_sums_add(&first.sums, &w.sums);
     }
-    ranks_checkpoint_commit(&first, save->keep);
+    ranks_checkpoint_commit(&first, keep);
 }
-
 static void save_in_shards(long long step, long long keep, DType dtype, int shards) {
-    Save s = { step, keep, dtype, shards };
-    expect_output("", save(&s));
+    expect_output("", save(step, keep, dtype, shards));
 }
 static void save_step(long long step, long long keep, DType dtype) { save_in_shards(step, keep, dtype, 0); }
 
@@ -150,21 +143,20 @@ static void replace_step_2(const char* name, const char* text, size_t n) {
 }
 
 // ---- round trips ----
-static void what_is_saved_comes_back_for(DType d, int shards) {
-    save_in_shards(2, 0, d, shards);
-    FREED_BY(checkpoint_close) CheckpointReader r;
-    checkpoint_open(&r, step_2);
-    assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
-    TrainState expected = state_at(2, d);
-    expected.shards = shards;
-    expected.options = r.state.options;
-    assert_memory_equal(&r.state, &expected, sizeof expected);
-    assert_int_equal(count_wrong(&r), 0);
-    for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.sums.elements[part], gpt2_num_parameters(config));
-}
 TEST(what_is_saved_comes_back_without_the_padding) {
     static const int shard_counts[] = { 7, 3, 2, 1, 0 };
-    for (int k = 0; k < 5; k++) for (DType d = DTYPE_F32; d <= DTYPE_F16; d++) what_is_saved_comes_back_for(d, shard_counts[k]);
+    for (int k = 0; k < 5; k++) for (DType d = DTYPE_F32; d <= DTYPE_F16; d++) {
+        save_in_shards(2, 0, d, shard_counts[k]);
+        FREED_BY(checkpoint_close) CheckpointReader r;
+        checkpoint_open(&r, step_2);
+        assert_string_equal(r.state.options, "{\"lr\":0.10000000000000001,\"model\":\"d2\"}");
+        TrainState expected = state_at(2, d);
+        expected.shards = shard_counts[k];
+        expected.options = r.state.options;
+        assert_memory_equal(&r.state, &expected, sizeof expected);
+        assert_int_equal(count_wrong(&r), 0);
+        for (int part = 0; part < CHECKPOINT_PARTS; part++) assert_int_equal(r.sums.elements[part], gpt2_num_parameters(config));
+    }
     FREED_BY(safetensors_close) SafeTensors s;
     safetensors_open(&s, in_step_2("model.safetensors"), "");
     const SafeTensor* wte = safetensors_find(&s, "wte");
@@ -183,17 +175,14 @@ static void assert_entries(const char* expected) {
     assert_string_equal(names, expected);
 }
 
-static void save_weights(const char* path) {
-    TrainState s = state_at(1, DTYPE_F32);
-    s.has_optimizer = false;
-    CheckpointWriter w;
-    checkpoint_begin_at(&w, path, &s);
-    for (int u = 0; u <= config.L; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
-    checkpoint_commit(&w, 1);
-}
 TEST(weights_at_a_path_of_their_own_remove_no_steps_and_resume_no_run) {
+    TrainState weights = state_at(1, DTYPE_F32);
+    CheckpointWriter w;
+    weights.has_optimizer = false;
     save_step(3, 0, DTYPE_F32);
-    expect_success(save_weights(in_out("imported/")));
+    expect_success(checkpoint_begin_at(&w, in_out("imported/"), &weights);
+                   for (int u = 0; u <= config.L; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
+                   checkpoint_commit(&w, 1));
     expect_no_load(in_out("imported"), "imported", "holds weights only", "--init-from");
     assert_entries("imported step_00000003");
 }
@@ -230,45 +219,34 @@ TEST(folders_that_are_not_ours_stay) {
 }
 
 // ---- damage ----
-static size_t file_size(const char* path) {
-    struct stat info;
-    assert_int_equal(stat(path, &info), 0);
-    return (size_t)info.st_size;
+// Flips one bit of a file of step 2, whose n bytes these are; doing it again undoes it.
+static void flip_bit(const char* file, char* bytes, size_t n, size_t place, int bit) {
+    bytes[place] = (char)(bytes[place] ^ (1 << bit));
+    replace_step_2(file, bytes, n);
 }
-
-// Flips one bit of the byte at `place`; doing it again undoes it.
-static void flip_bit(const char* path, size_t place, int bit) {
-    int fd = open(path, O_RDWR);
-    assert_true(fd >= 0);
-    unsigned char byte;
-    assert_true(pread_all(fd, &byte, 1, place));
-    byte = (unsigned char)(byte ^ (1 << bit));
-    assert_true(pwrite_all(fd, &byte, 1, place));
-    close(fd);
-}
-
 // Flips `flips` bits of each file of step 2, one at a time. In files from `first_tensors` on the last byte belongs to a value.
 static void flipped_bits_are_noticed(const char* const* files, int count, int first_tensors, size_t flips, int shards) {
     save_in_shards(2, 0, DTYPE_F16, shards);
     save_step(1, 0, DTYPE_F16);
     for (int f = 0; f < count; f++) {
-        const char* path = in_step_2(files[f]);
-        size_t size = file_size(path), stride = size / flips;
+        size_t size;
+        FREED char* bytes = read_step_2(files[f], &size);
+        size_t stride = size / flips;
         for (size_t k = 0; k < size; k += k < 8 ? 1 : stride) { // all of the header's length, then here and there
             size_t place = k < 8 ? k : k + philox(3, (uint64_t)f, k).x[0] % size_min(stride, size - k);
             int bit = (int)(philox(4, (uint64_t)f, k).x[0] % 8);
-            flip_bit(path, place, bit);
+            flip_bit(files[f], bytes, size, place, bit);
             FREED_BY(child_free) Child c = child_does(load(step_2));
             bool noticed = c.status == 1 && strstr(c.err, step_2) != NULL;
             if (!noticed) fail_msg("%s: bit %d of byte %zu: status %d: %s", files[f], bit, place, c.status, c.err);
-            flip_bit(path, place, bit);
+            flip_bit(files[f], bytes, size, place, bit);
         }
         if (f < first_tensors) continue;
-        flip_bit(path, size - 1, 0);
+        flip_bit(files[f], bytes, size, size - 1, 0);
         char start[6]; // of the name, because a checksum is over all shards
         snprintf(start, sizeof start, "%s", files[f]);
         expect_no_load(step_2, in_step_2(shards ? start : files[f]), "do not match their checksum: the file is damaged", step_1);
-        flip_bit(path, size - 1, 0);
+        flip_bit(files[f], bytes, size, size - 1, 0);
     }
     assert_loads(step_2);
 }
@@ -287,30 +265,33 @@ TEST(there_may_be_more_shards_than_open_files) {
     expect_success(setrlimit(RLIMIT_NOFILE, &few); load(step_2));
 }
 
-// Replaces one text in a header by another, and adjusts the header's length.
-static void edit_header(const char* name, const char* old, const char* new) {
-    size_t n;
-    FREED char* file = read_step_2(name, &n);
-    uint64_t length, edited_length;
-    memcpy(&length, file, 8);
-    FREED char *header = format_string("%.*s", (int)length, file + 8), *edited = replaced(header, old, new);
+// An edit of a file of step 2 must be noticed: old text, new text, and the phrases of the error. A header of tensors then has its length.
+static void expect_edit_noticed(const char* file, const char* old, const char* new, const char* where, const char* says,
+                                const char* remedy) {
+    size_t n, begin = strstr(file, "-of-") ? 8 : 0;
+    FREED char* good = read_step_2(file, &n);
+    uint64_t length = n, edited_length;
+    memcpy(&length, good, begin);
+    FREED char *text = format_string("%.*s", (int)length, good + begin), *edited = replaced(text, old, new);
     edited_length = strlen(edited);
-    size_t data = n - 8 - length;
-    FREED char* whole = xcalloc(8 + edited_length + data, 1);
-    memcpy(whole, &edited_length, 8);
-    memcpy(whole + 8, edited, edited_length);
-    memcpy(whole + 8 + edited_length, file + 8 + length, data);
-    replace_step_2(name, whole, 8 + edited_length + data);
+    size_t data = n - begin - length;
+    FREED char* whole = xcalloc(begin + edited_length + data, 1);
+    memcpy(whole, &edited_length, begin);
+    memcpy(whole + begin, edited, edited_length);
+    memcpy(whole + begin + edited_length, good + begin + length, data);
+    replace_step_2(file, whole, begin + edited_length + data);
+    expect_no_load(step_2, step_2, where, says, remedy);
+    replace_step_2(file, good, n);
+}
+static void expect_edits_noticed(const char* name, const char* const edits[][3], size_t count) {
+    for (size_t i = 0; i < count; i++) expect_edit_noticed(name, edits[i][0], edits[i][1], name, edits[i][2], "");
+    assert_loads(step_2);
 }
 
 #define FIRST "model-00001-of-00002.safetensors"
 #define SECOND "model-00002-of-00002.safetensors"
-static void expect_edit_refused(const char* file, const char* old, const char* new, const char* where, const char* says) {
-    save_in_shards(2, 0, DTYPE_F32, 2);
-    edit_header(file, old, new);
-    expect_no_load(step_2, step_2, where, says, "copy it again from where it came (there is no older checkpoint beside it)");
-}
 TEST(every_piece_of_a_shard_is_checked) {
+    static const char remedy[] = "copy it again from where it came (there is no older checkpoint beside it)";
     static const char* const edits[][5] = { // file, old text, new text, and the phrases of the error
         { FIRST, "\"wte[0:8]\"", "\"wte[1:9]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
         { SECOND, "\"wte[8:40]\"", "\"wte[7:39]\"", "model-*-of-00002.safetensors", "element 7 of tensor 'wte' is there twice" },
@@ -328,26 +309,14 @@ TEST(every_piece_of_a_shard_is_checked) {
     };
     static const char* const no_pieces[] = { "wtf[0:8]", "wt[0:8]", "wte[0:8", "wte[0:8] ", "wte[+0:8]", "wte[00:8]", "wte[8:0]",
                                              "wte[-8:0]", "wte[32:18446744073709551616]", "wte[", "wte", "m.wte[0:8]" };
+    save_in_shards(2, 0, DTYPE_F32, 2);
     for (size_t i = 0; i < COUNT(edits); i++)
-        expect_edit_refused(edits[i][0], edits[i][1], edits[i][2], edits[i][3], edits[i][4]);
+        expect_edit_noticed(edits[i][0], edits[i][1], edits[i][2], edits[i][3], edits[i][4], remedy);
     for (size_t i = 0; i < COUNT(no_pieces); i++) {
         char says[64];
         snprintf(says, sizeof says, "'%s' is not in", no_pieces[i]);
-        expect_edit_refused(FIRST, "wte[0:8]", no_pieces[i], FIRST, says);
+        expect_edit_noticed(FIRST, "wte[0:8]", no_pieces[i], FIRST, says, remedy);
     }
-}
-
-// Each edit of a file of step 2 must be noticed: old text, new text, and the phrase of the error.
-static void expect_edits_noticed(const char* name, const char* const edits[][3], size_t count) {
-    size_t n;
-    FREED char* good = read_step_2(name, &n);
-    for (size_t i = 0; i < count; i++) {
-        FREED char* text = replaced(good, edits[i][0], edits[i][1]);
-        replace_step_2(name, text, strlen(text));
-        expect_no_load(step_2, in_step_2(name), edits[i][2]);
-    }
-    replace_step_2(name, good, n);
-    assert_loads(step_2);
 }
 
 TEST(an_index_that_differs_from_its_files_is_noticed) {
@@ -378,7 +347,9 @@ TEST(a_missing_or_truncated_shard_is_named) {
     for (int f = 0; f < 5; f++) {
         save_in_shards(2, 0, DTYPE_F32, 3);
         const char* path = in_step_2(names[f]);
-        assert_int_equal(truncate(path, (off_t)file_size(path) - 3), 0);
+        size_t n;
+        FREED char* bytes = read_step_2(names[f], &n);
+        replace_step_2(names[f], bytes, n - 3);
         expect_no_load(step_2, path, f < 3 ? "truncated" : "is not valid JSON", "fall back to", step_1);
         assert_int_equal(unlink(path), 0);
         expect_no_load(step_2, path, "cannot be opened: No such file", "fall back to", step_1);
@@ -480,9 +451,8 @@ static void any_file_may_fail(int shards, const char* const* files, int count) {
     bool failed[3] = { false, false, false }, is_saved = false;
     remove_tree(out);
     save_step(1, 1, DTYPE_F32);
-    Save second = { 2, 1, DTYPE_F32, shards };
     for (size_t room = 500; !is_saved; room += 250) {
-        FREED_BY(child_free) Child c = child_does(limit_files(room); save(&second));
+        FREED_BY(child_free) Child c = child_does(limit_files(room); save(2, 1, DTYPE_F32, shards));
         is_saved = c.status == 0;
         if (!is_saved) {
             assert_entries("step_00000001");
@@ -505,15 +475,10 @@ static int crash_before; // the system call, counted from 1, before which the pr
 static void crash_point(void) { if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL); }
 
 static volatile long long* safe; // the last step that was reported safe: children write it, too
-static void save_twice_and_crash(int shards, int call) {
-    Save s = { 2, 1, DTYPE_BF16, shards };
-    crash_before = call;
-    for (int times = 0; times < 2; times++) {
-        save(&s);
-        *safe = 2;
-    }
+static void save_and_report(int shards) {
+    save(2, 1, DTYPE_BF16, shards);
+    *safe = 2;
 }
-
 // No step that was reported safe is lost, and every folder with a checkpoint's name is complete.
 static void assert_nothing_is_lost(void) {
     FREED char* newest = checkpoint_newest(out);
@@ -534,7 +499,7 @@ static void crashes_lose_nothing(int shards, int least_calls) {
         save_step(1, 0, DTYPE_F32);
         *safe = 1;
         call++; // here, because a child has variables of its own
-        FREED_BY(child_free) Child c = child_does(save_twice_and_crash(shards, call));
+        FREED_BY(child_free) Child c = child_does(crash_before = call; save_and_report(shards); save_and_report(shards));
         was_killed = c.status == 1000 + SIGKILL;
         if (!was_killed) assert_int_equal(c.status, 0);
         assert_nothing_is_lost();

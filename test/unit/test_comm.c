@@ -66,12 +66,10 @@ CLAIM(rough_sums_are_right_within_rounding_the_same_twice_and_on_every_rank) {
         device_free(x);
         device_free(y);
     }
-    set_mode(LIBRARY);
 }
 
 // ---- what is counted ----
-// All ranks together really send N times what the formulas say for one, and comm_host_sum adds up what each has sent; what a
-// library sends is not counted.
+// All ranks together really send N times what the formulas say for one (comm_host_sum). What a library sends is not counted.
 CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
     const size_t n = 300007, N = (size_t)world.size, all = (N - 1) * N;
     const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 1, 0, 0, 0, 0 };
@@ -98,7 +96,6 @@ CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
             require(by_library || sent == (double)bytes[k], "%s, %s: %.0f bytes", comm_kind_names[k], mode_names[mode], sent);
         }
     }
-    set_mode(LIBRARY);
     free(x); free(y);
 }
 
@@ -143,8 +140,7 @@ static bool all_nan(const float* x, size_t n) {
     return true;
 }
 static void set_all(float* x, size_t n, float value) { for (size_t i = 0; i < n; i++) x[i] = value; }
-// Waits for an operation whose output (n) must be NaN until then. What is written into its input (m) before the wait is what it
-// reads.
+// Waits for an operation whose output (n) must be NaN until then, and which reads what is written into its input (m) before.
 static void wait_strictly(CommOp op, const float* out, size_t n, float* in, size_t m, float written) {
     require(all_nan(out, n), "an output can be read before its wait");
     set_all(in, m, written);
@@ -225,12 +221,10 @@ CLAIM(communication_goes_on_while_this_thread_computes) {
         set_mode(mode);
         finishes_without_this_thread(x, MANY, mode_names[mode]);
     }
-    set_mode(LIBRARY);
     free(x);
 }
 
-// What the emulated link was seen to carry: when each operation took it, and the seconds that its bytes need there. These are lower
-// bounds, which hold on a machine of any speed.
+// What the emulated link was seen to carry: when each operation took it, and the seconds that its bytes need there at least.
 typedef struct { double from, needs; } Carried;
 static Carried carried[4096];
 static int num_carried;
@@ -258,12 +252,7 @@ static void send_all_kinds(void) {
         all_reduce_on(&world, MANY, COMM_F32, mode);
     }
     set_mode(LIBRARY);
-    for (int where = APART; where <= ON_HOST; where++) {
-        reduce_scatter_on(&world, MANY / 4, COMM_F32, where);
-        all_gather_on(&world, MANY / 4, COMM_BF16, where);
-    }
-    all_to_all_on(&world, MANY / 4, COMM_BYTE, 0);
-    broadcast_on(&world, MANY, COMM_F32, world.size - 1);
+    every_collective_on(&world, MANY / 4, COMM_F32);
     exchange_with_all();
     comm_split(&half, &world, "half", world.rank % 2);
     all_reduce_on_both(&half);
@@ -308,6 +297,7 @@ CLAIM(an_observer_sees_a_long_step_when_it_is_over) {
 }
 
 // ---- mistakes ----
+static bool no_pair(int a, int b, int N) { return a + b > N * N; }
 #define MISTAKE(text, ...) if (strcmp(name, text) == 0) { __VA_ARGS__; return; }
 static void die_by(const char* name) {
     static float x[8];
@@ -319,7 +309,8 @@ static void die_by(const char* name) {
     MISTAKE("too-many", for (;;) comm_all_reduce(&world, x, 2, COMM_F32))
     MISTAKE("send-to-itself", comm_send(&world, x, 1, COMM_F32, world.rank))
     MISTAKE("send-unconnected", comm_split(&c, &world, "part", 0); comm_send(&c, x, 1, COMM_F32, 0))
-    MISTAKE("connect-twice", comm_connect(&world))
+    MISTAKE("connect-twice", comm_connect(&world, every_pair))
+    MISTAKE("send-to-no-pair", comm_split(&c, &world, "part", 0); comm_connect(&c, no_pair); comm_send(&c, x, 1, COMM_F32, !c.rank))
     MISTAKE("no-such-root", comm_broadcast(&world, x, 1, COMM_F32, world.size))
     MISTAKE("sum-of-bytes", comm_reduce_scatter(&world, x, x, 1, COMM_BYTE))
     MISTAKE("overlap", comm_all_to_all(&world, x, x + last, 1, COMM_F32))

@@ -55,32 +55,30 @@ CLAIM(so_it_does_where_shards_are_on_the_host) {
     size_t N = (size_t)world.size, bytes = n * sizeof(float);
     Tensor full(N * n, zero, 0);
     std::deque<Tensor> inputs, results;
-    float* shards[STEPS];
+    Buffer shards[STEPS];
     for (int k = 0; k < STEPS; k++) {
         inputs.emplace_back(N * n, whole, (world.rank + k) % world.size);
         results.emplace_back(N * n, zero, 0);
-        shards[k] = (float*)offload_alloc(bytes);
+        shards[k] = { (char*)offload_alloc(bytes), n, COMM_F32, true };
     }
     for (int k = 0; k < STEPS; k++) {
         device_copy(full.p, inputs[k].p, N * bytes);
-        comm_wait(&world, comm_reduce_scatter_to_host(&world, shards[k], full.p, n, COMM_F32));
+        comm_wait(&world, comm_reduce_scatter_to_host(&world, shards[k].p, full.p, n, COMM_F32));
         device_zero(full.p, N * bytes);
     }
     device_synchronize();
-    for (int k = 0; k < STEPS; k++)
-        for (size_t i = 0; i < n; i++) {
-            double got = (double)shards[k][i], sum = whole_sum(world.size, (size_t)world.rank * n + i);
-            require(got == sum, "step %d: element %zu is %g, not %g", k, i, got, sum);
-            shards[k][i] = (float)whole(world.rank, i + (size_t)k);
-        }
     for (int k = 0; k < STEPS; k++) {
-        comm_wait(&world, comm_all_gather_from_host(&world, full.p, shards[k], n, COMM_F32));
+        check_numbers(shards[k], whole_sum, world.size, (size_t)world.rank * n, "a step to the host");
+        buffer_set(shards[k], whole, world.rank, (size_t)k);
+    }
+    for (int k = 0; k < STEPS; k++) {
+        comm_wait(&world, comm_all_gather_from_host(&world, full.p, shards[k].p, n, COMM_F32));
         device_copy(results[k].p, full.p, N * bytes);
         device_zero(full.p, N * bytes);
     }
     for (int k = 0; k < STEPS; k++) {
         for (int q = 0; q < world.size; q++) check_numbers(part_of(results[k], q * n, n), whole, q, (size_t)k, "a step on the host");
-        offload_free(shards[k]);
+        offload_free(shards[k].p);
     }
 }
 
@@ -212,7 +210,7 @@ CLAIM(memory_that_ranks_share_may_be_windows) {
             "memory that NCCL lends is not accounted for as it was asked for");
     comm_share_memory(&world);
     const char* said = strrchr(comm_description(&world), ','); // scratch of other communicators may also be windows
-    static const char* const of_kind[] = { " windows", " registered buffers", ", 0 windows" };
+    static const char* const of_kind[] = { " windows", " registered buffers", ", no windows" };
     bool enough = strstr(said, of_kind[windows_are]) && (windows_are == NONE || atoi(said + 1) >= 2);
     require(!world.world->options.windows || enough, "it says '%s', and not two of '%s'", said, of_kind[windows_are]);
     Buffer full = { (char*)(wholes + at), N * n, COMM_F32, false }, shard = { (char*)(shards + at), n, COMM_F32, false };
@@ -226,6 +224,74 @@ CLAIM(memory_that_ranks_share_may_be_windows) {
 }
 
 #if USE_NCCL
+// We do not use communicators that do not block, but this is how they are: a launch that has to wait for another rank returns, and
+// so does a split, whose result comes later.
+static ncclResult_t until_done(ncclComm_t c) {
+    ncclResult_t r = ncclInProgress;
+    while (r == ncclInProgress) nccl_check(nccl.ncclCommGetAsyncError(c, &r), "a question");
+    return r;
+}
+CLAIM(a_communicator_that_does_not_block_is_in_progress_until_the_others_have_come) {
+    if (world.world->nccl == NULL || world.size == 1) return;
+    NcclLink* l = (NcclLink*)world.link;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t made = NULL, part = NULL;
+    config.blocking = 0;
+    nccl_check(nccl.ncclCommSplit(l->nccl, 0, world.rank, &made, &config), "ncclCommSplit");
+    nccl_check(until_done(made), "ncclCommSplit");
+    Tensor x(5, whole, world.rank);
+    if (world.rank == 0) usleep(50000);
+    ncclResult_t r = nccl.ncclAllReduce(x.p, x.p, 5, ncclFloat32, ncclSum, made, l->stream);
+    require(world.rank == 0 || r == ncclInProgress, "rank %d did not wait for rank 0: %s", world.rank, nccl.ncclGetErrorString(r));
+    nccl_check(until_done(made), "ncclAllReduce");
+    cuda_check(cudaStreamSynchronize(l->stream), "ncclAllReduce");
+    check_numbers(x, whole_sum, world.size, 0, "a sum without blocking");
+    r = nccl.ncclCommSplit(made, 0, world.rank, &part, &config);
+    require(r == ncclSuccess || r == ncclInProgress, "ncclCommSplit: %s", nccl.ncclGetErrorString(r));
+    nccl_check(until_done(made), "ncclCommSplit");
+    nccl_check(until_done(part), "ncclCommSplit");
+    nccl_check(nccl.ncclCommDestroy(part), "ncclCommDestroy");
+    nccl_check(nccl.ncclCommDestroy(made), "ncclCommDestroy");
+}
+
+// Rows of 3 floats, which begin 7 apart, come to lie 5 apart; what was issued before and after is ordered with them.
+CLAIM(rows_are_copied_and_what_is_between_them_stays) {
+    const size_t rows = 301, size = sizeof(float);
+    Tensor made(7 * rows, whole, world.rank), from(7 * rows, zero, 0), to(5 * rows, zero, 0);
+    std::vector<float> got(5 * rows);
+    device_copy(from.p, made.p, 7 * rows * size);
+    device_copy_rows(to.p + size, 5 * size, from.p + 2 * size, 7 * size, 3 * size, rows);
+    device_zero(from.p, 7 * rows * size);
+    device_to_host(got.data(), to.p, 5 * rows * size);
+    for (size_t i = 0; i < got.size(); i++) {
+        double want = i % 5 % 4 == 0 ? zero(0, i) : whole(world.rank, i / 5 * 7 + 1 + i % 5);
+        require((double)got[i] == want, "float %zu is %g, not %g", i, (double)got[i], want);
+    }
+}
+
+// A ring: each rank has two neighbours, or one if there are two ranks, and two communicators for each.
+static bool are_neighbours(int a, int b, int N) { return (a + 1) % N == b || (b + 1) % N == a; }
+static int count_links(void) {
+    int links = 0;
+    for (const NcclLink* l = ((NcclEngine*)world.world->nccl)->links; l; l = l->next) links++;
+    return links;
+}
+CLAIM(only_ranks_that_exchange_messages_get_communicators_for_them) {
+    const int N = world.size, next = (world.rank + 1) % N, before = (world.rank + N - 1) % N;
+    if (world.world->nccl == NULL || N == 1) return;
+    Comm ring;
+    Tensor sent(1, whole, world.rank), got(1, zero, 0);
+    comm_split(&ring, &world, "ring", 0);
+    int links = count_links();
+    comm_connect(&ring, are_neighbours);
+    require(count_links() - links == (N == 2 ? 2 : 4), "%d communicators for the neighbours in a ring of %d", count_links() - links, N);
+    CommOp send = comm_send(&ring, sent.p, 1, COMM_F32, next);
+    comm_wait(&ring, comm_recv(&ring, got.p, 1, COMM_F32, before));
+    comm_wait(&ring, send);
+    check_numbers(got, whole, before, 0, "a message of a neighbour");
+    comm_free(&ring);
+}
+
 // Where kernels of layers fill the GPU, a collective's gets the next processors that are free: other ranks wait for it.
 CLAIM(the_streams_of_nccl_have_the_highest_priority) {
     if (world.world->nccl == NULL) return;

@@ -1,7 +1,5 @@
-/*
-test_compress.c - what compresses gradients, against definitions written here a second time and naively. Compiled once for
-each precision. What is sent plus what is kept must be what there was, whatever the method.
-*/
+// test_compress.c - what compresses gradients, against definitions written here a second time and naively. Compiled once for
+// each precision. What is sent plus what is kept must be what there was, whatever the method.
 #include "../../llmc/device/compress.h"
 #include "arrays.h"
 #include "expect_death.h"
@@ -15,6 +13,8 @@ static double largest_float(const float* x, size_t n) {
     for (size_t i = 0; i < n; i++) m = fmax(m, (double)fabsf(x[i]));
     return m;
 }
+static uint64_t results; // a hash of those that must not depend on the number of threads
+static void note(const void* p, size_t bytes) { results = hash_bytes(results, p, bytes); }
 static const size_t lengths[] = { 1, 2, 31, 33, 255, 256, 257, 1000, 40001 };
 #define LENGTHS ((int)(COUNT(lengths)))
 
@@ -63,35 +63,44 @@ static float packed_element(const void* packed, size_t i, int bits, float* scale
     return *scale * (float)number;
 }
 static void check_blocks(size_t n, int bits) {
-    floatX* g = random_gradients(n, 0.5f);
-    float *error = random_floats(n, 0.1f), *kept = unset_floats(n), *x = unset_floats(n), *sum = unset_floats(n);
-    void *packed = unset_bytes(quantised_bytes(n, bits)), *again = unset_bytes(quantised_bytes(n, bits));
+    size_t row = quantised_bytes(n, bits);
+    floatX *g = random_gradients(n, 0.5f), *out = unset_gradients(n);
+    float *error = random_floats(n, 0.1f), *kept = unset_floats(n), *x = unset_floats(n), *sum = unset_floats(n), *three = unset_floats(n);
+    char *packed = unset_bytes(3 * row), *again = unset_bytes(row); // three rows, and another way to the first
+    float scale, ignored;
     double want = 0; // the scale of a block
     add_error(x, g, error, n);
     quantise(packed, kept, g, FLOATX_DTYPE, error, n, bits);
+    for (size_t r = 1; r < 3; r++) quantise(packed + r * row, NULL, random_floats(n, 1), DTYPE_F32, NULL, n, bits);
     dequantise_sum(sum, DTYPE_F32, packed, 1, n, bits);
+    dequantise_sum(three, DTYPE_F32, packed, 3, n, bits);
+    dequantise_sum(out, FLOATX_DTYPE, packed, 3, n, bits);
+    note(packed, row);
+    note(kept, n * sizeof(float));
     for (size_t i = 0; i < n; i++) {
-        float scale, sent = packed_element(packed, i, bits, &scale);
+        float sent = packed_element(packed, i, bits, &scale), total = sent;
+        for (size_t r = 1; r < 3; r++) total += packed_element(packed + r * row, i, bits, &ignored);
         if (i % 256 == 0) want = largest_float(x + i, size_min(256, n - i)) / (bits == 8 ? 127 : 7);
         expect_near("the scale", (double)scale, want, 1e-7 * want);
         expect_near("the round trip", (double)sent, (double)x[i], 0.500001 * (double)scale);
         assert_true(kept[i] == x[i] - sent && sum[i] == sent);
+        assert_true(three[i] == total && to_float(out[i]) == to_float(to_floatX(total)));
     }
-    for (size_t i = n; i < round_up(n, 256); i++) {
-        float scale;
-        assert_true(packed_element(packed, i, bits, &scale) == 0); // padding
-    }
+    for (size_t i = n; i < round_up(n, 256); i++) assert_true(packed_element(packed, i, bits, &ignored) == 0); // padding
+    for (size_t i = 256; i < n; i++) sum[i] = NAN;
+    if (n > 256) dequantise_sum(sum + 256, DTYPE_F32, packed + quantised_bytes(256, bits), 1, n - 256, bits); // cut between blocks
+    for (size_t i = 256; i < n; i++) assert_true(sum[i] == packed_element(packed, i, bits, &ignored));
     float* in_place = copy_of(error, n);
     quantise(again, in_place, g, FLOATX_DTYPE, in_place, n, bits);
     assert_memory_equal(in_place, kept, n * sizeof(float));
     quantise(again, x, x, DTYPE_F32, NULL, n, bits);
-    assert_memory_equal(again, packed, quantised_bytes(n, bits));
+    assert_memory_equal(again, packed, row);
     assert_memory_equal(x, kept, n * sizeof(float));
     quantise(again, NULL, g, FLOATX_DTYPE, NULL, n, bits);
     quantise(packed, kept, g, FLOATX_DTYPE, NULL, n, bits);
-    assert_memory_equal(again, packed, quantised_bytes(n, bits));
+    assert_memory_equal(again, packed, row);
 }
-TEST(a_block_comes_back_within_half_a_scale) {
+TEST(a_block_comes_back_within_half_a_scale_and_rows_of_blocks_are_summed_in_their_order) {
     for (int k = 0; k < LENGTHS; k++) {
         check_blocks(lengths[k], 8);
         check_blocks(lengths[k], 4);
@@ -100,27 +109,6 @@ TEST(a_block_comes_back_within_half_a_scale) {
     assert_int_equal(quantised_bytes(256, 8), 260);
     assert_int_equal(quantised_bytes(257, 4), 264);
     assert_int_equal(quantised_bytes(0, 8), 0);
-}
-TEST(rows_of_blocks_are_summed_in_their_order) {
-    const size_t n = 600;
-    for (int bits = 4; bits <= 8; bits += 4) {
-        size_t row = quantised_bytes(n, bits);
-        char* packed = unset_bytes(3 * row);
-        floatX* out = unset_gradients(n);
-        float *sum = unset_floats(n), scale;
-        for (size_t r = 0; r < 3; r++) quantise(packed + r * row, NULL, random_floats(n, 1), DTYPE_F32, NULL, n, bits);
-        dequantise_sum(sum, DTYPE_F32, packed, 3, n, bits);
-        dequantise_sum(out, FLOATX_DTYPE, packed, 3, n, bits);
-        for (size_t i = 0; i < n; i++) {
-            float want = packed_element(packed, i, bits, &scale);
-            for (size_t r = 1; r < 3; r++) want += packed_element(packed + r * row, i, bits, &scale);
-            assert_true(sum[i] == want && to_float(out[i]) == to_float(to_floatX(want)));
-        }
-        // a row that is cut between blocks
-        float* part = unset_floats(n - 256);
-        dequantise_sum(part, DTYPE_F32, packed + quantised_bytes(256, bits), 1, n - 256, bits);
-        for (size_t i = 256; i < n; i++) assert_true(part[i - 256] == packed_element(packed, i, bits, &scale));
-    }
 }
 TEST(blocks_of_zeros_of_tiny_numbers_and_of_none) {
     for (int bits = 4; bits <= 8; bits += 4) {
@@ -149,7 +137,9 @@ static void check_signs(size_t n, SignScale kind) {
     x[n / 2] = 0;
     for (size_t i = 0; i < n; i++) want += kind == SIGN_MEAN ? (double)fabsf(x[i]) : (double)x[i] * (double)x[i];
     want = kind == SIGN_MEAN ? want / (double)n : sqrt(want / (double)n);
-    for (int row = 0; row < 3; row++) pack_signs(packed + row * signs_bytes(n), kept, x, n, kind);
+    for (int row = 0; row < 3; row++) pack_signs(packed + row * signs_bytes(n), kept, x, n, n, kind);
+    note(packed, signs_bytes(n));
+    note(kept, n * sizeof(float));
     memcpy(&scale, packed, sizeof scale);
     expect_near("the scale", (double)scale, want, 1e-7 * want);
     unpack_signs_sum(sum, DTYPE_F32, packed, 1, n);
@@ -162,8 +152,25 @@ static void check_signs(size_t n, SignScale kind) {
     }
     const uint32_t* words = (const uint32_t*)packed + 1;
     for (size_t i = n; i < round_up(n, 32); i++) assert_int_equal(words[i / 32] >> (i % 32) & 1, 0);
-    pack_signs(packed, x, x, n, kind); // in place
+    pack_signs(packed, x, x, n, n, kind); // in place
     assert_memory_equal(x, kept, n * sizeof(float));
+}
+TEST(rows_of_signs_have_a_scale_each) {
+    const size_t n = 1000, parts[] = { 32, 96, 1000, 1024 };
+    for (int k = 0; k < 4; k++) {
+        size_t part = parts[k], row = signs_bytes(part), bytes = ceil_div(n, part) * row;
+        float *x = random_floats(n, 2), *kept = unset_floats(n), *alone = unset_floats(n), *out = unset_floats(n);
+        char *packed = unset_bytes(bytes), *one = unset_bytes(bytes);
+        pack_signs(packed, kept, x, n, part, SIGN_RMS);
+        unpack_sign_rows(out, packed, n, part);
+        for (size_t q = 0, at = 0; at < n; q++, at += part) {
+            size_t count = size_min(part, n - at);
+            pack_signs(one + q * row, alone + at, x + at, count, count, SIGN_RMS);
+            for (size_t i = at; i < at + count; i++) assert_true(kept[i] == x[i] - out[i]);
+        }
+        assert_memory_equal(packed, one, bytes);
+        assert_memory_equal(kept, alone, n * sizeof(float));
+    }
 }
 TEST(signs_take_a_bit_each_and_have_one_scale) {
     for (int k = 0; k < LENGTHS; k++) {
@@ -176,7 +183,7 @@ TEST(signs_take_a_bit_each_and_have_one_scale) {
     float x[3] = { 1, NAN, -1 }, sum[3];
     char packed[8];
     for (int kind = SIGN_MEAN; kind <= SIGN_RMS; kind++) {
-        pack_signs(packed, NULL, x, 3, (SignScale)kind);
+        pack_signs(packed, NULL, x, 3, 3, (SignScale)kind);
         unpack_signs_sum(sum, DTYPE_F32, packed, 1, 3);
         for (int i = 0; i < 3; i++) assert_true(isnan(sum[i]));
     }
@@ -200,6 +207,8 @@ static void check_top_k(const float* x, size_t n, size_t k) {
     qsort(order, n, sizeof *order, descending);
     for (size_t i = 0; i < k; i++) chosen[UINT32_MAX - (uint32_t)order[i]] = 1;
     pack_top_k(indices, kept, x, n, k);
+    note(indices, sparse_bytes(k));
+    note(kept, n * sizeof(float));
     for (size_t i = 0, sent = 0; i < n; i++) {
         if (!chosen[i]) assert_memory_equal(&kept[i], &x[i], sizeof(float));
         else {
@@ -262,6 +271,10 @@ static void check_products(int n, int k, int r) {
     skinny_product(mq, m, q, n, k, r);
     skinny_product_transposed(mtp, m, p, n, k, r);
     low_rank_apply(out, kept, m, p, q, 0.25f, n, k, r);
+    note(mq, n * r * sizeof(float));
+    note(mtp, k * r * sizeof(float));
+    note(out, n * k * sizeof(floatX));
+    note(kept, n * k * sizeof(float));
     for (int i = 0; i < n * r; i++) {
         double want = dot(m + i / r * k, 1, q + i % r, r, k);
         expect_near("m q", (double)mq[i], want, 1e-6 * sqrt(k) + 1e-6 * fabs(want));
@@ -289,16 +302,17 @@ static void expect_orthonormal(const float* p, int n, int r) {
     for (int a = 0; a < r; a++)
         for (int b = 0; b <= a; b++) expect_near("a product of columns", dot(p + a, r, p + b, r, n), a == b, 1e-6);
 }
+static void check_orthonormal(int n, int r) {
+    float *p = random_floats(n * r, 10), *before = copy_of(p, n * r);
+    orthonormalise(p, n, r);
+    note(p, n * r * sizeof(float));
+    expect_orthonormal(p, n, r);
+    double length = sqrt(dot(before, r, before, r, n)); // the first column keeps its direction
+    expect_near("the first column", dot(before, r, p, r, n), length, 1e-6 * length);
+}
 TEST(columns_become_orthonormal) {
     const int shapes[][2] = { { 1, 1 }, { 7, 3 }, { 64, 4 }, { 1000, 16 }, { 12, 12 } };
-    for (int s = 0; s < 5; s++) {
-        int n = shapes[s][0], r = shapes[s][1];
-        float *p = random_floats(n * r, 10), *before = copy_of(p, n * r);
-        orthonormalise(p, n, r);
-        expect_orthonormal(p, n, r);
-        double length = sqrt(dot(before, r, before, r, n)); // the first column keeps its direction
-        expect_near("the first column", dot(before, r, p, r, n), length, 1e-6 * length);
-    }
+    for (int s = 0; s < 5; s++) check_orthonormal(shapes[s][0], shapes[s][1]);
 }
 TEST(columns_that_depend_on_others_are_replaced) {
     const int n = 50, r = 4;
@@ -366,23 +380,24 @@ TEST(a_frozen_v_is_only_read) {
 }
 
 // ---- comparison ----
-TEST(comparison) {
-    for (int k = 0; k < LENGTHS; k++) {
-        size_t n = lengths[k];
-        floatX* x = random_gradients(n, 1);
-        float* y = random_floats(n, 1);
-        Comparison got = { 1, 2, 3 }, want = { 1, 2, 3 };
-        for (size_t i = 0; i < n; i++) {
-            double a = (double)to_float(x[i]), b = (double)y[i];
-            want.xx += a * a;
-            want.yy += b * b;
-            want.xy += a * b;
-        }
-        add_comparison(&got, x, y, n);
-        expect_near("x^2", got.xx, want.xx, 1e-12 * want.xx);
-        expect_near("y^2", got.yy, want.yy, 1e-12 * want.yy);
-        expect_near("x y", got.xy, want.xy, 1e-12 * (want.xx + want.yy));
+static void check_comparison(size_t n) {
+    floatX* x = random_gradients(n, 1);
+    float* y = random_floats(n, 1);
+    Comparison got = { 1, 2, 3 }, want = { 1, 2, 3 };
+    for (size_t i = 0; i < n; i++) {
+        double a = (double)to_float(x[i]), b = (double)y[i];
+        want.xx += a * a;
+        want.yy += b * b;
+        want.xy += a * b;
     }
+    add_comparison(&got, x, y, n);
+    note(&got, sizeof got);
+    expect_near("x^2", got.xx, want.xx, 1e-12 * want.xx);
+    expect_near("y^2", got.yy, want.yy, 1e-12 * want.yy);
+    expect_near("x y", got.xy, want.xy, 1e-12 * (want.xx + want.yy));
+}
+TEST(comparison) {
+    for (int k = 0; k < LENGTHS; k++) check_comparison(lengths[k]);
     Comparison c = { 16 + 9, 25, 15 }; // (4,3) and (0,5)
     expect_near("the error", comparison_error(c), sqrt(20.0 / 25), 1e-12);
     expect_near("the norms' ratio", comparison_norm_ratio(c), 1, 1e-12);
@@ -392,37 +407,23 @@ TEST(comparison) {
 }
 
 // ---- all of it ----
-static uint64_t hash_of_everything(int threads) {
+static uint64_t results_of(int threads) {
     const size_t n = 120000;
-    const int rows = 400, cols = 300, r = 5;
     omp_set_num_threads(threads);
-    next_stream = 0;
-    floatX *g = random_gradients(n, 1), *out = unset_gradients(n);
-    float *x = unset_floats(n), *kept = unset_floats(n), *p = unset_floats(rows * r), *q = random_floats(cols * r, 1);
-    char* packed = own(8 * n, 1);
-    Comparison c = { 0, 0, 0 };
-    uint64_t h = 14695981039346656037ull;
-    add_error(x, g, NULL, n);
-    quantise(packed, kept, g, FLOATX_DTYPE, x, n, 4);
-    h = hash_bytes(hash_bytes(h, packed, quantised_bytes(n, 4)), kept, n * 4);
-    for (int kind = 0; kind < 2; kind++) {
-        pack_signs(packed, kept, x, n, (SignScale)kind);
-        h = hash_bytes(hash_bytes(h, packed, signs_bytes(n)), kept, n * 4);
-    }
-    pack_top_k(packed, kept, x, n, n / 7);
-    h = hash_bytes(hash_bytes(h, packed, sparse_bytes(n / 7)), kept, n * 4);
-    skinny_product(p, x, q, rows, cols, r);
-    orthonormalise(p, rows, r);
-    skinny_product_transposed(q, x, p, rows, cols, r);
-    low_rank_apply(out, kept, x, p, q, 1, rows, cols, r);
-    h = hash_bytes(hash_bytes(h, out, n * sizeof(floatX)), kept, n * 4);
-    add_comparison(&c, out, x, n);
-    return hash_bytes(h, &c, sizeof c);
+    free_arrays(); // and begin with the same random numbers
+    results = 0;
+    check_blocks(n, 4);
+    for (int kind = SIGN_MEAN; kind <= SIGN_RMS; kind++) check_signs(n, (SignScale)kind);
+    check_top_k(random_floats(n, 1), n, n / 7);
+    check_products(400, 300, 5);
+    check_orthonormal(400, 5);
+    check_comparison(n);
+    return results;
 }
 TEST(results_are_the_same_for_any_number_of_threads) {
     int threads = omp_get_max_threads();
-    uint64_t one = hash_of_everything(1);
-    for (int n = 2; n <= 3; n++) assert_true(hash_of_everything(n) == one);
+    uint64_t one = results_of(1);
+    for (int n = 2; n <= 3; n++) assert_true(results_of(n) == one);
     omp_set_num_threads(threads);
 }
 

@@ -1,5 +1,5 @@
-// test_compress_rounds.c - what ranks make together of compressed gradients (train_gpt2_compress.cu, llmc/parallel/compress_methods.h): all
-// have the same, and what a step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
+// test_compress_rounds.c - what ranks make together of compressed gradients (train_gpt2_compress.cu): all have the same, and what a
+// step leaves out comes later. The ranks are in one process, and a backend of this test moves their messages.
 #define main train_main
 #include "../../train_gpt2_compress.cu"
 #undef main
@@ -153,8 +153,7 @@ static void set_low_rank(size_t r, double* truth) {
         }
     }
 }
-// The error of what PowerSGD with `rank` columns makes of such a sum in the last of some steps without feedback, relative to
-// the sum.
+// The relative error of what PowerSGD with `rank` columns makes of such a sum in the last of some steps without feedback.
 static double error_after(int steps, int N, long long rank, size_t rank_of_sum) {
     static double truth[ELEMENTS];
     double error = 0, norm = 0;
@@ -208,7 +207,7 @@ TEST(errors_follow_the_loss_scale) {
 
 void before_all(void) {
     world_alone(&world, &control);
-    layers_init((LayerShapes){ 1, 16, 64, 1, 128, 1 });
+    layers_init(layer_shapes(1, 16, 64, 1, 128, 1));
 }
 void after_all(void) {
     layers_free();

@@ -22,10 +22,7 @@ static Meeting* meeting;
 
 typedef struct {
     int size;
-    void (*work)(Control* c);     // what a rank does once all have met,
-    void (*process)(Control* c, int rank); // or in place of meeting,
-    void (*harm)(Control* c);     // or what rank `harmed` does after two steps, while the others wait for it
-    int harmed, status;           // the rank that ends in another way, and its status: of exit, 1000 + a signal, or ANY; 0: there is none
+    int harmed, status;           // the rank that ends in another way, and its status: of exit, 1000 + a signal, ANY; 0: none does
     const char *own, *says[4];    // what that rank says; what the others say, who end with 1. Nothing:
     int every;                    // all end with this status, without a word
     bool late;                    // deadlines pass once all ranks wait or hang
@@ -33,7 +30,9 @@ typedef struct {
     bool mesh;                    // ranks have names
     double grace;                 // seconds for the others to speak; 0: as the environment says
     const char* out;
+    bool apart;                   // ranks have not met before they do something
 } Team;
+static Control control; // of a rank
 static const Team* team;
 #define ANY -1
 #define KILLED (1000 + SIGKILL)
@@ -42,6 +41,11 @@ static const Team* team;
 
 #define with_lock(c, ...) do { pthread_mutex_lock(&(c)->lock); __VA_ARGS__; pthread_mutex_unlock(&(c)->lock); } while (0)
 #define ensure(condition) require(condition, "this does not hold: %s", #condition) // within a rank
+static pthread_t beside(void* (*thread)(void*), Control* c) {
+    pthread_t other;
+    ensure(pthread_create(&other, NULL, thread, c) == 0);
+    return other;
+}
 static void count(void) { __atomic_add_fetch(&meeting->count, 1, __ATOMIC_ACQ_REL); }
 static void await_ready(void) { while (!__atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) usleep(1000); }
 static void await_count(int n) { while (__atomic_load_n(&meeting->count, __ATOMIC_ACQUIRE) < n) usleep(1000); }
@@ -127,23 +131,15 @@ static void two_steps(Control* c) {
     await_count(team->size);
 }
 
-// ---- how teams end ----
-static void be_rank(Control* c, int rank) {
-    pthread_t thread;
+// ---- how teams begin and end ----
+static void meet(Control* c, int rank) {
     join(c, rank, team->size);
     if (team->mesh) {
         char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)team->size, RANK_NAME);
         for (int r = 0; r < team->size; r++) snprintf(names[r], RANK_NAME, "dp %d, tp %d", r / 2, r % 2);
         control_name_ranks(c, names);
     }
-    if (rank == 0 && team->says[0]) ensure(pthread_create(&thread, NULL, referee, c) == 0 && pthread_detach(thread) == 0);
-    if (team->work) team->work(c);
-    else {
-        two_steps(c);
-        if (rank == team->harmed) team->harm(c);
-        wait_for_all(c);
-    }
-    control_stop(c);
+    if (rank == 0 && team->says[0]) pthread_detach(beside(referee, c));
 }
 
 // Every rank says its one error, with all phrases; a report of a sanitizer is a failure.
@@ -156,27 +152,29 @@ static bool as_expected(const Team* t, int r, const Child* e) {
     if (harmed && t->own == NULL) return true;
     char prefix[32];
     snprintf(prefix, sizeof prefix, "rank %d: error: ", r);
-    const char* line = t->process ? e->err : strstr(e->err, prefix);
-    bool good = line && (t->process || !strstr(line + 1, prefix));
+    const char* line = t->apart ? e->err : strstr(e->err, prefix);
+    bool good = line && (t->apart || !strstr(line + 1, prefix));
     for (int i = 0; i < 4 && t->says[i] && !harmed; i++) good = good && strstr(line, t->says[i]);
     return good && (!harmed || strstr(line, t->own));
 }
 
-// Runs each rank of the team in a process until all have ended as they should.
-static void run(const Team* t) {
-    RunningChild children[MOST];
-    Child ended[MOST] = { { 0, NULL, NULL } };
-    unsigned bad = 0;
+static RunningChild children[MOST];
+// Returns the number of the rank in a process of each rank, and -1 in the test's.
+static int team_start(const Team* t) {
     team = t;
     memset(meeting, 0, sizeof *meeting);
     for (int r = 0; r < t->size; r++) {
         if (t->absent >> r & 1 || (children[r] = child_start()).pid > 0) continue;
-        static Control control;
         message_rank = r;
         alarm(HUNG);
-        (t->process ? t->process : be_rank)(&control, r);
-        exit(0);
+        return r;
     }
+    return -1;
+}
+// Returns when all ranks have ended as they should.
+static void team_end(const Team* t) {
+    Child ended[MOST] = { { 0, NULL, NULL } };
+    unsigned bad = 0;
     for (int turn = 0; turn < 2; turn++) // those that are stopped do not end by themselves, so they are killed after the others
         for (int r = 0; r < t->size; r++) {
             if (t->absent >> r & 1 || (t->stops >> r & 1) != (unsigned)turn) continue;
@@ -191,7 +189,17 @@ static void run(const Team* t) {
     }
     if (bad) fail_msg("not every rank said '%s'", t->says[0] ? t->says[0] : "nothing");
 }
-#define team(size_, ...) run(&(Team){ .size = size_, __VA_ARGS__ })
+// What each rank of a team does in its process, with its control c and its number `rank`; and how the team ends.
+#define team_runs(t, statement) do { \
+        const Team team_ = t; \
+        Control* c = &control; \
+        int rank = team_start(&team_); \
+        if (rank >= 0) { statement; exit(0); } \
+        team_end(&team_); \
+    } while (0)
+#define team(size_, statement, ...) \
+    team_runs(((Team){ .size = size_, __VA_ARGS__ }), meet(c, rank); statement; control_stop(c))
+#define team_apart(size_, statement, ...) team_runs(((Team){ .size = size_, .apart = true, __VA_ARGS__ }), statement)
 
 // How a crash ends a process. The address sanitizer reports it and exits instead, and its report is not a failure here.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -217,85 +225,70 @@ static char* last_operations(int rank) {
 }
 
 // ---- small messages and decisions ----
-static void run_ahead(Control* c) { // of rank 0, which answers nothing
-    for (int round = 0; round < 50; round++) {
-        ControlBytes* given = control_gather(c, &round, sizeof round);
-        ensure((given != NULL) == (c->ranks.rank == 0));
-        for (int r = 0; given && r < c->ranks.size; r++)
-            ensure(given[r].bytes == sizeof round && memcmp(given[r].data, &round, sizeof round) == 0);
-        control_gathered_free(c, given);
-    }
-}
-TEST(small_messages_arrive_in_order) { team(7, .work = run_ahead); }
-
-// What rank r gives: nothing; a few bytes, rank 0 none; as much as can be, all alike; not alike. Byte i is i % 7 * (r + 1).
+// What rank r gives: nothing; a few bytes, rank 0 none; as much as can be, all alike; not alike; a few bytes, which nobody answers,
+// so that ranks run ahead of rank 0.
+enum { ANSWERED = 23, ROUNDS = ANSWERED + 50 };
 static size_t given_bytes(int round, int r) {
+    if (round >= ANSWERED) return 4;
     return round == 0 ? 0 : round < 20 ? (size_t)((2 * r + round - 1) % 20) : CONTROL_MAX_MESSAGE - (size_t)(r * (round - 20));
 }
-// The answer has the length of the longest string; its bytes are the sums of the strings' bytes.
-static void decide_on_sums(Control* c) {
-    char *own = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1), *sum = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1);
-    for (size_t i = 0; i < CONTROL_MAX_MESSAGE; i++) own[i] = (char)((i % 7) * (size_t)(c->ranks.rank + 1));
-    for (int round = 0; round < 23; round++) {
-        size_t n = given_bytes(round, c->ranks.rank), most = 0;
-        for (int r = 0; r < c->ranks.size; r++) most = size_max(most, given_bytes(round, r));
-        memset(sum, 0, CONTROL_MAX_MESSAGE);
-        ControlBytes* given = control_gather(c, n ? own : NULL, n);
-        for (int r = 0; given && r < c->ranks.size; r++) for (size_t i = 0; i < given[r].bytes; i++) sum[i] += given[r].data[i];
+static char given_byte(int round, int r, size_t i) { return (char)((i % 7 + (size_t)round) * (size_t)(r + 1)); }
+static bool is_given(ControlBytes b, int round, int r) {
+    bool same = b.bytes == given_bytes(round, r);
+    for (size_t i = 0; same && i < b.bytes; i++) same = b.data[i] == given_byte(round, r, i);
+    return same;
+}
+static void give(Control* c) { // rank 0 answers what the last rank has given
+    int rank = c->ranks.rank, last = c->ranks.size - 1;
+    char* bytes = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1);
+    for (int round = 0; round < ROUNDS; round++) {
+        size_t n = given_bytes(round, rank), of_answer = rank == 0 ? given_bytes(round, last) : 0;
+        for (size_t i = 0; i < n; i++) bytes[i] = given_byte(round, rank, i);
+        ControlBytes* given = control_gather(c, n ? bytes : NULL, n);
+        ensure((given != NULL) == (rank == 0));
+        for (int r = 0; given && r <= last; r++) ensure(is_given(given[r], round, r));
         control_gathered_free(c, given);
-        ControlBytes answer = control_broadcast(c, sum, c->ranks.rank == 0 ? most : 0);
-        ensure(answer.bytes == most && answer.data[most] == '\0');
-        for (size_t i = 0; i < most; i++) {
-            int members = 0;
-            for (int r = 0; r < c->ranks.size; r++) members += i < given_bytes(round, r) ? r + 1 : 0;
-            ensure(answer.data[i] == (char)((i % 7) * (size_t)members));
-        }
+        if (round >= ANSWERED) continue;
+        for (size_t i = 0; i < of_answer; i++) bytes[i] = given_byte(round, last, i);
+        ControlBytes answer = control_broadcast(c, bytes, of_answer);
+        ensure(is_given(answer, round, last) && answer.data[answer.bytes] == '\0');
         free(answer.data);
     }
-    free(own);
-    free(sum);
+    free(bytes);
 }
-TEST(all_ranks_get_the_answer_to_what_all_of_them_gave_however_long) {
-    for (int size = 1; size <= 7; size += 3) team(size, .work = decide_on_sums);
+TEST(messages_arrive_in_order_and_all_ranks_get_the_answer_to_what_all_of_them_gave_however_long) {
+    for (int size = 1; size <= 7; size += 3) team(size, give(c));
 }
 
-static void say_too_much(Control* c) {
-    size_t n = CONTROL_MAX_MESSAGE + 1;
-    control_broadcast(c, xcalloc(n, 1), c->ranks.rank == 0 ? n : 0);
-}
 TEST(an_answer_that_is_too_long_ends_every_rank) {
-    team(3, .work = say_too_much, .harmed = 0, .status = 1, .own = "a message between hosts holds 1048576 bytes, not 1048577",
-         .says = { "rank 0 has left" });
+    const size_t n = CONTROL_MAX_MESSAGE + 1;
+    team(3, control_broadcast(c, xcalloc(n, 1), rank == 0 ? n : 0), .harmed = 0, .status = 1,
+         .own = "a message between hosts holds 1048576 bytes, not 1048577", .says = { "rank 0 has left" });
 }
 
 // ---- what must be the same on all ranks ----
 // Of three units the last may be in parts: ranks that are 2 apart then hold the same. From rank `differs` on one unit is another.
-static int parts, differs;
-static void compare_units(Control* c) {
+static void compare_units(Control* c, int parts, int differs) {
     int rank = c->ranks.rank;
-    uint64_t sums[3] = { rank == 3 && rank > differs ? 1 : 7, parts == 1 && rank >= differs, UINT64_MAX - (uint64_t)(rank % parts) };
+    bool is_other = rank == 3 && rank > differs;
+    uint64_t sums[3] = { is_other ? 1 : 7, parts == 1 && rank >= differs, UINT64_MAX - (uint64_t)(rank % parts) };
     if (parts == 2 && rank == differs) sums[2] = 0;
     for (long long step = 5; step <= 7; step++) require_same_units(c, "parameters", sums, 3, parts, step);
 }
 TEST(ranks_with_the_same_units_or_parts_continue) {
-    differs = MOST;
     for (int size = 1; size <= 5; size++)
-        for (parts = 1; parts <= 2; parts++) team(size, .work = compare_units);
+        for (int parts = 1; parts <= 2; parts++) team(size, compare_units(c, parts, MOST));
 }
 TEST(every_rank_names_the_ranks_and_the_unit_that_differ) {
-    parts = differs = 1; // of several ranks that differ the first is named
-    team(4, .work = compare_units, .says = { "after step 5 the parameters of unit 1 differ between rank 0 and rank 1",
-                                             "continue from the last checkpoint with --resume" });
-    parts = 2;
-    differs = 3;
-    team(4, .work = compare_units, .says = { "after step 5 the parameters of unit 2 differ between rank 1 and rank 3" });
-    team(4, .work = compare_units, .mesh = true, .says = { "unit 2 differ between rank 1 (dp 0, tp 1) and rank 3 (dp 1, tp 1)" });
+    team(4, compare_units(c, 1, 1), // of several ranks that differ the first is named
+         .says = { "after step 5 the parameters of unit 1 differ between rank 0 and rank 1",
+                   "continue from the last checkpoint with --resume" });
+    team(4, compare_units(c, 2, 3), .says = { "after step 5 the parameters of unit 2 differ between rank 1 and rank 3" });
+    team(4, compare_units(c, 2, 3), .mesh = true, .says = { "unit 2 differ between rank 1 (dp 0, tp 1) and rank 3 (dp 1, tp 1)" });
 }
 
 // Messages along a line of ranks, and collectives, which are not messages. Rank `lazy` leaves out a receive, or a send.
-static int lazy;
-static const char* lazy_in;
-static void pass_messages(Control* c) {
+static void pass_messages(Control* c, int lazy, const char* lazy_in) {
     int rank = c->ranks.rank, last = c->ranks.size - 1;
     issue_and_finish(c, "all-reduce", -1);
     for (int i = 0; i < 3; i++) {
@@ -308,15 +301,13 @@ static void pass_messages(Control* c) {
     require_same_messages(c, 7);
 }
 TEST(a_message_that_was_not_received_or_not_sent_is_found) {
-    lazy = -1;
-    lazy_in = "receive";
-    team(3, .work = pass_messages);
-    lazy = 2;
-    team(3, .work = pass_messages, .says = { "after step 7: 3 messages went from rank 1 to rank 2 of world, and 2 were received" });
-    team(3, .work = pass_messages, .mesh = true, .says = { "went from rank 1 (dp 0, tp 1) to rank 2 (dp 1, tp 0) of world, and 2 were" });
-    lazy = 0;
-    lazy_in = "send";
-    team(3, .work = pass_messages, .says = { "after step 7: 2 messages went from rank 0 to rank 1 of world, and 3 were received" });
+    team(3, pass_messages(c, -1, ""));
+    team(3, pass_messages(c, 2, "receive"),
+         .says = { "after step 7: 3 messages went from rank 1 to rank 2 of world, and 2 were received" });
+    team(3, pass_messages(c, 2, "receive"), .mesh = true,
+         .says = { "went from rank 1 (dp 0, tp 1) to rank 2 (dp 1, tp 0) of world, and 2 were" });
+    team(3, pass_messages(c, 0, "send"),
+         .says = { "after step 7: 2 messages went from rank 0 to rank 1 of world, and 3 were received" });
 }
 
 TEST(the_checksum_of_device_memory_does_not_depend_on_the_scratch) {
@@ -332,14 +323,9 @@ TEST(the_checksum_of_device_memory_does_not_depend_on_the_scratch) {
 }
 
 // ---- further good runs ----
-static void be_slow(Control* c, int rank) {
-    join(c, rank, team->size);
-    usleep((unsigned)rank * 100000);
-    count();
-    control_stop(c);
-    ensure(meeting->count == team->size);
+TEST(the_end_waits_for_the_slowest) {
+    team_apart(4, join(c, rank, 4); usleep((unsigned)rank * 100000); count(); control_stop(c); ensure(meeting->count == 4));
 }
-TEST(the_end_waits_for_the_slowest) { team(4, .process = be_slow); }
 
 static void* issue_many(void* control) {
     for (int i = 0; i < 20000; i++) {
@@ -348,14 +334,10 @@ static void* issue_many(void* control) {
     }
     return NULL;
 }
-static void issue_in_two_threads(Control* c) {
-    pthread_t other;
-    ensure(pthread_create(&other, NULL, issue_many, c) == 0);
-    issue_many(c);
-    pthread_join(other, NULL);
-    ensure(c->recorder.channels[1].issued == 40000 && c->recorder.channels[1].finished == 40000);
+TEST(any_thread_may_note_operations_while_the_watchdog_reads) {
+    team(3, pthread_t other = beside(issue_many, c); issue_many(c); pthread_join(other, NULL);
+         ensure(c->recorder.channels[1].issued == 40000 && c->recorder.channels[1].finished == 40000));
 }
-TEST(any_thread_may_note_operations_while_the_watchdog_reads) { team(3, .work = issue_in_two_threads); }
 
 // ---- death ----
 __attribute__((no_sanitize("undefined")))
@@ -370,7 +352,8 @@ TEST(a_rank_that_crashes_says_how_and_writes_its_last_operations) {
     for (int r = 0; r < 3; r++) {
         char said[128];
         snprintf(said, sizeof said, "rank %d has died (%s) during step 3", r, strsignal(signals[r]));
-        team(3, .harm = crash, .harmed = r, .status = CRASHED(signals[r]), .says = { said }, .out = folder);
+        team(3, two_steps(c); if (rank == r) crash(c); wait_for_all(c),
+             .harmed = r, .status = CRASHED(signals[r]), .says = { said }, .out = folder);
         for (int k = 0; k < 3; k++) free(last_operations(k));
     }
 }
@@ -386,7 +369,7 @@ static void be_killed_elsewhere(Control* c) {
     raise(SIGKILL);
 }
 TEST(on_another_machine_with_what_it_was_last_heard_of_in) {
-    team(3, .work = be_killed_elsewhere, .harmed = 2, .status = KILLED,
+    team(3, be_killed_elsewhere(c), .harmed = 2, .status = KILLED,
          .says = { "rank 2 has died (its connection closed) during step 9; it was last heard of in D5 on stage 2" });
 }
 
@@ -423,21 +406,16 @@ static void* err_in_thread(void* control) {
     err((Control*)control);
     return NULL;
 }
-static void err_in_a_thread(Control* c) {
-    pthread_t other;
-    ensure(pthread_create(&other, NULL, err_in_thread, c) == 0);
-    for (;;) pause();
-}
 TEST(a_rank_that_exits_by_an_error_has_left_not_died) {
-    team(4, .harm = err, ERRS(2), .says = { LEFT(2) }, .out = folder);
+    team(4, two_steps(c); if (rank == 2) err(c); wait_for_all(c), ERRS(2), .says = { LEFT(2) }, .out = folder);
     for (int r = 0; r < 4; r++) free(last_operations(r)); // the one that leaves has written its last operations as well
-    team(4, .harm = err, ERRS(0), .says = { LEFT(0) });
-    team(3, .harm = err_in_a_thread, ERRS(1), .says = { LEFT(1) });
+    team(4, two_steps(c); if (rank == 0) err(c); wait_for_all(c), ERRS(0), .says = { LEFT(0) });
+    team(3, two_steps(c); if (rank == 1) { beside(err_in_thread, c); for (;;) pause(); } wait_for_all(c),
+         ERRS(1), .says = { LEFT(1) });
 }
 
 // Who has left is still there while another may have an error of its own to report. The default would not be time enough.
-static bool rank_0_first;
-static void err_in_turn(Control* c) { // rank 0 when all others have been heard, or the others when rank 0 has
+static void err_in_turn(Control* c, bool rank_0_first) { // rank 0 when all others have been heard, or the others when rank 0 has
     bool first = (c->ranks.rank == 0) == rank_0_first, now = first, here = true;
     for (; !now; usleep(1000))
         with_lock(c, now = c->reason != REASON_NONE; for (int r = 1; r < c->num_peers; r++) now = now && c->peers[r].heard_end);
@@ -447,24 +425,15 @@ static void err_in_turn(Control* c) { // rank 0 when all others have been heard,
     err(c);
 }
 TEST(ranks_that_all_err_all_get_to_say_so) {
-    team(4, .work = err_in_turn, .says = { "is in trouble" });
-    rank_0_first = true;
-    team(4, .work = err_in_turn, .says = { "is in trouble" });
+    team(4, err_in_turn(c, false), .says = { "is in trouble" });
+    team(4, err_in_turn(c, true), .says = { "is in trouble" });
 }
 
 // Rank 3 waits for rank 2, and that for rank 1, which has left. Rank 0 sends: that may not need the receiver, so it takes longer.
-static void err_in_a_pipeline(Control* c) {
-    int rank = c->ranks.rank;
-    if (rank == 1) err(c);
-    wait_forever(c, "world", rank == 0 ? "send" : "receive", 5000, rank == 0 ? 1 : rank - 1);
-}
-static void err_while_others_compute(Control* c) {
-    if (c->ranks.rank == 1) err(c);
-    for (;;) pause();
-}
 TEST(ranks_that_wait_for_one_that_left_are_not_given_the_time_to_err) {
-    team(4, .work = err_in_a_pipeline, ERRS(1), .says = { LEFT(1) });
-    team(4, .work = err_while_others_compute, ERRS(1), .says = { LEFT(1) }, .grace = 0.3); // no longer than this
+    team(4, if (rank == 1) err(c); wait_forever(c, "world", rank == 0 ? "send" : "receive", 5000, rank == 0 ? 1 : rank - 1),
+         ERRS(1), .says = { LEFT(1) });
+    team(4, if (rank == 1) err(c); for (;;) pause(), ERRS(1), .says = { LEFT(1) }, .grace = 0.3); // no longer than this
 }
 
 TEST(the_time_to_err_is_a_number_of_seconds) {
@@ -475,53 +444,45 @@ TEST(the_time_to_err_is_a_number_of_seconds) {
 }
 
 // ---- hanging ----
-static void hang_0_and_3(Control* c) {
-    if (c->ranks.rank % 3 == 0) hang(c);
-    wait_forever(c, "world", "broadcast", 5000, 0);
-}
 TEST(ranks_that_hang_are_named_with_the_operation_they_have_not_reached) {
-    team(4, .late = true, .harm = hang, .harmed = 2,
+    team(4, two_steps(c); if (rank == 2) hang(c); wait_for_all(c), .late = true,
          .says = { "rank 2 has not reached all-reduce #2 of world (5000 fp32, step 3)", "has waited",
                    "the last operation that rank 2 issued there is all-reduce #1 of world (1000 fp32, step 2)",
                    "; without --out there is no checkpoint" });
-    team(4, .late = true, .work = hang_0_and_3,
+    team(4, if (rank % 3 == 0) hang(c); wait_forever(c, "world", "broadcast", 5000, 0), .late = true,
          .says = { "ranks 0 and 3 have not reached broadcast #0 of world (5000 fp32, root 0, step 0)", "issued there is none" });
 }
 
-static bool waiting;
-static void stop(Control* c) {
+static void stop(Control* c, bool waiting) {
     if (waiting) begin_wait(c, "world", "all-reduce", 5000, -1);
     else flight_recorder_step(&c->recorder, LAST_STEP);
     await_told(c);
     meeting->stopped = getpid();
     raise(SIGSTOP);
 }
-static void stop_0(Control* c) { // then each of the others has its own deadline
-    two_steps(c);
-    if (c->ranks.rank == 0) raise(SIGSTOP);
-    with_lock(c, c->timeout = -CONTROL_SETTLE - CONTROL_PATIENCE);
-    wait_for_all(c);
-}
 TEST(a_stopped_rank_is_named_and_said_to_be_silent) {
-    team(4, .late = true, .harm = stop, .harmed = 2, .status = KILLED, .stops = 1 << 2,
+    team(4, two_steps(c); if (rank == 2) stop(c, false); wait_for_all(c),
+         .late = true, .harmed = 2, .status = KILLED, .stops = 1 << 2,
          .says = { "rank 2 has not reached all-reduce #2 of world", "it has been silent for", "stopped, or its machine is gone" });
-    waiting = true;
-    team(4, .late = true, .harm = stop, .harmed = 2, .status = KILLED, .stops = 1 << 2,
+    team(4, two_steps(c); if (rank == 2) stop(c, true); wait_for_all(c),
+         .late = true, .harmed = 2, .status = KILLED, .stops = 1 << 2,
          .says = { "rank 2 has been silent for", "waits for all-reduce #2 of world" });
-    team(4, .work = stop_0, .harmed = 0, .status = KILLED, .stops = 1 << 0,
+    // without rank 0 each of the others has its own deadline
+    team(4, two_steps(c); if (rank == 0) raise(SIGSTOP); with_lock(c, c->timeout = -CONTROL_SETTLE - CONTROL_PATIENCE);
+         wait_for_all(c),
+         .harmed = 0, .status = KILLED, .stops = 1 << 0,
          .says = { "rank 0 has been silent for", "stopped, or its machine is gone", "for all-reduce #2 of world" });
 }
 
-static void disagree(Control* c) { wait_forever(c, "world", c->ranks.rank == 1 ? "all-gather" : "all-reduce", 5000, -1); }
 TEST(a_wait_that_all_have_reached_is_the_fault_of_none_or_of_different_operations) {
-    team(3, .late = true, .work = wait_for_all,
+    team(3, wait_for_all(c), .late = true,
          .says = { "every rank has reached all-reduce #0 of world (5000 fp32, step 0)", "the data is not moving" });
-    team(2, .late = true, .work = disagree,
+    team(2, wait_forever(c, "world", rank == 1 ? "all-gather" : "all-reduce", 5000, -1), .late = true,
          .says = { " issued all-reduce #0 of world (5000 fp32, step 0)", " issued all-gather #0 of world (5000 fp32, step 0)" });
 }
 
-static bool sends; // whether rank 1 sends five times to rank 0 and receives nine times from it, or the other way round
-static void hang_in_a_message(Control* c) {
+// sends: rank 1 sends five times to rank 0 and receives nine times from it, or the other way round.
+static void hang_in_a_message(Control* c, bool sends) {
     int rank = c->ranks.rank;
     bool one_is_send = (rank == 1) == sends;
     const char *one = one_is_send ? "send" : "receive", *other = one_is_send ? "receive" : "send";
@@ -532,11 +493,10 @@ static void hang_in_a_message(Control* c) {
     hang(c);
 }
 TEST(a_message_waits_for_its_other_end_alone) {
-    team(4, .late = true, .work = hang_in_a_message,
+    team(4, hang_in_a_message(c, false), .late = true,
          .says = { "rank 0 has not reached its side of receive #5 from rank 0 of world (5000 fp32, step 0), for which rank 1",
                    "the last operation that rank 0 issued there is send #4 to rank 1" });
-    sends = true;
-    team(4, .late = true, .work = hang_in_a_message,
+    team(4, hang_in_a_message(c, true), .late = true,
          .says = { "rank 0 has not reached its side of send #5 to rank 0 of world (5000 fp32, step 0)",
                    "the last operation that rank 0 issued there is receive #4 from rank 1" });
 }
@@ -556,14 +516,13 @@ static void hang_in_a_pipeline(Control* c) {
     hang(c);
 }
 TEST(a_wait_along_a_pipeline_is_the_fault_of_where_it_begins) {
-    team(4, .late = true, .work = hang_in_a_pipeline,
+    team(4, hang_in_a_pipeline(c), .late = true,
          .says = { "rank 1 has not reached its side of receive #2 from rank 1 of world (5000 fp32, step 0, F0 on stage 2), for which"
                    " rank 2", "and it is in F2 on stage 1" });
 }
 
 // Rank 1 has left out a receive and waits for what comes later, rank 0 for the receive. `patient` has waited longer.
-static int patient;
-static void leave_out_a_receive(Control* c) {
+static void leave_out_a_receive(Control* c, int patient) {
     int rank = c->ranks.rank;
     if (rank != patient) await_count(1), usleep(300000);
     begin_wait(c, "world", rank == 0 ? "send" : "all-reduce", 5000, rank == 0 ? 1 : -1);
@@ -572,39 +531,24 @@ static void leave_out_a_receive(Control* c) {
 }
 TEST(a_message_that_was_left_out_is_named_and_not_what_others_wait_for) {
     for (int size = 2; size <= 3; size++)
-        for (patient = 0; patient < 2; patient++)
-            team(size, .late = true, .work = leave_out_a_receive,
+        for (int patient = 0; patient < 2; patient++)
+            team(size, leave_out_a_receive(c, patient), .late = true,
                  .says = { "rank 1 has not reached its side of send #0 to rank 1 of world (5000 fp32, step 0), for which rank 0" });
 }
 
-static void hang_in_a_group(Control* c) {
-    int rank = c->ranks.rank;
-    char name[24];
-    snprintf(name, sizeof name, "shard.%d", rank % 2);
-    flight_recorder_join(&c->recorder, name);
-    if (rank == 1) wait_forever(c, name, "all-gather", 100, -1);
-    hang(c);
-}
 TEST(only_members_of_a_communicator_are_missed_there) {
-    team(4, .late = true, .work = hang_in_a_group,
+    team(4, const char* name = rank % 2 ? "shard.1" : "shard.0"; flight_recorder_join(&c->recorder, name);
+         if (rank == 1) wait_forever(c, name, "all-gather", 100, -1); hang(c), .late = true,
          .says = { "error: rank 3 has not reached all-gather #0 of shard.1 (100 fp32, step 0), for which rank 1 has waited" });
 }
 
-static void hang_in_a_comparison(Control* c) {
-    if (c->ranks.rank == 1) hang(c);
-    control_all_gather(c, "x", 1);
-}
-static void hang_in_a_decision(Control* c) {
-    control_gather(c, "x", 1);
-    if (c->ranks.rank == 0) hang(c);
-    control_broadcast(c, "y", 1);
-}
-static void hang_at_the_end(Control* c) { if (c->ranks.rank == 1) hang(c); }
 TEST(small_messages_decisions_and_the_end_have_the_same_deadline) {
-    team(3, .late = true, .work = hang_in_a_comparison, .says = { "rank 1 has not reached gather #1 of control (root 0, step 0)" });
-    team(3, .late = true, .work = hang_in_a_decision, .says = { "rank 0 has not reached broadcast #2 of control (root 0, step 0)",
-         "the last operation that rank 0 issued there is gather #1 of control" });
-    team(3, .late = true, .work = hang_at_the_end, .says = { "rank 1 has not reached goodbye #1 of control (step 0)" });
+    team(3, if (rank == 1) hang(c); control_all_gather(c, "x", 1), .late = true,
+         .says = { "rank 1 has not reached gather #1 of control (root 0, step 0)" });
+    team(3, control_gather(c, "x", 1); if (rank == 0) hang(c); control_broadcast(c, "y", 1), .late = true,
+         .says = { "rank 0 has not reached broadcast #2 of control (root 0, step 0)",
+                   "the last operation that rank 0 issued there is gather #1 of control" });
+    team(3, if (rank == 1) hang(c), .late = true, .says = { "rank 1 has not reached goodbye #1 of control (step 0)" });
 }
 
 // ---- SIGTERM, which launchers send to the rest when one rank has ended ----
@@ -621,17 +565,13 @@ static void be_told(Control* c) {
     pthread_mutex_unlock(&c->lock);
     for (;;) pause();
 }
-static void be_told_alone(Control* c) {
-    raise(SIGTERM);
-    while (c) pause();
-}
 TEST(ranks_that_are_told_to_end_do_so_without_a_word_and_have_left_for_those_that_are_not) {
-    team(4, .work = be_told, .every = 1000 + SIGTERM, .grace = 0.01);
-    team(4, .harm = be_told_alone, .harmed = 2, .status = 1000 + SIGTERM, .grace = 0.01,
-         .says = { "rank 2 has left (it was told to, by SIGTERM)" });
+    team(4, be_told(c), .every = 1000 + SIGTERM, .grace = 0.01);
+    team(4, two_steps(c); if (rank == 2) { raise(SIGTERM); for (;;) pause(); } wait_for_all(c),
+         .harmed = 2, .status = 1000 + SIGTERM, .grace = 0.01, .says = { "rank 2 has left (it was told to, by SIGTERM)" });
 }
 TEST(being_told_to_end_because_another_died_leaves_time_to_say_so) {
-    team(4, .work = be_told, .harmed = 2, .status = KILLED, .says = { "rank 2 has died (its connection closed)" });
+    team(4, be_told(c), .harmed = 2, .status = KILLED, .says = { "rank 2 has died (its connection closed)" });
 }
 
 // ---- the file of last operations ----
@@ -646,7 +586,7 @@ static void die_while_others_wait(Control* c) {
     for (;;) pause();
 }
 TEST(every_survivor_writes_its_last_operations) {
-    team(3, .work = die_while_others_wait, .harmed = 1, .status = KILLED, .out = folder,
+    team(3, die_while_others_wait(c), .harmed = 1, .status = KILLED, .out = folder,
          .says = { "rank 1 has died", "continue from the last checkpoint with --resume", "last operations: /tmp/shard_test_",
                    "(build/ranks compares them)" });
     for (int r = 0; r < 3; r += 2) { // rank 1 could not write anything
@@ -674,7 +614,7 @@ static void await_absent(Control* c, int rank) {
     control_await_all(c);
 }
 TEST(ranks_that_never_come_are_named) {
-    team(5, .process = await_absent, .absent = 1 << 1 | 1 << 3, .harmed = 0, .status = 1,
+    team_apart(5, await_absent(c, rank), .absent = 1 << 1 | 1 << 3, .harmed = 0, .status = 1,
          .own = "ranks 1 and 3 of 5 did not join within 0 s", .says = { "rank 0 has left" });
 }
 
@@ -690,11 +630,10 @@ static int port_of_its_own(int* port) {
 }
 TEST(a_rank_that_cannot_reach_rank_0_says_where_it_tried) {
     int port, fd = port_of_its_own(&port);
-    static Control c;
     char address[64], said[128];
     snprintf(address, sizeof address, "%d word 127.0.0.1", port);
     snprintf(said, sizeof said, "rank 1 could not reach rank 0 at 127.0.0.1, port %d, within 0.5 s", port);
-    expect_error(control_init(&c, rank_of(1, 2), 0.5, ""); control_join(&c, address), said, "firewall");
+    expect_error(control_init(&control, rank_of(1, 2), 0.5, ""); control_join(&control, address), said, "firewall");
     close(fd);
 }
 
@@ -733,43 +672,31 @@ static void join_among_strangers(Control* c, int rank) {
     join(c, rank, 3);
     control_stop(c);
 }
-TEST(strangers_are_turned_away) { team(3, .process = join_among_strangers); }
+TEST(strangers_are_turned_away) { team_apart(3, join_among_strangers(c, rank)); }
 
-static void join_as_another(Control* c, int rank) { // rank 2 of 3 as rank 1, rank 1 of 2 as rank 1 of 3
-    join(c, rank == 2 ? 1 : rank, rank == 1 ? 3 : team->size);
-    control_stop(c);
-}
 TEST(two_processes_of_one_rank_and_ranks_of_different_sizes_are_found) {
-    team(3, .process = join_as_another, .says = { "two processes say that they are rank 1" });
-    team(2, .process = join_as_another, .says = { "rank 1 was started as one of 3 ranks, rank 0 as one of 2" });
+    team_apart(3, join(c, rank == 2 ? 1 : rank, 3); control_stop(c), .says = { "two processes say that they are rank 1" });
+    team_apart(2, join(c, rank, 2 + rank); control_stop(c), .says = { "rank 1 was started as one of 3 ranks, rank 0 as one of 2" });
 }
 
-static void join_where_the_launcher_says(Control* c, int rank) {
-    char address[CONTROL_ADDRESS] = "";
-    control_init(c, rank_of(rank, team->size), LONG, "");
-    if (rank == 0) control_listen(c, address);
-    control_join(c, address); // nobody tells the others
-    control_stop(c);
-}
 TEST(ranks_meet_where_their_launcher_says_unless_that_port_is_in_use) {
     int port, fd = port_of_its_own(&port);
     snprintf(launchers_place, sizeof launchers_place, "%d run-7 localhost", port);
-    team(3, .process = join_where_the_launcher_says);
     static Control c[2];
-    char address[CONTROL_ADDRESS];
+    char address[CONTROL_ADDRESS] = ""; // which nobody tells the others
+    team_apart(3, control_init(c, rank_of(rank, 3), LONG, ""); if (rank == 0) control_listen(c, address);
+               control_join(c, address); control_stop(c));
     expect_error(for (int i = 0; i < 2; i++) { control_init(&c[i], rank_of(0, 2), 1, ""); control_listen(&c[i], address); },
                  "cannot listen", "--master-port");
     launchers_place[0] = '\0';
     close(fd);
 }
 
-static void listen_for_several_machines(void) {
-    static Control c;
+TEST(ranks_on_several_machines_are_given_every_address) {
     RankInfo r = { 0, 2, 0, 1, "a test", "" };
     char address[CONTROL_ADDRESS], word[65], hosts[CONTROL_ADDRESS];
     int port;
-    control_init(&c, r, 1, "");
-    control_listen(&c, address);
-    ensure(sscanf(address, "%d %64s %511[^\n]", &port, word, hosts) == 3 && strlen(word) == 32 && port > 0 && port < 65536);
+    expect_success(control_init(&control, r, 1, ""); control_listen(&control, address);
+                   ensure(sscanf(address, "%d %64s %511[^\n]", &port, word, hosts) == 3);
+                   ensure(strlen(word) == 32 && port > 0 && port < 65536));
 }
-TEST(ranks_on_several_machines_are_given_every_address) { expect_success(listen_for_several_machines()); }

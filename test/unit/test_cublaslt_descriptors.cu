@@ -1,7 +1,5 @@
-/*
-test_cublaslt_descriptors.cu - the real cuBLASLt accepts our descriptors of matrix products: of every layer, with every epilogue.
-That needs no GPU. (Finding algorithms for them needs a driver: without one cublasLtCreate fails.)
-*/
+// test_cublaslt_descriptors.cu - the real cuBLASLt accepts our descriptors of matrix products: of every layer, with every epilogue.
+// That needs no GPU. (Finding algorithms for them needs a driver: without one cublasLtCreate fails.)
 #include "../../llmc/device/cuda/common.cuh"
 #include "../../llmc/device/cuda/matmul.cuh"
 
@@ -37,6 +35,7 @@ static void check(const char* layer, ProductShape shape, bool bias, bool aux, Ma
         && is(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, (int32_t)CUBLAS_COMPUTE_32F) && is(CUBLASLT_MATMUL_DESC_SCALE_TYPE, (int32_t)CUDA_R_32F)
         && is(CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void*)p.bias) && is(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)p.aux)
         && is(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)(aux ? d.rows : 0))
+        && is(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, (int32_t)shape.processors)
         && is_matrix(plan.a, a.rows, a.cols) && is_matrix(plan.b, b.rows, b.cols) && is_matrix(plan.d, d.rows, d.cols);
     result(layer, good);
     plan_clear(&plan);
@@ -45,13 +44,14 @@ static void check(const char* layer, ProductShape shape, bool bias, bool aux, Ma
 int main(void) {
     const int N = 8, C = 16, OC = 24;
     const Matrix out = { OC, N }, inp = { C, N }, w = { C, OC }; // row-major (N,OC), (N,C), (OC,C)
-    check("out = inp w^T", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_DEFAULT, 0, 0 }, false, false, w, inp, out);
-    check("out = inp w^T + bias", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_BIAS, 0, 0 }, true, false, w, inp, out);
-    check("out = gelu(inp w^T + bias)", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0 }, true, true, w, inp, out);
-    check("dinp = dout w", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0 }, false, false, w, out, inp);
-    check("dinp = dout w * gelu'", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0 }, false, true, w, out, inp);
-    check("dw = dout^T inp, in fp32", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, 1, 0 }, false, false, inp, out, w);
-    check("dw = dout^T inp, dbias", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_BGRADB, 0, 0 }, true, false, inp, out, w);
+    check("out = inp w^T", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 }, false, false, w, inp, out);
+    check("out = inp w^T + bias", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_BIAS, 0, 0, 0 }, true, false, w, inp, out);
+    check("out = gelu(inp w^T + bias)", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0, 0 }, true, true, w, inp, out);
+    check("dinp = dout w", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 }, false, false, w, out, inp);
+    check("dinp = dout w * gelu'", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0, 0 }, false, true, w, out, inp);
+    check("dw = dout^T inp, in fp32", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 0 }, false, false, inp, out, w);
+    check("dw = dout^T inp, dbias", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_BGRADB, 0, 0, 0 }, true, false, inp, out, w);
+    check("the same beside a sum", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_BGRADB, 0, 0, 116 }, true, false, inp, out, w);
     cublasLtMatmulPreference_t preference;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference), "a preference");
     preference_set_all(preference, 16);

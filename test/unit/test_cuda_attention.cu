@@ -1,8 +1,6 @@
-/*
-test_cuda_attention.cu - attention through cuDNN's graphs against the CPU's layer, and which attention is chosen when. On a GPU
-with the real cuDNN, or under the emulator with its interpreter of graphs; built with -DUSE_CUDNN=1. test_cuda_kernels.cu tests
-our own kernels.
-*/
+// test_cuda_attention.cu - attention through cuDNN's graphs against the CPU's layer, and which attention is chosen when. On a GPU
+// with the real cuDNN, or under the emulator with its interpreter of graphs; built with -DUSE_CUDNN=1. test_cuda_kernels.cu tests
+// our own kernels.
 #include "../../llmc/device/cuda/common.cuh"
 [[maybe_unused]] static int memsets; // that attention has asked for
 #define cudaMemsetAsync(...) (memsets++, cudaMemsetAsync(__VA_ARGS__))
@@ -11,7 +9,7 @@ our own kernels.
 #include "cuda_both.h"
 
 static void start(int B, int T, int NH, int HS, AttentionChoice choice, bool deterministic) {
-    LayerShapes s = { B, T, NH * HS, NH, 1, 1 };
+    LayerShapes s = layer_shapes(B, T, NH * HS, NH, 1, 1);
     if (choice != cuda_layers.attention || deterministic != cuda_layers.deterministic) attention_free(); // else plans stay valid
     start_both(s, 0);
     cuda_layers.attention = choice;

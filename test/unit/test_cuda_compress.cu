@@ -1,18 +1,16 @@
-/*
-test_cuda_compress.cu - the kernels that compress gradients against the CPU's, on a GPU or under the emulator. What the contract says is
-the same bits on every device is compared with the CPU's to the bit.
-*/
+// test_cuda_compress.cu - the kernels that compress gradients against the CPU's, on a GPU or under the emulator. What the contract
+// says is the same bits on every device is compared with the CPU's to the bit.
 #include "../../llmc/device/cuda/compress.cuh"
 #include "cuda_both.h"
 
 namespace cpu { extern "C" {
 OF_CPU(add_error) OF_CPU(scale_in_place_fp32) OF_CPU(round_16) OF_CPU(widen_16) OF_CPU(quantise) OF_CPU(dequantise_sum)
-OF_CPU(pack_signs) OF_CPU(unpack_signs_sum) OF_CPU(pack_top_k) OF_CPU(sparse_sum_fp32) OF_CPU(skinny_product)
+OF_CPU(pack_signs) OF_CPU(unpack_signs_sum) OF_CPU(unpack_sign_rows) OF_CPU(pack_top_k) OF_CPU(sparse_sum_fp32) OF_CPU(skinny_product)
 OF_CPU(skinny_product_transposed) OF_CPU(orthonormalise) OF_CPU(low_rank_apply) OF_CPU(momentum_with_error)
 OF_CPU(adamw_update_frozen) OF_CPU(add_comparison)
 } }
 
-static void start(void) { start_both({ 1, 1, 1, 1, 1, 1 }, COMPRESS_WORKSPACE); }
+static void start(void) { start_both(layer_shapes(1, 1, 1, 1, 1, 1), COMPRESS_WORKSPACE); }
 void before_each(void) { start(); }
 // n bytes that are to be overwritten
 static Both<uint32_t> unset_bytes(size_t n) { return same_both<uint32_t>(n / 4, 0xa5a5a5a5); }
@@ -85,6 +83,18 @@ TEST(blocks_hide_no_inf_or_nan) {
 }
 
 // ---- signs ----
+// Returns rows of so many words, which have the CPU's signs and nearly its scales. For both as input they have the same.
+static std::vector<uint32_t> signs_like_the_cpus(const Both<uint32_t>& rows, size_t words) {
+    std::vector<uint32_t> got = result_of(rows);
+    for (size_t w = 0; w < got.size(); w++) {
+        float scale, want;
+        memcpy(&scale, &got[w], 4);
+        memcpy(&want, &rows.cpu[w], 4);
+        if (w % words == 0) expect(fabs(scale - want) <= 4e-7 * want, "a scale is %g, not %g", number(scale), number(want));
+        else expect(got[w] == rows.cpu[w], "word %zu of %zu differs", w, got.size());
+    }
+    return got;
+}
 static void check_signs(size_t n, SignScale kind) {
     start();
     size_t words = signs_bytes(n) / 4;
@@ -93,27 +103,32 @@ static void check_signs(size_t n, SignScale kind) {
     Both<floatX> out = unset_both(n);
     for (int row = 0; row < 3; row++) {
         Both<float> next = row == 0 ? x : random_both<float>(n), left = row == 2 ? next : kept;
-        BOTH(pack_signs, inside(rows, row * words, words), left, next, n, kind);
+        BOTH(pack_signs, inside(rows, row * words, words), left, next, n, n, kind);
         expect_near("what pack_signs keeps", left, 4);
     }
-    std::vector<uint32_t> got = result_of(rows);
-    for (size_t w = 0; w < 3 * words; w++) {
-        float scale, want;
-        memcpy(&scale, &got[w], 4);
-        memcpy(&want, &rows.cpu[w], 4);
-        if (w % words == 0) expect(fabs(scale - want) <= 4e-7 * want, "a scale is %g, not %g", number(scale), number(want));
-        else expect(got[w] == rows.cpu[w], "word %zu of %zu differs", w, 3 * words);
-    }
-    rows = both_of(got); // the same scales
+    std::vector<uint32_t> got = signs_like_the_cpus(rows, words);
+    rows = both_of(got);
     SAME_BITS(unpack_signs_sum, out, FLOATX_DTYPE, rows, 3, n);
     SAME_BITS(unpack_signs_sum, sum, DTYPE_F32, rows, 3, n);
-    BOTH(pack_signs, one, none<float>, x, n, kind);
+    BOTH(pack_signs, one, none<float>, x, n, n, kind);
     got.resize(words);
     expect_bits("pack_signs without an error", result_of(one), got);
 }
 TEST(signs) {
     for (SignScale kind : { SIGN_MEAN, SIGN_RMS })
         for (size_t n : { 1, 31, 32, 33, 256, 3000 }) check_signs(n, kind);
+}
+TEST(rows_of_signs) { // the last one shorter, or the only one and shorter than a row, or at odd addresses
+    const size_t n = 3000;
+    for (size_t part : { 32, 1024, 3000, 3008, 77 }) {
+        start();
+        size_t words = signs_bytes(part) / 4;
+        Both<uint32_t> rows = unset_bytes(ceil_div(n, part) * words * 4);
+        Both<float> x = varied_both(n), kept = unset_both<float>(n);
+        BOTH(pack_signs, rows, kept, x, n, part, SIGN_RMS);
+        expect_near("what pack_signs keeps", kept, 4);
+        SAME_BITS(unpack_sign_rows, unset_both<float>(n), both_of(signs_like_the_cpus(rows, words)), n, part);
+    }
 }
 
 // ---- the k largest ----
@@ -178,7 +193,7 @@ TEST(low_rank) {
     check_low_rank(19, 300, 5); // two blocks of columns
     if (quick) return;
     check_low_rank(40, 600, 40);
-    check_transposed(140, 1200, 300); // it would take three chunks of rows, and the workspace has room for two
+    check_transposed(140, 1200, 600); // it would take three chunks of rows, and the workspace has room for two
 }
 TEST(orthonormalise) {
     NEAR(64, orthonormalise, random_both<float>(1), 1, 1);
@@ -190,14 +205,15 @@ TEST(orthonormalise) {
         return random_normal(9, i % 3 == 2, i / 3) * (i % 3 == 1 ? 4 : 1);
     }), 40, 3);
     Both<float> near = made_both<float>(60 * 3, [](size_t i) { return 1 + 1e-4f * random_normal(10, i % 3, i / 3); });
-    orthonormalise(near.gpu, 60, 3);
+    NEAR(2e5, orthonormalise, near, 60, 3); // of what is left of columns 1 and 2, the CPU's fp32 has a thousandth wrong
     std::vector<float> got = result_of(near);
-    for (int pair = 1; pair < 3; pair++) { // a single Gram-Schmidt would leave an angle
+    for (int pair = 1; pair < 3; pair++) { // rounding once would leave an angle
         double sum = 0;
         for (int row = 0; row < 60; row++) sum += number(got[row * 3]) * number(got[row * 3 + pair]);
         expect(fabs(sum) < 1e-6, "columns 0 and %d have a product of %g", pair, sum);
     }
-    if (!quick) NEAR(64, orthonormalise, random_both<float>(1500 * 3), 1500, 3); // more rows than threads
+    NEAR(64, orthonormalise, random_both<float>(30 * 9), 30, 9); // three tiles of columns
+    if (!quick) NEAR(64, orthonormalise, random_both<float>(1500 * 3), 1500, 3); // several chunks of rows
 }
 
 // ---- Adam with a frozen v ----

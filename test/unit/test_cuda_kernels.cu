@@ -10,7 +10,7 @@
 #include "cuda_both.h"
 
 static void start(int B, int T, int C, int NH, int Vp) {
-    LayerShapes s = { B, T, C, NH, Vp, 1 };
+    LayerShapes s = layer_shapes(B, T, C, NH, Vp, 1);
     start_both(s, std::max({ encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
                              attention_own_workspace_bytes(s), STATS_BLOCKS * sizeof(double) }));
 }
@@ -101,8 +101,7 @@ TEST(layernorm_adds_the_residual_and_normalises) {
     check_layernorm(4101, 8, 0); // and here several, twice
     check_layernorm(515, 1031, 0); // rows that are too long for a block to keep
 }
-// Rows around each limit: of the shared memory that forward may have, for eight rows and for one, and of what backward's threads
-// keep, of two rows, of one, and of any.
+// Rows around each limit: of forward's shared memory, for eight rows and for one, and of what backward's threads keep.
 TEST(layernorm_of_rows_around_its_limits) {
     const int eight = LAYERNORM_SHARED / 8 / sizeof(floatX), one = LAYERNORM_SHARED / sizeof(floatX);
     const int two = (int)LAYERNORM_THREADS / 2 * VEC, thread_each = 1024;
@@ -156,35 +155,31 @@ TEST(bias_and_gelu_follow_a_product_and_their_gradients_precede_one) {
 }
 
 // ---- attention ----
-// Tensor cores multiply 16-bit numbers, so P and dS are rounded first: a number x by at most ROUNDING |x|, and in fp16, below its
-// normal numbers, by 2^-25.
+// Tensor cores multiply 16-bit numbers, so P and dS are rounded: by at most ROUNDING |x|, and below fp16's normal numbers 2^-25.
 static double rounded_off(double x) {
     return ATTENTION_ON_TENSOR_CORES ? ROUNDING * fabs(x) + (ROUNDING == 1.0 / 2048 ? ldexp(1, -25) : 0) : 0;
 }
 // How much this may change each element of out and of dqkv: a sum of x[i] y[i] changes by the sum of rounded_off(x[i]) |y[i]|.
+// stats and out are the CPU's results.
 typedef struct { std::vector<double> out, dqkv; } AttentionRounding;
-static AttentionRounding attention_rounding(Both<floatX> qkv, Both<floatX> dout, int B, int T, int C, int NH) {
+static AttentionRounding attention_rounding(Both<floatX> qkv, Both<floatX> dout, Both<float> stats, Both<floatX> out,
+                                            int T, int C, int NH) {
     int HS = C / NH;
     double scale = 1 / sqrt(HS);
     AttentionRounding r = { std::vector<double>(dout.n), std::vector<double>(qkv.n) };
-    std::vector<double> p(T), dp(T);
-    for (size_t i = 0; i < (size_t)B * NH * T; i++) { // a query t of a head
-        size_t t = i % T, token = i / T / NH * T, channel = i / T % NH * HS, sees = t + 1;
+    for (size_t i = 0; i < stats.n; i++) { // a query t of a head
+        size_t t = i % T, token = i / T / NH * T, channel = i / T % NH * HS, here = (token + t) * C + channel;
         auto at = [&](size_t u) { return (token + u) * 3 * C + channel; }; // where q of token u begins: k is C further, v 2 C
         auto x = [&](size_t j) { return number(qkv.cpu[j]); };
-        auto d = [&](size_t c) { return number(dout.cpu[(token + t) * C + channel + c]); };
-        double max = -INFINITY, sum = 0, delta = 0;
-        for (size_t u = 0; u < sees; u++) {
-            p[u] = dp[u] = 0;
-            for (int c = 0; c < HS; c++) p[u] += x(at(t) + c) * x(at(u) + C + c) * scale, dp[u] += d(c) * x(at(u) + 2 * C + c);
-            max = fmax(max, p[u]);
-        }
-        for (size_t u = 0; u < sees; u++) sum += p[u] = exp(p[u] - max);
-        for (size_t u = 0; u < sees; u++) delta += (p[u] /= sum) * dp[u];
-        for (size_t u = 0; u < sees; u++) {
-            double p_off = rounded_off(p[u]), ds_off = rounded_off(p[u] * (dp[u] - delta)) * scale;
+        auto d = [&](size_t c) { return number(dout.cpu[here + c]); };
+        double delta = 0;
+        for (int c = 0; c < HS; c++) delta += d(c) * number(out.cpu[here + c]);
+        for (size_t u = 0; u <= t; u++) {
+            double score = 0, dp = 0;
+            for (int c = 0; c < HS; c++) score += x(at(t) + c) * x(at(u) + C + c) * scale, dp += d(c) * x(at(u) + 2 * C + c);
+            double p = exp(score - number(stats.cpu[i])), p_off = rounded_off(p), ds_off = rounded_off(p * (dp - delta)) * scale;
             for (int c = 0; c < HS; c++) {
-                r.out[(token + t) * C + channel + c] += p_off * fabs(x(at(u) + 2 * C + c));
+                r.out[here + c] += p_off * fabs(x(at(u) + 2 * C + c));
                 r.dqkv[at(t) + c] += ds_off * fabs(x(at(u) + C + c));
                 r.dqkv[at(u) + C + c] += ds_off * fabs(x(at(t) + c));
                 r.dqkv[at(u) + 2 * C + c] += p_off * fabs(d(c));
@@ -202,12 +197,11 @@ static void check_attention(int B, int T, int NH, int HS, float std) {
     Both<floatX> qkv = random_both(3 * n, 0, std), out = unset_both(n), dout = random_both(n), dqkv = unset_both(3 * n);
     Both<float> stats = unset_both<float>((size_t)B * NH * T);
     AttentionRounding rounding;
-    if (attention_own_is_on_tensor_cores(HS)) rounding = attention_rounding(qkv, dout, B, T, C, NH);
-    on_both("attention_forward", cpu::attention_forward, attention_forward, not_compared, out, stats, qkv, B, T, C, NH);
+    BOTH(attention_forward, out, stats, qkv, B, T, C, NH);
+    if (attention_own_is_on_tensor_cores(HS)) rounding = attention_rounding(qkv, dout, stats, out, T, C, NH);
     expect_near("attention's out", out, slack, rounding.out);
     expect_near("attention's stats", stats, slack);
-    on_both("attention_backward", cpu::attention_backward, attention_backward, not_compared,
-            dqkv, dout, qkv, as_input(out), as_input(stats), B, T, C, NH);
+    BOTH(attention_backward, dqkv, dout, qkv, as_input(out), as_input(stats), B, T, C, NH);
     expect_near("attention's dqkv", dqkv, 4 * slack, rounding.dqkv);
 }
 // Kernels are compiled for three ranges of head sizes, and each with and without vectors. (The next test has those with.)
@@ -230,6 +224,81 @@ TEST(attention_survives_scores_that_exp_alone_would_overflow) {
     check_attention(1, 70, 1, 16, 8);
     if (!quick) check_attention(1, 70, 1, 64, 8);
 }
+// Columns [first, first + cols) of chunk c of x (outer,2 chunks,row), as an array of their own.
+template <typename T>
+static std::vector<T> cut(const std::vector<T>& x, size_t outer, size_t row, int c, size_t first, size_t cols) {
+    size_t rows = x.size() / row / outer / 2; // of a chunk
+    std::vector<T> y;
+    for (size_t i = 0; i < outer * rows; i++) {
+        auto from = x.begin() + ((i / rows * 2 + c) * rows + i % rows) * row + first;
+        y.insert(y.end(), from, from + cols);
+    }
+    return y;
+}
+// The device's x is what it held at first, if not NaN, and the CPU's numbers.
+static void expect_part(const char* what, const Both<float>& x, const std::vector<float>& cpus, double roundings,
+                        const std::vector<double>& more = {}) {
+    for (size_t i = 0; i < x.n; i++) x.cpu[i] = (isnan(x.start[i]) ? 0 : x.start[i]) + cpus[i];
+    expect_near(what, x, roundings, more);
+}
+// Sequences of two chunks of T tokens: parts against the CPU's attention of the whole.
+static void check_parts(int B, int T, int NH, int HS, float std) {
+    int C = NH * HS;
+    start(B, 2 * T, C, NH, 1);
+    size_t n = (size_t)B * T * C, heads = (size_t)B * NH;
+    double slack = (8 + sqrt(HS) + sqrt(2 * T)) * (double)(std * std) * (sizeof(floatX) == 2 ? 4 : 1);
+    Both<floatX> qkv = random_both(6 * n, 0, std), out = unset_both(2 * n), dout = random_both(2 * n), dqkv = unset_both(6 * n);
+    Both<float> stats = unset_both<float>(heads * 2 * T);
+    cpu::attention_forward(out.cpu, stats.cpu, qkv.cpu, B, 2 * T, C, NH);
+    cpu::attention_backward(dqkv.cpu, dout.cpu, qkv.cpu, out.cpu, stats.cpu, B, 2 * T, C, NH);
+    std::vector<float> whole_out = numbers<float>(2 * n, [&](size_t i) { return number(out.cpu[i]); });
+    std::vector<float> whole_dqkv = numbers<float>(6 * n, [&](size_t i) { return number(dqkv.cpu[i]); });
+    std::vector<float> whole_stats(stats.cpu, stats.cpu + stats.n);
+    AttentionRounding off = { std::vector<double>(2 * n), std::vector<double>(6 * n) };
+    if (attention_own_is_on_tensor_cores(HS)) off = attention_rounding(qkv, dout, stats, out, 2 * T, C, NH);
+    for (size_t i = 0; i < 2 * n; i++) off.out[i] += ROUNDING * fabs(whole_out[i]); // the whole is rounded when it is stored, parts are not
+    for (size_t i = 0; i < 6 * n; i++) off.dqkv[i] += ROUNDING * fabs(whole_dqkv[i]);
+
+    Both<floatX> q[2], kv[2], d[2], o[2];
+    Both<float> lse[2], dq[2], dkv[2];
+    for (int c = 0; c < 2; c++) {
+        q[c] = both_of(cut(qkv.start, B, 3 * C, c, 0, 3 * C));
+        kv[c] = both_of(cut(qkv.start, B, 3 * C, c, C, 2 * C));
+        d[c] = both_of(cut(dout.start, B, C, c, 0, C));
+        o[c] = both_of(cut(std::vector<floatX>(out.cpu, out.cpu + out.n), B, C, c, 0, C));
+        lse[c] = both_of(cut(whole_stats, heads, 1, c, 0, 1));
+        dq[c] = random_both<float>(n);
+        dkv[c] = random_both<float>(2 * n);
+    }
+    for (int own_first = 0; own_first < 2; own_first++) {
+        Both<float> part_out = unset_both<float>(n), part_stats = unset_both<float>(heads * T);
+        run_twice("attention_part_forward", [&] {
+            for (int k = 0; k < 2; k++) {
+                int c = own_first ? 1 - k : k;
+                attention_part_forward(part_out.gpu, part_stats.gpu, q[1].gpu, kv[c].gpu, c == 1, k == 1, B, T, C, NH);
+            }
+        }, part_out, part_stats);
+        expect_part("a part's out", part_out, cut(whole_out, B, C, 1, 0, C), slack, cut(off.out, B, C, 1, 0, C));
+        expect_part("a part's stats", part_stats, cut(whole_stats, heads, 1, 1, 0, 1), slack);
+    }
+    run_twice("attention_part_backward", [&] {
+        for (int c = 0; c < 2; c++)
+            for (int k = 0; k <= c; k++)
+                attention_part_backward(dq[c].gpu, dkv[k].gpu, d[c].gpu, q[c].gpu, kv[k].gpu, o[c].gpu, lse[c].gpu, k == c, B, T, C, NH);
+    }, dq[0], dq[1], dkv[0], dkv[1]);
+    for (int c = 0; c < 2; c++) {
+        expect_part("a part's dq", dq[c], cut(whole_dqkv, B, 3 * C, c, 0, C), 4 * slack, cut(off.dqkv, B, 3 * C, c, 0, C));
+        expect_part("a part's dkv", dkv[c], cut(whole_dqkv, B, 3 * C, c, C, 2 * C), 4 * slack, cut(off.dqkv, B, 3 * C, c, C, 2 * C));
+    }
+}
+TEST(attention_in_parts_gives_the_whole) {
+    static const int shapes[][4] = { // B, T, NH, HS
+        { 1, 37, 2, 16 }, { 2, 67, 1, 64 }, { 1, 1, 2, 64 }, { 2, 1, 1, 16 }, { 2, 17, 2, 64 }, { 1, 64, 1, 64 }, { 1, 65, 2, 32 },
+        { 2, 33, 1, 80 }, { 1, 35, 1, 128 }, { 1, 3, 1, 77 } };
+    for (const int* s : shapes) if (!quick || s <= shapes[1]) check_parts(s[0], s[1], s[2], s[3], 1);
+    check_parts(1, 35, 1, 16, 8); // scores that exp alone would overflow
+    check_parts(1, 35, 1, 64, 8);
+}
 
 // ---- classifier ----
 static Both<floatX> columns_of(const Both<floatX>& logits, int N, int Vp, TokenRange range) {
@@ -244,6 +313,39 @@ static void expect_stats(const Both<float>& stats) {
         expect(fabs(number(got[i]) - want) <= tolerance, "number %zu of row %zu is %.9g, not %.9g", i % 3, i / 3, got[i], want);
     }
 }
+typedef struct { std::vector<float> losses, again; std::vector<floatX> dlogits; } Classified; // again: beside dlogits, part by part
+// What the device's classifier makes of logits, in so many parts; 0: by the one that has all of them. near: the CPU's must be near.
+static Classified classified(const Both<floatX>& logits, const Both<int>& targets, int N, int V, int Vp, int parts, bool near) {
+    auto compare = [=](const char* what, const auto& output) { if (near) expect_near(what, output, 32); };
+    Both<float> losses = unset_both<float>(N), again = unset_both<float>(N);
+    if (parts == 0) {
+        ON_BOTH(compare, classifier_forward, losses, logits, targets, N, V, Vp);
+        expect_bits("logits that only the loss was asked of", result_of(logits), logits.start);
+        ON_BOTH(compare, classifier_forward_backward, again, logits, targets, 0.125f, N, V, Vp);
+        return { result_of(losses), result_of(again), result_of(logits) };
+    }
+    std::vector<Both<floatX>> part;
+    std::vector<float> gathered;
+    std::vector<floatX> dlogits;
+    for (int q = 0; q < parts; q++) {
+        TokenRange range = token_range(Vp, parts, q);
+        part.push_back(columns_of(logits, N, Vp, range));
+        Both<float> stats = unset_both<float>(3 * (size_t)N);
+        BOTH(classifier_part_stats, stats, part[q], targets, range, N, V);
+        if (near) expect_stats(stats);
+        expect_bits("logits that only numbers were made of", result_of(part[q]), part[q].start);
+        for (float x : result_of(stats)) gathered.push_back(x);
+    }
+    Both<float> all = both_of(gathered);
+    ON_BOTH(compare, classifier_part_forward, losses, all, targets, parts, N);
+    for (int q = 0; q < parts; q++) {
+        TokenRange range = token_range(Vp, parts, q);
+        ON_BOTH(compare, classifier_part_forward_backward, again, part[q], all, targets, 0.125f, range, parts, N, V);
+        if (near) expect_bits("losses beside gradients", result_of(again), result_of(losses));
+        for (floatX x : result_of(part[q])) dlogits.push_back(x);
+    }
+    return { result_of(losses), result_of(again), dlogits };
+}
 // apart: how much larger the logits of each part are than those of the part before.
 static void check_classifier(int N, int V, int Vp, int parts, float apart) {
     start(1, N, 1, 1, Vp);
@@ -253,37 +355,15 @@ static void check_classifier(int N, int V, int Vp, int parts, float apart) {
     });
     std::vector<int> edges = tokens_at_edges(N, V, Vp, parts).start;
     Both<int> targets = made_both<int>(N, [&](int i) { return i == 2 ? -1 : i == N - 1 ? V - 1 : edges[i]; });
-    Both<float> losses = unset_both<float>(N), again = unset_both<float>(N);
-    NEAR(32, classifier_forward, losses, logits, targets, N, V, Vp);
-    expect_bits("logits that only the loss was asked of", result_of(logits), logits.start);
-    NEAR(32, classifier_forward_backward, losses, logits, targets, 0.125f, N, V, Vp);
-    std::vector<float> of_whole = result_of(losses);
-    std::vector<floatX> dlogits = result_of(logits);
+    Classified whole = classified(logits, targets, N, V, Vp, 0, true);
     begin_again(logits);
     cuda_layers.shared_bytes = 0;
-    classifier_forward_backward(losses.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
-    expect_bits("dlogits of a row that does not fit in shared memory", result_of(logits), dlogits);
-
-    std::vector<Both<floatX>> part;
-    std::vector<float> gathered;
-    for (int q = 0; q < parts; q++) {
-        TokenRange range = token_range(Vp, parts, q);
-        part.push_back(columns_of(logits, N, Vp, range));
-        Both<float> stats = unset_both<float>(3 * (size_t)N);
-        BOTH(classifier_part_stats, stats, part[q], targets, range, N, V);
-        expect_stats(stats);
-        expect_bits("logits that only numbers were made of", result_of(part[q]), part[q].start);
-        for (float x : result_of(stats)) gathered.push_back(x);
-    }
-    Both<float> all = both_of(gathered);
-    NEAR(32, classifier_part_forward, losses, all, targets, parts, N);
-    for (int q = 0; q < parts; q++) {
-        NEAR(32, classifier_part_forward_backward, again, part[q], all, targets, 0.125f, token_range(Vp, parts, q), parts, N, V);
-        expect_bits("losses beside gradients", result_of(again), result_of(losses));
-    }
+    classifier_forward_backward(unset_both<float>(N).gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
+    expect_bits("dlogits of a row that does not fit in shared memory", result_of(logits), whole.dlogits);
+    Classified in_parts = classified(logits, targets, N, V, Vp, parts, true);
     if (parts > 1 || unaligned_array >= 0) return; // there the whole may be read in other pieces than its part
-    expect_bits("losses of one part", result_of(losses), of_whole);
-    expect_bits("dlogits of one part", result_of(part[0]), dlogits);
+    expect_bits("losses of one part", in_parts.losses, whole.again);
+    expect_bits("dlogits of one part", in_parts.dlogits, whole.dlogits);
 }
 TEST(classifier_in_parts_is_the_whole_one_which_leaves_out_the_padding) {
     check_classifier(1, 1, 1, 1, 0);
@@ -321,30 +401,6 @@ TEST(classifier_at_the_limits_of_shared_memory) {
     check_classifier_around((48 << 10) - of_warps, 48 << 10); // a GPU that gives no block more
 }
 
-typedef struct { std::vector<float> losses, again; std::vector<floatX> dlogits; } Classified; // dlogits part by part
-// parts 0: by the classifier that has all of it
-static Classified classified(const Both<floatX>& logits, const Both<int>& targets, int N, int V, int Vp, int parts) {
-    Both<float> losses = unset_both<float>(N), again = unset_both<float>(N), all = unset_both<float>(3 * (size_t)N * (size_t)(parts + 1));
-    Classified c;
-    std::vector<Both<floatX>> part;
-    for (int q = 0; q < parts; q++) {
-        part.push_back(columns_of(logits, N, Vp, token_range(Vp, parts, q)));
-        classifier_part_stats(all.gpu + 3 * q * N, part[q].gpu, targets.gpu, token_range(Vp, parts, q), N, V);
-    }
-    if (parts > 0) classifier_part_forward(losses.gpu, all.gpu, targets.gpu, parts, N);
-    for (int q = 0; q < parts; q++) {
-        classifier_part_forward_backward(again.gpu, part[q].gpu, all.gpu, targets.gpu, 0.125f, token_range(Vp, parts, q), parts, N, V);
-        for (floatX x : result_of(part[q])) c.dlogits.push_back(x);
-    }
-    if (parts == 0) {
-        classifier_forward(losses.gpu, logits.gpu, targets.gpu, N, V, Vp);
-        classifier_forward_backward(again.gpu, logits.gpu, targets.gpu, 0.125f, N, V, Vp);
-        c.dlogits = result_of(logits);
-    }
-    c.losses = result_of(losses);
-    c.again = result_of(again);
-    return c;
-}
 // Rows of masked tokens may hold anything, even what has no finite softmax: their losses and gradients are 0, and those of the
 // other rows are what they are without a mask. Every `counts`th row counts, with 0 none.
 static void check_masked_rows(int counts, int parts) {
@@ -356,7 +412,7 @@ static void check_masked_rows(int counts, int parts) {
         return !masked(i / Vp) ? number(logits.start[i]) : i % Vp % 3 ? NAN : INFINITY;
     });
     Both<int> targets = random_tokens(N, V), some = made_both<int>(N, [&](size_t i) { return masked(i) ? -1 : targets.start[i]; });
-    Classified want = classified(logits, targets, N, V, Vp, parts), got = classified(garbage, some, N, V, Vp, parts);
+    Classified want = classified(logits, targets, N, V, Vp, parts, true), got = classified(garbage, some, N, V, Vp, parts, false);
     for (int i = 0; i < N; i++) if (masked(i)) want.losses[i] = want.again[i] = 0;
     for (size_t k = 0; k < want.dlogits.size(); k++) if (masked(k / width % N)) want.dlogits[k] = to_floatX(0);
     expect_bits("losses beside masked rows", got.losses, want.losses);
@@ -373,7 +429,7 @@ TEST(classifier_and_its_parts_hide_no_inf_or_nan) {
             std::vector<floatX> random = random_both(128).start;
             // of two parts one is bad; where a row is whole, all that one thread reads
             Both<floatX> logits = made_both(128, [&](size_t i) { return i < (parts == 2 ? 64 : 8) ? bad : to_float(random[i]); });
-            Classified c = classified(logits, same_both<int>(1, 67), 1, 100, 128, parts);
+            Classified c = classified(logits, same_both<int>(1, 67), 1, 100, 128, parts, false);
             for (double x : { number(c.again[0]), number(c.dlogits[67]), number(c.losses[0]) })
                 expect(bad == -INFINITY ? isfinite(x) : isnan(x), "%g beside logits of %g, %d parts", x, (double)bad, parts);
         }
@@ -384,24 +440,29 @@ TEST(classifier_and_its_parts_hide_no_inf_or_nan) {
 typedef struct { Both<floatX> params, grads; Both<float> master, m, v, scale; } Optimizer;
 static const AdamW adamw_example = { 1e-2, 0.9, 0.95, 1e-8, 0.1, 3 };
 
-static Optimizer random_optimizer(size_t n, float scale, size_t offset = 0) {
+// On the device all arrays begin so many elements after an aligned address, master weights and moments more.
+static Optimizer random_optimizer(size_t n, float scale, size_t offset = 0, size_t of_master = 0, size_t of_moments = 0) {
     next_stream = 0;
-    Optimizer o = { random_both(n, 0, 1, offset), random_both(n, 0, 1, offset),
-                    NEEDS_MASTER ? random_both<float>(n, 0, 1, offset) : none<float>, random_both<float>(n, 0, 0.1f, offset),
-                    random_both<float>(n, 0, 0.1f, offset), same_both<float>(1, scale) };
-    o.v = made_both<float>(n, [&](size_t i) { return fabsf(o.v.start[i]); }, offset);
+    Optimizer o = { random_both(n, 0, 1, offset + (NEEDS_MASTER ? 0 : of_master)), random_both(n, 0, 1, offset),
+                    NEEDS_MASTER ? random_both<float>(n, 0, 1, offset + of_master) : none<float>,
+                    random_both<float>(n, 0, 0.1f, offset + of_moments), random_both<float>(n, 0, 0.1f), same_both<float>(1, scale) };
+    o.v = made_both<float>(n, [&](size_t i) { return fabsf(o.v.start[i]); }, offset + of_moments);
     return o;
 }
+// Where floatX is fp32, params are their own master.
+static float* weights_of(float* master, floatX* params) { return NEEDS_MASTER ? master : (float*)(void*)params; }
 static void update_range(Optimizer& o, size_t begin, size_t end, size_t no_decay) {
     float* master = NEEDS_MASTER ? o.master.gpu + begin : NULL;
     adamw_update(adamw_example, o.params.gpu + begin, master, o.m.gpu + begin, o.v.gpu + begin, o.grads.gpu + begin,
                  o.scale.gpu, end - begin, no_decay > begin ? size_min(no_decay, end) - begin : 0);
 }
-static void expect_same_optimizer(const char* what, Optimizer& a, Optimizer& b) {
-    expect_bits(what, result_of(a.params), result_of(b.params));
-    expect_bits(what, result_of(a.master), result_of(b.master));
-    expect_bits(what, result_of(a.m), result_of(b.m));
-    expect_bits(what, result_of(a.v), result_of(b.v));
+inline constexpr auto on_gpu = [](const auto& x) { return result_of(x); };
+inline constexpr auto on_cpu = [](const auto& x) { return std::vector(x.cpu, x.cpu + x.n); };
+template <typename F> static void expect_same_optimizer(const char* what, const Optimizer& a, const Optimizer& b, F of) {
+    expect_bits(what, of(a.params), of(b.params));
+    expect_bits(what, of(a.master), of(b.master));
+    expect_bits(what, of(a.m), of(b.m));
+    expect_bits(what, of(a.v), of(b.v));
 }
 static std::vector<float> widened(const std::vector<floatX>& x) {
     return numbers<float>(x.size(), [&](size_t i) { return to_float(x[i]); });
@@ -422,31 +483,28 @@ TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
         Optimizer pieces = random_optimizer(n, 1);
         update_range(pieces, 0, cut, 1001);
         update_range(pieces, cut, n, 1001);
-        expect_same_optimizer("AdamW in two pieces", pieces, whole);
+        expect_same_optimizer("AdamW in two pieces", pieces, whole, on_gpu);
     }
     Optimizer elsewhere = random_optimizer(n, 1, 1);
     update_range(elsewhere, 0, n, 1001);
-    expect_same_optimizer("AdamW of arrays that are not aligned", elsewhere, whole);
+    expect_same_optimizer("AdamW of arrays that are not aligned", elsewhere, whole, on_gpu);
 }
-// fp32 params and widened gradients, as a sharded stage updates them; and weights that nobody needs in floatX. In fp32 params
-// are their own master.
+// fp32 params and widened gradients, as a sharded stage updates them; and weights that nobody needs in floatX.
 TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
     for (size_t n : { 1, 8, 4099 }) {
         for (size_t place = 0; place < 8; place++) { // the arrays' alignment must not change the result
-            bool of_fp32 = place < 4;
-            Optimizer o = random_optimizer(n, 0.5f);
-            Both<float> master = both_of(NEEDS_MASTER ? o.master.start : widened(o.params.start), place % 2);
-            Both<float> m = both_of(o.m.start, place / 2 % 2), v = both_of(o.v.start, place / 2 % 2);
+            const char* what = place < 4 ? "AdamW of fp32" : "AdamW without params";
+            Optimizer o = random_optimizer(n, 0.5f), other = random_optimizer(n, 0.5f, 0, place % 2, place / 2 % 2);
             Both<float> grads = both_of(widened(o.grads.start));
+            float* weights = weights_of(other.master.gpu, other.params.gpu);
             update_range(o, 0, n, n / 3);
-            run_twice("another AdamW", [&] {
-                if (of_fp32) adamw_update_fp32(adamw_example, master.gpu, m.gpu, v.gpu, grads.gpu, o.scale.gpu, n, n / 3);
-                else adamw_update(adamw_example, NULL, master.gpu, m.gpu, v.gpu, o.grads.gpu, o.scale.gpu, n, n / 3);
-            }, master, m, v);
-            const char* what = of_fp32 ? "AdamW of fp32" : "AdamW without params";
-            expect_bits(what, result_of(master), NEEDS_MASTER ? result_of(o.master) : widened(result_of(o.params)));
-            expect_bits(what, result_of(m), result_of(o.m));
-            expect_bits(what, result_of(v), result_of(o.v));
+            run_twice(what, [&] {
+                if (place < 4) adamw_update_fp32(adamw_example, weights, other.m.gpu, other.v.gpu, grads.gpu, o.scale.gpu, n, n / 3);
+                else adamw_update(adamw_example, NULL, weights, other.m.gpu, other.v.gpu, o.grads.gpu, o.scale.gpu, n, n / 3);
+            }, other.params, other.master, other.m, other.v);
+            if (NEEDS_MASTER) expect_bits("params beside their master", result_of(other.params), other.params.start);
+            if (NEEDS_MASTER) other.params = o.params;
+            expect_same_optimizer(what, other, o, on_gpu);
         }
     }
 }
@@ -454,17 +512,11 @@ TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
 TEST(adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu) {
     for (size_t n : { 1, 8193, 16390 }) {
         for (size_t no_decay : { (size_t)0, (size_t)8197, n }) { // 8197: in the second slice
-            Optimizer o = random_optimizer(n, 0.5f), host = o; // the host's are the vectors that o began with
-            if (!NEEDS_MASTER) host.master.start = widened(o.params.start);
+            Optimizer o = random_optimizer(n, 0.5f), host = random_optimizer(n, 0.5f);
             cpu::adamw_update(adamw_example, o.params.cpu, o.master.cpu, o.m.cpu, o.v.cpu, o.grads.cpu, o.scale.cpu, n, no_decay);
-            host_adamw_update(adamw_example, NEEDS_MASTER ? host.params.start.data() : NULL, host.master.start.data(), host.m.start.data(),
-                              host.v.start.data(), o.grads.start.data(), FLOATX_DTYPE, 0.5f, n, no_decay);
-            std::vector<floatX> params(o.params.cpu, o.params.cpu + n);
-            std::vector<float> master(o.master.cpu, o.master.cpu + o.master.n);
-            expect_bits("AdamW on the host: m", host.m.start, std::vector<float>(o.m.cpu, o.m.cpu + n));
-            expect_bits("AdamW on the host: v", host.v.start, std::vector<float>(o.v.cpu, o.v.cpu + n));
-            expect_bits("AdamW on the host: master", host.master.start, NEEDS_MASTER ? master : widened(params));
-            if (NEEDS_MASTER) expect_bits("AdamW on the host: params", host.params.start, params);
+            host_adamw_update(adamw_example, NEEDS_MASTER ? host.params.cpu : NULL, weights_of(host.master.cpu, host.params.cpu),
+                              host.m.cpu, host.v.cpu, host.grads.cpu, FLOATX_DTYPE, 0.5f, n, no_decay);
+            expect_same_optimizer("AdamW on the host", host, o, on_cpu);
         }
     }
 }
@@ -473,9 +525,9 @@ TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     o.grads.start[7] = to_floatX(NAN);
     begin_again(o.grads);
     update_range(o, 0, 100, 10);
-    expect_same_optimizer("a step that is skipped", o, before);
+    expect_same_optimizer("a step that is skipped", o, before, on_gpu);
     if (NEEDS_MASTER) adamw_update(adamw_example, NULL, o.master.gpu, o.m.gpu, o.v.gpu, o.grads.gpu, o.scale.gpu, 100, 10);
-    expect_same_optimizer("a step without params that is skipped", o, before);
+    expect_same_optimizer("a step without params that is skipped", o, before, on_gpu);
 }
 
 // ---- numbers about a step ----
@@ -554,6 +606,7 @@ TEST(arrays_that_are_not_aligned_are_read_element_by_element) {
         [] { check_encoder(1, 3, 16, 3, 4, 2); }, [] { check_layernorm(2, 16, 0); },
         [] { check_bias_gelu(2, 16); }, [] { check_bias_backward(2, 16); }, [] { check_classifier(3, 27, 32, 2, 0); },
         [] { check_attention(1, 3, 1, 16, 1); }, [] { check_attention(1, 3, 1, 64, 1); },
+        [] { check_parts(1, 3, 1, 16, 1); }, [] { check_parts(1, 3, 1, 64, 1); },
     };
     for (void (*check)(void) : checks) {
         for (unaligned_array = 0; unaligned_array == 0 || unaligned_array < arrays; unaligned_array++) check();

@@ -1,14 +1,12 @@
-/*
-test_cuda_matmul.cu - every linear layer of llmc/device/cuda/matmul.cuh against the CPU's, on a GPU or under the emulator: with each
-algorithm that cuBLASLt offers, with its epilogues and with our kernels instead; and how plans are tried and kept.
-*/
+// test_cuda_matmul.cu - every linear layer of llmc/device/cuda/matmul.cuh against the CPU's, on a GPU or under the emulator: with
+// each algorithm that cuBLASLt offers, with its epilogues and with our kernels instead; and how plans are tried and kept.
 #include "../../llmc/device/cuda/common.cuh"
 #include "../../llmc/device/cuda/matmul.cuh"
 #include "cuda_both.h"
 
 // Prepares both sides for layers of up to N rows and OC outputs.
 static void start(int N, int OC) {
-    LayerShapes s = { 1, N, (OC + 3) / 4, 1, 1, 1 };
+    LayerShapes s = layer_shapes(1, N, (OC + 3) / 4, 1, 1, 1);
     if (cuda_matmul.handle != NULL) matmul_free();
     start_both(s, size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s)));
     cuda_check(cudaDeviceSynchronize(), "filling the workspace");
@@ -18,8 +16,7 @@ static void start(int N, int OC) {
 }
 
 // ---- every way of computing a product ----
-// Even ways use epilogues, odd ones a kernel after the product; each pair of ways uses another algorithm. Returns the number of
-// ways.
+// Even ways use epilogues, odd ones a kernel after the product; each pair uses another algorithm. Returns how many there are.
 static int force_way(int way) {
     int most = 1;
     for (MatmulPlan& plan : cuda_matmul.plans) {
@@ -176,7 +173,7 @@ TEST(only_what_is_overwritten_is_timed) {
     check_step(false, 0);
 }
 // A model of 32 channels, a micro-batch of 16 rows, a vocabulary of which the classifier takes all rows at once.
-static const LayerShapes small_model = { 2, 8, 32, 2, 64, 1 };
+static const LayerShapes small_model = layer_shapes(2, 8, 32, 2, 64, 1);
 static void prepare(LayerShapes s, bool deterministic) {
     start(s.B * s.T, 4 * s.C);
     void* workspace = cuda_layers.workspace;
@@ -200,7 +197,7 @@ TEST(every_product_of_a_step_is_tried_before_it) {
 // One of two ranks that share the model: its partial products, with and without the bias that one rank adds.
 TEST(partial_products_are_tried_too) {
     const int N = 16, C = 32, Vp = 64;
-    LayerShapes s = { 2, 8, C, 2, Vp, 2 };
+    LayerShapes s = layer_shapes(2, 8, C, 2, Vp, 2);
     prepare(s, false);
     int timed = timed_plans();
     Both<floatX> wide = random_both((size_t)N * 2 * C), w = random_both((size_t)Vp * C), bias = random_both(C);
@@ -209,8 +206,28 @@ TEST(partial_products_are_tried_too) {
         for (const floatX* b : { bias.gpu, none<floatX>.gpu }) matmul_forward(out.gpu, wide.gpu, w.gpu, b, N, in, C);
     }
     for (int outputs : { 3 * C / 2, 2 * C, Vp }) matmul_backward_input(out.gpu, wide.gpu, w.gpu, N, C, outputs); // qkv, fc, the classifier
-    expect(timed == 21, "%d plans were timed", timed);
+    layers_beside_sum(true);
+    for (int outputs : { 3 * C / 2, 2 * C }) matmul_backward_weight(w.gpu, NULL, wide.gpu, out.gpu, N, C, outputs, GRAD_ADD);
+    for (int in : { C / 2, 2 * C }) matmul_backward_weight(w.gpu, NULL, out.gpu, wide.gpu, N, in, C, GRAD_ADD);
+    layers_beside_sum(false);
+    expect(timed == 29, "%d plans were timed", timed);
     expect(plans_in_use() == timed, "training makes %d plans that were not tried", plans_in_use() - timed);
+}
+// What a sum holds of the GPU is left to it: by other plans, with the same numbers.
+TEST(products_beside_a_sum_are_for_the_multiprocessors_that_it_leaves) {
+    auto plans_for_fewer = [] { return plans_that([](MatmulPlan& p) { return p.last_use > 0 && p.shape.processors > 0; }); };
+    prepare(small_model, false);
+    layers_beside_sum(true);
+    expect(cuda_matmul.processors == std::max(cuda_matmul.all_processors - SUM_PROCESSORS, 1), "%d", cuda_matmul.processors);
+    check_layer(40, 24);
+    int beside = plans_for_fewer();
+    layers_beside_sum(false);
+    check_layer(40, 24);
+    expect(beside > 0 && plans_for_fewer() == beside, "%d plans beside a sum, %d after it", beside, plans_for_fewer());
+    cuda_layers.deterministic = true;
+    layers_beside_sum(true);
+    expect(cuda_matmul.processors == 0, "a deterministic run has other plans beside a sum");
+    layers_beside_sum(false);
 }
 TEST(deterministic_runs_time_nothing_and_leave_biases_to_our_kernel) {
     prepare(small_model, true);

@@ -6,7 +6,6 @@
 // A failed test leaves loaders' threads behind, on a stack that the next test would use.
 void before_all(void) { setenv("CMOCKA_TEST_ABORT", "1", 1); }
 
-// The first token of a row says which window it is, because the tokens of a file are first, first+1, ...
 static DataShape shape(int B, int T, long long global_batch, int rank, int ranks) {
     DataShape s = { B, T, VOCABULARY, global_batch, rank, ranks, 42, MASK_AUTO };
     return s;
@@ -20,79 +19,79 @@ static DataShape shape(int B, int T, long long global_batch, int rank, int ranks
 #define EVALUATION(d, path, shape) LOADER(d, "--val-data", path, NULL, shape, DATA_EVAL)
 
 // ---- training ----
-// Reads one rank's part of the next global batch: the first token of each row goes to its position in windows (global_batch).
-// Every row must have consecutive tokens, and every target the token after its input.
-static void next_windows(DataLoader* d, int* windows) {
-    DataShape s = d->shape;
-    for (int m = 0; m < d->accumulation; m++) {
-        dataloader_next(d);
-        assert_int_equal(d->valid, s.B * s.T);
-        for (int b = 0; b < s.B; b++) {
-            const int *inputs = d->inputs + b * s.T, *targets = d->targets + b * s.T;
-            for (int t = 0; t < s.T; t++)
-                if (inputs[t] != inputs[0] + t || targets[t] != inputs[t] + 1) fail_msg("row %d is not consecutive at %d", b, t);
-            windows[(m * s.ranks + s.rank) * s.B + b] = inputs[0];
-        }
-    }
-}
+static void nap(unsigned microseconds) { if (microseconds) usleep(microseconds); }
+static bool naps; // now and then, so that now the loader's thread is ahead, now its reader
 
-// Returns `steps` global batches of `ranks` ranks, one rank after the other, from an epoch and position on: windows (steps, G),
-// owned by the caller. Each place is filled by exactly one rank.
-static int* windows_of_ranks(const char* path, DataShape s, long long epoch, long long position, int steps) {
-    int G = (int)s.global_batch;
-    int* windows = xcalloc((size_t)(steps * G), sizeof(int));
-    for (int i = 0; i < steps * G; i++) windows[i] = -1;
-    for (s.rank = 0; s.rank < s.ranks; s.rank++) {
-        TRAINING(d, path, s);
-        dataloader_seek(&d, epoch, position);
-        for (int i = 0; i < steps; i++) next_windows(&d, windows + i * G);
-        long long done = position / G + steps; // on every rank the same
-        if (position % G == 0) assert_int_equal(d.next.epoch, epoch + done / (d.num_sequences / G));
-        if (position % G == 0) assert_int_equal(d.next.position, done % (d.num_sequences / G) * G);
+// One rank's part of the next step, which is at this place, and then at the one after it. A file's tokens are 0, 1, ..., random_permute
+// orders its windows, and other targets than those that count (NULL: all) are masked. Returns how many count.
+static long long expect_step(DataLoader* d, bool (*counts)(size_t), long long* epoch, long long* position) {
+    DataShape s = d->shape;
+    long long counted = 0;
+    for (int m = 0; m < d->accumulation; m++) {
+        int valid = 0;
+        if (naps) nap(philox(s.seed, 1, (uint64_t)(*position * 100 + m)).x[0] % 4 * 50);
+        dataloader_next(d);
+        for (int i = 0; i < s.B * s.T; i++) {
+            uint64_t place = (uint64_t)(*position + (m * s.ranks + s.rank) * s.B + i / s.T);
+            int window = (int)random_permute(s.seed, STREAM_DATA + (uint64_t)*epoch, place, (uint64_t)d->num_sequences);
+            int input = window * s.T + i % s.T, target = counts == NULL || counts((size_t)input + 1) ? input + 1 : -1;
+            if (d->inputs[i] != input || d->targets[i] != target)
+                fail_msg("place %d of epoch %d has %d and %d, not %d", (int)place, (int)*epoch, d->inputs[i], d->targets[i], input);
+            valid += target != -1;
+        }
+        assert_int_equal(d->valid, valid);
+        counted += valid;
     }
-    return windows;
+    bool ends = *position + 2 * s.global_batch > d->num_sequences; // what is left is less than a step
+    *position = ends ? 0 : *position + s.global_batch;
+    *epoch += ends;
+    assert_true(d->next.epoch == *epoch && d->next.position == *position); // on every rank the same
+    return counted;
+}
+static void expect_steps(DataLoader* d, long long epoch, long long position, int steps) {
+    for (int step = 0; step < steps; step++) expect_step(d, NULL, &epoch, &position);
 }
 TEST(ranks_together_see_what_one_rank_sees_from_any_step_on) {
-    enum { T = 5, G = 840, STEPS = 5 }; // 840: a multiple of 1 to 8
+    enum { T = 5, G = 840 }; // a multiple of 1 to 8
     static const struct { int windows, more; long long epoch, step; } cases[] = {
         { 840, 0, 0, 0 }, { 841, 1, 0, 0 }, { 1679, 2, 0, 0 }, { 2003, 3, 0, 0 }, { 3 * 840 + 17, 0, 1, 2 } // the last step of an epoch
     };
     for (size_t k = 0; k < COUNT(cases); k++) {
         const char* path = write_tokens("ranks.bin", 0, (size_t)(cases[k].windows * T + 1 + cases[k].more));
-        FREED int* expected = windows_of_ranks(path, shape(1, T, G, 0, 1), cases[k].epoch, cases[k].step * G, STEPS);
-        for (int ranks = 1; ranks <= 8; ranks++) for (int i = 0; i < 4; i++) {
+        for (int ranks = 1; ranks <= 8; ranks++) for (int i = 0; i < 4; i++) for (int rank = 0; rank < ranks; rank++) {
             int B = (const int[]){ 1, 8, 15, G / ranks }[i];
             if (G % (ranks * B) != 0) continue;
-            FREED int* together = windows_of_ranks(path, shape(B, T, G, 0, ranks), cases[k].epoch, cases[k].step * G, STEPS);
-            assert_memory_equal(together, expected, STEPS * G * sizeof(int));
+            TRAINING(d, path, shape(B, T, G, rank, ranks));
+            dataloader_seek(&d, cases[k].epoch, cases[k].step * G);
+            expect_steps(&d, cases[k].epoch, cases[k].step * G, 5);
         }
     }
 }
-
 TEST(a_sought_position_continues_to_the_bit) {
-    enum { T = 4, G = 12, STEPS = 30 };
-    const char* path = write_tokens("seek.bin", 0, 100 * T + 1); // 8 steps an epoch: into the fourth epoch
-    static int windows[STEPS + 3][G], again[G];
-    TRAINING(d, path, shape(3, T, G, 0, 1));
-    for (int i = 0; i < STEPS + 3; i++) next_windows(&d, windows[i]);
-    for (int i = 0; i < STEPS; i++) {
-        dataloader_seek(&d, i / 8, i % 8 * G); // in a loader that has been elsewhere
-        if (i % 2) dataloader_next(&d);        // and from the middle of a step
-        if (i % 2) dataloader_seek(&d, i / 8, i % 8 * G);
-        for (int k = i; k < i + 3; k++) {
-            next_windows(&d, again);
-            assert_memory_equal(again, windows[k], sizeof again);
-        }
+    TRAINING(d, write_tokens("seek.bin", 0, 100 * 4 + 1), shape(3, 4, 12, 0, 1)); // 8 steps an epoch: into the fourth epoch
+    expect_steps(&d, 0, 0, 33);
+    for (int i = 0; i < 30; i++) {
+        dataloader_seek(&d, i / 8, i % 8 * 12); // in a loader that has been elsewhere
+        if (i % 2) dataloader_next(&d);         // and from the middle of a step
+        if (i % 2) dataloader_seek(&d, i / 8, i % 8 * 12);
+        expect_steps(&d, i / 8, i % 8 * 12, 3);
     }
 }
-
 TEST(another_batch_size_continues_where_the_first_stopped) {
-    const char* path = write_tokens("resize.bin", 0, 100 * 4 + 1);
-    FREED int* epoch = windows_of_ranks(path, shape(1, 4, 100, 0, 1), 1, 0, 1);
-    FREED int* rest = windows_of_ranks(path, shape(1, 4, 12, 0, 1), 1, 40, 6);
-    assert_memory_equal(rest, epoch + 40, 5 * 12 * sizeof(int)); // no repetition, no gap
-    FREED int* next = windows_of_ranks(path, shape(1, 4, 12, 0, 1), 2, 0, 1);
-    assert_memory_equal(rest + 5 * 12, next, 12 * sizeof(int));  // what is left of 100 is less than a step
+    TRAINING(d, write_tokens("resize.bin", 0, 100 * 4 + 1), shape(1, 4, 12, 0, 1));
+    dataloader_seek(&d, 1, 40); // after a step of 40
+    expect_steps(&d, 1, 40, 6); // no repetition, no gap, and then the next epoch
+}
+TEST(reading_ahead_changes_nothing_whoever_is_faster) {
+    const char* path = write_tokens("ahead.bin", 0, 50 * 4 + 1);
+    naps = true;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        DataShape s = shape(2, 4, 6, 0, 1);
+        s.seed = seed;
+        TRAINING(d, path, s);
+        expect_steps(&d, 0, 0, 16);
+    }
+    naps = false;
 }
 
 static int compare_ints(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
@@ -104,7 +103,13 @@ TEST(shards_are_read_in_the_order_of_their_names_and_windows_stay_inside) {
     write_tokens("shard_d.bin", 4000, 11);  // 1
     const char* pattern = in_folder("shard_*.bin");
     const int expected[] = { 1000, 1010, 1020, 2000, 2010, 2020, 2030, 4000 };
-    FREED int* windows = windows_of_ranks(pattern, shape(1, T, 8, 0, 1), 0, 0, 1);
+    int windows[8];
+    TRAINING(shuffled, pattern, shape(1, T, 8, 0, 1));
+    for (int i = 0; i < 8; i++) {
+        dataloader_next(&shuffled);
+        windows[i] = shuffled.inputs[0];
+        for (int k = 0; k < T; k++) assert_int_equal(shuffled.targets[k], windows[i] + k + 1);
+    }
     qsort(windows, 8, sizeof(int), compare_ints);
     assert_memory_equal(windows, expected, sizeof expected);
 
@@ -175,8 +180,6 @@ TEST(text_is_tokenised_after_an_end_of_text_token) {
 }
 
 // ---- reading ahead ----
-static void nap(unsigned microseconds) { if (microseconds) usleep(microseconds); }
-
 static void wait_until_all_is_read(DataLoader* d) {
     for (bool full = false; !full; nap(100)) {
         pthread_mutex_lock(&d->lock);
@@ -184,27 +187,6 @@ static void wait_until_all_is_read(DataLoader* d) {
         pthread_mutex_unlock(&d->lock);
     }
 }
-TEST(reading_ahead_changes_nothing_whoever_is_faster) {
-    const int T = 4, B = 2, G = 6, n = 50;
-    const char* path = write_tokens("ahead.bin", 0, (size_t)(n * T + 1));
-    for (uint64_t seed = 0; seed < 60; seed++) {
-        DataShape s = shape(B, T, G, 0, 1);
-        s.seed = seed;
-        TRAINING(d, path, s);
-        for (int step = 0; step < 2 * (n / G); step++) {
-            uint64_t epoch = (uint64_t)(step / (n / G)), position = (uint64_t)(step % (n / G) * G);
-            for (uint64_t row = 0; row < (uint64_t)G; row++) {
-                if (row % (uint64_t)B == 0) {
-                    nap(philox(seed, 1, (uint64_t)step * 100 + row).x[0] % 4 * 50);
-                    dataloader_next(&d);
-                }
-                uint64_t window = random_permute(seed, STREAM_DATA + epoch, position + row, (uint64_t)n);
-                assert_int_equal(d.inputs[row % (uint64_t)B * (uint64_t)T], window * (uint64_t)T);
-            }
-        }
-    }
-}
-
 TEST(what_has_been_read_is_not_waited_for_and_stays_until_the_next_step) {
     TRAINING(d, write_tokens("buffers.bin", 0, 1001), shape(2, 10, 8, 0, 1));
     for (int step = 0; step < 6; step++) {
@@ -239,28 +221,19 @@ static bool none(size_t i) { return i > 1000000; }
 
 // Each rank's targets are masked where they should be, and each rank knows how many targets count on all of them.
 static void check_masked_ranks(const char* path, bool (*counts)(size_t), int B, int T, int G, int ranks, MaskUse use) {
-    long long found[9] = { 0 }, said[9];
+    long long found[9] = { 0 }, said[9], epoch, position;
     for (int rank = 0; rank < ranks; rank++) {
         DataShape s = shape(B, T, G, rank, ranks);
         s.mask = use;
         TRAINING(d, path, s);
         assert_int_equal(d.masked, use == MASK_AUTO);
         assert_int_equal(d.masks_unused, use == MASK_NONE);
+        epoch = position = 0;
         for (int step = 0; step < 9; step++) { // into the next epoch
             long long targets = dataloader_targets(&d);
             assert_true(rank == 0 || said[step] == targets);
             said[step] = targets;
-            for (int m = 0; m < d.accumulation; m++) {
-                int valid = 0;
-                dataloader_next(&d);
-                for (int i = 0; i < B * T; i++) {
-                    bool counted = use == MASK_NONE || counts((size_t)d.inputs[i] + 1);
-                    assert_int_equal(d.targets[i], counted ? d.inputs[i] + 1 : -1);
-                    valid += counted;
-                }
-                assert_int_equal(d.valid, valid);
-                found[step] += valid;
-            }
+            found[step] += expect_step(&d, use == MASK_NONE ? NULL : counts, &epoch, &position);
         }
     }
     assert_memory_equal(found, said, sizeof found);

@@ -4,7 +4,6 @@
 #include "../../llmc/run/single_run.h"
 #include "../../llmc/base/rng.h"
 #include "test_folder.h"
-#include <math.h>
 
 // ---- ranks with made-up times, in seconds ----
 static RankSteps ranks[4];
@@ -115,6 +114,18 @@ TEST(causes_add_up_whatever_ranks_did) {
         Diagnosis d = diagnose(pointers, 4);
         assert_true(fabs(sum_of(&d.mean) - d.mean.of[CAUSE_STEP]) < 1e-5);
     }
+}
+
+TEST(a_ring_waits_for_its_messages_and_for_slower_ranks) {
+    TimeBreakdown c[3];
+    start(1, 10);
+    for (int q = 0; q < 3; q++) {
+        op(q, "cp.0", AXIS_CP, COMM_RECV, 0, q == 1 ? 1 : 3, 4); // rank 1 found its message almost there
+        op(q, "cp.0", AXIS_CP, COMM_SEND, 0, 0, 2);
+    }
+    breakdown_of_ranks(c, pointers, 3);
+    are({ c[0].of[exposed_at(AXIS_CP, COMM_RECV)], 1 }, { c[0].of[CAUSE_WAITING], 2 }, { c[1].of[CAUSE_WAITING], 0 },
+        { c[0].of[CAUSE_BUBBLE], 0 }, { c[0].of[CAUSE_COMMUNICATION + AXIS_CP], 3 }, { c[0].of[CAUSE_PER_TOKEN], 3 });
 }
 
 TEST(ranges_means_median_and_the_slowest_rank) {

@@ -22,23 +22,6 @@ TEST(the_named_models_have_their_published_sizes) {
     for (int i = 0; i < 6; i++) assert_false(gpt2_named_config(not_models[i], &c));
 }
 
-TEST(tensors_tile_their_unit_and_the_first_ones_are_not_decayed) {
-    GPT2Config c = { 24, 130, 256, 3, 2, 12 };
-    for (int u = 0; u <= c.L; u++) {
-        size_t next = 0, vectors = 0;
-        for (int i = 0; i < unit_tensors(u); i++) {
-            TensorInfo t = unit_tensor(c, u, i);
-            assert_int_equal(t.offset, next);
-            next += tensor_elements(t);
-            if (t.cols == 0) vectors = next; // they come first, or this is more than no_decay
-        }
-        assert_int_equal(next, unit_elements(c, u));
-        assert_int_equal(vectors, unit_no_decay(c, u));
-    }
-    assert_string_equal(unit_tensor(c, 3, FCPROJW).name, "h.2.fcproj.weight");
-    assert_int_equal(unit_tensor(c, 0, WTE).stored_rows, 130);
-}
-
 // Mean and standard deviation of tensor i of unit u.
 static void measure(GPT2Config c, int u, int i, double* mean, double* deviation) {
     TensorInfo t = unit_tensor(c, u, i);
@@ -72,29 +55,31 @@ TEST(the_padding_of_the_vocabulary_is_zero) {
     for (int k = 130 * 12; k < 256 * 12; k++) assert_true(w[k] == 0);
 }
 
-// A part of a unit as a piece: its size is that of its tensors' runs, and those without columns come first and are not decayed.
-TEST(a_part_of_a_unit_is_the_parts_of_its_tensors) {
+// A part of a unit, of one part all of it: its size is that of its tensors' runs; those without columns are not decayed.
+TEST(tensors_tile_their_unit_and_the_first_ones_are_not_decayed_also_of_a_part) {
     GPT2Config c = { 16, 300, 384, 3, 12, 48 };
     for (int parts = 1; parts <= 4; parts++) {
         size_t all = 0;
         for (int u = 0; u <= c.L; u++) {
-            size_t n = 0, no_decay = 0;
+            size_t n = 0, vectors = 0;
             for (int i = 0; i < unit_tensors(u); i++) {
+                TensorInfo t = unit_tensor(c, u, i);
                 TensorRuns r = tensor_part(c, u, i, parts - 1, parts);
-                assert_int_equal(tensor_part_elements(unit_tensor(c, u, i), parts), r.n * r.count);
+                assert_true(t.offset == n || parts > 1);
+                assert_int_equal(tensor_part_elements(t, parts), r.n * r.count);
                 n += r.n * r.count;
-                if (unit_tensor(c, u, i).cols == 0) no_decay += r.n * r.count;
+                if (t.cols == 0) vectors = n; // they come first, or this is more than no_decay
             }
             ParamRange p = param_range_part(c, u, parts - 1, parts);
-            assert_int_equal(p.n, n);
-            assert_int_equal(p.begin, 0);
-            assert_int_equal(p.no_decay, no_decay);
-            assert_int_equal(unit_part_elements(c, u, parts), n);
+            assert_true(p.begin == 0 && p.n == n && p.no_decay == vectors && unit_part_elements(c, u, parts) == n);
+            if (parts == 1) assert_true(unit_elements(c, u) == n && unit_no_decay(c, u) == vectors);
             all += n;
         }
         assert_int_equal(gpt2_part_elements(c, parts), all);
     }
     assert_int_equal(gpt2_part_elements(c, 1), gpt2_num_elements(c));
+    assert_string_equal(unit_tensor(c, 3, FCPROJW).name, "h.2.fcproj.weight");
+    assert_int_equal(unit_tensor(c, 0, WTE).stored_rows, 300);
 }
 
 TEST(parts_that_do_not_divide_are_refused) {

@@ -16,7 +16,7 @@ void before_all(void) { world_alone(&world, &control); }
 void after_all(void) { world_end(&world); }
 
 // ---- what a model holds, unit by unit ----
-enum { MOST_UNITS = 4 };
+enum { MOST_UNITS = 4, SEED = 5 }; // of the initial weights
 // Values of all parts of a checkpoint. MODEL: the masters, rounded as floatX.
 typedef struct { GPT2Config c; float* of[CHECKPOINT_PARTS][MOST_UNITS]; } Values; // (unit) owned
 
@@ -79,31 +79,11 @@ static void guarded_free(const ParamRange* p, void* memory, size_t element) {
     else device_free((char*)memory - GUARD);
 }
 
-static void rank_add(Rank* r, ParamRange p, StoredAs as) {
-    size_t bytes = p.n * sizeof(float);
-    if (as != AS_MASTER) p.params = (floatX*)guarded_alloc(p.on_host, p.n * sizeof(floatX));
-    if (as != AS_PARAMS || NEEDS_MASTER) p.master = (float*)guarded_alloc(p.on_host, bytes);
-    p.m = (float*)guarded_alloc(p.on_host, bytes);
-    p.v = (float*)guarded_alloc(p.on_host, bytes);
-    assert_true(r->count < MOST_PIECES);
-    r->ranges[r->count++] = p;
-}
-static void rank_free(Rank* r) {
-    for (ParamRange* p = r->ranges; p < r->ranges + r->count; p++) {
-        guarded_free(p, p->params, sizeof(floatX));
-        guarded_free(p, p->master, sizeof(float));
-        guarded_free(p, p->m, sizeof(float));
-        guarded_free(p, p->v, sizeof(float));
-    }
-    for (int u = 0; u <= r->c.L; u++) free(r->places[u]);
-}
-
 static int compare_places(const void* a, const void* b) {
     size_t x = *(const size_t*)a, y = *(const size_t*)b;
     return x < y ? -1 : x > y;
 }
-// How a rank's units are cut: part `part` of `parts` of each; of this the rank has share `share` of `shares`, at random
-// places, and that in `pieces` pieces, some of them empty.
+// How a rank's units are cut: it has a share, cut at random places, of a part of each, in so many pieces, some of them empty.
 typedef struct { int part, parts, share, shares, pieces; uint64_t seed; StoredAs as; bool on_host; } Cut;
 static const Cut whole = { 0, 1, 0, 1, 1, 0, AS_BOTH, false };
 
@@ -123,7 +103,12 @@ static void rank_make(Rank* r, GPT2Config c, Cut cut) {
             p.part = cut.part;
             p.parts = cut.parts;
             p.on_host = cut.on_host;
-            rank_add(r, p, cut.as);
+            if (cut.as != AS_MASTER) p.params = (floatX*)guarded_alloc(p.on_host, p.n * sizeof(floatX));
+            if (cut.as != AS_PARAMS || NEEDS_MASTER) p.master = (float*)guarded_alloc(p.on_host, p.n * sizeof(float));
+            p.m = (float*)guarded_alloc(p.on_host, p.n * sizeof(float));
+            p.v = (float*)guarded_alloc(p.on_host, p.n * sizeof(float));
+            assert_true(r->count < MOST_PIECES);
+            r->ranges[r->count++] = p;
         }
     }
 }
@@ -140,7 +125,15 @@ static Ranks ranks_make(GPT2Config c, Cut cut) {
     return ranks;
 }
 static void ranks_free(Ranks* ranks) {
-    for (int q = 0; q < ranks->n; q++) rank_free(&ranks->of[q]);
+    for (Rank* r = ranks->of; r < ranks->of + ranks->n; r++) {
+        for (ParamRange* p = r->ranges; p < r->ranges + r->count; p++) {
+            guarded_free(p, p->params, sizeof(floatX));
+            guarded_free(p, p->master, sizeof(float));
+            guarded_free(p, p->m, sizeof(float));
+            guarded_free(p, p->v, sizeof(float));
+        }
+        for (int u = 0; u <= r->c.L; u++) free(r->places[u]);
+    }
     free(ranks->of);
 }
 
@@ -164,8 +157,7 @@ static void assert_bits(const ParamRange* p, const char* what, size_t k, const v
     if (memcmp(value, &expected, sizeof expected) != 0)
         fail_msg("unit %d, part %d of %d, from %zu on: %s %zu is wrong", p->unit, p->part, p->parts, p->begin, what, k);
 }
-// What pieces hold must be these values, to the bit. weights: which part of them the masters are. has_moments: m and v are
-// set, and not still as rank_make left them.
+// What pieces hold must be these values, to the bit: as masters those of `weights`, and moments, or else nothing in their place.
 static void assert_rank(const Rank* r, const Values* values, CheckpointPart weights, bool has_moments) {
     for (const ParamRange* p = r->ranges; p < r->ranges + r->count; p++) {
         for (size_t k = 0; k < p->n; k++) {
@@ -180,28 +172,6 @@ static void assert_rank(const Rank* r, const Values* values, CheckpointPart weig
     }
 }
 
-// ---- initial weights ----
-// Sets the weights of such ranks, and checks them.
-static void check_initial(const Values* v, Cut cut, uint64_t seed) {
-    RANKS ranks = ranks_make(v->c, cut);
-    for (Rank* r = ranks.of; r < ranks.of + ranks.n; r++) {
-        param_ranges_set_weights(r->ranges, r->count, v->c, seed, NULL, CHECKPOINT_MODEL);
-        assert_rank(r, v, CHECKPOINT_MASTER, false);
-    }
-}
-TEST(initial_weights_are_the_units_however_they_are_cut) {
-    const GPT2Config shapes[] = { small, odd, large };
-    for (int s = 0; s < 3; s++) {
-        VALUES v = values_make(shapes[s], 5, true);
-        for (uint64_t seed = 0; seed < 6; seed++) for (int pieces = 1; pieces <= 5 && s < 2; pieces++)
-            check_initial(&v, (Cut){ 0, 1, 0, 1, pieces, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 1 }, 5);
-        for (uint64_t seed = 0; seed < 4; seed++) for (int parts = 2; parts <= 4 && s == 0; parts *= 2)
-            check_initial(&v, (Cut){ 0, parts, 0, 1 + (int)seed % 3, 1 + (int)seed, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 }, 5);
-        for (int parts = 1; parts <= 2 && s == 2; parts++) // larger than what is staged
-            check_initial(&v, (Cut){ 0, parts, 0, 1, 1, 0, AS_BOTH, parts == 2 }, 5);
-    }
-}
-
 // ---- checkpoints ----
 static TrainState state_of(GPT2Config c) {
     static char options[] = "{\"lr\":0.1}";
@@ -210,28 +180,34 @@ static TrainState state_of(GPT2Config c) {
 }
 #define step_folder(out) in_folder("%s/step_00000007", out)
 
-// ranks_pieces_save of n ranks, which take turns.
-static void save_in_turn(const char* out, TrainState s, Ranks ranks, bool sharded) {
+// Ranks that are cut so save these values: ranks_pieces_save of ranks that take turns.
+static void save_cut(const char* out, const Values* v, Cut cut, bool sharded) {
+    RANKS ranks = ranks_make(v->c, cut);
+    TrainState s = state_of(v->c);
     CheckpointWriter first, w;
     const char* path = in_folder("%s", out);
     memset(&first, 0, sizeof first);
     if (sharded) checkpoint_begin_sharded(path, &s);
     else checkpoint_begin(&first, path, &s);
     for (int q = 0; q < ranks.n; q++) {
+        Rank* rank = &ranks.of[q];
         CheckpointWriter* writer = q == 0 ? &first : &w;
         SaveShare share = { q, ranks.n, sharded, NULL, NULL };
-        if (sharded) param_ranges_attach_shard(ranks.of[q].ranges, ranks.of[q].count, writer, path, &s, share);
+        rank_fill(rank, v);
+        if (sharded) param_ranges_attach_shard(rank->ranges, rank->count, writer, path, &s, share);
         else if (q > 0) checkpoint_attach(&w, path, &s);
-        param_ranges_write(ranks.of[q].ranges, ranks.of[q].count, writer);
+        param_ranges_write(rank->ranges, rank->count, writer);
         if (q == 0) continue;
         checkpoint_detach(&w);
         checkpoint_sums_add(&first.sums, &w.sums);
     }
     ranks_checkpoint_commit(&first, 0);
+    for (int q = 0; q < ranks.n; q++) assert_rank(&ranks.of[q], v, CHECKPOINT_MASTER, true); // saving changes nothing
 }
-// run_load of n ranks, which take turns. weights: CHECKPOINT_MASTER for all that a resumed run needs, or CHECKPOINT_MODEL.
-// Dies if the checkpoint is damaged.
-static void load_in_turn(const char* out, Ranks ranks, CheckpointPart weights) {
+// Ranks that are cut so load what has these values: run_load of ranks that take turns. weights: CHECKPOINT_MASTER for all that a
+// resumed run needs, or CHECKPOINT_MODEL.
+static void load_cut(const char* out, const Values* v, Cut cut, CheckpointPart weights) {
+    RANKS ranks = ranks_make(v->c, cut);
     CheckpointReader first, r;
     for (int q = 0; q < ranks.n; q++) {
         const Rank* rank = &ranks.of[q];
@@ -245,19 +221,6 @@ static void load_in_turn(const char* out, Ranks ranks, CheckpointPart weights) {
     }
     assert_int_equal(first.sums.elements[weights], gpt2_num_parameters(first.state.config)); // or their checksum is not compared
     checkpoint_close(&first);
-}
-
-// Saves such ranks with these values.
-static void save_cut(const char* out, TrainState s, const Values* v, Cut cut, bool sharded) {
-    RANKS ranks = ranks_make(v->c, cut);
-    for (int q = 0; q < ranks.n; q++) rank_fill(&ranks.of[q], v);
-    save_in_turn(out, s, ranks, sharded);
-    for (int q = 0; q < ranks.n; q++) assert_rank(&ranks.of[q], v, CHECKPOINT_MASTER, true); // saving changes nothing
-}
-// Loads such ranks, and checks what they have.
-static void load_cut(const char* out, const Values* v, Cut cut, CheckpointPart weights) {
-    RANKS ranks = ranks_make(v->c, cut);
-    load_in_turn(out, ranks, weights);
     for (int q = 0; q < ranks.n; q++) assert_rank(&ranks.of[q], v, weights, weights == CHECKPOINT_MASTER);
 }
 static char* file_of(const char* out, const char* name, size_t* n) {
@@ -272,31 +235,38 @@ static void assert_same_files(const char* out, const char* other) {
     }
 }
 
-// Ranks with this cut save the files of one that has it all, or files of their own; ranks with another cut load both.
-static void check_files(const Values* v, Cut cut, Cut other) {
-    save_cut("cut", state_of(v->c), v, cut, false);
+// Ranks with this cut begin with the initial weights, and save the files of one that has it all, or their own; others load both.
+static void check_cut(const Values* initial, const Values* v, Cut cut, Cut other) {
+    RANKS ranks = ranks_make(v->c, cut);
+    for (Rank* r = ranks.of; r < ranks.of + ranks.n; r++) {
+        param_ranges_set_weights(r->ranges, r->count, v->c, SEED, NULL, CHECKPOINT_MODEL);
+        assert_rank(r, initial, CHECKPOINT_MASTER, false);
+    }
+    save_cut("cut", v, cut, false);
     assert_same_files("whole", "cut");
     for (int sharded = 0; sharded < 2; sharded++) {
-        if (sharded) save_cut("cut", state_of(v->c), v, cut, true);
+        if (sharded) save_cut("cut", v, cut, true);
         load_cut("cut", v, cut, CHECKPOINT_MASTER);
         load_cut("cut", v, other, CHECKPOINT_MASTER);
         load_cut("cut", v, other, CHECKPOINT_MODEL);
     }
 }
-TEST(a_checkpoint_has_the_same_bytes_from_any_ranks_and_loads_into_any_others) {
+TEST(initial_weights_and_a_checkpoints_bytes_are_the_same_from_any_ranks_and_it_loads_into_any_others) {
     const GPT2Config shapes[] = { small, odd, large };
     for (int s = 0; s < 3; s++) {
+        VALUES initial = values_make(shapes[s], SEED, true);
         VALUES v = values_make(shapes[s], 12, false);
-        save_cut("whole", state_of(shapes[s]), &v, whole, false);
-        for (uint64_t seed = 0; seed < 6 && s < 2; seed++) {
-            Cut cut = { 0, 1, 0, 1 + (int)seed % 4, 1 + (int)seed % 3, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 };
-            check_files(&v, cut, (Cut){ 0, 1, 0, 1 + (int)seed % 5, 1, 3, AS_BOTH, true });
+        save_cut("whole", &v, whole, false);
+        for (uint64_t seed = 0; seed < 10 && s < 2; seed++) {
+            Cut cut = { 0, 1, 0, 1 + (int)seed % 4, 1 + (int)seed % 5, seed, (StoredAs)(seed % STORED_AS), seed % 2 == 0 };
+            check_cut(&initial, &v, cut, (Cut){ 0, 1, 0, 1 + (int)seed % 5, 1, 3, AS_BOTH, true });
         }
         for (int k = 0; k < 6 && s == 0; k++) { // matrices in 2 or 4 parts, each with 1 to 3 ranks
-            Cut cut = { 0, k % 2 ? 4 : 2, 0, 1 + k / 2, 2, (uint64_t)k, (StoredAs)(k % STORED_AS), k == 2 };
-            check_files(&v, cut, k < 2 ? whole : (Cut){ 0, 6 - cut.parts, 0, cut.shares, 2, 1, AS_BOTH, false });
+            Cut cut = { 0, k % 2 ? 4 : 2, 0, 1 + k / 2, 1 + k % 4, (uint64_t)k, (StoredAs)(k % STORED_AS), k == 2 };
+            check_cut(&initial, &v, cut, k < 2 ? whole : (Cut){ 0, 6 - cut.parts, 0, cut.shares, 2, 1, AS_BOTH, false });
         }
-        if (s == 2) check_files(&v, (Cut){ 0, 2, 0, 1, 1, 0, AS_MASTER, false }, whole); // larger than what is staged
+        for (int parts = 1; parts <= 2 && s == 2; parts++) // larger than what is staged
+            check_cut(&initial, &v, (Cut){ 0, parts, 0, 1, 1, 0, parts == 1 ? AS_BOTH : AS_MASTER, parts == 1 }, whole);
     }
 }
 

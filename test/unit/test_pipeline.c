@@ -49,8 +49,7 @@ TEST(orders_are_those_of_the_papers) {
 }
 
 // ---- completeness ----
-// On every rank and chunk, each of F, and B or I and W, is done once, in the order of the micro-batches, and never before its
-// input.
+// On every rank and chunk, each of F, and B or I and W, is done once, in the micro-batches' order, and never before its input.
 static void complete(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
         int done[4][MOST_V] = { { 0 } }; // by kind and chunk: so many micro-batches

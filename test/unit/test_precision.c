@@ -1,8 +1,8 @@
 // test_precision.c - bf16 and fp16: every number that they have, and how others are rounded to them.
 #include "../../llmc/base/precision.h"
 #include "../../llmc/base/rng.h"
-#include "count_threads.h"
 #include "expect_death.h"
+#include <omp.h>
 
 // The formats, by their definitions.
 typedef struct {

@@ -1,13 +1,11 @@
-// test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what agrees, what does not, and by
-// how much.
+// test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what differs, and by how much.
 #include "../../llmc/run/report.h"
 #include "../../llmc/run/report_stages.h"
 #include "../../llmc/run/rank_context.h"
 #include "expect_death.h"
 #include "world_alone.h"
 
-// A child must end with this status, after a report that has these rows (most, or until NULL), with any number of spaces
-// between columns.
+// A child must end with this status, after a report that has these rows (most, or until NULL), however wide its columns are.
 static void expect_report(Child c, int status, const char* const* rows, int most) {
     size_t n = 0;
     for (const char* p = c.out; *p; p++) if (*p != ' ' || p[1] != ' ') c.out[n++] = *p;
@@ -20,8 +18,7 @@ static void expect_report(Child c, int status, const char* const* rows, int most
 // ---- memory of a run of one rank ----
 typedef struct { size_t predicted[MEMORY_KINDS], taken[MEMORY_KINDS], briefly; int status; const char* rows[3]; } MemoryCase;
 
-// Takes bytes of parameters briefly, then what is to be taken. Exits with 0 if the report finds that all is as predicted, else
-// with 2.
+// Takes bytes of parameters briefly, then what is to be taken. Exits with 0 if the report finds all as predicted, else with 2.
 static void take_and_report(const MemoryCase* t) {
     static RankContext w;
     device_init(0, 1);
@@ -103,14 +100,6 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
 }
 
 // ---- steps, in a world of this rank alone ----
-// Sends `bytes` in a step, by the count of a communicator.
-static void take_step(RankContext* w, long long step, unsigned long long bytes) {
-    static float state[1];
-    context_step_begin(w, step, state);
-    w->comm.stats[COMM_ALL_GATHER].bytes_times_N += bytes;
-    w->comm.stats[COMM_SEND].bytes_times_N += 1;
-    context_step_end(w, 0.25);
-}
 TEST(a_step_counts_what_is_sent_in_it) {
     static RankContext w;
     world_alone(&w.comm, &w.control);
@@ -118,7 +107,11 @@ TEST(a_step_counts_what_is_sent_in_it) {
     w.comm.stats[COMM_ALL_GATHER].bytes_times_N = 99; // by what comes before the steps
     static const unsigned long long sent[] = { 40, 60, 20, 50 }, least[] = { 41, 41, 21, 21 }, most[] = { 41, 61, 61, 61 };
     for (int i = 0; i < 4; i++) {
-        take_step(&w, 1 + i, sent[i]);
+        static float state[1];
+        context_step_begin(&w, 1 + i, state);
+        w.comm.stats[COMM_ALL_GATHER].bytes_times_N += sent[i];
+        w.comm.stats[COMM_SEND].bytes_times_N += 1;
+        context_step_end(&w, 0.25);
         w.comm.stats[COMM_ALL_GATHER].bytes_times_N += 7; // between steps, by an evaluation
         assert_true(w.bytes == 1.0 + (double)sent[i] && w.sent.min == (double)least[i] && w.sent.max == (double)most[i]);
         assert_int_equal(w.steps, 1 + i);
@@ -180,8 +173,7 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
 }
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
-// N ranks. Rank q predicts and sends so much; in the second of its two steps `more` besides. The row of the first that did not send as
-// predicted is shown, else of the one that sent most.
+// N ranks predict and send so much, and in a second step `more`. The first that differs is shown, else the one that sent most.
 typedef struct { int N; double predicted[3], sent[3], more[3]; int status; const char* row; } Ranks;
 static bool report_of(const Ranks* t) {
     SentBytes all[3];

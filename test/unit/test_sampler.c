@@ -15,8 +15,7 @@ TEST(temperature_zero_takes_the_likeliest_token) {
     assert_int_equal(sample_token(equal, 3, 0, TOP_ALL, 0.9f), 0); // of equal ones the first
 }
 
-// u goes evenly through [0,1), so each token's share of the draws is its probability, up to one draw in n and the rounding of u
-// to 24 bits.
+// u goes evenly through [0,1), so a token's share of the draws is its probability, up to one draw in n and u's rounding.
 static void assert_shares(const float* logits, int V, double temperature, long long top_k, const double* expected) {
     const int n = 100000;
     int counts[16] = { 0 };

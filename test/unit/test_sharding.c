@@ -2,11 +2,10 @@
 // shards and shapes that do not divide evenly, all ranks together have each element once. Options that do not go together.
 #include "../../llmc/parallel/layout.h"
 #include "../../llmc/comm/sums.h"
-#include "count_threads.h"
 #include "expect_death.h"
 #include "world_alone.h"
 
-enum { MOST_SHARDS = 8 };
+enum { MOST_SHARDS = 8, HALVES = -1 };
 static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
     { 8, 50, 128, 3, 2, 16 },
     { 7, 100, 128, 2, 1, 6 },
@@ -16,7 +15,7 @@ static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
     { 32, 384, 384, 2, 4, 32 },
     { 2, 3, 128, MAX_UNITS - 1, 1, 2 },
 };
-static const int wraps[] = { 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --wrap-blocks: that of a model with fewer blocks, too
+static const int wraps[] = { HALVES, 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --wrap-blocks: that of a model with fewer blocks, too
 
 // A case: a layout as rank `rank` of S has it.
 typedef struct {
@@ -24,14 +23,14 @@ typedef struct {
     Sharding options;
     Comm ranks;              // only rank and size
     Layout y;
-    Unit units[MAX_UNITS];
 } Case;
 
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
     *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2 }, .ranks = { .rank = rank, .size = S } };
-    memset(t->units, 0xab, sizeof t->units); // whatever was there before
+    if (wrap == HALVES) t->options.wrap_blocks = t->options.wrap_halves = 1;
+    memset(&t->y, 0xab, sizeof t->y); // whatever was there before
     t->y.shard_ranks = &t->ranks;
-    layout_cut(&t->y, &t->options, c, t->units);
+    layout_cut(&t->y, &t->options, c);
 }
 
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
@@ -47,37 +46,61 @@ static void for_all(void (*check)(Case*)) {
 static void check_groups(Case* t) {
     int wrap = (int)t->options.wrap_blocks, L = t->c.L, unit = 0;
     const Layout* y = &t->y;
-    assert_int_equal(y->num_groups, wrap == 0 ? 1 : 1 + (L + wrap - 1) / wrap);
+    assert_int_equal(y->num_units, 2*L + 1);
+    assert_int_equal(y->num_groups, t->options.wrap_halves ? 2*L + 1 : wrap == 0 ? 1 : 1 + (L + wrap - 1) / wrap);
     for (int k = 0; k < y->num_groups; k++) {
         const Group* group = &y->groups[k];
         bool is_smaller = k == y->num_groups - 1 && wrap > 0 && L % wrap > 0; // the last group
-        int tensors = 0, expected = wrap == 0 ? L + 1 : k == 0 ? 1 : is_smaller ? L % wrap : wrap;
+        int tensors = 0, halves = t->options.wrap_halves ? 1 : 2 * (is_smaller ? L % wrap : wrap);
         size_t offset = 0;
-        assert_true(group->first_unit == unit && group->num_units == expected && group->buffer == NO_BUFFER);
+        assert_int_equal(group->num_units, wrap == 0 ? 2*L + 1 : k == 0 ? 1 : halves);
+        assert_true(group->first_unit == unit && group->buffer == NO_BUFFER);
         for (; unit < group->first_unit + group->num_units; unit++) {
             assert_int_equal(y->group_of[unit], k);
-            assert_int_equal(t->units[unit].offset, offset);
-            assert_int_equal(t->units[unit].size, unit_elements(t->c, unit));
-            offset += unit_elements(t->c, unit);
-            tensors += unit == 0 ? ROOT_TENSORS : BLOCK_TENSORS;
+            assert_int_equal(y->units[unit].offset, offset);
+            offset += y->units[unit].size;
+            tensors += unit == 0 ? ROOT_TENSORS : BLOCK_TENSORS / 2;
         }
         assert_int_equal(group->tensors, tensors);
     }
-    assert_int_equal(unit, L + 1);
+    assert_int_equal(unit, 2*L + 1);
 }
 TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
+
+TEST(a_blocks_halves_have_the_tensors_that_their_layers_use) {
+    static const int tensors[2][BLOCK_TENSORS / 2] = { { LN1W, LN1B, QKVB, PROJB, QKVW, PROJW }, { LN2W, LN2B, FCB, FCPROJB, FCW, FCPROJW } };
+    for (size_t i = 0; i < COUNT(shapes); i++) for (int half = 0; half < 2; half++) {
+        GPT2Config c = shapes[i];
+        int l = c.L - 1, run = 0;
+        FsdpUnit f = fsdp_unit(c, half ? mlp_unit(l) : attention_unit(l));
+        size_t end = f.begin[0];
+        assert_int_equal(f.unit, 1 + l);
+        for (int k = 0; k < f.tensors; k++) {
+            TensorInfo tensor = unit_tensor(c, f.unit, tensors[half][k]);
+            if (run == 0 && tensor.cols > 0) { // the first in two dimensions
+                assert_int_equal(end, f.begin[0] + f.n[0]);
+                end = f.begin[run = 1];
+            }
+            assert_int_equal(tensor.offset, end);
+            end += tensor_elements(tensor);
+        }
+        assert_int_equal(end, f.begin[1] + f.n[1]);
+        assert_int_equal(f.size, f.n[0] + f.n[1]);
+    }
+}
 
 static void check_shards(Case* t) {
     size_t at = 0, S = (size_t)t->options.shards;
     for (int k = 0; k < t->y.num_groups; k++) {
         Shard shard = t->y.groups[k].shard;
-        const Unit* last = &t->units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
+        const FsdpUnit* last = &t->y.units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
         size_t elements = last->offset + last->size; // of the group
         assert_int_equal(shard.at, at);
         assert_true(shard.n > 0 && shard.n % SHARD_ALIGNMENT == 0);
         assert_true(S * shard.n >= elements);
         assert_true(S * shard.n < elements + S * SHARD_ALIGNMENT); // no more padding than alignment needs
-        if (k > 1) assert_true(shard.n <= t->y.groups[1].shard.n); // a room and a bucket for the first have room for all
+        if (k > 2) assert_true(shard.n <= t->y.groups[k - 2].shard.n); // their bucket has room for all that take it in turn
+        if (k > 0) assert_true(shard.n <= shard_sizes(t->c, &t->options).other); // and a gather buffer for any
         at += shard.n;
     }
     assert_int_equal(t->y.num_sharded, at);
@@ -85,27 +108,28 @@ static void check_shards(Case* t) {
 TEST(shards_are_aligned_and_lie_side_by_side) { for_all(check_shards); }
 
 // ---- pieces ----
-// Marks in seen (elements of all units, one after another) the elements that the rank of t has.
+// Marks in seen (elements of all units of gpt2.h, one after another) the elements that the rank of t has.
 static void mark_pieces(const Case* t, unsigned char* seen) {
     size_t end = 0; // of the piece before, in sharded memory
-    for (int u = 0; u <= t->c.L; u++) {
+    for (int i = 0; i < 2 * t->y.num_units; i++) {
         ParamRange p;
-        size_t at, size = unit_elements(t->c, u), decayed = unit_no_decay(t->c, u);
-        if (layout_range(&t->y, t->c, t->units, u, &p, &at)) {
-            Shard shard = t->y.groups[t->y.group_of[u]].shard;
-            size_t first = (size_t)t->ranks.rank * shard.n; // of this rank's shard, in the group's whole memory
-            assert_int_equal(p.unit, u);
-            assert_int_equal(p.parts, 1);
-            assert_true(p.n > 0 && p.begin + p.n <= size);
-            assert_true(at >= end && at >= shard.at && at + p.n <= shard.at + shard.n);
-            assert_int_equal(t->units[u].offset + p.begin, first + (at - shard.at)); // gathered, it comes to its place
-            for (size_t e = 0; e < p.n; e++) {
-                seen[p.begin + e]++;
-                if ((e < p.no_decay) != (p.begin + e < decayed)) fail_msg("unit %d, element %zu: decay", u, p.begin + e);
-            }
-            end = at + p.n;
+        size_t at, before = 0;
+        int u = i / 2, run = i % 2;
+        if (!layout_range(&t->y, t->c, u, run, &p, &at)) continue;
+        FsdpUnit unit = t->y.units[u];
+        Shard shard = t->y.groups[t->y.group_of[u]].shard;
+        size_t first = (size_t)t->ranks.rank * shard.n; // of this rank's shard, in the group's whole memory
+        assert_true(p.unit == unit.unit && p.parts == 1);
+        assert_true(p.n > 0 && p.begin >= unit.begin[run] && p.begin + p.n <= unit.begin[run] + unit.n[run]);
+        assert_true(at >= end && at >= shard.at && at + p.n <= shard.at + shard.n);
+        // Gathered, it comes to its place.
+        assert_int_equal(unit.offset + (run ? unit.n[0] : 0) + (p.begin - unit.begin[run]), first + (at - shard.at));
+        for (int k = 0; k < p.unit; k++) before += unit_elements(t->c, k);
+        for (size_t e = 0; e < p.n; e++) {
+            seen[before + p.begin + e]++;
+            if ((e < p.no_decay) != (p.begin + e < unit_no_decay(t->c, p.unit))) fail_msg("unit %d, element %zu: decay", p.unit, p.begin + e);
         }
-        seen += size;
+        end = at + p.n;
     }
 }
 static void check_pieces(Case* t) {
@@ -126,7 +150,12 @@ static void check_sizes(Case* t) {
     const Layout* y = &t->y;
     ShardSizes s = shard_sizes(t->c, &t->options);
     assert_true(s.all == y->num_sharded && s.root == y->groups[0].shard.n && (int)s.others == y->num_groups - 1);
-    assert_int_equal(s.other, y->num_groups > 1 ? y->groups[1].shard.n : 0);
+    size_t largest = 0, pair = 0;
+    for (int k = 1; k < y->num_groups; k++) {
+        largest = size_max(largest, y->groups[k].shard.n);
+        if (k < 3) pair += y->groups[k].shard.n;
+    }
+    assert_true(s.other == largest && s.pair == pair);
 }
 TEST(sizes_by_formula_are_the_layouts) {
     static Case t;
@@ -135,7 +164,7 @@ TEST(sizes_by_formula_are_the_layouts) {
     assert_true(gpt2_named_config("gpt2-xl", &c));
     c.V = GPT2_VOCABULARY;
     c.Vp = gpt2_padded_vocabulary(c.V);
-    for (int wrap = 0; wrap < c.L + 3; wrap++) for (int S = 1; S <= 1024; S *= 2) {
+    for (int wrap = HALVES; wrap < c.L + 3; wrap++) for (int S = 1; S <= 1024; S *= 2) {
         case_init(&t, c, wrap, S, S - 1);
         check_sizes(&t);
         check_groups(&t);
@@ -151,7 +180,10 @@ TEST(rooms_are_bounded_where_groups_are_freed) {
         case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root
         t.options.sharding = kinds[i];
         t.options.limit_all_gathers = rooms;
-        assert_int_equal(sharding_buffers(&t.options, shard_sizes(t.c, &t.options)), frees && rooms < 3 ? rooms : 3);
+        ShardSizes s = shard_sizes(t.c, &t.options);
+        size_t others = t.y.groups[1].shard.n + t.y.groups[2].shard.n + t.y.groups[3].shard.n; // the last of one block
+        assert_int_equal(sharding_buffers(&t.options, s), frees && rooms < 3 ? rooms : 3);
+        assert_int_equal(sharding_gathered(&t.options, s), s.root + (frees ? size_min((size_t)rooms, 3) * s.other : others));
     }
 }
 
@@ -183,6 +215,10 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
         { { .limit_all_gathers = 1, .prefetch = PREFETCH_PRE }, "--limit-all-gathers 1 leaves no room", "--prefetch none", 0 },
         { { .limit_all_gathers = 1, .prefetch = PREFETCH_POST }, "--limit-all-gathers 1 leaves no room", "", 0 },
         { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE, .forward_prefetch = 1 }, "--limit-all-gathers 1 leaves no room", "", 0 },
+        { { .limit_all_gathers = 2, .wrap_halves = 1, .wrap_blocks = 2 }, "--wrap-halves cuts each block", "leave out --wrap-blocks 2", 0 },
+        { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE, .wrap_halves = 1, .wrap_blocks = 1 }, "--wrap-halves needs --limit-all-gathers 2",
+          "both halves at once", 0 },
+        { { .limit_all_gathers = 1, .sharding = SHARD_GRAD_OP, .wrap_halves = 1, .wrap_blocks = 1 }, NULL, NULL, 6 },
         { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE }, NULL, NULL, 6 }, // gathers nothing ahead
         { { .limit_all_gathers = 1, .sharding = SHARD_GRAD_OP }, NULL, NULL, 6 }, // frees nothing, so every unit has a room
         { { .limit_all_gathers = 2, .sharding = SHARD_HYBRID, .shard_group = 3 }, NULL, NULL, 3 },
@@ -204,6 +240,7 @@ TEST(a_report_says_how_large_groups_are) {
         { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 7 }, "room for the root and 5 more\n" },
         { { .wrap_blocks = 1, .shards = 4, .offload = OFFLOAD_OPTIMIZER }, "1/4 of everything, all but parameters on the host" },
         { { .wrap_blocks = 2, .shards = 4, .limit_all_gathers = 2 }, "sharding full by 2 blocks:" },
+        { { .wrap_blocks = 1, .wrap_halves = 1, .shards = 4, .limit_all_gathers = 2 }, "sharding full by half a block:" },
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
     };

@@ -70,20 +70,17 @@ static const char* vocabulary_write_json(const Vocabulary* v) {
     return in_folder("vocab.json");
 }
 
-static size_t vocabulary_to_bin(const Vocabulary* v, int eot, char* out) {
-    int32_t header[256] = { TOKENIZER_MAGIC, TOKENIZER_VERSION, v->count, eot };
-    memcpy(out, header, sizeof header);
-    size_t n = sizeof header;
-    for (int id = 0; id < v->count; id++) {
-        out[n++] = (char)v->length[id];
-        memcpy(out + n, v->bytes[id], v->length[id]);
-        n += v->length[id];
-    }
-    return n;
-}
 static const char* vocabulary_write_bin(const Vocabulary* v, int eot) {
     static char file[65536];
-    return write_file("tokenizer.bin", file, vocabulary_to_bin(v, eot, file));
+    int32_t header[256] = { TOKENIZER_MAGIC, TOKENIZER_VERSION, v->count, eot };
+    memcpy(file, header, sizeof header);
+    size_t n = sizeof header;
+    for (int id = 0; id < v->count; id++) {
+        file[n++] = (char)v->length[id];
+        memcpy(file + n, v->bytes[id], v->length[id]);
+        n += v->length[id];
+    }
+    return write_file("tokenizer.bin", file, n);
 }
 
 enum { HE = 256, LL, HELL, SPACE_W, OR, HELLO, EOT }; // tokens of this small vocabulary
@@ -387,8 +384,9 @@ TEST(text_cannot_be_made_into_the_end_of_text) {
 
 TEST(a_broken_tokenizer_bin_is_refused) {
     Vocabulary v = small_vocabulary();
-    static char good[65536], file[65536];
-    size_t n = vocabulary_to_bin(&v, EOT, good);
+    static char file[65536];
+    size_t n;
+    FREED char* good = file_read((FileSource){ vocabulary_write_bin(&v, EOT), "" }, sizeof file, &n);
     const struct { size_t bytes; int at; int32_t value; const char *says, *more; } cases[] = { // a cut, or another value in the header
         { 1023, 1, 2, "has 1023 bytes", "" }, { n - 1, 1, 2, "ends within token 262 of 263", "" },
         { n + 1, 1, 2, "has 1 bytes after its last token", "" },
@@ -400,7 +398,7 @@ TEST(a_broken_tokenizer_bin_is_refused) {
         { n, 256, 0, "token 0 is empty", "" } // behind the header
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        memcpy(file, good, sizeof file);
+        memcpy(file, good, n);
         memcpy(file + 4 * cases[i].at, &cases[i].value, cases[i].at == 256 ? 1 : 4);
         expect_error(opened(write_file("t.bin", file, cases[i].bytes)), "t.bin", cases[i].says, cases[i].more);
     }

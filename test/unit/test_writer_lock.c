@@ -1,7 +1,5 @@
-/*
-test_writer_lock.c - a folder has one writer: what the lock does where processes begin and end in any order, and where the file
-system has no locks. The runs themselves are tested by test/runs.
-*/
+// test_writer_lock.c - a folder has one writer: what the lock does where processes begin and end in any order, and where the file
+// system has no locks. The runs themselves are tested by test/runs.
 #include "../../llmc/base/common.h"
 #include <fcntl.h>
 #include <sys/socket.h>

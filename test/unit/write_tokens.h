@@ -4,8 +4,7 @@
 #include "../../llmc/data/token_writer.h"
 #include "test_folder.h"
 
-// Writes n tokens first, first+1, ... in pieces of different sizes, and unless `counts` is NULL a mask of which of them count
-// (by their places), in runs. Returns the path.
+// Writes n tokens first, first+1, ... in pieces, and unless `counts` is NULL a mask of the places that count. Returns the path.
 static inline const char* write_masked(const char* name, int first, size_t n, bool (*counts)(size_t)) {
     const char* path = in_folder("%s", name);
     TokenWriter w = token_writer_open(path);

@@ -3,15 +3,14 @@ seconds of messages and collectives over links.
 
 FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32.
 Memory    is what the vendor's tool reports of the whole device (nvidia-smi, rocm-smi). A process gets some hundred MB less.
-Links     are bandwidths of one direction: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X has 7 of 64 GB/s. Interfaces are
-          those of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with PCIe is a guess.
+Links     are bandwidths of one direction: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X has 7 of 64 GB/s. Interfaces are those
+          of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with PCIe is a guess.
 Nodes     NVIDIA's user guides of the DGX machines (without interfaces for storage). AWS's page of P4 and P5 instances; the 32
           interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess.
-Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white
-          paper; AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
-Seconds   are those of a ring (doc/plan.md). busbw is defined as in nccl-tests. nodes-1 of the hops are between nodes, and the interfaces
-          limit what crosses there. A tree moves the same data in (ranks of a node - 1) hops inside and log2(nodes) between nodes,
-          as NCCL counts them (src/graph/tuning.cc).
+Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white paper;
+          AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
+Seconds   are those of a ring (doc/plan.md), or of a tree, whose hops are counted as in NCCL (src/graph/tuning.cc). busbw is defined
+          as in nccl-tests.
 """
 import math, os
 from typing import NamedTuple
@@ -84,12 +83,11 @@ LINKS = {
     "hdr": ("HDR InfiniBand, 25 GB/s per interface", 14e-6, 25e9)}         # 200 Gb/s
 
 
-def link_of(alpha, busbw):
-    """The same for all collectives."""
-    return Link(dict.fromkeys(COLLECTIVES, alpha), dict.fromkeys(COLLECTIVES, busbw))
-
-
+# The same for all collectives.
+def link_of(alpha, busbw): return Link(dict.fromkeys(COLLECTIVES, alpha), dict.fromkeys(COLLECTIVES, busbw))
 def open_link(name): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
+
+
 def number_in(root, path, remedy, low, *keys):
     """Of a file of JSON, at least `low`."""
     x = root
@@ -117,13 +115,11 @@ def this_machine(path):
     here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, AMPERE, 0, True, True, per_node=0)
     if not os.access(path, os.R_OK): return here
     remedy = "--here wants the file that dev/bench/here.py wrote"
-    root, link = read_json(path, remedy), read_link(path)
-
-    def number(key):
-        """gflops: of large fp32 products; copy: GB/s of memory, read and written."""
-        return 1e9 * number_in(root, path, f"renew it with dev/bench/here.py; {remedy}", 1e-3, key)
-    return here._replace(peak32=number("gflops"), bandwidth=number("copy"), inside=link.busbw[ALL_GATHER], nic=link.busbw[ALL_GATHER],
-                         hop=link.alpha[ALL_GATHER])
+    root, link, remedy = read_json(path, remedy), read_link(path), f"renew it with dev/bench/here.py; {remedy}"
+    # GFLOP/s of large fp32 products; GB/s of memory, read and written
+    flops, copied = (1e9 * number_in(root, path, remedy, 1e-3, key) for key in ("gflops", "copy"))
+    busbw, alpha = link.busbw[ALL_GATHER], link.alpha[ALL_GATHER]
+    return here._replace(peak32=flops, bandwidth=copied, inside=busbw, nic=busbw, hop=alpha)
 
 
 # ---- seconds ----

@@ -1,14 +1,17 @@
-"""Bytes and seconds of any model on any mesh: data, tensor and pipeline parallelism together, ZeRO on the data axis, on known GPUs.
+"""Bytes and seconds of any model on any mesh: data, tensor, context and pipeline parallelism together, ZeRO over data and context, on
+known GPUs.
 The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not have, so that
 published figures can be compared, and for the search of a mesh.
 
 Compute   A block's products take FLOPs / (peak x what large products reach of it); all else moves bytes, at what copies reach.
 Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's programs have
           stages that take about equal times (split.h); there the bubble is one micro-batch's time in all stages but the slowest.
-Data      What dp sums is hidden behind the backward pass of the last micro-batch. ZeRO-1 and 2 reduce and gather instead; a
-          forward pass hides their gathers. If parameters are sharded, all passes hide what they send. Only the rest is exposed,
-          and what the first block or the root must wait for. Megatron's early versions hide nothing.
+Data      The backward pass of the last micro-batch hides what dp sums or reduces, and the next forward pass what it gathers. If
+          parameters are sharded, all passes hide what they send. Only the rest is exposed, and what the first block or the root
+          must wait for. Megatron's early versions hide nothing.
+Context   cp ranks, which are next after those of tp, share each sequence evenly, as in zigzag. Attention hides a ring's hops.
 """
+import math
 from collections import namedtuple
 from typing import NamedTuple
 import nccl
@@ -32,8 +35,11 @@ class Program(NamedTuple):
     logit_bytes: float       # of each, with the gradient and copies; of all tokens of a micro-batch
     gathers: float = 2       # blocks that are gathered at a time, where parameters are sharded
     element_bytes: int = 2   # of weights and activations; 2: with an fp32 master copy
-    most_busbw: float = 0    # bytes/s that its gathers and sums over dp reach at most, by its own doing; 0: what the links have
+    most_busbw: float = math.inf # bytes/s that its gathers and sums over dp reach at most, by its own doing
     ours: bool = False       # this course's: stages take about equal times, and the MLP's last product is not recomputed
+    products: float = 1      # how much faster than in 16 bits a block's are
+    attention: float = 0     # share of the peak of 16 bits that attention reaches; 0: that of large products
+    ring: bool = True        # cp's keys and values travel while attention computes; else all are gathered before
 
 
 # DeepSpeed's ZeRO-3 of 2021 gathered one matrix after another, waited for each, and copied it. With 5.1 B parameters on 8 A100 and
@@ -49,6 +55,11 @@ DEEPSPEED_2021 = Program(False, False, False, 1.3, 2, 6, gathers=1 / 3.0, most_b
 FSDP_MINGPT = Program(False, False, True, 1.3, 4, 10)   # attention and GELU written out
 TITAN_EAGER = Program(True, False, True, 2.5, 4, 10)
 TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in fp32
+# FlashAttention-2 on an H100: 335 TFLOP/s forward and backward (arXiv 2307.08691, section 4.1), of which a seventh computes scores
+# again. How much faster fp8 is, with its casts, was set by NeMo's row of 4096 tokens.
+FLASH2, FP8 = 335e12 / 989e12 * 6 / 7, 1.54
+NEMO = Program(True, True, True, 1, 4, 6, products=FP8, attention=FLASH2)
+LLAMA = Program(True, True, True, 1, 4, 6, attention=FLASH2, ring=False)
 
 # What large products and copies reach: set by llm.c's runs on A100s and H100s. Passes of Megatron and of eager programs were set by
 # table 4 of arXiv 2205.05198 and torchtitan's first row. The other published rows are predictions. A machine that was measured
@@ -77,10 +88,13 @@ class MeshPlan(NamedTuple):
     kept: str = ALL
     program: Program = SHARD
     reserve: float = 0       # bytes that a rank cannot use: context, NCCL, fragmentation
+    cp: int = 1              # ranks that share each sequence
 
-    ranks = property(lambda self: self.dp * self.tp * self.pp)
+    here = property(lambda self: self.gpu.peak16 == 0)       # this machine, whose speeds were measured
+    copies = property(lambda self: self.dp * self.cp)        # what a rank has of the model is on so many
+    ranks = property(lambda self: self.copies * self.tp * self.pp)
     micro_batches = property(lambda self: self.batch // (self.dp * self.micro)) # of a rank
-    tokens = property(lambda self: float(self.micro) * self.T)  # of a micro-batch
+    tokens = property(lambda self: float(self.micro) * self.T / self.cp) # of a micro-batch, on a rank
     blocks = property(lambda self: ceil_div(self.shape.L, self.pp))  # of a rank, as equal as they can be
     peak = property(lambda self: self.gpu.peak16 if self.program.element_bytes == 2 else self.gpu.peak32)
 
@@ -91,11 +105,12 @@ class MeshPlan(NamedTuple):
         if self.shape.L < self.pp * self.chunks: return "there are fewer blocks than stages"
         even = self.pp > 1 and self.micro_batches % self.pp == 0
         if self.chunks > 1 and not even: return "micro-batches do not divide over stages"
-        return "rows do not divide" if self.rows and self.micro * self.T % self.tp != 0 else None
+        if self.T % (2 * self.cp) != 0 and self.cp > 1: return "sequences do not divide"
+        return "rows do not divide" if self.rows and self.tokens % self.tp != 0 else None
 
     # ---- groups ----
     def group(self, ranks, apart):
-        """The ranks that share a stage are neighbours; then come the stages, then the copies."""
+        """The ranks that share a stage are neighbours; then come those that share sequences, the stages, and the copies."""
         node = self.gpu.per_node
         return nccl.gpu_group(self.gpu, ranks, min(ranks, max(node // apart, 1)), min(apart, node))
 
@@ -109,8 +124,8 @@ class MeshPlan(NamedTuple):
 
     def data_collective(self, all_reduce, nbytes):
         """The same of dp."""
-        link, most = self.collective(self.dp, self.tp * self.pp, all_reduce, nbytes), self.program.most_busbw
-        return max(link, (2 if all_reduce else 1) * nbytes * (self.dp - 1) / self.dp / most) if most > 0 else link
+        least = (2 if all_reduce else 1) * nbytes * (self.copies - 1) / self.copies / self.program.most_busbw
+        return max(least, self.collective(self.copies, self.tp * self.pp, all_reduce, nbytes))
 
     # ---- bytes ----
     def block_parameters(self): return (self.shape.block_weights() + self.shape.block_vectors()) / self.tp
@@ -120,43 +135,40 @@ class MeshPlan(NamedTuple):
         root = self.shape.root_parameters() / self.tp
         return self.blocks * self.block_parameters() + (root / 2 if self.shape.llama and self.pp > 1 else root)
 
-    def needed(self):
-        """Numbers of 16 bits per token that a block has on a rank for its backward pass, when none of them is computed again."""
-        scores = 0 if self.program.flash else 2.5 * self.shape.NH * self.T / self.tp # 5as of arXiv 2205.05198, in bytes
-        return self.shape.block_activations(self.tp, self.rows) + scores
-
-    def kept_numbers(self):
-        """The same of what it keeps until then."""
-        s, C = self.shape, float(self.shape.C)
-        if self.kept == INPUTS: return C / (self.tp if self.rows else 1)
-        if self.kept == HALF:
-            return 2 * C / (self.tp if self.rows else 1) + (3 * C + 2 * s.kv_channels + (2 if s.llama else 1) * s.F) / 2 / self.tp
-        return self.needed() if self.kept == ALL else s.block_activations(self.tp, self.rows)
+    def numbers(self, kept):
+        """Numbers of 16 bits per token that a rank keeps of a block for its backward pass."""
+        s, C = self.shape, self.shape.C / (self.tp if self.rows else 1)
+        if kept == INPUTS: return C
+        if kept == HALF: return 2 * C + (3 * s.C + 2 * s.kv_channels + (2 if s.llama else 1) * s.F) / 2 / self.tp
+        scores = 2.5 * s.NH * self.T / self.tp if kept == ALL and not self.program.flash else 0 # 5as of arXiv 2205.05198, in bytes
+        return s.block_activations(self.tp, self.rows) + scores
 
     def bytes(self):
         P, gradient, e, sharded = self.parameters(), self.program.gradient_bytes, self.program.element_bytes, self.zero == 3
-        parameters = 4 * P / self.dp if sharded else e * P # shards are the fp32 master copy
-        gradients = (4 if sharded else gradient) * P / (self.dp if self.zero >= 2 else 1)
-        optimizer = (8 if sharded or e == 4 else 12) * P / (self.dp if self.zero >= 1 else 1)
+        parameters = 4 * P / self.copies if sharded else e * P # shards are the fp32 master copy
+        gradients = (4 if sharded else gradient) * P / (self.copies if self.zero >= 2 else 1)
+        optimizer = (8 if sharded or e == 4 else 12) * P / (self.copies if self.zero >= 1 else 1)
         # the root and some blocks as they are computed with, and the gradients of the root and of one block
         root, gathers = self.shape.root_parameters() / self.tp, self.program.gathers
         gathered = (e + gradient) * root + (e * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
-        again = self.needed() if self.kept == INPUTS else 0 # of the block at work
+        again = self.numbers(ALL) if self.kept == INPUTS else 0 # of the block at work
         # the first stage keeps micro-batches, in blocks of that stage: p of 1F1B, and some more if it has chunks
         more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
         in_flight = min(self.micro_batches, self.pp * (1 + more))
         # the last stage of a pipeline has them, but few micro-batches in flight
         logits = self.program.logit_bytes * self.tokens * self.shape.V / self.tp if self.pp == 1 else 0
-        activations = e * self.tokens * (self.blocks * in_flight * self.kept_numbers() + again) + logits
-        total = parameters + gradients + optimizer + gathered + activations + self.reserve
-        return MeshBytes(parameters, gradients, optimizer, activations, gathered, total)
-
+        activations = e * self.tokens * (self.blocks * in_flight * self.numbers(self.kept) + again) + logits
+        kept = parameters, gradients, optimizer, activations, gathered
+        return MeshBytes(*kept, sum(kept) + self.reserve)
 
     # ---- seconds ----
-    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.gpu.peak16 == 0 else 0.9))
+    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.here else 0.9))
+    def multiplied(self, flops): return flops / self.peak / (1 if self.here else 0.62 if self.gpu.generation >= HOPPER else 0.75)
 
-    def multiplied(self, flops):
-        return flops / (self.peak * (1 if self.gpu.peak16 == 0 else 0.62 if self.gpu.generation >= HOPPER else 0.75))
+    def attended(self):
+        """A block's forward attention of a micro-batch."""
+        flops = self.shape.attention_flops(self.T, self.program.flash) / 3 * self.tokens / self.tp
+        return flops / self.gpu.peak16 / self.program.attention if self.program.attention else self.multiplied(flops)
 
     def block_compute(self):
         """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""
@@ -164,12 +176,11 @@ class MeshPlan(NamedTuple):
         outside, inside = float(OUTSIDE) * C / (tp if self.rows else 1), float(INSIDE) * C / tp
         scores = 0 if self.program.flash else 6.5 * s.NH * self.T / tp # by softmax, dropout and their neighbours
         nbytes = e * tokens * ((outside + inside) * self.program.passes + scores)
-        attention = s.attention_flops(self.T, self.program.flash) / 3 * tokens / tp
-        flops = 2 * s.block_weights() * tokens / tp + attention
-        forward, again = self.multiplied(flops) + self.moved(nbytes), 0
+        products, attention = self.multiplied(2 * s.block_weights() * tokens / tp) / self.program.products, self.attended()
+        forward, again = products + attention + self.moved(nbytes), 0
         if self.kept == INPUTS: again = forward - (self.multiplied(2 * C * s.F * tokens / tp) if self.program.ours else 0)
-        if self.kept == HALF: again = self.multiplied(flops - attention) / 2 + self.moved(nbytes)
-        if self.kept == SELECTED and not self.program.flash: again = self.multiplied(attention) + self.moved(e * tokens * scores)
+        if self.kept == HALF: again = products / 2 + self.moved(nbytes)
+        if self.kept == SELECTED and not self.program.flash: again = attention + self.moved(e * tokens * scores)
         head = self.multiplied(2.0 * C * s.V * tokens / tp) + self.moved(2 * e * tokens * s.V / tp)
         return forward, 2 * forward, again, head
 
@@ -182,31 +193,35 @@ class MeshPlan(NamedTuple):
         fc = self.multiplied(2 * tokens * C * s.F * (2 if s.llama else 1) / self.tp) if hides else 0
         backward = 2 * gather + max(0, total - qkv) + max(0, total - fc)
         again = 2 * gather + total if self.kept == INPUTS else 0 # the last sum need not be repeated
-        return 2 * (total + gather) + backward + again
+        return 2 * (total + gather) + backward + again + self.context_waits()
+
+    def link(self, apart, ranks):
+        """Bytes per second between two ranks that are so far apart, of groups of so many ranks."""
+        return min(1e9 * self.group(2, apart).nic, self.gpu.inside) if apart * ranks > self.gpu.per_node else self.gpu.inside
+
+    def context_waits(self):
+        """The same of cp ranks: for keys and values forward and backward, and for their gradients."""
+        nbytes, forward = self.program.element_bytes * self.tokens * 2 * self.shape.kv_channels / self.tp, 2 if self.kept == INPUTS else 1
+        if not self.program.ring: return (forward + 2) * self.collective(self.cp, self.tp, False, nbytes * self.cp)
+        hop, part = nbytes / self.link(self.tp, self.cp) + 10e-6, self.attended() / self.cp
+        return (self.cp - 1) * (forward + 2) * max(0, hop - part) # backward twice as much is sent and computed
 
     def data_waits(self, busy, backward, forward):
         """How much of what dp sends in a step is waited for. Seconds beside which it can be sent: all that is computed, and a
         micro-batch's backward and forward pass."""
-        if self.dp == 1: return 0
-        block, program = self.block_parameters(), self.program
-        gradient, e, hides = program.gradient_bytes, program.element_bytes, program.hides_data
+        if self.copies == 1: return 0
+        block, hides = self.block_parameters(), self.program.hides_data
         root = self.parameters() - self.blocks * block
-        if self.zero == 0:
-            last = self.data_collective(True, gradient * root)
-            sums = self.blocks * self.data_collective(True, gradient * block) + last
-            return max(last, sums - backward) if hides else sums
-        last, first = self.data_collective(False, gradient * root), self.data_collective(False, e * root)
-        reduce, gather = self.data_collective(False, gradient * block), self.data_collective(False, e * block)
+        last, reduce = (self.data_collective(self.zero == 0, self.program.gradient_bytes * n) for n in (root, block))
+        first, gather = (self.data_collective(False, self.program.element_bytes * n) if self.zero > 0 else 0 for n in (root, block))
+        sums, gathers = self.blocks * reduce + last, self.blocks * gather + first # after the last block's, of the root
         if self.zero == 3:
-            roots = first + last
-            sent = self.micro_batches * self.blocks * (2 * gather + reduce) + roots
-            return max(gather + roots, sent - busy) if hides else sent
-        # ZeRO-2 reduces in every micro-batch, and the next one hides these sums as well; the next step's first one hides the
-        # gathers
-        sums, gathers, before = self.blocks * reduce, self.blocks * gather, self.micro_batches - 1 if self.zero == 2 else 0
-        if not hides: return (before + 1) * (sums + last) + gathers + first
-        between = max(0, sums + last - backward - forward)
-        return before * between + max(last, sums + last - backward) + max(first, gathers + first - forward)
+            sent = self.micro_batches * self.blocks * (2 * gather + reduce) + first + last
+            return max(gather + first + last, sent - busy) if hides else sent
+        # ZeRO-2 reduces in every micro-batch, and the next one hides these sums as well; the next step's first one hides gathers
+        before = self.micro_batches - 1 if self.zero == 2 else 0
+        if not hides: return (before + 1) * sums + gathers
+        return before * max(0, sums - backward - forward) + max(last, sums - backward) + max(first, gathers - forward)
 
     def stages(self, block, head):
         """Seconds of a micro-batch in the slowest stage, and in all others together. block, head: seconds of one."""
@@ -227,11 +242,9 @@ class MeshPlan(NamedTuple):
         compute, tensor = m * (L * block + head) / pp, m * L * waits / pp
         bubble = m * slowest + others / self.chunks - compute - tensor if pp > 1 else 0
         message = self.program.element_bytes * self.tokens * self.shape.C / self.tp
-        link = self.gpu.inside
-        if self.tp * pp > self.gpu.per_node: link = min(1e9 * self.group(2 if pp > 1 else 1, self.tp).nic, link)
-        messages = 2 * self.chunks * (m + pp - 1) * (message / link + 10e-6) if pp > 1 else 0
+        messages = 2 * self.chunks * (m + pp - 1) * (message / self.link(self.tp * self.cp, pp) + 10e-6) if pp > 1 else 0
         data = self.data_waits(compute + tensor, self.blocks * (backward + again), self.blocks * forward)
-        update = self.moved(28 * self.parameters() / (self.dp if self.zero > 0 else 1))
+        update = self.moved(28 * self.parameters() / (self.copies if self.zero > 0 else 1))
         seconds = compute + tensor + bubble + messages + data + update
         tokens_per_s = float(self.batch) * self.T / seconds
         mfu = self.shape.flops(self.T, True) * tokens_per_s / (self.ranks * self.peak)

@@ -9,9 +9,11 @@ Channels  NCCL searches rings and trees in the machine's topology. Here the sear
           all equally near: the fastest channels of which the link has room for as many as give the greatest sum.
 Not here  CollNet (SHARP), broadcast, user buffers, POWER's CPUs, nodes of unequal size, and RCCL, which has other constants.
 """
-import functools, math
+import math
 from collections import namedtuple
+from functools import cache
 from typing import NamedTuple
+from tool import ceil_div
 
 AMPERE, HOPPER, BLACKWELL = 1, 2, 3 # generations of NVIDIA's GPUs, 0: Volta
 TREE, RING, NVLS, NVLS_TREE, PAT = range(5)
@@ -27,7 +29,7 @@ class Group(NamedTuple):
     ranks: int
     per_node: int
 
-    nodes = property(lambda self: -(-self.ranks // self.per_node))
+    nodes = property(lambda self: ceil_div(self.ranks, self.per_node))
 
 
 Graph = namedtuple("Graph", "channels speed_inside speed") # channels that each move so many GB/s inside and between nodes
@@ -52,30 +54,29 @@ def speeds_of(g): return {HOPPER: SPEEDS_90, BLACKWELL: SPEEDS_100}.get(g.gpu.ge
 
 def room(g, speed, link):
     """How many channels of this speed have room: on a GPU's link, if others are in its node, on the interfaces, and in NCCL."""
-    channels = MOST_CHANNELS
-    if g.per_node > 1: channels = min(channels, math.floor(link / speed + 1e-9))
-    if g.nodes > 1: channels = min(channels, math.floor(g.nic / speed + 1e-9) * g.nics)
-    return int(channels)
+    inside = math.floor(link / speed + 1e-9) if g.per_node > 1 else MOST_CHANNELS
+    between = math.floor(g.nic / speed + 1e-9) * g.nics if g.nodes > 1 else MOST_CHANNELS
+    return int(min(inside, between, MOST_CHANNELS))
 
 
-@functools.lru_cache(None)
+@cache
 def ring_graph(g):
     channels, speed = 0, 0
     for x in speeds_of(g):
         n = room(g, x, g.gpu.nccl_inside)
         if channels > 0 and x <= .49 * speed: break
-        if n > 0 and n * x > channels * speed: channels, speed = n, x
+        if n * x > channels * speed: channels, speed = n, x
     if channels == 0: # slower than all that NCCL tries
         least = min(g.gpu.nccl_inside if g.per_node > 1 else math.inf, g.nic * g.nics if g.nodes > 1 else math.inf)
         return Graph(1, least, least)
     # ncclTopoDupChannels: two half as fast, except where the GPU drives a few fast ones as well
     if speed < 25 or (g.gpu.generation >= HOPPER and speed < 50 and channels > 4): return Graph(channels, speed, speed)
     doubled = min(channels * 2, MOST_CHANNELS)
-    speed /= -(-doubled // channels)
+    speed /= ceil_div(doubled, channels)
     return Graph(doubled, speed, speed)
 
 
-@functools.lru_cache(None)
+@cache
 def tree_graph(g):
     """As many channels as the ring, the fastest of which there is room for so many: they need not come back to where they began.
     Inside a node they may be up to twice as fast, where the link has room."""
@@ -86,7 +87,7 @@ def tree_graph(g):
     return Graph(ring.channels, inside, speed)
 
 
-@functools.lru_cache(None)
+@cache
 def nvls_graph(g):
     """The switch's channels, at most one for each GPU of the node, each through an interface of its own. Each takes bandwidth of
     every GPU once, and of one GPU twice. Between nodes they may be up to twice as fast, where the interfaces are."""
@@ -126,6 +127,7 @@ def nvls_busbw(g, algorithm, all_reduce):
     return graph.channels * bw
 
 
+@cache
 def bandwidth(g, algorithm, protocol, all_reduce):
     column, one_each = min(g.nodes, 3) - 1, g.per_node == 1 # of the tables; whether ranks are alone in their nodes
     ll_most = LL_MOST[g.gpu.generation if g.nodes == 1 else g.gpu.amd][column]
@@ -159,6 +161,7 @@ OVER_NET = ((5, 8.5, 14), (2.7, 4, 14), (0, 0, 18), (0, 0, 20.9), (0, 0, 14))
 BASE = ((6.8, 14, 8.4), (6.6, 14, 8.4), (0, 0, 0), (0, 0, 0), (8, 8, 8))
 
 
+@cache
 def latency_of(g, algorithm, protocol, all_reduce):
     log, base = g.nodes.bit_length() - 1, BASE[algorithm][protocol]
     inside = (OVER_NVLINK if g.gpu.nvlink else OVER_PCI)[algorithm][protocol]
@@ -173,21 +176,15 @@ def latency_of(g, algorithm, protocol, all_reduce):
 
 
 # ---- time ----
-# Trees do not follow the model for medium sizes, from 64 bytes on by powers of two: NCCL's correction of their bandwidth, in
-# tenths.
+# Trees do not follow the model for medium sizes: NCCL's correction of their bandwidth, in tenths, from 64 bytes on by powers of 2.
 CORRECTION = ((10, 10, 10, 10, 9, 8, 7, 7, 7, 7, 6, 5, 4, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10, 10),
               (10, 10, 10, 10, 10, 9, 8, 8, 8, 7, 6, 6, 6, 6, 6, 6, 8, 9, 9, 9, 9, 10, 10, 10),
               (9, 9, 9, 9, 9, 9, 9, 8, 7, 6, 6, 5, 5, 5, 5, 6, 7, 8, 7, 7, 8, 9, 9, 9))
 
 
-@functools.lru_cache(None)
-def figures(g, algorithm, protocol, all_reduce):
-    return bandwidth(g, algorithm, protocol, all_reduce), latency_of(g, algorithm, protocol, all_reduce)
-
-
 def seconds_of(g, algorithm, protocol, all_reduce, nbytes):
     """Of one algorithm and protocol; nbytes: of the largest buffer. inf: not allowed."""
-    bw, latency = figures(g, algorithm, protocol, all_reduce)
+    bw, latency = bandwidth(g, algorithm, protocol, all_reduce), latency_of(g, algorithm, protocol, all_reduce)
     if bw <= 0: return math.inf
     if algorithm == TREE or (algorithm == NVLS_TREE and g.gpu.generation == BLACKWELL):
         log = -1 if nbytes < 64 else int(nbytes // 64).bit_length() - 1
@@ -200,7 +197,7 @@ def seconds_of(g, algorithm, protocol, all_reduce, nbytes):
 Choice = namedtuple("Choice", "algorithm protocol seconds")
 
 
-@functools.lru_cache(None)
+@cache
 def choose(g, all_reduce, nbytes):
     """What NCCL chooses, and the seconds that it expects. nbytes: of the largest buffer."""
     if g.ranks == 1: return Choice(RING, SIMPLE, 0)

@@ -1,25 +1,20 @@
 """The options of build/plan: their table, what a device or node says of those that are not given, which do not go together, and the
 run that they describe."""
 import math, re
-from tool import Option, choice, parse_options, real, require, switch, text, whole
-from machines import (ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine)
+from tool import SIZES, choice, parse_options, real, require, switch, text, whole
+from machines import ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine
 from pipelines import parse_emulation
 from shapes import SHAPES, Shape, is_gpt2
-from questions import FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Plan, answer_of, bytes_of, model_of
+from questions import CP, FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Plan, answer_of, bytes_of, model_of
 from steps import METHODS
 from validate import PUBLISHED
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
 LINK_NAMES = "|".join(LINKS) + "|FILE"
-
-
 OPTIONS = [
     "Model and batch",
     text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads", "m"),
-    whole("layers", 0, 0, 256, "number of layers; 0: the model's"),
-    whole("heads", 0, 0, 65536, "number of heads; 0: the model's"),
-    whole("channels", 0, 0, 65536, "number of channels, C; 0: the model's"),
-    whole("vocab-size", 0, 0, 1 << 24, "number of tokens, V; 0: 257 (bytes) for dN, 50257 for gpt2*"),
+    *SIZES,
     real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
     choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),
     choice("master", "on", "on|off", "off: no fp32 copy of 16-bit weights; only with --params"),
@@ -38,6 +33,10 @@ OPTIONS = [
     choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared"),
     whole("chunks", 0, 0, MAX_UNITS - 1, "parts of the model on each rank; 0: 2 if interleaved, else 1"),
     text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times"),
+    whole("context-parallel", 0, 0, 1 << 20, "neighbouring ranks that share each sequence and micro-batch; 0: 2, 4 and 8"),
+    choice("cp", "ulysses", "ulysses|allgather|ring|all", "what their attention exchanges; not given: all ways are compared of one"
+           " --context-parallel; all: only what each sends of --model"),
+    choice("cp-balance", "contiguous", "contiguous|zigzag", "which tokens of a sequence they have, with --cp allgather or ring"),
     text("mesh", "", "dp=N,tp=N,pp=N", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; '': none"),
     whole("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state"),
     text("emulate-ms", "", "F,I,W[,HEAD]",
@@ -47,6 +46,7 @@ OPTIONS = [
           "full: freed after each use; grad-op: kept until the backward pass; hybrid: full in groups; none: as DDP"),
     whole("shard-group", 0, 0, 1 << 20, "ranks that hold one replica of the model; with --sharding hybrid"),
     whole("wrap-blocks", 1, 0, MAX_UNITS - 1, "blocks gathered at a time; 0: the whole model"),
+    switch("wrap-halves", "a block's attention and its MLP are gathered apart"),
     whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
     choice("cpu-offload", "none", "none|optimizer|all", "what is kept on the host, where AdamW then runs"),
@@ -97,6 +97,7 @@ def parse():
     o = parse_options("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula", OPTIONS)
     o.emulation = parse_emulation(o.emulate_ms)
     o.compares = o.pipeline_parallel > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
+    o.compares_cp = o.context_parallel > 0 and not {"cp", "cp-balance"} & o.given
     if o.recommend: # a step of a usual size, of sequences as long as the model's
         if "seq-len" not in o.given and o.model in SHAPES: o.seq_len = SHAPES[o.model].T
         o.total_batch_size = o.total_batch_size or max(524288, o.ranks * o.seq_len)
@@ -123,7 +124,7 @@ def take_device(o):
     o.gpu_links = False # its links, because no others are given
     if gpu: take_gpu(o, gpu)
     is_h100 = not gpu and o.device == "gpu" and o.compute_ms == 0 and "peak-flops" not in o.given # its peak is taken
-    memory = 1e9 * o.memory if o.memory > 0 else gpu.memory if gpu else GPUS["h100"].memory if is_h100 else math.inf
+    memory = 1e9 * o.memory or (gpu.memory if gpu else GPUS["h100"].memory if is_h100 else math.inf)
     o.room = memory - 1e9 * o.reserve # bytes that a rank can use; inf: not known
     o.shares_room = o.memory == 0 and gpu is not None and gpu.peak16 == 0 # all ranks together, because they are on this machine
     o.room_of = f"{o.memory:.4g} GB" if o.memory > 0 else gpu.name if gpu else "an h100"
@@ -136,25 +137,21 @@ def take_gpu(o, gpu):
             f"--gpu cpu-here knows only the memory, because there is no {o.here}: measure a micro-batch and the link, and give"
             " --compute-ms and --link FILE, or let python3 dev/bench/here.py measure")
 
-    def take(**values):
-        vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
+    def take(**values): vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
     if is_here: take(device="cpu")
     if is_measured: take(precision="fp32", mfu=1.0, link=o.here)
     o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
-    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node,
-         nics=gpu.nics, watts=gpu.watts)
+    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node, nics=gpu.nics,
+         watts=gpu.watts)
     if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
 
 def room_of(o, N): return o.room / N if o.shares_room else o.room
-
-
 def peak_at(gpu, precision): return gpu.peak32 if precision == "fp32" else gpu.peak16
 
 
-def peak_of(o):
-    """FLOP/s; NaN: not known. If nothing is said of the device it is an H100."""
-    return o.peak_flops if o.peak_flops > 0 else math.nan if o.compute_ms > 0 else peak_at(GPUS["h100"], o.precision)
+# FLOP/s; NaN: not known. If nothing is said of the device it is an H100.
+def peak_of(o): return o.peak_flops or (math.nan if o.compute_ms > 0 else peak_at(GPUS["h100"], o.precision))
 
 
 # ---- checks ----
@@ -162,12 +159,14 @@ OF_PARAMS = "params master precision ranks gpu node here memory reserve json"
 OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len total-batch-size tokens price watts gpu node here reserve"
                 " json exact")
 OF_VALIDATE = "validate published reserve json"
-OF_STAGES = "sharding shard-group wrap-blocks limit-all-gathers reduce-dtype cpu-offload compress"
+OF_CP = "cp model layers heads channels vocab-size json"
+OF_STAGES = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype cpu-offload"
+             " compress")
 
 
 def forbid(o, names, others, question, why):
     """Dies if one of names (or, with others, an option that is none of them) is given beside --question."""
-    for name in (option.name for option in OPTIONS if isinstance(option, Option)):
+    for name in (option.name for option in OPTIONS if not isinstance(option, str)):
         require(name not in o.given or (name in names.split()) == others,
                 f"--{name} cannot be used with --{question}, which {why}; leave one of the two out")
 
@@ -183,6 +182,7 @@ def check(o):
     needs(o, "published", o.validate, "is for --validate; give it as well")
     if o.recommend: forbid(o, OF_RECOMMEND, True, "recommend", "tries all of them")
     elif o.validate: forbid(o, OF_VALIDATE, True, "validate", "takes those of each published row")
+    elif o.cp == "all": forbid(o, OF_CP, True, "cp all", "counts what a token and a block send")
     elif o.params > 0: forbid(o, OF_PARAMS, True, "params", "describes a model of unknown shape")
     # model and batch
     total = f"--total-batch-size {o.total_batch_size}"
@@ -196,7 +196,7 @@ def check(o):
     require(o.total_batch_size % o.seq_len == 0, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
     needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
     # ranks
-    if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp and compression")
+    if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp, cp and compression")
     needs(o, "host-link host-bandwidth", o.cpu_offload != "none", "is for --cpu-offload; give it as well")
     require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
     needs(o, "top-k-fraction", o.compress in ("all", "top-k"), "is for --compress top-k; give it as well")
@@ -230,8 +230,8 @@ def shape_of(o):
     require(o.model in SHAPES or 1 <= d < MAX_UNITS,
             f"--model {o.model} is not known: dN with N from 1 to {MAX_UNITS - 1}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
-    require(o.recommend or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no stage of this"
-            " course has: only --recommend plans it")
+    require(o.recommend or o.cp == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no"
+            " stage of this course has: only --recommend plans it, and --cp all counts it")
     require(not s.llama or not (o.layers or o.heads or o.channels or o.vocab_size),
             f"--model {o.model}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
     s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
@@ -249,6 +249,9 @@ def with_pipe(o, plan, p, schedule):
     return plan._replace(p=p, schedule=schedule, v=v, split=o.split, accumulation=o.accumulation or p, t=1)
 
 
+def with_context(plan, c, how, balance): return plan._replace(c=c, how=how, balance=balance, t=1)
+
+
 def with_mesh(o, plan):
     """The mesh that --mesh asks for: train_gpt2_3d says how many ranks are along each axis."""
     axes = answer_of(plan, MESH, f"{model_of(plan)} --mesh {o.mesh}")["axes"]
@@ -264,11 +267,13 @@ def plan_of(o):
     """Dies, in the stages' words, if they cannot be run so. These errors come before any table."""
     plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, False, o.device == "gpu",
                 o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
-                o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered)
+                o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered,
+                wrap_halves=o.wrap_halves)
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
     else:
         bytes_of(plan, FSDP)
         bytes_of(plan, TP)
+        if o.context_parallel: bytes_of(with_context(plan, o.context_parallel, "ring" if o.compares_cp else o.cp, o.cp_balance), CP)
         if o.pipeline_parallel: bytes_of(with_pipe(o, plan, o.pipeline_parallel, o.schedule), PP)
     return plan._replace(recompute=o.recompute != "none", full=o.recompute == "full")
 

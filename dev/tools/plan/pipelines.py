@@ -1,34 +1,25 @@
 """Seconds of a step of train_gpt2_pp, and of train_gpt2_3d, which has copies of p stages of t ranks.
 
 Actions   A stage's F, I and W take what its blocks take. The last stage's I has the head, its forward pass included, because the
-          program computes logits only there. Embedding takes no time. On a mesh they are 1/t of that, and in each block are the sums
-          of tensor parallelism: B hides what dW can hide; I of zb-h1 hides nothing, because its W comes later.
+          program computes logits only there. Embedding takes no time. On a mesh they are 1/t of that, and in each block are the
+          sums of tensor parallelism: B hides what dW can hide; I of zb-h1 hides nothing, because its W comes later.
 Schedule  It is played. All messages take as long as on the slowest link between neighbours.
-After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside
-          what it still has to compute. The root's are first summed over the two stages that have it. Then three numbers are
-          summed over the stages: the loss and two norms. The next step's first forward passes hide the gathers of --zero-stage 1.
+After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside what
+          it still has to compute. The root's are first summed over the two stages that have it. Then three numbers are summed over
+          the stages: the loss and two norms. The next step's first forward passes hide the gathers of --zero-stage 1.
 """
 import math
 from typing import NamedTuple
 from tool import require
-from machines import ALL_GATHER, ALL_REDUCE, Group
+from machines import ALL_REDUCE, Group
 from questions import MESH, PP, blocks_of, play, split_of
-from steps import StepTime, Timeline, block_flops, tensor_backward, tensor_forward, tensor_messages, unit_sent, update_seconds
+from steps import (StepTime, Timeline, block_flops, crosses, hop_seconds, layernorms_sum, tensor_backward, tensor_forward,
+                   tensor_messages, unit_sent, update_seconds)
 
 
 # ---- messages ----
 def message_bytes(plan): return float(plan.tokens) * plan.shape.C * plan.X
-
-
-def crosses(plan, w):
-    """True if some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
-    return plan.p > 1 and 0 < w.per_node < plan.N and w.per_node % (plan.p * plan.t) != 0
-
-
-def message_seconds(plan, w):
-    """Between two ranks, of which each has an interface."""
-    link, nbytes = w.between if crosses(plan, w) else w.inside, message_bytes(plan) / (plan.t if plan.rows else 1)
-    return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER] if plan.p > 1 else 0
+def message_seconds(plan, w): return hop_seconds(plan, w, message_bytes(plan) / (plan.t if plan.rows else 1)) if plan.p > 1 else 0
 
 
 def tied_group(plan, w):
@@ -39,21 +30,17 @@ def tied_group(plan, w):
 
 # ---- sums over replicas of the model, and gathers ----
 def gather_delay(plan, y, block, root):
-    """By how much the gathers of an update delay the next step: a rank computes its first blocks as they arrive. block, root:
-    seconds of a gather."""
+    """By how much the gathers of an update, of so many seconds, delay the next step: first blocks are computed as they arrive."""
     most = 0.0
     for r in range(plan.p if plan.zero_stage else 0):
-        n, (_, _, _, begin, end) = blocks_of(plan, r), y["ranks"][r]["boxes"][0]
-        arrived, computes = root if r in (0, plan.p - 1) else 0, end - begin
-        for i in range(n):
-            arrived += block
-            most = max(most, arrived - begin - i * computes * plan.v / n)
+        n, (*_, begin, end) = blocks_of(plan, r), y["ranks"][r]["boxes"][0]
+        first = (root if r in (0, plan.p - 1) else 0) - begin
+        for i in range(n): most = max(most, first + (i + 1) * block - i * (end - begin) * plan.v / n)
     return most
 
 
 def sum_blocks(plan, y, rank, m, t):
-    """Sums rank's blocks over the copies, each when it is complete, in t's queue; t.now becomes the time when the rank has computed
-    all."""
+    """Sums rank's blocks over the copies, each when it is complete, in t's queue; then t.now is when it has computed all."""
     blocks = split_of(plan)
     for kind, micro, part, begin, end in y["ranks"][rank]["boxes"]:
         if micro < plan.accumulation - 1 or kind not in "BW": continue
@@ -72,7 +59,6 @@ class Sums(NamedTuple):
     message: float           # between two stages
     block: tuple             # of a block and of the root: its sum over the copies, and its gather after the update
     root: tuple
-    layernorms: float = 0    # of one, among the t ranks that cut its rows
     each: tuple = (0, 0)     # of a block in B, in W; 0: all blocks take equal parts of an action, and as much comes before them
 
 
@@ -89,8 +75,8 @@ def end_of(plan, w, y, m):
             t.wait(max(y["ranks"][k]["end"] for k in ends))
             t.wait_shared(root)
             t.send(m.root[0])
-        t.wait(t.arrived)
-        for _ in range(2 * blocks_of(plan, r) + 1): t.wait_shared(m.layernorms)
+        t.wait_all()
+        t.wait_shared(layernorms_sum(plan, w, blocks_of(plan, r)))
         end, communication = max(end, t.now), max(communication, t.communication + 3 * number)
     return end + 3 * number + gather_delay(plan, y, m.block[1], m.root[1]), communication
 
@@ -110,9 +96,8 @@ def played_step(plan, stage, w, times, sums, compute=None):
 
 
 # ---- train_gpt2_pp ----
-def weight_seconds(plan, s):
-    """Of W in a block: 2 FLOPs for each weight of its matrices and token."""
-    return s.block_forward * 24.0 * plan.shape.C * plan.shape.C / (block_flops(plan) / 3)
+# Of W in a block: 2 FLOPs for each weight of its matrices and token.
+def weight_seconds(plan, s): return s.block_forward * 24.0 * plan.shape.C * plan.shape.C / (block_flops(plan) / 3)
 
 
 def action_times(plan, F, I, W, head):
@@ -163,11 +148,12 @@ def mesh_step(plan, w, s, emulation):
     """The same. emulation: how long actions of a rank, or if there is a head of a block, sleep instead, as in train_gpt2_3d."""
     m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
     sums = Sums(Group(plan.p, node or plan.p, plan.t), Group(2 if plan.p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
-                unit_sent(plan, w, 1), unit_sent(plan, w, 0), m.layernorms)
+                unit_sent(plan, w, 1), unit_sent(plan, w, 0))
     if emulation:
-        F, I, W, head = (*(1e-3 * ms for ms in emulation[:3]), (*emulation, 0.0)[3])
-        even = [[F / plan.v, I / plan.v, W / plan.v]] * len(split_of(plan))
-        return played_step(plan, MESH, w, action_times(plan, F, I, W, head * (F + I + W)) if head > 0 else even, sums)
+        F, I, W = each = [1e-3 * ms for ms in emulation[:3]]
+        times = [[x / plan.v for x in each]] * len(split_of(plan)) # equal ones, if no head is given
+        if any(emulation[3:]): times = action_times(plan, F, I, W, emulation[3] * (F + I + W))
+        return played_step(plan, MESH, w, times, sums)
     times = action_times(plan, *block_times(plan, m, s), s.head / plan.t + m.stats + m.sum)
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients

@@ -1,27 +1,28 @@
 """Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
 ranks of a pipeline do when; and the few formulas of layouts that the times need. A run is a Plan. It is asked of the program of its
-stage, built for the precision; fp16 has bf16's size, but for train_gpt2_compress.
-"""
+stage, built for the precision; fp16 has bf16's size, but for train_gpt2_compress."""
 import bisect, functools, math, os
 from typing import NamedTuple
-
 import schedule_play
 from shapes import Shape
-from tool import ask, ceil_div, started
+from tool import ask, started
 
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
-# through p ranks; 3D has copies of p stages of t ranks.
-DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH = range(8)
-STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d")
-PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d")
+# through p ranks; 3D has copies of p stages of t ranks; in CP c ranks share the tokens of a micro-batch.
+DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH, CP = range(9)
+STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d", "cp")
+PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp")
 STAGES = range(5)
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
+SCHEDULES = schedule_play.SCHEDULES[:4]
 MAX_UNITS = 257 # the root and 256 blocks
+FOLDER = os.environ.get("PLAN_STAGES", "build/predict") # of the stages' programs
+PLAYER = os.path.join(FOLDER, "..") # of schedule_order
 
 
 class Plan(NamedTuple):
     shape: Shape
-    B: int                   # a rank's micro-batch, or in tp that of the t ranks that share a replica of the model
+    B: int                   # a rank's micro-batch, or in tp and cp that of the ranks that share it
     T: int
     N: int                   # ranks
     precision: str = "bf16"
@@ -47,11 +48,15 @@ class Plan(NamedTuple):
     split: str = "auto"
     rank: int = -1           # of the p; -1: the one that keeps most
     zero_stage: int = 0      # 3d: what is sharded over replicas of the model, 0 nothing, 1 the optimizer's state
+    wrap_halves: bool = False # fsdp: a block's attention and its MLP are groups
     method: str = "none"     # --compress, from the step on in which it compresses
     feedback: bool = None    # None: as the method has it by default
     fraction: float = 0.01
     low_rank: int = 4        # of powersgd
     bucket_mb: float = 25
+    c: int = 1               # cp: ranks that share each sequence; --cp, --cp-balance
+    how: str = "ulysses"
+    balance: str = "contiguous"
 
     X = property(lambda self: 4 if self.precision == "fp32" else 2) # bytes of an element
     tokens = property(lambda self: self.B * self.T)                 # of a micro-batch
@@ -70,18 +75,20 @@ def options_of(plan, stage):
         feedback = "" if plan.feedback is None else " --error-feedback" if plan.feedback else " --no-error-feedback"
         own = {"top-k": f" --top-k-fraction {plan.fraction!r}", "powersgd": f" --rank {plan.low_rank}"}.get(plan.method, "")
         return f"--compress {plan.method} --bucket-mb {plan.bucket_mb!r}{feedback}{own}"
-    if stage in (ZERO1, ZERO2, ZERO3): return f"--zero-stage {stage - ZERO1 + 1}"
+    if ZERO1 <= stage <= ZERO3: return f"--zero-stage {stage - ZERO1 + 1}"
     if stage == FSDP: # with both prefetches where they have room
-        return (f"--wrap-blocks {plan.wrap_blocks} --sharding {plan.sharding} --shard-group {plan.shard_group} --reduce-dtype"
-                f" {plan.reduce_dtype} --limit-all-gathers {plan.buffers}" + f" --cpu-offload {plan.offload}"
+        return (f"--wrap-blocks {plan.wrap_blocks}{' --wrap-halves' * plan.wrap_halves} --sharding {plan.sharding}"
+                f" --shard-group {plan.shard_group} --reduce-dtype {plan.reduce_dtype} --limit-all-gathers {plan.buffers}"
+                f" --cpu-offload {plan.offload}"
                 + " --prefetch none --no-forward-prefetch" * (plan.buffers == 1))
-    return {TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
-            MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}.get(stage, "")
+    return {DDP: "", TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
+            CP: f"--context-parallel {plan.c} --cp {plan.how} --cp-balance {plan.balance}",
+            MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}[stage]
 
 
+# Ranks that share micro-batches.
 def copy_ranks(plan, stage):
-    """Ranks that share a replica of the model and its micro-batches."""
-    return (plan.t if stage in (TP, MESH) else 1) * (plan.p if stage in (PP, MESH) else 1)
+    return (plan.t if stage in (TP, MESH) else 1) * (plan.p if stage in (PP, MESH) else 1) * (plan.c if stage == CP else 1)
 
 
 def model_of(plan):
@@ -98,10 +105,7 @@ def question(plan, stage):
             f" {options_of(plan, stage)}")
 
 
-FOLDER = os.environ.get("PLAN_STAGES", "build/predict")
-
-
-@functools.lru_cache(None)
+@functools.cache
 def ask_stage(name, precision, line):
     """A program's answer. What it refuses ends this program in its words."""
     path = os.path.join(FOLDER, f"train_gpt2_{name}.{precision}")
@@ -134,20 +138,12 @@ def extreme_rank(plan, stage, most=True):
     return totals.index((max if most else min)(totals))
 
 
-def bytes_of(plan, stage):
-    ranks = all_ranks(plan, stage)
-    return ranks[0] if len(ranks) == 1 else ranks[extreme_rank(plan, stage) if plan.rank < 0 else plan.rank]
-
-
+# sent_of_all: bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
+def own_rank(plan, stage=PP): return extreme_rank(plan, stage) if plan.rank < 0 else plan.rank
+def bytes_of(plan, stage): return all_ranks(plan, stage)[own_rank(plan, stage)]
 def total_of(plan, stage): return bytes_of(plan, stage).total
-
-
-def sent_of_all(plan, stage):
-    """Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be."""
-    return float(int(bytes_of(plan, stage).sent * plan.N + 0.5))
-
-
-def own_rank(plan): return extreme_rank(plan, PP) if plan.rank < 0 else plan.rank
+def sent_of_all(plan, stage): return math.floor(bytes_of(plan, stage).sent * plan.N + 0.5)
+def sent_along(plan): return {f"along {axis}": math.floor(bytes_of(plan, MESH).along[axis] + 0.5) for axis in ("tp", "pp", "dp")}
 
 
 def sent_by_kind(plan):
@@ -160,52 +156,42 @@ def sent_by_kind(plan):
     return {"messages": messages, "root": sent - messages - copies - numbers, "to other replicas": copies, "loss and norms": numbers}
 
 
-def sent_along(plan): return {f"along {axis}": math.floor(bytes_of(plan, MESH).along[axis] + 0.5) for axis in ("tp", "pp", "dp")}
-
-
-# ---- how units are sharded ----
-def shard_of(elements, shards):
-    """Elements of each of so many shards; every shard begins at a multiple of 16."""
-    return ceil_div(ceil_div(elements, shards), 16) * 16
-
-
-def shards_of(plan, stage):
-    """Into how many shards a group of units is cut."""
-    whole = stage != FSDP or plan.sharding in ("full", "grad-op")
-    return plan.N if whole else plan.shard_group if plan.sharding == "hybrid" else 1
-
-
-def groups_of(plan, stage):
-    """What is gathered and reduced at a time: (blocks, elements) of each group. The root's is the first."""
-    c, wrap = plan.shape, plan.wrap_blocks if stage == FSDP else 1
-    if wrap == 0: return [(c.L, c.elements())]
-    blocks = [wrap] * (c.L // wrap) + [c.L % wrap] * (c.L % wrap > 0)
-    return [(0, c.unit(0)), *((n, n * c.unit(1)) for n in blocks)]
+def bytes_of_states(stage, N, halves=True, master=True):
+    """Of a parameter's weight, gradient and optimizer state, on one of N ranks. In 16 bits 2 + 2 + 12, with an fp32 master copy and
+    two moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. Stage 1 shards the optimizer's state, stage 2 also
+    gradients, stage 3 and FSDP everything."""
+    X = 2 if halves else 4
+    whole = (X, ZERO3), (X, ZERO2), (8 + (4 if halves and master else 0), ZERO1)
+    return [x / N if stage >= since else x for x, since in whole]
 
 
 # ---- what can be ----
 def tensor_divides(plan):
     """Whether t ranks can share a replica of the model; if not, the program refuses, and says why."""
-    divides = plan.N % plan.t == 0 and plan.shape.NH % plan.t == 0 and plan.shape.Vp % plan.t == 0
-    return divides and (not plan.rows or plan.tokens % plan.t == 0)
+    return all(n % plan.t == 0 for n in (plan.N, plan.shape.NH, plan.shape.Vp, plan.tokens if plan.rows else 0))
 
 
 def pipe_divides(plan):
     """The same of p ranks of a pipeline; a split in numbers is another matter."""
-    micro = plan.schedule != "interleaved" or plan.accumulation % plan.p == 0
-    return plan.N % plan.p == 0 and plan.p * plan.v <= plan.shape.L and micro
+    micro = plan.accumulation if plan.schedule == "interleaved" else 0
+    return plan.N % plan.p == 0 and micro % plan.p == 0 and plan.p * plan.v <= plan.shape.L
 
 
-def of_depth(plan, d):
-    """The same with a dN: N blocks and heads, 64N channels."""
-    return plan._replace(shape=plan.shape._replace(L=d, NH=d, C=64 * d))
+def context_divides(plan):
+    """The same of c ranks that share sequences."""
+    heads, chunks = plan.shape.NH if plan.how == "ulysses" else 0, plan.c * (2 if plan.balance == "zigzag" else 1)
+    return plan.N % plan.c == 0 and heads % plan.c == 0 and plan.T % chunks == 0
 
 
-@functools.lru_cache(None)
+# The same with a dN: N blocks and heads, 64N channels.
+def of_depth(plan, d): return plan._replace(shape=plan.shape._replace(L=d, NH=d, C=64 * d))
+
+
+@functools.cache
 def largest_depth(plan, stage, room):
     """The largest dN that a rank with so many bytes can train; 0: none. Bytes grow with N."""
-    can = [d for d in range(1, MAX_UNITS) if (stage != TP or tensor_divides(of_depth(plan, d)))
-           and (stage != PP or pipe_divides(of_depth(plan, d)))]
+    divides = {TP: tensor_divides, PP: pipe_divides, CP: context_divides}.get(stage, lambda plan: True)
+    can = [d for d in range(1, MAX_UNITS) if divides(of_depth(plan, d))]
     return ([0] + can)[bisect.bisect_right(can, room, key=lambda d: total_of(of_depth(plan, d), stage))]
 
 
@@ -213,11 +199,7 @@ def largest_depth(plan, stage, room):
 # A step has m micro-batches; a rank has v parts of the model, part number c of rank r being number c*p + r of all. An action is
 # one micro-batch in one part: F forward, I the gradient of the input, W the gradients of the weights, B both. Each begins when
 # its rank is free and its input is there.
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
-PLAYER = os.path.join(FOLDER, "..")
-
-
-@functools.lru_cache(None)
+@functools.cache
 def split(text, p, v, L, Vp, C):
     """"blocks" of each part of the model, and "efficiency": without a bubble, the share of the time in which ranks compute."""
     return schedule_play.ask_player(PLAYER, split=text, p=p, v=v, L=L, Vp=Vp, C=C)
@@ -240,6 +222,5 @@ def play(plan, times, message):
     return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), tuple(map(tuple, times)), message)
 
 
-def slots(plan, rank):
-    """The most (micro-batch, part) whose activations are alive at a time."""
-    return play(plan, ((0, 0, 0),) * (plan.p * plan.v), 0)["ranks"][rank]["slots"]
+# The most (micro-batch, part) whose activations are alive at a time.
+def slots(plan, rank): return play(plan, ((0, 0, 0),) * (plan.p * plan.v), 0)["ranks"][rank]["slots"]

@@ -3,9 +3,9 @@
 Shapes    GPT-2's are its own (Radford et al. 2019). GPT-3's are table 2.1 of arXiv 2005.14165, whose XL has "24" heads of 128 for 2048
           channels (16 fit) and whose 13B has "5140" channels (its heads make 5120); its sparse attention counts as dense. Megatron's
           are table 1 of arXiv 2104.04473 and table 3 of arXiv 2205.05198. Llama 3's are table 3 of arXiv 2407.21783, as torchtitan has
-          them (torchtitan/models/llama3 at b5bcd76).
-FLOPs     are those per token of forward and backward pass. Attention's two (T,T) products are 4 C T per block and forward pass,
-          of which a causal mask leaves half.
+          them (torchtitan/models/llama3 at b5bcd76). Llama 2's is that of arXiv 2307.09288, in Llama 3's form.
+FLOPs     are those per token of forward and backward pass. Attention's two (T,T) products are 4 C T per block and forward pass, of
+          which a causal mask leaves half.
 """
 from typing import NamedTuple
 from tool import ceil_div
@@ -33,35 +33,28 @@ class Shape(NamedTuple):
 
     def block_vectors(self):
         """Norms, and biases if it has them: of q, k and v, of proj, of fc and of fcproj."""
-        C = self.C
-        return 2 * C if self.llama else 4 * C + (C + 2 * self.kv_channels) + C + self.F + C
+        return 2 * self.C if self.llama else 4 * self.C + (self.C + 2 * self.kv_channels) + self.C + self.F + self.C
 
     def root_parameters(self):
         """The embedding of tokens and positions, the last norm, and an untied head."""
         return 2 * self.V * self.C + self.C if self.llama else (self.V + self.T + 2) * self.C
-
-    def parameters(self): return self.L * (self.block_weights() + self.block_vectors()) + self.root_parameters()
 
     def unit(self, u, t=1):
         """Elements of GPT-2's root (0) or of a block that one of t ranks has, with padded tokens."""
         C = self.C
         return self.Vp * C // t + (self.T + 2) * C if u == 0 else 12 * C * C // t + 7 * C // t + 6 * C
 
+    def parameters(self): return self.L * (self.block_weights() + self.block_vectors()) + self.root_parameters()
     def elements(self): return self.unit(0) + self.L * self.unit(1)
+
+    # flops: 6 per weight of a matrix that a token passes, the head among them. flops_per_token, as our programs and llm.c count: 6
+    # for every parameter, and causal attention. flops_recomputed: with every block's forward pass done again; without the causal
+    # half these are equation 3 of arXiv 2104.04473.
     def attention_flops(self, T, causal): return (6 if causal else 12) * self.C * T
     def block_flops(self, T, causal): return 6 * self.block_weights() + self.attention_flops(T, causal)
-
-    def flops(self, T, causal):
-        """6 per weight of a matrix that a token passes, the head among them."""
-        return self.L * self.block_flops(T, causal) + 6 * self.C * self.V
-
-    def flops_per_token(self, T):
-        """As our programs and llm.c count: 6 for every parameter, and causal attention."""
-        return 6.0 * self.parameters() + self.L * self.attention_flops(T, True)
-
-    def flops_recomputed(self, T, causal):
-        """With every block's forward pass done again. Without the causal half these are equation 3 of arXiv 2104.04473."""
-        return self.flops(T, causal) + self.L * self.block_flops(T, causal) / 3
+    def flops(self, T, causal): return self.L * self.block_flops(T, causal) + 6 * self.C * self.V
+    def flops_per_token(self, T): return 6.0 * self.parameters() + self.L * self.attention_flops(T, True)
+    def flops_recomputed(self, T, causal): return self.flops(T, causal) + self.L * self.block_flops(T, causal) / 3
 
     def block_activations(self, t, rows):
         """Numbers per token that a rank keeps of a block for its backward pass. t ranks share them; rows: also the inputs and
@@ -80,10 +73,10 @@ SHAPES = {row[0]: Shape(*row) for row in (
         ("1.7b", 24, 2304, 24), ("3.6b", 30, 3072, 32), ("7.5b", 36, 4096, 32), ("18b", 40, 6144, 48), ("22b", 48, 6144, 64),
         ("39b", 48, 8192, 64), ("76b", 60, 10240, 80), ("146b", 80, 12288, 96), ("175b", 96, 12288, 96), ("310b", 96, 16384, 128),
         ("530b", 105, 20480, 128), ("1t", 128, 25600, 160))),
+    ("llama2-7b", 32, 4096, 32, 32000, 4096, 32, 11008),
     ("llama3-8b", 32, 4096, 32, 128256, 8192, 8, 14336), ("llama3-70b", 80, 8192, 64, 128256, 8192, 8, 28672),
     ("llama3-405b", 126, 16384, 128, 128256, 8192, 8, 53248))}
 
 
-def is_gpt2(s):
-    """gpt2, ... bring 1024 positions with them; other shapes have as many as a sequence has tokens."""
-    return s.name.startswith("gpt2") and s == SHAPES[s.name]
+# gpt2, ... bring 1024 positions with them; other shapes have as many as a sequence has tokens.
+def is_gpt2(s): return s.name.startswith("gpt2") and s == SHAPES[s.name]

@@ -1,17 +1,17 @@
 """Seconds of a step of the stages that have no pipeline (doc/plan.md).
 
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
-          waits is exposed. Where fsdp gathers groups of blocks, "unit" means such a group. A third queue has what a communicator
-          of its own sends: activations of tensor parallelism, or the sums of shards over fsdp's replicas.
-Compute   is FLOPs / (peak x MFU), or measured. t ranks that share a replica take 1/t of it.
-Compress  is by train_gpt2_compress's bytes. Packing comes before a message, beside backward, and unpacking after backward. The bytes that
-          they read and write (llmc/device/compress_api.h) are divided by --memory-bandwidth.
+          waits is exposed. Where fsdp gathers groups of blocks, "unit" means such a group. A third queue, "shared", has what a
+          communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
+Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
+          (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
+import math
 from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, groups_of, shard_of, shards_of
+from questions import CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, copy_ranks
 
 
 # ---- compute ----
@@ -20,19 +20,12 @@ class UnitSeconds(namedtuple("UnitSeconds", "block_forward block_backward head")
     block_again = property(lambda self: self.block_backward - 2 * self.block_forward)
 
 
-def block_flops(plan):
-    """Of a token: a third forward and two thirds backward."""
-    return 6.0 * plan.shape.unit(1) + 6.0 * plan.shape.C * plan.T
-
-
-def again_flops(plan):
-    """Of a token, what a block recomputes: its forward pass without fcproj, whose output no backward pass needs; full: with it."""
-    return block_flops(plan) / 3 - (0 if plan.full else 8.0 * plan.shape.C * plan.shape.C) if plan.recompute else 0
-
-
-def flops_done(plan):
-    """Of a token, including recomputed ones, which flops_per_token and so MFU leave out."""
-    return plan.shape.flops_per_token(plan.T) + plan.shape.L * again_flops(plan)
+# FLOPs of a token: in a block, a third forward and two thirds backward; what a block recomputes, its forward pass without fcproj,
+# whose output no backward pass needs (full: with it); all, including recomputed ones, which flops_per_token and so MFU leave out.
+def block_flops(plan): return 6.0 * plan.shape.unit(1) + 6.0 * plan.shape.C * plan.T
+def attention_share(plan): return 6.0 * plan.shape.C * plan.T / block_flops(plan)
+def again_flops(plan): return block_flops(plan) / 3 - (0 if plan.full else 8.0 * plan.shape.C ** 2) if plan.recompute else 0
+def flops_done(plan): return plan.shape.flops_per_token(plan.T) + plan.shape.L * again_flops(plan)
 
 
 def unit_seconds(plan, micro_batch_seconds):
@@ -42,31 +35,29 @@ def unit_seconds(plan, micro_batch_seconds):
 
 
 class Timeline:
-    """All queues. now: when compute has finished all it was given; arrived: when everything sent so far will have arrived; shared:
-    the same of the third queue."""
+    """now: when compute has finished all it was given; arrived: when everything that a queue has sent so far will have arrived."""
     def __init__(self, communication=0.0):
-        self.now = self.arrived = self.shared = self.exposed = 0.0
-        self.communication = communication
+        self.now = self.exposed = 0.0
+        self.arrived, self.communication = {"own": 0.0, "shared": 0.0}, communication
 
-    def send(self, seconds):
-        """Returns when the message will have arrived."""
-        self.arrived = max(self.arrived, self.now) + seconds
+    def send(self, seconds, queue="own", since=0):
+        """Returns when the message will have arrived, which leaves at `since` or now."""
+        self.arrived[queue] = max(self.arrived[queue], since or self.now) + seconds
         self.communication += seconds
-        return self.arrived
-
-    def send_shared(self, seconds, since=0):
-        """The same, not before `since`."""
-        self.shared = max(self.shared, since or self.now) + seconds
-        self.communication += seconds
-        return self.shared
+        return self.arrived[queue]
 
     def wait(self, until):
-        if until <= self.now: return
-        self.exposed += until - self.now
-        self.now = until
+        self.exposed += max(until - self.now, 0)
+        self.now = max(until, self.now)
 
-    def wait_shared(self, seconds):
-        self.wait(self.send_shared(seconds))
+    def send_shared(self, seconds, since=0): return self.send(seconds, "shared", since)
+    def wait_shared(self, seconds): self.wait(self.send_shared(seconds))
+    def wait_all(self): self.wait(max(self.arrived.values()))
+
+    def follow(self, part):
+        """Does what another timeline has done from 0 on, at whose end all had arrived."""
+        self.now, self.exposed = self.now + part.now, self.exposed + part.exposed
+        self.communication += part.communication
 
 
 class StepTime(NamedTuple):
@@ -76,7 +67,8 @@ class StepTime(NamedTuple):
     seconds: float
     tokens: float            # of all ranks
     compressing: float = 0   # of this, what compressing takes from compute
-    bubble: float = 0        # of a pipeline, without messages; exposed is then what messages and sums add
+    bubble: float = 0        # of a pipeline, without messages; exposed is then what messages and sums add. In cp: how much more than
+                             # the mean the busiest rank computes
     formula: float = float("nan") # the bubble of equal stages; NaN: there is none
     tensor: float = 0        # of a mesh: what an average rank waits for inside its actions
 
@@ -90,14 +82,13 @@ FED_BY_DEFAULT = ("int4", "onebit-adam", "powersgd")
 QUANTISE_BLOCK = 256 # elements of int8 and int4 that share a scale
 
 
-def is_possible(plan):
-    """Gradients of 16 bits cannot be rounded to 16 bits: the program refuses then."""
-    return plan.X == 4 or plan.method not in ("bf16", "fp16")
+# Gradients of 16 bits cannot be rounded to 16 bits: the program refuses then.
+def is_possible(plan): return plan.X == 4 or plan.method not in ("bf16", "fp16")
 
 
 class Segments:
-    """sent: of each collective, how many operations, and the bytes of their largest buffers together. An all-to-all takes as
-    long as a reduce-scatter. Then the bytes that packing and unpacking read and write."""
+    """sent: of each collective, how many operations, and the bytes of their largest buffers together. An all-to-all takes as long
+    as a reduce-scatter. Then the bytes that packing and unpacking read and write."""
     def __init__(self):
         self.sent = {what: [0, 0.0] for what in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)}
         self.packing = self.unpacking = 0.0
@@ -111,124 +102,116 @@ class Segments:
 
 
 def touched(plan, n, row):
-    """Bytes that packing and unpacking a segment of n elements read and write, each array once a pass. row: all N parts, or N
-    rows."""
+    """Bytes that packing and unpacking n elements read and write, each array once a pass. row: all N parts, or N rows."""
     method, N, X, F = plan.method, plan.N, plan.X, 4
-    feedback = method in FED_BY_DEFAULT if plan.feedback is None else plan.feedback
-    fed, part = 2 * F if feedback else 0, (n + (2 * n if feedback else 0) + n) * F / N # fp32: a sum is written and read, its error too
-    if method in ("bf16", "fp16"): return n * (X + 2 + fed), n * (2 + X)
-    if method in ("int8", "int4"): return n * (X + fed) + row, row + part + row / N + row + n * X
-    if method == "top-k": # the k largest take four passes for the digits of |x|, one that counts and one that sends
-        return n * (X + F + fed / 2) + 6 * n * F + fed / 2 * n + row / N, row + n * (F + F + X)
-    if method == "sign": # one pass for the scale, one for the signs
-        return n * (X + F + fed / 2) + 2 * n * F + fed / 2 * n + row / N, row + n * X
-    if method == "onebit-adam": return n * (F + X + F + fed / 2) + 2 * n * F + fed / 2 * n + row, row + part + row / N + row + n * F
-    return n * (X + F + fed / 2) + 2 * n * F, n * (F + X + fed / 2) # powersgd: two products read x, and the last kernel as well
+    fed = F if (method in FED_BY_DEFAULT if plan.feedback is None else plan.feedback) else 0 # an error is read, and written
+    exchanged = row + 2 * n * (F + fed) / N + row / N + row # fp32: a part's sum is written and read, its error too
+    if method in ("bf16", "fp16"): return n * (X + 2 + 2 * fed), n * (2 + X)
+    if method in ("int8", "int4"): return n * (X + 2 * fed) + row, exchanged + n * X
+    # the k largest take four passes for the digits of |x|, one that counts and one that sends
+    if method == "top-k": return n * (X + 7 * F + 2 * fed) + row / N, row + n * (F + F + X)
+    # one pass for the scale, one for the signs
+    if method == "sign": return n * (X + 3 * F + 2 * fed) + row / N, row + n * X
+    if method == "onebit-adam": return n * (X + 4 * F + 2 * fed) + row, exchanged + n * F
+    return n * (X + 3 * F + fed), n * (F + X + fed) # powersgd: two products read x, and the last kernel as well
 
 
 def segments_of(plan):
     """Of the root, and of all blocks. What has no buffers is sent whole, by onebit-adam in fp32."""
     root, blocks, method = Segments(), Segments(), plan.method
-    exchanged = method in ("int8", "int4", "onebit-adam")
     for begin, n, sent, received in answer_of(plan, DDP)["more"]: # bytes of its buffers
-        u, (packing, unpacking) = root if begin < plan.shape.unit(0) else blocks, touched(plan, float(n), float(sent)) if sent else (0, 0)
+        u = root if begin < plan.shape.unit(0) else blocks
+        if sent == 0:
+            u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
+            continue
+        packing, unpacking = touched(plan, float(n), float(sent))
         u.packing += packing
         u.unpacking += unpacking
-        if exchanged and sent: u.add(REDUCE_SCATTER, sent)
-        if sent == 0: u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
-        elif exchanged or method in ("top-k", "sign"): u.add(ALL_GATHER, sent)
-        else: u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
+        if method in ("int8", "int4", "onebit-adam"): u.add(REDUCE_SCATTER, sent)
+        if method in ("bf16", "fp16", "powersgd"): u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
+        else: u.add(ALL_GATHER, sent)
     return root, blocks
 
 
 def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
 
 
-def compressed_messages(plan, w, groups):
-    """Seconds of each group's reduction, of its packing, and of unpacking. All blocks are alike, though the first bucket is
-    smaller."""
-    root, blocks = segments_of(plan)
-    each, L = blocks.seconds(w, plan.N), plan.shape.L
-    reduce = [root.seconds(w, plan.N)] + [each / L] * (groups - 1)
-    packing = [touched_seconds(plan, root.packing)] + [touched_seconds(plan, blocks.packing / L)] * (groups - 1)
-    return reduce, packing, touched_seconds(plan, root.unpacking + blocks.unpacking)
+# ---- what a stage gathers and reduces at a time ----
+class Unit(NamedTuple):
+    """A unit, or a group of fsdp's units, with its seconds. The root's has no blocks unless it is the whole model."""
+    blocks: float            # halves of one by their FLOPs
+    gather: float
+    reduce: float
+    replicate: float = 0     # of summing a shard over the replicas of the model; 0: there is one
+    packing: float = 0       # of compressing what is reduced, and of setting all gradients
 
 
-# ---- what a stage gathers and reduces at a time: units, or fsdp's groups of units ----
-class Messages(NamedTuple):
-    """A number of each group. The root's, the first, has no blocks unless it is the whole model."""
-    blocks: list
-    gather: list             # seconds
-    reduce: list
-    replicate: list          # of summing a shard over the replicas of the model; 0: there is one
-    packing: list            # of compressing what is reduced, and of setting all gradients
-    unpacking: float = 0
-    stays: bool = False      # what is gathered stays until the step's end
-    late: bool = False       # nothing is reduced before backward is over
+def unit_of(plan, stage, w, blocks, elements):
+    """Shards that fsdp offloads pass the link to the host last, and before gathers if the device has no copy; of their replicas'
+    sums both ways."""
+    X, shards, gradient, offload = plan.X, plan.N, plan.X, "none"
+    if stage == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N))
+    if stage == FSDP:
+        shards, offload = {"hybrid": plan.shard_group, "none": 1}.get(plan.sharding, plan.N), plan.offload
+        if plan.reduce_dtype == "fp32": gradient = 4
+    shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(plan.N, shards)
+    host = shard / plan.host_link if offload != "none" and plan.host_link > 0 else 0 # for each byte of an element
+    gather = w.seconds(ALL_GATHER, shards * shard * X, ranks) + X * host * (offload == "all")
+    reduce = w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks) + gradient * host
+    replicate = w.seconds(ALL_REDUCE, shard * gradient, w.apart(plan.N, shards))
+    return Unit(blocks, gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0)
 
 
-def group_messages(plan, stage, w, elements):
-    """The seconds in which a group is gathered and reduced, and summed over replicas, by its shard's size. Shards that fsdp offloads
-    pass the link to the host last, and before gathers if the device has no copy; of their replicas' sums both ways."""
-    X, S = plan.X, shards_of(plan, stage)
-    if stage == DDP: return 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N), 0
-    shard, ranks = float(shard_of(elements, S)), w.neighbours(plan.N, S)
-    gradient, offloaded = 4 if stage == FSDP and plan.reduce_dtype == "fp32" else X, stage == FSDP and plan.offload != "none"
-    host = shard / plan.host_link if offloaded and plan.host_link > 0 else 0 # for each byte of an element
-    home = S == 1 and X == 4 and not offloaded
-    gather = 0 if home else w.seconds(ALL_GATHER, S * shard * X, ranks) + X * host * (plan.offload == "all")
-    reduce = w.seconds(REDUCE_SCATTER, S * shard * gradient, ranks) + gradient * host
-    replicate = w.seconds(ALL_REDUCE, shard * gradient, w.apart(plan.N, S))
-    return gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0
+def units_of(plan, stage, w):
+    """The root's is the first."""
+    c, wrap = plan.shape, plan.wrap_blocks if stage == FSDP else 1
+    if stage == DDP and plan.method != "none": # all blocks are alike, though the first bucket is smaller
+        root, blocks = segments_of(plan)
+        block = Unit(1, 0, blocks.seconds(w, plan.N) / c.L, packing=touched_seconds(plan, blocks.packing / c.L))
+        return [Unit(0, 0, root.seconds(w, plan.N), packing=touched_seconds(plan, root.packing)), *[block] * c.L]
+    if wrap == 0: return [unit_of(plan, stage, w, c.L, c.elements())]
+    if stage == FSDP and plan.wrap_halves:
+        attention = 1 - 6 * 8 * c.C**2 / c.block_flops(plan.T, True)
+        halves = [unit_of(plan, stage, w, attention, (4 * c.C + 6) * c.C), unit_of(plan, stage, w, 1 - attention, (8 * c.C + 7) * c.C)]
+        return [unit_of(plan, stage, w, 0, c.unit(0)), *halves * c.L]
+    counts = [min(wrap, c.L - first) for first in range(0, c.L, wrap)]
+    return [unit_of(plan, stage, w, 0, c.unit(0)), *(unit_of(plan, stage, w, n, n * c.unit(1)) for n in counts)]
 
 
-def messages_of(plan, stage, w):
-    groups = groups_of(plan, stage)
-    known = {n: group_messages(plan, stage, w, n) for n in {n for _, n in groups}}
-    gather, reduce, replicate = (list(x) for x in zip(*(known[n] for _, n in groups)))
-    m = Messages([blocks for blocks, _ in groups], gather, reduce, replicate, [0.0] * len(groups),
-                 stays=stage == FSDP and plan.sharding in ("grad-op", "none"))
-    if stage != DDP or plan.method == "none": return m
-    reduce, packing, unpacking = compressed_messages(plan, w, len(groups))
-    late = plan.method == "onebit-adam" # ranks clip their gradients before momentum is made of them
-    return m._replace(reduce=reduce, packing=packing, unpacking=unpacking, late=late)
-
-
-def send_gradients(m, k, last, t):
-    """Reduces a group's gradients; compressing them comes first. Where there are replicas, they sum the shard on a communicator of
+def send_gradients(unit, last, t):
+    """Reduces a unit's gradients; compressing them comes first. Where there are replicas, they sum the shard on a communicator of
     their own, in the step's last micro-batch."""
-    t.now += m.packing[k]
-    reduced = t.send(m.reduce[k])
-    if last and m.replicate[k] > 0: t.send_shared(m.replicate[k], reduced)
+    t.now += unit.packing
+    reduced = t.send(unit.reduce)
+    if last and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
 
 
-def micro_batch(plan, stage, m, s, micro, t):
+def micro_batch(plan, stage, units, s, micro, t):
     """Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage that gathers does
     so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first micro-batch; ZeRO-3
     gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step, while the blocks are
     updated. How long the update takes is not known here, so none of the root's gather is counted as hidden. What stays after its
-    forward pass (grad-op, none) is gathered once a step. Gradients are sent when a unit's backward pass ends, the root's at the
-    end."""
-    head = len(m.blocks)
-    order = [*range(head), 0, *range(head - 1, 0, -1)] # the group of each use
+    forward pass (grad-op, none) is gathered once a step. Gradients are sent when a unit's backward pass ends, the root's last."""
+    head = len(units)
+    order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
     uses = len(order)
     ahead = 0 if stage == ZERO3 else plan.buffers - 1 if stage == FSDP else uses
     gathers = uses if stage in (ZERO3, FSDP) else head if stage in (ZERO1, ZERO2) and micro == 0 else 0
-    last = micro == plan.accumulation - 1
+    last, stays = micro == plan.accumulation - 1, plan.sharding in ("grad-op", "none")
     reduces = last or stage in (ZERO2, ZERO3, FSDP)
+    late = stage == DDP and plan.method == "onebit-adam" # ranks clip their gradients before momentum is made of them
     arrives, gathered = [0.0] * uses, 0
     for use, k in enumerate(order):
         while gathered < gathers and gathered <= use + ahead:
             again = gathered >= head or micro > 0
-            is_here = stage == FSDP and again and (order[gathered] == 0 or m.stays)
-            if not is_here: arrives[gathered] = t.send(m.gather[order[gathered]])
+            is_here = stage == FSDP and again and (order[gathered] == 0 or stays)
+            if not is_here: arrives[gathered] = t.send(units[order[gathered]].gather)
             gathered += 1
         t.wait(arrives[use])
         if use == head: t.now += s.head
-        t.now += m.blocks[k] * (s.block_forward if use < head else s.block_backward)
-        if reduces and use > head and not m.late: send_gradients(m, k, last, t)
-    for k in range(head - 1 if m.late else 0, -1, -1) if reduces else ():
-        send_gradients(m, k, last, t)
+        t.now += units[k].blocks * (s.block_forward if use < head else s.block_backward)
+        if reduces and use > head and not late: send_gradients(units[k], last, t)
+    for unit in reversed(units if late else units[:1]) if reduces else (): send_gradients(unit, last, t)
 
 
 # ---- tensor parallelism ----
@@ -237,21 +220,23 @@ class TensorMessages(NamedTuple):
     sum: float               # of an activation (B,T,C): an all-reduce, or a reduce-scatter where rows are cut
     gather: float            # of its rows, where they are cut; else 0
     stats: float             # what the losses of a micro-batch need
-    layernorms: float        # gradients of a layernorm, once a step, where rows are cut; else 0
     hides: tuple             # the share of a block's forward compute that makes the weight gradient of qkv, of fc
 
 
 def tensor_messages(plan, w):
     tp = w.neighbours(plan.N, plan.t)
     C, X, rows = plan.shape.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.shape.Vp // plan.t)
-    rows = min(max(rows // 64 * 64, 64), plan.tokens) # of logits that a rank computes at a time (llmc/device/layers_api.h)
-    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, rows)
+    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, max(rows // 64 * 64, 64)) # as classifier_rows has them
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
-    return TensorMessages(
-        w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp), w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0,
-        chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp),
-        w.seconds(ALL_REDUCE, 2.0 * C * X, tp) if plan.rows else 0,
-        (3.0 * C * C / forward, 4.0 * C * C / forward))
+    total = w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp)
+    stats = chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp)
+    gather = w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0
+    return TensorMessages(total, gather, stats, (3.0 * C * C / forward, 4.0 * C * C / forward))
+
+
+def layernorms_sum(plan, w, blocks):
+    """Seconds of the sum of their gradients over t ranks, once a step, where rows are cut; else 0."""
+    return w.seconds(ALL_REDUCE, (2 * blocks + 1) * 2.0 * plan.shape.C * plan.X, w.neighbours(plan.N, plan.t)) if plan.rows else 0
 
 
 def tensor_forward(m, seconds, recomputed, t):
@@ -286,7 +271,7 @@ def unit_sent(plan, w, unit):
 
 def tensor_micro_batch(plan, m, s, units, t):
     """s: of a rank that has 1/t of the compute. units: seconds of the root's and a block's gradients, which in the last micro-batch are
-    sent as ddp's are, on a queue of their own; else none."""
+    sent as ddp's are, on a queue of their own; else 0."""
     t.wait_shared(m.sum) # of embeddings
     for _ in range(plan.shape.L): tensor_forward(m, s.block_forward, False, t)
     t.wait_shared(m.gather)
@@ -296,9 +281,85 @@ def tensor_micro_batch(plan, m, s, units, t):
     for _ in range(plan.shape.L):
         if plan.recompute: tensor_forward(m, s.block_again, True, t)
         tensor_backward(plan, m, s.block_forward, t)
-        if units: t.send(units[1])
+        t.send(units[1])
     t.wait_shared(m.gather)
-    if units: t.send(units[0])
+    t.send(units[0])
+
+
+# ---- context parallelism ----
+def crosses(plan, w):
+    """Whether some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
+    return plan.p * plan.c > 1 and 0 < w.per_node < plan.N and w.per_node % (plan.p * plan.t * plan.c) != 0
+
+
+def hop_seconds(plan, w, nbytes):
+    """Of a message between two such neighbours, of which each has an interface."""
+    link = w.between if crosses(plan, w) else w.inside
+    return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER]
+
+
+# Keys and values of a rank; X: bytes of a number. How many times a c-th of a c-th of attention the busiest rank computes with those
+# of another rank: late queries see all keys of an early chunk, but half of their own.
+def kv_bytes(plan, X): return 2.0 * plan.tokens / plan.c * plan.shape.C * X
+def hop_parts(plan): return 1 if plan.balance == "zigzag" else 2
+
+
+def ring(plan, w, seconds, backward):
+    """A block's attention on the busiest rank. Gradients travel a step behind the keys and values that they belong to."""
+    t, part, moved, added = Timeline(), seconds / plan.c**2, 0, 0
+    for s in range(plan.c):
+        if s < plan.c - 1: moved = t.send_shared(hop_seconds(plan, w, kv_bytes(plan, plan.X)))
+        t.now += part * (hop_parts(plan) if s > 0 else 1)
+        t.wait(moved) # so what was sent before it has arrived as well
+        if s > 0 and backward: added = t.send_shared(hop_seconds(plan, w, kv_bytes(plan, 4)))
+    t.wait(added)
+    return t
+
+
+def attend_across(plan, w, seconds, backward):
+    """A block's attention, which takes so many seconds on one rank, as train_gpt2_cp does it."""
+    if plan.how == "ring": return ring(plan, w, seconds, backward)
+    t, ranks, c = Timeline(), w.neighbours(plan.N, plan.c), plan.c
+    if plan.how == "ulysses":
+        rows = kv_bytes(plan, plan.X) / 2 # an all-to-all takes as long as a reduce-scatter
+        t.wait_shared(w.seconds(REDUCE_SCATTER, 3 * rows, ranks))
+        t.now += seconds / c
+        t.wait_shared(w.seconds(REDUCE_SCATTER, rows, ranks))
+        return t
+    t.wait_shared(w.seconds(ALL_GATHER, c * kv_bytes(plan, plan.X), ranks))
+    t.now += seconds / c**2 * (1 + (c - 1) * hop_parts(plan))
+    if backward: t.wait_shared(w.seconds(REDUCE_SCATTER, c * kv_bytes(plan, 4), ranks))
+    return t
+
+
+def context_micro_batches(plan, w, s, units, t):
+    """s: of a rank that has 1/c of the compute. units: as in tensor_micro_batch."""
+    attention, rest = attention_share(plan) * s.block_forward, (1 - attention_share(plan)) * s.block_forward
+    forward, backward = (attend_across(plan, w, n * plan.c * attention, n == 2) for n in (1, 2))
+    for left in range(plan.accumulation - 1, -1, -1):
+        for _ in range(plan.shape.L):
+            t.now += rest
+            t.follow(forward)
+        t.now += s.head
+        for _ in range(plan.shape.L):
+            if plan.recompute:
+                t.now += s.block_again - attention
+                t.follow(forward)
+            t.now += 2 * rest
+            t.follow(backward)
+            if left == 0: t.send(units[1])
+    t.send(units[0])
+
+
+def ring_hides(plan, w, s):
+    """The least tokens of a sequence on a rank with which attention hides all hops forward, and backward all but the last: it grows
+    with their square, a message with their number. s: of one rank."""
+    tokens, alpha = plan.T / plan.c, hop_seconds(plan, w, 0)
+    part = attention_share(plan) * s.block_forward / plan.c**2 / tokens**2 # of the first hop
+    def least(k, n, X):
+        each = n * (hop_seconds(plan, w, kv_bytes(plan, X / n)) - alpha) / tokens
+        return (each + math.sqrt(each**2 + 4 * k * n * alpha)) / (2 * k)
+    return least(part, 1, plan.X), least(2 * part * hop_parts(plan), 2, plan.X + 4)
 
 
 # ---- a step of N ranks ----
@@ -316,21 +377,23 @@ def update_seconds(plan, stage):
 
 
 def step(plan, stage, w, s):
-    t, m, shared = Timeline(), None, plan.t if stage == TP else 1
+    t, shared, compressing, uneven = Timeline(), copy_ranks(plan, stage), 0, 0
     s = UnitSeconds(*(x / shared for x in s))
     if stage == TP:
-        sums = tensor_messages(plan, w)
-        for _ in range(plan.accumulation - 1): tensor_micro_batch(plan, sums, s, None, t)
-        tensor_micro_batch(plan, sums, s, [unit_sent(plan, w, unit)[0] for unit in (0, 1)], t)
-        t.wait(t.arrived)
-        for _ in range(2 * plan.shape.L + 1): t.send_shared(sums.layernorms)
+        sums, units = tensor_messages(plan, w), [unit_sent(plan, w, unit)[0] for unit in (0, 1)]
+        for left in range(plan.accumulation - 1, -1, -1): tensor_micro_batch(plan, sums, s, (0, 0) if left else units, t)
+        t.wait_all()
+        t.send_shared(layernorms_sum(plan, w, plan.shape.L))
+    elif stage == CP: context_micro_batches(plan, w, s, [unit_sent(plan, w, unit)[0] for unit in (0, 1)], t)
     else:
-        m = messages_of(plan, stage, w)
-        for micro in range(plan.accumulation): micro_batch(plan, stage, m, s, micro, t)
-    t.wait(max(t.arrived, t.shared)) # the update needs all gradients
+        units = units_of(plan, stage, w)
+        for micro in range(plan.accumulation): micro_batch(plan, stage, units, s, micro, t)
+        compressing = sum(unit.packing for unit in units)
+        if stage == DDP and plan.method != "none": compressing += touched_seconds(plan, sum(u.unpacking for u in segments_of(plan)))
+    t.wait_all() # the update needs all gradients
     compute = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
+    if stage == CP: uneven = max(0, t.now - t.exposed - compute)
     slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
-    compressing = m.unpacking + sum(m.packing) if m else 0
-    seconds = compute + compressing + t.exposed + slowed + update_seconds(plan, stage)
+    seconds = compute + compressing + uneven + t.exposed + slowed + update_seconds(plan, stage)
     tokens = float(plan.N // shared) * plan.tokens * plan.accumulation # batches at the same time
-    return StepTime(compute, t.communication, t.exposed, seconds, tokens, compressing)
+    return StepTime(compute, t.communication, t.exposed, seconds, tokens, compressing, uneven)

@@ -1,19 +1,22 @@
 """What build/plan compares: stages, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline;
-their bytes, what fits, and the seconds of a step, as tables to read and as JSON: bytes, seconds, shares of 1.
-"""
+their bytes, what fits, and the seconds of a step, as tables to read and as JSON: bytes, seconds, shares of 1. Then two other
+questions, --params and --compress all."""
 import math
+from itertools import groupby
 from typing import NamedTuple
-from tool import format_bytes
+from tool import format_bytes, print_table
 from machines import LINKS
-from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, with_compression, with_mesh,
-                     with_pipe)
-from pipelines import crosses, mesh_step, message_bytes, message_seconds, pipeline_step
-from questions import (DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, copy_ranks,
-                       extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split, sent_along,
-                       sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
-from steps import flops_done, step, unit_seconds
+from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, shape_of, with_compression,
+                     with_context, with_mesh, with_pipe)
+from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
+from questions import (CP, DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, bytes_of_states,
+                       context_divides, copy_ranks, extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split,
+                       sent_along, sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
+from steps import METHODS, QUANTISE_BLOCK, crosses, flops_done, hop_seconds, is_possible, kv_bytes, ring_hides, step, unit_seconds
 
 MOST_RANKS = 6 # of a pipeline in a table
+CP_WAYS = [("ulysses", "contiguous"), *((how, balance) for how in ("allgather", "ring") for balance in ("contiguous", "zigzag"))]
+RARE = "workspace", "errors", KINDS[-1]
 ONLY_PRINTED = "formula", "of_step", "of_work" # of a pipeline
 
 
@@ -25,8 +28,7 @@ class Way(NamedTuple):
     def bytes(self, recompute=False): return bytes_of(self.plan._replace(recompute=recompute), self.stage)
     def extreme(self, recompute, most): return extreme_rank(self.plan._replace(recompute=recompute), self.stage, most)
 
-    def fits(self, room):
-        return "yes" if self.bytes().total <= room else "recomputed" if self.bytes(True).total <= room else "no"
+    def fits(self, room): return "yes" if self.bytes().total <= room else "recomputed" if self.bytes(True).total <= room else "no"
 
     def largest(self, room):
         """The shape of the largest dN, recomputed, that such a device can train; of no layers: there is none."""
@@ -50,14 +52,14 @@ def divide_batch(plan, stage, tokens):
 class Compared:
     """All ways that are compared. With --mesh nothing else is. seconds: of a whole model on one rank."""
     def __init__(self, o):
-        plan, tokens = plan_of(o), o.total_batch_size
-        self.plan = plan = divide_batch(plan, DDP, tokens)[0]
-        self.stages, self.compressed, self.tensor, self.pipelines, self.mesh = [], [], [], [], []
+        tokens = o.total_batch_size
+        self.plan = plan = divide_batch(plan_of(o), DDP, tokens)[0]
+        micro_batch = 1e-3 * o.compute_ms or flops_done(plan) * plan.B * plan.T / (peak_of(o) * o.mfu)
+        self.o, self.network, self.seconds = o, network_of(o, plan), unit_seconds(plan, micro_batch)
+        self.stages, self.compressed, self.tensor, self.context, self.pipelines, self.mesh = [], [], [], [], [], []
         if o.mesh: self.mesh = [Way(MESH, divide_batch(with_mesh(o, plan), MESH, tokens)[0], "mesh")]
         else: self.add_ways(o, plan, tokens)
-        self.all = [*self.stages, *self.compressed, *self.tensor, *self.pipelines, *self.mesh]
-        micro_batch = 1e-3 * o.compute_ms if o.compute_ms > 0 else flops_done(plan) * plan.B * plan.T / (peak_of(o) * o.mfu)
-        self.o, self.network, self.seconds = o, network_of(o, plan), unit_seconds(plan, micro_batch)
+        self.all = [*self.stages, *self.compressed, *self.tensor, *self.context, *self.pipelines, *self.mesh]
 
     def add_ways(self, o, plan, tokens):
         self.stages = [Way(stage, plan, STAGE_NAMES[stage]) for stage in STAGES]
@@ -66,6 +68,12 @@ class Compared:
         # as many ranks share a replica as are asked for, or 1, 2, 4 and 8, as far as ranks and model divide
         plans = [plan._replace(t=t) for t in ([o.tensor_parallel] if o.tensor_parallel else (1, 2, 4, 8))]
         self.tensor = [Way(TP, divide_batch(p, TP, tokens)[0], f"tp {p.t}") for p in plans if tensor_divides(p)]
+        # numbers of ranks, or if one is asked for the ways in which they can share sequences, or if one of these is asked for that one
+        for c in [o.context_parallel] if o.context_parallel else (2, 4, 8):
+            for how, balance in CP_WAYS if o.compares_cp else ((o.cp, o.cp_balance),):
+                p, _ = divide_batch(with_context(plan, c, how, balance), CP, tokens)
+                name = how + " zigzag" * (balance == "zigzag") if o.compares_cp else f"cp {c}"
+                if context_divides(p): self.context.append(Way(CP, p, name))
         # numbers of ranks, or if one is asked for the schedules that it can have, or if one of these is asked for that one
         for p in [o.pipeline_parallel] if o.pipeline_parallel else (2, 4, 8):
             for schedule in SCHEDULES if o.compares else (o.schedule,):
@@ -115,10 +123,14 @@ class Compared:
         tables = [*map(self.on_ranks, (*self.stages, *self.mesh, *self.compressed[1:]))]
         if o.tensor_parallel: tables += map(self.on_ranks, tensor)
         elif len(tensor) > 1: tables.append((f"tp of {N}", "t", TP, [self.row(w.plan, TP, str(w.plan.t)) for w in tensor]))
-        if o.pipeline_parallel and not o.compares: return tables + [*map(self.on_ranks, pipelines)]
-        title, rows_are = (f"pp {o.pipeline_parallel} of {N}", "") if o.compares else (f"pp of {N}", "p")
-        rows = [self.row(w.plan, PP, w.name) for w in pipelines]
-        return [*tables, (title, rows_are, PP, rows)] if rows else tables
+        for stage, ways, asked, compares, letter in ((CP, self.context, o.context_parallel, o.compares_cp, "c"),
+                                                     (PP, pipelines, o.pipeline_parallel, o.compares, "p")):
+            name = STAGE_NAMES[stage]
+            if asked and not compares: tables += map(self.on_ranks, ways)
+            elif ways:
+                title, rows_are = (f"{name} {asked} of {N}", "") if compares else (f"{name} of {N}", letter)
+                tables.append((title, rows_are, stage, [self.row(w.plan, stage, w.name) for w in ways]))
+        return tables
 
 
 def cost_of(o, tokens_per_s, gpus):
@@ -135,7 +147,7 @@ def device_sizes(o):
 
 
 # ---- JSON ----
-def json_bytes(b): return {**{kind: b.memory.get(kind, 0) for kind in KINDS}, "total": b.total}
+def json_bytes(b): return dict.fromkeys(KINDS, 0) | b.memory | {"total": b.total}
 
 
 def json_device(w, room):
@@ -160,27 +172,39 @@ def json_model(o):
 
 # ---- tables of bytes ----
 def micro_batches(plan): return f"{plan.accumulation} micro-batch{'' if plan.accumulation == 1 else 'es'}"
-def print_row(name, cells): print(f"{name:<24}" + "".join(f" {cell:>16}" for cell in cells))
-def print_bytes(o, name, numbers): print_row(name, ["%.0f" % n if o.exact else format_bytes(n) for n in numbers])
 
 
-def print_memory(o, ways):
-    """With and without recomputation."""
-    print()
-    print_row(f"bytes per rank of {ways[0].plan.N}", [w.name for w in ways])
-    if ways[0].stage == PP and ways[0].plan.rank < 0:
-        print_row("  on the rank with most", [w.extreme(False, True) for w in ways])
-        print_row("    or recomputed", [w.extreme(True, True) for w in ways])
-    kept, recomputed = [w.bytes() for w in ways], [w.bytes(True) for w in ways]
-
-    def line(name, found, kind): print_bytes(o, name, [b.memory.get(kind, 0) for b in found])
+def facts(w, is_one):
+    """A column: (name, bytes, or as text what is none). is_one: w is one rank of a pipeline, not the one that keeps most."""
+    kept, again = w.bytes(), w.bytes(True)
+    if w.stage == PP and not is_one:
+        yield "  on the rank with most", str(w.extreme(False, True))
+        yield "    or recomputed", str(w.extreme(True, True))
     for kind in KINDS[:-1]:
-        if kind not in ("workspace", "errors") or any(b.memory.get(kind) for b in kept): line(f"  {kind}", kept, kind)
-        if kind == "activations": line("    or recomputed", recomputed, kind)
-    print_bytes(o, "  total", [b.total for b in kept])
-    print_bytes(o, "    or recomputed", [b.total for b in recomputed])
-    if any(b.memory.get(KINDS[-1]) for b in kept): line("  state on the host", kept, KINDS[-1])
-    print_bytes(o, "  sent per step", [sent_of_all(w.plan, w.stage) // w.plan.N for w in ways])
+        yield f"  {kind}", kept.memory.get(kind, 0)
+        if kind == "activations": yield "    or recomputed", again.memory.get(kind, 0)
+    yield "  total", kept.total
+    yield "    or recomputed", again.total
+    yield f"  {KINDS[-1]}", kept.memory.get(KINDS[-1], 0)
+    yield "  sent per step", sent_of_all(w.plan, w.stage) // w.plan.N
+    if w.stage not in (PP, MESH): return
+    for name, sent in (sent_along(w.plan) if w.stage == MESH else sent_by_kind(w.plan)).items(): yield f"    {name}", sent
+    yield "  activations at a time", str(slots(w.plan, own_rank(w.plan))) # interleaved: each of one chunk
+    if is_one: yield "  blocks", str(blocks_of(w.plan, w.plan.rank))
+    for recompute, name in () if is_one else ((False, "  on the rank with least"), (True, "    recomputed, on rank")):
+        least = w.extreme(recompute, False)
+        yield name, str(least)
+        yield "    total", total_of(w.plan._replace(rank=least, recompute=recompute), PP)
+
+
+def print_memory(o, ways, is_one=False):
+    """Kinds that few ways have are left out where none has any."""
+    print()
+    rows = [[f"bytes per rank of {ways[0].plan.N}", *(w.name for w in ways)]]
+    for line in zip(*(facts(w, is_one) for w in ways)):
+        (name, *_), numbers = zip(*line)
+        if any(numbers) or name.strip() not in RARE: rows.append([name, *(cell(o, n, "B") for n in numbers)])
+    print_table(*rows)
 
 
 def rank_ways(way):
@@ -204,15 +228,7 @@ def print_played(o, ways):
         own, even = plan_split(p), plan_split(p, "even")
         print(f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time without a"
               f" bubble; with equal numbers of blocks for {100 * even['efficiency']:.0f} %")
-    print_memory(o, ranks)
-    sent = [sent_along(w.plan._replace(recompute=plan.recompute)) if is_mesh else sent_by_kind(w.plan) for w in ranks]
-    for name in sent[0]: print_bytes(o, f"    {name}", [math.floor(kinds[name] + 1e-3) for kinds in sent])
-    print_row("  activations at a time", [slots(w.plan, own_rank(w.plan)) for w in ranks]) # interleaved: each of one chunk
-    if one: print_row("  blocks", [blocks_of(w.plan, w.plan.rank) for w in ranks])
-    for recompute, name in () if one else ((False, "  on the rank with least"), (True, "    recomputed, on rank")):
-        least = [w.extreme(recompute, False) for w in ways]
-        print_row(name, least)
-        print_bytes(o, "    total", [total_of(w.plan._replace(rank=r, recompute=recompute), PP) for w, r in zip(ways, least)])
+    print_memory(o, ranks, one)
     v = o.chunks or 2
     if o.compares and len(ways) < 4:
         print(f"interleaved with {v} chunks is left out: it needs a multiple of {plan.p} micro-batches, and {v * plan.p} blocks")
@@ -237,60 +253,61 @@ def print_compressed(o, ways):
 
 
 def print_tensor(o, plan, ways):
-    if len(ways) == 1 and o.tensor_parallel == 0:
-        if plan.N > 1:
-            print(f"\ntensor parallelism: none of 2, 4 and 8 divides {plan.N} ranks, {plan.shape.NH} heads and {plan.shape.Vp} tokens")
-        return
-    how = "" if not plan.rows else "; they cut its rows, and keep what they gather" if plan.keep_gathered else "; they cut its rows"
-    print(f"\ntp t: t ranks share a replica of the model, and {plan.B} x {plan.T} tokens per micro-batch{how}", end="")
+    how = "; they cut its rows" * plan.rows + ", and keep what they gather" * plan.keep_gathered
+    if len(ways) > 1 or o.tensor_parallel:
+        print(f"\ntp t: t ranks share a replica of the model, and {plan.B} x {plan.T} tokens per micro-batch{how}", end="")
+        print_memory(o, ways)
+    elif plan.N > 1:
+        print(f"\ntensor parallelism: none of 2, 4 and 8 divides {plan.N} ranks, {plan.shape.NH} heads and {plan.shape.Vp} tokens")
+
+
+def print_context(o, plan, ways):
+    how = "" if o.compares_cp else f"; --cp {o.cp}, {o.cp_balance}"
+    print(f"\ncp c: c ranks share each sequence, and {plan.B} x {plan.T} tokens per micro-batch{how}", end="")
     print_memory(o, ways)
 
 
-def print_sizes(o, title, rows=()):
+def print_sizes(o, title, rows):
     """rows: (name, what of each size)"""
     sizes = device_sizes(o)
-    print_row(f"\n{title}".ljust(25), [name for name, _ in sizes])
-    for name, of in rows: print_row(f"  {name}", [of(room) for _, room in sizes])
+    print()
+    print_table([title, *(name for name, _ in sizes)], *([f"  {name}", *(of(room) for _, room in sizes)] for name, of in rows))
 
 
 def print_what_fits(o, c):
-    ways = [w for w in (*c.stages, *c.tensor, *c.pipelines, *c.mesh) if w.stage != TP or w.plan.t > 1] # tp of one rank is ddp
+    ways = [w for w in (*c.stages, *c.tensor, *c.context, *c.pipelines, *c.mesh) if w.stage != TP or w.plan.t > 1] # tp of one rank is ddp
     print_sizes(o, "fits", [(w.name, w.fits) for w in ways])
     deep = [(w.name, w.largest_name) for w in ways if w.stage != PP or o.split == "auto"]
     if not c.mesh: print_sizes(o, "largest dN, recomputed", deep)
 
 
-# ---- tables of seconds ----
-# Of a table of a pipeline, of a mesh and of other stages: title, width and format of each column, and what is in it.
-COLUMNS = {
-    PP: (("compute", 9, "ms", "compute"), ("bubble", 9, "ms", "bubble"), ("of step", 8, ".1%", "of_step"),
-         ("of work", 8, ".1%", "of_work"), ("formula", 9, "ms", "formula"), ("communication", 14, "ms", "communication"),
-         ("exposed", 9, "ms", "exposed"), ("step ms", 9, "ms", "seconds"), ("tokens/s", 12, ".0f", "tokens_per_s")),
-    MESH: (("compute ms", 12, "ms", "compute"), ("tp", 10, "ms", "tp"), ("bubble", 10, "ms", "bubble"),
-           ("communication", 14, "ms", "communication"), ("exposed", 10, "ms", "exposed"), ("step ms", 10, "ms", "seconds"),
-           ("tokens/s", 12, ".0f", "tokens_per_s")),
-    None: (("compute ms", 12, "ms", "compute"), ("communication", 14, "ms", "communication"), ("exposed", 12, "ms", "exposed"),
-           ("step", 12, "ms", "seconds"), ("tokens/s", 14, ".0f", "tokens_per_s"))}
-EVERY = (("efficiency", 11, ".1%", "efficiency"), ("hours", 9, ".4g", "hours"), ("GPU-hours", 10, ".4g", "gpu_hours"),
-         ("kWh", 10, ".4g", "kwh"), ("price", 12, ".4g", "price"))
+# ---- tables of seconds, and of what methods of compression send ----
+# Title, format, what is in it of a row, and for which stages; none: all.
+COLUMNS = (
+    ("sent a step", "B", "sent_per_step"), ("of ddp's", ".1%", "sent_of_ddp"), ("errors", "B", "errors"),
+    ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing"), ("compute ms", "ms", "compute"),
+    ("tp", "ms", "tp", MESH), ("uneven", "ms", "bubble", CP), ("bubble", "ms", "bubble", PP, MESH), ("of step", ".1%", "of_step", PP),
+    ("of work", ".1%", "of_work", PP), ("formula", "ms", "formula", PP), ("communication", "ms", "communication"),
+    ("exposed", "ms", "exposed"), ("step ms", "ms", "seconds"), ("of ddp's", ".2f", "step_of_ddp"),
+    ("tokens/s", ".0f", "tokens_per_s"), ("efficiency", ".1%", "efficiency"),
+    ("efficiency", ".1%", "efficiency_communication"), ("with exposed", ".1%", "efficiency_exposed"), ("hours", ".4g", "hours"),
+    ("GPU-hours", ".4g", "gpu_hours"), ("kWh", ".4g", "kwh"), ("price", ".4g", "price"))
 
 
-def cell(o, x, width, form):
-    """A number as its column's format says; B: bytes, ms: seconds as milliseconds."""
-    if math.isnan(x): text = "-"
-    elif form == "B": text = str(math.floor(x + 1e-3)) if o.exact else format_bytes(x)
-    else: text = format(1e3 * x, ".2f") if form == "ms" else format(x, form)
-    return f" {text:>{width}}"
+def cell(o, x, form):
+    """A number as its column's format says; B: bytes, ms: seconds as milliseconds. Text stays as it is."""
+    if isinstance(x, str): return x
+    if math.isnan(x): return "-"
+    if form == "B": return str(math.floor(x + 1e-3)) if o.exact else format_bytes(math.floor(x + 1e-3))
+    return format(1e3 * x, ".2f") if form == "ms" else format(x, form)
 
 
 def print_times(o, title, rows_are, stage, rows):
-    known = {"efficiency": 1, "hours": o.tokens, "gpu_hours": o.tokens, "kwh": o.tokens and o.watts, "price": o.price}
-    columns = [*COLUMNS.get(stage, COLUMNS[None]), *(column for column in EVERY if known[column[3]] > 0)]
-    left = max(14 - len(title), 6) # of the first column, for what the rows are
-    print(f"{title}{rows_are:>{left}}" + "".join(f" {name:>{width}}" for name, width, *_ in columns))
-    for row in rows:
-        cells = [f"  {row['why_not']}"] if "why_not" in row else [cell(o, row[key], width, form) for _, width, form, key in columns]
-        print(f"{row['name']:>14}" + "".join(cells))
+    """Columns of which no row knows anything are left out."""
+    columns = [(name, form, key) for name, form, key, *stages in COLUMNS if stage in (stages or [stage])
+               and not all(math.isnan(row.get(key, math.nan)) for row in rows)]
+    def words(row): return [row["why_not"]] if "why_not" in row else [cell(o, row[key], form) for _, form, key in columns]
+    print_table([f"{title}  {rows_are}".rstrip(), *(name for name, _, _ in columns)], *([row["name"], *words(row)] for row in rows))
 
 
 def print_messages(ways, w):
@@ -298,6 +315,15 @@ def print_messages(ways, w):
         between = ", between nodes" if crosses(plan, w) else ""
         print(f"{name}: {2 * plan.accumulation * (plan.p * plan.v - 1)} messages of {format_bytes(message_bytes(plan))} between"
               f" stages in a step of a copy, each in {1e3 * message_seconds(plan, w):.3f} ms{between}")
+
+
+def print_rings(c):
+    """From how many tokens on attention hides what travels."""
+    for name, p in ((way.name, way.plan) for way in c.context if way.plan.how == "ring" and way.plan.c > 1):
+        (forward, backward), nbytes = ring_hides(p, c.network, c.seconds), kv_bytes(p, p.X)
+        exposed = "hidden" if p.T / p.c >= backward else "hidden forward only" if p.T / p.c >= forward else "not hidden"
+        print(f"{name}: a hop of {format_bytes(nbytes)} takes {1e3 * hop_seconds(p, c.network, nbytes):.3f} ms; attention"
+              f" hides it from {forward:.0f} tokens of a sequence on a rank on, backward from {backward:.0f}; {p.T // p.c} here: {exposed}")
 
 
 def print_assumptions(o, plan, w):
@@ -311,8 +337,9 @@ def print_assumptions(o, plan, w):
     if w.per_node: text += f"; nodes of {w.per_node} ranks and {w.nics} interfaces" + ("" if o.gpu_links else f": {between}")
     if plan.memory_bandwidth > 0: text += f"; an update at {1e-12 * plan.memory_bandwidth:.4g} TB/s"
     print(text)
-    if plan.offload != "none": print(f"offloaded shards pass a link of {1e-9 * plan.host_link:.3g} GB/s, and AdamW has"
-                           f" {1e-9 * plan.host_bandwidth:.3g} GB/s of the host's memory")
+    if plan.offload != "none":
+        print(f"offloaded shards pass a link of {1e-9 * plan.host_link:.3g} GB/s, and AdamW has"
+              f" {1e-9 * plan.host_bandwidth:.3g} GB/s of the host's memory")
     watts = "; kWh are the GPUs' at their limit, without the rest of a node" if o.watts > 0 else ""
     if o.tokens > 0: print(f"cost of {o.tokens:.4g} tokens{watts}")
     if not o.mesh: print("zero-3 waits for each unit that it gathers, as train_gpt2_zero does; DeepSpeed's prefetches, as fsdp does here")
@@ -329,10 +356,110 @@ def print_model(o):
     else: print_memory(o, c.stages)
     if c.compressed: print_compressed(o, c.compressed)
     if c.tensor: print_tensor(o, plan, c.tensor)
+    if c.context: print_context(o, plan, c.context)
     if c.pipelines: print_played(o, c.pipelines)
     print("not counted: the rest of the layers' workspace, some MB, and what a device needs for itself")
     print_what_fits(o, c)
     print_assumptions(o, plan, c.network)
     for table in tables:
         if table[2] == PP: print_messages(c.pipelines, c.network)
+        if table[2] == CP: print_rings(c)
         print_times(o, *table)
+
+
+# ---- --params: bytes of a model of which only the number of parameters is known ----
+# Our fsdp's shards are always fp32.
+def state_bytes(o, stage, N): return bytes_of_states(stage, N, o.precision != "fp32" and stage != FSDP, o.master == "on")
+
+
+def json_params(o):
+    """For the ranks of the ZeRO paper's table 1, and those that are asked for."""
+    return {"parameters": o.params, "ranks": o.ranks, "bytes_per_rank": [
+        {"ranks": N, **{STAGE_NAMES[stage]: o.params * sum(state_bytes(o, stage, N)) for stage in STAGES}}
+        for N in sorted({1, 4, 16, 64, 256, 1024, o.ranks})]}
+
+
+def print_params(o):
+    one, parts = state_bytes(o, DDP, 1), [state_bytes(o, stage, o.ranks) for stage in STAGES]
+    kinds = zip(("parameters", "gradients", "optimizer state", "total"), (*zip(*parts), map(sum, parts)))
+    print(f"{o.params:.4g} parameters in {o.precision}: {one[0]} + {one[1]} + {one[2]} bytes each, without activations and buffers")
+    print()
+    print_table([f"bytes per rank of {o.ranks}", *STAGE_NAMES[:5]],
+                *([f"  {name}", *(format_bytes(o.params * x) for x in each)] for name, each in kinds))
+    if sum(one) < 16: print("fsdp's shards are fp32, which is its master copy: 4 + 4 + 8 bytes; shards of 16 bits would take zero-3's")
+    print()
+    print_table(["GB per rank", *STAGE_NAMES[:5]], *(
+        [f"  {N}", *(f"{1e-9 * x:.{2 if x < 1e11 else 1}f}" for x in each.values())]
+        for N, each in ((each.pop("ranks"), each) for each in json_params(o)["bytes_per_rank"])))
+    def fits(each): return lambda room: f"{'yes' if o.params * each <= room else 'no'} {1e-9 * room / each:.3g} B"
+    print_sizes(o, "fits, largest", [(STAGE_NAMES[stage], fits(sum(part))) for stage, part in zip(STAGES, parts)])
+
+
+# ---- --cp all: what attention sends of a model with fewer heads of keys and values than of queries ----
+def sent_of_ways(NH, g, c):
+    """By Ulysses, and by a ring or all-gather, for each element of a rank's queries; g: heads of keys and values for each head of
+    queries. Ulysses gives every rank a head of them, so of fewer heads than ranks some are sent twice."""
+    return {"ulysses": math.nan if NH % c else 4 * (1 + max(g, c / NH)) * (c - 1) / c, "ring, allgather": 6 * g * (c - 1)}
+
+
+def json_context(o):
+    s = shape_of(o)
+    return {"heads": s.NH, "kv_heads": s.NKV, "sent": [{"g": g, "ranks": c, **sent_of_ways(s.NH, g, c)}
+                                                       for g in sorted({s.NKV / s.NH, 1.0}) for c in (2, 4, 8, 16, 32, 64)]}
+
+
+def print_context_bytes(o):
+    found = json_context(o)
+    print(f"{found['heads']} heads of queries, {found['kv_heads']} of keys and values, g for each of queries; elements that a rank sends"
+          " in a block's two passes, for each of its queries' elements")
+    for g, rows in ((g, [*rows]) for g, rows in groupby(found["sent"], key=lambda row: row["g"])):
+        print()
+        print_table([f"g = {g:.4g}", *(f"c = {row['ranks']}" for row in rows)],
+                    *([f"  {name}", *(cell(o, row[name], ".2f") for row in rows)] for name in [*rows[0]][2:]))
+        print(f"ulysses sends less from c = {math.floor(2 * (1 + g) / (3 * g)) + 1} on, or where gradients of keys and values are in fp32"
+              f" and all else in 16 bits from {math.floor((1 + g) / (2 * g)) + 1}")
+
+
+# ---- --compress all: every method beside train_gpt2_ddp, and what each sends on more ranks ----
+def method_rows(o, c):
+    """What each sends and takes. Neither efficiency counts the time of compressing, which the step has."""
+    buffers = bytes_of(c.plan, DDP).memory.get("communication", 0)
+    for method in METHODS:
+        way = with_compression(o, c.plan, method)
+        if not is_possible(way):
+            yield {"method": method, "possible": False}
+            continue
+        b, t = bytes_of(way, DDP), c.step(way, DDP)
+        yield {"method": method, "possible": True, **{name: float(x) for name, x in {
+            "sent_per_step": b.sent, "errors": b.memory.get("errors", 0), "message_buffers": b.memory.get("communication", 0) - buffers,
+            "compressing": t.compressing, "communication": t.communication, "exposed": t.exposed, "seconds": t.seconds,
+            "efficiency_communication": t.compute / (t.compute + t.communication),
+            "efficiency_exposed": t.compute / (t.compute + t.exposed)}.items()}}
+
+
+def json_methods(o):
+    c = Compared(o)
+    return {"ranks": c.plan.N, "methods": [*method_rows(o, c)]}
+
+
+def print_methods(o):
+    """And the bytes that a rank sends for each element of a large matrix. In PyTorch's quantization_pertensor_hook every rank
+    gathers all ranks' gradients in int8 (torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py)."""
+    c = Compared(o)
+    plan, rows = c.plan, [*method_rows(o, c)]
+    given = f", and summing all gradients {o.communication_ms:.4g} ms" if o.communication_ms > 0 else ""
+    print(f"{plan.shape.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
+          f" computing takes {1e3 * c.step(plan, DDP).compute:.4g} ms{given}\n"
+          "ms of a step; efficiency is compute / (compute + communication), or with what is exposed of it")
+    for row in rows:
+        row["name"] = f"  {row['method']}"
+        if not row["possible"]: row["why_not"] = "gradients have 16 bits already"
+        else: row |= {f"{name}_of_ddp": row[key] / rows[0][key] for name, key in (("sent", "sent_per_step"), ("step", "seconds"))}
+    print_times(o, "method", "", None, rows)
+    ranks, block = (2, 4, 8, 16, 64, 512), 4 / QUANTISE_BLOCK
+    each = {"fp32, ring": 4, "bf16, ring": 2, "int8, parts exchanged": 1 + block, "int4, parts exchanged": 0.5 + block,
+            "sign, gathered": 1 / 8, "top-k, gathered": 8 * o.top_k_fraction, "PyTorch's int8 hook, gathered": 1}
+    def times(name, N): return N - 1 if "gathered" in name else 2 * (N - 1) / N
+    print()
+    print_table(["sent by each rank, bytes per element", *map(str, ranks), "ranks"],
+                *([f"  {name}", *(f"{nbytes * times(name, N):.3f}" for N in ranks), ""] for name, nbytes in each.items()))

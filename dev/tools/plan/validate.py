@@ -1,21 +1,23 @@
 """What the mesh model predicts for published figures (published.toml says what they are and where they come from), side by side.
 
 A row's program is known by its source: what it fuses, what it hides, what it keeps. The GPUs of torchtitan's rows have 96 GB of
-slower memory and 500 W; its document says that their peak is between those of the H100's SXM and NVL forms, so the latter's,
-835 TFLOP/s, is taken. Rows in fp8, and those that cut the sequence (cp), are not predicted.
+slower memory and 500 W; its document says that their peak is between those of the H100's SXM and NVL forms, so the latter's, 835
+TFLOP/s, is taken. How much faster fp8 is was set by NeMo's first row; torchtitan's rows in fp8 are not predicted.
 """
 import math, statistics, tomllib
 from collections import namedtuple
-from tool import die, read_bytes, require
+from itertools import groupby
+from tool import die, print_table, read_bytes, require
+import mesh
 from machines import GPUS, MIB
-from mesh import (DEEPSPEED_2021, FSDP_MINGPT, LLMC, MEGATRON_2021, MEGATRON_2022, SELECTED, TITAN, TITAN_EAGER, ALL, HALF, INPUTS,
-                  MeshPlan)
+from questions import bytes_of_states
 from shapes import SHAPES
 
 PUBLISHED = "dev/tools/plan/published.toml"
 BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib", "optimizer_mib",
          "activations_mib")
 TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms")
+KEPT = "", mesh.ALL, mesh.SELECTED, mesh.HALF, mesh.INPUTS
 COUNTED = [[kind for kind in group if kind not in ("mfu", "parameters_b")] for group in (BYTES, TIMES)] # these two repeat others
 
 
@@ -27,15 +29,17 @@ class Row(namedtuple("Row", "source kind value model gpu dp tp pp cp chunks sp z
 
 def rows_of(source, shape, figures):
     """A row for each figure."""
+    lists = [name for name, x in shape.items() if isinstance(x, list)]
+    if lists:
+        for n, *values in zip(zip(*map(shape.get, lists), strict=True), *figures.values(), strict=True):
+            yield from rows_of(source, {**shape, **dict(zip(lists, n))}, dict(zip(figures, values)))
+        return
     for kind, x in figures.items():
-        for axis in (axis for axis in ("dp", "tp") if isinstance(shape.get(axis), list)):
-            for n, values in zip(shape[axis], x, strict=True): yield from rows_of(source, {**shape, axis: n}, {kind: values})
-            return
         for zero, value in enumerate(x if isinstance(x, list) else [x], shape.get("zero", 0)):
             row = Row(source, kind, float(value), **{**shape, "zero": zero})
             numbers = (row.dp, row.tp, row.pp, row.cp, row.chunks, row.zero, row.batch, row.micro, row.T)
             if not all(isinstance(n, int) and n >= 0 for n in numbers) or row.gpus == 0: raise ValueError("numbers")
-            if row.kept not in ("", ALL, SELECTED, HALF, INPUTS) or row.bits not in (8, 16): raise ValueError("kept or bits")
+            if row.kept not in KEPT or row.bits not in (8, 16): raise ValueError("kept or bits")
             yield row
 
 
@@ -56,24 +60,22 @@ def read_published(path):
 
 
 # ---- a row ----
-PROGRAMS = {"MEG1": MEGATRON_2021, "MEG2": MEGATRON_2021, "KOR4": MEGATRON_2022, "KOR5": MEGATRON_2022, "FSDP": FSDP_MINGPT,
-            "TITAN": TITAN_EAGER, "TITANTP": TITAN, "LLMC": LLMC}
+PROGRAMS = {"MEG1": mesh.MEGATRON_2021, "MEG2": mesh.MEGATRON_2021, "KOR4": mesh.MEGATRON_2022, "KOR5": mesh.MEGATRON_2022,
+            "FSDP": mesh.FSDP_MINGPT, "TITAN": mesh.TITAN_EAGER, "TITANTP": mesh.TITAN, "LLMC": mesh.LLMC, "NEMO": mesh.NEMO,
+            "LLAMA": mesh.LLAMA}
 H100_96 = GPUS["h100"]._replace(name="h100-96", peak16=835e12, bandwidth=2.4e12, memory=96e9)
 
 
 def plan_of(r, reserve):
     """None: the row cannot be expressed."""
     shape, gpu, program = SHAPES.get(r.model), {**GPUS, "h100-96": H100_96}.get(r.gpu), PROGRAMS.get(r.source)
-    if r.source == "MEG2" and r.zero == 3: program = DEEPSPEED_2021
-    if r.note == "compiled": program = TITAN
-    if shape is None or gpu is None or program is None or r.cp != 1 or r.bits != 16 or r.kept == "": return None
-    return MeshPlan(shape, gpu, r.dp, r.tp, r.pp, r.zero, r.batch, r.micro, r.T, r.chunks, r.sp, r.kept, program, reserve)
+    if r.source == "MEG2" and r.zero == 3: program = mesh.DEEPSPEED_2021
+    if r.note == "compiled": program = mesh.TITAN
+    if shape is None or gpu is None or program is None or (r.bits == 8) != (program.products > 1) or r.kept == "": return None
+    return mesh.MeshPlan(shape, gpu, r.dp, r.tp, r.pp, r.zero, r.batch, r.micro, r.T, r.chunks, r.sp, r.kept, program, reserve, r.cp)
 
 
-def state_bytes(r):
-    """Of states per parameter, by stage: not divided, and divided by dp (arXiv 1910.02054, section 3.1)."""
-    whole, divided = ((16, 0), (4, 12), (2, 14), (0, 16))[r.zero]
-    return whole + divided / r.dp
+def state_bytes(r): return sum(bytes_of_states(r.zero, r.dp))
 
 
 def predict(r, reserve):
@@ -83,13 +85,14 @@ def predict(r, reserve):
     if r.kind == "parameters_b": return 1e-9 * SHAPES[r.model].parameters()
     p = plan_of(r, reserve)
     if p is None: return math.nan
-    b, t, (forward, backward, again, _) = p.bytes(), p.step(), p.block_compute()
+    b, t, (forward, backward, recomputed, _) = p.bytes(), p.step(), p.block_compute()
     each = t.tokens_per_s / r.gpus
     sends = (4 if p.rows else 2) * p.collective(p.tp, 1, not p.rows, 2 * p.tokens * p.shape.C) # of a block's forward pass
-    causal = r.source == "LLMC" # Megatron counts all of attention's scores, and in tflops what is recomputed
-    flops = p.shape.flops_recomputed(r.T, causal) if r.kind == "tflops" and r.kept == INPUTS else p.shape.flops(r.T, causal)
+    causal = r.source == "LLMC" # Megatron counts all of attention's scores, and in tflops what is recomputed, NeMo only the former
+    again = r.kind == "tflops" and r.kept == mesh.INPUTS and r.source != "NEMO"
+    flops = p.shape.flops_recomputed(r.T, causal) if again else p.shape.flops(r.T, causal)
     return {"seconds": t.seconds, "tokens": each, "tflops": 1e-12 * each * flops, "mfu": 100 * each * flops / p.gpu.peak16,
-            "forward_ms": 1e3 * (forward + sends), "backward_ms": 1e3 * (backward + again + p.tensor_waits() - sends),
+            "forward_ms": 1e3 * (forward + sends), "backward_ms": 1e3 * (backward + recomputed + p.tensor_waits() - sends),
             "peak_gib": b.total / 1073741824, "weights_mib": b.parameters / MIB, "gradients_mib": b.gradients / MIB,
             "optimizer_mib": b.optimizer / MIB, "activations_mib": b.activations / MIB,
             "fits": float(b.total <= p.gpu.memory)}.get(r.kind, math.nan)
@@ -108,28 +111,25 @@ def summary(pairs):
     return *medians, max(offs(pairs, BYTES + TIMES), default=math.nan)
 
 
-def print_validation(o):
-    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published)]
-    print(f"{'source':<8} {'model':<14} {'gpu':<8} {'gpus':>5} {'dp x tp x pp':<12} {'zero':>5} {'kind':<15} {'published':>10}"
-          f" {'predicted':>10} {'ratio':>7}")
-    for r, x in pairs:
-        mesh, is_none = f"{r.dp} x {r.tp} x {r.pp}", math.isnan(x)
-        ratio = ("same" if x == r.value else "not") if r.kind == "fits" else "-" if is_none else f"{x / r.value:.3f}"
-        print(f"{r.source:<8} {r.model:<14} {r.gpu:<8} {r.gpus:5d} {mesh:<12} {r.zero:5d} {r.kind:<15} {r.value:10.5g}"
-              f" {'-' if is_none and r.kind != 'fits' else f'{x:.5g}':>10} {ratio:>7}  {r.note}")
-    print(f"\n{'source':<8} {'rows':>6} {'bytes':>8} {'times':>8} {'furthest':>8}")
-    for source in dict.fromkeys(r.source for r, _ in pairs):
-        mine = [pair for pair in pairs if pair[0].source == source]
-        shares = (f" {'-':>8}" if math.isnan(x) else f" {100 * x:6.1f} %" for x in summary(mine))
-        print(f"{source:<8} {len(mine):6d}" + "".join(shares))
-    for name, kinds, x in zip(("\nbytes ", "times "), COUNTED, summary(pairs)):
-        print(f"{name}   {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %")
-    fits = [r.value == x for r, x in pairs if r.kind == "fits"]
-    print(f"fits     {sum(fits)} of {len(fits)} right\nnot predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, in"
-          " fp8, of cut sequences, or what a paper calls HFU")
-
-
 def json_validation(o):
-    names = "source", "model", "gpu", "dp", "tp", "pp", "zero", "kind", "value", "note"
-    return {"rows": [{**{"published" if name == "value" else name: getattr(r, name) for name in names},
-                      "predicted": predict(r, 1e9 * o.reserve)} for r in read_published(o.published)]}
+    rows = ((r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published))
+    return {"rows": [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero,
+                      "kind": r.kind, "published": r.value, "note": r.note, "predicted": x} for r, x in rows]}
+
+
+def print_validation(o):
+    """First what --json has of each row."""
+    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published)]
+    found = json_validation(o)["rows"]
+    def ratio(r, x): return ("same" if x == r.value else "not") if r.kind == "fits" else "-" if math.isnan(x) else f"{x / r.value:.3f}"
+    print_table([*found[0], "gpus", "ratio"], *([*row.values(), r.gpus, ratio(r, x)] for row, (r, x) in zip(found, pairs)))
+    print()
+    print_table(["source", "rows", "bytes", "times", "furthest"], *(
+        [source, len(mine), *("-" if math.isnan(x) else f"{100 * x:.1f} %" for x in summary(mine))]
+        for source, mine in ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))))
+    print()
+    for name, kinds, x in zip(("bytes", "times"), COUNTED, summary(pairs)):
+        print(f"{name}    {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %")
+    fits = [r.value == x for r, x in pairs if r.kind == "fits"]
+    print(f"fits     {sum(fits)} of {len(fits)} right\nnot predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows,"
+          " torchtitan's in fp8, or what a paper calls HFU")

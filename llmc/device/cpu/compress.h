@@ -125,9 +125,9 @@ static inline float sign_scale(const float* x, size_t n, SignScale scale) {
     if (scale == SIGN_MEAN) return (float)(host_sum_chunks(chunk_magnitudes, x, n) / (double)n);
     return (float)sqrt(host_sum_squares(x, DTYPE_F32, n) / (double)n);
 }
-void pack_signs(void* packed, float* kept, const float* x, size_t n, SignScale scale) {
+static inline void pack_signs_row(uint32_t* packed, float* kept, const float* x, size_t n, SignScale scale) {
     float value = sign_scale(x, n, scale);
-    uint32_t* words = (uint32_t*)packed + 1;
+    uint32_t* words = packed + 1;
     memcpy(packed, &value, sizeof value);
     #pragma omp parallel for schedule(static)
     for (size_t w = 0; w < ceil_div(n, 32); w++) {
@@ -139,6 +139,17 @@ void pack_signs(void* packed, float* kept, const float* x, size_t n, SignScale s
         }
         words[w] = word;
     }
+}
+static inline uint32_t* sign_row(const void* packed, size_t row, size_t part) {
+    return (uint32_t*)((char*)packed + row * signs_bytes(part));
+}
+void pack_signs(void* packed, float* kept, const float* x, size_t n, size_t part, SignScale scale) {
+    for (size_t row = 0, at = 0; at < n; row++, at += part)
+        pack_signs_row(sign_row(packed, row, part), kept != NULL ? kept + at : NULL, x + at, size_min(part, n - at), scale);
+}
+void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part) {
+    for (size_t row = 0, at = 0; at < n; row++, at += part)
+        unpack_signs_sum(out + at, DTYPE_F32, sign_row(packed, row, part), 1, size_min(part, n - at));
 }
 
 void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n) {

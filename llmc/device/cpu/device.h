@@ -89,6 +89,10 @@ void device_zero(void* p, size_t bytes) {
     for (size_t i = 0; i < ceil_div(bytes, slice); i++) memset((char*)p + i * slice, 0, size_min(slice, bytes - i * slice));
 }
 void device_copy(void* dst, const void* src, size_t bytes) { memcpy(dst, src, bytes); }
+void device_copy_rows(void* dst, size_t dst_apart, const void* src, size_t src_apart, size_t bytes, size_t rows) {
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < rows; i++) memcpy((char*)dst + i * dst_apart, (const char*)src + i * src_apart, bytes);
+}
 void host_to_device(void* dst, const void* src, size_t bytes) { memcpy(dst, src, bytes); }
 void device_to_host(void* dst, const void* src, size_t bytes) { memcpy(dst, src, bytes); }
 void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }

@@ -20,9 +20,9 @@ and partial sums are combined in the order of the pieces. (Matrix products are t
 static size_t layers_lay_out(CpuLayers* w, char* memory) {
     LayerShapes s = w->shapes;
     const size_t line = 64 / sizeof(float);
-    size_t N = (size_t)s.B * (size_t)s.T;
+    size_t N = (size_t)layer_rows(s);
     size_t matmul = matmul_scratch_floats(w->threads, (int)N, s.C), layernorm = layernorm_scratch_floats((int)N, s.C);
-    size_t per_thread = size_max(attention_scratch_floats(s.T, s.C / s.NH), (size_t)s.Vp);
+    size_t per_thread = size_max(attention_scratch_floats(s.chunk ? s.chunk : s.T, s.C / s.NH), (size_t)s.Vp);
     w->per_thread_floats = round_up(size_max(per_thread, matmul_panel_floats(s.C)), line);
     w->shared_floats = round_up(size_max(matmul, layernorm), line);
     size_t sums = classifier_sums((int)N, s.C, s.Vp);
@@ -53,6 +53,7 @@ void layers_choose(AttentionChoice attention, bool deterministic) {
 }
 
 void layers_prepare(LayerShapes s) { (void)s; }
+void layers_beside_sum(bool is_beside) { (void)is_beside; }
 
 size_t layers_workspace_bytes(LayerShapes s) {
     CpuLayers w;

@@ -9,6 +9,8 @@ and of the other dimension x, x+16, x+32, ...; so a row of scores belongs to 16 
 
 Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are computed twice, 7 tile products
 instead of 5; in return every sum has one owner and one order: no atomics, equal bits from run to run.
+The same kernels compute attention in parts (PART): q and the keys of a chunk, which are another array, give a share of out, dq,
+dk and dv. It joins what earlier parts left in fp32, where it is stored: no part needs memory of its own.
 This file takes every precision, head size and alignment: read it first. attention_tensor_cores.cuh uses what 16 bits allow.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
@@ -22,11 +24,42 @@ constexpr int ATTENTION_MAX_HS = 128;
 
 __host__ __device__ constexpr int tile_floats(int rows, int cols) { return rows * (cols + PAD); }
 
-// One head of one sequence: where it begins in tensors of 3C and of C channels, and in (B,NH,T).
-typedef struct { size_t qkv, out, stats; } HeadOffset;
+// One head of one sequence: where it begins in tensors of 3C, 2C and C channels, and in (B,NH,T).
+typedef struct { size_t qkv, kv, out, stats; } HeadOffset;
 __device__ inline HeadOffset head_offset(int head, int T, int C, int NH, int HS) {
     size_t b = head / NH, channel = (size_t)(head % NH) * HS;
-    return { b * T * 3 * C + channel, b * T * C + channel, (size_t)head * T };
+    return { b * T * 3 * C + channel, b * T * 2 * C + channel, b * T * C + channel, (size_t)head * T };
+}
+
+// ---- a part ----
+// What attention_part_forward and _backward have in addition.
+typedef struct {
+    const floatX* kv; // (B,T,2C); NULL: not a part, keys and values are those of qkv
+    float* dkv;       // (B,T,2C), += in backward
+    bool causal, merge;
+} AttentionPart;
+template <bool PART> using Result = std::conditional_t<PART, float, floatX>; // in which out, dq, dk and dv are stored
+template <bool PART> __host__ __device__ constexpr int kv_channels(int C) { return (PART ? 2 : 3) * C; } // between keys; v is C behind k
+// A row is stored as `sum` times what was summed up, and in a part that plus `stored` times what it held.
+typedef struct { float sum, stored; } RowFactors;
+template <bool PART> __device__ inline void row_store(Result<PART>* dst, float sum, RowFactors f) {
+    sum *= f.sum;
+    if (PART && f.stored != 0) sum = fmaf(f.stored, widen(*dst), sum); // with the factor 0, dst may hold anything
+    *dst = narrow<Result<PART>>(sum);
+}
+// A row's sum of exp(score) is exp(lse) over these keys: writes its stats. Returns what makes out of sum, that of exp(score - max).
+// All lanes of the row's warp call it; stats is NULL if there is no such row, and one lane of each row writes.
+template <bool PART> __device__ inline RowFactors row_end(float* stats, float max, float sum, bool merge, bool writes) {
+    RowFactors f = { 1.0f / sum, 0 };
+    float lse = max + logf(sum);
+    if (PART && merge && stats != NULL) {
+        float larger = fmaxf(*stats, lse), all = larger + logf(expf(*stats - larger) + expf(lse - larger));
+        f = { expf(lse - all) / sum, expf(*stats - all) };
+        lse = all;
+    }
+    if (PART) __syncwarp(); // the row's other lanes have read what is now overwritten
+    if (writes && stats != NULL) *stats = lse;
+    return f;
 }
 
 // tile (TILE,D) = rows of src, `stride` elements apart; 0 from row `rows` and channel HS on
@@ -96,9 +129,9 @@ __device__ inline void tile_accumulate(float (&sum)[R][D / SIDE], const float* p
     }
 }
 
-// Rows of dst, `stride` elements apart, = sum * factor[i], as far as there are rows and channels.
-template <int D, int R>
-__device__ inline void tile_store(floatX* dst, const float (&sum)[R][D / SIDE], const float (&factor)[R],
+// Stores rows of dst, `stride` elements apart, from sum, as far as there are rows and channels.
+template <int D, bool PART, int R>
+__device__ inline void tile_store(Result<PART>* dst, const float (&sum)[R][D / SIDE], const RowFactors (&factors)[R],
                                   size_t stride, int rows, int HS) {
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     #pragma unroll
@@ -106,7 +139,7 @@ __device__ inline void tile_store(floatX* dst, const float (&sum)[R][D / SIDE], 
         #pragma unroll
         for (int j = 0; j < D / SIDE; j++)
             if (y * R + i < rows && x + SIDE * j < HS)
-                dst[(y * R + i) * stride + x + SIDE * j] = narrow<floatX>(sum[i][j] * factor[i]);
+                row_store<PART>(dst + (y * R + i) * stride + x + SIDE * j, sum[i][j], factors[i]);
 }
 
 constexpr int attention_forward_floats(int TILE, int D) { return 3 * tile_floats(TILE, D) + tile_floats(TILE, TILE); }
@@ -114,24 +147,29 @@ constexpr int attention_forward_floats(int TILE, int D) { return 3 * tile_floats
 // out = softmax(q k^T / sqrt(HS), masked so that query t sees keys 0..t) v. Grid (heads, tiles of queries), those with the
 // most keys first. Each row keeps the largest score so far and the sum of exp(score - largest); when a larger one comes,
 // what has been summed is scaled down to it. Reads q once and k, v once per tile of queries.
-template <int TILE, int D, int W>
+template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
-attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH, int HS) {
+attention_forward_kernel(Result<PART>* out, float* stats, const floatX* qkv, AttentionPart part,
+                         float scale, int T, int C, int NH, int HS) {
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
     constexpr int NEXT = tile_floats(TILE, D);
     float *q = (float*)shared_memory, *k = q + NEXT, *v = k + NEXT, *p = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = (gridDim.y - 1 - blockIdx.y) * TILE;
-    size_t stride = 3 * (size_t)C;
+    size_t stride = 3 * (size_t)C, kv_stride = PART ? (size_t)(2 * C) : stride;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
+    bool full = PART && !part.causal; // every query sees every key
     float o[R][D / SIDE] = {}, s[R][R], max[R], sum[R] = {};
+    RowFactors factors[R];
     for (int i = 0; i < R; i++) max[i] = -3.402823466e38f; // finite, so that max - max is never NaN
     qkv += head.qkv;
+    auto keys = [&](int u) { return PART ? part.kv + head.kv + u * kv_stride : qkv + C + u * stride; };
+    auto values = [&](int u) { return PART ? part.kv + head.kv + C + u * kv_stride : qkv + 2 * C + u * stride; };
     tile_load<TILE, D, W>(q, qkv + first * stride, stride, T - first, HS);
-    for (int u = 0; u <= first; u += TILE) {
+    for (int u = 0; u < (full ? T : first + 1); u += TILE) {
         __syncthreads(); // all have done their sums over the keys and values before
-        tile_load<TILE, D, W>(k, qkv + C + u * stride, stride, T - u, HS);
-        tile_load<TILE, D, W>(v, qkv + 2 * C + u * stride, stride, T - u, HS);
+        tile_load<TILE, D, W>(k, keys(u), kv_stride, T - u, HS);
+        tile_load<TILE, D, W>(v, values(u), kv_stride, T - u, HS);
         __syncthreads(); // and see the new ones
         tile_dot<D>(s, q, k);
         #pragma unroll
@@ -139,7 +177,7 @@ attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float sca
             float before = max[i], part = 0;
             #pragma unroll
             for (int j = 0; j < R; j++) {
-                s[i][j] = u + x + SIDE * j <= first + y * R + i ? s[i][j] * scale : -INFINITY;
+                s[i][j] = u + x + SIDE * j <= (full ? T - 1 : first + y * R + i) ? s[i][j] * scale : -INFINITY;
                 max[i] = fmaxf(max[i], s[i][j]);
             }
             max[i] = combine_lanes<SIDE>(max[i], Larger()); // over the lanes that share a row
@@ -154,10 +192,10 @@ attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float sca
         tile_accumulate<D>(o, p, v);
     }
     for (int i = 0; i < R; i++) {
-        if (x == 0 && first + y * R + i < T) stats[head.stats + first + y * R + i] = max[i] + logf(sum[i]);
-        sum[i] = 1.0f / sum[i];
+        int t = first + y * R + i;
+        factors[i] = row_end<PART>(t < T ? stats + head.stats + t : NULL, max[i], sum[i], part.merge, x == 0);
     }
-    tile_store<D>(out + head.out + (size_t)first * C, o, sum, C, T - first, HS);
+    tile_store<D, PART>(out + head.out + (size_t)first * C, o, factors, C, T - first, HS);
 }
 
 // ---- backward ----
@@ -167,7 +205,7 @@ attention_forward_kernel(floatX* out, float* stats, const floatX* qkv, float sca
 
 // delta (B,NH,T), the only thing that needs memory
 static inline size_t attention_own_workspace_bytes(LayerShapes s) {
-    return (size_t)s.B * (size_t)s.NH * (size_t)s.T * sizeof(float);
+    return (size_t)layer_rows(s) * (size_t)s.NH * sizeof(float);
 }
 
 // One warp for each token and head: delta = dout . out. Reads 4 N C bytes in 16 bits.
@@ -186,31 +224,35 @@ __global__ void attention_delta_kernel(float* delta, const floatX* dout, const f
 constexpr int attention_backward_floats(int TILE, int D) { return 4 * tile_floats(TILE, D) + tile_floats(TILE, TILE); }
 
 // dq of TILE queries. Grid (heads, tiles of queries), those with the most keys first. Reads as forward does, and dout.
-template <int TILE, int D, int W>
+template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
-attention_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                    float scale, int T, int C, int NH, int HS) {
+attention_dq_kernel(Result<PART>* dq_out, const floatX* dout, const floatX* qkv, AttentionPart part, const float* stats,
+                    const float* delta, float scale, int T, int C, int NH, int HS) {
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
     constexpr int NEXT = tile_floats(TILE, D);
     float *q = (float*)shared_memory, *d = q + NEXT, *k = d + NEXT, *v = k + NEXT, *ds = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = (gridDim.y - 1 - blockIdx.y) * TILE;
-    size_t stride = 3 * (size_t)C;
+    size_t stride = 3 * (size_t)C, kv_stride = PART ? (size_t)(2 * C) : stride;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
-    float dq[R][D / SIDE] = {}, s[R][R], dp[R][R], lse[R] = {}, row_delta[R] = {}, factor[R];
+    bool full = PART && !part.causal; // every query sees every key
+    float dq[R][D / SIDE] = {}, s[R][R], dp[R][R], lse[R] = {}, row_delta[R] = {};
+    RowFactors factors[R];
     for (int i = 0; i < R; i++) {
         int t = first + y * R + i;
-        factor[i] = scale;
+        factors[i] = { scale, 1 };
         if (t < T) lse[i] = stats[head.stats + t];
         if (t < T) row_delta[i] = delta[head.stats + t];
     }
     qkv += head.qkv;
+    auto keys = [&](int u) { return PART ? part.kv + head.kv + u * kv_stride : qkv + C + u * stride; };
+    auto values = [&](int u) { return PART ? part.kv + head.kv + C + u * kv_stride : qkv + 2 * C + u * stride; };
     tile_load<TILE, D, W>(q, qkv + first * stride, stride, T - first, HS);
     tile_load<TILE, D, W>(d, dout + head.out + (size_t)first * C, C, T - first, HS);
-    for (int u = 0; u <= first; u += TILE) {
+    for (int u = 0; u < (full ? T : first + 1); u += TILE) {
         __syncthreads(); // all have done their sums over the keys and values before
-        tile_load<TILE, D, W>(k, qkv + C + u * stride, stride, T - u, HS);
-        tile_load<TILE, D, W>(v, qkv + 2 * C + u * stride, stride, T - u, HS);
+        tile_load<TILE, D, W>(k, keys(u), kv_stride, T - u, HS);
+        tile_load<TILE, D, W>(v, values(u), kv_stride, T - u, HS);
         __syncthreads(); // and see the new ones
         tile_dot<D>(s, q, k);
         tile_dot<D>(dp, d, v);
@@ -218,36 +260,41 @@ attention_dq_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const f
         for (int i = 0; i < R; i++)
             #pragma unroll
             for (int j = 0; j < R; j++) {
-                bool seen = u + x + SIDE * j <= first + y * R + i;
+                bool seen = u + x + SIDE * j <= (full ? T - 1 : first + y * R + i);
                 s[i][j] = seen ? fast_exp(s[i][j] * scale - lse[i]) * (dp[i][j] - row_delta[i]) : 0.0f;
             }
         tile_put(ds, s);
         tile_accumulate<D>(dq, ds, k);
     }
-    tile_store<D>(dqkv + head.qkv + first * stride, dq, factor, stride, T - first, HS);
+    size_t dq_stride = PART ? C : stride;
+    tile_store<D, PART>(dq_out + (PART ? head.out : head.qkv) + first * dq_stride, dq, factors, dq_stride, T - first, HS);
 }
 
 // dk and dv of TILE keys. Grid (heads, tiles of keys), most queries first. Reads k, v once, q and dout once per tile of keys.
-template <int TILE, int D, int W>
+template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
-attention_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                     float scale, int T, int C, int NH, int HS) {
+attention_dkv_kernel(Result<PART>* dkv, const floatX* dout, const floatX* qkv, AttentionPart part, const float* stats,
+                     const float* delta, float scale, int T, int C, int NH, int HS) {
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
     constexpr int NEXT = tile_floats(TILE, D);
     float *q = (float*)shared_memory, *d = q + NEXT, *k = d + NEXT, *v = k + NEXT, *p = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = blockIdx.y * TILE;
-    size_t stride = 3 * (size_t)C;
+    size_t stride = 3 * (size_t)C, kv_stride = PART ? (size_t)(2 * C) : stride;
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
-    float dk[R][D / SIDE] = {}, dv[R][D / SIDE] = {}, s[R][R], dp[R][R], one[R], factor[R];
+    bool full = PART && !part.causal; // every query sees every key
+    float dk[R][D / SIDE] = {}, dv[R][D / SIDE] = {}, s[R][R], dp[R][R];
+    RowFactors dk_factors[R], dv_factors[R];
     for (int i = 0; i < R; i++) {
-        one[i] = 1;
-        factor[i] = scale;
+        dk_factors[i] = { scale, 1 };
+        dv_factors[i] = { 1, 1 };
     }
     qkv += head.qkv;
-    tile_load<TILE, D, W>(k, qkv + C + first * stride, stride, T - first, HS);
-    tile_load<TILE, D, W>(v, qkv + 2 * C + first * stride, stride, T - first, HS);
-    for (int t = first; t < T; t += TILE) {
+    auto keys = [&](int u) { return PART ? part.kv + head.kv + u * kv_stride : qkv + C + u * stride; };
+    auto values = [&](int u) { return PART ? part.kv + head.kv + C + u * kv_stride : qkv + 2 * C + u * stride; };
+    tile_load<TILE, D, W>(k, keys(first), kv_stride, T - first, HS);
+    tile_load<TILE, D, W>(v, values(first), kv_stride, T - first, HS);
+    for (int t = full ? 0 : first; t < T; t += TILE) {
         __syncthreads(); // all have done their sums over the queries before
         tile_load<TILE, D, W>(q, qkv + t * stride, stride, T - t, HS);
         tile_load<TILE, D, W>(d, dout + head.out + (size_t)t * C, C, T - t, HS);
@@ -261,7 +308,7 @@ attention_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const 
             float column_delta = query < T ? delta[head.stats + query] : 0.0f;
             #pragma unroll
             for (int i = 0; i < R; i++) {
-                s[i][j] = first + y * R + i <= query ? fast_exp(s[i][j] * scale - lse) : 0.0f;
+                s[i][j] = full || first + y * R + i <= query ? fast_exp(s[i][j] * scale - lse) : 0.0f;
                 dp[i][j] = s[i][j] * (dp[i][j] - column_delta);
             }
         }
@@ -270,18 +317,20 @@ attention_dkv_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const 
         tile_put(p, dp);
         tile_accumulate<D>(dk, p, q);
     }
-    tile_store<D>(dqkv + head.qkv + C + first * stride, dk, factor, stride, T - first, HS);
-    tile_store<D>(dqkv + head.qkv + 2 * C + first * stride, dv, one, stride, T - first, HS);
+    dkv += (PART ? head.kv : head.qkv + C) + first * kv_stride;
+    tile_store<D, PART>(dkv, dk, dk_factors, kv_stride, T - first, HS);
+    tile_store<D, PART>(dkv + C, dv, dv_factors, kv_stride, T - first, HS);
 }
 
 // ---- launches ----
-// One call of attention_forward or attention_backward.
-typedef struct {
-    floatX* result;                   // forward: out, backward: dqkv
+// One call of attention_forward, attention_backward, or attention_part_*.
+struct AttentionCall {
+    void* result;                     // forward: out, backward: dqkv, or dq of a part; floatX, in a part fp32
     float* stats;                     // written by forward, read by backward
     const floatX *qkv, *dout, *out;   // the last two are NULL in forward
     int B, T, C, NH, HS;
-} AttentionCall;
+    AttentionPart part = {};
+};
 
 // delta (B,NH,T) of a call, in the workspace
 static inline float* attention_delta(AttentionCall a) {
@@ -302,28 +351,34 @@ static inline void attention_run(const char* what, Kernel* kernel, int tile, int
     kernel<<<grid, ATTENTION_THREADS, shared, compute_stream>>>(arguments..., 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH, a.HS);
     check_launch(what);
 }
-template <int TILE, int D, int W> static inline void attention_launch(AttentionCall a) {
+template <int TILE, int D, int W, bool PART> static inline void attention_launch(AttentionCall a) {
     constexpr int floats = attention_forward_floats(TILE, D), backward_floats = attention_backward_floats(TILE, D);
+    Result<PART>*result = (Result<PART>*)a.result, *dkv = PART ? (Result<PART>*)a.part.dkv : result;
     if (a.dout == NULL) {
-        attention_run("attention_forward", attention_forward_kernel<TILE, D, W>, TILE, floats, a, a.result, a.stats, a.qkv);
+        attention_run("attention_forward", attention_forward_kernel<TILE, D, W, PART>, TILE, floats, a,
+                      result, a.stats, a.qkv, a.part);
         return;
     }
     const float *delta = attention_delta(a), *stats = a.stats;
-    attention_run("attention_backward, dq", attention_dq_kernel<TILE, D, W>, TILE, backward_floats, a,
-                  a.result, a.dout, a.qkv, stats, delta);
-    attention_run("attention_backward, dk and dv", attention_dkv_kernel<TILE, D, W>, TILE, backward_floats, a,
-                  a.result, a.dout, a.qkv, stats, delta);
+    attention_run("attention_backward, dq", attention_dq_kernel<TILE, D, W, PART>, TILE, backward_floats, a,
+                  result, a.dout, a.qkv, a.part, stats, delta);
+    attention_run("attention_backward, dk and dv", attention_dkv_kernel<TILE, D, W, PART>, TILE, backward_floats, a,
+                  dkv, a.dout, a.qkv, a.part, stats, delta);
 }
 // Tiles are as large as possible: backward's five must fit in the 99 KB that the smallest of these GPUs gives a block.
-template <int W> static inline void attention_by_head_size(AttentionCall a) {
+template <int W, bool PART> static inline void attention_by_head_size(AttentionCall a) {
     require(a.HS <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d are supported; choose more --heads",
             a.HS, ATTENTION_MAX_HS);
-    if (a.HS <= 32) attention_launch<64, 32, W>(a);
-    else if (a.HS <= 64) attention_launch<64, 64, W>(a);
-    else attention_launch<32, ATTENTION_MAX_HS, W>(a);
+    if (a.HS <= 32) attention_launch<64, 32, W, PART>(a);
+    else if (a.HS <= 64) attention_launch<64, 64, W, PART>(a);
+    else attention_launch<32, ATTENTION_MAX_HS, W, PART>(a);
+}
+template <bool PART> static inline void attention_by_alignment(AttentionCall a) {
+    if (rows_are_vectors(a.HS, a.result, a.qkv, a.dout, a.part.kv)) attention_by_head_size<VEC, PART>(a);
+    else attention_by_head_size<1, PART>(a);
 }
 static inline void attention_fp32_arithmetic(AttentionCall a) {
-    if (rows_are_vectors(a.HS, a.result, a.qkv, a.dout)) attention_by_head_size<VEC>(a);
-    else attention_by_head_size<1>(a);
+    if (a.part.kv != NULL) attention_by_alignment<true>(a);
+    else attention_by_alignment<false>(a);
 }
 #endif

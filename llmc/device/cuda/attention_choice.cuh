@@ -35,7 +35,7 @@ static inline bool attention_own_is_on_tensor_cores(int HS) {
 }
 static inline void attention_own(AttentionCall a) {
 #if ATTENTION_ON_TENSOR_CORES
-    if (attention_own_is_on_tensor_cores(a.HS) && rows_are_vectors(a.HS, a.result, a.qkv, a.dout)) {
+    if (attention_own_is_on_tensor_cores(a.HS) && rows_are_vectors(a.HS, a.result, a.qkv, a.dout, a.part.kv)) {
         attention_tensor_cores(a);
         return;
     }
@@ -53,10 +53,14 @@ static AttentionState attention_state;
 
 // What attention sees of them, which is whole: this rank's heads.
 static inline LayerShapes attention_shapes_of(LayerShapes s) {
-    LayerShapes own = { s.B, s.T, s.C / s.parts, s.NH / s.parts, s.Vp, 1 };
+    int heads_in = s.parts * (s.chunk ? 1 : s.context);
+    LayerShapes own = layer_shapes(s.B, s.T, s.C / heads_in, s.NH / heads_in, s.Vp, 1);
+    own.chunk = s.chunk;
     return own;
 }
-static inline bool same_shapes(LayerShapes a, LayerShapes b) { return a.B == b.B && a.T == b.T && a.C == b.C && a.NH == b.NH; }
+static inline bool same_shapes(LayerShapes a, LayerShapes b) {
+    return a.B == b.B && a.T == b.T && a.C == b.C && a.NH == b.NH && a.chunk == b.chunk;
+}
 
 // "": cuDNN will compute attention of these shapes. Else why it cannot.
 static inline const char* attention_plan_cudnn(LayerShapes s) {
@@ -90,8 +94,10 @@ static inline void attention_init(LayerShapes all) {
     require(s.C / s.NH <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d are supported;"
             " choose more --heads", s.C / s.NH, ATTENTION_MAX_HS);
     const char *arithmetic = attention_own_is_on_tensor_cores(s.C / s.NH) ? "on tensor cores" : "in fp32 arithmetic", *why = "";
-    snprintf(a->description, sizeof a->description, "own attention %s", arithmetic);
-    if (cuda_layers.attention != ATTENTION_OWN) {
+    snprintf(a->description, sizeof a->description, "own attention %s%s", arithmetic, s.chunk ? ", in parts" : "");
+    require(s.chunk == 0 || cuda_layers.attention != ATTENTION_CUDNN, "--attention cudnn: attention in parts has only our own kernels;"
+            " choose --attention own");
+    if (cuda_layers.attention != ATTENTION_OWN && s.chunk == 0) {
         why = attention_plan_cudnn(s);
         a->cudnn = why[0] == 0;
     }
@@ -120,7 +126,7 @@ static inline const char* attention_description(void) { return attention_state.d
 #if ATTENTION_BY_CUDNN
 // Returns true if cuDNN has a plan for this call. Arrays may be NULL.
 static inline bool attention_is_planned(int B, int T, int C, int NH, const void* a, const void* b, const void* c, const void* d) {
-    LayerShapes s = { B, T, C, NH, 0, 1 };
+    LayerShapes s = layer_shapes(B, T, C, NH, 0, 1);
     bool aligned = (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
     return attention_state.cudnn && aligned && same_shapes(s, attention_state.shapes);
 }
@@ -146,5 +152,13 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, con
     }
 #endif
     attention_own({ dqkv, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH });
+}
+void attention_part_forward(float* out, float* stats, const floatX* qkv, const floatX* kv, bool causal, bool merge,
+                            int B, int T, int C, int NH) {
+    attention_own({ out, stats, qkv, NULL, NULL, B, T, C, NH, C / NH, { kv, NULL, causal, merge } });
+}
+void attention_part_backward(float* dq, float* dkv, const floatX* dout, const floatX* qkv, const floatX* kv, const floatX* out,
+                             const float* stats, bool causal, int B, int T, int C, int NH) {
+    attention_own({ dq, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH, { kv, dkv, causal, true } });
 }
 #endif

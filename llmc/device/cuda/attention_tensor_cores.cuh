@@ -64,14 +64,20 @@ __device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* sr
         a[i / 4][i % 4] = r < there ? *(const uint32_t*)(src + r * stride + d) : 0;
     }
 }
-// 16 rows of dst, `stride` elements apart, = sum * factor, as far as there are rows. Four lanes write 16 bytes side by side.
-__device__ inline void rows_store(floatX* dst, const float (&sum)[HEAD / 8][4], const float (&factor)[2], int stride, int there) {
+// Stores 16 rows of dst, `stride` elements apart, from sum, as far as there are rows. Four lanes write 16 bytes side by side.
+template <bool PART>
+__device__ inline void rows_store(Result<PART>* dst, const float (&sum)[HEAD / 8][4], const RowFactors (&factors)[2], int stride,
+                                  int there) {
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 2; i++) {
         int d = i / 2, half = i % 2, r = row + half * 8;
-        uint32_t pair = fragment_of(sum[d][half * 2] * factor[half], sum[d][half * 2 + 1] * factor[half]);
-        if (r < there) *(uint32_t*)(dst + r * stride + d * 8 + col) = pair;
+        float x = sum[d][half * 2], y = sum[d][half * 2 + 1];
+        if (r >= there) continue;
+        if constexpr (PART) {
+            row_store<PART>(dst + r * stride + d * 8 + col, x, factors[half]);
+            row_store<PART>(dst + r * stride + d * 8 + col + 1, y, factors[half]);
+        } else *(uint32_t*)(dst + r * stride + d * 8 + col) = fragment_of(x * factors[half].sum, y * factors[half].sum);
     }
 }
 // Returns where this lane's row of four matrices lies in shared memory, 16 rows from `row` and 16 columns from `col`: the first
@@ -118,13 +124,14 @@ template <int wide> __device__ inline void tile_add(float (&sum)[HEAD / 8][4], c
         }
     }
 }
-// Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key.
-template <int wide> __device__ inline void mask_later_keys(float (&s)[wide][4], int before) {
+// Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key. If not
+// causal: after the key that lies so far behind the first one.
+template <int wide> __device__ inline void mask_later_keys(float (&s)[wide][4], int before, bool causal = true) {
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int i = 0; i < wide * 4; i++) {
         int key = i / 4 * 8 + lane % 4 * 2 + i % 2, query = lane / 4 + i / 2 % 2 * 8;
-        if (key > query + before) s[i / 4][i % 4] = -INFINITY;
+        if (key > (causal ? query : 0) + before) s[i / 4][i % 4] = -INFINITY;
     }
 }
 // Over the four lanes that share a row.
@@ -162,35 +169,42 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
 }
 // Computes out and stats. Grid (heads, tiles of queries), most keys first. `stages` is STAGES; dev/cuda shows the effect of 1.
-template <int stages>
+template <int stages, bool PART>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
-attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* qkv, float scale, int T, int C, int NH) {
+attention_forward_tensor_cores_kernel(Result<PART>* out, float* stats, const floatX* qkv, AttentionPart part, float scale,
+                                      int T, int C, int NH) {
     extern __shared__ int4 shared_memory[];
     floatX* tiles = (floatX*)shared_memory;
     int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
-    int first = block_first + threadIdx.x / WARP * 16, keys = min(T, block_first + queries);
-    int stride = 3 * C;
+    int first = block_first + threadIdx.x / WARP * 16;
+    bool full = PART && !part.causal; // every query sees every key
+    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first; // the last key of this warp's first query
+    int stride = 3 * C, kv_stride = kv_channels<PART>(C);
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
     qkv += head.qkv;
+    auto rows_from = [&](int u, int which) { // 1: keys, 2: values
+        return (PART ? part.kv + head.kv + (which - 1) * C : qkv + which * C) + (size_t)u * kv_stride;
+    };
     auto tile_of = [&](int u) { return tiles + u / FORWARD_KEYS % stages * 2 * FORWARD_TILE; };
     auto fetch = [&](int u) { // keys from u on, and their values
         if (u < keys) {
-            tile_fetch(tile_of(u), qkv + C + (size_t)u * stride, stride, FORWARD_KEYS, T - u);
-            tile_fetch(tile_of(u) + FORWARD_TILE, qkv + 2 * C + (size_t)u * stride, stride, FORWARD_KEYS, T - u);
+            tile_fetch(tile_of(u), rows_from(u, 1), kv_stride, FORWARD_KEYS, T - u);
+            tile_fetch(tile_of(u) + FORWARD_TILE, rows_from(u, 2), kv_stride, FORWARD_KEYS, T - u);
         }
         __pipeline_commit(); // even of nothing, so that the wait can count commits
     };
     uint32_t q[HEAD_STEPS][4];
-    float o[HEAD / 8][4] = {}, s[FORWARD_KEYS / 8][4], max[2] = { -INFINITY, -INFINITY }, sum[2] = {}, factor[2];
+    float o[HEAD / 8][4] = {}, s[FORWARD_KEYS / 8][4], max[2] = { -INFINITY, -INFINITY }, sum[2] = {};
+    RowFactors factors[2];
     rows_fetch(q, qkv + (size_t)first * stride, stride, T - first);
     for (int stage = 0; stage < stages - 1; stage++) fetch(stage * FORWARD_KEYS);
     for (int u = 0; u < keys; u += FORWARD_KEYS) {
         fetch(u + (stages - 1) * FORWARD_KEYS);
         __pipeline_wait_prior(stages - 1); // this thread's part of this tile is there
         __syncthreads();                   // and all others'
-        if (u < first + 16) {              // else this warp's queries see none of these keys
+        if (u < seen + 16) {              // else this warp's queries see none of these keys
             tile_scores(s, q, tile_of(u));
-            if (u + FORWARD_KEYS > first) mask_later_keys(s, first - u);
+            if (u + FORWARD_KEYS > seen) mask_later_keys(s, seen - u, !full);
             softmax_step(s, o, max, sum, scale * LOG2_E);
             tile_add(o, s, tile_of(u) + FORWARD_TILE);
         }
@@ -198,11 +212,10 @@ attention_forward_tensor_cores_kernel(floatX* out, float* stats, const floatX* q
     }
     for (int row = 0; row < 2; row++) {
         int t = first + threadIdx.x % WARP / 4 + row * 8;
-        sum[row] = quad_sum(sum[row]);
-        factor[row] = 1.0f / sum[row];
-        if (threadIdx.x % 4 == 0 && t < T) stats[head.stats + t] = max[row] * scale + logf(sum[row]);
+        float* row_stats = t < T ? stats + head.stats + t : NULL;
+        factors[row] = row_end<PART>(row_stats, max[row] * scale, quad_sum(sum[row]), part.merge, threadIdx.x % 4 == 0);
     }
-    rows_store(out + head.out + (size_t)first * C, o, factor, C, T - first);
+    rows_store<PART>(out + head.out + (size_t)first * C, o, factors, C, T - first);
 }
 
 // ---- backward: the formulas are attention.cuh's ----
@@ -212,21 +225,27 @@ constexpr int BACKWARD_TILE = BACKWARD_ROWS * TILE_STRIDE;
 constexpr int BACKWARD_STAGE = 2 * BACKWARD_TILE + 2 * BACKWARD_ROWS * sizeof(float) / sizeof(floatX);
 
 // Computes dq. Grid (heads, tiles of queries), those with the most keys first.
+template <bool PART>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
-attention_dq_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                                 float scale, int T, int C, int NH) {
+attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const floatX* qkv, AttentionPart part,
+                                 const float* stats, const float* delta, float scale, int T, int C, int NH) {
     extern __shared__ int4 shared_memory[];
     floatX* tiles = (floatX*)shared_memory;
     int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
-    int first = block_first + threadIdx.x / WARP * 16, keys = min(T, block_first + queries);
-    int stride = 3 * C;
+    int first = block_first + threadIdx.x / WARP * 16;
+    bool full = PART && !part.causal; // every query sees every key
+    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first; // the last key of this warp's first query
+    int stride = 3 * C, kv_stride = kv_channels<PART>(C);
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
     qkv += head.qkv;
+    auto rows_from = [&](int u, int which) { // 1: keys, 2: values
+        return (PART ? part.kv + head.kv + (which - 1) * C : qkv + which * C) + (size_t)u * kv_stride;
+    };
     auto stage_of = [&](int u) { return tiles + u / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
     auto fetch = [&](int u) { // keys from u on, and their values
         if (u < keys) {
-            tile_fetch(stage_of(u), qkv + C + (size_t)u * stride, stride, BACKWARD_ROWS, T - u);
-            tile_fetch(stage_of(u) + BACKWARD_TILE, qkv + 2 * C + (size_t)u * stride, stride, BACKWARD_ROWS, T - u);
+            tile_fetch(stage_of(u), rows_from(u, 1), kv_stride, BACKWARD_ROWS, T - u);
+            tile_fetch(stage_of(u) + BACKWARD_TILE, rows_from(u, 2), kv_stride, BACKWARD_ROWS, T - u);
         }
         __pipeline_commit(); // even of nothing, so that the wait can count commits
     };
@@ -245,10 +264,10 @@ attention_dq_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX*
         fetch(u + BACKWARD_ROWS);
         __pipeline_wait_prior(1); // this thread's part of this tile is there
         __syncthreads();          // and all others'
-        if (u < first + 16) {     // else this warp's queries see none of these keys
+        if (u < seen + 16) {     // else this warp's queries see none of these keys
             tile_scores(s, q, k);
             tile_scores(dp, d, v);
-            if (u + BACKWARD_ROWS > first) mask_later_keys(s, first - u);
+            if (u + BACKWARD_ROWS > seen) mask_later_keys(s, seen - u, !full);
             #pragma unroll
             for (int i = 0; i < BACKWARD_ROWS / 8 * 4; i++) { // s = dS
                 int row = i / 2 % 2;
@@ -259,8 +278,9 @@ attention_dq_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX*
         }
         __syncthreads(); // all warps are done with this tile, whose memory is the next one's
     }
-    const float factor[2] = { scale, scale };
-    rows_store(dqkv + head.qkv + (size_t)first * stride, dq, factor, stride, T - first);
+    const RowFactors factors[2] = { { scale, 1 }, { scale, 1 } };
+    int dq_stride = PART ? C : stride;
+    rows_store<PART>(dq_out + (PART ? head.out : head.qkv) + (size_t)first * dq_stride, dq, factors, dq_stride, T - first);
 }
 
 // What a warp keeps for its 16 keys.
@@ -268,18 +288,18 @@ struct KeyRows {
     uint32_t k[HEAD_STEPS][4], v[HEAD_STEPS][4]; // left operands
     float dk[HEAD / 8][4], dv[HEAD / 8][4];      // sums so far, dk not scaled
 };
-__device__ inline KeyRows key_rows_begin(const floatX* qkv, int first, int T, int C) { // qkv: of this head
-    int stride = 3 * C;
+// k: of this head, and the same below; its values lie C behind the keys, and rows `stride` apart.
+__device__ inline KeyRows key_rows_begin(const floatX* k, int first, int stride, int T, int C) {
     KeyRows w = {};
-    rows_fetch(w.k, qkv + C + (size_t)first * stride, stride, T - first);
-    rows_fetch(w.v, qkv + 2 * C + (size_t)first * stride, stride, T - first);
+    rows_fetch(w.k, k + (size_t)first * stride, stride, T - first);
+    rows_fetch(w.v, k + C + (size_t)first * stride, stride, T - first);
     return w;
 }
-__device__ inline void key_rows_store(floatX* dqkv, const KeyRows& w, float scale, int first, int T, int C) {
-    int stride = 3 * C;
-    const float factor[2] = { scale, scale }, one[2] = { 1, 1 };
-    rows_store(dqkv + C + (size_t)first * stride, w.dk, factor, stride, T - first);
-    rows_store(dqkv + 2 * C + (size_t)first * stride, w.dv, one, stride, T - first);
+template <bool PART>
+__device__ inline void key_rows_store(Result<PART>* dk, const KeyRows& w, float scale, int first, int stride, int T, int C) {
+    const RowFactors factors[2] = { { scale, 1 }, { scale, 1 } }, one[2] = { { 1, 1 }, { 1, 1 } };
+    rows_store<PART>(dk + (size_t)first * stride, w.dk, factors, stride, T - first);
+    rows_store<PART>(dk + C + (size_t)first * stride, w.dv, one, stride, T - first);
 }
 // A stage of queries from t on: q, dout, stats and delta of this head. Queries are columns, so each lane needs the stats of many.
 __device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const floatX* dout, const float* stats, const float* delta,
@@ -316,52 +336,60 @@ __device__ inline void key_rows_add(KeyRows& w, float (&ds)[BACKWARD_ROWS / 8][4
     tile_add(w.dk, ds, q);
 }
 // Computes dk and dv. Grid (heads, tiles of keys), those with the most queries first.
+template <bool PART>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
-attention_dkv_tensor_cores_kernel(floatX* dqkv, const floatX* dout, const floatX* qkv, const float* stats, const float* delta,
-                                  float scale, int T, int C, int NH) {
+attention_dkv_tensor_cores_kernel(Result<PART>* dkv, const floatX* dout, const floatX* qkv, AttentionPart part,
+                                  const float* stats, const float* delta, float scale, int T, int C, int NH) {
     extern __shared__ int4 shared_memory[];
     floatX* stages = (floatX*)shared_memory;
     int keys = blockDim.x / WARP * 16, block_first = blockIdx.y * keys, first = block_first + threadIdx.x / WARP * 16;
+    bool full = PART && !part.causal; // every query sees every key, as if the keys lay before them
+    int begin = full ? 0 : block_first, place = full ? -16 : first, stride = kv_channels<PART>(C);
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
     qkv += head.qkv; dout += head.out; stats += head.stats; delta += head.stats;
-    auto stage_of = [&](int t) { return stages + (t - block_first) / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
+    auto stage_of = [&](int t) { return stages + (t - begin) / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
     float ds[BACKWARD_ROWS / 8][4];
-    KeyRows w = key_rows_begin(qkv, first, T, C);
-    queries_fetch(stage_of(block_first), qkv, dout, stats, delta, block_first, T, C);
-    for (int t = block_first; t < T; t += BACKWARD_ROWS) {
+    KeyRows w = key_rows_begin(PART ? part.kv + head.kv : qkv + C, first, stride, T, C);
+    queries_fetch(stage_of(begin), qkv, dout, stats, delta, begin, T, C);
+    for (int t = begin; t < T; t += BACKWARD_ROWS) {
         queries_fetch(stage_of(t + BACKWARD_ROWS), qkv, dout, stats, delta, t + BACKWARD_ROWS, T, C);
         __pipeline_wait_prior(1); // this thread's part of this stage is there
         __syncthreads();          // and all others'
-        if (t + BACKWARD_ROWS > first) key_rows_add(w, ds, stage_of(t), scale, first - t); // else none sees this warp's keys
+        if (t + BACKWARD_ROWS > place) key_rows_add(w, ds, stage_of(t), scale, place - t); // else none sees this warp's keys
         __syncthreads(); // all warps are done with this stage, whose memory is the next one's
     }
-    key_rows_store(dqkv + head.qkv, w, scale, first, T, C);
+    key_rows_store<PART>(dkv + (PART ? head.kv : head.qkv + C), w, scale, first, stride, T, C);
 }
 
 // ---- launches ----
 // a.HS is HEAD, arrays begin on 16 bytes; threads: whole warps, of 16 rows each.
-template <int stages> static inline void attention_forward_tensor_cores(AttentionCall a, int threads) {
+template <int stages, bool PART = false> static inline void attention_forward_tensor_cores(AttentionCall a, int threads) {
     constexpr size_t shared = stages * 2 * FORWARD_TILE * sizeof(floatX);
     static_assert(shared <= 48 << 10, "more shared memory than a kernel has without asking");
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, threads / WARP * 16));
-    attention_forward_tensor_cores_kernel<stages><<<grid, threads, shared, compute_stream>>>(
-        a.result, a.stats, a.qkv, 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH);
+    attention_forward_tensor_cores_kernel<stages, PART><<<grid, threads, shared, compute_stream>>>(
+        (Result<PART>*)a.result, a.stats, a.qkv, a.part, 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH);
     check_launch("attention_forward");
 }
-static inline void attention_backward_tensor_cores(AttentionCall a, int threads) {
+template <bool PART = false> static inline void attention_backward_tensor_cores(AttentionCall a, int threads) {
     constexpr size_t shared = STAGES * BACKWARD_STAGE * sizeof(floatX);
     static_assert(shared <= 48 << 10, "more shared memory than a kernel has without asking");
     const float *delta = attention_delta(a), scale = 1.0f / sqrtf((float)a.HS);
+    Result<PART>*result = (Result<PART>*)a.result, *dkv = PART ? (Result<PART>*)a.part.dkv : result;
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, threads / WARP * 16));
-    attention_dq_tensor_cores_kernel<<<grid, threads, shared, compute_stream>>>(
-        a.result, a.dout, a.qkv, a.stats, delta, scale, a.T, a.C, a.NH);
+    attention_dq_tensor_cores_kernel<PART><<<grid, threads, shared, compute_stream>>>(
+        result, a.dout, a.qkv, a.part, a.stats, delta, scale, a.T, a.C, a.NH);
     check_launch("attention_backward, dq");
-    attention_dkv_tensor_cores_kernel<<<grid, threads, shared, compute_stream>>>(
-        a.result, a.dout, a.qkv, a.stats, delta, scale, a.T, a.C, a.NH);
+    attention_dkv_tensor_cores_kernel<PART><<<grid, threads, shared, compute_stream>>>(
+        dkv, a.dout, a.qkv, a.part, a.stats, delta, scale, a.T, a.C, a.NH);
     check_launch("attention_backward, dk and dv");
 }
+template <bool PART> static inline void attention_on_tensor_cores(AttentionCall a) {
+    if (a.dout == NULL) attention_forward_tensor_cores<STAGES, PART>(a, TENSOR_CORE_THREADS);
+    else attention_backward_tensor_cores<PART>(a, TENSOR_CORE_THREADS);
+}
 static inline void attention_tensor_cores(AttentionCall a) {
-    if (a.dout == NULL) attention_forward_tensor_cores<STAGES>(a, TENSOR_CORE_THREADS);
-    else attention_backward_tensor_cores(a, TENSOR_CORE_THREADS);
+    if (a.part.kv != NULL) attention_on_tensor_cores<true>(a);
+    else attention_on_tensor_cores<false>(a);
 }
 #endif

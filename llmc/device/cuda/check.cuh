@@ -7,6 +7,10 @@ what to do about it.
 #include "../../base/common.h"
 #include <cuda_runtime.h>
 
+// Of cuda_profiler_api.h, which not every package of CUDA's headers has.
+extern "C" cudaError_t cudaProfilerStart(void);
+extern "C" cudaError_t cudaProfilerStop(void);
+
 static cudaStream_t compute_stream; // orders every layer call and copy; made by device_init
 
 // An error of a kernel: the call that comes next reports it, and this process cannot use the GPU any more.

@@ -32,7 +32,7 @@ static CudaLayers cuda_layers;
 static inline void check_launch(const char* layer) {
     cuda_check(cudaGetLastError(), layer);
 #ifdef DEBUG
-    cuda_check(cudaStreamSynchronize(compute_stream), layer);
+    cuda_wait(layer);
 #endif
 }
 // Asks for a kernel's dynamic shared memory, before its launch. Without that, static and dynamic memory together have 48 KB; a
@@ -56,23 +56,35 @@ __device__ inline float widen(floatX x) { return __half2float(__ushort_as_half(x
 template <> __device__ inline floatX narrow<floatX>(float x) { return { __half_as_ushort(__float2half_rn(x)) }; }
 #endif
 
-// W neighbours of an array of floats or floatX, in fp32
+// W neighbours of an array of floats or floatX: as they are stored, which takes fewer registers, and in fp32
+template <int W, typename T> struct Stored { alignas(16) T x[W]; };
 template <int W> struct Floats { float x[W]; };
 
-template <int W, typename T> __device__ inline Floats<W> load(const T* p) {
-    alignas(16) T element[W];
+template <int W, typename T> __device__ inline Stored<W, T> load_stored(const T* p) {
+    Stored<W, T> element;
     if constexpr (W * sizeof(T) % 16 == 0) {
         #pragma unroll
-        for (int i = 0; i < (int)(W * sizeof(T) / 16); i++) ((int4*)element)[i] = ((const int4*)p)[i];
+        for (int i = 0; i < (int)(W * sizeof(T) / 16); i++) ((int4*)element.x)[i] = ((const int4*)p)[i];
     } else {
         #pragma unroll
-        for (int k = 0; k < W; k++) element[k] = p[k];
+        for (int k = 0; k < W; k++) element.x[k] = p[k];
     }
+    return element;
+}
+template <int W, typename T> __device__ inline Floats<W> widen(Stored<W, T> element) {
     Floats<W> f;
     #pragma unroll
-    for (int k = 0; k < W; k++) f.x[k] = widen(element[k]);
+    for (int k = 0; k < W; k++) f.x[k] = widen(element.x[k]);
     return f;
 }
+// The compiler may not use after this what it has widened of e before: it would keep both in registers over a barrier between.
+template <int W, typename T> __device__ inline void forget_widened(Stored<W, T>* e) {
+    if constexpr (W * sizeof(T) % 16 == 0) {
+        #pragma unroll
+        for (int i = 0; i < (int)(W * sizeof(T) / 4); i++) asm volatile("" : "+r"(((int*)e->x)[i]));
+    }
+}
+template <int W, typename T> __device__ inline Floats<W> load(const T* p) { return widen(load_stored<W>(p)); }
 template <int W, typename T> __device__ inline void store(T* p, Floats<W> f) {
     alignas(16) T element[W];
     #pragma unroll

@@ -13,7 +13,7 @@ compiler would make one fused operation of the two.
 #include "stats.cuh"
 
 constexpr unsigned COMPRESS_THREADS = 256;
-constexpr size_t COMPRESS_WORKSPACE = 4 << 20; // bytes that these functions use at most, of the layers' workspace
+constexpr size_t COMPRESS_WORKSPACE = 8 << 20; // bytes that these functions use at most, of the layers' workspace
 
 // ---- one thread for each of n elements, neighbours in a warp: f(i) ----
 template <typename F> __global__ void each_kernel(size_t n, F f) {
@@ -183,31 +183,38 @@ void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, 
 // ---- signs, with one scale ----
 struct Magnitude { __device__ double operator()(double x) const { return fabs(x); } };
 
-__global__ void sign_scale_kernel(float* scale, const double* sum, size_t n, SignScale kind) { // one thread
-    double mean = *sum / (double)n;
-    *scale = (float)(kind == SIGN_MEAN ? mean : sqrt(mean));
+// A block has a row's partial sums (blocks), and begins its packed row of so many words with the scale.
+__global__ void sign_scale_kernel(uint32_t* packed, const double* partial, unsigned blocks, size_t n, size_t part, size_t words,
+                                  SignScale kind) {
+    __shared__ double of_warps[WARP];
+    size_t row = blockIdx.x, count = min(part, n - row * part);
+    double sum = 0;
+    for (unsigned i = threadIdx.x; i < blocks; i += blockDim.x) sum += partial[row * blocks + i];
+    double mean = block_sum(sum, of_warps) / (double)count;
+    if (threadIdx.x == 0) packed[row * words] = __float_as_uint((float)(kind == SIGN_MEAN ? mean : sqrt(mean)));
 }
-// A thread has an element, and a warp a word. Reads x, writes kept: with the sum before it, 12 bytes an element.
-__global__ void pack_signs_kernel(uint32_t* packed, float* kept, const float* x, size_t n) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    float scale = __uint_as_float(packed[0]), value = i < n ? x[i] : 0;
+// A thread has an element of row blockIdx.y, and a warp a word. Reads x, writes kept: with the sum before it, 12 bytes an element.
+__global__ void pack_signs_kernel(uint32_t* packed, float* kept, const float* x, size_t n, size_t part, size_t words) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * part, at = first + i;
+    bool has_one = i < part && at < n;
+    packed += blockIdx.y * words;
+    float scale = __uint_as_float(packed[0]), value = has_one ? x[at] : 0;
     bool negative = value < 0;
     uint32_t word = __ballot_sync(~0u, negative);
-    if (i < n && kept != NULL) kept[i] = value - (negative ? -scale : scale);
-    if (i < n && i % WARP == 0) packed[1 + i / WARP] = word;
+    if (has_one && kept != NULL) kept[at] = value - (negative ? -scale : scale);
+    if (has_one && i % WARP == 0) packed[1 + i / WARP] = word;
 }
-void pack_signs(void* packed, float* kept, const float* x, size_t n, SignScale scale) {
-    double* sum = (double*)cuda_layers.workspace + STATS_BLOCKS; // behind what add_sum_of uses
-    if (n == 0) {
-        cuda_check(cudaMemsetAsync(packed, 0, signs_bytes(0), compute_stream), "pack_signs");
-        return;
-    }
-    cuda_check(cudaMemsetAsync(sum, 0, sizeof *sum, compute_stream), "pack_signs");
-    if (scale == SIGN_MEAN) add_sum_of(sum, x, n, Magnitude(), "pack_signs");
-    else add_sum_of(sum, x, n, Square(), "pack_signs");
-    sign_scale_kernel<<<1, 1, 0, compute_stream>>>((float*)packed, sum, n, scale);
-    pack_signs_kernel<<<(unsigned)ceil_div(n, COMPRESS_THREADS), COMPRESS_THREADS, 0, compute_stream>>>(
-        (uint32_t*)packed, kept, x, n);
+void pack_signs(void* packed, float* kept, const float* x, size_t n, size_t part, SignScale kind) {
+    if (n == 0) return;
+    size_t words = signs_bytes(part) / sizeof(uint32_t), rows = ceil_div(n, part);
+    double* partial = (double*)cuda_layers.workspace; // (rows,blocks)
+    unsigned blocks = (unsigned)size_max(1, size_min(stats_blocks(part), COMPRESS_WORKSPACE / sizeof(double) / rows));
+    if (kind == SIGN_MEAN) sum_rows(partial, x, n, part, blocks, Magnitude());
+    else sum_rows(partial, x, n, part, blocks, Square());
+    sign_scale_kernel<<<(unsigned)rows, STATS_THREADS, 0, compute_stream>>>((uint32_t*)packed, partial, blocks, n, part, words,
+                                                                           kind);
+    dim3 grid((unsigned)ceil_div(size_min(n, part), COMPRESS_THREADS), (unsigned)rows);
+    pack_signs_kernel<<<grid, COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, kept, x, n, part, words);
     check_launch("pack_signs");
 }
 template <typename T> struct UnpackSigns {
@@ -226,6 +233,21 @@ void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n
     const uint32_t* words = (const uint32_t*)packed;
     if (t == DTYPE_F32) for_each(n, UnpackSigns<float> { (float*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
     else for_each(n, UnpackSigns<floatX> { (floatX*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
+}
+// As pack_signs_kernel.
+__global__ void unpack_sign_rows_kernel(float* out, const uint32_t* packed, size_t n, size_t part, size_t words) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = blockIdx.y * part + i;
+    const uint32_t* row = packed + blockIdx.y * words;
+    if (i >= part || at >= n) return;
+    float scale = __uint_as_float(row[0]);
+    out[at] = row[1 + i / WARP] >> (i % WARP) & 1 ? -scale : scale;
+}
+void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part) {
+    if (n == 0) return;
+    dim3 grid((unsigned)ceil_div(size_min(n, part), COMPRESS_THREADS), (unsigned)ceil_div(n, part));
+    unpack_sign_rows_kernel<<<grid, COMPRESS_THREADS, 0, compute_stream>>>(out, (const uint32_t*)packed, n, part,
+                                                                          signs_bytes(part) / sizeof(uint32_t));
+    check_launch("unpack_sign_rows");
 }
 
 // ---- the k largest ----
@@ -434,45 +456,118 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
     if (chunks > 1) for_each(size, AddChunks { q, partial, (int)chunks, size }, "skinny_product_transposed");
 }
 
-// Gram-Schmidt by one block, whose threads share the rows: each column waits for those before it. r (r + 3) passes over two columns.
-__device__ inline double column_product(const float* p, int n, int r, int a, int b, double* of_warps) {
-    double sum = 0;
-    for (int row = threadIdx.x; row < n; row += blockDim.x)
-        sum += (double)p[(size_t)row * r + a] * (double)p[(size_t)row * r + b];
-    return block_sum(sum, of_warps);
-}
-// Takes the columns before column j out of it, and again what rounding has left of them. Returns the length of what is left. A
-// thread reads only rows that it has written itself.
-__device__ inline double orthogonalise_column(float* p, int n, int r, int j, double* of_warps) {
-    for (int i = 0; i < 2 * j; i++) {
-        float share = (float)column_product(p, n, r, i % j, j, of_warps);
-        for (int row = threadIdx.x; row < n; row += blockDim.x)
-            p[(size_t)row * r + j] = fmaf(-share, p[(size_t)row * r + i % j], p[(size_t)row * r + j]);
-    }
-    return sqrt(column_product(p, n, r, j, j, of_warps));
-}
-// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do not span.
-__device__ inline double replace_column(float* p, int n, int r, int j, double* of_warps) {
-    double length = 0;
-    for (int t = 0; t < n && length <= 0.5 / sqrt((double)n); t++) {
-        for (int row = threadIdx.x; row < n; row += blockDim.x) p[(size_t)row * r + j] = row == (j + t) % n ? 1.0f : 0.0f;
-        length = orthogonalise_column(p, n, r, j, of_warps);
-    }
-    return length;
-}
-constexpr unsigned ORTHONORMALISE_THREADS = 1024; // at most; the bound keeps the kernel's registers to what they have
-__global__ void __launch_bounds__(ORTHONORMALISE_THREADS) orthonormalise_kernel(float* p, int n, int r) {
+// Orthonormal columns by Cholesky-QR: p^T p = R^T R, with R upper triangular, and p R^-1 has the columns that Gram-Schmidt finds.
+// There each column waits for those before it, in r (r + 3) passes that are too short for a GPU; here many blocks go through p once
+// for all products, and once for the result. The condition of p^T p is the square of p's, so this is in double. It is done twice,
+// as Gram-Schmidt takes columns out twice.
+constexpr int GRAM_TILE = 4; // columns that a thread takes at a time
+constexpr unsigned GRAM_THREADS = 128, GRAM_BLOCKS = 64;
+
+// gram (chunks,r,r): of a chunk of rows, the product of columns a and b. Tiles of which all have a > b are left out.
+__global__ void __launch_bounds__(GRAM_THREADS) gram_kernel(double* gram, const float* p, int n, int r, int chunk) {
     __shared__ double of_warps[WARP];
-    for (int j = 0; j < r; j++) {
-        double before = sqrt(column_product(p, n, r, j, j, of_warps)), length = orthogonalise_column(p, n, r, j, of_warps);
-        if (length <= 1e-6 * before) length = replace_column(p, n, r, j, of_warps); // the rest is rounding
-        for (int row = threadIdx.x; row < n; row += blockDim.x)
-            p[(size_t)row * r + j] = (float)((double)p[(size_t)row * r + j] / length);
+    int a0 = blockIdx.y * GRAM_TILE, b0 = blockIdx.z * GRAM_TILE, begin = blockIdx.x * chunk, end = min(n, begin + chunk);
+    double sum[GRAM_TILE][GRAM_TILE] = {};
+    if (a0 > b0) return; // the whole block
+    for (int row = begin + threadIdx.x; row < end; row += blockDim.x) {
+        const float* x = p + (size_t)row * r;
+        #pragma unroll
+        for (int a = 0; a < GRAM_TILE; a++) {
+            #pragma unroll
+            for (int b = 0; b < GRAM_TILE; b++)
+                if (a0 + a < r && b0 + b < r) sum[a][b] += (double)x[a0 + a] * (double)x[b0 + b];
+        }
+    }
+    #pragma unroll
+    for (int a = 0; a < GRAM_TILE; a++) {
+        #pragma unroll
+        for (int b = 0; b < GRAM_TILE; b++) {
+            double all = block_sum(sum[a][b], of_warps);
+            if (threadIdx.x == 0 && a0 + a < r && b0 + b < r) gram[((size_t)blockIdx.x * r + a0 + a) * r + b0 + b] = all;
+        }
     }
 }
+
+// R's row j holds the products of column j with the columns from j on. What the columns before j have of them is taken out.
+__device__ inline void take_out(double* R, int r, int j) {
+    __syncthreads(); // what is read here was written by other threads
+    for (int k = j + threadIdx.x; k < r; k += blockDim.x) {
+        double left = R[j * r + k];
+        for (int i = 0; i < j; i++) left -= R[i * r + j] * R[i * r + k];
+        R[j * r + k] = left;
+    }
+    __syncthreads();
+}
+// Column j of p becomes a column of the identity: the first, from number j on, that the columns before do not span. R's column and
+// row follow: what of its one element, in row t, each column before j has; and its products with the columns from j on.
+__device__ inline void replace_column(double* R, float* p, int n, int r, int j) {
+    int t = j;
+    for (int tries = 0; tries < n; tries++, t = (t + 1) % n) {
+        const float* row = p + (size_t)t * r;
+        __syncthreads(); // all have seen that the last one was not left
+        for (int i = 0; threadIdx.x == 0 && i < j; i++) {
+            double left = row[i];
+            for (int h = 0; h < i; h++) left -= R[h * r + i] * R[h * r + j];
+            R[i * r + j] = left / R[i * r + i];
+        }
+        for (int k = j + threadIdx.x; k < r; k += blockDim.x) R[j * r + k] = k == j ? 1 : row[k];
+        take_out(R, r, j);
+        if (!(R[j * r + j] <= 0.25 / n)) break;
+    }
+    for (int row = threadIdx.x; row < n; row += blockDim.x) p[(size_t)row * r + j] = row == t ? 1.0f : 0.0f;
+}
+// One block: R (r,r), which are the first chunk's products, becomes the sum of all, and then the factor.
+__global__ void cholesky_kernel(double* R, float* p, int n, int r, int chunks) {
+    size_t size = (size_t)r * r;
+    for (size_t e = threadIdx.x; e < size; e += blockDim.x) {
+        double sum = R[e];
+        for (int chunk = 1; chunk < chunks; chunk++) sum += R[chunk * size + e];
+        R[e] = sum;
+    }
+    for (int j = 0; j < r; j++) {
+        __syncthreads();
+        double before = R[j * r + j];
+        take_out(R, r, j);
+        if (R[j * r + j] <= 1e-12 * before) replace_column(R, p, n, r, j); // of a length: 1e-6. The rest is rounding
+        double length = sqrt(R[j * r + j]);
+        __syncthreads(); // all have read it
+        for (int k = j + threadIdx.x; k < r; k += blockDim.x) R[j * r + k] = k == j ? length : R[j * r + k] / length;
+    }
+}
+// A thread has a row of p, which it multiplies by R^-1: of each column it takes out those before.
+__global__ void divide_rows_kernel(float* p, const double* R, int n, int r) {
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    float* x = p + (size_t)row * r;
+    if (row >= n) return;
+    for (int j0 = 0; j0 < r; j0 += GRAM_TILE) {
+        double left[GRAM_TILE];
+        #pragma unroll
+        for (int j = 0; j < GRAM_TILE; j++) left[j] = j0 + j < r ? x[j0 + j] : 0;
+        for (int i = 0; i < j0; i++) {
+            #pragma unroll
+            for (int j = 0; j < GRAM_TILE; j++) if (j0 + j < r) left[j] -= (double)x[i] * R[i * r + j0 + j];
+        }
+        #pragma unroll
+        for (int j = 0; j < GRAM_TILE; j++) {
+            if (j0 + j >= r) break;
+            #pragma unroll
+            for (int i = 0; i < j; i++) left[j] -= left[i] * R[(j0 + i) * r + j0 + j];
+            left[j] /= R[(j0 + j) * r + j0 + j];
+            x[j0 + j] = (float)left[j];
+        }
+    }
+}
+static_assert(1024 * 1024 * sizeof(double) <= COMPRESS_WORKSPACE, "p^T p of the largest --rank");
 void orthonormalise(float* p, int n, int r) {
-    unsigned threads = (unsigned)size_min(ORTHONORMALISE_THREADS, round_up((size_t)n, WARP));
-    orthonormalise_kernel<<<1, threads, 0, compute_stream>>>(p, n, r);
+    double* R = (double*)cuda_layers.workspace;
+    size_t size = (size_t)r * (size_t)r, most = size_min(GRAM_BLOCKS, COMPRESS_WORKSPACE / sizeof(double) / size);
+    int chunk = (int)size_max(GRAM_THREADS, ceil_div((size_t)n, most)), chunks = (int)ceil_div((size_t)n, (size_t)chunk);
+    unsigned tiles = (unsigned)ceil_div((size_t)r, GRAM_TILE), threads = (unsigned)size_min(256, round_up(size, WARP));
+    for (int pass = 0; pass < 2; pass++) {
+        gram_kernel<<<dim3((unsigned)chunks, tiles, tiles), GRAM_THREADS, 0, compute_stream>>>(R, p, n, r, chunk);
+        cholesky_kernel<<<1, threads, 0, compute_stream>>>(R, p, n, r, chunks);
+        divide_rows_kernel<<<(unsigned)ceil_div((size_t)n, GRAM_THREADS), GRAM_THREADS, 0, compute_stream>>>(p, R, n, r);
+    }
     check_launch("orthonormalise");
 }
 

@@ -94,9 +94,19 @@ static int cuda_count_devices(void) {
     return count;
 }
 
+// What CUDA reads from the environment at its first call, unless the user has set it. Kernels are loaded at once: loading one at
+// its first launch may wait until the GPU is idle, which it never is while a receive waits for what that kernel is to make.
+// Streams that share a hardware queue begin their work in its order, so a sum would wait for layers: 8 queues would be fewer than
+// streams, of which each pair of ranks in a pipeline has two.
+static void cuda_choose_environment(void) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 // Ranks of a machine take its GPUs in turn.
 void device_init(int local_rank, int ranks_per_machine) {
     cuda_host_threads = host_share_threads(ranks_per_machine);
+    cuda_choose_environment();
     int device = local_rank % cuda_count_devices();
     char what[320];
     cuda_device_number = device;
@@ -202,6 +212,10 @@ void device_synchronize(void) { cuda_wait("waiting for the GPU"); }
 void device_zero(void* p, size_t bytes) { cuda_check(cudaMemsetAsync(p, 0, bytes, compute_stream), "device_zero"); }
 void device_copy(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, compute_stream), "device_copy");
+}
+void device_copy_rows(void* dst, size_t dst_apart, const void* src, size_t src_apart, size_t bytes, size_t rows) {
+    cuda_check(cudaMemcpy2DAsync(dst, dst_apart, src, src_apart, bytes, rows, cudaMemcpyDeviceToDevice, compute_stream),
+               "device_copy_rows");
 }
 void host_to_device(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, compute_stream), "host_to_device");

@@ -50,7 +50,7 @@ typedef struct {
 } TokenGroups;
 
 static inline size_t encoder_workspace_bytes(LayerShapes s) {
-    return (3 * (size_t)s.Vp + 1 + 2 * (size_t)s.B * (size_t)s.T) * sizeof(int);
+    return (3 * (size_t)s.Vp + 1 + 2 * (size_t)layer_rows(s)) * sizeof(int);
 }
 static inline TokenGroups token_groups(int N, TokenRange range) {
     int Vp = cuda_layers.shapes.Vp;

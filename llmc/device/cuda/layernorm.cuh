@@ -82,7 +82,7 @@ static inline dim3 layernorm_backward_block(int C, int W) {
 static inline int layernorm_blocks(int N, dim3 block) { return (int)size_min(LAYERNORM_BLOCKS, ceil_div(N, block.y)); }
 static inline size_t layernorm_workspace_bytes(LayerShapes s) {
     layernorm_warps((size_t)s.C * sizeof(floatX)); // forward's limit is reported before anything runs
-    int blocks = layernorm_blocks(s.B * s.T, layernorm_backward_block(s.C, 1)); // the most: vectors take more rows at a time
+    int blocks = layernorm_blocks(layer_rows(s), layernorm_backward_block(s.C, 1)); // the most: vectors take more rows at a time
     return (size_t)blocks * 2 * (size_t)s.C * sizeof(float);
 }
 
@@ -133,9 +133,9 @@ __device__ inline float2 row_mean(float2 sum, float2* of_warps, int C) {
 }
 
 // Block (x,y): y rows at a time, all rows by strides of the grid. A thread has the same W channels of each of its rows, so it
-// keeps the sums that they add to dw and db in registers, and what it read of a row until the row's means are known. Nothing is
-// read twice. At its end the block adds up its y sums and writes its part of partial (blocks,2,C): dw's sums, then db's.
-// Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
+// keeps the sums that they add to dw and db in registers; and what it read of a row, as it was stored, until the row's means are
+// known: widened it would not fit there. Nothing is read twice. At its end the block adds up its y sums and writes its part of
+// partial (blocks,2,C): dw's sums, then db's. Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
 //
 // Why so, on paper. To keep an H100's memory busy (3.35 TB/s, answers after 0.7 us) each of its 132 multiprocessors must have
 // 18 KB under way. In 16 bits and at 64 registers a thread four blocks of this kernel fit on a multiprocessor, and read 37 KB at
@@ -148,23 +148,28 @@ layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, cons
     extern __shared__ int4 shared_memory[]; // (y,2,C) floats, where y > 1
     __shared__ float2 of_warps[2][WARP];
     int c = threadIdx.x * W, rows = gridDim.x * blockDim.y, turn = 0;
-    Floats<W> weight = {}, dw = {}, db = {};
-    if (c < C) weight = load<W>(w + c);
+    Floats<W> dw = {}, db = {};
+    Stored<W, floatX> weight = {};
+    if (c < C) weight = load_stored<W>(w + c);
     for (int i = blockIdx.x * blockDim.y + threadIdx.y; i - (int)threadIdx.y < N; i += rows, turn ^= 1) {
         bool mine = i < N && c < C; // else this thread only comes to the barrier
         size_t at = (size_t)i * C + c;
-        Floats<W> gradient = {};
-        NormPiece<W> piece = {};
+        Stored<W, floatX> gradient = {}, d = {}, x = {};
         float2 sum = {};
-        float r = 0;
+        float m = 0, r = 0;
         if (mine) {
-            gradient = load<W>(dinp + at); // before the barrier: all of a row's loads are under way together
-            r = rstd[i];
-            piece = norm_piece(load<W>(dout + at), load<W>(inp + at), weight, mean[i], r);
-            norm_add(&sum, &dw, &db, piece);
+            gradient = load_stored<W>(dinp + at); // before the barrier: all of a row's loads are under way together
+            d = load_stored<W>(dout + at);
+            x = load_stored<W>(inp + at);
+            m = mean[i], r = rstd[i];
+            norm_add(&sum, &dw, &db, norm_piece(widen(d), widen(x), widen(weight), m, r));
         }
-        float2 m = row_mean(sum, of_warps[turn], C);
-        if (mine) store(dinp + at, norm_gradient(gradient, piece, r, m));
+        float2 means = row_mean(sum, of_warps[turn], C);
+        if (!mine) continue;
+        forget_widened(&d);
+        forget_widened(&x);
+        auto piece = norm_piece(widen(d), widen(x), widen(weight), m, r);
+        store(dinp + at, norm_gradient(widen(gradient), piece, r, means));
     }
     partial += (size_t)blockIdx.x * 2 * C;
     if (blockDim.y == 1) {

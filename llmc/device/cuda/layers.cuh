@@ -38,7 +38,7 @@ static inline size_t layers_scratch_bytes(LayerShapes s) {
     return round_up(bytes, 256);
 }
 size_t layers_workspace_bytes(LayerShapes s) {
-    return layers_scratch_bytes(s) + classifier_sums(s.B * s.T, s.C, s.Vp) * sizeof(float);
+    return layers_scratch_bytes(s) + classifier_sums(layer_rows(s), s.C, s.Vp) * sizeof(float);
 }
 
 void layers_init(LayerShapes s) {
@@ -49,9 +49,10 @@ void layers_init(LayerShapes s) {
     cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "layers_init");
     cuda_layers.shapes = s;
     cuda_layers.workspace = device_alloc(layers_workspace_bytes(s), MEMORY_WORKSPACE);
-    if (classifier_sums(s.B * s.T, s.C, s.Vp) > 0)
+    if (classifier_sums(layer_rows(s), s.C, s.Vp) > 0)
         cuda_layers.weight_sums = (float*)((char*)cuda_layers.workspace + layers_scratch_bytes(s));
     matmul_init();
+    cuda_check(cudaProfilerStart(), "layers_init");
     size_t v = cublasLtGetVersion();
     snprintf(cuda_layers.description, sizeof cuda_layers.description, "cuBLASLt %zu.%zu.%zu, %s",
              v / 10000, v / 100 % 100, v % 100, attention_description());

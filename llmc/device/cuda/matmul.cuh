@@ -28,11 +28,13 @@ constexpr size_t MATMUL_WORKSPACE = 32 << 20; // what NVIDIA recommends for Hopp
 constexpr int MATMUL_CANDIDATES = 8;          // algorithms asked for
 constexpr int MATMUL_TRIALS = 3;              // runs of each that are timed; the shortest counts
 constexpr int MATMUL_PLANS = 128;
+constexpr int SUM_PROCESSORS = 16;            // multiprocessors that NCCL's kernel takes on Hopper where NVSwitch adds (NVLS)
 
 // D (m,n) = op(A) op(B), column-major: A (m,k), or (k,m) where a_transposed; B (k,n), or (n,k) where b_transposed.
 // All ints, so that two shapes can be compared as memory.
-// d_fp32: D is not floatX.
-typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment; } ProductShape;
+// d_fp32: D is not floatX. processors: for how many multiprocessors an algorithm is chosen; 0: all. This and alignment are found
+// out by matmul_plan.
+typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment, processors; } ProductShape;
 typedef struct {
     const char* layer;    // for messages
     ProductShape shape;
@@ -58,6 +60,8 @@ static struct {
     cublasLtHandle_t handle;
     cudaEvent_t start, stop;
     bool tries;           // each new product is tried in every way when it is first made
+    int all_processors;   // the GPU's
+    int processors;       // for products from here on; 0: all (layers_beside_sum)
     uint64_t uses;
     MatmulPlan plans[MATMUL_PLANS];
 } cuda_matmul;
@@ -82,6 +86,7 @@ static inline void plan_describe(MatmulPlan* plan, Product p) {
     plan_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)s.epilogue);
     if (p.aux != NULL) plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s.m);
+    if (s.processors > 0) plan_set(plan, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, (int32_t)s.processors);
     plan_set_pointers(plan, p); // their alignment decides which algorithms there are
     int a_rows = s.a_transposed ? s.k : s.m, b_rows = s.b_transposed ? s.n : s.k;
     cublas_check(cublasLtMatrixLayoutCreate(&plan->a, type, a_rows, s.a_transposed ? s.m : s.k, a_rows), p.layer);
@@ -147,6 +152,7 @@ static inline int product_alignment(Product p) {
 static inline MatmulPlan* matmul_plan(Product p) {
     MatmulPlan *oldest = NULL, *found = NULL;
     p.shape.alignment = product_alignment(p);
+    p.shape.processors = cuda_matmul.processors;
     for (MatmulPlan* plan = cuda_matmul.plans; plan < cuda_matmul.plans + MATMUL_PLANS && found == NULL; plan++) {
         if (plan->last_use > 0 && memcmp(&plan->shape, &p.shape, sizeof p.shape) == 0) found = plan;
         if (!plan->timed && (oldest == NULL || plan->last_use < oldest->last_use)) oldest = plan;
@@ -245,9 +251,19 @@ static inline void product(Product p) {
     cublas_check(product_by(p, plan, plan->chosen), p.layer);
 }
 
+// Where sums over ranks travel beside products, their kernel holds multiprocessors: an algorithm that has one block for each of the
+// GPU's would have to wait for those, and take twice as long. Not with --deterministic, where bits must not depend on what travels.
+void layers_beside_sum(bool is_beside) {
+    int left = cuda_matmul.all_processors > SUM_PROCESSORS ? cuda_matmul.all_processors - SUM_PROCESSORS : 1;
+    cuda_matmul.processors = is_beside && !cuda_layers.deterministic ? left : 0;
+}
+
 // A second call does nothing.
 static inline void matmul_init(void) {
     if (cuda_matmul.handle != NULL) return;
+    int device;
+    cuda_check(cudaGetDevice(&device), "starting cuBLASLt");
+    cuda_check(cudaDeviceGetAttribute(&cuda_matmul.all_processors, cudaDevAttrMultiProcessorCount, device), "starting cuBLASLt");
     cublas_check(cublasLtCreate(&cuda_matmul.handle), "starting cuBLASLt");
     cuda_check(cudaEventCreate(&cuda_matmul.start), "creating an event");
     cuda_check(cudaEventCreate(&cuda_matmul.stop), "creating an event");
@@ -264,34 +280,34 @@ static inline void matmul_free(void) {
 // out^T (OC,N) = w (OC,C) inp^T (C,N) + bias along OC
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int epilogue = bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
+    product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
 }
 // pre^T = w inp^T + bias, out = gelu(pre)
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
-    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0 };
+    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0, 0 };
     product({ "matmul_gelu_forward", shape, out, w, inp, (floatX*)bias, pre, 0 });
 }
 // forward: out = inp w^T, so dinp^T (C,N) = w^T (C,OC) dout^T (OC,N)
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 };
     product({ "matmul_backward_input", shape, dinp, w, dout, NULL, NULL, 0 });
 }
 // forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0 };
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0, 0 };
     product({ "matmul_gelu_backward_input", shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
 }
 // forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The epilogue can
 // only overwrite a bias's gradient, and nothing says that it adds in a fixed order: with --deterministic our kernel does.
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
     bool in_epilogue = dbias != NULL && mode == GRAD_SET && !cuda_layers.deterministic;
-    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0 };
+    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 };
     floatX* bias = in_epilogue ? dbias : NULL;
     product({ "matmul_backward_weight", shape, dw, inp, dout, bias, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
     if (dbias != NULL && !in_epilogue) bias_backward(dbias, dout, N, OC, mode);
 }
 void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
-    ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0 };
+    ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0, 0 };
     product({ "matmul_backward_weight", shape, dw, inp, dout, NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
 }
 void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C, int OC,
@@ -311,7 +327,7 @@ typedef struct {
 
 // Places the arrays one after another from `memory` on; NULL: only computes the bytes, which it returns.
 static inline size_t scratch_place(MatmulScratch* m, char* memory, LayerShapes s) {
-    size_t N = (size_t)s.B * (size_t)s.T, C = (size_t)s.C, rows = (size_t)classifier_rows((int)N, s.Vp), Vp = (size_t)s.Vp;
+    size_t N = (size_t)layer_rows(s), C = (size_t)s.C, rows = (size_t)classifier_rows((int)N, s.Vp), Vp = (size_t)s.Vp;
     const size_t elements[] = { size_max(N * 4 * C, rows * Vp), N * 4 * C, N * 4 * C, size_max(4 * C, Vp) * C, 4 * C };
     floatX** const arrays[] = { &m->wide, &m->a, &m->b, &m->w, &m->bias };
     size_t bytes = 0;
@@ -325,24 +341,57 @@ static inline size_t scratch_place(MatmulScratch* m, char* memory, LayerShapes s
     return bytes + size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s));
 }
 
+struct RandomNumbers { // x: uniform in [-1, 1), the same from run to run
+    floatX* x; float size; uint32_t seed;
+    template <int W> __device__ void at(size_t i) const {
+        Floats<W> numbers;
+        #pragma unroll
+        for (int k = 0; k < W; k++) {
+            uint32_t h = (uint32_t)(i + k) * 2654435761u + seed;
+            h = (h ^ (h >> 15)) * 2246822519u;
+            h = (h ^ (h >> 13)) * 3266489917u;
+            numbers.x[k] = size * ((float)(h >> 8) / 8388608.0f - 1);
+        }
+        store(x + i, numbers);
+    }
+};
+// Fills all operands before a product: what others leave there are larger and larger numbers. A GPU that multiplies zeros needs
+// less power, and is faster for it than it will be in training: another algorithm may win there.
+static inline void scratch_fill(MatmulScratch m) {
+    size_t n = (size_t)((floatX*)m.sums - m.wide);
+    for_pieces(n, true, RandomNumbers { m.wide, 1, 1 }, "layers_prepare");
+}
+
 // Makes every product of a step once, by the layers themselves: a block's four, then the classifier's. Of ranks that share the
-// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it.
+// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it. And they compute
+// gradients of weights beside a sum, or without one.
 static inline void make_every_product(MatmulScratch m, LayerShapes s) {
-    int N = s.B * s.T, C = s.C, D = C / s.parts, at_a_time = classifier_rows(N, s.Vp);
+    int N = layer_rows(s), C = s.C, D = C / s.parts, at_a_time = classifier_rows(N, s.Vp);
     const int inputs[] = { C, D, C, 4 * D }, outputs[] = { 3 * D, C, 4 * D, C };
     for (int i = 0; i < 4; i++) {
         int in = inputs[i], out = outputs[i];
+        scratch_fill(m);
         if (i == 2) matmul_gelu_forward(m.wide, m.b, m.a, m.w, m.bias, N, in, out);
         else matmul_forward(m.wide, m.a, m.w, m.bias, N, in, out);
+        scratch_fill(m);
         if (i == 3) matmul_gelu_backward_input(m.a, m.wide, m.w, m.b, N, in, out);
         else matmul_backward_input(m.a, m.wide, m.w, N, in, out);
-        matmul_backward_weight(m.w, m.bias, m.wide, m.a, N, in, out, GRAD_SET);
+        for (bool beside : { false, true }) {
+            if (beside && s.parts == 1) continue;
+            scratch_fill(m);
+            layers_beside_sum(beside);
+            matmul_backward_weight(m.w, m.bias, m.wide, m.a, N, in, out, GRAD_SET);
+            layers_beside_sum(false);
+        }
     }
     for (int rows : { at_a_time, N % at_a_time }) {
         if (rows == 0) continue; // there are no rows left over
+        scratch_fill(m);
         matmul_forward(m.wide, m.a, m.w, NULL, rows, C, s.Vp);
+        scratch_fill(m);
         if (classifier_sums(N, C, s.Vp) > 0) matmul_backward_weight_fp32(m.sums, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
         else matmul_backward_weight(m.w, NULL, m.wide, m.a, rows, C, s.Vp, GRAD_SET);
+        scratch_fill(m);
         matmul_backward_input(m.a, m.wide, m.w, rows, C, s.Vp);
     }
 }
@@ -360,7 +409,7 @@ static inline void matmul_prepare(LayerShapes s) {
         return;
     }
     cuda_check(error, "layers_prepare");
-    cuda_check(cudaMemsetAsync(memory, 0, bytes, compute_stream), "layers_prepare");
+    cuda_check(cudaProfilerStop(), "layers_prepare"); // until layers_init: a profile is of training
     scratch_place(&m, (char*)memory, s);
     cuda_layers.workspace = m.workspace;
     cuda_matmul.tries = true;

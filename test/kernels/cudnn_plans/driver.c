@@ -1,8 +1,6 @@
-/*
-driver.c - a libcuda.so.1 for machines without a GPU, so that cuDNN can build plans there. cuDNN looks these functions up and
-calls some of them while it compiles; none of them has to do anything. Without a device nothing can be run.
-    gcc -shared -fPIC -o libcuda.so.1 -Wl,-soname,libcuda.so.1 driver.c, and its folder in LD_LIBRARY_PATH
-*/
+// driver.c - a libcuda.so.1 for machines without a GPU, so that cuDNN can build plans there. cuDNN looks these functions up and
+// calls some of them while it compiles; none of them has to do anything. Without a device nothing can be run.
+//     gcc -shared -fPIC -o libcuda.so.1 -Wl,-soname,libcuda.so.1 driver.c, and its folder in LD_LIBRARY_PATH
 #define SUCCEEDS(name) int name(void); int name(void) { return 0; }
 // Handles of what is loaded are never used, but must not be NULL.
 static int something;

@@ -1,7 +1,5 @@
-/*
-mistakes.cpp - prints how cuDNN's backend API answers mistakes, a line each: "what was done: status". The lines must be the same
-with the emulator's stand-in (-DCUDA_EMULATOR) as with the real library: test/kernels/test_cuda_attention.py compares them.
-*/
+// mistakes.cpp - prints how cuDNN's backend API answers mistakes, a line each: "what was done: status". The lines must be the same
+// with the emulator's stand-in (-DCUDA_EMULATOR) as with the real library: test/kernels/test_cuda_attention.py compares them.
 #include "../../../llmc/device/cuda/cudnn_graph.cuh"
 #include <string>
 #include <vector>

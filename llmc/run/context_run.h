@@ -1,0 +1,75 @@
+/*
+context_run.h - what context parallelism adds to a run on several ranks (ranks_run.h): ranks that share sequences read the same
+data, and who works how much is said, predicted and counted.
+*/
+#ifndef LLMC_CONTEXT_RUN_H
+#define LLMC_CONTEXT_RUN_H
+#include "../parallel/context.h"
+#include "ranks_run.h"
+
+// ---- before the model ----
+// Who shares what, and what each group reads.
+static inline DataReaders context_readers(Run* run, ContextParallel* cp) {
+    const Comm* world = &run->ranks->context.comm;
+    context_plan(cp, world, run->config, (int)run->o.seq_len);
+    DataReaders groups = { world->rank / cp->c, world->size / cp->c, cp->c > 1 ? "groups of ranks" : "ranks", 1 };
+    run->ranks->context_parallel = cp->c;
+    return groups;
+}
+static inline void context_start(Run* run, ContextParallel* cp, int argc, char** argv) {
+    ranks_join(run, argc, argv);
+    ranks_open_data(run, context_readers(run, cp), false);
+}
+// The same for --predict (predict.h), which starts nothing: for a rank that sends most.
+static inline void context_predict(Run* run, ContextParallel* cp) {
+    run->ranks->context.comm.rank = cp->ranks == 1 || run->ranks->context.comm.size == 1 ? 0 : 1;
+    run_choose_batch(run, context_readers(run, cp));
+}
+
+static inline int context_recompute(Run* run, ContextParallel* cp, LayerShapes shapes) {
+    run_prepare(run, shapes);
+    context_split(cp, &run->ranks->context.comm);
+    return ranks_choose_recompute(run);
+}
+
+// ---- before the first step, and after the last ----
+// Prints who shares what, and the most that a rank works, over the mean.
+static inline void context_report(Run* run, const ContextParallel* cp) {
+    static const char* const ways[] = { "heads for tokens (ulysses)", "all keys and values at once (allgather)",
+                                        "keys and values in a ring" };
+    int T = (int)run->o.seq_len, groups = run->ranks->context.comm.size / cp->c;
+    unsigned long long most = 0, all = 0;
+    for (int r = 0; r < cp->c; r++) {
+        unsigned long long pairs = context_pairs(cp, r, 1, T, (int)cp->NH);
+        most = pairs > most ? pairs : most;
+        all += pairs;
+    }
+    if (cp->c > 1)
+        printf("context    %d group%s of %d ranks; each has %d tokens of a sequence%s; attention exchanges %s; the busiest rank has %.2f"
+               " times the mean's pairs of query and key\n", groups, groups == 1 ? "" : "s", cp->c, context_tokens(cp, T),
+               cp->pieces == 2 ? " in zigzag" : "", ways[cp->how], (double)most * cp->c / (double)all);
+    fflush(stdout);
+}
+// Prints the pairs that ranks have counted per step in backward passes, of the rank with most, beside the formula's. Returns true if
+// all are as predicted. Collective.
+static inline bool context_report_pairs(Run* run, const ContextParallel* cp) {
+    RankContext* w = &run->ranks->context;
+    typedef struct { unsigned long long counted, predicted; } Pairs;
+    Pairs mine = { w->steps > 0 ? cp->pairs / (unsigned long long)w->steps : 0, 0 };
+    mine.predicted = (unsigned long long)(run->accumulation * run->config.L)
+                   * context_pairs(cp, cp->rank, (int)run->o.batch_size, (int)run->o.seq_len, (int)cp->NH);
+    if (w->steps == 0) return true;
+    Pairs *all = (Pairs*)control_all_gather(&w->control, &mine, sizeof mine), most = all[0];
+    bool as_predicted = true;
+    for (int r = 0; r < w->comm.size; r++) {
+        as_predicted &= all[r].counted == all[r].predicted;
+        if (all[r].counted != all[r].predicted || (as_predicted && all[r].counted > most.counted)) most = all[r];
+    }
+    free(all);
+    report_header("attention, in a step");
+    printf("  %-24s %12llu %12llu   %s\n", "pairs, busiest rank", most.predicted, most.counted,
+           as_predicted ? "as predicted" : "NOT AS PREDICTED");
+    fflush(stdout);
+    return as_predicted;
+}
+#endif

@@ -1,0 +1,798 @@
+/*
+Train GPT-2 with context parallelism: c ranks share each sequence, and each has T/c of its tokens, for sequences whose activations
+no rank has room for. Everything but attention works on the rows that a rank has. With --context-parallel c, N/c groups of ranks see
+different sequences; gradients are summed over all N ranks, as in train_gpt2_ddp.cu.
+
+--cp ulysses    Heads for tokens: an all-to-all gives each rank all tokens of NH/c heads, and another brings the output back
+                (Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509, section 3).
+--cp allgather  Every rank gathers all keys and values, and attends with its own queries (Llama 3, arXiv 2407.21783, section 3.3.2).
+--cp ring       Keys and values travel from rank to rank while attention computes with those that are there (Liu et al., Ring
+                Attention, arXiv 2310.01889, section 3).
+--cp-balance zigzag  A rank has an early and a late part of each sequence, so that all work as much.
+
+Memory    parameters and their state as in ddp: 16 bytes each, on every rank. Activations are those of T/c tokens.
+Sent      per rank, micro-batch and block, with n = BTC/c: ulysses 8n(c-1)/c elements of floatX; allgather and ring 4n(c-1), and
+          2n(c-1) in fp32; in zigzag a ring sends n(c-1) fewer on average. --recompute block sends the forward pass's part again.
+          Per step: what DDP sends.
+Run       make train_gpt2_cp && mpirun -np 4 ./train_gpt2_cp --cp ring            (--help lists the options)
+Before    train_gpt2_ddp.cu: every rank has whole sequences. New here: attention exchanges what it needs of the others.
+*/
+// ----------------------------------------------------------------------------
+// 1. libraries, in reading order
+#include "llmc/base/common.h"          // defines: require, die, xcalloc
+#include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
+#include "llmc/parallel/context.h"     // defines: ContextParallel, context_chunk, ...: which tokens a rank has, and buffers
+#include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
+#include "llmc/run/trace.h"            // defines: trace_compute, trace_step
+#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/context_run.h"      // defines: context_start, context_report: what sharing sequences adds to a run
+#include "llmc/run/predict.h"          // defines: run_predict
+
+// ----------------------------------------------------------------------------
+// 2. the model: views of its parameters
+
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
+// same views.
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
+typedef struct {
+    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
+    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4C) (C)
+    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3C,C) (C,C) (4C,C) (C,4C)
+} BlockParams;
+
+static RootParams root_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)c.max_T*C;
+    p.wte  = base;
+    return p;
+}
+
+static BlockParams block_view(GPT2Config c, floatX* base) {
+    size_t C = (size_t)c.C;
+    BlockParams p;
+    p.ln1w    = base; base += C;
+    p.ln1b    = base; base += C;
+    p.qkvb    = base; base += 3*C;
+    p.projb   = base; base += C;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*C;
+    p.fcprojb = base; base += C;
+    p.qkvw    = base; base += 3*C*C;
+    p.projw   = base; base += C*C;
+    p.fcw     = base; base += 4*C*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// ----------------------------------------------------------------------------
+// 3. the model: buffers and their owners
+
+// The activations that a block's forward pass keeps for its backward pass. T: the tokens of a sequence that this rank has.
+typedef struct {
+    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
+    floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
+    float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
+    float *att_stats;                   // (B,NH,T); with ulysses (B,NH/c,cT)
+    floatX *heads;                      // (B,cT,C/c) with ulysses: attention's output, of this rank's heads; then so is qkv
+    float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
+} BlockActs;
+
+// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
+typedef struct {
+    size_t begin, size;             // elements of GPT2.grads
+    int tensors, missing;           // how many it has; how many of their gradients are not final yet
+    CommOp reduced;                 // its all-reduce, once missing is 0
+} Bucket;
+enum { DDP_NAIVE, DDP_BUCKETED };
+#define FIRST_BUCKET_MB 1           // at most, so that the first all-reduce starts early with any --bucket-mb
+
+typedef struct {
+    GPT2Config config;
+    ContextParallel cp;             // the ranks that share each sequence, and what they exchange; owned
+    int max_B, seq_len;             // largest micro-batch: max_B sequences, of which this rank has seq_len tokens
+    int B, T;                       // of the current micro-batch
+    int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
+    int num_units;                  // L + 1
+    Unit units[MAX_UNITS];
+    size_t num_params;
+    floatX *params, *grads;         // (num_params) owned
+    float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (num_params) AdamW moments, owned
+    int num_ranges;
+    ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
+    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
+    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
+    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
+    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
+    int logits_rows;                // rows of logits that exist at a time
+    floatX *logits;                 // (logits_rows,Vp)
+    float *losses;                  // (B,T)
+    floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
+    int *inputs, *targets;          // (B,T)
+    StepStats *stats;               // on the device, read once a step
+    Comm* dp;                       // the data-parallel ranks, not owned
+    int ddp;                        // DDP_NAIVE or DDP_BUCKETED
+    double bucket_mb;               // MiB of gradients per bucket
+    bool divide;                    // sums over the ranks are divided by N, the number of ranks; else 1/N is in dloss
+    int accumulation;               // micro-batches per step
+    bool last_micro;                // this micro-batch makes the step's gradients final
+    int num_buckets;
+    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
+    int bucket_of[MAX_UNITS][BLOCK_TENSORS]; // which bucket a tensor of a unit is in
+} GPT2;
+
+static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
+static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+
+// Allocates everything except res1, which every block has for itself even when the rest is shared.
+static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
+    GPT2Config c = g->config;
+    size_t C = (size_t)c.C;
+    a->heads = g->cp.how == CP_ULYSSES ? acts_alloc(BT*C) : NULL;
+    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
+    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
+    a->atty = acts_alloc(BT*C);
+    a->res2 = acts_alloc(BT*C);
+    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
+    a->fch = acts_alloc(BT*4*C);
+    a->gelu = acts_alloc(BT*4*C);
+}
+
+static void gpt2_init_params(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        g->units[u].offset = g->num_params;
+        g->units[u].size = unit_elements(g->config, u);
+        g->num_params += g->units[u].size;
+    }
+    g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+// Lists what is held of the model, and where: all of every unit.
+static void gpt2_init_ranges(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        size_t at = g->units[u].offset;
+        ParamRange p = param_range(g->config, u, 0, g->units[u].size);
+        p.params = g->params + at;
+        p.grads = g->grads + at;
+        p.master = g->master ? g->master + at : NULL;
+        p.m = g->m + at;
+        p.v = g->v + at;
+        g->ranges[g->num_ranges++] = p;
+    }
+}
+
+static void gpt2_init_acts(GPT2* g) {
+    GPT2Config c = g->config;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
+    for (int l = 0; l < c.L; l++) {
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
+        else block_acts_init(&g->acts[l], g, BT);
+        g->acts[l].res1 = acts_alloc(BT*C);
+    }
+    g->branch = acts_alloc(BT*C);
+    g->resf = acts_alloc(BT*C);
+    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
+    g->logits_rows = classifier_rows((int)BT, c.Vp);
+    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)c.Vp);
+    g->losses = stats_alloc(BT);
+    g->dres = acts_alloc(BT*C);
+    g->dbtc = acts_alloc(BT*C);
+    g->dbt4c = acts_alloc(BT*4*C);
+    g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
+}
+
+// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
+// that order. The tensor that fills a bucket closes it.
+static void gpt2_init_buckets(GPT2* g) {
+    double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
+    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
+    Bucket* b = NULL;
+    for (int u = g->num_units - 1; u >= 0; u--) {
+        for (int i = unit_tensors(u) - 1; i >= 0; i--) {
+            TensorInfo t = unit_tensor(g->config, u, i);
+            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
+                if (b != NULL) limit = g->bucket_mb;
+                b = &g->buckets[g->num_buckets++];
+            }
+            b->begin = g->units[u].offset + t.offset;
+            b->size += tensor_elements(t);
+            b->tensors++;
+            g->bucket_of[u][i] = g->num_buckets - 1;
+        }
+    }
+}
+
+static LayerShapes gpt2_shapes(const GPT2* g) {
+    return context_shapes(&g->cp, g->max_B, g->seq_len * g->cp.c, g->config);
+}
+
+// Allocates everything. The fields of gpt2_configure are set.
+static void gpt2_init(GPT2* g) {
+    gpt2_init_params(g);
+    gpt2_init_ranges(g);
+    gpt2_init_acts(g);
+    context_init(&g->cp, (size_t)g->max_B * (size_t)g->seq_len);
+    gpt2_init_buckets(g);
+    layers_init(gpt2_shapes(g));
+}
+
+static void gpt2_free(GPT2* g) {
+    layers_free();
+    context_free(&g->cp);
+    device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
+    for (int l = 0; l < g->config.L; l++) {
+        BlockActs a = g->acts[l];
+        device_free(a.res1);
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
+        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
+        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
+        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd); device_free(a.heads);
+    }
+    device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
+    device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
+    device_free(g->inputs); device_free(g->targets); device_free(g->stats);
+    free(g->buckets);
+}
+
+// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
+static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
+    GPT2Config c = g->config;
+    size_t P = gpt2_num_elements(c), X = sizeof(floatX);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L, kept = g->cp.how == CP_ULYSSES ? 16 : 15;
+    size_t per_token = L * C*X                                                 // res1
+                     + blocks_kept * (kept*C*X + (4 + (size_t)c.NH) * 4)       // the rest of a block, its float statistics
+                     + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
+    memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
+    bytes[MEMORY_PARAMETERS] = X * P;
+    bytes[MEMORY_GRADIENTS] = X * P;
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
+                              + sizeof(StepStats);
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp) + context_bytes(&g->cp, g->dp, BT);
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+}
+
+// Bytes that this rank will send per step: what attention exchanges; 2(N-1)/N of all gradients and of the loss.
+static double gpt2_predict_sent(const GPT2* g) {
+    double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX)), BT = (double)g->max_B * g->seq_len;
+    double forward = context_sent_forward(&g->cp, BT) * (g->recompute == RECOMPUTE_BLOCK ? 2 : 1);
+    double attention = g->config.L * (forward + context_sent_backward(&g->cp, BT));
+    return g->accumulation * attention + 2 * (N - 1) / N * (gradients + sizeof(double));
+}
+
+// ----------------------------------------------------------------------------
+// 4. one transformer block
+
+// Ulysses: two all-to-alls, between which attention is that of one device, of NH/c heads. What belongs to a rank's tokens goes to
+// the ranks of their heads, and what these make of it goes back.
+static void ulysses_exchange(ContextParallel* cp, floatX* out, floatX* in, size_t k, bool to_heads) {
+    size_t width = k * cp->C / (size_t)cp->c, n = context_rows(cp, (int)width); // of each rank's part
+    if (to_heads) context_heads(cp, in, cp->send, k, true);
+    else context_sequences(cp, in, cp->send, width, true);
+    comm_wait(&cp->comm, comm_all_to_all(&cp->comm, cp->received, cp->send, n, COMM_FLOATX));
+    if (to_heads) context_sequences(cp, out, cp->received, width, false);
+    else context_heads(cp, out, cp->received, k, false);
+}
+
+// Attends with this rank's queries to rank u's keys and values kv, as far as they see them: a chunk sees itself (causal) and all that
+// lie before it. In the forward pass dout is NULL. In the backward pass cp->sum and dkv += the gradients of queries, keys and values.
+static void attend(GPT2* g, BlockActs a, const floatX* kv, int u, const floatX* dout, float* dkv) {
+    ContextParallel* cp = &g->cp;
+    int B = cp->B, P = cp->P, C = g->config.C, NH = g->config.NH;
+    for (int j = 0; j < cp->pieces; j++)
+        for (int i = 0; i < cp->pieces; i++) {
+            int queries = context_chunk(cp, cp->rank, j), keys = context_chunk(cp, u, i);
+            size_t q = context_piece(cp, j, C), k = context_piece(cp, i, 2*C);
+            float* stats = a.att_stats + context_piece(cp, j, NH);
+            bool causal = keys == queries, merge = u != cp->rank || i > 0; // a rank begins with what it has
+            if (keys > queries) continue;
+            context_count(cp, dout != NULL, causal);
+            if (dout == NULL) attention_part_forward(cp->sum + q, stats, a.qkv + 3*q, kv + k, causal, merge, B, P, C, NH);
+            else attention_part_backward(cp->sum + q, dkv + k, dout + q, a.qkv + 3*q, kv + k, a.atty + q, stats, causal, B, P, C, NH);
+        }
+}
+
+// All-gather: a rank has all keys and values of one block at a time. Returns the gradient of its own, if dout is given: the sum of
+// what all ranks have made of them.
+static float* gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
+    ContextParallel* cp = &g->cp;
+    size_t n = context_rows(cp, 2*g->config.C);
+    floatX* own = cp->kv[0] + (size_t)cp->rank * n;
+    context_take_kv(cp, own, a.qkv);
+    comm_wait(&cp->comm, comm_all_gather(&cp->comm, cp->kv[0], own, n, COMM_FLOATX));
+    if (dout) device_zero(cp->dkv[0], (size_t)cp->c * n * sizeof(float));
+    for (int s = 0; s < cp->c; s++) {
+        int u = (cp->rank + s) % cp->c;
+        attend(g, a, cp->kv[0] + (size_t)u * n, u, dout, cp->dkv[0] + (size_t)u * n);
+    }
+    if (dout) comm_wait(&cp->comm, comm_reduce_scatter(&cp->comm, cp->dkv[1], cp->dkv[0], n, COMM_F32));
+    return cp->dkv[1];
+}
+
+// Ring: in step s a rank attends to the keys and values of rank u = (rank + s) mod c, in kv[s % 2]. Meanwhile they go on to the rank
+// below, and the next ones come from above.
+static void ring_begin(ContextParallel* cp, int s, CommOp moved[2]) {
+    int u = (cp->rank + s) % cp->c, next = (u + 1) % cp->c;
+    size_t n = context_piece(cp, 1, 2*(int)cp->C);
+    if (s == cp->c - 1) return;
+    moved[0] = comm_recv(&cp->comm, cp->kv[(s + 1) % 2], n * context_pieces_sent(cp, cp->rank, next), COMM_FLOATX, cp->above);
+    moved[1] = comm_send(&cp->comm, cp->kv[s % 2], n * context_pieces_sent(cp, cp->below, u), COMM_FLOATX, cp->below);
+}
+static void ring_end(ContextParallel* cp, const CommOp moved[2]) {
+    for (int i = 0; i < 2; i++) comm_wait(&cp->comm, moved[i]);
+}
+static void ring_forward(GPT2* g, BlockActs a) {
+    ContextParallel* cp = &g->cp;
+    CommOp moved[2] = { 0, 0 };
+    context_take_kv(cp, cp->kv[0], a.qkv);
+    for (int s = 0; s < cp->c; s++) {
+        ring_begin(cp, s, moved);
+        attend(g, a, cp->kv[s % 2], (cp->rank + s) % cp->c, NULL, NULL);
+        if (s < cp->c - 1) ring_end(cp, moved);
+    }
+}
+// Gradients travel a step behind: a rank adds its part of those of rank u, in dkv[s % 2], to what comes from above, in dkv[2], and
+// sends the sum on. After c-1 hops it is with rank u, whose own part waits in dkv[3]: this sum it returns.
+static float* ring_backward(GPT2* g, BlockActs a, const floatX* dout) {
+    ContextParallel* cp = &g->cp;
+    size_t n = context_rows(cp, 2*g->config.C);
+    CommOp moved[2] = { 0, 0 }, added[2] = { 0, 0 };
+    context_take_kv(cp, cp->kv[0], a.qkv);
+    for (int s = 0; s < cp->c; s++) {
+        float* part = s == 0 ? cp->dkv[3] : cp->dkv[s % 2];
+        ring_begin(cp, s, moved);
+        device_zero(part, n * sizeof(float));
+        attend(g, a, cp->kv[s % 2], (cp->rank + s) % cp->c, dout, part);
+        if (s < cp->c - 1) ring_end(cp, moved);
+        if (s > 1) {
+            ring_end(cp, added);
+            add_in_place_fp32(part, cp->dkv[2], n);
+        }
+        if (s > 0) added[0] = comm_recv(&cp->comm, cp->dkv[2], n, COMM_F32, cp->above);
+        if (s > 0) added[1] = comm_send(&cp->comm, part, n, COMM_F32, cp->below);
+    }
+    if (cp->c == 1) return cp->dkv[3];
+    ring_end(cp, added);
+    add_in_place_fp32(cp->dkv[3], cp->dkv[2], n);
+    return cp->dkv[3];
+}
+
+// Computes a.atty (B,T,C) from qkv (B,T,3C), of the tokens that this rank has; keeps what the backward pass needs.
+static void attention_across_forward(GPT2* g, BlockActs a, floatX* qkv) {
+    ContextParallel* cp = &g->cp;
+    int C = g->config.C, NH = g->config.NH, c = cp->c;
+    if (cp->how == CP_ULYSSES) {
+        ulysses_exchange(cp, a.qkv, qkv, 3, true);
+        attention_forward(a.heads, a.att_stats, a.qkv, g->B, c * g->T, C / c, NH / c);
+        ulysses_exchange(cp, a.atty, a.heads, 1, false);
+        return;
+    }
+    if (cp->how == CP_ALLGATHER) gather_attention(g, a, NULL);
+    else ring_forward(g, a);
+    from_fp32(a.atty, cp->sum, context_rows(cp, C));
+}
+// dqkv (B,T,3C) from dout (B,T,C), which is scratch afterwards.
+static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX* dout) {
+    ContextParallel* cp = &g->cp;
+    int C = g->config.C, NH = g->config.NH, c = cp->c;
+    if (cp->how == CP_ULYSSES) {
+        ulysses_exchange(cp, dqkv, dout, 1, true);
+        attention_backward(cp->received, dqkv, a.qkv, a.heads, a.att_stats, g->B, c * g->T, C / c, NH / c);
+        context_count(cp, true, true);
+        ulysses_exchange(cp, dqkv, cp->received, 3, false);
+        return;
+    }
+    device_zero(cp->sum, context_rows(cp, C) * sizeof(float));
+    float* dkv = cp->how == CP_ALLGATHER ? gather_attention(g, a, dout) : ring_backward(g, a, dout);
+    context_put_gradients(cp, dqkv, cp->sum, dkv, cp->kv[0]);
+}
+
+// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
+// the input is x alone, which is then a.res1 itself.
+static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int BT = g->B * g->T, C = g->config.C;
+    floatX* qkv = g->cp.how == CP_ULYSSES ? g->dbt4c : a.qkv; // what is kept is then of other tokens
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
+    matmul_forward(qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
+    attention_across_forward(g, a, qkv);
+    matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
+    matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
+}
+
+// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
+static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int BT = g->B * g->T, C = g->config.C;
+    block_activations(g, p, a, x, branch);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
+}
+
+// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
+// a bucket's all-reduce begins after its last tensor. The sums must not be read before gpt2_reduce has waited for them.
+static void grad_ready(GPT2* g, int u, int i) {
+    if (g->ddp == DDP_NAIVE || !g->last_micro) return;
+    Bucket* b = &g->buckets[g->bucket_of[u][i]];
+    if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+}
+
+// g->dres holds the gradient of the block's output on entry, of its input on return.
+static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
+    GradMode mode = g->grad_mode;
+    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*C, C, mode);
+    grad_ready(g, u, FCPROJW);
+    grad_ready(g, u, FCPROJB);
+    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*C, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*C, mode);
+    grad_ready(g, u, FCW);
+    grad_ready(g, u, FCB);
+    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
+    // ln2 = layernorm(res2)
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    grad_ready(g, u, LN2W);
+    grad_ready(g, u, LN2B);
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, C, C, mode);
+    grad_ready(g, u, PROJW);
+    grad_ready(g, u, PROJB);
+    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, C, C);
+    // atty = attention(qkv)
+    attention_across_backward(g, a, dqkv, g->dbtc);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, mode);
+    grad_ready(g, u, QKVW);
+    grad_ready(g, u, QKVB);
+    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*C);
+    // ln1 = layernorm(res1)
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    grad_ready(g, u, LN1W);
+    grad_ready(g, u, LN1B);
+}
+
+// ----------------------------------------------------------------------------
+// 5. the whole model: where a unit lives, forward, backward
+
+// Returns unit u's parameters, ready for use until unit_release.
+static floatX* unit_params(GPT2* g, int u) {
+    return g->params + g->units[u].offset;
+}
+
+// Ends the use of unit u's parameters until the next unit_params. Here they stay where they are.
+static void unit_release(GPT2* g, int u) {
+    (void)g;
+    (void)u;
+}
+
+// Returns the memory that unit u's gradients go to.
+static floatX* unit_grads(GPT2* g, int u) {
+    return g->grads + g->units[u].offset;
+}
+
+// Copies this rank's tokens, T of each sequence, to the device: inputs and targets are (B,cT) on the host. targets NULL: none.
+static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
+    g->B = B;
+    g->T = T;
+    context_begin(&g->cp, B, T);
+    context_load(&g->cp, g->inputs, inputs);
+    if (targets) context_load(&g->cp, g->targets, targets);
+}
+
+// Computes g->lnf, the classifier's input, from g->inputs.
+static void gpt2_forward(GPT2* g) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    trace_compute("forward, embedding", -1);
+    for (int i = 0; i < g->cp.pieces; i++)
+        encoder_forward(g->acts[0].res1 + context_piece(&g->cp, i, c.C), g->inputs + context_piece(&g->cp, i, 1), root.wte,
+                        root.wpe + context_position(&g->cp, i, c.C), g->B, g->cp.P, c.C);
+    const floatX *x = g->acts[0].res1, *branch = NULL;
+    for (int l = 0; l < c.L; l++) {
+        trace_compute("forward, block", l);
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        block_forward(g, p, g->acts[l], x, branch);
+        unit_release(g, 1 + l);
+        x = g->acts[l].res2;
+        branch = g->branch;
+    }
+    trace_compute("head", -1);
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+    unit_release(g, 0);
+}
+
+// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
+static void head_forward(GPT2* g, const floatX* wte) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        matmul_forward(g->logits, g->lnf + (size_t)row*c.C, wte, NULL, n, c.C, c.Vp);
+        classifier_forward(g->losses + row, g->logits, g->targets + row, n, c.V, c.Vp);
+    }
+}
+
+// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
+// dloss: the weight of one token's loss.
+static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        const floatX* lnf = g->lnf + (size_t)row*c.C;
+        matmul_forward(g->logits, lnf, wte, NULL, n, c.C, c.Vp);
+        classifier_forward_backward(g->losses + row, g->logits, g->targets + row, dloss, n, c.V, c.Vp);
+        // logits = lnf wte^T
+        matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, c.Vp, g->grad_mode);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, c.Vp);
+    }
+}
+
+// Adds this micro-batch's losses to g->stats, and computes its gradients.
+static void gpt2_backward(GPT2* g, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    RootParams root = root_view(c, unit_params(g, 0));
+    RootParams droot = root_view(c, unit_grads(g, 0));
+    head_forward_backward(g, root.wte, droot.wte, dloss);
+    add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    // lnf = layernorm(resf)
+    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
+                       g->grad_mode);
+    grad_ready(g, 0, LNFW);
+    grad_ready(g, 0, LNFB);
+    for (int l = c.L - 1; l >= 0; l--) {
+        trace_compute("backward, block", l);
+        BlockParams p = block_view(c, unit_params(g, 1 + l));
+        BlockParams dp = block_view(c, unit_grads(g, 1 + l));
+        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
+        block_backward(g, 1 + l, p, dp, g->acts[l]);
+        unit_release(g, 1 + l);
+    }
+    trace_compute("backward, embedding", -1);
+    // res1 of block 0 = wte[inputs] + wpe
+    if (g->grad_mode == GRAD_SET) device_zero(droot.wpe, (size_t)c.max_T * (size_t)c.C * sizeof(floatX)); // others' positions
+    for (int i = 0; i < g->cp.pieces; i++)
+        encoder_backward(droot.wte, droot.wpe + context_position(&g->cp, i, c.C), g->dres + context_piece(&g->cp, i, c.C),
+                         g->inputs + context_piece(&g->cp, i, 1), g->B, g->cp.P, c.C, g->grad_mode);
+    grad_ready(g, 0, WPE);
+    grad_ready(g, 0, WTE);
+    unit_release(g, 0);
+}
+
+// Call before micro-batch `micro` of a step's `accumulation`. The backward pass of the last one makes the gradients final.
+static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+    g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
+    g->last_micro = micro == accumulation - 1;
+    for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
+}
+
+// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of
+// ranks.
+static void gpt2_reduce_naive(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
+        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->dp->size, g->units[u].size);
+    }
+}
+
+// Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
+// g->stats->loss is the sum over all ranks. The division by the number of ranks happens here or in dloss (see train_step).
+static void gpt2_reduce(GPT2* g) {
+    trace_compute("wait for gradients", -1);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
+    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
+    comm_wait(g->dp, loss);
+}
+
+// ----------------------------------------------------------------------------
+// 6. the optimizer
+
+// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
+static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+    for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
+    clip_gradients(g->stats, max_norm, loss_scale);
+}
+
+// Calls AdamW once per range, then sums the squares of the new parameters for their norm.
+static void gpt2_update(GPT2* g, AdamW adamw) {
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay);
+        add_sum_squares(&g->stats->param_square, p.params, p.n);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// 7. weights and state: initial, loaded, saved
+
+// Sends the first replica's weights, master weights and moments to the others.
+static void gpt2_broadcast(GPT2* g) {
+    size_t n = g->num_params;
+    comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
+    if (g->master) comm_wait(g->dp, comm_broadcast(g->dp, g->master, n, COMM_F32, 0));
+    comm_wait(g->dp, comm_broadcast(g->dp, g->m, n, COMM_F32, 0));
+    comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
+}
+
+// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first replica has it first.
+static void gpt2_load(GPT2* g, Run* run) {
+    ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
+    gpt2_broadcast(g);
+}
+
+// All ranks have the same state, and rank 0 saves it.
+static void gpt2_save(GPT2* g, Run* run, long long step) {
+    ranks_save(run, step, g->ranges, g->num_ranges);
+}
+
+// ----------------------------------------------------------------------------
+// 8. training
+
+// Sets what gpt2_predict_memory and gpt2_init need to know.
+static void gpt2_configure(GPT2* g, Run* run) {
+    g->config = run->config;
+    g->max_B = (int)run->o.batch_size;
+    g->seq_len = context_tokens(&g->cp, (int)run->o.seq_len);
+    g->accumulation = run->accumulation;
+    g->num_units = run->config.L + 1;
+    g->dp = &run->ranks->context.comm;
+    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
+}
+
+// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
+static EvalLoss evaluate(GPT2* g, Run* run) {
+    double tokens = 0, bytes = 0;
+    long long micro_batches = run_eval_begin(run);
+    device_zero(g->stats, sizeof *g->stats);
+    for (long long i = 0; i < micro_batches; i++) {
+        dataloader_next(&run->val);
+        gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
+        gpt2_forward(g);
+        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        unit_release(g, 0);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
+        tokens += run->val.valid;
+        bytes += run->val.bytes;
+    }
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats);
+    double loss = comm_host_sum(g->dp, stats.loss), c = g->cp.c; // each sequence's tokens are counted on c ranks
+    EvalLoss mean = { loss / (comm_host_sum(g->dp, tokens) / c), loss / (comm_host_sum(g->dp, bytes) / c) };
+    return mean;
+}
+
+// For samples: logits (V), on the host, of the token that follows tokens (T).
+static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
+    GPT2* g = (GPT2*)self;
+    GPT2Config c = g->config;
+    int chunks = g->cp.c * g->cp.pieces, whole = (int)round_up((size_t)T, (size_t)chunks), row; // what comes later is not seen
+    int* padded = (int*)xcalloc((size_t)whole, sizeof(int));
+    memcpy(padded, tokens, (size_t)T * sizeof(int));
+    gpt2_load_batch(g, padded, NULL, 1, whole / g->cp.c);
+    gpt2_forward(g);
+    int owner = context_owner(&g->cp, T - 1, &row);
+    if (g->cp.rank == owner) device_copy(g->dbtc, g->lnf + (size_t)row*c.C, (size_t)c.C * sizeof(floatX));
+    comm_wait(&g->cp.comm, comm_broadcast(&g->cp.comm, g->dbtc, (size_t)c.C, COMM_FLOATX, owner));
+    matmul_forward(g->logits, g->dbtc, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+    unit_release(g, 0);
+    device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
+    free(padded);
+}
+
+// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+static StepStats train_step(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average. The
+    // textbook takes the mean over this rank's tokens, sums, and divides. Both give the same result except for rounding,
+    // because a gradient is linear in dloss; but only while all ranks have as many tokens that count. Where some are masked, a
+    // mean of the ranks' means weighs a token more on a rank that has few of them. So either way divides by the whole step's.
+    double tokens = g->divide ? run->divisor / g->dp->size : run->divisor;
+    float dloss = (float)(run->scaler.scale / tokens);
+    device_zero(g->stats, sizeof *g->stats);
+    for (int micro = 0; micro < run->accumulation; micro++) {
+        dataloader_next(&run->train);
+        gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
+        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_forward(g);
+        gpt2_backward(g, dloss);
+    }
+    gpt2_reduce(g);
+    trace_compute("update", -1);
+    gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
+    run->lr = learning_rate(o, step);
+    AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    gpt2_update(g, adamw);
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
+    if (stats.grad_scale != 0) run->updates++;
+    trace_step(step + 1);
+    return stats;
+}
+
+// For --check-every: a number that is the same on all ranks if their parameters of unit u are.
+static uint64_t unit_checksum(void* self, int u) {
+    GPT2* g = (GPT2*)self;
+    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
+    unit_release(g, u);
+    return sum;
+}
+
+// For --predict: what the formulas say, and nothing else.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    context_predict(run, &g->cp);
+    gpt2_configure(g, run);
+    g->recompute = run->o.recompute;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g);
+}
+
+int main(int argc, char** argv) {
+    static Run run;
+    static GPT2 g;
+    run_options(&run, "train_gpt2_cp", "train GPT-2 with context parallelism: ranks share each sequence");
+    options_ranks(&run);
+    g.ddp = DDP_BUCKETED;
+    g.bucket_mb = 25;
+    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
+                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
+    options_context_parallel(&run.table, &g.cp);
+    option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
+    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
+    context_start(&run, &g.cp, argc, argv);
+
+    gpt2_configure(&g, &run);
+    gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
+    g.recompute = context_recompute(&run, &g.cp, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
+    gpt2_predict_memory(&g, run.predicted);
+    gpt2_init(&g);
+    comm_share_memory(&g.cp.comm); // --nccl-windows
+    comm_share_memory(g.dp);
+    run.ranks->sent = gpt2_predict_sent(&g);
+    ranks_report(&run);
+    context_report(&run, &g.cp);
+    gpt2_load(&g, &run);
+    ranks_begin(&run);
+
+    for (long long step = run.first; ; step++) {
+        if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
+        if (run_saves(&run, step)) gpt2_save(&g, &run, step);
+        if (step == run.o.steps) break;
+
+        ranks_step_begin(&run, step, g.params);
+        StepStats stats = train_step(&g, &run, step);
+        ranks_step_end(&run, step, &stats);
+        if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
+    }
+    bool as_predicted = context_report_pairs(&run, &g.cp);
+    as_predicted &= ranks_end(&run);
+    gpt2_free(&g);
+    ranks_stop(&run);
+    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+}
