@@ -2,7 +2,7 @@
 
 A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is relative
 to the repository's root, where pytest runs."""
-import fcntl, functools, hashlib, json, os, re, shutil, signal, subprocess, sys, tempfile
+import fcntl, functools, hashlib, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile
 from pathlib import Path
 import numpy as np
 import pytest
@@ -293,6 +293,18 @@ def assert_says(text, *patterns, no=()):
     __tracebackhide__ = True
     for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
     for pattern in no: assert not re.search(pattern, text, re.M), f"there is {pattern!r} in\n{text}"
+
+
+def free_port():
+    """A port that is free, and the next one too. Linux gives those from 32768 on to whatever asks for any, so others are chosen."""
+    while True:
+        port = random.randrange(10000, 32000)
+        with socket.socket() as one, socket.socket() as next_one:
+            try:
+                one.bind(("", port))
+                next_one.bind(("", port + 1))
+                return port
+            except OSError: pass
 
 
 # ---- errors ----

@@ -1,9 +1,9 @@
 """Collectives between emulated GPUs: by MPI between ranks that share a GPU, by NCCL where each has its own; started by mpirun or as torchrun
 does; and what a rank does when NCCL fails, or when another rank does not come."""
-import os, re, signal, socket, subprocess
+import os, re, signal, subprocess
 import pytest
 from emulated import missing, on_gpus, program
-from suite import TOKENS, assert_each_says, assert_refused, command, environment, words
+from suite import TOKENS, assert_each_says, assert_refused, command, environment, free_port, words
 
 pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn", "nccl")]
 TINY = f"--data {TOKENS} --val-data= --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --sample-every 0 --eval-every 0"
@@ -39,10 +39,7 @@ def test_the_log_says_that_one_hardware_queue_makes_streams_wait():
 def by_torchrun(folder, *arguments, fault=0, timeout=300):
     """Two ranks as torchrun starts them: the meeting place is in their environment, and MPI is not used. `fault`: the operation of rank 1
     that NCCL fails. Returns their statuses and what they said."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    started = []
+    started, port = [], free_port()
     for rank in 0, 1:
         env = environment(2, **on_gpus("nccl", 2), WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank,
                           LOCAL_RANK=rank, CUDA_EMULATOR_NCCL_FAULT=rank * fault)

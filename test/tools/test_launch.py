@@ -1,9 +1,9 @@
 """dev/launch: what each script starts, where and with which variables; and two nodes made of network namespaces, on which the training
 program runs as on one node."""
-import os, re, socket, tempfile
+import os, re, tempfile
 import pytest
 from kernels import emulated
-from suite import TOGETHER, TOKENS, assert_refused, assert_same, assert_says, command, executable, launcher, program, succeeds, trained
+from suite import TOGETHER, TOKENS, assert_refused, assert_same, assert_says, command, executable, free_port, launcher, program, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
@@ -64,12 +64,6 @@ def test_slurms_script_passes_its_options_to_the_program(tmp_path):
 
 
 # ---- by hand ----
-def a_free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def test_two_nodes_by_hand_number_their_ranks():
     place = 'echo "$RANK of $WORLD_SIZE, here $LOCAL_RANK of $LOCAL_WORLD_SIZE, meeting at $MASTER_ADDR $MASTER_PORT"'
     for node in 0, 1:
@@ -82,13 +76,13 @@ def test_a_rank_that_fails_gives_its_status():
 
 
 def test_ranks_by_hand_need_a_launcher_for_mpi():
-    assert_refused(launch("by_hand", "0 1 2", f"127.0.0.1:{a_free_port()}", [program("train_gpt2_fsdp")], SMALL), "error: .*mpirun")
+    assert_refused(launch("by_hand", "0 1 2", f"127.0.0.1:{free_port()}", [program("train_gpt2_fsdp")], SMALL), "error: .*mpirun")
 
 
 @pytest.mark.rest
 @emulated.missing("cublasLt", "cudnn", "nccl")
 def test_ranks_by_hand_need_no_launcher_for_nccl():
-    script("by_hand", "0 1 2", f"127.0.0.1:{a_free_port()}", [emulated.program("fsdp")], SMALL, env=emulated.on_gpus("nccl", 2),
+    script("by_hand", "0 1 2", f"127.0.0.1:{free_port()}", [emulated.program("fsdp")], SMALL, env=emulated.on_gpus("nccl", 2),
            says=["^ranks  *2, 2 on this machine, found by torchrun; NCCL", "^step 3/3 "])
 
 
