@@ -1,5 +1,5 @@
 """What does it cost to keep shards on the host (--cpu-offload), all or all but parameters, alone and with recomputation? FSDP on two
-ranks, where host and device are one memory, and over a link between them that is emulated (--emulate-host-link)."""
+ranks; where host and device are one memory, also over a link between them that is emulated (--emulate-host-link)."""
 import re
 from report import DATA, SMALL, percent
 
@@ -20,11 +20,13 @@ def runs(x):
             "host": "--recompute none --cpu-offload all", "recomputed": "--recompute block --cpu-offload all"}
     for _ in x.in_turns():
         for way, options in ways.items(): x.run(way, 2, "fsdp", DATA, model, options)
+        if x.device != "cpu": continue # a GPU has such a link
         for way in "optimizer", "host": x.run(f"link-{way}", 2, "fsdp", DATA, model, ways[way], "--emulate-host-link 2")
 
 
+def has_link(d): return d.speed and d.header["device"] == "cpu"
 def rate(d): return re.search(r"--emulate-host-link (\S+)", d.first("link-host")["options"])[1] + " Gbit/s"
-def words(d, run): return f"{WORDS[run.removeprefix('link-')]}{f', over {rate(d)}' * run.startswith('link-')}"
+def words(d, run): return WORDS[run.removeprefix("link-")] + (f", over {rate(d)}" if run.startswith("link-") else "")
 
 
 def plot(d):
@@ -33,7 +35,7 @@ def plot(d):
 
 def short(d):
     kept = ", ".join(percent(d.share(run, "device", "memory")) for run in ("optimizer", "host", "recomputed"))
-    steps = " and ".join(f"{d.ratio(f'link-{run}', 'device', 'step_ms')[0]:.2f}" for run in ("optimizer", "host")) if d.speed else ""
+    steps = " and ".join(f"{d.ratio(f'link-{run}', 'device', 'step_ms')[0]:.2f}" for run in ("optimizer", "host")) if has_link(d) else ""
     return f"A rank keeps {kept} of the device memory: without all but parameters, without shards, and with recomputed blocks." + (
         f" Over a link of {rate(d)} a step takes {steps} times as long with the first two." if steps else "")
 
@@ -45,7 +47,7 @@ def answer(d):
     if d.header["device"] == "cpu":
         yield ("This ran on a CPU, where host and device are the same memory: a copy between them stays within it, and the time of "
                "PCIe is missing.")
-    if d.speed:
+    if has_link(d):
         optimizer, host = (d.beside(f"link-{run}", "device") for run in ("optimizer", "host"))
         yield (f"Over an emulated link of {rate(d)} each way a step takes {optimizer} times as long with {WORDS['optimizer']}, and {host}"
                f" times with {WORDS['host']}.")
