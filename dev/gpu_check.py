@@ -350,9 +350,10 @@ def layout(stage, ranks, shape):
 
 def train(name, stage, precision, ranks=1, shape=None, options="", strict=False):
     """Trains in a new folder, or in the old one to resume. Returns it."""
-    out = OUT / name
-    if "--resume" not in options: shutil.rmtree(out, ignore_errors=True)
-    words = f"{build_of(precision)}/train_gpt2_{stage}", m.PYTORCH, layout(stage, ranks, shape), "--out", out, options
+    out, given = OUT / name, m.PYTORCH
+    if "--resume" in options: given = re.sub(r"--init-from \S+", "", given)  # it begins with its checkpoint
+    else: shutil.rmtree(out, ignore_errors=True)
+    words = f"{build_of(precision)}/train_gpt2_{stage}", given, layout(stage, ranks, shape), "--out", out, options
     if stage == "single": run(*words)
     else: on_ranks(ranks, *words, strict=strict)
     return out
