@@ -1,6 +1,6 @@
 # make                      the training programs of every stage, and the default data
 # make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | lab | check-lab | site | test | test-all | cuda-tests | check-stages | bench | experiments | doctor | fuzz | clean
+# make demo | cluster | lab | check-lab | site | test | test-all | cuda-tests | check-stages | bench | experiments | doctor | fuzz | clean
 #
 # DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
 #                           without a GPU (dev/emulator/)
@@ -196,6 +196,14 @@ demo: train_gpt2_ddp train_gpt2_zero data/bpe/train.bin
 	BUILD=$(BUILD) sh dev/demo.sh
 doctor:
 	sh dev/doctor.sh
+# Nodes on this machine that have only a network between them, as slow as LINK says: doc/10_cluster.md.
+cluster: NODES ?= 4
+cluster: RANKS_PER_NODE ?= 1
+cluster: LINK ?= 1gbit,200us
+cluster:
+	@sh dev/cluster/cluster.sh up $(NODES) $(RANKS_PER_NODE) $(LINK)
+cluster-down:
+	@sh dev/cluster/cluster.sh down
 bench:
 	$(CPU_MAKE) build/train_gpt2_single
 	$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
@@ -354,7 +362,7 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all lab lab-program check-lab find-libraries find-mpi find-nccl programs tools demo doctor bench experiments experiments-programs docs site \
+.PHONY: all lab lab-program check-lab find-libraries find-mpi find-nccl programs tools demo doctor cluster cluster-down bench experiments experiments-programs docs site \
     variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build $(TEST_PROGRAMS) cuda-tests \
     check-stages clean clean-data $(STAGES)
 .DELETE_ON_ERROR:

@@ -6,18 +6,20 @@
 # Where nvcc is present and one of NVIDIA's libraries is not, pip's wheels of these libraries are unpacked into nvidia/ in
 # this clone: about 1 GB, used by this project only.
 #
-#   sh dev/setup.sh                   all but Chromium
+#   sh dev/setup.sh                   all but these two
 #   sh dev/setup.sh --with-chromium   also Chromium, which is large: the pages of make site are tested in it
+#   sh dev/setup.sh --with-cluster    also sshd and Slurm, for make cluster. Debian then starts an sshd of this machine, too
 #
 # Exit status: 0 if everything required is here at the end and make can write into this clone, 1 if not. Nothing for GPUs
 # is required. Whatever goes wrong, what was installed before stays, and a second run goes on from there.
 set -u
-without=chromium
-case $#/${1-} in
-    0/) ;;
-    1/--with-chromium) without= ;;
-    *) echo "error: setup.sh has no option but --with-chromium, not '$*'" >&2; exit 1 ;;
-esac
+without="chromium cluster"
+for option; do
+    case $option in
+        --with-chromium | --with-cluster) without=$(echo "$without" | sed "s/${option#--with-}//") ;;
+        *) echo "error: setup.sh has no option but --with-chromium and --with-cluster, not '$option'" >&2; exit 1 ;;
+    esac
+done
 here=$(dirname -- "$0")
 . "$here/doctor/probes.sh"
 make_scratch
@@ -26,7 +28,7 @@ make_scratch
 # the names of what is required.
 look() {
     : >"$scratch/missing"
-    components | grep -v '|extra|' | grep -v "^${without:-|}|" >"$scratch/wanted"
+    components | grep -v '|extra|' | grep -vE "^($(echo $without | tr ' ' '|'))[|]" >"$scratch/wanted"
     required_missing=
     while IFS='|' read -r key name class others; do
         "probe_$key" >"$scratch/why.$key" 2>/dev/null </dev/null

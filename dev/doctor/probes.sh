@@ -29,6 +29,7 @@ curl      | curl          | optional | the download scripts under dev/data, and 
 ccache    | ccache        | optional | compiling sooner what has been compiled before    | ccache          | ccache            | ccache  | ccache
 python    | Python + venv | optional | make lab, bench, experiments, site, tables of make demo; Hugging Face's libraries in make test-all | python3 python3-venv | python3 | python  | python
 chromium  | Chromium      | optional | the pages of make site, tested (setup.sh --with-chromium) | chromium        | chromium          | chromium | chromium
+cluster   | sshd, Slurm   | optional | make cluster (setup.sh --with-cluster)             | openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge | openssh-server openssh-clients iproute slurm-slurmctld slurm-slurmd munge | openssh iproute2 slurm-llnl munge |
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver
 cublaslt  | cuBLASLt      | extra    | matrix products on the GPU                        | sh dev/setup.sh; or pip install nvidia-cublas; it is part of the CUDA Toolkit
@@ -146,6 +147,11 @@ probe_make() {
     version make 's/^GNU Make //p' && return
     echo "$(command -v make) is not GNU make; install that one, and put it first in PATH under the name make"
     return 2
+}
+probe_cluster() {
+    PATH=$PATH:/usr/sbin:/sbin
+    for tool in ip unshare sshd ssh munged slurmctld slurmd srun; do needs $tool || return 1; done
+    slurmd -V
 }
 probe_openmp()  { quietly run_c MACHINE -fopenmp && echo "specification of $($cc -fopenmp -dM -E - </dev/null | sed -n 's/.*_OPENMP //p')"; }
 probe_onednn()  { run_c ONEDNN -ldnnl; }

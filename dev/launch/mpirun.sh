@@ -10,9 +10,9 @@
 #
 # Ranks fill the first node, then the next, so the ranks of one --shard-group are neighbours. Each node needs the same folder
 # under the same path (a shared file system, which --out also needs), and ssh from the first node without a password.
-# INTERFACE: the network interface to use between nodes, where a machine has several. MPIRUN: the launcher (dev/on_ranks.sh).
+# RANKS: how many, if fewer than there are slots. INTERFACE: the network interface to use between nodes, where a machine has several. MPIRUN: the launcher (dev/on_ranks.sh).
 set -eu
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit "$1"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
 . "$(dirname -- "$0")/../on_ranks.sh"
 case ${1-} in -h|--help) usage 0 ;; esac
@@ -36,4 +36,4 @@ fi
 for name in OMP_NUM_THREADS OMP_WAIT_POLICY SHARD_COMM_STRICT NCCL_DEBUG; do
     if printenv "$name" >/dev/null; then set -- -x "$name" "$@"; fi
 done
-exec $(mpirun_command) --hostfile "$hosts" --map-by slot --bind-to none -np "$ranks" "$@"
+exec $(mpirun_command) --hostfile "$hosts" --map-by slot --bind-to none -np "${RANKS:-$ranks}" "$@"

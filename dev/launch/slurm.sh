@@ -13,6 +13,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
 #SBATCH --requeue
+#SBATCH --signal=B:USR1@300
 #SBATCH --open-mode=append
 #SBATCH --output=gpt2-xl-%j.log
 set -eu
@@ -26,8 +27,12 @@ group=${SLURM_NTASKS_PER_NODE:?this is a script for sbatch: sbatch dev/launch/sl
 resume=
 for step in "$out"/step_*; do if [ -d "$step" ]; then resume=--resume; fi; done
 export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
-# If one rank dies, all are killed (--kill-on-bad-exit), so that the job can be queued again instead of hanging.
-exec srun --mpi=pmix --kill-on-bad-exit=1 "$program" --model gpt2-xl --tokenizer data/gpt2 --data 'data/fineweb-edu/*train*.bin' \
+# Five minutes before its time is over (--signal above), and after scancel --batch --signal=USR1 JOB, the job is queued again.
+trap 'echo "USR1: queued again"; scontrol requeue "$SLURM_JOB_ID"' USR1
+# If one rank dies, all are killed (--kill-on-bad-exit), so that the job ends instead of hanging.
+srun --mpi=pmix --kill-on-bad-exit=1 "$program" --model gpt2-xl --tokenizer data/gpt2 --data 'data/fineweb-edu/*train*.bin' \
     --val-data 'data/fineweb-edu/*val*.bin' --seq-len 1024 --batch-size 1 --total-batch-size 524288 --recompute block \
     --sharding hybrid --shard-group "$group" --lr 2e-4 --warmup-steps 700 --steps 20000 \
-    --out "$out" --save-every 250 --checkpoint sharded $resume "$@"
+    --out "$out" --save-every 250 --checkpoint sharded $resume "$@" &
+while wait $!; status=$?; [ $status -gt 128 ] && kill -0 $! 2>/dev/null; do :; done # the trap ends a wait
+exit $status

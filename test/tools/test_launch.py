@@ -1,9 +1,8 @@
-"""dev/launch: what each script starts, where and with which variables; and two nodes made of network namespaces, on which the training
-program runs as on one node."""
-import os, re, tempfile
+"""dev/launch: what each script starts, where and with which variables. test_cluster.py runs them on several nodes."""
+import os
 import pytest
 from kernels import emulated
-from suite import TOGETHER, TOKENS, assert_refused, assert_same, assert_says, command, executable, free_port, launcher, program, succeeds, trained
+from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, launcher, program, succeeds
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
@@ -86,48 +85,12 @@ def test_ranks_by_hand_need_no_launcher_for_nccl():
            says=["^ranks  *2, 2 on this machine, found by torchrun; NCCL", "^step 3/3 "])
 
 
-# ---- two nodes here ----
-@pytest.fixture
-def nodes(tmp_path):
-    """A function that trains on two nodes of two ranks, of which nothing is left afterwards. All ranks may say how they end."""
-    if command("ip netns add", f"try{os.getpid()}").status: pytest.skip("network namespaces need root, and ip")
-    command("ip netns del", f"try{os.getpid()}")
-    named = 'echo "shard$$" > "$0"; exec sh dev/launch/nodes_here.sh 2 "$@"'  # nodes are named by the script's process
-
-    def run(*options):
-        together = ["sh", "-c", TOGETHER, tempfile.mkdtemp(dir=tmp_path)]
-        return command("sh -c", [named, tmp_path / "name"], together, [program("train_gpt2_fsdp")], SMALL, *options,
-                       env={"OMP_NUM_THREADS": 1})
-    yield run
-    assert (tmp_path / "name").read_text().strip() not in command("ip netns list").out
-
-
-def test_two_nodes_train_as_one_does(nodes, tmp_path):
-    hybrid = "--sharding hybrid --shard-group 2 --deterministic"
-    two = nodes(hybrid, "--out", tmp_path / "two")
-    assert two.status == 0 and re.search("^ranks  *4, 2 on this machine", two.out, re.M), two
-    two.folder = tmp_path / "two"
-    assert_same(trained("fsdp", SMALL, hybrid, ranks=4), two)
-
-
-def test_less_goes_over_the_link_if_only_shards_of_gradients_do(nodes):
-    full, hybrid = (float(re.search(r"^over the link: ([\d.]+) MB", nodes("--channels 128 --sharding", sharding).out, re.M)[1])
-                    for sharding in ("full", "hybrid --shard-group 2"))
-    assert full > 1.5 * hybrid > 0
-
-
-def test_a_rank_that_dies_on_the_other_node_is_named(nodes):
-    run = nodes("--fault 3:2:kill")
-    assert run.status and re.search("rank 0: error: rank 3 has died", run.said), run
-
-
 # ---- errors ----
 @pytest.mark.parametrize("script, options, env, patterns", [
     ("mpirun", "@/none ./program", {}, ["there is no hostfile .*/none"]), ("mpirun", "@/empty ./program", {}, ["names no node"]),
     ("slurm", "", {"SLURM_NTASKS_PER_NODE": 2, "PROGRAM": "./none"}, ["there is no ./none here", "make train_gpt2_fsdp"]),
     ("by_hand", "2 2 1 here:2950 true", {}, ["NODE must be at most 1 with 2 nodes"]),
-    ("by_hand", "0 1 1 here true", {}, ["ADDRESS:PORT must be like"]),
-    ("nodes_here", "many true", {}, ["RANKS-PER-NODE must be a whole number"])])
+    ("by_hand", "0 1 1 here true", {}, ["ADDRESS:PORT must be like"])])
 def test_what_cannot_be_started_is_refused(tmp_path, script, options, env, patterns):
     (tmp_path / "empty").write_text("# nothing\n")
     assert_refused(launch(script, options.replace("@", str(tmp_path)), env=env), *patterns)

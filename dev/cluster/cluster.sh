@@ -1,0 +1,261 @@
+#!/bin/sh
+# cluster.sh - a cluster on one machine: nodes that have their own network, host name, shared memory and sshd, and a switch whose links
+# are as slow as they are asked to be. Linux's namespaces make the nodes; files are common to all, as on a cluster's shared disk.
+#
+#   sh dev/cluster/cluster.sh up NODES RANKS_PER_NODE LINK   for example: up 4 1 1gbit,200us      (make cluster)
+#   sh dev/cluster/cluster.sh link NODE|all LINK             a link is otherwise from now on
+#   sh dev/cluster/cluster.sh on NODE COMMAND...             runs a command on a node
+#   sh dev/cluster/cluster.sh sent                           bytes that each node has sent over its link, as the kernel counts them
+#   sh dev/cluster/cluster.sh slurm                          Slurm: munged and slurmd on each node, slurmctld on node 0
+#   sh dev/cluster/cluster.sh down                           ends all that runs there, and leaves nothing behind   (make cluster-down)
+#
+#   dev/cluster/run PROGRAM [OPTION...]                      a rank for each slot of each node, by mpirun and ssh
+#
+# LINK is words with commas between: RATE (as 1gbit, 500mbit, or unlimited), DELAY from one node to the next (200us, 1ms), loss=5%,
+# down or up, and part=N: the network falls into parts that do not hear each other. What is not named stays as it is.
+#
+# Node I is called nodeI and has the address 10.77.0.(I+1), which exists in the cluster alone. Needs Linux, ip (package iproute2), unshare
+# and nsenter (util-linux), sshd (openssh-server), Open MPI and a C compiler; root, or a kernel that gives a plain user namespaces of its
+# own. The cluster is build/cluster in this clone, so a clone has one at a time. Or: CLUSTER=FOLDER.
+set -eu
+from=$PWD
+cd "$(dirname -- "$0")/../.."
+usage() { sed -n '2,22s/^# \{0,1\}//p' dev/cluster/cluster.sh; exit "$1"; }
+fail() { echo "error: $*" >&2; exit 1; }
+state=${CLUSTER:-$PWD/build/cluster}
+port=2222
+is_up() { case $(readlink "/proc/$(cat "$state/pid" 2>/dev/null)/exe") in */unshare) ;; *) return 1 ;; esac; }
+need_up() { is_up || fail "there is no cluster: make cluster NODES=4 makes one"; }
+is_number() { case $1 in ''|*[!0-9]*|0?*) return 1 ;; esac; }
+
+# enter NODE COMMAND...: in the node's namespaces, to which its first process leads.
+enter() {
+    export PATH="$PATH:/usr/sbin:/sbin" SLURM_CONF="$state/slurm/slurm.conf"
+    node=$(cat "$state/node$1.pid" 2>/dev/null) || fail "there is no node $1"
+    shift
+    as=
+    [ "$(id -u)" = 0 ] || as="-U --preserve-credentials"
+    # shellcheck disable=SC2086
+    nsenter -t "$node" $as -n -u -m -p -- sh -c 'cd "$0" && exec "$@"' "$from" "$@"
+}
+
+# ---- links ----
+# set_links NODE|all LINK: changes lines of the file that the switch reads.
+set_links() {
+    awk -v which="$1" -v words="$2" '
+        function number(text, pattern) { if (text !~ "^[0-9.]+" pattern "$") exit wrong = 2; return text + 0 }
+        BEGIN { many = split(words, word, ",") }
+        which != "all" && which != NR - 1 { print; next }
+        {
+            for (i = 1; i <= many; i++) {
+                w = word[i]
+                if (w ~ /bit$/) $1 = number(w, "[kmg]bit") * (w ~ /kbit/ ? 1e3 : w ~ /mbit/ ? 1e6 : 1e9)
+                else if (w == "unlimited") $1 = 0
+                else if (w ~ /[0-9]s$|[um]s$/) $2 = number(w, "[um]?s") * (w ~ /us/ ? 1e-6 : w ~ /ms/ ? 1e-3 : 1)
+                else if (sub(/^loss=/, "", w)) $3 = number(w, "%") / 100
+                else if (w == "down" || w == "up") $4 = w == "down"
+                else if (sub(/^part=/, "", w)) $5 = number(w, "")
+                else exit wrong = 2
+            }
+            print
+        }
+        END { exit wrong }' "$state/links" >"$state/links.new" ||
+        fail "LINK must be like 1gbit,200us,loss=5%, or down, up, unlimited, part=1; not '$2'"
+    mv "$state/links.new" "$state/links"
+}
+
+# ---- up ----
+check_tools() {
+    for tool in ip unshare nsenter sshd ssh ssh-keygen mpirun; do
+        PATH=$PATH:/usr/sbin:/sbin command -v $tool >/dev/null ||
+            fail "there is no $tool: apt-get install iproute2 util-linux openssh-server openssh-client openmpi-bin"
+    done
+    tries="unshare $rights --net --pid --fork --mount true"
+    # shellcheck disable=SC2086
+    said=$($tries 2>&1) || fail "this kernel gives $(id -un) no namespaces ($said): be root$(
+        [ "$(id -u)" = 0 ] && echo " outside a container, or of one with more rights (docker run --privileged)" ||
+        echo ", or let it (sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0)")"
+}
+up() {
+    nodes=$1 ranks=$2 link=$3 rights=
+    is_number "$nodes" && [ "$nodes" -ge 1 ] && [ "$nodes" -le 64 ] || fail "NODES must be from 1 to 64, not '$nodes'"
+    is_number "$ranks" && [ "$ranks" -ge 1 ] || fail "RANKS_PER_NODE must be a whole number from 1 on, not '$ranks'"
+    ! is_up || fail "there is a cluster in $state already: make cluster-down ends it"
+    [ "$(id -u)" = 0 ] || rights="--user --map-current-user --keep-caps"
+    check_tools
+    rm -rf "$state"
+    mkdir -p "$state"
+    chmod 700 "$state"
+    i=0
+    while [ $i -lt "$nodes" ]; do
+        echo "0 0 0 0 0" >>"$state/links"
+        echo "10.77.0.$((i + 1)) node$i" >>"$state/hosts"
+        echo "node$i slots=$ranks" >>"$state/hostfile"
+        i=$((i + 1))
+    done
+    echo "127.0.0.1 localhost" >>"$state/hosts"
+    set_links all "$link"
+    ${CC:-cc} -std=gnu11 -O2 -Wall -Wextra -Werror dev/cluster/switch.c -o "$state/switch"
+    ssh-keygen -q -t ed25519 -N '' -C cluster -f "$state/key"
+    ssh-keygen -q -t ed25519 -N '' -C cluster -f "$state/host_key"
+    echo "node*,10.77.0.* $(cut -d ' ' -f 1,2 "$state/host_key.pub")" >"$state/known_hosts"
+    sed "s|^ *||; s|STATE|$state|" >"$state/sshd_config" <<END
+        Port $port
+        ListenAddress 0.0.0.0
+        HostKey STATE/host_key
+        AuthorizedKeysFile STATE/key.pub
+        PasswordAuthentication no
+        KbdInteractiveAuthentication no
+        PermitRootLogin prohibit-password
+        StrictModes no
+        UsePAM no
+        PidFile none
+        MaxStartups 100
+END
+    sed "s|^ *||; s|STATE|$state|" >"$state/ssh_config" <<END
+        Host *
+        Port $port
+        User $(id -un)
+        IdentityFile STATE/key
+        IdentitiesOnly yes
+        UserKnownHostsFile STATE/known_hosts
+        LogLevel ERROR
+        BatchMode yes
+END
+    # Its first process is the cluster: when that ends, the kernel ends all others and takes networks and mounts away.
+    # shellcheck disable=SC2086
+    setsid unshare $rights --mount --net --pid --fork --kill-child --mount-proc \
+        env CLUSTER="$state" sh dev/cluster/cluster.sh init "$nodes" >"$state/log" 2>&1 </dev/null &
+    unshared=$!
+    echo $unshared >"$state/pid"
+    tries=0
+    until [ -e "$state/ready" ]; do
+        kill -0 $unshared 2>/dev/null && [ $tries -lt 300 ] || { said=$(tail -n 3 "$state/log"); down; fail "the cluster does not start: $said"; }
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    # Processes have other numbers inside; from here they are children of a child.
+    first=$(pgrep -P $unshared)
+    for i in $(seq 0 $((nodes - 1))); do pgrep -P "$first" -f "cluster.sh node $i\$" >"$state/node$i.pid"; done
+    echo "$nodes nodes, node0 to node$((nodes - 1)), of $ranks ranks each; links: $link"
+    echo "next: dev/cluster/run ./train_gpt2_ddp   (make cluster-down ends the cluster)"
+}
+
+# Process 1 of the cluster, in the switch's network.
+init() {
+    PATH=$PATH:/usr/sbin:/sbin
+    mount --make-rprivate /
+    ip link set lo up
+    for i in $(seq 0 $(($1 - 1))); do
+        unshare --net --uts --mount sh dev/cluster/cluster.sh node "$i" &
+        until [ "$(readlink /proc/$!/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.01; done
+        address=$(printf '02:00:00:00:00:%02x' "$i")
+        ip link add "node$i" mtu 9000 type veth peer name eth0 mtu 9000 address "$address" gso_max_segs 1 netns $!
+        ip link set "node$i" up
+    done
+    until [ "$(cat /proc/net/dev | grep -c node)" = "$1" ]; do sleep 0.01; done
+    "$state/switch" "$state/links" "$1" &
+    for i in $(seq 0 $(($1 - 1))); do
+        until [ -e "$state/node$i.up" ]; do sleep 0.01; done
+    done
+    : >"$state/ready"
+    wait
+}
+# The first process of a node, in namespaces of its own.
+node() {
+    PATH=$PATH:/usr/sbin:/sbin
+    hostname "node$1" 2>/dev/null || echo "node$1" >/proc/sys/kernel/hostname
+    until grep -q eth0 /proc/net/dev; do sleep 0.01; done
+    echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6 2>/dev/null || true
+    ip link set lo up
+    ip address add "10.77.0.$(($1 + 1))/24" dev eth0
+    ip link set eth0 up
+    mount -t tmpfs tmpfs /dev/shm
+    mount -t tmpfs tmpfs /run
+    mkdir -p /run/sshd
+    mount --bind "$state/hosts" /etc/hosts
+    "$(command -v sshd)" -D -e -f "$state/sshd_config" &
+    : >"$state/node$1.up"
+    wait
+}
+
+# ---- Slurm ----
+slurm() {
+    for tool in munged slurmctld slurmd; do
+        PATH=$PATH:/usr/sbin command -v $tool >/dev/null || fail "there is no $tool: apt-get install slurmctld slurmd slurm-client munge"
+    done
+    nodes=$(grep -c . "$state/hostfile") slots=$(sed -n '1s/.*=//p' "$state/hostfile") me=$(id -un)
+    [ ! -e "$state/slurm" ] || fail "Slurm is there already"
+    mkdir -p "$state/slurm/spool"
+    dd if=/dev/urandom of="$state/slurm/munge.key" bs=128 count=1 2>/dev/null
+    chmod 600 "$state/slurm/munge.key"
+    # A job that is queued again waits until its old credential has ended, otherwise two minutes.
+    sed "s|^ *||; s|STATE|$state/slurm|" >"$state/slurm/slurm.conf" <<END
+        ClusterName=cluster
+        SlurmctldHost=node0
+        SlurmUser=$me
+        SlurmdUser=$me
+        AuthType=auth/munge
+        AuthInfo=socket=/run/munge.socket,cred_expire=5
+        CredType=cred/munge
+        ProctrackType=proctrack/linuxproc
+        TaskPlugin=task/none
+        SelectType=select/cons_tres
+        SelectTypeParameters=CR_Core
+        MpiDefault=pmix
+        ReturnToService=2
+        StateSaveLocation=STATE/spool
+        SlurmdSpoolDir=/run/slurmd
+        SlurmdPidFile=/run/slurmd.pid
+        SlurmctldPidFile=/run/slurmctld.pid
+        SlurmctldLogFile=STATE/slurmctld.log
+        SlurmdLogFile=STATE/%n.log
+        NodeName=node[0-$((nodes - 1))] CPUs=$slots State=UNKNOWN
+        PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+END
+    echo "PMIxCliTmpDirBase=/run" >"$state/slurm/mpi.conf"
+    for i in $(seq 0 $((nodes - 1))); do
+        enter "$i" munged --force --key-file "$state/slurm/munge.key" --socket /run/munge.socket --pid-file /run/munged.pid \
+            --log-file "$state/slurm/munged$i.log" --seed-file "$state/slurm/seed$i"
+        [ "$i" != 0 ] || enter 0 slurmctld -f "$state/slurm/slurm.conf"
+        enter "$i" slurmd -f "$state/slurm/slurm.conf" -N "node$i"
+    done
+    tries=0
+    until [ "$(sh dev/cluster/cluster.sh on 0 sinfo -h -N -t idle 2>/dev/null | grep -c .)" = "$nodes" ]; do
+        [ $tries -lt 300 ] || fail "Slurm does not start: see $state/slurm/slurmctld.log"
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    echo "Slurm has $nodes nodes of $slots tasks; next: sh dev/cluster/cluster.sh on 0 sbatch dev/launch/slurm.sh"
+}
+
+# ---- down ----
+down() {
+    if [ -r "$state/pid" ]; then
+        if is_up; then kill -9 "$(cat "$state/pid")"; fi
+        for pid in $(cat "$state"/node*.pid 2>/dev/null); do # what has been entered ends with the namespace's first process
+            tries=0
+            while kill -0 "$pid" 2>/dev/null && [ $tries -lt 100 ]; do sleep 0.05; tries=$((tries + 1)); done
+        done
+    fi
+    left=$(pgrep -f -- "$state/(switch|sshd_config)" || true)
+    [ -z "$left" ] || fail "still running: $left"
+    rm -rf "$state"
+}
+
+case ${1-} in
+    up) [ $# = 4 ] || usage 1; up "$2" "$3" "$4" ;;
+    link) [ $# = 3 ] || usage 1; need_up; set_links "$2" "$3"; pkill -HUP -f "^$state/switch " ;;
+    on) [ $# -ge 3 ] || usage 1; need_up; shift; enter "$@" ;;
+    sent) need_up
+        for file in "$state"/node*.pid; do
+            i=${file##*/node} i=${i%.pid}
+            enter "$i" awk -v i="$i" '/eth0:/ { print "node" i, $10 }' /proc/net/dev
+        done ;;
+    slurm) need_up; slurm ;;
+    down) down ;;
+    init) init "$2" ;;
+    node) node "$2" ;;
+    -h|--help) usage 0 ;;
+    *) usage 1 ;;
+esac

@@ -1,0 +1,168 @@
+/*
+switch.c - the switch of a cluster on one machine (cluster.sh): it joins the nodes' links, and makes each as slow, as far and as bad
+as it is asked to. Debian's kernels can do that too (tc's netem), but many containers' and small machines' cannot.
+
+  switch LINKS NODES
+
+Node i's link is the interface "nodeI" of this network namespace; the node has 02:00:00:00:00:0I as its address. Line i of the file LINKS:
+its rate in bit/s (0: as fast as it goes), its delay in seconds from one end to the other, which part of its frames is lost, 1 if it is
+down, and the part of the network that it is in: parts do not hear each other. SIGHUP: the file is read again.
+
+A frame takes a link as long as its bits need, after those before it, once on the sender's link and once on the receiver's. A switch keeps
+what cannot go on at once, for 50 ms or up to 32 frames; more is lost, and TCP then sends more slowly.
+*/
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <linux/if_packet.h>
+#include <net/ethernet.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_NODES = 64, FRAME = 9200, QUEUED = 32 };
+#define QUEUED_SECONDS 0.05
+
+typedef struct { double rate, delay, loss; int down, part; } Settings;
+typedef struct { double free; int queued; } Way;                  // when its last frame is through; how many wait for that
+typedef struct { int socket; Settings is; Way up, down; } Link;   // up: from the node to the switch
+typedef struct { double at; int from, to, bytes; bool is_down; char data[]; } Frame; // leaves its way at that time; (bytes)
+
+static Link links[MAX_NODES];
+static int num_nodes;
+static volatile sig_atomic_t changed;
+static Frame** heap; // by time
+static int num_frames, capacity;
+
+static void fail(const char* what) { fprintf(stderr, "switch: %s: %s\n", what, strerror(errno)); exit(1); }
+static void hear(int signal) { (void)signal; changed = 1; }
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void settings_read(const char* name) {
+    FILE* file = fopen(name, "r");
+    if (file == NULL) fail(name);
+    for (int i = 0; i < num_nodes; i++) {
+        Settings* s = &links[i].is;
+        if (fscanf(file, "%lf %lf %lf %d %d", &s->rate, &s->delay, &s->loss, &s->down, &s->part) != 5) fail("a line of LINKS is wrong");
+    }
+    fclose(file);
+}
+
+static int link_open(int node) {
+    char name[IF_NAMESIZE];
+    snprintf(name, sizeof name, "node%d", node);
+    struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL), .sll_ifindex = (int)if_nametoindex(name) };
+    int s = socket(AF_PACKET, SOCK_RAW | SOCK_NONBLOCK, htons(ETH_P_ALL)), yes = 1, room = 8 << 20;
+    if (s < 0 || address.sll_ifindex == 0 || bind(s, (struct sockaddr*)&address, sizeof address)) fail(name);
+    // A frame comes with what its sender left for the card to do, its checksum, and goes on so.
+    if (setsockopt(s, SOL_PACKET, PACKET_VNET_HDR, &yes, sizeof yes) || setsockopt(s, SOL_PACKET, PACKET_IGNORE_OUTGOING, &yes, sizeof yes))
+        fail("packet sockets");
+    setsockopt(s, SOL_PACKET, PACKET_QDISC_BYPASS, &yes, sizeof yes);
+    if (setsockopt(s, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room)) setsockopt(s, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+    return s;
+}
+
+// ---- frames on their way, the next one first ----
+static void heap_push(Frame* frame) {
+    if (num_frames == capacity) {
+        capacity = capacity ? 2 * capacity : 256;
+        heap = (Frame**)realloc(heap, (size_t)capacity * sizeof *heap);
+        if (heap == NULL) fail("memory");
+    }
+    int i = num_frames++;
+    for (; i > 0 && frame->at < heap[(i - 1) / 2]->at; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+    heap[i] = frame;
+}
+static Frame* heap_pop(void) {
+    Frame *first = heap[0], *last = heap[--num_frames];
+    int i = 0;
+    for (int child; (child = 2*i + 1) < num_frames; i = child) {
+        if (child + 1 < num_frames && heap[child + 1]->at < heap[child]->at) child++;
+        if (last->at <= heap[child]->at) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = last;
+    return first;
+}
+
+// A frame comes to the begin of a way at some time. Returns false if it is lost there.
+static bool way_enter(Way* way, const Settings* s, Frame* frame, double time) {
+    double bytes = frame->bytes - 10 + 24; // without its vnet header; with preamble, check sequence and gap
+    if (s->down || drand48() < s->loss / 2) return false;
+    if (way->queued >= QUEUED && way->free - time > QUEUED_SECONDS) return false;
+    double begin = way->free > time ? way->free : time;
+    way->free = begin + (s->rate > 0 ? 8 * bytes / s->rate : 0);
+    way->queued++;
+    frame->at = way->free + s->delay / 2;
+    heap_push(frame);
+    return true;
+}
+
+static void frames_read(int node) {
+    static char data[FRAME];
+    for (ssize_t bytes; (bytes = recv(links[node].socket, data, sizeof data, MSG_TRUNC)) > 0; ) {
+        if (bytes < 10 + ETH_HLEN || bytes > FRAME) continue;
+        const unsigned char* to = (unsigned char*)data + 10; // the address that it is for
+        bool is_for_all = to[0] & 1;
+        double time = now();
+        for (int i = 0; i < num_nodes; i++) {
+            if (i == node || (!is_for_all && to[5] != i) || links[i].is.part != links[node].is.part) continue;
+            Frame* frame = (Frame*)malloc(sizeof *frame + (size_t)bytes);
+            if (frame == NULL) fail("memory");
+            frame->from = node; frame->to = i; frame->bytes = (int)bytes; frame->is_down = false;
+            memcpy(frame->data, data, (size_t)bytes);
+            if (!way_enter(&links[node].up, &links[node].is, frame, time)) free(frame);
+        }
+    }
+}
+
+// A frame is at the end of a way: it begins the next one, or is there.
+static void frame_arrive(Frame* frame) {
+    Link *from = &links[frame->from], *to = &links[frame->to];
+    if (frame->is_down) {
+        to->down.queued--;
+        if (send(to->socket, frame->data, (size_t)frame->bytes, MSG_DONTWAIT) < 0 && errno != ENOBUFS && errno != EAGAIN)
+            fprintf(stderr, "switch: to node %d: %s\n", frame->to, strerror(errno));
+        free(frame);
+        return;
+    }
+    from->up.queued--;
+    frame->is_down = true;
+    if (!way_enter(&to->down, &to->is, frame, frame->at)) free(frame);
+}
+
+int main(int argc, char** argv) {
+    if (argc != 3 || (num_nodes = atoi(argv[2])) < 1 || num_nodes > MAX_NODES) { fprintf(stderr, "switch LINKS NODES\n"); return 1; }
+    struct sched_param soon = { .sched_priority = 1 };
+    sched_setscheduler(0, SCHED_FIFO, &soon); // where it may: ranks take all cores, and a switch is not to wait for one
+    prctl(PR_SET_TIMERSLACK, 1000); // ns
+    prctl(PR_SET_NAME, "switch");
+    struct sigaction act = { .sa_handler = hear };
+    sigaction(SIGHUP, &act, NULL);
+    struct pollfd waits[MAX_NODES];
+    for (int i = 0; i < num_nodes; i++) waits[i] = (struct pollfd){ .fd = links[i].socket = link_open(i), .events = POLLIN };
+    settings_read(argv[1]);
+    for (;;) {
+        double left = num_frames ? heap[0]->at - now() : 3600;
+        if (left < 0) left = 0;
+        struct timespec wait = { (time_t)left, (long)((left - (double)(time_t)left) * 1e9) };
+        if (ppoll(waits, (nfds_t)num_nodes, &wait, NULL) < 0 && errno != EINTR) fail("ppoll");
+        if (changed) { changed = 0; settings_read(argv[1]); }
+        while (num_frames && heap[0]->at <= now()) frame_arrive(heap_pop());
+        for (int i = 0; i < num_nodes; i++) if (waits[i].revents) frames_read(i);
+    }
+}

@@ -1,0 +1,114 @@
+"""dev/cluster: nodes on this machine that have only a network between them. Programs train on them as on one machine, started by ssh and by
+Slurm; what the kernel counts on a link is what a program says that it sends; a link that fails is named, and nothing is left behind."""
+import os, subprocess, time
+import pytest
+from suite import TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained
+
+SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 --lr 3e-3 "
+         "--eval-every 0 --sample-every 0")
+
+
+class Cluster:
+    """Nodes of their own for one test: sh("on 0 hostname"), run("ddp", options)."""
+
+    def __init__(self, folder):
+        self.folder, self.env = folder / "cluster", {"CLUSTER": folder / "cluster", "OMP_NUM_THREADS": 1}
+
+    def sh(self, *words, start=succeeds, **settings):
+        return start("sh dev/cluster/cluster.sh", *words, env=self.env, **settings)
+
+    def up(self, nodes, ranks, link):
+        run = self.sh("up", nodes, ranks, link, start=command)
+        if "gives" in run.err and "no namespaces" in run.err: pytest.skip(run.err)
+        assert run.status == 0, run
+        return self
+
+    def run(self, stage, *options, out=None, start=succeeds, **settings):
+        run = start("dev/cluster/run", program(f"train_gpt2_{stage}"), SMALL, *options, *(["--out", out] if out else []), env=self.env,
+                    **settings)
+        return Run(run.command, run.status, run.out, run.err, out)
+
+    def sent(self):
+        """Bytes over each node's link, by the kernel."""
+        return [int(line.split()[1]) for line in self.sh("sent").out.splitlines()]
+
+    def processes(self):
+        return command("pgrep -f", [str(self.folder)]).out.split()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Cluster.up(), of which nothing is left afterwards."""
+    made = Cluster(tmp_path)
+    yield made
+    made.sh("down")
+    assert not made.folder.exists() and not made.processes()
+
+
+# ---- nodes and links ----
+def test_nodes_have_names_and_addresses_of_their_own_and_links_as_asked(cluster):
+    cluster.up(3, 2, "unlimited")
+    assert [cluster.sh("on", i, "hostname").out for i in range(3)] == ["node0\n", "node1\n", "node2\n"]
+    assert cluster.sh("on 1 ssh -F", cluster.folder / "ssh_config", "node2 hostname").out == "node2\n"
+    said = cluster.run("fsdp").out
+    assert_says(said, "^ranks  *6, 2 on this machine", "^step 5/5 ")
+
+
+def test_a_link_is_as_slow_and_as_far_as_it_is_asked_to_be(cluster):
+    """At 20 Mbit/s 1 MB takes 0.4 s; an answer over links of 50 ms comes after 100 ms. Cores are shared: both may take longer."""
+    cluster.up(2, 1, "20mbit,50ms")
+    measure = """import socket, sys, time
+if sys.argv[1] == "serve":
+    with socket.create_server(("10.77.0.2", 5000)) as s:
+        c = s.accept()[0]
+        while data := c.recv(1 << 16):
+            if data[-1:] == b"!": c.send(b".")
+else:
+    c = socket.create_connection(("10.77.0.2", 5000))
+    for size in 1, 1000000:
+        begin = time.time(); c.sendall(b" " * (size - 1) + b"!"); c.recv(1); print(time.time() - begin)"""
+    with subprocess.Popen(["sh", "dev/cluster/cluster.sh", "on", "1", "python3", "-c", measure, "serve"],
+                          env=os.environ | {"CLUSTER": str(cluster.folder)}) as server:
+        try:
+            time.sleep(1)
+            near, far = map(float, cluster.sh("on 0 python3 -c", [measure, "ask"]).out.split())
+        finally: server.kill()
+    assert 0.099 < near < 0.6 and 0.45 < far < 3
+
+
+@pytest.mark.parametrize("words, patterns", [
+    ("up 0 1 1gbit", ["NODES must be from 1 to 64, not '0'"]), ("up 2 x 1gbit", ["RANKS_PER_NODE must be"]),
+    ("up 2 1 fast", ["LINK must be like 1gbit,200us", "not 'fast'"]), ("on 0 true", ["there is no cluster: make cluster"])])
+def test_what_cannot_be_made_is_refused(tmp_path, words, patterns):
+    assert_refused(Cluster(tmp_path).sh(words, start=command), *patterns)
+
+
+def test_two_nodes_train_as_one_does(cluster, tmp_path):
+    hybrid = "--sharding hybrid --shard-group 2 --deterministic"
+    two = cluster.up(2, 2, "1gbit").run("fsdp", hybrid, out=tmp_path / "two")
+    assert_same(trained("fsdp", SMALL, hybrid, ranks=4), two)
+
+
+def test_killed_a_cluster_leaves_nothing(cluster):
+    cluster.up(2, 1, "1gbit")
+    command("kill -9", (cluster.folder / "pid").read_text().strip())
+    for _ in range(100):
+        if not cluster.processes(): break
+        time.sleep(0.1)
+    assert not cluster.processes()
+    cluster.up(2, 1, "1gbit")
+
+
+# ---- what crosses ----
+@pytest.mark.parametrize("stage, options", [("ddp", "--allreduce ring"), rest("zero", "--zero-stage 3"), rest("fsdp", "--reduce-dtype fp32")])
+def test_the_kernel_counts_on_a_link_what_a_program_says_that_it_sends(cluster, stage, options, tmp_path):
+    """Twice as many steps send twice as much: what a start sends is not counted. Headers and acknowledgements take up to 3 %."""
+    cluster.up(4, 1, "unlimited")
+    counts = [cluster.sent()]
+    for steps in 10, 30:
+        out = tmp_path / f"{steps}"
+        run = cluster.run(stage, options, f"--channels 128 --steps {steps}", out=out)
+        counts.append(cluster.sent())
+    for begin, middle, end in zip(*counts):
+        a_step = ((end - middle) - (middle - begin)) / 20
+        assert 1 < a_step / run.about["predicted_comm_bytes"] < 1.03
