@@ -45,4 +45,4 @@ def show(d, o):
                   *([title(row), d.first(row)["ranks"], *(f"{r['loss']:.2f}" for r in d.each_round(row))] for row in d.runs()))
 
 
-m.script(__doc__, measure, show, ranks=4, seeds=[1, 2, 3], steps=300, rows="ddp 1 10 30 10:0.7:0.9 30:0.7:0.9 30:0.7:0.5".split())
+if __name__ == "__main__": m.script(__doc__, measure, show, ranks=4, seeds=[1, 2, 3], steps=300, rows="ddp 1 10 30 10:0.7:0.9 30:0.7:0.9 30:0.7:0.5".split())

@@ -298,8 +298,8 @@ def operations(trace, waits="wait"):
 
 def operation(name):
     """What an operation's name says: its kind, its elements, and the bytes of each."""
-    elements = re.search(r"\((\d+) ", name)
-    return name.split(" ")[0], int(elements[1]) if elements else 0, 8 if "fp64" in name else 4 if "fp32" in name else 2
+    elements, kind = re.search(r"\((\d+) (\w+)\)", name), name.split(" ")[0]
+    return (kind, int(elements[1]), {"fp64": 8, "fp32": 4, "byte": 1}.get(elements[2], 2)) if elements else (kind, 0, 2)
 
 
 class Timed:

@@ -1,0 +1,114 @@
+"""cluster_table.py - what crosses the links between nodes, and what it costs: every way to train in parallel, on clusters of 4 nodes with
+a rank each and of 2 nodes with two (dev/cluster), with the same sequences a step.
+
+Each row runs in turn with the others, --rounds times. MB are per node and step. Its operations cross as a timeline of the program and the
+places of its ranks say: a rank sends its part to each rank of the communicator in all-gathers, reduce-scatters and all-to-alls, to
+the next one in a ring, to its parents and children in Open MPI's all-reduce, which is a tree. Counted is what the kernel says that the
+nodes' interfaces have sent, in --steps steps more than in one; headers and acknowledgements come with it. waits: the part of a step in
+which nothing is computed for want of communication. Options that are not the script's are those of every program."""
+import atexit, os, re
+from collections import Counter
+import local_sgd
+import measure as m
+
+# name: nodes, stage (with its precision), options. Stages that cut the model have all sequences in one rank's batch.
+ROWS = {
+    "ddp": (4, "ddp", ""), "ddp, ring": (4, "ddp", "--allreduce ring"),
+    **{f"zero {z}": (4, "zero", f"--zero-stage {z}") for z in (1, 2, 3)}, "fsdp": (4, "fsdp", ""),
+    "tp 4": (4, "tp", "--tensor-parallel 4 --batch-size 16 --allreduce ring"), "pp 4": (4, "pp", "--pipeline-parallel 4 --batch-size 2"),
+    **{f"cp 4, {way}": (4, "cp", f"--context-parallel 4 --batch-size 16 --cp {way} --allreduce ring") for way in ("ulysses", "ring")},
+    **{f"compress {way.split()[0]}": (4, "compress", f"--compress {way} --compress-from 0") for way in ("int8", "powersgd --rank 4")},
+    "local sgd, H = 10": (4, "local-sgd", "--local-steps 10 --allreduce ring"),
+    "ddp, ring, 2 x 2": (2, "ddp", "--allreduce ring"), "fsdp full": (2, "fsdp", ""), "fsdp hybrid": (2, "fsdp", "--sharding hybrid --shard-group 2"),
+    "zero++": (2, "zeropp", ""), "fsdp full, bf16": (2, "fsdp bf16", "--reduce-dtype model"), "zero++, bf16": (2, "zeropp bf16", ""),
+    "tp 2 in a node, dp 2": (2, "3d", "--mesh dp=2,tp=2 --batch-size 8 --allreduce ring"),
+    "tp 4 over both": (2, "3d", "--mesh tp=4 --batch-size 16 --allreduce ring"),
+    "pp 2 over both, dp 2": (2, "3d", "--mesh pp=2,dp=2 --batch-size 2 --allreduce ring")}
+STEP = "--seq-len 128 --total-batch-size 2048 --eval-every 0 --save-every 0"
+
+
+class Cluster:
+    def __init__(self, nodes, link):
+        self.nodes, self.folder = nodes, m.work() / f"cluster{nodes}"
+        self.sh("up", nodes, 4 // nodes, link)
+        atexit.register(self.sh, "down")
+
+    def sh(self, *words):
+        """What cluster.sh says."""
+        return m.output("env", f"CLUSTER={self.folder}", "sh dev/cluster/cluster.sh", *words)
+
+    def sent(self):
+        return sum(int(line.split()[1]) for line in self.sh("sent").splitlines())
+
+    def train(self, name, program, *options):
+        """A run, and the bytes that all nodes have sent during it."""
+        os.environ |= {"MPIRUN": "dev/cluster/run", "CLUSTER": str(self.folder)}
+        before = self.sent()
+        run = m.train(name, program, m.QUIET, STEP, *options, ranks=4)
+        return run, self.sent() - before
+
+
+def crossing(trace, ring, node, step):
+    """Bytes of a step's operations between ranks of different nodes."""
+    issued = [(rank, name, (re.search(r" of (\S+) \(", name) or [0, "world"])[1]) for rank, _, name, of, _ in m.operations(trace) if of == step]
+    members = {comm: sorted({rank for rank, _, other in issued if other == comm}) for comm in {comm for *_, comm in issued}}
+    total = Counter()
+    for rank, name, comm in issued:
+        kind, n, size = m.operation(name)
+        ranks = members[comm]
+        N, i = len(ranks), ranks.index(rank)
+        def cross(to): return n * size * (node(ranks[to % N]) != node(rank))
+        if kind in ("all-gather", "reduce-scatter", "all-to-all"): total[kind] += sum(cross(to) for to in range(N) if to != i)
+        elif kind == "send": total[kind] += cross(i + 1)
+        elif kind == "all-reduce" and ring: total[kind] += 2 * (N - 1) / N * cross(i + 1)
+        elif kind == "all-reduce" and i: total[kind] += cross(i & (i - 1)) + cross(i - (1 << i.bit_length() - 1)) # up, and down to it
+    return sum(total.values())
+
+
+def measure(d, o):
+    clusters, trace = {nodes: Cluster(nodes, o.link) for nodes in {ROWS[row][0] for row in o.rows}}, m.work() / "trace.json"
+    programs = {row: local_sgd.build() if ROWS[row][1] == "local-sgd" else m.need("build/{1}train_gpt2_{0}".format(
+        *(ROWS[row][1] + " ").split(" ")[:1], "bf16/" * ROWS[row][1].endswith("bf16"))) for row in o.rows}
+    for number in range(1, o.rounds + 1):
+        for row in o.rows:
+            nodes, _, options = ROWS[row]
+            a_step = "--batch-size 4 --model d4"
+            _, before = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps 1")
+            run, after = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", o.steps + 1)
+            more = {}
+            if number == 1:
+                clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps 3 --trace", trace)
+                more = {"crosses": crossing(trace, "--allreduce ring" in options, lambda rank: rank * nodes // 4, 2) / nodes}
+            d.add(row, number, nodes=nodes, counted=(after - before) / o.steps / nodes, sent=run.about["predicted_comm_bytes"],
+                  model=run.shape["model"], link=o.link, loss=run.last("loss"), **run.speeds, **more)
+            m.note(f"  {row}, round {number}: {m.median(run.values('step_ms')):.0f} ms")
+
+
+def show(d, o):
+    first = d.records()[0]
+    print(f"{first['model']}; links of {first['link']}")
+    for nodes in 4, 2:
+        rows = [row for row in d.runs() if d.first(row)["nodes"] == nodes]
+        if not rows: continue
+        print()
+        d.print_table([f"{nodes} nodes x {4 // nodes}", "tokens/s", "waits", "a rank sends", "crosses, as predicted", "counted", "ratio"], *(
+            [row, f"{m.median(d.all(row, 'tokens_per_s')):.0f}", f"{m.median(d.all(row, 'waits')):.0f} %", f"{d.first(row)['sent'] / 1e6:.2f}",
+             f"{d.first(row)['crosses'] / 1e6:.2f}", f"{d.value(row, 'counted') / 1e6:.2f}",
+             f"{d.value(row, 'counted') / d.first(row)['crosses']:.3f}"] for row in rows), trust="these times")
+
+
+def check(o):
+    for row in o.rows:
+        if row not in ROWS: m.fail(f"there is no row '{row}'; there are {'; '.join(ROWS)}")
+
+
+def rows(text): return [*ROWS] if text == "all" else text.split(";")
+
+
+def prepared(o):
+    o.rows = rows(o.rows)
+    check(o)
+
+
+m.script(__doc__, measure, show, prepared, rows="all", link="200mbit,200us", rounds=3, steps=8, starts_ranks=False,
+         placeholders={"rows": '"ROW;ROW"'})
