@@ -11,10 +11,10 @@ import json, os
 import measure as m
 
 
-def link(ranks, bench):
-    """What build/comm_bench says of the link between so many ranks."""
+def link(ranks, bench, sweep="-b 64K -e 16M"):
+    """What build/comm_bench says of the link between so many ranks, from these sizes on."""
     file, log = m.work() / "link.json", m.work() / "log"
-    if m.execute(m.words([*m.launcher(ranks), bench], "--op all -b 64K -e 16M -f 4 --json", file), log): m.failed(bench, log)
+    if m.execute(m.words([*m.launcher(ranks), bench], "--op all -f 4", sweep, "--json", file), log): m.failed(bench, log)
     return json.loads(file.read_text())
 
 

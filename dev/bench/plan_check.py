@@ -72,7 +72,7 @@ class Check:
 
     def measure(self, d):
         m.note("measuring the link, and one rank beside others ...")
-        (m.work() / "link.json").write_text(json.dumps(here.link(self.o.ranks, f"{self.build}/comm_bench")))
+        (m.work() / "link.json").write_text(json.dumps(here.link(self.o.ranks, f"{self.build}/comm_bench", self.o.sweep)))
         self.alone()
         rows = [*programs(self.o.ranks)]
         for name, _, _, stage, micro, copies, options, _ in rows:
@@ -109,5 +109,5 @@ def show(d, o):
 
 
 
-m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,)}, ranks=2, steps=8, oversubscribe="no",
+m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,)}, ranks=2, steps=8, oversubscribe="no", sweep="-b 64K -e 16M",
          data="data/train.bin", placeholders={"oversubscribe": "yes", "data": "FILE"})

@@ -438,6 +438,8 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     int provided, rank, size;
     staging_thread();
     setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_thread
+    // Otherwise a large message between machines is one piece that its receiver asks for. Two that cross then take turns on the link.
+    setenv("OMPI_MCA_btl_tcp_flags", "send,inplace", 0);
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check reports more than MPI would
