@@ -8,7 +8,7 @@ nodes' interfaces have sent, in --steps steps more than in one; headers and ackn
 which nothing is computed for want of communication. Options that are not the script's are those of every program."""
 import atexit, os, re
 from collections import Counter
-import local_sgd
+import losses
 import measure as m
 
 # name: nodes, stage (with its precision), options. Stages that cut the model have all sequences in one rank's batch.
@@ -67,7 +67,7 @@ def crossing(trace, ring, node, step):
 
 def measure(d, o):
     clusters, trace = {nodes: Cluster(nodes, o.link) for nodes in {ROWS[row][0] for row in o.rows}}, m.work() / "trace.json"
-    programs = {row: local_sgd.build() if ROWS[row][1] == "local-sgd" else m.need("build/{1}train_gpt2_{0}".format(
+    programs = {row: losses.build() if ROWS[row][1] == "local-sgd" else m.need("build/{1}train_gpt2_{0}".format(
         *(ROWS[row][1] + " ").split(" ")[:1], "bf16/" * ROWS[row][1].endswith("bf16"))) for row in o.rows}
     for number in range(1, o.rounds + 1):
         for row in o.rows:
