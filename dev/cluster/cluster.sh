@@ -3,7 +3,7 @@
 # are as slow as they are asked to be. Linux's namespaces make the nodes; files are common to all, as on a cluster's shared disk.
 #
 #   sh dev/cluster/cluster.sh up NODES RANKS_PER_NODE LINK   for example: up 4 1 1gbit,200us      (make cluster)
-#   sh dev/cluster/cluster.sh link NODE|all LINK             a link is otherwise from now on
+#   sh dev/cluster/cluster.sh link NODE|all LINK             a link is otherwise from now on; NODE also as 2,3
 #   sh dev/cluster/cluster.sh on NODE COMMAND...             runs a command on a node
 #   sh dev/cluster/cluster.sh sent                           bytes that each node has sent over its link, as the kernel counts them
 #   sh dev/cluster/cluster.sh slurm                          Slurm: munged and slurmd on each node, slurmctld on node 0
@@ -45,7 +45,7 @@ set_links() {
     awk -v which="$1" -v words="$2" '
         function number(text, pattern) { if (text !~ "^[0-9.]+" pattern "$") exit wrong = 2; return text + 0 }
         BEGIN { many = split(words, word, ",") }
-        which != "all" && which != NR - 1 { print; next }
+        which != "all" && index("," which ",", "," NR - 1 ",") == 0 { print; next }
         {
             for (i = 1; i <= many; i++) {
                 w = word[i]
@@ -189,7 +189,7 @@ slurm() {
     mkdir -p "$state/slurm/spool"
     dd if=/dev/urandom of="$state/slurm/munge.key" bs=128 count=1 2>/dev/null
     chmod 600 "$state/slurm/munge.key"
-    # A job that is queued again waits until its old credential has ended, otherwise two minutes.
+    # A job that is queued again waits until its old credential has ended, otherwise two minutes, and then for the scheduler.
     sed "s|^ *||; s|STATE|$state/slurm|" >"$state/slurm/slurm.conf" <<END
         ClusterName=cluster
         SlurmctldHost=node0
@@ -202,6 +202,7 @@ slurm() {
         TaskPlugin=task/none
         SelectType=select/cons_tres
         SelectTypeParameters=CR_Core
+        SchedulerParameters=sched_interval=1,bf_interval=1
         MpiDefault=pmix
         ReturnToService=2
         StateSaveLocation=STATE/spool
@@ -213,7 +214,8 @@ slurm() {
         NodeName=node[0-$((nodes - 1))] CPUs=$slots State=UNKNOWN
         PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
-    echo "PMIxCliTmpDirBase=/run" >"$state/slurm/mpi.conf"
+    # With fences of two kinds, as usual, a rank may leave the second before another has left the first, and MPI_Init crashes there.
+    printf 'PMIxCliTmpDirBase=/run\nPMIxCollFence=tree\n' >"$state/slurm/mpi.conf"
     for i in $(seq 0 $((nodes - 1))); do
         enter "$i" munged --force --key-file "$state/slurm/munge.key" --socket /run/munge.socket --pid-file /run/munged.pid \
             --log-file "$state/slurm/munged$i.log" --seed-file "$state/slurm/seed$i"

@@ -12,7 +12,7 @@ class Cluster:
     """Nodes of their own for one test: sh("on 0 hostname"), run("ddp", options)."""
 
     def __init__(self, folder):
-        self.folder, self.env = folder / "cluster", {"CLUSTER": folder / "cluster", "OMP_NUM_THREADS": 1}
+        self.folder, self.env = folder / "cluster", {"CLUSTER": folder / "cluster", "OMP_NUM_THREADS": 1, "SHARD_LEAVE_SECONDS": 0.5}
 
     def sh(self, *words, start=succeeds, **settings):
         return start("sh dev/cluster/cluster.sh", *words, env=self.env, **settings)
@@ -28,12 +28,26 @@ class Cluster:
                     **settings)
         return Run(run.command, run.status, run.out, run.err, out)
 
+    def slurm(self):
+        run = self.sh("slurm", start=command)
+        if "there is no" in run.err: pytest.skip(run.err)
+        assert run.status == 0, run
+        return self
+
     def sent(self):
         """Bytes over each node's link, by the kernel."""
         return [int(line.split()[1]) for line in self.sh("sent").out.splitlines()]
 
     def processes(self):
         return command("pgrep -f", [str(self.folder)]).out.split()
+
+
+def wait_for(what, seconds=60):
+    """Returns when what() is so."""
+    until = time.time() + seconds
+    while not what():
+        assert time.time() < until, "it did not come so far"
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -92,10 +106,7 @@ def test_two_nodes_train_as_one_does(cluster, tmp_path):
 def test_killed_a_cluster_leaves_nothing(cluster):
     cluster.up(2, 1, "1gbit")
     command("kill -9", (cluster.folder / "pid").read_text().strip())
-    for _ in range(100):
-        if not cluster.processes(): break
-        time.sleep(0.1)
-    assert not cluster.processes()
+    wait_for(lambda: not cluster.processes(), 10)
     cluster.up(2, 1, "1gbit")
 
 
@@ -112,3 +123,28 @@ def test_the_kernel_counts_on_a_link_what_a_program_says_that_it_sends(cluster, 
     for begin, middle, end in zip(*counts):
         a_step = ((end - middle) - (middle - begin)) / 20
         assert 1 < a_step / run.about["predicted_comm_bytes"] < 1.03
+
+
+# ---- Slurm ----
+def test_srun_starts_ranks_on_nodes_that_train_as_on_one_machine(cluster, tmp_path):
+    cluster.up(4, 1, "1gbit").slurm()
+    run = cluster.sh("on 0 srun --mpi=pmix -N4 -n4", program("train_gpt2_ddp"), SMALL, "--deterministic --out", tmp_path / "out")
+    assert_says(run.out, "^ranks  *4, 1 on this machine, found by Slurm; MPI")
+    assert_same(trained("ddp", SMALL, "--deterministic", ranks=4), Run(run.command, 0, run.out, run.err, tmp_path / "out"))
+
+
+@pytest.mark.rest
+def test_a_job_that_is_told_to_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
+    """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over."""
+    options = (f"{SMALL} --tokenizer bytes --recompute none --sharding hybrid --shard-group 1 --total-batch-size 128 --checkpoint full --steps 300 "
+               "--deterministic")
+    out, log = tmp_path / "out", tmp_path / "log"
+    cluster.up(4, 1, "1gbit").slurm()
+    cluster.env |= {"OUT": out, "PROGRAM": program("train_gpt2_fsdp")}
+    cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log, "dev/launch/slurm.sh", options,
+               "--save-every 20")
+    wait_for(lambda: [*out.glob("step_*")])
+    cluster.sh("on 0 scancel --batch --signal=USR1 1")
+    wait_for(lambda: not cluster.sh("on 0 squeue -h").out)
+    assert_says(log.read_text(), "^USR1: queued again", "^start      step [1-9][0-9]* of 300, from ", "^saved step 300 under")
+    assert_same(trained("fsdp", options, ranks=4), Run(["sbatch"], 0, log.read_text(), "", out))

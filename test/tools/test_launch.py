@@ -2,7 +2,7 @@
 import os
 import pytest
 from kernels import emulated
-from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, launcher, program, succeeds
+from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, succeeds
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
@@ -42,7 +42,7 @@ def test_two_ranks_on_this_machine_are_started_from_a_hostfile(tmp_path):
            says=["^ranks  *2, 2 on this machine, found by OpenMPI", "^step 3/3 "])
 
 
-# ---- Slurm ----
+# ---- Slurm (test_cluster.py has a real one) ----
 def slurm(folder, *options, **settings):
     env = {"SLURM_NTASKS_PER_NODE": 2, "SLURM_CPUS_PER_TASK": 1, "OUT": folder / "out", "PROGRAM": FSDP,
            "PATH": f"{folder}/bin:{os.environ['PATH']}"}
@@ -54,12 +54,6 @@ def test_slurms_script_shards_within_a_node_and_resumes_if_there_is_a_checkpoint
     assert "--resume" not in run.out
     (tmp_path / "out/step_00000250").mkdir(parents=True)
     slurm(tmp_path, says=["--checkpoint sharded --resume$"])
-
-
-def test_slurms_script_passes_its_options_to_the_program(tmp_path):
-    executable(tmp_path / "bin/srun", f'shift 2; OMP_NUM_THREADS=1 exec {" ".join(launcher())} -np 2 "$@"')
-    slurm(tmp_path, "--tokenizer bytes", SMALL, "--batch-size 1 --total-batch-size 64", says=["saved step 3 under"])
-    assert (tmp_path / "out/step_00000003/model-00002-of-00002.safetensors").exists()
 
 
 # ---- by hand ----
