@@ -145,7 +145,7 @@ class Document:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the new numbers into the documents")
-    default = ["README.md", *sorted(map(str, Path("doc").glob("0*.md"))), *map(str, Path("doc").glob("choosing.md"))]
+    default = ["README.md", *sorted(map(str, Path("doc").glob("[01]*.md"))), *map(str, Path("doc").glob("choosing.md"))]
     parser.add_argument("documents", nargs="*", default=default, help="README.md, the chapters and choosing.md if none is named")
     options = parser.parse_args()
     gone = 0

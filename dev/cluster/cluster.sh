@@ -159,7 +159,7 @@ init() {
         until [ -e "$state/node$i.up" ]; do sleep 0.01; done
     done
     : >"$state/ready"
-    wait
+    while [ -e "$state/ready" ]; do sleep 1; done # rm -rf build also ends the cluster
 }
 # The first process of a node, in namespaces of its own.
 node() {
