@@ -3,7 +3,8 @@
 Measured first: the link between that many ranks (build/comm_bench), and what a micro-batch and an update take one rank, from steps
 of one and of two micro-batches. Ranks share caches, memory and perhaps cores, so one rank is measured while as many copies of
 train_gpt2_single run as there will be ranks, each with one thread; the slowest of them counts, before the programs run or after.
-Communication takes the time of the core that also computes: --sm-share 1. Then each program runs. Other work on this machine can
+Between processes of a machine, communication takes the time of the core that also computes: --core-share 1. Between nodes
+(MPIRUN=dev/cluster/run) it waits for a link instead: --core-share 0. Then each program runs. Other work on this machine can
 only hold a step up, so the fastest step counts, of the programs as of one rank. More ranks than cores run only with --oversubscribe
 yes, and the table says so: a rank that waits leaves its core to others, which no plan counts. The model is --model d4 --seq-len 128
 --batch-size 4 where nothing else is given."""
@@ -66,7 +67,7 @@ class Check:
         said = m.output(f"{self.build}/plan", self.o.more, options, f"--accumulation {micro_batches} --vocab-size "
                         f"{self.run.about['vocabulary']} --ranks {self.o.ranks} --device cpu --precision fp32 --ranks-per-node 0 "
                         f"--link {m.work()}/link.json --compute-ms {self.micro:g} --memory-bandwidth "
-                        f"{28e3 * elements / self.update if self.update else 0:g} --sm-share 1").splitlines()
+                        f"{28e3 * elements / self.update if self.update else 0:g} --sm-share {self.o.core_share}").splitlines()
         begin = next(i for i, line in enumerate(said) if line.startswith(f"{title} ") and " ranks " in line)
         return float(next(row for row in map(str.split, said[begin + 1:]) if row and row[0] == str(self.o.ranks))[column])
 
@@ -109,5 +110,5 @@ def show(d, o):
 
 
 
-m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,)}, ranks=2, steps=8, oversubscribe="no", sweep="-b 64K -e 16M",
+m.script(__doc__, lambda d, o: Check(o).measure(d), show, check, least={"ranks": (2,), "core_share": (0,)}, ranks=2, steps=8, oversubscribe="no", sweep="-b 64K -e 16M", core_share=1,
          data="data/train.bin", placeholders={"oversubscribe": "yes", "data": "FILE"})
