@@ -21,15 +21,14 @@ static const int wraps[] = { HALVES, 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --
 typedef struct {
     GPT2Config c;
     Sharding options;
-    Comm ranks;              // only rank and size
     Layout y;
 } Case;
 
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
-    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2 }, .ranks = { .rank = rank, .size = S } };
+    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2, .alignment = SHARD_ALIGNMENT } };
     if (wrap == HALVES) t->options.wrap_blocks = t->options.wrap_halves = 1;
     memset(&t->y, 0xab, sizeof t->y); // whatever was there before
-    t->y.shard_ranks = &t->ranks;
+    t->y.shard_number = rank;
     layout_cut(&t->y, &t->options, c);
 }
 
@@ -118,7 +117,7 @@ static void mark_pieces(const Case* t, unsigned char* seen) {
         if (!layout_range(&t->y, t->c, u, run, &p, &at)) continue;
         FsdpUnit unit = t->y.units[u];
         Shard shard = t->y.groups[t->y.group_of[u]].shard;
-        size_t first = (size_t)t->ranks.rank * shard.n; // of this rank's shard, in the group's whole memory
+        size_t first = (size_t)t->y.shard_number * shard.n; // of this rank's shard, in the group's whole memory
         assert_true(p.unit == unit.unit && p.parts == 1);
         assert_true(p.n > 0 && p.begin >= unit.begin[run] && p.begin + p.n <= unit.begin[run] + unit.n[run]);
         assert_true(at >= end && at >= shard.at && at + p.n <= shard.at + shard.n);
@@ -136,7 +135,7 @@ static void check_pieces(Case* t) {
     size_t n = gpt2_num_elements(t->c);
     FREED unsigned char* seen = (unsigned char*)xcalloc(n, 1);
     for (int rank = 0; rank < t->options.shards; rank++) {
-        t->ranks.rank = rank;
+        t->y.shard_number = rank;
         mark_pieces(t, seen);
     }
     for (size_t e = 0; e < n; e++)
@@ -245,7 +244,9 @@ TEST(a_report_says_how_large_groups_are) {
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        FREED_BY(child_free) Child said = child_does(report_sharding(c, &cases[i].options, 4));
+        Sharding options = cases[i].options;
+        options.alignment = SHARD_ALIGNMENT;
+        FREED_BY(child_free) Child said = child_does(report_sharding(c, &options, 4));
         if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
     }
 }
