@@ -7,8 +7,8 @@ each node has all weights, of which a rank keeps 1/g (hpZ), and all gathers stay
 rank adds up its part of what its node has, then of that, with its like on other nodes, its shard. Sums, shards and AdamW are fp32.
 
 Memory    per rank, in bytes, with P parameters in matrices: 16P/N, weights as they travel P/g * 260/256, and activations. 1-D tensors, V
-          elements, are on every rank: 20V. Gather buffers: as fsdp's, also as they travel. Buckets: gradients of the root and of
-          one group, in floatX; messages to and fro of the root and of two groups; fp32 sums of 1/g of the largest.
+          elements, are on every rank: 20V. Gather buffers: as fsdp's, also as they travel. Buckets: as fsdp's in floatX, and
+          messages to and fro; fp32 sums of 1/g of the largest.
 Sent      per rank and step with A micro-batches, in bytes, where w = 260/256 (none: floatX) and q = 132/256 (int8: 260/256, none: 4):
           between nodes w (K-1)P/N + Aq (K-1)P/N + 8V/g (K-1)/K; within a node, full: w (A(2P - 2root) + root) (g-1)/g, grad-op:
           wP (g-1)/g; and (AqP + 8V) (g-1)/g. Also three doubles.
@@ -24,9 +24,9 @@ Before    train_gpt2_fsdp.cu: the same groups, gather buffers and gathers ahead 
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_to_all, comm_all_gather, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, comm_finish
+#include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
 #include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, on the device or the host
 #include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes, what travels as what, and 1-D tensors
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
@@ -39,7 +39,7 @@ Before    train_gpt2_fsdp.cu: the same groups, gather buffers and gathers ahead 
 
 // Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
 // same views. A block's attention and its MLP, each with the layernorm before it, are units of their own.
-typedef struct { floatX *vectors, *matrices; } UnitMemory; // 1-D tensors; 2-D ones, which are gathered
+typedef struct { floatX *vectors, *matrices; } UnitMemory; // its 1-D tensors, and its 2-D ones, which are gathered
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
 typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3C) (C) (3C,C) (C,C)
 typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;      // (C) (C) (4C) (C) (4C,C) (C,4C)
@@ -98,7 +98,7 @@ typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
 // A group's whole gradients, and those on their way to every rank's shard, which may be those of the group before.
 typedef struct {
-    floatX* grads;                  // (S,shard) owned by the root's bucket, and by the other two together
+    floatX* grads;                  // (S,shard) owned
     char *sent, *received;          // (S,shard) messages of either hop, owned
     int group;                      // whose they are
     int missing;                    // how many of its tensors' gradients are not final yet
@@ -123,11 +123,11 @@ typedef struct {
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // L + 1
     Sharding options;
-    Layout layout;                  // units, groups, and the S ranks that share the model, which are all
-    ZeroPP zpp;                     // nodes, what they have of the weights, and 1-D tensors
+    Layout layout;                  // units, groups, and the S ranks that share a replica of the model
     Shards state;                   // this rank's shards of all groups, (num_sharded) each
-    int num_ranges, shard_ranges;   // how many there are; how many are of shards, which are the first
-    ParamRange ranges[2*MAX_FSDP_UNITS];         // this rank's shards and 1-D tensors, as the optimizer and checkpoints walk them; views
+    ZeroPP zpp;                     // nodes, what they have of the weights, and 1-D tensors
+    int num_ranges, shard_ranges;   // how many there are; how many are of shards: those before the 1-D tensors'
+    ParamRange ranges[2*MAX_FSDP_UNITS];         // this rank's shards, as the optimizer and checkpoints walk them; views
     GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
     BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
     floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
@@ -145,7 +145,6 @@ typedef struct {
     int num_buckets;
     Bucket buckets[3];              // the root's, and two that the other groups take in turn
     Bucket* last;                   // the one in its first hop; NULL: none
-    float* sum;                     // (K,shard) scratch: what packed rows add up to, owned
     CommOp gathering[MAX_FSDP_UNITS];            // the all-gather of a group's parameters, while it is under way
     CommOp refreshing[MAX_FSDP_UNITS];           // the same between nodes, after the update
     int num_gather_buffers;
@@ -170,7 +169,7 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
 static void gpt2_init_params(GPT2* g) {
     layout_cut(&g->layout, &g->options, g->config);
     shards_init(&g->state, &g->options, g->dp, g->layout.num_sharded, g->accumulation > 1);
-    zeropp_init(&g->zpp, &g->layout, g->config, g->dp, g->layout.num_sharded, g->accumulation > 1);
+    zeropp_init(&g->zpp, &g->layout, g->config, g->dp, g->accumulation > 1);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->refreshing[k] = NO_OP;
 }
 
@@ -209,20 +208,19 @@ static void gpt2_init_acts(GPT2* g) {
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Allocates memory for whole gradients and parameters while they are needed. Groups take the last two buckets in turn, whose messages
-// have room for its first group each. Their gradients have one memory, because packed ones need it no more.
+// Allocates memory for whole gradients and parameters while they are needed. Groups take the last two buckets in turn, of which each
+// has room for its first group.
 static void gpt2_init_buckets(GPT2* g) {
     ShardSizes own = shard_sizes(g->config, &g->options);
     size_t S = (size_t)g->layout.shard_ranks->size;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
     g->num_gather_buffers = 1 + (int)sharding_buffers(&g->options, own);
-    g->sum = (float*)device_alloc((size_t)g->zpp.nodes * size_max(own.root, own.other) * sizeof(float), MEMORY_COMMUNICATION);
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
-        size_t whole = S * (k == 0 ? own.root : own.other), message = gradient_bytes(&g->zpp, S * g->layout.groups[k].shard.n);
-        b->grads = k > 1 ? g->buckets[1].grads : (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
-        b->sent = (char*)device_alloc(2 * message, MEMORY_COMMUNICATION);
-        b->received = b->sent + message;
+        size_t whole = S * g->layout.groups[k].shard.n;
+        b->grads = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
+        b->sent = (char*)device_alloc(2 * gradient_bytes(&g->zpp, whole), MEMORY_COMMUNICATION);
+        b->received = b->sent + gradient_bytes(&g->zpp, whole);
         b->hop = NO_OP;
     }
     for (int r = 0; r < g->num_gather_buffers; r++) {
@@ -263,8 +261,7 @@ static void gpt2_free(GPT2* g) {
     device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
     device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
     device_free(g->inputs); device_free(g->targets); device_free(g->stats);
-    for (int k = 0; k < g->num_buckets; k++) { device_free(k < 2 ? g->buckets[k].grads : NULL); device_free(g->buckets[k].sent); }
-    device_free(g->sum);
+    for (int k = 0; k < g->num_buckets; k++) { device_free(g->buckets[k].grads); device_free(g->buckets[k].sent); }
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
     zeropp_free(&g->zpp);
 }
@@ -273,8 +270,8 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes own = shard_sizes(c, &g->options);
-    size_t S = (size_t)g->options.shards, X = sizeof(floatX), K = (size_t)g->zpp.nodes;
-    size_t gathered = S * sharding_gathered(&g->options, own), packed = g->zpp.weight_bits ? weight_bytes(&g->zpp, gathered) : 0;
+    size_t S = (size_t)g->options.shards, X = sizeof(floatX);
+    size_t buckets = S * (own.root + own.pair), gathered = S * sharding_gathered(&g->options, own);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
@@ -284,9 +281,9 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     shards_predict(&g->options, own.all, g->accumulation > 1, bytes);
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
                               + sizeof(StepStats);
-    zeropp_predict(&g->zpp, c, g->dp, own.all, g->accumulation > 1, bytes);
-    bytes[MEMORY_COMMUNICATION] += X * S * (own.root + own.other) + 2 * gradient_bytes(&g->zpp, S * (own.root + own.pair)); // buckets
-    bytes[MEMORY_COMMUNICATION] += K * size_max(own.root, own.other) * sizeof(float) + X * gathered + packed;
+    zeropp_predict(&g->zpp, c, g->dp, own, g->accumulation > 1, bytes);
+    bytes[MEMORY_COMMUNICATION] += X * buckets + 2 * gradient_bytes(&g->zpp, buckets);
+    bytes[MEMORY_COMMUNICATION] += X * gathered + (g->zpp.weight_bits ? weight_bytes(&g->zpp, gathered) : 0);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -335,8 +332,8 @@ static int find_free_buffer(GPT2* g, int k) {
     return NO_BUFFER;
 }
 
-// Begins to gather a group's parameters from the ranks of this node, unless they are there or on their way. Layer calls that have
-// been issued may still read the gather buffer: the gather waits for them.
+// Begins to gather a group's parameters, unless they are there or on their way. Layer calls that have been issued may still
+// read the gather buffer: the gather waits for them.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
@@ -344,9 +341,7 @@ static void group_gather(GPT2* g, int k) {
     require(group->buffer != NO_BUFFER, "no room to gather group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
     comm_finish(&g->zpp.across, &g->refreshing[k]); // other nodes' shards would be those before the update
-    comm_trace_data(&g->zpp.node, g->state.params + group->shard.at, group->shard.n * sizeof(float));
-    g->gathering[k] = comm_all_gather(&g->zpp.node, g->gather_buffers[group->buffer].arrived, secondary_rows(&g->zpp, group->shard.at),
-                                      (size_t)g->zpp.nodes * weight_bytes(&g->zpp, group->shard.n), COMM_BYTE);
+    g->gathering[k] = secondary_gather(&g->zpp, &g->state, g->gather_buffers[group->buffer].arrived, group->shard);
 }
 
 // Begins to gather what comes after group k, as far ahead as there are gather buffers. Forward 0, 1, 2, ...; backward 0, ..., 2, 1.
@@ -379,8 +374,8 @@ static void bucket_turn(GPT2* g) {
     comm_finish(&g->zpp.node, &b->hop);
     b->rows = g->zpp.nodes > 1 ? g->zpp.nodes : g->zpp.ranks;
     if (g->zpp.nodes == 1) return;
-    sum_gradients(&g->zpp, g->sum, b->received, g->zpp.ranks, (size_t)g->zpp.nodes * b->shard.n);
-    bucket_hop(g, b, &g->zpp.across, g->sum, DTYPE_F32, g->zpp.nodes);
+    sum_gradients(&g->zpp, g->zpp.sum, b->received, g->zpp.ranks, (size_t)g->zpp.nodes * b->shard.n);
+    bucket_hop(g, b, &g->zpp.across, g->zpp.sum, DTYPE_F32, g->zpp.nodes);
 }
 
 // Waits for the last hop of a bucket's gradients, and adds them to this rank's shard.
@@ -388,8 +383,8 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->rows == 0) return;
     float* grads = (float*)g->state.grads + b->shard.at;
     comm_finish(&g->zpp.across, &b->hop);
-    sum_gradients(&g->zpp, b->first ? grads : g->sum, b->received, b->rows, b->shard.n);
-    if (!b->first) add_in_place_fp32(grads, g->sum, b->shard.n);
+    sum_gradients(&g->zpp, b->first ? grads : g->zpp.sum, b->received, b->rows, b->shard.n);
+    if (!b->first) add_in_place_fp32(grads, g->zpp.sum, b->shard.n);
     b->rows = 0;
 }
 
@@ -612,12 +607,12 @@ static void gpt2_backward(GPT2* g, float dloss) {
 }
 
 // Call before micro-batch `micro` of a step's `accumulation`. Each micro-batch overwrites the buckets, and shards are added
-// up. A step begins with all gather buffers free, because an evaluation may have left groups in them.
+// up. A step begins with the blocks' gather buffers free, because an evaluation may have left groups in them.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    for (int k = 0; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
+    for (int k = 1; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return this rank's shard of each gradient is that of the mean over the global batch, and
@@ -631,31 +626,28 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->dp, loss);
 }
 
-// Begins to bring the weights that this rank has changed to all nodes, in the order in which the next forward pass asks for groups.
-static void gpt2_refresh(GPT2* g) {
-    for (int k = 0; k < g->layout.num_groups; k++) {
-        Shard shard = g->layout.groups[k].shard;
-        size_t row = weight_bytes(&g->zpp, shard.n);
-        char *rows = secondary_rows(&g->zpp, shard.at), *own = rows + (size_t)g->zpp.across.rank * row;
-        pack_weights(&g->zpp, own, g->state.params + shard.at, shard.n);
-        comm_trace_data(&g->zpp.across, g->state.params + shard.at, shard.n * sizeof(float));
-        g->refreshing[k] = comm_all_gather(&g->zpp.across, rows, own, row, COMM_BYTE);
-    }
+// Begins to bring the shards that this rank has changed to the other nodes, in the order in which the next forward pass asks for
+// them. The root is gathered as soon as it is there.
+static void gpt2_gather(GPT2* g) {
+    for (int k = 0; k < g->layout.num_groups; k++)
+        g->refreshing[k] = secondary_refresh(&g->zpp, &g->state, g->layout.groups[k].shard);
+    group_gather(g, 0);
 }
 
 // Waits for what the last update began, if no forward pass has.
-static void gpt2_refresh_finish(GPT2* g) {
+static void gpt2_gather_finish(GPT2* g) {
     for (int k = 0; k < g->layout.num_groups; k++) comm_finish(&g->zpp.across, &g->refreshing[k]);
+    comm_finish(&g->zpp.node, &g->gathering[0]);
 }
 
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// Computes the global gradient norm, to which each rank adds its shards' part, and rank 0 that of 1-D tensors, and from it the factor
-// that AdamW multiplies gradients by. Both stay on the device.
+// Computes the global gradient norm, to which each rank adds its shards' part, and from it the factor that AdamW multiplies
+// gradients by. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     shards_add_grad_squares(&g->state, &g->stats->grad_square);
-    if (g->dp->rank == 0) shards_add_grad_squares(&g->zpp.vectors.state, &g->stats->grad_square);
+    if (g->dp->rank == 0) shards_add_grad_squares(&g->zpp.vectors.state, &g->stats->grad_square); // they count once
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
@@ -663,13 +655,14 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // Calls AdamW once per range, then sums the squares of the new parameters for their norm. The log waits for that sum, so it is sent
 // before the weights.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    shards_begin_update(&g->state, g->stats);
     for (int i = 0; i < g->num_ranges; i++)
         shards_update(i < g->shard_ranges ? &g->state : &g->zpp.vectors.state, &g->ranges[i], adamw, g->stats);
     vectors_renew(&g->zpp.vectors);
     shards_add_param_squares(&g->state, &g->stats->param_square);
     if (g->dp->rank == 0) shards_add_param_squares(&g->zpp.vectors.state, &g->stats->param_square);
     CommOp norm = comm_all_reduce(g->dp, &g->stats->param_square, 1, COMM_F64);
-    gpt2_refresh(g);
+    gpt2_gather(g);
     comm_wait(g->dp, norm);
 }
 
@@ -680,10 +673,10 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // shards.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->num_ranges);
-    gpt2_refresh(g);
+    gpt2_gather(g);
 }
 
-// Each rank writes its shards, and rank 0 the 1-D tensors, so nothing is gathered.
+// Each rank of one replica of the model writes its shards, so nothing is gathered.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
@@ -809,8 +802,7 @@ int main(int argc, char** argv) {
     ranks_report(&run);
     report_sharding(g.config, &g.options, g.dp->size);
     BetweenNodes between = between_nodes(&g.zpp, g.config, &g.options, g.accumulation);
-    SentAlong along = { "nodes", { &g.zpp.across, NULL }, 0, { between.all, 0, 0 } };
-    run.ranks->context.along[run.ranks->context.num_along++] = along;
+    context_count_along(&run.ranks->context, "nodes", &g.zpp.across, NULL, between.all);
     report_zeropp(&g.zpp, between);
     gpt2_load(&g, &run);
     ranks_begin(&run);
@@ -826,7 +818,7 @@ int main(int argc, char** argv) {
         ranks_step_end(&run, step, &stats);
         if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
     }
-    gpt2_refresh_finish(&g);
+    gpt2_gather_finish(&g);
     bool as_predicted = ranks_end(&run);
     gpt2_free(&g);
     ranks_stop(&run);

@@ -32,6 +32,7 @@ typedef struct {
     int nodes, ranks;                // K, g; set by zeropp_check, as are the bits
     Comm node, across;
     char* secondary;                 // (K,shard) of every group, one behind the other, as they travel; owned
+    float* sum;                      // (K,shard) of the largest group: scratch for sums of gradients, owned
     Vectors vectors;
 } ZeroPP;
 
@@ -92,8 +93,24 @@ static inline void sum_gradients(const ZeroPP* z, float* out, const void* packed
     device_copy(out, packed, n * sizeof(float));
     for (int r = 1; r < rows; r++) add_in_place_fp32(out, (const float*)packed + (size_t)r * n, n);
 }
-// Returns this rank's K rows of a group whose shards begin at `at`.
-static inline char* secondary_rows(const ZeroPP* z, size_t at) { return z->secondary + (size_t)z->nodes * weight_bytes(z, at); }
+
+// ---- the secondary shard ----
+// Begins to renew this rank's K rows of a group: its own from s, where it has changed, and the others from the other nodes.
+static inline CommOp secondary_refresh(ZeroPP* z, const Shards* s, Shard shard) {
+    size_t row = weight_bytes(z, shard.n);
+    char *rows = z->secondary + (size_t)z->nodes * weight_bytes(z, shard.at), *own = rows + (size_t)z->across.rank * row;
+    pack_weights(z, own, s->params + shard.at, shard.n);
+    comm_trace_data(&z->across, s->params + shard.at, shard.n * sizeof(float));
+    return (comm_all_gather)(&z->across, rows, own, row, COMM_BYTE);
+}
+// Begins to gather whole (N,n), as it travels, from the ranks of this node.
+static inline CommOp secondary_gather(ZeroPP* z, const Shards* s, void* whole, Shard shard) {
+    size_t K = (size_t)z->nodes;
+    comm_trace_data(&z->node, s->params + shard.at, shard.n * sizeof(float));
+    return (comm_all_gather)(&z->node, whole, z->secondary + K * weight_bytes(z, shard.at), K * weight_bytes(z, shard.n), COMM_BYTE);
+}
+#define secondary_refresh(z, ...) (comm_from(&(z)->across, __func__), secondary_refresh(z, __VA_ARGS__))
+#define secondary_gather(z, ...) (comm_from(&(z)->node, __func__), secondary_gather(z, __VA_ARGS__))
 
 // ---- 1-D tensors ----
 // Returns where those of FSDP's unit u begin; behind the last unit, how many there are.
@@ -134,16 +151,19 @@ static inline void vectors_renew(const Vectors* v) {
 }
 
 // ---- memory, and the ranks ----
-// n: elements of this rank's shards. accumulates: a step has several micro-batches. Collective.
-static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, size_t n, bool accumulates) {
+// accumulates: a step has several micro-batches. Collective.
+static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, bool accumulates) {
     Vectors* v = &z->vectors;
+    size_t K = (size_t)z->nodes, largest = 0;
     Sharding whole; // every rank has all, on the device, and gradients in fp32
     memset(&whole, 0, sizeof whole);
     shards_init(&v->state, &whole, world, vectors_size(z, c), accumulates);
     v->params = NEEDS_MASTER ? (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_PARAMETERS) : (floatX*)v->state.params;
     v->grads = (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_GRADIENTS);
     if (accumulates) v->wide = (float*)device_alloc(v->state.n * sizeof(float), MEMORY_GRADIENTS);
-    z->secondary = (char*)device_alloc((size_t)z->nodes * weight_bytes(z, n), MEMORY_PARAMETERS);
+    for (int k = 0; k < y->num_groups; k++) largest = size_max(largest, y->groups[k].shard.n);
+    z->secondary = (char*)device_alloc(K * weight_bytes(z, y->num_sharded), MEMORY_PARAMETERS);
+    z->sum = (float*)device_alloc(K * largest * sizeof(float), MEMORY_COMMUNICATION);
     comm_split(&z->node, world, "node", world->rank / z->ranks);
     comm_split(&z->across, world, "across", world->rank % z->ranks);
     y->shard_ranks = world;
@@ -151,18 +171,20 @@ static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, 
 }
 static inline void zeropp_free(ZeroPP* z) {
     if (NEEDS_MASTER) device_free(z->vectors.params);
-    device_free(z->vectors.grads); device_free(z->vectors.wide); device_free(z->secondary);
+    device_free(z->vectors.grads); device_free(z->vectors.wide); device_free(z->secondary); device_free(z->sum);
     shards_free(&z->vectors.state);
     comm_free(&z->across);
     comm_free(&z->node);
 }
 // Adds what zeropp_init will allocate, and the world, to bytes by kind.
-static inline void zeropp_predict(const ZeroPP* z, GPT2Config c, const Comm* world, size_t n, bool accumulates, size_t bytes[MEMORY_KINDS]) {
-    size_t V = vectors_size(z, c);
-    bytes[MEMORY_PARAMETERS] += V * (sizeof(float) + (NEEDS_MASTER ? sizeof(floatX) : 0)) + (size_t)z->nodes * weight_bytes(z, n);
+static inline void zeropp_predict(const ZeroPP* z, GPT2Config c, const Comm* world, ShardSizes own, bool accumulates,
+                                  size_t bytes[MEMORY_KINDS]) {
+    size_t V = vectors_size(z, c), K = (size_t)z->nodes;
+    bytes[MEMORY_PARAMETERS] += V * (sizeof(float) + (NEEDS_MASTER ? sizeof(floatX) : 0)) + K * weight_bytes(z, own.all);
     bytes[MEMORY_GRADIENTS] += V * (sizeof(float) + sizeof(floatX) + (accumulates ? sizeof(float) : 0));
     bytes[MEMORY_OPTIMIZER] += V * 2 * sizeof(float);
-    bytes[MEMORY_COMMUNICATION] += comm_world_bytes(world) + comm_split_bytes(world, z->ranks) + comm_split_bytes(world, z->nodes);
+    bytes[MEMORY_COMMUNICATION] += comm_world_bytes(world) + comm_split_bytes(world, z->ranks) + comm_split_bytes(world, z->nodes)
+                                 + K * size_max(own.root, own.other) * sizeof(float);
 }
 
 // ---- what crosses between nodes, per rank and step: bytes of weights, of gradients, and of the gradients of 1-D tensors ----
