@@ -169,7 +169,7 @@ static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
 static void gpt2_init_params(GPT2* g) {
     layout_cut(&g->layout, &g->options, g->config);
     shards_init(&g->state, &g->options, g->dp, g->layout.num_sharded, g->accumulation > 1);
-    zeropp_init(&g->zpp, &g->layout, g->config, g->dp, g->accumulation > 1);
+    zeropp_init(&g->zpp, &g->layout, g->config, g->dp, shard_sizes(g->config, &g->options));
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->refreshing[k] = NO_OP;
 }
 
@@ -281,7 +281,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     shards_predict(&g->options, own.all, g->accumulation > 1, bytes);
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
                               + sizeof(StepStats);
-    zeropp_predict(&g->zpp, c, g->dp, own, g->accumulation > 1, bytes);
+    zeropp_predict(&g->zpp, c, g->dp, own, bytes);
     bytes[MEMORY_COMMUNICATION] += X * buckets + 2 * gradient_bytes(&g->zpp, buckets);
     bytes[MEMORY_COMMUNICATION] += X * gathered + (g->zpp.weight_bits ? weight_bytes(&g->zpp, gathered) : 0);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
@@ -603,7 +603,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
     unit_release(g, 0);
-    vectors_add(&g->zpp.vectors, g->first_micro);
+    vectors_add(&g->zpp, g->first_micro);
 }
 
 // Call before micro-batch `micro` of a step's `accumulation`. Each micro-batch overwrites the buckets, and shards are added

@@ -59,8 +59,6 @@ static inline void options_groups(OptionTable* t, Sharding* options, const char*
                 "the forward pass starts its next gather before this unit's layers");
     option_int(t, "limit-all-gathers", &options->limit_all_gathers, 1, MAX_UNITS,
                "how many groups, besides the root, may be gathered at a time");
-    option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",
-                  "the precision in which gradients are sent and added; model: that of the parameters");
     option_choice(t, "checkpoint", &options->checkpoint, "full|sharded",
                   "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
 }
@@ -68,6 +66,8 @@ static inline void options_sharding(OptionTable* t, Sharding* options) {
     options_groups(t, options, "full|grad-op|hybrid|none");
     option_int(t, "shard-group", &options->shard_group, 0, 1 << 20,
                "number of ranks that together hold one replica of the model, with --sharding hybrid");
+    option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",
+                  "the precision in which gradients are sent and added; model: that of the parameters");
     option_choice(t, "cpu-offload", &options->offload, "none|optimizer|all",
                   "what is on the host, where AdamW then runs; optimizer: gradients, moments and fp32 weights, of which the device"
                   " has a copy in the parameters' precision; all: no shard is on the device");

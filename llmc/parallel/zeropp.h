@@ -22,7 +22,6 @@ typedef struct {
     Shards state;       // fp32 weights, gradients and moments
     floatX* params;     // what layers read; owned, or a view of the state's where that is the same
     floatX* grads;      // what the layers of a micro-batch leave, owned
-    float* wide;        // the same in fp32, before it is added, owned; NULL: a step has one micro-batch
 } Vectors;
 
 typedef struct {
@@ -32,8 +31,8 @@ typedef struct {
     int nodes, ranks;                // K, g; set by zeropp_check, as are the bits
     Comm node, across;
     char* secondary;                 // (K,shard) of every group, one behind the other, as they travel; owned
-    float* sum;                      // (K,shard) of the largest group: scratch for sums of gradients, owned
     Vectors vectors;
+    float* sum;                      // scratch for sums of gradients: (K,shard) of the largest group, or the vectors'; owned
 } ZeroPP;
 
 // ---- options ----
@@ -77,10 +76,6 @@ static inline size_t weight_bytes(const ZeroPP* z, size_t n) {
 static inline size_t gradient_bytes(const ZeroPP* z, size_t n) {
     return z->gradient_bits ? quantised_bytes(n, z->gradient_bits) : n * sizeof(float);
 }
-static inline void pack_weights(const ZeroPP* z, void* packed, const float* x, size_t n) {
-    if (z->weight_bits) quantise(packed, NULL, x, DTYPE_F32, NULL, n, z->weight_bits);
-    else from_fp32((floatX*)packed, x, n);
-}
 // x (n) of type t, fp32 or floatX
 static inline void pack_gradients(const ZeroPP* z, void* packed, const void* x, DType t, size_t n) {
     if (z->gradient_bits) quantise(packed, NULL, x, t, NULL, n, z->gradient_bits);
@@ -99,7 +94,8 @@ static inline void sum_gradients(const ZeroPP* z, float* out, const void* packed
 static inline CommOp secondary_refresh(ZeroPP* z, const Shards* s, Shard shard) {
     size_t row = weight_bytes(z, shard.n);
     char *rows = z->secondary + (size_t)z->nodes * weight_bytes(z, shard.at), *own = rows + (size_t)z->across.rank * row;
-    pack_weights(z, own, s->params + shard.at, shard.n);
+    if (z->weight_bits) quantise(own, NULL, s->params + shard.at, DTYPE_F32, NULL, shard.n, z->weight_bits);
+    else from_fp32((floatX*)own, s->params + shard.at, shard.n);
     comm_trace_data(&z->across, s->params + shard.at, shard.n * sizeof(float));
     return (comm_all_gather)(&z->across, rows, own, row, COMM_BYTE);
 }
@@ -131,10 +127,11 @@ static inline ParamRange vectors_range(const Vectors* v, GPT2Config c, int u, in
     return p;
 }
 // After a micro-batch: the gradients become what it has left, or it is added to them.
-static inline void vectors_add(const Vectors* v, bool first) {
+static inline void vectors_add(const ZeroPP* z, bool first) {
+    const Vectors* v = &z->vectors;
     float* grads = (float*)v->state.grads;
-    to_fp32(first ? grads : v->wide, v->grads, v->state.n);
-    if (!first) add_in_place_fp32(grads, v->wide, v->state.n);
+    to_fp32(first ? grads : z->sum, v->grads, v->state.n);
+    if (!first) add_in_place_fp32(grads, z->sum, v->state.n);
 }
 // The gradients become their sums over all ranks.
 static inline void vectors_reduce(ZeroPP* z) {
@@ -151,19 +148,19 @@ static inline void vectors_renew(const Vectors* v) {
 }
 
 // ---- memory, and the ranks ----
-// accumulates: a step has several micro-batches. Collective.
-static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, bool accumulates) {
+static inline size_t zeropp_sum(const ZeroPP* z, GPT2Config c, ShardSizes own) { // elements
+    return size_max((size_t)z->nodes * size_max(own.root, own.other), vectors_size(z, c));
+}
+// Collective.
+static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, ShardSizes own) {
     Vectors* v = &z->vectors;
-    size_t K = (size_t)z->nodes, largest = 0;
     Sharding whole; // every rank has all, on the device, and gradients in fp32
     memset(&whole, 0, sizeof whole);
-    shards_init(&v->state, &whole, world, vectors_size(z, c), accumulates);
+    shards_init(&v->state, &whole, world, vectors_size(z, c), false);
     v->params = NEEDS_MASTER ? (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_PARAMETERS) : (floatX*)v->state.params;
     v->grads = (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_GRADIENTS);
-    if (accumulates) v->wide = (float*)device_alloc(v->state.n * sizeof(float), MEMORY_GRADIENTS);
-    for (int k = 0; k < y->num_groups; k++) largest = size_max(largest, y->groups[k].shard.n);
-    z->secondary = (char*)device_alloc(K * weight_bytes(z, y->num_sharded), MEMORY_PARAMETERS);
-    z->sum = (float*)device_alloc(K * largest * sizeof(float), MEMORY_COMMUNICATION);
+    z->secondary = (char*)device_alloc((size_t)z->nodes * weight_bytes(z, own.all), MEMORY_PARAMETERS);
+    z->sum = (float*)device_alloc(zeropp_sum(z, c, own) * sizeof(float), MEMORY_COMMUNICATION);
     comm_split(&z->node, world, "node", world->rank / z->ranks);
     comm_split(&z->across, world, "across", world->rank % z->ranks);
     y->shard_ranks = world;
@@ -171,20 +168,19 @@ static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, 
 }
 static inline void zeropp_free(ZeroPP* z) {
     if (NEEDS_MASTER) device_free(z->vectors.params);
-    device_free(z->vectors.grads); device_free(z->vectors.wide); device_free(z->secondary); device_free(z->sum);
+    device_free(z->vectors.grads); device_free(z->secondary); device_free(z->sum);
     shards_free(&z->vectors.state);
     comm_free(&z->across);
     comm_free(&z->node);
 }
 // Adds what zeropp_init will allocate, and the world, to bytes by kind.
-static inline void zeropp_predict(const ZeroPP* z, GPT2Config c, const Comm* world, ShardSizes own, bool accumulates,
-                                  size_t bytes[MEMORY_KINDS]) {
-    size_t V = vectors_size(z, c), K = (size_t)z->nodes;
-    bytes[MEMORY_PARAMETERS] += V * (sizeof(float) + (NEEDS_MASTER ? sizeof(floatX) : 0)) + K * weight_bytes(z, own.all);
-    bytes[MEMORY_GRADIENTS] += V * (sizeof(float) + sizeof(floatX) + (accumulates ? sizeof(float) : 0));
-    bytes[MEMORY_OPTIMIZER] += V * 2 * sizeof(float);
-    bytes[MEMORY_COMMUNICATION] += comm_world_bytes(world) + comm_split_bytes(world, z->ranks) + comm_split_bytes(world, z->nodes)
-                                 + K * size_max(own.root, own.other) * sizeof(float);
+static inline void zeropp_predict(const ZeroPP* z, GPT2Config c, const Comm* world, ShardSizes own, size_t bytes[MEMORY_KINDS]) {
+    size_t V = vectors_size(z, c), X = sizeof(floatX), K = (size_t)z->nodes;
+    bytes[MEMORY_PARAMETERS] += V * (4 + (NEEDS_MASTER ? X : 0)) + K * weight_bytes(z, own.all);
+    bytes[MEMORY_GRADIENTS] += V * (4 + X);
+    bytes[MEMORY_OPTIMIZER] += V * 8;
+    bytes[MEMORY_COMMUNICATION] += zeropp_sum(z, c, own) * sizeof(float);
+    bytes[MEMORY_COMMUNICATION] += comm_world_bytes(world) + comm_split_bytes(world, z->ranks) + comm_split_bytes(world, z->nodes);
 }
 
 // ---- what crosses between nodes, per rank and step: bytes of weights, of gradients, and of the gradients of 1-D tensors ----
@@ -199,11 +195,11 @@ static inline BetweenNodes between_nodes(const ZeroPP* z, GPT2Config c, const Sh
 }
 static inline void report_zeropp(const ZeroPP* z, BetweenNodes b) {
     char text[4][32];
-    printf("nodes      %d of %d ranks; between them, per rank and step: weights %s in %s, gradients %s in %s, of 1-D tensors %s\n",
+    printf("nodes      %d of %d ranks; between them, per rank and step: weights %s in %s, gradients %s in %s, 1-D tensors' %s;"
+           " of 1-D tensors each rank keeps all, %s\n",
            z->nodes, z->ranks, format_bytes(text[0], 32, b.weights), z->weight_bits ? "int8" : FLOATX_NAME,
            format_bytes(text[1], 32, b.gradients), z->gradient_bits == 4 ? "int4" : z->gradient_bits == 8 ? "int8" : "fp32",
-           format_bytes(text[2], 32, b.vectors));
-    printf("1-D        tensors are whole on every rank: %s\n", format_bytes(text[3], 32, (double)(z->vectors.state.n * (16 + sizeof(floatX)))));
+           format_bytes(text[2], 32, b.vectors), format_bytes(text[3], 32, 20 * (double)z->vectors.state.n));
     fflush(stdout);
 }
 #endif
