@@ -91,7 +91,7 @@ def order(name):
 def gradients(run):
     """Those of the first step, from AdamW's m, which is a tenth of them. The padding of wte, which is last, has none."""
     state = tensors(run.checkpoint() / "optimizer.safetensors")
-    return {name.removesuffix(".m"): 10 * x for name, x in state.items() if name.endswith(".m")}
+    return {name.removeprefix("m."): 10 * x for name, x in state.items() if name.startswith("m.")}
 
 
 @pytest.mark.parametrize("ranks, g, way, limit", [(4, 2, "int4", 7), *(sampled(*row) for row in (
@@ -106,16 +106,16 @@ def test_a_gradient_is_rounded_once_for_each_hop_and_1_d_tensors_are_not(ranks, 
     assert all((exact[name] == run[name]).all() for name in exact if exact[name].ndim == 1)
     for a, b in zip(blocks(exact), blocks(run)):
         error, half_scale = np.abs(a - b).max(1), np.abs(a).max(1) / limit / 2
-        assert (error <= hops * 1.1 * half_scale + 1e-9).all()
-    assert max((error > 0.9 * half_scale).mean() for error, half_scale in
-               [(np.abs(a - b).max(1), np.abs(a).max(1) / limit / 2) for a, b in zip(blocks(exact), blocks(run))]) > 0.5
+        assert (error <= hops * 1.1 * half_scale + 1e-9).all() and np.median(error / half_scale) > 0.5
 
 
-@pytest.mark.parametrize("g, options", [(2, ""), rest(1, "--quantise-gradients int8"), rest(4, "--quantise-weights none")])
-def test_40_steps_end_near_fsdps(g, options):
-    long = "--steps 40 --channels 64 --lr 3e-3"
-    plain, run = fsdp(4, g, long), nodes(4, g, options, long)
-    assert abs(np.mean(plain.series("loss")[-5:]) - np.mean(run.series("loss")[-5:])) <= 0.02
+@pytest.mark.rest
+@pytest.mark.parametrize("g, options", [(2, ""), (1, "--quantise-gradients int8"), (4, "--quantise-weights none")])
+def test_300_steps_end_near_fsdps(g, options):
+    """After 40 steps, where the loss falls steeply, another seed makes a difference of 0.1, and rounding one of 0.06."""
+    long = "--steps 300 --channels 64 --log-every 100"
+    plain, run = fsdp(4, 2, long), nodes(4, g, options, long)
+    assert abs(np.mean(plain.series("loss")[-50:]) - np.mean(run.series("loss")[-50:])) <= 0.02
     assert_different(plain, run)
 
 
@@ -203,10 +203,13 @@ def test_predict_says_what_a_run_holds_and_sends():
 
 
 # ---- when operations are issued ----
-# w: a group's new shards go to other nodes; G: it is gathered within a node; 1, 2: the hops of its gradients; v: those of 1-D tensors.
+# w: a group's new shards go to other nodes; G: it is gathered within a node; 1, 2: the hops of its gradients; v: sums of 1-D tensors'. There
+# are the root and two blocks. An order has the last update, as far as nothing has waited for it in the last step, the forward pass, the
+# backward pass of the last block, of the first, and of the root, the sums at the end, and the update.
 @pytest.mark.parametrize("options, order", [
-    # Group 2's first hop is followed by the gather of group 1 and the pass of group 1; then group 2 turns to its second hop.
-    ("--model d2 --heads 2", "GG GG1G21 2122 vvv wwwG"), rest("--model d2 --heads 2 --prefetch none --no-forward-prefetch", "GG GG1G21 2122 vvv wwwG")])
+    ("--model d2 --heads 2", "wwG GG GG1 21 21 2vvv wwwG"),
+    rest("--model d2 --heads 2 --prefetch none --no-forward-prefetch", "wwG GG G1 G21 21 2vvv wwwG"),
+    rest("--model d2 --heads 2 --prefetch backward-post", "wwG GG GG1 21 21 2vvv wwwG")])
 def test_hops_and_weights_are_issued_in_their_order(options, order, tmp_path):
     trace = tmp_path / "trace.json"
     nodes(4, 2, "--channels 24 --steps 2", options, ["--trace", trace])
