@@ -507,8 +507,9 @@ CHECKS = {
         ("bits-fp32", "1", agree, None, ""), *((f"bits-{x}", "m4", agree, None, "") for x in PRECISIONS),
         ("bits-bf16-strict", "m4", agree, None, ""), ("bits-bf16", "n", agree, None, "")],
     "zeropp": [
-        ("", "m4 4", matches, None, f"{NODES} {PLAIN}"), ("bits-fp32", "m4 4", agree, None, ""), ("bits-bf16-strict", "m4", agree, None, ""),
-        ("int4", "m4 4", compress_is_near, None, NODES), ("int8-strict", "m4", compress_is_near, None, f"{NODES} --quantise-gradients int8")],
+        ("", "m4 4", matches, None, f"{NODES} {PLAIN}"), ("bits-fp32", "m4 4", agree, None, ""),
+        ("bits-bf16-strict", "m4", agree, None, ""), ("int4", "m4 4", compress_is_near, None, NODES),
+        ("int8-strict", "m4", compress_is_near, None, f"{NODES} --quantise-gradients int8")],
     "tp": [
         ("", "1 m4 n", matches, ALL, ""), ("copies", "m4", matches, 2, "--batch-size 4"), ("copies", "4", matches, 2, WINDOWS),
         ("sequence", "m4", matches, ALL, f"{SEQUENCE} --recompute block"), ("sequence", "n", matches, ALL, SEQUENCE),

@@ -8,6 +8,8 @@ one per rank. A rank keeps its shards of all groups side by side, in sharded mem
 
 There are as many shards as ranks that together hold one replica of the model: all (full, grad-op), --shard-group of them
 (hybrid), or one (none). Ranks that hold the same shard belong to different replicas of the model.
+
+ZeRO++ (zeropp.h) has the same groups, of matrices alone, and numbers the shards in another order.
 */
 #ifndef LLMC_LAYOUT_H
 #define LLMC_LAYOUT_H
@@ -39,8 +41,8 @@ typedef struct {
     bool matrices_only;             // 1-D tensors are in no shard: the stage keeps them elsewhere
 } Sharding;
 
-// What groups are, and when they are gathered. shardings: the words of --sharding that a stage knows, in the order of SHARD_FULL, ...
-static inline void options_groups(OptionTable* t, Sharding* options, const char* shardings) {
+// What groups are, when they are gathered, and how they are saved.
+static inline void options_groups(OptionTable* t, Sharding* options) {
     memset(options, 0, sizeof *options);
     options->alignment = SHARD_ALIGNMENT;
     options->wrap_blocks = 1;
@@ -50,9 +52,6 @@ static inline void options_groups(OptionTable* t, Sharding* options, const char*
                "number of consecutive blocks that are gathered at a time; 0: the whole model at once");
     option_flag(t, "wrap-halves", &options->wrap_halves,
                 "a block's attention and its MLP, each with its layernorm, are gathered apart");
-    option_choice(t, "sharding", &options->sharding, shardings,
-                  "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
-                  " hybrid: full within groups, replicated across them; none: every rank keeps everything");
     option_choice(t, "prefetch", &options->prefetch, "backward-pre|backward-post|none",
                   "when the backward pass starts its next gather: before this unit's gradients, after them, or when needed");
     option_flag(t, "forward-prefetch", &options->forward_prefetch,
@@ -63,7 +62,10 @@ static inline void options_groups(OptionTable* t, Sharding* options, const char*
                   "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
 }
 static inline void options_sharding(OptionTable* t, Sharding* options) {
-    options_groups(t, options, "full|grad-op|hybrid|none");
+    options_groups(t, options);
+    option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid|none",
+                  "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
+                  " hybrid: full within groups, replicated across them; none: every rank keeps everything");
     option_int(t, "shard-group", &options->shard_group, 0, 1 << 20,
                "number of ranks that together hold one replica of the model, with --sharding hybrid");
     option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",

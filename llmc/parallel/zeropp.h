@@ -37,7 +37,9 @@ typedef struct {
 
 // ---- options ----
 static inline void options_zeropp(OptionTable* t, ZeroPP* z, Sharding* options) {
-    options_groups(t, options, "full|grad-op");
+    options_groups(t, options);
+    option_choice(t, "sharding", &options->sharding, "full|grad-op",
+                  "full: parameters are freed after each use; grad-op: they stay from forward to backward");
     option_int(t, "node-ranks", &z->node_ranks, 0, 1 << 20,
                "neighbouring ranks that make a node; 0: as many as run on this machine, with --predict all");
     option_choice(t, "quantise-weights", &z->weights, "int8|none", "what weights travel as; none: in the parameters' precision");

@@ -290,7 +290,7 @@ def waits(stage, options=""):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("stage, options", [
-    ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
+    ("zeropp", "--node-ranks 1"), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
     ("cp", ""), ("cp", GATHER), ("cp", f"{RING} {BALANCED}"),
     ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0"), ("compress", "--compress onebit-adam --compress-from 1")])
