@@ -96,7 +96,7 @@ typedef struct {
 
 typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
 
-// A group's whole gradients, and those on their way to every rank's shard, which may be those of the group before.
+// A group's whole gradients, and those on their way to every rank's shard, which may still be an earlier group's.
 typedef struct {
     floatX* grads;                  // (S,shard) owned
     char *sent, *received;          // (S,shard) messages of either hop, owned
