@@ -53,7 +53,7 @@ BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests, 
 BUILD_VARIANT = $(error these kernels are a GPU's: make DEVICE=cuda variants, or DEVICE=emulated where there is none)
 
 # Programs of several ranks need MPI; its compiler wrapper knows where it is. All others are built without (llmc/comm/comm.h).
-WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_ddp.o train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress comm_bench test/test_comm_cuda)
+WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_ddp.o train_gpt2_zero train_gpt2_fsdp train_gpt2_zeropp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress comm_bench test/test_comm_cuda)
 WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm $(BUILD)/test/test_sharding
 $(WITH_MPI): CFLAGS_ALL += -DUSE_MPI=1 $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_MPI=1 -DUSE_NCCL=$(USE_NCCL)
@@ -316,7 +316,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 # Everything that the tests run, in one build.
 test-build: $(STAGES:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
 FLOATX_TESTS := test/test_layers test/test_compress test/test_param_ranges
-RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress
+RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_zeropp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress
 # (+: these are makes, and share -j.)
 TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug # side by side, so that no core waits for the last program of one build
 test-programs: $(TEST_PROGRAMS)

@@ -17,6 +17,7 @@ memory errors and races. Needs nvcc, NVIDIA's libraries, Open MPI and Python; no
                      rank DDP's bits; all schedules and meshes with ZeRO have the same, and so has each way of cp again
     compress         likewise: uncompressed gradients have DDP's bits, each method losses near the CPU's; rates of kernels
     ranks zero fsdp  collectives, DDP, ZeRO and FSDP over MPI on ranks that share the GPU: PyTorch DDP's runs, the same bits
+    zeropp           likewise ZeRO++ on two nodes: unrounded it has hybrid FSDP's bits, and rounded losses near the CPU's
     sanitizer        memory errors and races, by compute-sanitizer
     profile          the kernels of a step by share of its time, by Nsight Compute (ncu)
     hopper           the kernels with wgmma and TMA, at sizes with remainders; one that waits forever is stopped
@@ -360,9 +361,9 @@ def train(name, stage, precision, ranks=1, shape=None, options="", strict=False)
 
 
 def matches(stage, precision, ranks, shape, options, strict):
-    """PyTorch's run of the whole model, or PyTorch DDP's on as many ranks, for zero and fsdp with two micro-batches a step."""
+    """PyTorch's run of the whole model, or PyTorch DDP's on as many ranks, for zero, fsdp and zeropp with two micro-batches a step."""
     if stage == "ddp": stored, own = f"{m.REFERENCE}/ddp/ranks_{ranks}", ""
-    elif stage in ("zero", "fsdp"): stored, own = f"{m.REFERENCE}/ddp/ranks_{ranks}_accumulate_2", f"--batch-size {8 // ranks}"
+    elif stage in ("zero", "fsdp", "zeropp"): stored, own = f"{m.REFERENCE}/ddp/ranks_{ranks}_accumulate_2", f"--batch-size {8 // ranks}"
     else: stored, own = f"{m.REFERENCE}/pytorch_fp32", ""
     out = train(f"{stage}-run", stage, precision, ranks, shape, f"{own} {options}", strict)
     compare(f"{stored}.jsonl", out, "--rtol 1e-4 --atol 1e-6")
@@ -386,6 +387,7 @@ def runs_with_the_same_bits(stage, ranks, shape, options):
     return {"ddp": [("ddp", None, own) for own in ("--ddp naive", "--bucket-mb 0.02")],
             "zero": [ddp, *(("zero", None, f"--zero-stage {stage}") for stage in (1, 2, 3))],
             "fsdp": [ddp, *(("fsdp", None, f"--reduce-dtype model {setting}") for setting in FSDP_SETTINGS)],
+            "zeropp": [("fsdp", None, "--sharding hybrid --shard-group 2"), ("zeropp", None, f"{NODES} {PLAIN}")],
             "tp": [ddp, ("tp", 1, "")],  # here and below a replica of the model is on each rank
             "cp": [ddp, ("cp", 1, "")],
             "pp": [by_four, ("pp", 1, "")],
@@ -415,9 +417,9 @@ def agree(stage, precision, ranks, shape, options, strict):
 def compress_is_near(stage, precision, ranks, shape, options, strict):
     """The CPU's losses, norms and compression error. A rounding decides what is sent of a number that lies between two, so they may
     drift apart by more than other stages'."""
-    settings = f"--compress {options} --compress-from 5 --measure-error 5"
-    cpu = train("compress-cpu", stage, "cpu", ranks, shape, settings.replace(NCCL, ""))
-    gpu = train("compress-gpu", stage, precision, ranks, shape, settings, strict)
+    settings = f"--compress {options} --compress-from 5 --measure-error 5" if stage == "compress" else options
+    cpu = train(f"{stage}-cpu", stage, "cpu", ranks, shape, settings.replace(NCCL, ""))
+    gpu = train(f"{stage}-gpu", stage, precision, ranks, shape, settings, strict)
     compare(cpu / "metrics.jsonl", gpu, "--rtol 1e-3 --only loss")
     compare(cpu / "metrics.jsonl", gpu, "--rtol 1e-2")
 
@@ -487,6 +489,7 @@ ALL, NCCL = "as many as there are ranks", "--comm nccl"
 PRECISIONS, WAITS = ("fp32", "bf16", "fp16"), "--emulate-ms 1,1,1"  # actions wait for the GPU
 SEQUENCE, WINDOWS, ZB, GPIPE = "--sequence-parallel", "--nccl-windows", "--schedule zb-h1", "--schedule gpipe --recompute block"
 RING, ZIGZAG = "--cp ring", "--cp-balance zigzag"
+NODES, PLAIN = "--node-ranks 2", "--quantise-weights none --quantise-gradients none"
 CHECKS = {
     "ddp": [
         ("", "1 m2 m4 n", matches, None, "--bucket-mb 0.02"), ("naive", "1 m2 m4", matches, None, "--ddp naive"),
@@ -503,6 +506,10 @@ CHECKS = {
         ("hybrid", "m4 4", matches, None, "--sharding hybrid --shard-group 2"),
         ("bits-fp32", "1", agree, None, ""), *((f"bits-{x}", "m4", agree, None, "") for x in PRECISIONS),
         ("bits-bf16-strict", "m4", agree, None, ""), ("bits-bf16", "n", agree, None, "")],
+    "zeropp": [
+        ("", "m4 4", matches, None, f"{NODES} {PLAIN}"), ("bits-fp32", "m4 4", agree, None, ""),
+        ("bits-bf16-strict", "m4", agree, None, ""), ("int4", "m4 4", compress_is_near, None, NODES),
+        ("int8-strict", "m4", compress_is_near, None, f"{NODES} --quantise-gradients int8")],
     "tp": [
         ("", "1 m4 n", matches, ALL, ""), ("copies", "m4", matches, 2, "--batch-size 4"), ("copies", "4", matches, 2, WINDOWS),
         ("sequence", "m4", matches, ALL, f"{SEQUENCE} --recompute block"), ("sequence", "n", matches, ALL, SEQUENCE),
@@ -796,6 +803,7 @@ PARTS = {
     "cp": of_stage("cp", ON_ONE_GPU),
     "compress": (compress, {"fp32": COMPRESS, "bf16": COMPRESS, "fp16": ["compress"], "cpu": ["compress"]}),
     "ranks": (ranks, {"fp32": COMM + ["ddp"]}), "zero": of_stage("zero", SHARED), "fsdp": of_stage("fsdp", SHARED),
+    "zeropp": (partial(check_stage, "zeropp", SHARED), dict.fromkeys((*PRECISIONS[:2], "cpu"), ["zeropp", "fsdp"])),
     "sanitizer": (partial(commands, 30, SANITIZED), {"bf16": TESTS}),
     "profile": (partial(check, "profile", 60, profile_step), {"bf16": ["single"]}),
     "hopper": (partial(commands, 15, HOPPER), {"bf16": ["variants/matmul_forward", "variants/matmul_backward"]}),
@@ -804,7 +812,7 @@ PARTS = {
                                   "cpu": ["plan", "data/train.bin"]}),
     "speed": (speed, {"bf16": ["single"], "fp32": ["single"]}),
     "large": (partial(against_peers, "large", 300, "--model gpt2-xl --batch 16 --rounds 1 --steps 8"), {"bf16": [*LAYERS, "fsdp"]}),
-    "gpus": (gpus, {"fp32": STAGES + COMM, "bf16": STAGES, "cpu": ["compress"]})}
+    "gpus": (gpus, {"fp32": STAGES + COMM, "bf16": STAGES, "cpu": ["compress", "zeropp"]})}
 NEEDED = {"sanitizer": "compute-sanitizer", "profile": "ncu"}
 
 

@@ -11,9 +11,9 @@ from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp"]
+STAGES = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp", "zeropp"]
 NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}  # of the chapters
-CHAPTERS = {stage: f"doc/{number:02}_{stage}.md" for stage, number in NUMBERS.items()}
+CHAPTERS = {stage: f"doc/{number:02}_{stage}.md" for stage, number in NUMBERS.items()} | {"zeropp": "doc/10_cluster.md"}
 NOTES = "test/stages.toml"
 USUAL = "the-diff-in-the-files-order"
 INCLUDES = "section 1. libraries, in reading order"

@@ -8,6 +8,8 @@ one per rank. A rank keeps its shards of all groups side by side, in sharded mem
 
 There are as many shards as ranks that together hold one replica of the model: all (full, grad-op), --shard-group of them
 (hybrid), or one (none). Ranks that hold the same shard belong to different replicas of the model.
+
+ZeRO++ (zeropp.h) has the same groups, of matrices alone, and numbers the shards in another order.
 */
 #ifndef LLMC_LAYOUT_H
 #define LLMC_LAYOUT_H
@@ -35,10 +37,14 @@ typedef struct {
     long long shard_group;          // --shard-group
     long long limit_all_gathers;    // --limit-all-gathers
     int shards;                     // S, into which a group is cut; set by sharding_check
+    size_t alignment;               // elements that every shard is a multiple of
+    bool matrices_only;             // 1-D tensors are in no shard: the stage keeps them elsewhere
 } Sharding;
 
-static inline void options_sharding(OptionTable* t, Sharding* options) {
+// What groups are, when they are gathered, and how they are saved.
+static inline void options_groups(OptionTable* t, Sharding* options) {
     memset(options, 0, sizeof *options);
+    options->alignment = SHARD_ALIGNMENT;
     options->wrap_blocks = 1;
     options->limit_all_gathers = 2;
     options->forward_prefetch = 1;
@@ -46,17 +52,22 @@ static inline void options_sharding(OptionTable* t, Sharding* options) {
                "number of consecutive blocks that are gathered at a time; 0: the whole model at once");
     option_flag(t, "wrap-halves", &options->wrap_halves,
                 "a block's attention and its MLP, each with its layernorm, are gathered apart");
-    option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid|none",
-                  "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
-                  " hybrid: full within groups, replicated across them; none: every rank keeps everything");
-    option_int(t, "shard-group", &options->shard_group, 0, 1 << 20,
-               "number of ranks that together hold one replica of the model, with --sharding hybrid");
     option_choice(t, "prefetch", &options->prefetch, "backward-pre|backward-post|none",
                   "when the backward pass starts its next gather: before this unit's gradients, after them, or when needed");
     option_flag(t, "forward-prefetch", &options->forward_prefetch,
                 "the forward pass starts its next gather before this unit's layers");
     option_int(t, "limit-all-gathers", &options->limit_all_gathers, 1, MAX_UNITS,
                "how many groups, besides the root, may be gathered at a time");
+    option_choice(t, "checkpoint", &options->checkpoint, "full|sharded",
+                  "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
+}
+static inline void options_sharding(OptionTable* t, Sharding* options) {
+    options_groups(t, options);
+    option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid|none",
+                  "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
+                  " hybrid: full within groups, replicated across them; none: every rank keeps everything");
+    option_int(t, "shard-group", &options->shard_group, 0, 1 << 20,
+               "number of ranks that together hold one replica of the model, with --sharding hybrid");
     option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",
                   "the precision in which gradients are sent and added; model: that of the parameters");
     option_choice(t, "cpu-offload", &options->offload, "none|optimizer|all",
@@ -65,8 +76,6 @@ static inline void options_sharding(OptionTable* t, Sharding* options) {
     option_float(t, "emulate-host-link", &options->host_link, 0, 1e6,
                  "Gbit/s, each way, of a link between a device and its host, with --cpu-offload on the CPU: copies of shards take"
                  " at least as long as it would need; 0: off");
-    option_choice(t, "checkpoint", &options->checkpoint, "full|sharded",
-                  "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
 }
 
 static inline bool reshards_after_forward(const Sharding* options) {
@@ -102,7 +111,7 @@ enum { NO_GROUP = -1, NO_BUFFER = -1, MAX_FSDP_UNITS = 2*MAX_UNITS - 1 };
 
 typedef struct {
     int unit, tensors;       // of gpt2.h's unit (the root, or a block) so many tensors, which are
-    size_t begin[2], n[2];   // elements [begin, begin+n) of it: of a block, its 1-D tensors and its 2-D ones
+    size_t begin[2], n[2];   // elements [begin, begin+n) of it: its 1-D tensors and its 2-D ones
     size_t offset, size;     // of all of them, in the group's whole memory
 } FsdpUnit;
 static inline int attention_unit(int l) { return 1 + 2*l; }
@@ -115,8 +124,10 @@ static inline FsdpUnit fsdp_unit(GPT2Config c, int u) {
     memset(&f, 0, sizeof f);
     f.unit = (u + 1) / 2;
     f.tensors = u == 0 ? (int)ROOT_TENSORS : BLOCK_TENSORS / 2;
-    if (u == 0) f.n[0] = unit_elements(c, 0);
-    else if (u == attention_unit(f.unit - 1)) { // ln1w, ln1b, qkvb, projb; qkvw, projw
+    if (u == 0) {                               // lnfw, lnfb; wpe, wte
+        f.n[0] = f.begin[1] = unit_no_decay(c, 0);
+        f.n[1] = unit_elements(c, 0) - f.n[0];
+    } else if (u == attention_unit(f.unit - 1)) { // ln1w, ln1b, qkvb, projb; qkvw, projw
         f.n[0] = 6*C;
         f.begin[1] = 13*C;
         f.n[1] = 4*C*C;
@@ -130,6 +141,18 @@ static inline FsdpUnit fsdp_unit(GPT2Config c, int u) {
     return f;
 }
 
+// Returns what is sharded of it: all, or its matrices.
+static inline FsdpUnit sharded_unit(const Sharding* options, GPT2Config c, int u) {
+    FsdpUnit f = fsdp_unit(c, u);
+    if (options->matrices_only) f.n[0] = 0;
+    f.size = f.n[0] + f.n[1];
+    return f;
+}
+// Returns the elements of a shard of a group with so many.
+static inline size_t sharding_shard(const Sharding* options, size_t elements) {
+    return round_up(ceil_div(elements, (size_t)options->shards), options->alignment);
+}
+
 typedef struct {
     int first_unit, num_units;
     Shard shard;             // of the group
@@ -141,6 +164,7 @@ typedef struct {
     Comm *shard_ranks;       // those that together hold one replica of the model, a view
     Comm *replicas;          // those that hold the same shard, a view
     Comm split[2];           // these two, where they are not the world
+    int shard_number;        // of this rank's shards
     int num_units, num_groups;
     FsdpUnit units[MAX_FSDP_UNITS];
     int group_of[MAX_FSDP_UNITS];  // of each unit
@@ -153,6 +177,7 @@ static inline void layout_split(Layout* y, const Sharding* options, Comm* world)
     int S = options->shards;
     y->shard_ranks = S == world->size ? world : &y->split[0];
     y->replicas = S == 1 && world->size > 1 ? world : &y->split[1];
+    y->shard_number = world->rank % S;
     if (options->sharding == SHARD_HYBRID) {
         comm_split(&y->split[0], world, "shard", world->rank / S);
         comm_split(&y->split[1], world, "replica", world->rank % S);
@@ -169,7 +194,7 @@ static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) 
     y->num_sharded = 0;
     for (int u = 0; u < y->num_units; u++) {
         FsdpUnit* unit = &y->units[u];
-        *unit = fsdp_unit(c, u);
+        *unit = sharded_unit(options, c, u);
         bool begins_block = u > 0 && u == attention_unit(unit->unit - 1);
         bool begins = u == 0 || options->wrap_halves
                    || (begins_block && options->wrap_blocks > 0 && (unit->unit - 1) % options->wrap_blocks == 0);
@@ -183,7 +208,7 @@ static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) 
         y->group_of[u] = y->num_groups - 1;
         k->num_units++;
         k->tensors += unit->tensors;
-        k->shard.n = shard_of(unit->offset + unit->size, options->shards);
+        k->shard.n = sharding_shard(options, unit->offset + unit->size);
     }
     for (int k = 0; k < y->num_groups; k++) {
         y->groups[k].shard.at = y->num_sharded;
@@ -207,7 +232,7 @@ static inline void layout_free(Layout* y) {
 static inline bool layout_range(const Layout* y, GPT2Config c, int u, int run, ParamRange* p, size_t* at) {
     const Group* k = &y->groups[y->group_of[u]];
     const FsdpUnit* unit = &y->units[u];
-    size_t begin = (size_t)y->shard_ranks->rank * k->shard.n, end = begin + k->shard.n; // of the group's whole memory
+    size_t begin = (size_t)y->shard_number * k->shard.n, end = begin + k->shard.n; // of the group's whole memory
     size_t first = unit->offset + (run ? unit->n[0] : 0);                                // the run's, there
     size_t low = size_max(begin, first), high = size_min(end, first + unit->n[run]);
     if (low >= high) return false;
@@ -223,19 +248,21 @@ typedef struct {
     size_t others;           // how many others
 } ShardSizes;
 static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
-    size_t L = (size_t)c.L, wrap = (size_t)options->wrap_blocks, block = unit_elements(c, 1);
+    size_t L = (size_t)c.L, wrap = (size_t)options->wrap_blocks, root = sharded_unit(options, c, 0).size;
+    size_t attention = sharded_unit(options, c, attention_unit(0)).size, mlp = sharded_unit(options, c, mlp_unit(0)).size;
+    size_t block = attention + mlp;
     ShardSizes s;
     memset(&s, 0, sizeof s);
     if (wrap == 0) {
-        s.all = s.root = shard_of(gpt2_num_elements(c), options->shards);
+        s.all = s.root = sharding_shard(options, root + L * block);
         return s;
     }
-    size_t first = shard_of(options->wrap_halves ? fsdp_unit(c, attention_unit(0)).size : size_min(wrap, L) * block, options->shards);
-    s.root = shard_elements(c, 0, options->shards);
-    s.other = options->wrap_halves ? shard_of(fsdp_unit(c, mlp_unit(0)).size, options->shards) : first;
+    size_t first = sharding_shard(options, options->wrap_halves ? attention : size_min(wrap, L) * block);
+    s.root = sharding_shard(options, root);
+    s.other = options->wrap_halves ? sharding_shard(options, mlp) : first;
     s.others = options->wrap_halves ? 2*L : ceil_div(L, wrap);
     if (options->wrap_halves) s.all = s.root + L * (first + s.other);
-    else s.all = s.root + L / wrap * s.other + (L % wrap ? shard_of(L % wrap * block, options->shards) : 0);
+    else s.all = s.root + L / wrap * s.other + (L % wrap ? sharding_shard(options, L % wrap * block) : 0);
     s.pair = s.others <= 2 ? s.all - s.root : first + s.other;
     return s;
 }
@@ -258,10 +285,11 @@ static inline void report_sharding(GPT2Config c, const Sharding* options, int N)
     char group[32] = "model";
     if (options->wrap_blocks == 1) snprintf(group, sizeof group, options->wrap_halves ? "half a block" : "block");
     if (options->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", options->wrap_blocks);
-    size_t P = gpt2_num_elements(c), S = (size_t)options->shards;
-    printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding;"
+    size_t P = sharded_unit(options, c, 0).size, S = (size_t)options->shards;
+    for (int u = 1; u <= 2*c.L; u++) P += sharded_unit(options, c, u).size;
+    printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of %s%s, %.2f %% of it padding;"
            " gradients reduced in %s\n",
-           shardings[options->sharding], group, S, places[options->offload],
+           shardings[options->sharding], group, S, options->matrices_only ? "all matrices" : "everything", places[options->offload],
            100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(options)));
     if (S > 1) printf("gathers    prefetch %s%s; room for the root and %zu more\n", prefetches[options->prefetch],
                       options->forward_prefetch ? ", and forward" : "", sharding_buffers(options, s));

@@ -122,8 +122,7 @@ static inline void mesh_report(Run* run) {
     const Comm* const comms[MESH_AXES] = { m->tp, m->pp, m->dp };
     for (int k = 0; k < MESH_AXES; k++) {
         const Comm* also = k == MESH_PP && m->tied != m->pp ? m->tied : NULL;
-        SentAlong s = { mesh_axis_names[k], { comms[k], also }, 0, { m->sent_along[k], 0, 0 } };
-        w->along[w->num_along++] = s;
+        context_count_along(w, mesh_axis_names[k], comms[k], also, m->sent_along[k]);
     }
 }
 

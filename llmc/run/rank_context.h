@@ -13,7 +13,7 @@ agree on, faults on purpose, and what communication costs per step.
 
 // What this rank was predicted to send per step, and what it sent in the step that sent least and most: bytes.
 typedef struct { double predicted, min, max; } SentBytes;
-// The same by some of its communicators, those along an axis of a mesh.
+// The same by some of its communicators: those along an axis of a mesh, or between nodes.
 typedef struct {
     const char* name;                 // of the axis
     const Comm* comms[2];             // views; NULL: there is no second
@@ -37,7 +37,7 @@ typedef struct {
     long long steps;
     double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all; set by the stage
     SentBytes sent;                   // in a step, less these
-    SentAlong along[MAX_SENT_ALONG];  // parts of what is sent, which a mesh counts
+    SentAlong along[MAX_SENT_ALONG];  // parts of what is sent, which a mesh or ZeRO++ counts
     int num_along;
     double exposed_total, seconds_total;
     // of the step at hand, in a pipeline
@@ -102,6 +102,11 @@ static inline bool context_memory_fits(RankContext* w, const size_t predicted[ME
 }
 
 // ---- the cost of a step ----
+// From now on counts what this rank sends by a, and by b if it is not NULL, under this name.
+static inline void context_count_along(RankContext* w, const char* name, const Comm* a, const Comm* b, double predicted) {
+    SentAlong s = { name, { a, b }, 0, { predicted, 0, 0 } };
+    w->along[w->num_along++] = s;
+}
 // Returns the bytes that this rank has sent so far. (Where one axis has all ranks, the others are alone.)
 static inline double sent_along(const SentAlong* s) {
     double sent = 0;

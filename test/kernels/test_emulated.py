@@ -4,7 +4,7 @@ import json, re, shutil
 from pathlib import Path
 import pytest
 from emulated import SMALL, assert_has_numbers, assert_metrics, assert_predicted, emulated, missing, on_gpus, program
-from runs.shards import resumed
+from runs.shards import PLAIN, resumed
 from suite import REFERENCE, TOKENS, assert_different, assert_refused, assert_same, command, half, session, trained
 
 LONG = 5
@@ -14,6 +14,7 @@ OF_STAGE = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
     "zero": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",
     "fsdp": "--model d3 --seq-len 8 --batch-size 1 --steps 2",
+    "zeropp": "--model d3 --seq-len 8 --batch-size 1 --total-batch-size 64 --steps 2",
     "tp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 2",
     "pp": "--model d2 --layers 4 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2",
     "3d": "--model d2 --layers 4 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2",
@@ -24,6 +25,7 @@ NAIVE, WINDOWS, DELAYED, CHUNKS = "--ddp naive", "--nccl-windows", "--schedule z
 FOUR, COPIES, STAGES = "--total-batch-size 128", "--total-batch-size 128 --tensor-parallel 2", "--pipeline-parallel 2"
 GATHER, RING, BALANCED, GROUPS = "--cp allgather", "--cp ring", "--cp-balance zigzag", "--context-parallel 2"
 ODD = "--heads 4 --channels 12 --vocab-size 300" # rows that are no whole pieces of 16 bytes: heads of 3 channels, one on each of 4 ranks
+NODES = "--node-ranks 2"
 OF_3 = "--seq-len 12 --total-batch-size 48"
 EVALUATES = f"--val-data {TOKENS} --eval-every 2 --eval-steps 2 --sample-every 2 --sample-tokens 5"
 
@@ -51,6 +53,7 @@ NUMBERS = [
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-pre"),
     ("fsdp", "mpi", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-post --wrap-blocks 2 --cpu-offload optimizer --no-forward-prefetch"),
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", f"--prefetch none --wrap-blocks 0 {AGAIN}"),
+    ("zeropp", "nccl", 4, f"{NODES} {PLAIN}", ""), ("zeropp", "mpi", 4, f"{NODES} {PLAIN}", f"--wrap-blocks 2 {AGAIN} S"),
     ("tp", "mpi", 2, "", ""), ("tp", "mpi", 2, "", f"{AGAIN} --keep-gathered {SEQUENCE}"), ("tp", "nccl", 2, "", "--no-overlap"),
     ("tp", "nccl", 2, "", f"{SEQUENCE} --keep-gathered --no-overlap"), ("tp", "nccl", 2, "", f"{SEQUENCE} S"), ("tp", "mpi", 2, "", f"{SEQUENCE} S"),
     ("tp", "mpi", 4, COPIES, ""), ("tp", "nccl", 4, COPIES, SEQUENCE), ("tp", "nccl", 4, COPIES, WINDOWS),
@@ -146,7 +149,8 @@ def test_zero_has_the_bits_of_ddp(comm, ranks, options):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("stage, ranks, options, other", [
-    ("ddp", 2, "", ""), ("ddp", 2, "", NAIVE), ("ddp", 4, "", ""), ("fsdp", 2, "", WINDOWS), ("tp", 2, "", ""), ("pp", 2, "", CHUNKS),
+    ("ddp", 2, "", ""), ("ddp", 2, "", NAIVE), ("ddp", 4, "", ""), ("fsdp", 2, "", WINDOWS), ("zeropp", 4, NODES, ""), ("tp", 2, "", ""),
+    ("pp", 2, "", CHUNKS),
     ("cp", 4, f"{RING} {BALANCED}", ""), ("cp", 4, f"{GATHER} {GROUPS}", WINDOWS), ("cp", 2, "", NAIVE),
     ("3d", 4, mesh(2, 2, 1), "--zero-stage 1"), ("compress", 3, "--compress int4 --compress-from 1 --total-batch-size 96", "")])
 def test_in_rank_order_nccl_has_the_bits_of_mpi(stage, ranks, options, other):
@@ -194,6 +198,14 @@ def test_compressed_gradients_have_the_cpus_numbers(comm, method):
     assert_has_nearly_the_numbers(cpu("compress", 2, options), gpu("compress", comm, 2, options, strict=comm == "nccl", seed=3))
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("comm, ranks, options", [
+    ("nccl", 4, NODES), ("mpi", 4, f"{NODES} --quantise-gradients int8 --wrap-halves"), ("nccl", 2, ""), ("nccl", 2, f"--node-ranks 1 {WINDOWS}")])
+def test_what_crosses_between_nodes_in_few_bits_has_the_cpus_numbers(comm, ranks, options):
+    run = gpu("zeropp", comm, ranks, options, strict=comm == "mpi", seed=3)
+    assert_has_nearly_the_numbers(cpu("zeropp", ranks, options.replace(WINDOWS, "")), run)
+
+
 @pytest.mark.parametrize("method", ["int8", "powersgd"])
 def test_the_compression_error_is_the_cpus(method):
     options = f"--compress {method} --compress-from 0 --total-batch-size 128 --measure-error 1"
@@ -217,7 +229,7 @@ def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
     ("3d", "mpi", 4, mesh(2, 2, 1), "--attention cudnn --zero-stage 1 " + SEQUENCE), ("3d", "nccl", 4, mesh(1, 2, 2), f"{SEQUENCE} {DELAYED} S"),
     ("3d", "nccl", 4, mesh(1, 2, 2), CHUNKS), ("3d", "mpi", 4, mesh(2, 2, 1), f"{SEQUENCE} S"),
     ("cp", "nccl", 4, f"{RING} {BALANCED}", ""), ("cp", "mpi", 2, GATHER, "S"), ("cp", "nccl", 2, "", "--attention own"),
-    ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
+    ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("zeropp", "nccl", 4, NODES, ""), ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
     ("compress", "nccl", 2, "--compress powersgd --compress-from 1 --rank 2", "")])
 def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, only):
     cudnn = "cudnn" in only # then an own kernel for attention would fail
@@ -278,7 +290,7 @@ def waits(stage, options=""):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("stage, options", [
-    ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
+    ("zeropp", "--node-ranks 1"), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
     ("cp", ""), ("cp", GATHER), ("cp", f"{RING} {BALANCED}"),
     ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0"), ("compress", "--compress onebit-adam --compress-from 1")])

@@ -17,7 +17,7 @@ def assert_near(a, b):
 # ---- any loads any ----
 MESHES = "tp4", "pp3", "3x1x1z", "2x2x1", "1x2x2", "2x1x2z", "2x2x2zs"
 OWN = ["zero3", "sharded", "offload", "tp2", "pp2", "ring",
-       *map(sampled, ("single", "ddp", "zero1", "zero2", "full", "hybrid", "whole", "heads", "gather", *MESHES))]
+       *map(sampled, ("single", "ddp", "zero1", "zero2", "full", "hybrid", "whole", "heads", "gather", "nodes", *MESHES))]
 
 
 def places(run):
@@ -34,7 +34,7 @@ def test_every_program_trains_as_one_device_and_continues_its_own_to_the_bit(nam
 
 # Saved by one, continued by others on so many ranks. A * before one: make test has it.
 MATRIX = """
-    single: ddp.3 zero1.8 zero2.3 *zero3.4 sharded.3 *tp2.4 *pp2.4 tp4.4 pp3.3 3x1x1z.3 2x2x1.4 1x2x2.4 2x1x2z.4 2x2x2zs.8 *ring.4 heads.4
+    single: ddp.3 zero1.8 zero2.3 *zero3.4 sharded.3 *tp2.4 *pp2.4 tp4.4 pp3.3 3x1x1z.3 2x2x1.4 1x2x2.4 2x1x2z.4 2x2x2zs.8 *ring.4 heads.4 nodes.4
     ddp: single.1 zero1.2 zero2.4 zero3.8 offload.2 full.4 2x2x2zs.8 heads.4
     zero1: single.1 ddp.8 zero1.1 zero2.4 zero3.2 hybrid.4 gather.2
     zero2: single.1 ddp.4 zero1.3 zero2.3 zero3.8 full.3 ring.4
@@ -54,6 +54,7 @@ MATRIX = """
     2x1x2z: single.1
     2x2x2zs: single.1 ddp.3 heads.4
     none: ring.4
+    nodes: *single.1 zero3.2 sharded.3
     heads: single.1 ring.4 zero1.2 2x2x2zs.8
     gather: ddp.3 full.2 pp2.4 none.2
     ring: *single.1 heads.4 gather.2 zero2.4 zero3.3 sharded.3 tp2.4"""

@@ -61,6 +61,7 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
     (4, "ddp", "--fault 4:1:kill", "there is no rank 4"), (3, "ddp", "", "--total-batch-size 512 must be a multiple.*3 ranks"),
     (4, "ddp", "--seq-len 2048 --batch-size 1 --total-batch-size 0", "a step on 4 ranks needs"),
     (2, "fsdp", "--limit-all-gathers 1", "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none"),
+    (4, "zeropp", "--node-ranks 3", "--node-ranks must divide the number of ranks, and 3 does not divide 4"),
     (4, "tp", "", "--tensor-parallel 4 does not divide 2 heads, .*choose --heads as a multiple of 4"),
     (3, "tp", "--vocab-size 500 --heads 3 --channels 24", "--tensor-parallel 3 does not divide the vocabulary, 512 .*choose --vocab-size 768"),
     (4, "tp", "--heads 4 --sequence-parallel --batch-size 1 --seq-len 15 --total-batch-size 0",
@@ -95,6 +96,6 @@ def test_ranks_with_different_options_or_data_say_which(one, other, pattern):
     assert_refused_by_all(command(["sh", "-c", line, program("train_gpt2_ddp")], SMALL, ranks=2), 2, pattern)
 
 
-@pytest.mark.parametrize("stage", ["ddp", *map(rest, ("zero", "fsdp", "tp", "pp", "3d", "compress", "cp"))])
+@pytest.mark.parametrize("stage", ["ddp", *map(rest, ("zero", "fsdp", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
 def test_nccl_windows_on_one_rank_do_nothing_and_the_run_says_so(stage):
     assert re.search("^ranks  *1, .*; --nccl-windows does nothing", trained(stage, SMALL, "--steps 1 --nccl-windows", ranks=1).out, re.M)

@@ -2,7 +2,7 @@
 ranks have very different numbers of tokens that count. test/reference/masked_reference.py made what they are compared with."""
 import functools, json, shutil
 import pytest
-from shards import resumed
+from shards import PLAIN, resumed
 from suite import (PYTORCH, REFERENCE, ROOT, TINY, TOKENS, Stored, assert_close, assert_refused, assert_same, command, half, once, program,
                    rest, succeeds, train, trained)
 
@@ -23,7 +23,7 @@ def masked(stage, ranks, *options, **settings):
 @pytest.mark.parametrize("stage, ranks, options", [
     ("single", 1, "--batch-size 16"), rest("single", 1, "--batch-size 1"), ("ddp", 4, "--batch-size 4 --bucket-mb 0.02"),
     ("ddp", 2, "--batch-size 4 --ddp naive"), rest("ddp", 4, "--batch-size 4 --ddp naive"), ("zero", 4, "--batch-size 4 --zero-stage 3"),
-    rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"),
+    rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"), rest("zeropp", 4, f"--batch-size 4 --node-ranks 2 {PLAIN}"),
     rest("tp", 4, "--batch-size 8 --tensor-parallel 2"), rest("tp", 2, "--batch-size 16 --tensor-parallel 2 --sequence-parallel"),
     rest("pp", 4, "--batch-size 4 --pipeline-parallel 2"),
     rest("3d", 4, "--batch-size 8 --mesh dp=2,tp=2"), rest("3d", 4, "--batch-size 4 --mesh dp=2,pp=2"),

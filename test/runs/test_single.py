@@ -77,7 +77,7 @@ DEEP = f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 16 --seq-le
        "--sample-every 0"
 
 
-@pytest.mark.parametrize("stage, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""), rest("tp", ""), rest("pp", ""),
+@pytest.mark.parametrize("stage, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""), rest("zeropp", "--node-ranks 1"), rest("tp", ""), rest("pp", ""),
                                             rest("3d", ""), rest("compress", "--compress int8"), rest("cp", ""), rest("cp", "--cp ring")])
 def test_auto_recomputes_only_if_not_all_activations_fit(stage, options):
     def chosen(*more):

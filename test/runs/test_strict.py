@@ -26,6 +26,10 @@ ROWS = """
     none 4 fsdp --sharding none --cpu-offload optimizer
     hybrid 4 fsdp --sharding hybrid --shard-group 2
     hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload all --wrap-blocks 2
+    *nodes 4 zeropp --node-ranks 2
+    nodes 4 zeropp --node-ranks 2 --wrap-blocks 2 --prefetch backward-post --limit-all-gathers 3 --recompute block
+    node 3 zeropp --sharding grad-op --wrap-halves
+    node 3 zeropp --recompute block
     parts 2 tp
     parts 2 tp --no-overlap
     rows 4 tp --tensor-parallel 2 --sequence-parallel

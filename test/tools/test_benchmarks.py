@@ -258,8 +258,8 @@ FAILS = {
     "pp": ("^build/[a-z]*-fp16/train_gpt2_pp", "pp-mpi-4-fp16"), "3d": ("--mesh tp=2,pp=2", "3d-mpi-4-tp-pp"),
     "cp": ("--cp allgather --cp-balance zigzag", "cp-mpi-4-allgather-zigzag"),
     "compress": ("build/train_gpt2_compress .*int4", "compress-mpi-4-int4"), "ranks": ("--allreduce ring", "ddp-mpi-4-ring"),
-    "zero": ("-bf16/train_gpt2_zero.*strict=1", "zero-mpi-4-bits-bf16-strict"),
-    "fsdp": ("--sharding hybrid", "fsdp-mpi-4-hybrid"), "sanitizer": ("test_cuda_attention quick", "racecheck-attention-bf16"),
+    "zero": ("-bf16/train_gpt2_zero .*strict=1", "zero-mpi-4-bits-bf16-strict"),
+    "fsdp": ("--cpu-offload optimizer", "fsdp-mpi-4-offload"), "zeropp": ("--quantise-gradients int8", "zeropp-mpi-4-int8-strict"), "sanitizer": ("test_cuda_attention quick", "racecheck-attention-bf16"),
     "profile": ("--batch-size 16 --steps 2 ", "profile"), "hopper": ("matmul_backward --variant hopper", "hopper-matmul_backward"),
     "kernels": ("variants/adamw", "kernels-adamw"), "experiments": ("program --quick", "experiments"),
     "speed": ("--model (gpt2|d4) .*--attention own", "ours-bf16-B32-attentionown"), "large": ("train_gpt2_fsdp .*--model (gpt2-xl|d1) ", "large")}
@@ -288,7 +288,7 @@ def test_each_part_fails_once_and_the_page_says_so_and_the_next_call_repeats_onl
 
 
 def test_parts_begin_in_an_order_in_which_the_first_calls_tell_most(gpu_check):
-    order = """build layers roofline peers training fp32 fp16 nccl tp pp 3d cp compress ranks zero fsdp sanitizer profile hopper kernels
+    order = """build layers roofline peers training fp32 fp16 nccl tp pp 3d cp compress ranks zero fsdp zeropp sanitizer profile hopper kernels
         experiments speed large gpus"""
     assert_refused(command(run_by_hand(gpu_check), "roofline nonsense", env=gpu_check.env),
                    f"there is no part 'nonsense'; there are {' '.join(order.split())}$")

@@ -1,5 +1,6 @@
 // test_sharding.c - the layout of fully sharded parameters (llmc/parallel/layout.h): for every way to wrap, any number of
-// shards and shapes that do not divide evenly, all ranks together have each element once. Options that do not go together.
+// shards and shapes that do not divide evenly, all ranks together have each element once, or of ZeRO++ each of a matrix. Options that
+// do not go together.
 #include "../../llmc/parallel/layout.h"
 #include "../../llmc/comm/sums.h"
 #include "expect_death.h"
@@ -17,29 +18,34 @@ static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
 };
 static const int wraps[] = { HALVES, 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --wrap-blocks: that of a model with fewer blocks, too
 
+static bool matrices_only; // shards are those of ZeRO++, in blocks of 256
 // A case: a layout as rank `rank` of S has it.
 typedef struct {
     GPT2Config c;
     Sharding options;
-    Comm ranks;              // only rank and size
     Layout y;
 } Case;
 
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
-    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2 }, .ranks = { .rank = rank, .size = S } };
+    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2, .alignment = SHARD_ALIGNMENT } };
+    if (matrices_only) { t->options.alignment = 256; t->options.matrices_only = true; }
     if (wrap == HALVES) t->options.wrap_blocks = t->options.wrap_halves = 1;
     memset(&t->y, 0xab, sizeof t->y); // whatever was there before
-    t->y.shard_ranks = &t->ranks;
+    t->y.shard_number = rank;
     layout_cut(&t->y, &t->options, c);
 }
 
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
 static void for_all(void (*check)(Case*)) {
     static Case t;
-    for (size_t i = 0; i < COUNT(shapes); i++) for (size_t w = 0; w < COUNT(wraps); w++) for (int S = 1; S <= MOST_SHARDS; S++) {
-        case_init(&t, shapes[i], wraps[w], S, 0);
-        check(&t);
+    for (int only = 0; only < 2; only++) {
+        matrices_only = only;
+        for (size_t i = 0; i < COUNT(shapes); i++) for (size_t w = 0; w < COUNT(wraps); w++) for (int S = 1; S <= MOST_SHARDS; S++) {
+            case_init(&t, shapes[i], wraps[w], S, 0);
+            check(&t);
+        }
     }
+    matrices_only = false;
 }
 
 // ---- groups ----
@@ -96,9 +102,9 @@ static void check_shards(Case* t) {
         const FsdpUnit* last = &t->y.units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
         size_t elements = last->offset + last->size; // of the group
         assert_int_equal(shard.at, at);
-        assert_true(shard.n > 0 && shard.n % SHARD_ALIGNMENT == 0);
+        assert_true(shard.n > 0 && shard.n % t->options.alignment == 0);
         assert_true(S * shard.n >= elements);
-        assert_true(S * shard.n < elements + S * SHARD_ALIGNMENT); // no more padding than alignment needs
+        assert_true(S * shard.n < elements + S * t->options.alignment); // no more padding than alignment needs
         if (k > 2) assert_true(shard.n <= t->y.groups[k - 2].shard.n); // their bucket has room for all that take it in turn
         if (k > 0) assert_true(shard.n <= shard_sizes(t->c, &t->options).other); // and a gather buffer for any
         at += shard.n;
@@ -118,7 +124,7 @@ static void mark_pieces(const Case* t, unsigned char* seen) {
         if (!layout_range(&t->y, t->c, u, run, &p, &at)) continue;
         FsdpUnit unit = t->y.units[u];
         Shard shard = t->y.groups[t->y.group_of[u]].shard;
-        size_t first = (size_t)t->ranks.rank * shard.n; // of this rank's shard, in the group's whole memory
+        size_t first = (size_t)t->y.shard_number * shard.n; // of this rank's shard, in the group's whole memory
         assert_true(p.unit == unit.unit && p.parts == 1);
         assert_true(p.n > 0 && p.begin >= unit.begin[run] && p.begin + p.n <= unit.begin[run] + unit.n[run]);
         assert_true(at >= end && at >= shard.at && at + p.n <= shard.at + shard.n);
@@ -136,12 +142,14 @@ static void check_pieces(Case* t) {
     size_t n = gpt2_num_elements(t->c);
     FREED unsigned char* seen = (unsigned char*)xcalloc(n, 1);
     for (int rank = 0; rank < t->options.shards; rank++) {
-        t->ranks.rank = rank;
+        t->y.shard_number = rank;
         mark_pieces(t, seen);
     }
-    for (size_t e = 0; e < n; e++)
-        if (seen[e] != 1)
+    for (size_t e = 0, unit = 0, u = 0; e < n; e++) {
+        if (e == unit + unit_elements(t->c, (int)u)) { unit = e; u++; }
+        if (seen[e] != !(matrices_only && e < unit + unit_no_decay(t->c, (int)u)))
             fail_msg("wrap %lld, %d shards: element %zu is in %d of them", t->options.wrap_blocks, t->options.shards, e, seen[e]);
+    }
 }
 TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 
@@ -245,7 +253,9 @@ TEST(a_report_says_how_large_groups_are) {
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        FREED_BY(child_free) Child said = child_does(report_sharding(c, &cases[i].options, 4));
+        Sharding options = cases[i].options;
+        options.alignment = SHARD_ALIGNMENT;
+        FREED_BY(child_free) Child said = child_does(report_sharding(c, &options, 4));
         if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
     }
 }
