@@ -48,9 +48,10 @@ class Cluster:
         return run, self.sent() - before
 
 
-def crossing(trace, ring, node, step):
-    """Bytes of a step's operations between ranks of different nodes."""
-    issued = [(rank, name, (re.search(r" of (\S+) \(", name) or [0, "world"])[1]) for rank, _, name, of, _ in m.operations(trace) if of == step]
+def crossing(trace, ring, node, steps):
+    """Bytes a step of the operations between ranks of different nodes, in these steps."""
+    issued = [(rank, name, (re.search(r" of (\S+) \(", name) or [0, "world"])[1]) for rank, _, name, of, _ in m.operations(trace)
+              if of in steps and not re.search(r" of [^. ]+ \(", name)] # without a number: of a rank alone
     members = {comm: sorted({rank for rank, _, other in issued if other == comm}) for comm in {comm for *_, comm in issued}}
     total = Counter()
     for rank, name, comm in issued:
@@ -62,7 +63,7 @@ def crossing(trace, ring, node, step):
         elif kind == "send": total[kind] += cross(i + 1)
         elif kind == "all-reduce" and ring: total[kind] += 2 * (N - 1) / N * cross(i + 1)
         elif kind == "all-reduce" and i: total[kind] += cross(i & (i - 1)) + cross(i - (1 << i.bit_length() - 1)) # up, and down to it
-    return sum(total.values())
+    return sum(total.values()) / len(steps)
 
 
 def measure(d, o):
@@ -71,15 +72,18 @@ def measure(d, o):
         *(ROWS[row][1] + " ").split(" ")[:1], "bf16/" * ROWS[row][1].endswith("bf16"))) for row in o.rows}
     for number in range(1, o.rounds + 1):
         for row in o.rows:
-            nodes, _, options = ROWS[row]
+            nodes, stage, options = ROWS[row]
+            period = 10 if stage == "local-sgd" else 1 # steps from one sum to the next
+            steps = -(-o.steps // period) * period
             a_step = "--batch-size 4 --model d4"
             _, before = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps 1")
-            run, after = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", o.steps + 1)
+            run, after = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", steps + 1)
             more = {}
             if number == 1:
-                clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps 3 --trace", trace)
-                more = {"crosses": crossing(trace, "--allreduce ring" in options, lambda rank: rank * nodes // 4, 2) / nodes}
-            d.add(row, number, nodes=nodes, counted=(after - before) / o.steps / nodes, sent=run.about["predicted_comm_bytes"],
+                clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", period + 2, "--trace", trace)
+                more = {"crosses": crossing(trace, "--allreduce ring" in options, lambda rank: rank * nodes // 4,
+                                             range(2, period + 2)) / nodes}
+            d.add(row, number, nodes=nodes, counted=(after - before) / steps / nodes, sent=run.about["predicted_comm_bytes"],
                   model=run.shape["model"], link=o.link, loss=run.last("loss"), **run.speeds, **more)
             m.note(f"  {row}, round {number}: {m.median(run.values('step_ms')):.0f} ms")
 
