@@ -61,6 +61,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     w->options.ordered = run->o.deterministic;
     w->options.out = run->o.out;
     comm_init(&w->comm, &w->options, ranks, &w->control);
+    if (ranks.size > 1) control_share_hosts(&w->control);
     w->fault = fault_parse(w->fault_text, ranks.size);
     fault_announce(&w->fault);
     w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
