@@ -10,6 +10,7 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 #include "../save/ranks_param_ranges.h"
 #include "run_fingerprint.h"
 #include "report_diagnosis.h"
+#include "report_links.h"
 #include "run.h"
 #include "rank_context.h"
 
@@ -234,6 +235,7 @@ static inline bool ranks_end(Run* run) {
         printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
                1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
                100 * (1 - w->exposed_total / w->seconds_total));
+    report_links(w);
     return as_predicted;
 }
 
