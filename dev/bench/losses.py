@@ -25,6 +25,9 @@ WHOLE_WEIGHTS, WHOLE_GRADIENTS = "--quantise-weights none", "--quantise-gradient
 NODES = {"fsdp": "", "zero++": "", "zero++:weights": WHOLE_GRADIENTS, "zero++:gradients": WHOLE_WEIGHTS,
          "zero++:gradients-int8": f"{WHOLE_WEIGHTS} --quantise-gradients int8", "zero++:none": f"{WHOLE_WEIGHTS} {WHOLE_GRADIENTS}"}
 
+NODES_TEXT = {"weights": "only weights, int8", "gradients": "only gradients, int4", "gradients-int8": "only gradients, int8",
+              "none": "nothing quantised"}
+
 
 def measure(d, o):
     solution = None
@@ -45,9 +48,8 @@ def measure(d, o):
 
 def title(row):
     if row.startswith("zero++:"):
-        what = row.split(":")[1].replace("-int8", " in int8")
-        return f"zero++, {'nothing' if what == 'none' else f'only {what}'} quantised"
-    if row in NODES: return row
+        return f"zero++, {NODES_TEXT[row.split(':')[1]]}"
+    if row in NODES: return {"zero++": "zero++: both, int8 and int4"}.get(row, row)
     H, *outer = row.split(":")
     return {"alone": "one rank alone", "ddp": "ddp"}.get(row) or (
         f"{'DiLoCo {}, {}'.format(*outer) if outer else 'mean of weights'}, H = {H}")
@@ -55,9 +57,10 @@ def title(row):
 
 def show(d, o):
     print(d.records()[0]["model"], end="\n\n")
+    digits = 3 if {*d.runs()} & {*NODES} else 2
     seeds = [r["round"] for r in d.each_round(d.runs()[0])]
     d.print_table(["", "ranks", *(f"seed {seed}" for seed in seeds)],
-                  *([title(row), d.first(row)["ranks"], *(f"{r['loss']:.2f}" for r in d.each_round(row))] for row in d.runs()))
+                  *([title(row), d.first(row)["ranks"], *(f"{r['loss']:.{digits}f}" for r in d.each_round(row))] for row in d.runs()))
 
 
 if __name__ == "__main__":

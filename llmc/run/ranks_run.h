@@ -10,6 +10,7 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 #include "../save/ranks_param_ranges.h"
 #include "run_fingerprint.h"
 #include "report_diagnosis.h"
+#include "report_links.h"
 #include "run.h"
 #include "rank_context.h"
 
@@ -61,6 +62,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     w->options.ordered = run->o.deterministic;
     w->options.out = run->o.out;
     comm_init(&w->comm, &w->options, ranks, &w->control);
+    if (ranks.size > 1) control_share_hosts(&w->control);
     w->fault = fault_parse(w->fault_text, ranks.size);
     fault_announce(&w->fault);
     w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
@@ -233,6 +235,7 @@ static inline bool ranks_end(Run* run) {
         printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
                1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
                100 * (1 - w->exposed_total / w->seconds_total));
+    report_links(w);
     return as_predicted;
 }
 

@@ -6,8 +6,8 @@ Messages name a rank that differs and what differs. (run/run_fingerprint.h compa
 #define LLMC_CONSISTENCY_H
 #include "control.h"
 
-// "rank 5 (dp 1, pp 0, tp 1)"; without a mesh "rank 5"
-typedef struct { char text[RANK_NAME + 20]; } RankLabel;
+// "rank 5 on node2 (dp 1, pp 0, tp 1)"; without a mesh and on one machine "rank 5"
+typedef struct { char text[WATCHDOG_NAME + 20]; } RankLabel;
 static inline RankLabel rank_label(const Control* c, int r) {
     RankLabel a;
     int n = snprintf(a.text, sizeof a.text, "rank %d", r);

@@ -343,6 +343,19 @@ static inline void control_join(Control* c, const char* address) {
     pthread_mutex_unlock(&c->lock);
 }
 
+// Messages name the ranks' machines from here on, if there are several. Collective.
+static inline void control_share_hosts(Control* c) {
+    char mine[RANK_NAME] = "";
+    gethostname(mine, sizeof mine - 1);
+    char (*hosts)[RANK_NAME] = (char (*)[RANK_NAME])control_all_gather(c, mine, sizeof mine);
+    bool several = false;
+    for (int r = 1; r < c->ranks.size; r++) several = several || strcmp(hosts[r], hosts[0]) != 0;
+    pthread_mutex_lock(&c->lock);
+    c->hosts = several ? hosts : NULL;
+    pthread_mutex_unlock(&c->lock);
+    if (!several) free(hosts);
+}
+
 // ---- the end ----
 
 static inline bool control_all_said_goodbye(const Control* c) {
@@ -365,6 +378,7 @@ static inline void control_stop(Control* c) {
     for (int i = 0; i < c->num_peers; i++) control_peer_free(&c->peers[i]);
     progress_table_close(&c->progress);
     free(c->names);
+    free(c->hosts);
     free(c->peers);
     free(c->polled);
     flight_recorder_free(&c->recorder);

@@ -43,7 +43,7 @@ static inline double control_leave_seconds(void) {
     return seconds;
 }
 
-#define RANK_NAME 40                     // bytes of what a rank is called besides its number
+#define RANK_NAME 40                     // bytes of what a rank is called besides its number, and of its machine's name
 
 typedef struct { char* data; size_t bytes; } ControlBytes; // data owned; followed by a 0 that is not counted
 
@@ -95,6 +95,7 @@ typedef struct {
     FlightRecorder recorder;
     ProgressTable progress;
     char (*names)[RANK_NAME];  // (size) what ranks are called besides their numbers: "dp 1, pp 0, tp 1"; owned. NULL: nothing
+    char (*hosts)[RANK_NAME];  // (size) their machines, "node2"; owned. NULL: all are on one
     double timeout, grace;     // grace: control_leave_seconds
     const char* out;           // not owned
     char word[68];

@@ -23,6 +23,7 @@ c->recorder has a lock of its own, taken after it.
 #include "control_messages.h"
 
 #define WATCHDOG_CRASHES 5
+#define WATCHDOG_SILENCE 384 // bytes of what watchdog_silence writes
 static const int watchdog_crash_signals[WATCHDOG_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
 static struct {
     Control* control;                          // of this process, while its watchdog runs
@@ -54,15 +55,33 @@ static inline bool watchdog_progress(const Control* c, const ControlPeer* p, Ran
     return false;
 }
 
-// " (dp 1, pp 0, tp 1)", what rank r is called besides its number; "" if that is nothing.
+// " on node2 (dp 1, pp 0, tp 1)", what rank r is called besides its number; "" if that is nothing.
+#define WATCHDOG_NAME (2 * RANK_NAME + 8)
 static inline void watchdog_name(const Control* c, int r, char* out, size_t size) {
+    size_t n = 0;
     out[0] = '\0';
-    if (c->names) snprintf(out, size, " (%.*s)", RANK_NAME - 1, c->names[r]);
+    if (c->hosts) n = (size_t)snprintf(out, size, " on %.*s", RANK_NAME - 1, c->hosts[r]);
+    if (c->names && n < size) snprintf(out + n, size - n, " (%.*s)", RANK_NAME - 1, c->names[r]);
+}
+// The ranks whose in[] is set: "rank 2 on node2 (dp 1, pp 0, tp 1)", "ranks 2-5 on node1, node2". Returns how many there are.
+static inline int watchdog_who(const Control* c, const bool* in, char* out, size_t size) {
+    int many = 0, last = -1;
+    ranks_text(in, c->ranks.size, out, size);
+    for (int r = 0; r < c->ranks.size; r++) if (in[r]) { many++; last = r; }
+    size_t n = strlen(out);
+    if (many == 1) watchdog_name(c, last, out + n, size - n);
+    last = -1;
+    for (int r = 0; many > 1 && c->hosts && r < c->ranks.size && n < size; r++) {
+        if (!in[r] || (last >= 0 && strcmp(c->hosts[r], c->hosts[last]) == 0)) continue;
+        n += (size_t)snprintf(out + n, size - n, "%s%.*s", last < 0 ? " on " : ", ", RANK_NAME - 1, c->hosts[r]);
+        last = r;
+    }
+    return many;
 }
 
 // The run must end because a peer has died; how: in words.
 static inline void watchdog_declare_dead(Control* c, const ControlPeer* p, const char* how) {
-    char when[64], task[OP_TASK + 32] = "", name[RANK_NAME + 4];
+    char when[64], task[OP_TASK + 32] = "", name[WATCHDOG_NAME];
     watchdog_name(c, control_rank_of(c, p), name, sizeof name);
     RankProgress progress;
     bool exact = watchdog_progress(c, p, &progress);
@@ -94,7 +113,23 @@ static inline bool watchdog_is_missing(const Control* c, int r, const OpRecord* 
     return k != NULL && k->issued <= op->number;
 }
 
-// Rank r's last operation where it should have issued `op`, and for how long it has been silent, if it is.
+// "rank 2 has been silent for 4 s (stopped, or its machine is gone)": all that are. Returns false if there are none.
+static inline bool watchdog_silence(const Control* c, double now, char* out, size_t size) {
+    bool* silent = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    double longest = 0;
+    char who[256];
+    for (int r = 1; r < c->ranks.size; r++) {
+        silent[r] = now - c->peers[r].heard > CONTROL_SILENCE;
+        if (silent[r]) longest = fmax(longest, now - c->peers[r].heard);
+    }
+    int many = watchdog_who(c, silent, who, sizeof who);
+    snprintf(out, size, "%s %s been silent for %.0f s (stopped, or %s gone)", who, many > 1 ? "have" : "has", longest,
+             many > 1 ? "their machines are" : "its machine is");
+    free(silent);
+    return many > 0;
+}
+
+// Rank r's last operation where it should have issued `op`, and who is silent, if any rank is.
 static inline void watchdog_describe_last(const Control* c, int r, const OpRecord* op, int by, double now, char* out,
                                           size_t size) {
     const OpChannel* k = watchdog_counterpart(c, r, op, by);
@@ -104,21 +139,16 @@ static inline void watchdog_describe_last(const Control* c, int r, const OpRecor
     RankProgress progress;
     watchdog_progress(c, &c->peers[r], &progress);
     if (progress.task[0] && n < size) n += (size_t)snprintf(out + n, size - n, ", and it is in %.*s", OP_TASK - 1, progress.task);
-    double silent = r == 0 ? 0 : now - c->peers[r].heard;
-    if (silent > CONTROL_SILENCE && n < size)
-        snprintf(out + n, size - n, ", and it has been silent for %.0f s (stopped, or its machine is gone)", silent);
+    char silence[WATCHDOG_SILENCE];
+    if (watchdog_silence(c, now, silence, sizeof silence) && n < size) snprintf(out + n, size - n, "; %s", silence);
 }
 
 // The run must end because every rank has issued `op`, for which rank `by` waits, but it does not finish.
 static inline void watchdog_end_stuck_run(Control* c, const OpRecord* op, int by, double now) {
-    char text[OP_TEXT], other[OP_TEXT];
+    char text[OP_TEXT], other[OP_TEXT], silence[WATCHDOG_SILENCE];
     op_text(op, text, sizeof text);
-    for (int r = 1; r < c->ranks.size; r++) {
-        double silent = now - c->peers[r].heard;
-        if (silent > CONTROL_SILENCE)
-            watchdog_end_run(c, REASON_LATE, "rank %d has been silent for %.0f s (stopped, or its machine is gone), and"
-                             " rank %d waits for %s", r, silent, by, text);
-    }
+    if (watchdog_silence(c, now, silence, sizeof silence))
+        watchdog_end_run(c, REASON_LATE, "%s, and rank %d waits for %s", silence, by, text);
     for (int r = 0; r < c->ranks.size && op_way(op->collective) == WAY_COLLECTIVE; r++) {
         const OpChannel* k = watchdog_counterpart(c, r, op, by);
         if (k == NULL || k->issued == 0 || k->last.number != op->number) continue;
@@ -172,27 +202,25 @@ static inline void watchdog_check_deadlines(Control* c, double now) {
     by = watchdog_last_waiting(c, by, missing);
     int first = watchdog_find_missing(c, by, missing);
     const OpRecord* op = &c->peers[by].beat.awaited;
-    char who[256], text[OP_TEXT], last[OP_TEXT + 128], name[RANK_NAME + 4] = "";
-    ranks_text(missing, c->ranks.size, who, sizeof who);
+    char who[256], text[OP_TEXT], last[OP_TEXT + 64 + WATCHDOG_SILENCE];
+    const char* has = watchdog_who(c, missing, who, sizeof who) > 1 ? "have" : "has";
     free(missing);
     if (first < 0) { watchdog_end_stuck_run(c, op, by, now); return; }
     op_text(op, text, sizeof text);
     watchdog_describe_last(c, first, op, by, now, last, sizeof last);
-    bool several = strncmp(who, "ranks", 5) == 0;
-    const char* has = several ? "have" : "has";
-    if (!several) watchdog_name(c, first, name, sizeof name);
     const char* side = op_way(op->collective) == WAY_COLLECTIVE ? "" : "its side of ";
-    watchdog_end_run(c, REASON_LATE, "%s%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, name, has, side, text,
-                     by, c->peers[by].beat.waited, last);
+    watchdog_end_run(c, REASON_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, has, side, text, by,
+                     c->peers[by].beat.waited, last);
 }
 
 // On the other ranks: if even rank 0, which should have named a late rank by now, is silent, the run must end.
 static inline void watchdog_check_rank_0(Control* c, const ControlBeat* own, double now) {
     if (own->waited <= c->timeout + CONTROL_SETTLE + CONTROL_PATIENCE || c->reason != REASON_NONE) return;
-    char text[OP_TEXT];
+    char text[OP_TEXT], name[WATCHDOG_NAME];
     op_text(&own->awaited, text, sizeof text);
-    watchdog_end_run(c, REASON_LATE, "rank 0 has been silent for %.0f s (stopped, or its machine is gone), and rank %d has"
-                     " waited %.0f s for %s", now - c->peers[0].heard, c->ranks.rank, own->waited, text);
+    watchdog_name(c, 0, name, sizeof name);
+    watchdog_end_run(c, REASON_LATE, "rank 0%s has been silent for %.0f s (stopped, or its machine is gone), and rank %d has"
+                     " waited %.0f s for %s", name, now - c->peers[0].heard, c->ranks.rank, own->waited, text);
 }
 
 // ---- what arrives ----

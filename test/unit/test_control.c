@@ -27,7 +27,7 @@ typedef struct {
     int every;                    // all end with this status, without a word
     bool late;                    // deadlines pass once all ranks wait or hang
     unsigned stops, absent;       // bits: ranks that are stopped, that are never started
-    bool mesh;                    // ranks have names
+    bool mesh, hosts;             // ranks have names, and two each are on a machine
     double grace;                 // seconds for the others to speak; 0: as the environment says
     const char* out;
     bool apart;                   // ranks have not met before they do something
@@ -138,6 +138,10 @@ static void meet(Control* c, int rank) {
         char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)team->size, RANK_NAME);
         for (int r = 0; r < team->size; r++) snprintf(names[r], RANK_NAME, "dp %d, tp %d", r / 2, r % 2);
         control_name_ranks(c, names);
+    }
+    if (team->hosts) { // as control_share_hosts gives them
+        c->hosts = (char (*)[RANK_NAME])xcalloc((size_t)team->size, RANK_NAME);
+        for (int r = 0; r < team->size; r++) snprintf(c->hosts[r], RANK_NAME, "node%d", r / 2);
     }
     if (rank == 0 && team->says[0]) pthread_detach(beside(referee, c));
 }
@@ -463,7 +467,8 @@ static void stop(Control* c, bool waiting) {
 TEST(a_stopped_rank_is_named_and_said_to_be_silent) {
     team(4, two_steps(c); if (rank == 2) stop(c, false); wait_for_all(c),
          .late = true, .harmed = 2, .status = KILLED, .stops = 1 << 2,
-         .says = { "rank 2 has not reached all-reduce #2 of world", "it has been silent for", "stopped, or its machine is gone" });
+         .says = { "rank 2 on node1 has not reached all-reduce #2 of world", "rank 2 on node1 has been silent for",
+                   "stopped, or its machine is gone" }, .hosts = true);
     team(4, two_steps(c); if (rank == 2) stop(c, true); wait_for_all(c),
          .late = true, .harmed = 2, .status = KILLED, .stops = 1 << 2,
          .says = { "rank 2 has been silent for", "waits for all-reduce #2 of world" });
