@@ -113,24 +113,27 @@ def schedule_of(folder, l, F, I, W):
 
 # ---- time ----
 def rules_of(l, rank, of_chunk):
-    """By letter and chunk of a rank's actions: (what it needs, whether that is a message, what it makes, time). What is made is F
-    or W of a chunk, or "B", for B and I."""
+    """By letter and chunk of a rank's actions: (what it needs, whether that is a message, what it makes, which rank that goes to if it is
+    another, time). What is made is F or W of a chunk, or "B", for B and I."""
     own, rules = l.chunks(rank), {}
+    rank_of = {g: r for r in range(l.p) for g in l.chunks(r)}
     for c, g in enumerate(own):
         F, I, W = of_chunk[g]
         forward, backward = None if l.is_first(g) else ("F", g - 1), ("F", g) if l.is_last(g) else ("B", g + 1)
-        for letter, needs, made, time in (("F", forward, "F", F), ("B", backward, "B", I + W), ("I", backward, "B", I),
-                                          ("W", ("B", g), "W", W)):
-            rules[letter, c] = needs, needs is not None and needs[1] not in own, (made, g), time
+        after, before = None if l.is_last(g) else rank_of[g + 1], None if l.is_first(g) else rank_of[g - 1]
+        for letter, needs, made, to, time in (("F", forward, "F", after, F), ("B", backward, "B", before, I + W),
+                                              ("I", backward, "B", before, I), ("W", ("B", g), "W", None, W)):
+            rules[letter, c] = needs, needs is not None and needs[1] not in own, (made, g), None if to == rank else to, time
     return rules
 
 
 def play(folder, l, times, of_chunk=None, of_action=None, message=0):
     """A step of "ranks". times: (F, I, W) of all chunks of a rank, for the formulas. of_chunk: the same of each chunk in the model;
-    or of_action: how long each action of each rank takes. message: between two ranks."""
+    or of_action: how long each action of each rank takes. message: between two ranks, of which those one way take turns."""
     orders, slots, bubble = schedule_of(folder, l, *times)
     rules = [rules_of(l, r, of_chunk or [(0, 0, 0)] * (l.p * l.v)) for r in range(l.p)]
     ended = {None: [0] * l.m} | {(made, g): [None] * l.m for made in "FBW" for g in range(l.p * l.v)}  # of each micro-batch
+    arrived, free = {needs: [None] * l.m for needs in ended}, {}  # at another rank; when the link between two ranks is free again
     played, able, waiting = [[] for _ in range(l.p)], list(range(l.p)), {}
     while able:
         rank = able.pop()
@@ -138,13 +141,14 @@ def play(folder, l, times, of_chunk=None, of_action=None, message=0):
         now = boxes[-1][4] if boxes else 0
         for k in range(len(boxes), len(order)):
             letter, micro, chunk = order[k]
-            needs, is_message, makes, time = rule[letter, chunk]
-            ready = ended[needs][micro]
+            needs, is_message, makes, to, time = rule[letter, chunk]
+            ready = (arrived if is_message else ended)[needs][micro]
             if ready is None:
                 waiting[needs, micro] = rank
                 break
-            begin = max(ready + message * is_message, now)
+            begin = max(ready, now)
             ended[makes][micro] = now = begin + (of_action[rank][k] if of_action else time)
+            if to is not None: arrived[makes][micro] = free[rank, to] = max(now, free.get((rank, to), 0)) + message
             boxes.append([letter, micro, chunk, begin, now])
             if (makes, micro) in waiting: able.append(waiting.pop((makes, micro)))
     require(not waiting, f"{l.schedule} deadlocks: {len(waiting)} ranks wait for others")
