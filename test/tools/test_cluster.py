@@ -80,14 +80,15 @@ if sys.argv[1] == "serve":
         while data := c.recv(1 << 16):
             if data[-1:] == b"!": c.send(b".")
 else:
-    c = socket.create_connection(("10.77.0.2", 5000))
+    c = None
+    while c is None:
+        try: c = socket.create_connection(("10.77.0.2", 5000))
+        except OSError: time.sleep(0.1)
     for size in 1, 1000000:
         begin = time.time(); c.sendall(b" " * (size - 1) + b"!"); c.recv(1); print(time.time() - begin)"""
     with subprocess.Popen(["sh", "dev/cluster/cluster.sh", "on", "1", "python3", "-c", measure, "serve"],
                           env=os.environ | {"CLUSTER": str(cluster.folder)}) as server:
-        try:
-            time.sleep(1)
-            near, far = map(float, cluster.sh("on 0 python3 -c", [measure, "ask"]).out.split())
+        try: near, far = map(float, cluster.sh("on 0 python3 -c", [measure, "ask"]).out.split())
         finally: server.kill()
     assert 0.099 < near < 0.6 and 0.45 < far < 3
 
