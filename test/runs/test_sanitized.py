@@ -39,7 +39,7 @@ ROWS = """
     sampled-strict 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch --recompute block
     sampled 2 fsdp --sharding none --limit-all-gathers 3
     rest 3 fsdp.bf16 --cpu-offload optimizer --reduce-dtype model --wrap-halves
-    quick 4 zeropp --node-ranks 2 --check-every 1
+    rest 4 zeropp --node-ranks 2 --check-every 1
     sampled-LEAKS 3 zeropp --sharding grad-op --wrap-blocks 2 --quantise-weights none --quantise-gradients none
     rest-strict 2 zeropp.bf16 --node-ranks 1 --quantise-gradients int8 --checkpoint sharded --recompute block
     sampled-LEAKS 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
