@@ -68,7 +68,7 @@ set_links() {
 check_tools() {
     for tool in ip unshare nsenter sshd ssh ssh-keygen mpirun; do
         PATH=$PATH:/usr/sbin:/sbin command -v $tool >/dev/null ||
-            fail "there is no $tool: apt-get install iproute2 util-linux openssh-server openssh-client openmpi-bin"
+            fail "there is no $tool; sh dev/setup.sh --with-cluster installs what a cluster needs"
     done
     tries="unshare $rights --net --pid --fork --mount true"
     # shellcheck disable=SC2086
@@ -182,7 +182,7 @@ node() {
 # ---- Slurm ----
 slurm() {
     for tool in munged slurmctld slurmd; do
-        PATH=$PATH:/usr/sbin command -v $tool >/dev/null || fail "there is no $tool: apt-get install slurmctld slurmd slurm-client munge"
+        PATH=$PATH:/usr/sbin command -v $tool >/dev/null || fail "there is no $tool; sh dev/setup.sh --with-cluster installs it"
     done
     nodes=$(grep -c . "$state/hostfile") slots=$(sed -n '1s/.*=//p' "$state/hostfile") me=$(id -un)
     [ ! -e "$state/slurm" ] || fail "Slurm is there already"
