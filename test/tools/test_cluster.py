@@ -1,6 +1,6 @@
 """dev/cluster: nodes on this machine that have only a network between them. Programs train on them as on one machine, started by ssh and by
 Slurm; what the kernel counts on a link is what a program says that it sends; a link that fails is named, and nothing is left behind."""
-import os, re, subprocess, time
+import os, re, subprocess, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
@@ -8,6 +8,7 @@ from suite import TOKENS, Run, assert_refused, assert_same, assert_says, command
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
+MISSING = "gives .* no namespaces|setup.sh --with-cluster" # this machine cannot have a cluster
 
 
 class Cluster:
@@ -21,7 +22,7 @@ class Cluster:
 
     def up(self, nodes, ranks, link):
         run = self.sh("up", nodes, ranks, link, start=command)
-        if re.search("gives .* no namespaces|setup.sh --with-cluster", run.err): pytest.skip(run.err)
+        if re.search(MISSING, run.err): pytest.skip(run.err)
         assert run.status == 0, run
         return self
 
@@ -32,7 +33,7 @@ class Cluster:
 
     def slurm(self):
         run = self.sh("slurm", start=command)
-        if "setup.sh --with-cluster" in run.err: pytest.skip(run.err)
+        if re.search(MISSING, run.err): pytest.skip(run.err)
         assert run.status == 0, run
         return self
 
@@ -104,6 +105,25 @@ def test_two_nodes_train_as_one_does(cluster, tmp_path):
     hybrid = "--sharding hybrid --shard-group 2 --deterministic"
     two = cluster.up(2, 2, "1gbit").run("fsdp", hybrid, out=tmp_path / "two")
     assert_same(trained("fsdp", SMALL, hybrid, ranks=4), two)
+
+
+def test_a_plain_user_can_have_one():
+    """In a user namespace. (Where the tests are root's, the user is nobody, who may not log in: no run.)"""
+    with tempfile.TemporaryDirectory() as folder:
+        as_user = []
+        if os.getuid() == 0:
+            os.chown(folder, 65534, 65534)
+            as_user = f"setpriv --reuid=65534 --regid=65534 --clear-groups env HOME={folder}".split()
+            if command(as_user, "test -r dev/cluster/cluster.sh").status: pytest.skip("nobody may not read this clone")
+        made = Cluster(Path(folder))
+
+        def sh(*arguments, start=succeeds): return start(as_user, "sh dev/cluster/cluster.sh", *arguments, env=made.env)
+        run = sh("up 2 1 1gbit", start=command)
+        if re.search(MISSING, run.err): pytest.skip(run.err)
+        assert run.status == 0, run
+        try: assert sh("on 1 hostname").out == "node1\n" and sh("on 0 getent hosts node1").out.startswith("10.77.0.2 ")
+        finally: sh("down")
+        assert not made.folder.exists() and not made.processes()
 
 
 def test_killed_a_cluster_leaves_nothing(cluster):
