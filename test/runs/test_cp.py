@@ -102,7 +102,8 @@ def test_evaluations_and_samples_are_those_of_one_device(mesh, way):
     rest("ulysses", 4, "--seq-len 4 --heads 4 --channels 4"), rest("ring", 1, "--seq-len 1 --heads 1 --channels 1"),
     rest("ring", 2, "--seq-len 144 --heads 1 --channels 4"), rest("allgather" + ZIGZAG, 2, "--seq-len 320 --heads 3 --channels 24")])
 def test_the_least_and_blocks_of_attention_that_are_not_whole_train_as_one_device(way, c, options):
-    options = f"{SMALL} --vocab-size 257 --batch-size 1 --total-batch-size 0 --steps 5 {options}"
+    # Keys' biases have no gradient: what rounding leaves of it, AdamW divides by eps.
+    options = f"{SMALL} --vocab-size 257 --batch-size 1 --total-batch-size 0 --steps 5 --eps 1e-4 {options}"
     assert_close(trained("single", options), trained("cp", options, "--cp", way, ranks=c))
 
 
