@@ -163,7 +163,7 @@ $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 $(BUILD)/schedule: | $(BUILD)/schedule_order
 # build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_order, and the stages' --predict. The latter compute
 # little, so they are hardly optimised, and they need no MPI.
-PLAN_STAGES := $(foreach s,ddp zero fsdp tp pp 3d cp compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
+PLAN_STAGES := $(foreach s,ddp zero fsdp zeropp tp pp 3d cp compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
     $(BUILD)/predict/train_gpt2_compress.fp16
 $(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_order
 	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' '$(CURDIR)' >$@

@@ -5,9 +5,12 @@ Each row runs in turn with the others, --rounds times. MB are per node and step.
 places of its ranks say: a rank sends its part to each rank of the communicator in all-gathers, reduce-scatters and all-to-alls, to
 the next one in a ring, to its parents and children in Open MPI's all-reduce, which is a tree. Counted is what the kernel says that the
 nodes' interfaces have sent, in --steps steps more than in one; headers and acknowledgements come with it. waits: the part of a step in
-which nothing is computed for want of communication. Options that are not the script's are those of every program."""
-import atexit, os, re
+which nothing is computed for want of communication. planned: what build/plan --here makes of what dev/bench/here.py has measured of one
+rank beside others and of the links, with Open MPI's all-reduce or a ring; ranks of pipelines compute in turns, so of these as many count
+as there are cores. Options that are not the script's are those of every program."""
+import atexit, json, os, re
 from collections import Counter
+import here
 import losses
 import measure as m
 
@@ -16,6 +19,7 @@ ROWS = {
     "ddp": (4, "ddp", ""), "ddp, ring": (4, "ddp", "--allreduce ring"),
     **{f"zero {z}": (4, "zero", f"--zero-stage {z}") for z in (1, 2, 3)}, "fsdp": (4, "fsdp", ""),
     "tp 4": (4, "tp", "--tensor-parallel 4 --batch-size 16 --allreduce ring"), "pp 4": (4, "pp", "--pipeline-parallel 4 --batch-size 2"),
+    **{f"pp 4, {schedule}": (4, "pp", f"--pipeline-parallel 4 --batch-size 2 --schedule {schedule}") for schedule in ("gpipe", "zb-h1")},
     **{f"cp 4, {way}": (4, "cp", f"--context-parallel 4 --batch-size 16 --cp {way} --allreduce ring") for way in ("ulysses", "ring")},
     **{f"compress {way.split()[0]}": (4, "compress", f"--compress {way} --compress-from 0") for way in ("int8", "powersgd --rank 4")},
     "local sgd, H = 10": (4, "local-sgd", "--local-steps 10 --allreduce ring"),
@@ -24,7 +28,8 @@ ROWS = {
     "tp 2 in a node, dp 2": (2, "3d", "--mesh dp=2,tp=2 --batch-size 8 --allreduce ring"),
     "tp 4 over both": (2, "3d", "--mesh tp=4 --batch-size 16 --allreduce ring"),
     "pp 2 over both, dp 2": (2, "3d", "--mesh pp=2,dp=2 --batch-size 2 --allreduce ring")}
-STEP = "--seq-len 128 --total-batch-size 2048 --eval-every 0 --save-every 0"
+MODEL = "--model d4 --seq-len 128 --total-batch-size 2048"
+STEP, RING = f"{MODEL} --eval-every 0 --save-every 0", "--allreduce ring"
 
 
 class Cluster:
@@ -47,6 +52,13 @@ class Cluster:
         run = m.train(name, program, m.QUIET, STEP, *options, ranks=4)
         return run, self.sent() - before
 
+    def measured(self, alone, comm):
+        """The file of what here.py says of it, for build/plan."""
+        os.environ |= {"MPIRUN": "dev/cluster/run", "CLUSTER": str(self.folder)}
+        file = self.folder / "here.json"
+        file.write_text(json.dumps(here.measured(4, self.nodes, comm=comm, alone=alone)))
+        return file
+
 
 def crossing(trace, ring, node, steps):
     """Bytes a step of the operations between ranks of different nodes, in these steps."""
@@ -66,10 +78,31 @@ def crossing(trace, ring, node, steps):
     return sum(total.values()) / len(steps)
 
 
+def planned(row, clusters, files, alone):
+    """ms of its step."""
+    nodes, stage, options = ROWS[row]
+    stage, _, precision = stage.partition(" ")
+    words, is_ring = m.words("--batch-size 4", options.replace(RING, "").replace("--compress-from 0", "")), RING in options
+    one, key = alone["in turns" if stage == "pp" or "pp=" in options else precision], (nodes, is_ring)
+    if key not in files: files[key] = clusters[nodes].measured(alone[""], RING * is_ring)
+    table = {"zero": f"zero-{words[-1]}", "3d": "mesh", "zeropp": "zero++", "local-sgd": "ddp", "compress": f"ddp {m.option(words, '--compress')}",
+             }.get(stage, stage if stage in ("ddp", "fsdp") else f"{stage} 4")
+    if stage in ("zero", "local-sgd"): words = words[:2]
+    if stage == "zeropp": words += ["--node-ranks", "2"]
+    if stage == "pp": words = ["--schedule", "1f1b", *words]
+    found = here.planned(files[key], 4, table, one, MODEL, words, f"--precision {precision or 'fp32'}")
+    return 1e3 * (found["seconds"] - (found["exposed"] - found["communication"] / 10) * (stage == "local-sgd"))
+
+
 def measure(d, o):
     clusters, trace = {nodes: Cluster(nodes, o.link) for nodes in {ROWS[row][0] for row in o.rows}}, m.work() / "trace.json"
     programs = {row: losses.build() if ROWS[row][1] == "local-sgd" else m.need("build/{1}train_gpt2_{0}".format(
         *(ROWS[row][1] + " ").split(" ")[:1], "bf16/" * ROWS[row][1].endswith("bf16"))) for row in o.rows}
+    def ones(): # a rank beside others
+        yield "", here.Alone(4, here.MODEL)
+        if any("pp" in ROWS[row][1] + ROWS[row][2] for row in o.rows): yield "in turns", here.Alone(min(4, m.cores()), here.MODEL)
+        if any("bf16" in row for row in o.rows): yield "bf16", here.Alone(4, here.MODEL, m.need("build/bf16/train_gpt2_single"))
+    alone, files = dict(ones()), {}
     for number in range(1, o.rounds + 1):
         for row in o.rows:
             nodes, stage, options = ROWS[row]
@@ -83,22 +116,35 @@ def measure(d, o):
                 clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", period + 2, "--trace", trace)
                 more = {"crosses": crossing(trace, "--allreduce ring" in options, lambda rank: rank * nodes // 4,
                                              range(2, period + 2)) / nodes}
-            d.add(row, number, nodes=nodes, counted=(after - before) / steps / nodes, sent=run.about["predicted_comm_bytes"],
+            d.add(row, number, nodes=nodes, period=period, counted=(after - before) / steps / nodes, sent=run.about["predicted_comm_bytes"],
                   model=run.shape["model"], link=o.link, loss=run.last("loss"), **run.speeds, **more)
             m.note(f"  {row}, round {number}: {m.median(run.values('step_ms')):.0f} ms")
+    for one in alone.values(): one.again()
+    for row in o.rows: d.first(row)["planned"] = planned(row, clusters, files, alone)
+
+
+def of_period(d, row, key):
+    """The median of a field's means over as many steps as there are from one sum to the next."""
+    n = d.first(row)["period"]
+    return m.median(sum(values[i:i + n]) / n for record in d.each_round(row) for values in (record[key],) for i in range(0, len(values), n))
 
 
 def show(d, o):
-    first = d.records()[0]
+    first, off = d.records()[0], []
     print(f"{first['model']}; links of {first['link']}")
     for nodes in 4, 2:
         rows = [row for row in d.runs() if d.first(row)["nodes"] == nodes]
         if not rows: continue
+        def cells(row):
+            record, step, counted = d.first(row), of_period(d, row, "step_ms"), d.value(row, "counted")
+            off.append(max(record["planned"] / step, step / record["planned"]) - 1)
+            return [row, f"{step:.0f}", f"{record['planned']:.0f}", f"{record['planned'] / step:.2f}",
+                    f"{100 * of_period(d, row, 'comm_exposed_ms') / step:.0f} %", f"{record['sent'] / 1e6:.2f}",
+                    f"{record['crosses'] / 1e6:.2f}", f"{counted / 1e6:.2f}", f"{counted / record['crosses']:.3f}"]
         print()
-        d.print_table([f"{nodes} nodes x {4 // nodes}", "tokens/s", "waits", "a rank sends", "crosses, as predicted", "counted", "ratio"], *(
-            [row, f"{m.median(d.all(row, 'tokens_per_s')):.0f}", f"{m.median(d.all(row, 'waits')):.0f} %", f"{d.first(row)['sent'] / 1e6:.2f}",
-             f"{d.first(row)['crosses'] / 1e6:.2f}", f"{d.value(row, 'counted') / 1e6:.2f}",
-             f"{d.value(row, 'counted') / d.first(row)['crosses']:.3f}"] for row in rows), trust="these times")
+        d.print_table([f"{nodes} nodes x {4 // nodes}", "step, ms", "planned", "of it", "waits", "a rank sends", "crosses, as predicted",
+                       "counted", "of it"], *map(cells, rows), trust="these times")
+    print(f"\nof the {len(off)} plans half are within {100 * m.median(off):.0f} %, all within {100 * max(off):.0f} %")
 
 
 def check(o):

@@ -1,5 +1,5 @@
 """build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs predict and
-hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; dev/bench/plan_check.py compares its seconds with measured ones.)"""
+hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; dev/bench/cluster_table.py compares its seconds with measured ones.)"""
 import functools, json, re, subprocess
 import pytest
 from rows import rows_of, short
@@ -304,8 +304,12 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --recommend --gpu h100 --model gpt2 --heads 7 => 768 channels do not divide over 7 heads
 --recommend --gpu h100 --model gpt2 --seq-len 2048 => seq-len 2048 is longer than the 1024 positions of gpt2
 --recommend --gpu h100 --model gpt2 --total-batch-size 1000 => 1000 is no multiple of --seq-len 1024
---recommend --gpu cpu-here --here /no/file --model d4 => there is no /no/file: .*let python3 dev/bench/here.py measure
---gpu cpu-here --here /no/file => measure a micro-batch and the link
+--recommend --here --measured /no/file --model d4 => there is no /no/file: .*let python3 dev/bench/here.py measure
+--here --cluster --measured /no/file => measure a micro-batch and the link.*here.py --cluster measure
+--cluster => cluster is for --here; give it as well
+--here --gpu h100 => here has this machine's CPU; leave out --gpu and --node
+--node-ranks 3 => node-ranks must divide the number of ranks, and 3 does not divide 8
+--mesh dp=8 --node-ranks 2 => node-ranks cannot be used with --mesh
 """, **NAMES)
 def test_errors(options, patterns):
     assert_refused(command(program("plan"), options), *patterns)
@@ -364,7 +368,8 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     *[rest("zero", f"zero-{z}", 3, 1, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
     *[("zero", f"zero-{z}", 2, 1, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
     rest("fsdp", "fsdp", 1, 1, 1, ""), ("fsdp", "fsdp", 3, 1, 2, "--recompute block"), rest("fsdp", "fsdp", 2, 1, 2, "--wrap-blocks 2"),
-    rest("fsdp", "fsdp", 4, 1, 2, "--wrap-halves"),
+    rest("fsdp", "fsdp", 4, 1, 2, "--wrap-halves"), ("zeropp", "zero++", 4, 1, 2, "--node-ranks 2"),
+    rest("bf16 zeropp", "zero++", 2, 1, 1, "--node-ranks 1 --wrap-blocks 2"),
     rest("fsdp", "fsdp", 2, 1, 2, "--wrap-blocks 0"), rest("fsdp", "fsdp", 2, 1, 1, "--limit-all-gathers 3"),
     ("fsdp", "fsdp", 4, 1, 2, "--sharding hybrid --shard-group 2"),
     rest("tp", "tp 2", 2, 2, 1, "--tensor-parallel 2"), rest("tp", "tp 1", 1, 1, 1, "--tensor-parallel 1"),
@@ -460,11 +465,11 @@ def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, p
 SEARCH = "--recommend --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24 --total-batch-size 384" # 16 sequences
 
 
-def here(path, busbw=3e9):
+def here(path, busbw=3e9, **more):
     """What dev/bench/here.py would have measured."""
     links = {name: {"alpha": 1e-5, "busbw": busbw} for name in ("all-reduce", "reduce-scatter", "all-gather")}
-    path.write_text(json.dumps({"gflops": 50, "copy": 20, "ranks": 16, "backend": "b", "collectives": links}))
-    return f"--gpu cpu-here --here {path} --reserve 0.01"
+    path.write_text(json.dumps({"gflops": 50, "copy": 20, "mfu": 0.8, "update": 10, "ranks": 16, "collectives": links} | more))
+    return f"--here --measured {path} --reserve 0.01"
 
 
 def assert_runs_as_said(mesh):
@@ -496,8 +501,9 @@ def test_commands_of_recommend_run_and_need_the_memory_that_was_printed(ranks, p
 def test_this_machine_has_what_was_measured(tmp_path):
     measured = here(tmp_path / "here.json")
     text = said(f"--model d4 {measured} --seq-len 64")
-    assert_says(text, "0.05 TFLOP/s x 1", "^fits +cpu-here", "fp32, on a CPU", "update at 0.02 TB/s", f"over {tmp_path}/here.json")
-    link = f"--model gpt2 --gpu cpu-here --here {tmp_path}/none --compute-ms 100 --link {tmp_path}/here.json"
+    assert_says(text, "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU", "update at 0.01 TB/s", f"over {tmp_path}/here.json")
+    assert_refused(command(program("plan"), f"--model d4 {measured} --precision bf16"), "has measured fp32, not bf16")
+    link = f"--model gpt2 --here --measured {tmp_path}/none --compute-ms 100 --link {tmp_path}/here.json"
     assert_says(said(link), "^ +4096  does not fit: .* of cpu-here, which 4096 ranks share")
     slow = here(tmp_path / "slow.json", 2e7) # with so many tokens an update takes no time, and ddp is as fast as any
     assert_says(said(f"{SEARCH} --total-batch-size 6144 {slow} --ranks 2"),
@@ -508,13 +514,6 @@ def test_this_machine_has_what_was_measured(tmp_path):
 def test_here_sh_measures_this_machine(tmp_path):
     path = tmp_path / "here.json"
     assert command("python3 dev/bench/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
-    assert "\n    mpirun -np 2 ./train_gpt2_" in said(f"{SEARCH} --gpu cpu-here --here {path} --ranks 2")
+    assert "\n    mpirun -np 2 ./train_gpt2_" in said(f"{SEARCH} --here --measured {path} --ranks 2")
     assert_refused(command("python3 dev/bench/here.py --ranks 1"), "a link needs two")
-
-
-@pytest.mark.rest
-def test_plan_check_has_a_row_for_each_program_and_does_not_crowd_ranks_unasked():
-    run = command(f"python3 dev/bench/plan_check.py --model d2 --seq-len 16 --batch-size 2 --steps 3 --data {TOKENS}", timeout=900)
-    assert_says(run.out, "^half of them within", *(rf"^{row} +[0-9.]+ +[0-9.]+ +[0-9.]+$" for row in (
-        "ddp", "zero 3", "fsdp", "tp 2", "pp 2, zb-h1", "3d 2 x 1 x 1", "3d 1 x 1 x 2")))
-    assert_refused(command("python3 dev/bench/plan_check.py --ranks 64"), "oversubscribe yes")
+    assert_refused(command("CLUSTER=/none python3 dev/bench/here.py --cluster"), "there is no cluster: make cluster")

@@ -4,12 +4,12 @@ with runs. Here is only what no run on a CPU shows."""
 import itertools, json, math
 import pytest
 from planned import network_of, network_with, piped, plan_of
-from machines import ALL_GATHER, ALL_REDUCE, GPUS, REDUCE_SCATTER, link_of, read_link
+from machines import ALL_GATHER, ALL_REDUCE, GPUS, REDUCE_SCATTER, Network, link_of, read_link
 from nccl import choose, gpu_group
 from pipelines import (gather_delay, mesh_step, message_seconds, parse_emulation, pipe_times, pipeline_step, tied_group, unit_sent,
                        weight_seconds)
-from questions import (CP, DDP, FSDP, PP, SCHEDULES, STAGES, TP, ZERO1, ZERO2, ZERO3, all_ranks, blocks_of, bytes_of, extreme_rank,
-                       largest_depth, of_depth, play, sent_by_kind, sent_of_all, slots, total_of)
+from questions import (CP, DDP, FSDP, PP, SCHEDULES, STAGES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, blocks_of, bytes_of, extreme_rank,
+                       largest_depth, mesh_name, of_depth, play, sent_by_kind, sent_of_all, slots, total_of)
 from steps import (METHODS, Segments, UnitSeconds, attend_across, attention_share, flops_done, is_possible, ring_hides, segments_of, step,
                    unit_seconds, units_of, update_seconds)
 
@@ -183,6 +183,19 @@ def test_a_measured_link_gives_the_measured_times(tmp_path):
     assert w.seconds(ALL_GATHER, 1e9, w.apart(16, 8)) == near(0.5 * 1e9 / (3e9 / 8))
 
 
+def test_a_message_to_each_rank_crosses_more_than_a_ring(tmp_path):
+    """Two nodes of two ranks, measured on all four and inside a node. To each rank, a node sends a third more than the ring's parts."""
+    both = dict.fromkeys((ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER), {"alpha": 0, "busbw": 3e6})
+    inside = {"ranks": 2, "collectives": dict.fromkeys(both, {"alpha": 0, "busbw": 1e9})}
+    path = tmp_path / "here.json"
+    path.write_text(json.dumps({"ranks": 4, "ranks_per_node": 2, "collectives": both, "inside": inside}))
+    w = Network(read_link(str(path), True), read_link(str(path)), 2, 1, "direct")
+    assert w.world_seconds(ALL_GATHER, 1e6, 4) == near(0.75 / 3) # as measured
+    assert w.world_seconds(ALL_REDUCE, 1e6, 4) == near(1.5 / 3)
+    assert w.seconds(ALL_GATHER, 1e6, w.neighbours(4, 2)) == near(0.5e-3)
+    assert w.seconds(ALL_GATHER, 1e6, w.apart(4, 2)) == near(2 * 0.5 / 4) # two at a time, at what the link carries
+
+
 @pytest.mark.parametrize("text, finding", [
     ('{"ranks": 2', "is not JSON"), ("[]", '"ranks" from 2'), ('{"ranks": 1}', '"ranks" from 2'), ('{"ranks": 2, "ranks": 3}', "is not JSON"),
     ('{"ranks": 2}', '"collectives.all-reduce.alpha" from 0'), ('{"ranks": 2, "collectives": {"all-reduce": 3}}', "all-reduce.alpha"),
@@ -249,6 +262,19 @@ def test_steps_that_can_be_drawn_by_hand(stage, accumulation, blocks, wrap, comp
     t = step(p, stage, network_with(1, math.inf), ONE)
     assert (t.compute, t.communication, t.seconds) == (compute, communication, seconds)
     assert t.exposed == t.seconds - t.compute and t.efficiency == t.compute / t.seconds
+
+
+def test_nodes_exchange_weights_before_a_step_and_gradients_in_two_hops():
+    """Two nodes of two ranks: in a second a unit is exchanged between nodes, gathered or reduced within one, and summed over nodes. Root
+    exchanged 0-1, gathered 1-2; block 1 1-2, 2-3, computed 3-4; block 2 2-3, 3-4, 4-5; head 5-8; backward 8-12; gradients of block 2
+    leave at 10 and are there at 12, block 1's at 12 and 14, and the root's are reduced 13-14, and summed 14-15."""
+    p = plan_of("gpt2", 4, L=2, node_ranks=2)
+    t = step(p, ZEROPP, network_with(1, math.inf), ONE)
+    assert (t.compute, t.communication, t.seconds, t.exposed) == (9, 3 + 5 + 6, 15, 6)
+    again = step(p._replace(accumulation=2), ZEROPP, network_with(1, math.inf), ONE)
+    assert again.communication == 14 + 4 + 6 # the root is gathered once
+    packed = step(p._replace(memory_bandwidth=1e12), ZEROPP, network_with(1, math.inf), ONE)
+    assert packed.compressing > 0 and packed.seconds > t.seconds
 
 
 def test_halves_of_blocks_take_as_long_as_blocks():
@@ -568,6 +594,17 @@ def test_parts_or_copies_alone_take_what_tp_or_ddp_takes(dp, tp, rows, again, sh
     mesh = on_mesh(p)
     assert mesh.seconds == near(step(p, TP if tp > 1 else DDP, NV, unit_seconds(p, 0.1)).seconds, share)
     assert (mesh.tensor > 0) == (tp > 1)
+
+
+def test_stages_outside_replicas_send_across_nodes_and_sum_within():
+    """Two nodes of two ranks: dp=2,pp=2 has a replica on each node, pp=2,dp=2 a stage, whose ranks share the node's interface."""
+    p, w = mesh_of(2, 1, 2), network_of("nvlink", "infiniband", 2, nics=1)
+    q = p._replace(pp_outside=True)
+    nbytes = 2.0 * 4 * 1024 * 768
+    assert message_seconds(p, w) == near(A + nbytes / 450e9) and message_seconds(q, w) == near(B + 2 * nbytes / 50e9)
+    total = 2.0 * p.shape.unit(1)
+    assert unit_sent(p, w, 1)[0] == near(2 * B + 2 * total / 50e9) and unit_sent(q, w, 1)[0] == near(2 * A + total / 450e9)
+    assert mesh_name(p) == "dp=2,tp=1,pp=2" and mesh_name(q) == "pp=2,dp=2,tp=1"
 
 
 def test_actions_last_as_emulated(capsys):

@@ -1,5 +1,5 @@
-"""Presets of GPUs, of the nodes in which they are sold, and of links; this machine, as dev/bench/here.py has measured it; and the
-seconds of messages and collectives over links.
+"""Presets of GPUs, of the nodes in which they are sold, and of links; this machine or the cluster on it, as dev/bench/here.py has
+measured it; and the seconds of messages and collectives over links.
 
 FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32.
 Memory    is what the vendor's tool reports of the whole device (nvidia-smi, rocm-smi). A process gets some hundred MB less.
@@ -38,6 +38,8 @@ class Gpu(NamedTuple):
     amd: bool                # the node's processors
     per_node: int = 8
     hop: float = 5e-6        # seconds of a hop where collectives are not NCCL's
+    mfu: float = 1           # measured: the share of its peak that a step reaches; bytes/s of its update
+    update: float = 0
 
 
 GPUS = {row[0]: Gpu(*row) for row in (
@@ -49,7 +51,7 @@ GPUS = {row[0]: Gpu(*row) for row in (
     ("a10", "A10, 24 GB", 125e12, 31.2e12, 23028 * MIB, 600e9, 31.5e9, 12.5e9, 1, 150, AMPERE, 24, False, True),
     ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 1, 450, AMPERE, 24, False, True),
     ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 750, HOPPER, 0, False, True))}
-GPU_NAMES = "|".join([*GPUS, "cpu-here"])
+GPU_NAMES = "|".join(GPUS)
 
 NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one
     "dgx-a100-40": ("a100-40", 8, 8, 25e9), "dgx-a100": ("a100-80", 8, 8, 25e9), "dgx-h100": ("h100", 8, 8, 50e9),
@@ -85,7 +87,7 @@ LINKS = {
 
 # The same for all collectives.
 def link_of(alpha, busbw): return Link(dict.fromkeys(COLLECTIVES, alpha), dict.fromkeys(COLLECTIVES, busbw))
-def open_link(name): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name)
+def open_link(name, inside=False): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name, inside)
 
 
 def number_in(root, path, remedy, low, *keys):
@@ -97,29 +99,43 @@ def number_in(root, path, remedy, low, *keys):
     return x
 
 
-def read_link(path):
-    """What dev/comm measured on ranks of one machine. Its alpha is for a whole call, ours for a hop."""
+def crossing(g, N):
+    """How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a
+    ring once."""
+    return g * (N - g) / (N - 1)
+
+
+def read_link(path, inside=False):
+    """What dev/comm measured on ranks of one machine; or on those of a cluster, and if it has several of them inside a node. Its alpha
+    is for a whole call, ours for a hop."""
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
     root = read_json(path, remedy, object_pairs_hook=unique_keys)
-    hops = number_in(root, path, remedy, 2, "ranks") - 1
+    if inside: root = root.get("inside", root)
+    ranks, g = number_in(root, path, remedy, 2, "ranks"), root.get("ranks_per_node", 0)
+    hops = (ranks // g if g else ranks) - 1
     alpha, busbw = ({name: number_in(root, path, remedy, low, "collectives", name, key) for name in COLLECTIVES}
                     for key, low in (("alpha", 0), ("busbw", 1)))
+    if g: busbw = {name: x * (1 if name == ALL_REDUCE else crossing(g, ranks)) for name, x in busbw.items()} # of a node's interface
     return Link({name: x / passes(name) / hops for name, x in alpha.items()}, {name: float(x) for name, x in busbw.items()}, True)
 
 
-# ---- this machine: --gpu cpu-here ----
+# ---- this machine: --here ----
+MEASURED = "build/here.json", "build/here_cluster.json" # of the machine, of the cluster on it
+
+
 def this_machine(path):
-    """As the file says, if there is one: peak, bandwidth and link. Without it only the memory is known. Besides a link, which
-    --link reads as well, it has two numbers of each rank, measured while as many ranks compute as will train."""
+    """As the file says, if there is one: peak, bandwidth and links. Without it only the memory is known. Besides links, which
+    --link reads as well, it has numbers of each rank, measured while as many ranks compute as will train."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, AMPERE, 0, True, True, per_node=0)
     if not os.access(path, os.R_OK): return here
-    remedy = "--here wants the file that dev/bench/here.py wrote"
-    root, link, remedy = read_json(path, remedy), read_link(path), f"renew it with dev/bench/here.py; {remedy}"
-    # GFLOP/s of large fp32 products; GB/s of memory, read and written
-    flops, copied = (1e9 * number_in(root, path, remedy, 1e-3, key) for key in ("gflops", "copy"))
-    busbw, alpha = link.busbw[ALL_GATHER], link.alpha[ALL_GATHER]
-    return here._replace(peak32=flops, bandwidth=copied, inside=busbw, nic=busbw, hop=alpha)
+    remedy = "--measured wants the file that dev/bench/here.py wrote"
+    root, inside, between = read_json(path, remedy), read_link(path, True), read_link(path)
+    # GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both
+    flops, copied, mfu, update = (scale * number_in(root, path, f"renew it with dev/bench/here.py; {remedy}", 1e-3, key)
+                                  for key, scale in (("gflops", 1e9), ("copy", 1e9), ("mfu", 1), ("update", 1e9)))
+    return here._replace(peak32=flops, bandwidth=copied, inside=inside.busbw[ALL_GATHER], nic=between.busbw[ALL_GATHER],
+                         hop=between.alpha[ALL_GATHER], mfu=mfu, update=update, per_node=root.get("ranks_per_node", 0), nics=1)
 
 
 # ---- seconds ----
@@ -135,7 +151,7 @@ class Network(NamedTuple):
     between: Link
     per_node: int = 0        # ranks of a node; 0: all ranks are in one node
     nics: int = 0            # network interfaces of a node
-    algorithm: str = "ring"  # ring or tree decides the number of hops; nccl: what NCCL takes on `gpu`
+    algorithm: str = "ring"  # ring or tree decides the number of hops, direct what crosses; nccl: what NCCL takes on `gpu`
     gpu: Gpu = None
     efficiency: float = 1    # share of the links' bandwidth that collectives reach
     sm_share: float = 0      # share of a device's processors that communication takes beside compute
@@ -149,7 +165,11 @@ class Network(NamedTuple):
 
     def apart(self, N, t):
         """N/t ranks, each t ranks after the one before."""
-        n, node = N // t, self.per_node or N
+        return self.strided(N, N // t, t)
+
+    def strided(self, N, n, t):
+        """n of N ranks, each t ranks after the one before."""
+        node = self.per_node or N
         return Group(n, min(max(node // t, 1), n), min(t, node))
 
     def seconds(self, collective, nbytes, g):
@@ -162,7 +182,10 @@ class Network(NamedTuple):
         between, inside = nodes - 1, g.N - nodes
         if self.algorithm == "tree": between, inside = math.ceil(math.log2(nodes)), g.per_node - 1
         busbw = self.inside.busbw[collective] if g.per_node > 1 else math.inf
-        if nodes > 1: busbw = min(busbw, (1 if self.between.measured else self.nics) * self.between.busbw[collective] / g.sharing)
+        if nodes > 1:
+            direct = self.algorithm == "direct" and collective != ALL_REDUCE
+            crosses = g.sharing * (crossing(g.per_node, g.N) if direct else 1)
+            busbw = min(busbw, (1 if self.between.measured else self.nics) * self.between.busbw[collective] / crosses)
         hops = inside * self.inside.alpha[collective] + between * self.between.alpha[collective]
         return passes(collective) * (hops + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
 

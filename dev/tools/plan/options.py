@@ -2,10 +2,10 @@
 run that they describe."""
 import math, re
 from tool import SIZES, choice, parse_options, real, require, switch, text, whole
-from machines import ALL_REDUCE, GPU_NAMES, GPUS, LINKS, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine
+from machines import ALL_REDUCE, GPU_NAMES, GPUS, LINKS, MEASURED, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine
 from pipelines import parse_emulation
 from shapes import SHAPES, Shape, is_gpt2
-from questions import CP, FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, Plan, answer_of, bytes_of, model_of
+from questions import CP, FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of, model_of
 from steps import METHODS
 from validate import PUBLISHED
 
@@ -50,6 +50,8 @@ OPTIONS = [
     whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
     choice("cpu-offload", "none", "none|optimizer|all", "what is kept on the host, where AdamW then runs"),
+    whole("node-ranks", 0, 0, 1 << 20, "also the column zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: no such"
+          " column"),
     real("host-link", 31.5e9, 1, 1e15, "bytes/s between a device and its host, with --cpu-offload; the default is PCIe 4.0 x16"),
     real("host-bandwidth", 51.2e9, 1, 1e15,
          "bytes/s of host memory for a rank's AdamW, with --cpu-offload; the default is an eighth of a DGX A100's"),
@@ -62,7 +64,9 @@ OPTIONS = [
     real("communication-ms", 0, 0, 1e9, "ms in which ranks sum all gradients whole; all others take by their bytes. 0: from the links"),
     "Device",
     text("gpu", "", GPU_NAMES, "peak, memory and its bandwidth, links, nodes, --algorithm nccl, where not given; '': none"),
-    text("here", "build/here.json", "FILE", "what python3 dev/bench/here.py has measured, for --gpu cpu-here"),
+    switch("here", "this machine's CPU, of which python3 dev/bench/here.py has measured what --gpu says of others"),
+    switch("cluster", "with --here: the cluster on this machine (dev/cluster), which here.py --cluster has measured"),
+    text("measured", "", "FILE", f"what here.py wrote; '': {MEASURED[False]}, or {MEASURED[True]}"),
     text("node", "", "NAME", f"machine: {NODE_NAMES}; '': none"),
     choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps"),
     real("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables"),
@@ -77,7 +81,8 @@ OPTIONS = [
     text("inter-link", "infiniband", LINK_NAMES, "between nodes"),
     whole("ranks-per-node", 8, 0, 1 << 20, "ranks in each node; 0: all are in one node"),
     whole("nics", 0, 0, 1 << 20, "network interfaces of each node; 0: one for each rank"),
-    choice("algorithm", "ring", "ring|tree|nccl", "of collectives; nccl: what NCCL takes on --gpu for each"),
+    choice("algorithm", "ring", "ring|tree|direct|nccl", "of collectives; direct: as ring, but all-gather and reduce-scatter send a"
+           " message to each rank, as this course's programs over MPI do; nccl: what NCCL takes on --gpu for each"),
     real("efficiency", 1, 1e-3, 1, "the share of the links' bandwidth that collectives reach"),
     real("sm-share", 0, 0, 1, "the share of a device's processors that communication takes from compute"),
     "Cost of a run",
@@ -114,12 +119,15 @@ def gpu_of(o):
         name, per_node, nics, nic = NODES[o.node]
         require(o.gpu in ("", name), f"--node {o.node} has {name}, not --gpu {o.gpu}; leave out one of the two")
         return GPUS[name]._replace(per_node=per_node, nics=nics, nic=nic)
-    if o.gpu == "cpu-here": return this_machine(o.here)
+    if o.here: return this_machine(o.measured)
     require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {GPU_NAMES}")
     return GPUS.get(o.gpu)
 
 
 def take_device(o):
+    needs(o, "cluster measured", o.here, "is for --here; give it as well")
+    require(not o.here or not {"gpu", "node"} & o.given, "--here has this machine's CPU; leave out --gpu and --node")
+    o.measured = o.measured or MEASURED[o.cluster]
     gpu = o.device_gpu = gpu_of(o)
     o.gpu_links = False # its links, because no others are given
     if gpu: take_gpu(o, gpu)
@@ -134,15 +142,19 @@ def take_device(o):
 def take_gpu(o, gpu):
     is_here, is_measured = gpu.peak16 == 0, gpu.peak16 == 0 and gpu.peak32 > 0
     require(not is_here or is_measured or (o.compute_ms > 0 and "link" in o.given),
-            f"--gpu cpu-here knows only the memory, because there is no {o.here}: measure a micro-batch and the link, and give"
-            " --compute-ms and --link FILE, or let python3 dev/bench/here.py measure")
+            f"--here knows only the memory, because there is no {o.measured}: measure a micro-batch and the link, and give --compute-ms"
+            f" and --link FILE, or let python3 dev/bench/here.py{' --cluster' * o.cluster} measure")
 
     def take(**values): vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
     if is_here: take(device="cpu")
-    if is_measured: take(precision="fp32", mfu=1.0, link=o.here)
+    if is_measured: # between ranks of a node communication takes the time of a core that computes, between nodes it waits
+        take(precision="fp32", mfu=gpu.mfu, link=o.measured, sm_share=0.0 if gpu.per_node else 1.0)
+        if gpu.per_node: take(inter_link=o.measured, algorithm="direct")
     o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
-    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.bandwidth, ranks_per_node=gpu.per_node, nics=gpu.nics,
+    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.update or gpu.bandwidth, ranks_per_node=gpu.per_node, nics=gpu.nics,
          watts=gpu.watts)
+    require(not is_measured or o.precision == "fp32" or o.compute_ms > 0 or "peak-flops" in o.given,
+            f"--here has measured fp32, not {o.precision}: give --compute-ms as well")
     if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
 
@@ -155,13 +167,14 @@ def peak_of(o): return o.peak_flops or (math.nan if o.compute_ms > 0 else peak_a
 
 
 # ---- checks ----
-OF_PARAMS = "params master precision ranks gpu node here memory reserve json"
-OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len total-batch-size tokens price watts gpu node here reserve"
+OF_PARAMS = "params master precision ranks gpu node here cluster measured memory reserve json"
+OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len total-batch-size tokens price watts gpu node here cluster measured"
+                " reserve"
                 " json exact")
 OF_VALIDATE = "validate published reserve json"
 OF_CP = "cp model layers heads channels vocab-size json"
 OF_STAGES = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype cpu-offload"
-             " compress")
+             " node-ranks compress")
 
 
 def forbid(o, names, others, question, why):
@@ -254,8 +267,10 @@ def with_context(plan, c, how, balance): return plan._replace(c=c, how=how, bala
 
 def with_mesh(o, plan):
     """The mesh that --mesh asks for: train_gpt2_3d says how many ranks are along each axis."""
-    axes = answer_of(plan, MESH, f"{model_of(plan)} --mesh {o.mesh}")["axes"]
-    return with_pipe(o, plan, axes["pp"], o.schedule)._replace(t=axes["tp"], zero_stage=o.zero_stage)
+    found = answer_of(plan, MESH, f"{model_of(plan)} --mesh {o.mesh}")
+    axes = found["axes"]
+    outside = len(found["ranks"]) > 1 and found["ranks"][1]["rank"] > axes["tp"]
+    return with_pipe(o, plan, axes["pp"], o.schedule)._replace(t=axes["tp"], zero_stage=o.zero_stage, pp_outside=outside)
 
 
 def with_compression(o, plan, method):
@@ -268,11 +283,12 @@ def plan_of(o):
     plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, False, o.device == "gpu",
                 o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
                 o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered,
-                wrap_halves=o.wrap_halves)
+                wrap_halves=o.wrap_halves, node_ranks=o.node_ranks)
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
     else:
         bytes_of(plan, FSDP)
         bytes_of(plan, TP)
+        if o.node_ranks: bytes_of(plan, ZEROPP)
         if o.context_parallel: bytes_of(with_context(plan, o.context_parallel, "ring" if o.compares_cp else o.cp, o.cp_balance), CP)
         if o.pipeline_parallel: bytes_of(with_pipe(o, plan, o.pipeline_parallel, o.schedule), PP)
     return plan._replace(recompute=o.recompute != "none", full=o.recompute == "full")
@@ -283,7 +299,7 @@ def network_of(o, plan):
         nbytes = float(plan.shape.elements() * plan.X) * (plan.N - 1) / plan.N
         link = link_of(0.0, passes(ALL_REDUCE) * nbytes / (1e-3 * o.communication_ms))
         return Network(link, link, sm_share=o.sm_share)
-    gpu, inside, between = o.device_gpu, open_link(o.link), open_link(o.inter_link)
+    gpu, inside, between = o.device_gpu, open_link(o.link, True), open_link(o.inter_link)
     if o.gpu_links:
         inside = link_of(LINKS["nvlink" if gpu.nvlink else "pcie"][1], gpu.inside)
         between = link_of(LINKS["infiniband"][1], gpu.nic)

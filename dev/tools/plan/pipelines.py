@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tool import require
 from machines import ALL_REDUCE, Group
 from questions import MESH, PP, blocks_of, play, split_of
-from steps import (StepTime, Timeline, block_flops, crosses, hop_seconds, layernorms_sum, tensor_backward, tensor_forward,
+from steps import (StepTime, Timeline, abreast, block_flops, crosses, hop_seconds, layernorms_sum, tensor_backward, tensor_forward,
                    tensor_messages, unit_sent, update_seconds)
 
 
@@ -147,7 +147,8 @@ def block_times(plan, m, s):
 def mesh_step(plan, w, s, emulation):
     """The same. emulation: how long actions of a rank, or if there is a head of a block, sleep instead, as in train_gpt2_3d."""
     m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
-    sums = Sums(Group(plan.p, node or plan.p, plan.t), Group(2 if plan.p > 1 else 1, node or 2, plan.t), message_seconds(plan, w),
+    share = abreast(plan, w) if node else plan.t
+    sums = Sums(Group(plan.p, node or plan.p, share), Group(2 if plan.p > 1 else 1, node or 2, share), message_seconds(plan, w),
                 unit_sent(plan, w, 1), unit_sent(plan, w, 0))
     if emulation:
         F, I, W = each = [1e-3 * ms for ms in emulation[:3]]

@@ -8,10 +8,10 @@ from shapes import Shape
 from tool import ask, started
 
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
-# through p ranks; 3D has copies of p stages of t ranks; in CP c ranks share the tokens of a micro-batch.
-DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH, CP = range(9)
-STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d", "cp")
-PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp")
+# through p ranks; 3D has copies of p stages of t ranks; in CP c ranks share the tokens of a micro-batch. ZERO++ is FSDP on nodes.
+DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH, CP, ZEROPP = range(10)
+STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d", "cp", "zero++")
+PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp", "zeropp")
 STAGES = range(5)
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
 SCHEDULES = schedule_play.SCHEDULES[:4]
@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     v: int = 1
     split: str = "auto"
     rank: int = -1           # of the p; -1: the one that keeps most
+    pp_outside: bool = False # 3d: ranks of dp are nearer to each other than those of pp
     zero_stage: int = 0      # 3d: what is sharded over replicas of the model, 0 nothing, 1 the optimizer's state
     wrap_halves: bool = False # fsdp: a block's attention and its MLP are groups
     method: str = "none"     # --compress, from the step on in which it compresses
@@ -57,13 +58,18 @@ class Plan(NamedTuple):
     c: int = 1               # cp: ranks that share each sequence; --cp, --cp-balance
     how: str = "ulysses"
     balance: str = "contiguous"
+    node_ranks: int = 0      # zero++: ranks of a node
 
     X = property(lambda self: 4 if self.precision == "fp32" else 2) # bytes of an element
     tokens = property(lambda self: self.B * self.T)                 # of a micro-batch
 
 
 # ---- questions to the stages ----
-def mesh_name(plan): return f"dp={plan.N // (plan.t * plan.p)},tp={plan.t},pp={plan.p}"
+def mesh_name(plan):
+    dp, pp = f"dp={plan.N // (plan.t * plan.p)}", f"pp={plan.p}"
+    return f"{pp},{dp},tp={plan.t}" if plan.pp_outside else f"{dp},tp={plan.t},{pp}"
+
+
 
 
 def options_of(plan, stage):
@@ -81,6 +87,9 @@ def options_of(plan, stage):
                 f" --shard-group {plan.shard_group} --reduce-dtype {plan.reduce_dtype} --limit-all-gathers {plan.buffers}"
                 f" --cpu-offload {plan.offload}"
                 + " --prefetch none --no-forward-prefetch" * (plan.buffers == 1))
+    if stage == ZEROPP:
+        return (f"--wrap-blocks {plan.wrap_blocks}{' --wrap-halves' * plan.wrap_halves} --sharding {plan.sharding}"
+                f" --limit-all-gathers {plan.buffers} --node-ranks {plan.node_ranks}")
     return {DDP: "", TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
             CP: f"--context-parallel {plan.c} --cp {plan.how} --cp-balance {plan.balance}",
             MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}[stage]

@@ -188,7 +188,7 @@ def why_first(results, fits):
 def asked_of(o):
     require(o.device_gpu, f"--recommend needs a --gpu whose peak is known: {GPU_NAMES}")
     gpu = o.device_gpu
-    if gpu.peak16 == 0: gpu = gpu._replace(memory=gpu.memory / o.ranks, per_node=o.ranks, nics=1) # ranks share this machine
+    if gpu.peak16 == 0: gpu = gpu._replace(memory=gpu.memory / o.ranks, per_node=gpu.per_node or o.ranks, nics=1) # ranks share this machine
     return Asked(shape_of(o), gpu, o.ranks, o.total_batch_size // o.seq_len, o.seq_len, 1e9 * o.reserve)
 
 

@@ -11,7 +11,7 @@ from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, all_ranks, answer_of, copy_ranks
+from questions import CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks
 
 
 # ---- compute ----
@@ -37,14 +37,19 @@ def unit_seconds(plan, micro_batch_seconds):
 class Timeline:
     """now: when compute has finished all it was given; arrived: when everything that a queue has sent so far will have arrived."""
     def __init__(self, communication=0.0):
-        self.now = self.exposed = 0.0
+        self.now = self.exposed = self.packing = 0.0
         self.arrived, self.communication = {"own": 0.0, "shared": 0.0}, communication
 
     def send(self, seconds, queue="own", since=0):
-        """Returns when the message will have arrived, which leaves at `since` or now."""
-        self.arrived[queue] = max(self.arrived[queue], since or self.now) + seconds
+        """Returns when the message will have arrived, which leaves now, or at `since` if that is later."""
+        self.arrived[queue] = max(self.arrived[queue], since, self.now) + seconds
         self.communication += seconds
         return self.arrived[queue]
+
+    def pack(self, seconds):
+        """Packs or unpacks what travels."""
+        self.now += seconds
+        self.packing += seconds
 
     def wait(self, until):
         self.exposed += max(until - self.now, 0)
@@ -142,8 +147,10 @@ class Unit(NamedTuple):
     blocks: float            # halves of one by their FLOPs
     gather: float
     reduce: float
-    replicate: float = 0     # of summing a shard over the replicas of the model; 0: there is one
+    replicate: float = 0     # of summing a shard over the replicas of the model, or in zero++ over nodes; 0: there is one
     packing: float = 0       # of compressing what is reduced, and of setting all gradients
+    unpacking: float = 0     # of weights that have been gathered
+    exchange: float = 0      # between nodes, of shards that have been updated
 
 
 def unit_of(plan, stage, w, blocks, elements):
@@ -162,28 +169,41 @@ def unit_of(plan, stage, w, blocks, elements):
     return Unit(blocks, gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0)
 
 
+def unit_of_nodes(plan, w, blocks, elements):
+    """Of zero++ (llmc/parallel/zeropp.h). All travels packed, also within a node; vectors, which are few, count as all else does."""
+    X, g, K, scale = plan.X, plan.node_ranks, plan.N // plan.node_ranks, 4 / QUANTISE_BLOCK
+    shard, weight, gradient = float(QUANTISE_BLOCK * ceil_div(ceil_div(elements, plan.N), QUANTISE_BLOCK)), 1 + scale, 0.5 + scale
+    node, across, part = w.neighbours(plan.N, g), w.apart(plan.N, g), K * shard # of a unit, what a rank's secondary shard has
+    packing = g * part * (X + 2 * gradient) + part * (4 + 4 + 2 * gradient) + 4 * shard # all, then what the node's ranks sum, then nodes
+    return Unit(blocks, w.seconds(ALL_GATHER, g * part * weight, node), w.seconds(REDUCE_SCATTER, g * part * gradient, node),
+                w.seconds(REDUCE_SCATTER, part * gradient, across), touched_seconds(plan, packing),
+                touched_seconds(plan, g * part * (weight + X)), w.seconds(ALL_GATHER, part * weight, across))
+
+
 def units_of(plan, stage, w):
     """The root's is the first."""
-    c, wrap = plan.shape, plan.wrap_blocks if stage == FSDP else 1
+    c, wrap = plan.shape, plan.wrap_blocks if stage in (FSDP, ZEROPP) else 1
+    def unit(blocks, elements):
+        return unit_of_nodes(plan, w, blocks, elements) if stage == ZEROPP else unit_of(plan, stage, w, blocks, elements)
     if stage == DDP and plan.method != "none": # all blocks are alike, though the first bucket is smaller
         root, blocks = segments_of(plan)
         block = Unit(1, 0, blocks.seconds(w, plan.N) / c.L, packing=touched_seconds(plan, blocks.packing / c.L))
         return [Unit(0, 0, root.seconds(w, plan.N), packing=touched_seconds(plan, root.packing)), *[block] * c.L]
-    if wrap == 0: return [unit_of(plan, stage, w, c.L, c.elements())]
-    if stage == FSDP and plan.wrap_halves:
+    if wrap == 0: return [unit(c.L, c.elements())]
+    if stage in (FSDP, ZEROPP) and plan.wrap_halves:
         attention = 1 - 6 * 8 * c.C**2 / c.block_flops(plan.T, True)
-        halves = [unit_of(plan, stage, w, attention, (4 * c.C + 6) * c.C), unit_of(plan, stage, w, 1 - attention, (8 * c.C + 7) * c.C)]
-        return [unit_of(plan, stage, w, 0, c.unit(0)), *halves * c.L]
+        halves = [unit(attention, (4 * c.C + 6) * c.C), unit(1 - attention, (8 * c.C + 7) * c.C)]
+        return [unit(0, c.unit(0)), *halves * c.L]
     counts = [min(wrap, c.L - first) for first in range(0, c.L, wrap)]
-    return [unit_of(plan, stage, w, 0, c.unit(0)), *(unit_of(plan, stage, w, n, n * c.unit(1)) for n in counts)]
+    return [unit(0, c.unit(0)), *(unit(n, n * c.unit(1)) for n in counts)]
 
 
 def send_gradients(unit, last, t):
     """Reduces a unit's gradients; compressing them comes first. Where there are replicas, they sum the shard on a communicator of
-    their own, in the step's last micro-batch."""
-    t.now += unit.packing
+    their own, in the step's last micro-batch; nodes do in every one."""
+    t.pack(unit.packing)
     reduced = t.send(unit.reduce)
-    if last and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
+    if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
 
 
 def micro_batch(plan, stage, units, s, micro, t):
@@ -191,23 +211,28 @@ def micro_batch(plan, stage, units, s, micro, t):
     so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first micro-batch; ZeRO-3
     gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step, while the blocks are
     updated. How long the update takes is not known here, so none of the root's gather is counted as hidden. What stays after its
-    forward pass (grad-op, none) is gathered once a step. Gradients are sent when a unit's backward pass ends, the root's last."""
+    forward pass (grad-op, none) is gathered once a step. Gradients are sent when a unit's backward pass ends, the root's last. In
+    zero++ nodes exchange what has been updated before a step's first gathers."""
     head = len(units)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
     uses = len(order)
-    ahead = 0 if stage == ZERO3 else plan.buffers - 1 if stage == FSDP else uses
-    gathers = uses if stage in (ZERO3, FSDP) else head if stage in (ZERO1, ZERO2) and micro == 0 else 0
+    frees = stage in (FSDP, ZEROPP)
+    ahead = 0 if stage == ZERO3 else plan.buffers - 1 if frees else uses
+    gathers = uses if stage == ZERO3 or frees else head if stage in (ZERO1, ZERO2) and micro == 0 else 0
     last, stays = micro == plan.accumulation - 1, plan.sharding in ("grad-op", "none")
-    reduces = last or stage in (ZERO2, ZERO3, FSDP)
+    reduces = last or stage in (ZERO2, ZERO3, FSDP, ZEROPP)
     late = stage == DDP and plan.method == "onebit-adam" # ranks clip their gradients before momentum is made of them
-    arrives, gathered = [0.0] * uses, 0
+    arrives, unpacking, gathered = [0.0] * uses, [0.0] * uses, 0
+    here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
     for use, k in enumerate(order):
         while gathered < gathers and gathered <= use + ahead:
             again = gathered >= head or micro > 0
-            is_here = stage == FSDP and again and (order[gathered] == 0 or stays)
-            if not is_here: arrives[gathered] = t.send(units[order[gathered]].gather)
+            if not (frees and again and (order[gathered] == 0 or stays)):
+                unit = units[order[gathered]]
+                arrives[gathered], unpacking[gathered] = t.send(unit.gather, since=here[order[gathered]]), unit.unpacking
             gathered += 1
         t.wait(arrives[use])
+        t.pack(unpacking[use])
         if use == head: t.now += s.head
         t.now += units[k].blocks * (s.block_forward if use < head else s.block_backward)
         if reduces and use > head and not late: send_gradients(units[k], last, t)
@@ -262,9 +287,14 @@ def tensor_backward(plan, m, forward, t):
         t.wait(summed)
 
 
+def data_parallel(plan, w):
+    """The ranks that have the same part of the model."""
+    return w.strided(plan.N, plan.N // (plan.t * plan.p), plan.t * (1 if plan.pp_outside else plan.p))
+
+
 def unit_sent(plan, w, unit):
     """Seconds of what is sent of a unit over the copies before the update, and after it."""
-    dp, nbytes = w.apart(plan.N, plan.t * plan.p), float(plan.shape.unit(unit, plan.t)) * plan.X
+    dp, nbytes = data_parallel(plan, w), float(plan.shape.unit(unit, plan.t)) * plan.X
     if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
     return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
 
@@ -289,13 +319,19 @@ def tensor_micro_batch(plan, m, s, units, t):
 # ---- context parallelism ----
 def crosses(plan, w):
     """Whether some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
-    return plan.p * plan.c > 1 and 0 < w.per_node < plan.N and w.per_node % (plan.p * plan.t * plan.c) != 0
+    return plan.p * plan.c > 1 and 0 < w.per_node < plan.N and (plan.pp_outside or w.per_node % (plan.p * plan.t * plan.c) != 0)
+
+
+def abreast(plan, w):
+    """Ranks of a node that send such a message to another node at the same time."""
+    return min(plan.N // plan.p, w.per_node) if plan.pp_outside else plan.t
 
 
 def hop_seconds(plan, w, nbytes):
-    """Of a message between two such neighbours, of which each has an interface."""
+    """Of a message between two such neighbours. They share a node's interfaces with those that send at the same time."""
     link = w.between if crosses(plan, w) else w.inside
-    return link.alpha[ALL_GATHER] + nbytes / link.busbw[ALL_GATHER]
+    share = max(1, abreast(plan, w) / (1 if w.between.measured else max(w.nics, 1))) if crosses(plan, w) else 1
+    return link.alpha[ALL_GATHER] + share * nbytes / link.busbw[ALL_GATHER]
 
 
 # Keys and values of a rank; X: bytes of a number. How many times a c-th of a c-th of attention the busiest rank computes with those
@@ -388,7 +424,7 @@ def step(plan, stage, w, s):
     else:
         units = units_of(plan, stage, w)
         for micro in range(plan.accumulation): micro_batch(plan, stage, units, s, micro, t)
-        compressing = sum(unit.packing for unit in units)
+        compressing = t.packing
         if stage == DDP and plan.method != "none": compressing += touched_seconds(plan, sum(u.unpacking for u in segments_of(plan)))
     t.wait_all() # the update needs all gradients
     compute = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)

@@ -9,8 +9,8 @@ from machines import LINKS
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, shape_of, with_compression,
                      with_context, with_mesh, with_pipe)
 from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
-from questions import (CP, DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, Plan, blocks_of, bytes_of, bytes_of_states,
-                       context_divides, copy_ranks, extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split,
+from questions import (CP, DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, ZEROPP, Plan, blocks_of, bytes_of,
+                       bytes_of_states, context_divides, copy_ranks, extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split,
                        sent_along, sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
 from steps import METHODS, QUANTISE_BLOCK, crosses, flops_done, hop_seconds, is_possible, kv_bytes, ring_hides, step, unit_seconds
 
@@ -62,7 +62,7 @@ class Compared:
         self.all = [*self.stages, *self.compressed, *self.tensor, *self.context, *self.pipelines, *self.mesh]
 
     def add_ways(self, o, plan, tokens):
-        self.stages = [Way(stage, plan, STAGE_NAMES[stage]) for stage in STAGES]
+        self.stages = [Way(stage, plan, STAGE_NAMES[stage]) for stage in (*STAGES, *[ZEROPP] * (plan.node_ranks > 0))]
         if o.compress not in ("none", "all"):
             self.compressed = [Way(DDP, plan, "ddp"), Way(DDP, with_compression(o, plan, o.compress), f"ddp {o.compress}")]
         # as many ranks share a replica as are asked for, or 1, 2, 4 and 8, as far as ranks and model divide
@@ -113,7 +113,7 @@ class Compared:
     def on_ranks(self, way):
         """A way on more and more ranks: the fewest that it can have, times powers of two up to 4096, and the number asked for."""
         is_hybrid, asked = way.stage == FSDP and self.o.sharding == "hybrid", way.plan.N
-        first = self.o.shard_group if is_hybrid else copy_ranks(way.plan, way.stage)
+        first = self.o.shard_group if is_hybrid else way.plan.node_ranks if way.stage == ZEROPP else copy_ranks(way.plan, way.stage)
         numbers = {first << k for k in range(13) if first << k <= 4096} | ({asked} if asked % first == 0 else set())
         return way.name, "ranks", way.stage, [self.row(way.plan._replace(N=N), way.stage) for N in sorted(numbers)]
 
