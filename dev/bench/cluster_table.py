@@ -23,13 +23,12 @@ ROWS = {
     **{f"cp 4, {way}": (4, "cp", f"--context-parallel 4 --batch-size 16 --cp {way} --allreduce ring") for way in ("ulysses", "ring")},
     **{f"compress {way.split()[0]}": (4, "compress", f"--compress {way} --compress-from 0") for way in ("int8", "powersgd --rank 4")},
     "local sgd, H = 10": (4, "local-sgd", "--local-steps 10 --allreduce ring"),
-    "ddp, ring, 2 x 2": (2, "ddp", "--allreduce ring"), "fsdp full": (2, "fsdp", ""), "fsdp hybrid": (2, "fsdp", "--sharding hybrid --shard-group 2"),
+    "ddp, ring, 2 x 2": (2, "ddp", "--allreduce ring"), "fsdp full": (2, "fsdp", ""), "fsdp hybrid": (2, "fsdp", "--sharding hybrid --shard-group 2 --allreduce ring"),
     "zero++": (2, "zeropp", ""), "fsdp full, bf16": (2, "fsdp bf16", "--reduce-dtype model"), "zero++, bf16": (2, "zeropp bf16", ""),
     "tp 2 in a node, dp 2": (2, "3d", "--mesh dp=2,tp=2 --batch-size 8 --allreduce ring"),
     "tp 4 over both": (2, "3d", "--mesh tp=4 --batch-size 16 --allreduce ring"),
     "pp 2 over both, dp 2": (2, "3d", "--mesh pp=2,dp=2 --batch-size 2 --allreduce ring")}
-MODEL = "--model d4 --seq-len 128 --total-batch-size 2048"
-STEP, RING = f"{MODEL} --eval-every 0 --save-every 0", "--allreduce ring"
+MODEL, STEP, RING = "--model d4 --channels 128 --seq-len 64", "--total-batch-size 1024", "--allreduce ring"
 
 
 class Cluster:
@@ -49,13 +48,13 @@ class Cluster:
         """A run, and the bytes that all nodes have sent during it."""
         os.environ |= {"MPIRUN": "dev/cluster/run", "CLUSTER": str(self.folder)}
         before = self.sent()
-        run = m.train(name, program, m.QUIET, STEP, *options, ranks=4)
+        run = m.train(name, program, m.QUIET, MODEL, STEP, "--eval-every 0 --save-every 0", *options, ranks=4)
         return run, self.sent() - before
 
     def measured(self, alone, comm):
         """The file of what here.py says of it, for build/plan."""
         os.environ |= {"MPIRUN": "dev/cluster/run", "CLUSTER": str(self.folder)}
-        file = self.folder / "here.json"
+        file = self.folder / f"here{comm.replace(' ', '_')}.json"
         file.write_text(json.dumps(here.measured(4, self.nodes, comm=comm, alone=alone)))
         return file
 
@@ -90,7 +89,7 @@ def planned(row, clusters, files, alone):
     if stage in ("zero", "local-sgd"): words = words[:2]
     if stage == "zeropp": words += ["--node-ranks", "2"]
     if stage == "pp": words = ["--schedule", "1f1b", *words]
-    found = here.planned(files[key], 4, table, one, MODEL, words, f"--precision {precision or 'fp32'}")
+    found = here.planned(files[key], 4, table, one, MODEL, STEP, words, f"--precision {precision or 'fp32'}")
     return 1e3 * (found["seconds"] - (found["exposed"] - found["communication"] / 10) * (stage == "local-sgd"))
 
 
@@ -99,16 +98,17 @@ def measure(d, o):
     programs = {row: losses.build() if ROWS[row][1] == "local-sgd" else m.need("build/{1}train_gpt2_{0}".format(
         *(ROWS[row][1] + " ").split(" ")[:1], "bf16/" * ROWS[row][1].endswith("bf16"))) for row in o.rows}
     def ones(): # a rank beside others
-        yield "", here.Alone(4, here.MODEL)
-        if any("pp" in ROWS[row][1] + ROWS[row][2] for row in o.rows): yield "in turns", here.Alone(min(4, m.cores()), here.MODEL)
-        if any("bf16" in row for row in o.rows): yield "bf16", here.Alone(4, here.MODEL, m.need("build/bf16/train_gpt2_single"))
+        batch = m.words(MODEL, "--batch-size 4")
+        yield "", here.Alone(4, batch)
+        if any("pp" in ROWS[row][1] + ROWS[row][2] for row in o.rows): yield "in turns", here.Alone(min(4, m.cores()), batch)
+        if any("bf16" in row for row in o.rows): yield "bf16", here.Alone(4, batch, m.need("build/bf16/train_gpt2_single"))
     alone, files = dict(ones()), {}
     for number in range(1, o.rounds + 1):
         for row in o.rows:
             nodes, stage, options = ROWS[row]
             period = 10 if stage == "local-sgd" else 1 # steps from one sum to the next
             steps = -(-o.steps // period) * period
-            a_step = "--batch-size 4 --model d4"
+            a_step = "--batch-size 4"
             _, before = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps 1")
             run, after = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", steps + 1)
             more = {}
@@ -121,6 +121,7 @@ def measure(d, o):
             m.note(f"  {row}, round {number}: {m.median(run.values('step_ms')):.0f} ms")
     for one in alone.values(): one.again()
     for row in o.rows: d.first(row)["planned"] = planned(row, clusters, files, alone)
+    d.header["measured"] = [{"nodes": nodes, "ring": ring} | json.loads(file.read_text()) for (nodes, ring), file in files.items()]
 
 
 def of_period(d, row, key):
@@ -160,5 +161,5 @@ def prepared(o):
     check(o)
 
 
-m.script(__doc__, measure, show, prepared, rows="all", link="200mbit,200us", rounds=3, steps=8, starts_ranks=False,
+m.script(__doc__, measure, show, prepared, rows="all", link="50mbit,200us", rounds=3, steps=5, starts_ranks=False,
          placeholders={"rows": '"ROW;ROW"'})

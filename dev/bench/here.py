@@ -32,13 +32,12 @@ def least(ranks, peak, what):
 
 
 def step_of_one(copies, program, options, micro_batches):
-    """ms of a step of so many micro-batches on the slowest of as many copies of the program, by its fastest step, because other work
-    here can only hold a step up; and its run."""
+    """ms of a step of so many micro-batches on the slowest of as many copies of the program, and its run."""
     tokens = int(m.option(options, "--batch-size")) * int(m.option(options, "--seq-len")) * micro_batches
     def train(copy):
-        run = m.train("train_gpt2_single", program, m.QUIET, "--eval-every 0 --save-every 0 --recompute none --steps 8", options,
+        run = m.train("train_gpt2_single", program, m.QUIET, "--eval-every 0 --save-every 0 --recompute none --steps 20", options,
                       f"--total-batch-size {tokens}", out=m.work() / f"one_{copy}")
-        return min(run.values("step_ms")), run
+        return m.median(run.values("step_ms")), run
     with ThreadPoolExecutor(copies) as pool: return max(pool.map(train, range(copies)), key=lambda result: result[0])
 
 
@@ -81,7 +80,7 @@ def measured(ranks, nodes=1, options=MODEL, comm="", alone=None):
     gflops, copy = (least(ranks, peak, what) for what in ("sgemm", "copy"))
     reached, update = (alone or Alone(ranks, options)).rates()
     found = {"gflops": gflops, "copy": copy, "mfu": reached / gflops, "update": update}
-    slow = "-b 64K -e 4M -f 4 -n 5 -w 2" # a link between nodes is slower than caches
+    slow = "-b 16K -e 1M -f 4 -n 5 -w 2" # a link between nodes is slower than caches
     found |= link(ranks, "-b 64K -e 16M -f 4" if nodes == 1 else slow, comm)
     if nodes > 1: found["ranks_per_node"] = ranks // nodes
     if 1 < nodes < ranks: found["inside"] = link(ranks // nodes, "-b 64K -e 16M -f 4", comm)

@@ -9,7 +9,7 @@ its rate in bit/s (0: as fast as it goes), its delay in seconds from one end to 
 down, and the part of the network that it is in: parts do not hear each other. SIGHUP: the file is read again.
 
 A frame takes a link as long as its bits need, after those before it, once on the sender's link and once on the receiver's. A switch keeps
-what cannot go on at once, for 50 ms or up to 32 frames; more is lost, and TCP then sends more slowly.
+what cannot go on at once, for 50 ms or up to 140 frames (1.2 MB); more is lost, and TCP then sends more slowly.
 */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -29,7 +29,7 @@ what cannot go on at once, for 50 ms or up to 32 frames; more is lost, and TCP t
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_NODES = 64, FRAME = 9200, QUEUED = 32 };
+enum { MAX_NODES = 64, FRAME = 9200, QUEUED = 140 };
 #define QUEUED_SECONDS 0.05
 
 typedef struct { double rate, delay, loss; int down, part; } Settings;

@@ -129,11 +129,11 @@ def rules_of(l, rank, of_chunk):
 
 def play(folder, l, times, of_chunk=None, of_action=None, message=0):
     """A step of "ranks". times: (F, I, W) of all chunks of a rank, for the formulas. of_chunk: the same of each chunk in the model;
-    or of_action: how long each action of each rank takes. message: between two ranks, of which those one way take turns."""
+    or of_action: how long each action of each rank takes. message: between two ranks; those that a rank sends take turns."""
     orders, slots, bubble = schedule_of(folder, l, *times)
     rules = [rules_of(l, r, of_chunk or [(0, 0, 0)] * (l.p * l.v)) for r in range(l.p)]
     ended = {None: [0] * l.m} | {(made, g): [None] * l.m for made in "FBW" for g in range(l.p * l.v)}  # of each micro-batch
-    arrived, free = {needs: [None] * l.m for needs in ended}, {}  # at another rank; when the link between two ranks is free again
+    arrived, free = {needs: [None] * l.m for needs in ended}, {}  # at another rank; when a rank's link is free again
     played, able, waiting = [[] for _ in range(l.p)], list(range(l.p)), {}
     while able:
         rank = able.pop()
@@ -148,7 +148,7 @@ def play(folder, l, times, of_chunk=None, of_action=None, message=0):
                 break
             begin = max(ready, now)
             ended[makes][micro] = now = begin + (of_action[rank][k] if of_action else time)
-            if to is not None: arrived[makes][micro] = free[rank, to] = max(now, free.get((rank, to), 0)) + message
+            if to is not None: arrived[makes][micro] = free[rank] = max(now, free.get(rank, 0)) + message
             boxes.append([letter, micro, chunk, begin, now])
             if (makes, micro) in waiting: able.append(waiting.pop((makes, micro)))
     require(not waiting, f"{l.schedule} deadlocks: {len(waiting)} ranks wait for others")

@@ -3,6 +3,7 @@
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
           waits is exposed. Where fsdp gathers groups of blocks, "unit" means such a group. A third queue, "shared", has what a
           communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
+          Where context parallelism crosses nodes, both queues share a link, and what they send takes turns.
 Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
           (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
@@ -36,7 +37,8 @@ def unit_seconds(plan, micro_batch_seconds):
 
 class Timeline:
     """now: when compute has finished all it was given; arrived: when everything that a queue has sent so far will have arrived."""
-    def __init__(self, communication=0.0):
+    def __init__(self, communication=0.0, one_link=False):
+        self.one_link = one_link # what is sent in parts that are followed takes turns with this timeline's own queue
         self.now = self.exposed = self.packing = 0.0
         self.arrived, self.communication = {"own": 0.0, "shared": 0.0}, communication
 
@@ -61,6 +63,7 @@ class Timeline:
 
     def follow(self, part):
         """Does what another timeline has done from 0 on, at whose end all had arrived."""
+        if self.one_link and self.arrived["own"] > self.now: self.arrived["own"] += part.communication
         self.now, self.exposed = self.now + part.now, self.exposed + part.exposed
         self.communication += part.communication
 
@@ -413,7 +416,7 @@ def update_seconds(plan, stage):
 
 
 def step(plan, stage, w, s):
-    t, shared, compressing, uneven = Timeline(), copy_ranks(plan, stage), 0, 0
+    t, shared, compressing, uneven = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, stage), 0, 0
     s = UnitSeconds(*(x / shared for x in s))
     if stage == TP:
         sums, units = tensor_messages(plan, w), [unit_sent(plan, w, unit)[0] for unit in (0, 1)]
