@@ -7,7 +7,7 @@ the next one in a ring, to its parents and children in Open MPI's all-reduce, wh
 nodes' interfaces have sent, in --steps steps more than in one; headers and acknowledgements come with it. waits: the part of a step in
 which nothing is computed for want of communication. planned: what build/plan --here makes of what dev/bench/here.py has measured of one
 rank beside others and of the links, with Open MPI's all-reduce or a ring; ranks of pipelines compute in turns, so of these as many count
-as there are cores. Options that are not the script's are those of every program."""
+as there are cores."""
 import atexit, json, os, re
 from collections import Counter
 import here
@@ -84,8 +84,8 @@ def planned(row, clusters, files, alone):
     words, is_ring = m.words("--batch-size 4", options.replace(RING, "").replace("--compress-from 0", "")), RING in options
     one, key = alone["in turns" if stage == "pp" or "pp=" in options else precision], (nodes, is_ring)
     if key not in files: files[key] = clusters[nodes].measured(alone[""], RING * is_ring)
-    table = {"zero": f"zero-{words[-1]}", "3d": "mesh", "zeropp": "zero++", "local-sgd": "ddp", "compress": f"ddp {m.option(words, '--compress')}",
-             }.get(stage, stage if stage in ("ddp", "fsdp") else f"{stage} 4")
+    table = {"zero": f"zero-{words[-1]}", "3d": "mesh", "zeropp": "zero++", "local-sgd": "ddp",
+             "compress": f"ddp {m.option(words, '--compress')}"}.get(stage, stage if stage in ("ddp", "fsdp") else f"{stage} 4")
     if stage in ("zero", "local-sgd"): words = words[:2]
     if stage == "zeropp": words += ["--node-ranks", "2"]
     if stage == "pp": words = ["--schedule", "1f1b", *words]
@@ -108,14 +108,12 @@ def measure(d, o):
             nodes, stage, options = ROWS[row]
             period = 10 if stage == "local-sgd" else 1 # steps from one sum to the next
             steps = -(-o.steps // period) * period
-            a_step = "--batch-size 4"
-            _, before = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps 1")
-            run, after = clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", steps + 1)
+            def train(*more): return clusters[nodes].train(row, programs[row], "--batch-size 4", options, "--steps", *more)
+            (_, before), (run, after) = train(1), train(steps + 1)
             more = {}
             if number == 1:
-                clusters[nodes].train(row, programs[row], a_step, options, o.more, "--steps", period + 2, "--trace", trace)
-                more = {"crosses": crossing(trace, "--allreduce ring" in options, lambda rank: rank * nodes // 4,
-                                             range(2, period + 2)) / nodes}
+                train(period + 2, "--trace", trace)
+                more = {"crosses": crossing(trace, RING in options, lambda rank: rank * nodes // 4, range(2, period + 2)) / nodes}
             d.add(row, number, nodes=nodes, period=period, counted=(after - before) / steps / nodes, sent=run.about["predicted_comm_bytes"],
                   model=run.shape["model"], link=o.link, loss=run.last("loss"), **run.speeds, **more)
             m.note(f"  {row}, round {number}: {m.median(run.values('step_ms')):.0f} ms")
@@ -161,5 +159,5 @@ def prepared(o):
     check(o)
 
 
-m.script(__doc__, measure, show, prepared, rows="all", link="50mbit,200us", rounds=3, steps=5, starts_ranks=False,
+m.script(__doc__, measure, show, prepared, rows="all", link="50mbit,200us", rounds=3, steps=5, starts_ranks=False, more=False,
          placeholders={"rows": '"ROW;ROW"'})

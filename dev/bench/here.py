@@ -108,7 +108,7 @@ def main():
     found = measured(ranks, nodes, [*MODEL, *o.more])
     os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
     m.Path(out).write_text(json.dumps(found, indent=1) + "\n")
-    rates = "".join(f" {1e-9 * x['busbw']:.2f}" for x in found["collectives"].values())
+    rates = "".join(f" {1e-9 * x['busbw']:.3g}" for x in found["collectives"].values())
     print(f"{ranks} ranks of one thread: {found['gflops']:g} GFLOP/s, of which training reaches {100 * found['mfu']:.0f} %, and"
           f" {found['copy']:g} GB/s each; link:{rates} GB/s (all-reduce, reduce-scatter, all-gather, ...); written to {out}")
 

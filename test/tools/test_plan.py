@@ -503,6 +503,10 @@ def test_this_machine_has_what_was_measured(tmp_path):
     text = said(f"--model d4 {measured} --seq-len 64")
     assert_says(text, "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU", "update at 0.01 TB/s", f"over {tmp_path}/here.json")
     assert_refused(command(program("plan"), f"--model d4 {measured} --precision bf16"), "has measured fp32, not bf16")
+    inside = {"ranks": 2, "collectives": json.loads((tmp_path / "here.json").read_text())["collectives"]}
+    nodes = here(tmp_path / "nodes.json", 3e7, ranks=4, ranks_per_node=2, inside=inside)
+    assert_says(said(f"--model d4 {nodes} --cluster --seq-len 64 --ranks 4 --node-ranks 2"), "over .*nodes.json; nodes of 2 ranks and 1 interface",
+                "^zero\\+\\+  ranks", "messages to each rank")
     link = f"--model gpt2 --here --measured {tmp_path}/none --compute-ms 100 --link {tmp_path}/here.json"
     assert_says(said(link), "^ +4096  does not fit: .* of cpu-here, which 4096 ranks share")
     slow = here(tmp_path / "slow.json", 2e7) # with so many tokens an update takes no time, and ddp is as fast as any
@@ -516,4 +520,4 @@ def test_here_sh_measures_this_machine(tmp_path):
     assert command("python3 dev/bench/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
     assert "\n    mpirun -np 2 ./train_gpt2_" in said(f"{SEARCH} --here --measured {path} --ranks 2")
     assert_refused(command("python3 dev/bench/here.py --ranks 1"), "a link needs two")
-    assert_refused(command("CLUSTER=/none python3 dev/bench/here.py --cluster"), "there is no cluster: make cluster")
+    assert_refused(command("python3 dev/bench/here.py --cluster", CLUSTER="/none"), "there is no cluster: make cluster")

@@ -168,8 +168,8 @@ def peak_of(o): return o.peak_flops or (math.nan if o.compute_ms > 0 else peak_a
 
 # ---- checks ----
 OF_PARAMS = "params master precision ranks gpu node here cluster measured memory reserve json"
-OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len total-batch-size tokens price watts gpu node here cluster measured"
-                " reserve"
+OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len total-batch-size tokens price watts gpu node here cluster"
+                " measured reserve"
                 " json exact")
 OF_VALIDATE = "validate published reserve json"
 OF_CP = "cp model layers heads channels vocab-size json"

@@ -10,8 +10,8 @@ from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_
                      with_context, with_mesh, with_pipe)
 from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
 from questions import (CP, DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, ZEROPP, Plan, blocks_of, bytes_of,
-                       bytes_of_states, context_divides, copy_ranks, extreme_rank, largest_depth, mesh_name, of_depth, own_rank, pipe_divides, plan_split,
-                       sent_along, sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
+                       bytes_of_states, context_divides, copy_ranks, extreme_rank, largest_depth, mesh_name, of_depth, own_rank,
+                       pipe_divides, plan_split, sent_along, sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
 from steps import METHODS, QUANTISE_BLOCK, crosses, flops_done, hop_seconds, is_possible, kv_bytes, ring_hides, step, unit_seconds
 
 MOST_RANKS = 6 # of a pipeline in a table
@@ -327,14 +327,14 @@ def print_rings(c):
 
 
 def print_assumptions(o, plan, w):
-    algorithms = {"ring": "rings", "tree": "trees", "nccl": "NCCL's algorithms"}
+    algorithms = {"ring": "rings", "tree": "trees", "direct": "messages to each rank, and all-reduces,", "nccl": "NCCL's algorithms"}
     inside, between = (LINKS[name][0] if name in LINKS else name for name in (o.link, o.inter_link))
     compute = f"a micro-batch takes {o.compute_ms:.4g} ms" if o.compute_ms > 0 else f"{1e-12 * peak_of(o):.4g} TFLOP/s x {o.mfu:.3g}"
     print(f"\ntimes of a step: {1e-9 * plan.shape.flops_per_token(plan.T):.4g} GFLOP per token, {compute}"
           f"{', blocks recomputed' * plan.recompute}{' in full' * plan.full}")
     text = f"{algorithms[w.algorithm]} over {o.device_gpu.what if o.gpu_links else inside}"
     if o.communication_ms > 0: text = f"summing all gradients whole takes {o.communication_ms:.4g} ms on {plan.N} ranks"
-    if w.per_node: text += f"; nodes of {w.per_node} ranks and {w.nics} interfaces" + ("" if o.gpu_links else f": {between}")
+    if w.per_node: text += f"; nodes of {w.per_node} ranks and {w.nics} interface{'s' * (w.nics > 1)}" + ("" if o.gpu_links else f": {between}")
     if plan.memory_bandwidth > 0: text += f"; an update at {1e-12 * plan.memory_bandwidth:.4g} TB/s"
     print(text)
     if plan.offload != "none":
