@@ -520,4 +520,4 @@ def test_here_sh_measures_this_machine(tmp_path):
     assert command("python3 dev/bench/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
     assert "\n    mpirun -np 2 ./train_gpt2_" in said(f"{SEARCH} --here --measured {path} --ranks 2")
     assert_refused(command("python3 dev/bench/here.py --ranks 1"), "a link needs two")
-    assert_refused(command("python3 dev/bench/here.py --cluster", CLUSTER="/none"), "there is no cluster: make cluster")
+    assert_refused(command("python3 dev/bench/here.py --cluster", env={"CLUSTER": "/none"}), "there is no cluster: make cluster")
