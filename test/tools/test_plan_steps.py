@@ -198,15 +198,17 @@ def test_a_message_to_each_rank_crosses_more_than_a_ring(tmp_path):
 
 @pytest.mark.parametrize("text, finding", [
     ('{"ranks": 2', "is not JSON"), ("[]", '"ranks" from 2'), ('{"ranks": 1}', '"ranks" from 2'), ('{"ranks": 2, "ranks": 3}', "is not JSON"),
+    ('{"ranks": 2, "ranks_per_node": "2"}', '"ranks_per_node" from 1'), ('{"ranks": 2, "ranks_per_node": 2}', "are no nodes of 2"),
     ('{"ranks": 2}', '"collectives.all-reduce.alpha" from 0'), ('{"ranks": 2, "collectives": {"all-reduce": 3}}', "all-reduce.alpha"),
     ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": "1", "busbw": 1}}}', "all-reduce.alpha"),
     ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": -1, "busbw": 1}}}', "all-reduce.alpha"),
     ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": 0, "busbw": 1}}}', "reduce-scatter.alpha"),
     ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": 0}, "reduce-scatter": {"alpha": 0}, "all-gather": {"alpha": 0}}}', "reduce.busbw")])
-def test_bad_measurements_are_refused(text, finding, tmp_path, capsys):
+@pytest.mark.parametrize("inside", [False, True])
+def test_bad_measurements_are_refused(text, finding, inside, tmp_path, capsys):
     path = tmp_path / "link.json"
     path.write_text(text)
-    with pytest.raises(SystemExit): read_link(str(path))
+    with pytest.raises(SystemExit): read_link(str(path), inside)
     said = capsys.readouterr().err
     assert f"error: {path}: " in said and finding in said and "comm_bench --json" in said
 

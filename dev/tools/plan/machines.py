@@ -110,8 +110,10 @@ def read_link(path, inside=False):
     is for a whole call, ours for a hop."""
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
     root = read_json(path, remedy, object_pairs_hook=unique_keys)
-    if inside: root = root.get("inside", root)
-    ranks, g = number_in(root, path, remedy, 2, "ranks"), root.get("ranks_per_node", 0)
+    if inside and isinstance(root, dict): root = root.get("inside", root)
+    ranks = number_in(root, path, remedy, 2, "ranks")
+    g = number_in(root, path, remedy, 1, "ranks_per_node") if "ranks_per_node" in root else 0
+    require(g == 0 or (ranks > g and ranks % g == 0), f"{path}: {ranks} ranks are no nodes of {g}; {remedy}")
     hops = (ranks // g if g else ranks) - 1
     alpha, busbw = ({name: number_in(root, path, remedy, low, "collectives", name, key) for name in COLLECTIVES}
                     for key, low in (("alpha", 0), ("busbw", 1)))

@@ -334,7 +334,8 @@ def print_assumptions(o, plan, w):
           f"{', blocks recomputed' * plan.recompute}{' in full' * plan.full}")
     text = f"{algorithms[w.algorithm]} over {o.device_gpu.what if o.gpu_links else inside}"
     if o.communication_ms > 0: text = f"summing all gradients whole takes {o.communication_ms:.4g} ms on {plan.N} ranks"
-    if w.per_node: text += f"; nodes of {w.per_node} ranks and {w.nics} interface{'s' * (w.nics > 1)}" + ("" if o.gpu_links else f": {between}")
+    if w.per_node:
+        text += f"; nodes of {w.per_node} ranks and {w.nics} interface{'s' * (w.nics > 1)}" + ("" if o.gpu_links else f": {between}")
     if plan.memory_bandwidth > 0: text += f"; an update at {1e-12 * plan.memory_bandwidth:.4g} TB/s"
     print(text)
     if plan.offload != "none":
