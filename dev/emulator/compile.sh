@@ -40,7 +40,8 @@ for part in engine warp hopper report memory streams runtime ${EMULATOR_LIBRARIE
     done
 done
 
-# Preprocess, rewrite, compile, link: line markers keep the lines of every file, headers included.
+# Preprocess, rewrite, compile, link: line markers keep the lines of every file, headers included. Kernels read floats as int4,
+# which nvcc allows and C++ does not.
 flags= before=
 for flag; do
     case "$before $flag" in *-Xlinker*|" -l"*|" -L"*|" -Wl"*) ;; " -"*) flags="$flags $flag" ;; esac
@@ -51,7 +52,7 @@ g++ $common -O1 $flags -x c++ -include "$here/emulator.h" -ftrack-macro-expansio
 python3 "$here/launch.py" "$out.in.ii" > "$out.ii"
 rm -f "$out.in.ii"
 case $out in *.o) object=$out ;; *) object=$out.o ;; esac
-$ccache g++ $common $checks -O1 -fpreprocessed $flags -c "$out.ii" -o "$object"
+$ccache g++ $common $checks -O2 -march=native -fno-strict-aliasing -fpreprocessed $flags -c "$out.ii" -o "$object"
 [ "$object" = "$out" ] && exit
 g++ $checks "$object" "$@" $objects -pthread -o "$out"
 rm -f "$object"

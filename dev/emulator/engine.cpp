@@ -241,6 +241,7 @@ static bool open_warp_function(Worker* w, Fiber* first) {
     for (int lane = 0; lane < size; lane++) {
         Fiber* f = &warp[lane];
         if (!(first->mask >> lane & 1) || f->state == State::EXITED) continue;
+        if (!count && f != first) return false; // the mask's first lane has been asked
         if (!waits_with(f, first)) return false;
         lanes[lane] = members[count++] = f;
     }
@@ -410,9 +411,9 @@ static void run_block(Worker* w, uint3 block_idx) {
     arena_new(w);
     for (int i = 0; i < n; i++) prepare_fiber(w, i, block_idx);
     for (;;) { // a round lets every thread run until it waits, each round in another order
-        int at = (int)(next_random(&w->random) % (unsigned)n), step = (int)(next_random(&w->random) % (unsigned)n) + 1;
+        int at = (int)(next_random(&w->random) % (unsigned)n), step = (int)(next_random(&w->random) % (unsigned)n);
         while (std::gcd(step, n) != 1) step++;
-        for (int k = 0; k < n; k++, at = (at + step) % n)
+        for (int k = 0; k < n; k++, at = at + step < n ? at + step : at + step - n)
             if (w->fibers[at].state == State::RUNNABLE) to_fiber(&w->fibers[at]);
         bool runnable = false, alive = false;
         for (int i = 0; i < n; i++) {
