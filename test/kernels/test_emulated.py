@@ -202,8 +202,13 @@ def test_compressed_gradients_have_the_cpus_numbers(comm, method):
 @pytest.mark.parametrize("comm, ranks, options", [
     ("nccl", 4, NODES), ("mpi", 4, f"{NODES} --quantise-gradients int8 --wrap-halves"), ("nccl", 2, ""), ("nccl", 2, f"--node-ranks 1 {WINDOWS}")])
 def test_what_crosses_between_nodes_in_few_bits_has_the_cpus_numbers(comm, ranks, options):
-    run = gpu("zeropp", comm, ranks, options, strict=comm == "mpi", seed=3)
-    assert_has_nearly_the_numbers(cpu("zeropp", ranks, options.replace(WINDOWS, "")), run)
+    """In the second step a weight that rounds to another int8 changes every gradient a little, and so what many of them round to: there only the
+    loss and the norm are close."""
+    def both(steps):
+        some = f"{options} --steps {steps}"
+        return cpu("zeropp", ranks, some.replace(WINDOWS, "")), gpu("zeropp", comm, ranks, some, strict=comm == "mpi", seed=3)
+    assert_has_nearly_the_numbers(*both(1))
+    assert_metrics(*both(2), 1e-4)
 
 
 @pytest.mark.parametrize("method", ["int8", "powersgd"])
