@@ -1,8 +1,8 @@
-"""launch.py FILE - prints a preprocessed source with the parts of CUDA C++ that are not C++ rewritten. Lines keep their numbers.
+"""launch.py FILE [N] - prints a preprocessed source with the parts of CUDA C++ that are not C++ rewritten. Lines keep their numbers.
   kernel<T><<<grid, block, ...>>>(arguments)  ->  emulator::launch("kernel<T>", here(), grid, block, ...)(kernel<T>, arguments)
   extern __shared__ T name[];                 ->  T* name = the block's dynamic shared memory
   __shared__ T a[N], b;                       ->  T (&a)[N] = the block's own copy, and the same for b
-  #pragma unroll                              ->  #pragma GCC unroll 8, without which most time would go to counting branches
+  #pragma unroll                              ->  #pragma GCC unroll N
 emulator.h does everything else."""
 import re, sys
 from pathlib import Path
@@ -87,6 +87,7 @@ def launches(source):
 
 source = Path(sys.argv[1]).read_text()
 source = re.sub(r"\bextern\s+__shared__\s+([^;]*?)(\w+)\s*\[\s*\]\s*;", dynamic_shared, source)
-source = re.sub(r"#pragma unroll(?! \d)", "#pragma GCC unroll 8", source)
+if sys.argv[2:]:
+    source = re.sub(r"#pragma unroll(?! \d)", f"#pragma GCC unroll {sys.argv[2]}", source)
 source = re.sub(r"__shared__\s+([^;]*);", shared_variables, source)
 sys.stdout.write(launches(source))
