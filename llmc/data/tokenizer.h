@@ -592,7 +592,7 @@ static inline int* tokenizer_encode(const Tokenizer* t, const char* text, size_t
         return out;
     }
     WordCursor c = word_first(text, n);
-    size_t length;
+    size_t length = 0;
     for (const char* word = word_next(t, &c, &length); word != NULL; word = word_next(t, &c, &length))
         *count += encode_word(t, word, length, out + *count);
     return (int*)xrealloc(out, *count * sizeof *out);
