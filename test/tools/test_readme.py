@@ -1,9 +1,8 @@
-"""README.md's commands work word for word, for the user who runs this and, where that is root, for a plain user in a clone of his own. CI runs
-the command of the tests itself."""
+"""README.md's commands work word for word, for the user who runs this and, where that is root, for a plain user in a clone of their own."""
 import fcntl, os, pwd, re, tempfile
 from pathlib import Path
 import pytest
-from suite import ROOT, command, session
+from suite import ROOT, command, session, succeeds
 
 pytestmark = pytest.mark.rest
 LONG = 300
@@ -23,11 +22,11 @@ def run_line(line, before=(), cwd=ROOT, **env):
 
 @pytest.fixture(scope="module", params=[pytest.param(user, marks=pytest.mark.sampled(user)) for user in ("this_user", "plain_user")])
 def shell(request):
-    """A function that runs a line in a clone, as this user in this one, or as nobody in his own, where nothing is built yet; and whether as root."""
+    """A function that runs a line in a clone: as this user in this one, or as nobody in a clone where nothing is built yet."""
     if request.param == "this_user":
         with open(session() / "make.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield run_line, os.getuid() == 0
+            yield run_line
         return
     if os.getuid() != 0: pytest.skip("this user is a plain one")
     with tempfile.TemporaryDirectory() as place:
@@ -38,25 +37,23 @@ def shell(request):
         nobody = pwd.getpwnam("nobody")
         for path in home, clone, *clone.rglob("*"): os.lchown(path, nobody.pw_uid, nobody.pw_gid)
         before = f"setpriv --reuid {nobody.pw_uid} --regid {nobody.pw_gid} --clear-groups"
-        yield lambda line: run_line(line, [before], clone, HOME=home), False
+        yield lambda line: run_line(line, [before], clone, HOME=home)
 
 
 def test_the_demo_learns_and_plots(shell):
-    run = shell[0](readme("make demo$|make demo  "))
+    run = shell(readme("make demo$|make demo  "))
     assert run.status == 0, run
     assert float(re.search(r"^validation loss: .* first, ([0-9.]*) at the end$", run.out, re.M)[1]) < 1.9, run  # nats per byte
     assert "no plot: see above" not in run.said, run
 
 
 def test_the_mpirun_lines_train(shell):
-    """In the forms for root and for few cores."""
-    run, as_root = shell
-    line = readme("^make train_gpt2_zero && mpirun")
-    if os.cpu_count() < 4: line = line.split("mpirun")[0] + readme("^mpirun --oversubscribe")
-    run = run(f"{readme('^export OMPI_ALLOW')}; {line}" if as_root else line)
+    """Also for root, and on fewer cores than ranks."""
+    run = shell(f"{readme('mpi_env')}; {readme('^make train_gpt2_zero && mpirun')}")
     assert run.status == 0 and re.search(r"^step 20/20 \| val loss", run.out, re.M), run
 
 
-def test_ci_runs_readmes_command_of_the_tests():
-    for part in readme("make test$|make test  ").split(" && "):
-        assert re.search(rf"^timed {re.escape(part)}( |$)", (ROOT / ".ci/run").read_text(), re.M), part
+def test_ci_runs_readmes_two_commands_in_a_bare_system():
+    assert re.search("^timed sh dev/bare.sh bookworm$", (ROOT / ".ci/run").read_text(), re.M)
+    two = " &&\n".join(readme(f"make {what}$|make {what}  ") for what in ("demo", "test"))
+    assert succeeds("sh dev/bare.sh --help").out.endswith(f"The default COMMAND:\n\n{two}\n")

@@ -1,0 +1,111 @@
+#!/bin/sh
+# bare.sh - runs the README's commands as a newcomer would, in a Debian that has nothing installed and nothing set.
+#
+#   sh dev/bare.sh [--user] [SYSTEM] [COMMAND]
+#
+#   SYSTEM    bookworm (default) or trixie; with /arm64 that system for another processor, which qemu-user and binfmt_misc emulate
+#   COMMAND   what to run in a fresh clone of HEAD; by default the commands under "Two commands" in README.md
+#   --user    root installs the packages (sh dev/setup.sh), and a plain user runs COMMAND in a clone of their own
+#
+# debootstrap makes the system in a temporary folder, in about half a minute, from $DEBIAN_MIRROR (http://deb.debian.org/debian). The
+# system takes along this machine's certificates, settings of apt and pip, and proxies, because a machine behind a proxy needs them.
+# Its mounts and processes live in namespaces of their own, so the kernel removes them however this script ends.
+#
+# Needs root, debootstrap and unshare. Where one of them is missing, the command runs on this machine, in a fresh clone.
+#
+# Exit status: that of COMMAND; 2 if the system cannot be made.
+set -u
+here=$(cd -- "$(dirname -- "$0")" && pwd)
+fail() { echo "error: $*" >&2; exit 2; }
+
+# ---- inside the namespaces ----
+# --in ROOT SYSTEM USER COMMAND
+if [ "${1-}" = --in ]; then
+    root=$2 suite=${3%/*} arch= user=$4 command=$5
+    [ "$suite" = "$3" ] || arch=--arch=${3#*/}
+    # shellcheck disable=SC2086 # an option or nothing
+    debootstrap $arch --variant=minbase "$suite" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 ||
+        { tail -n 5 "$root.log" >&2; fail "debootstrap could not make $3"; }
+    # What lets this machine reach package hosts.
+    for from in /etc/ssl/certs /usr/local/share/ca-certificates /etc/pip.conf /etc/apt/apt.conf /etc/apt/apt.conf.d; do
+        [ ! -e "$from" ] || { mkdir -p "$root${from%/*}" && cp -a "$from" "$root${from%/*}"; } || exit 2
+    done
+    # As every installed system has it.
+    [ -e "$root/etc/hosts" ] || printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
+    mount -t proc proc "$root/proc" && mount --rbind /sys "$root/sys" && mount --rbind /dev "$root/dev" &&
+        mount -t tmpfs tmpfs "$root/dev/shm" || fail "$root cannot be given proc, sys and dev"
+    # enter HOME COMMAND...: nothing is set but what was taken along.
+    enter() {
+        home=$1
+        shift
+        for name in SSL_CERT_FILE PIP_CERT http_proxy https_proxy no_proxy; do
+            eval "value=\${$name-}"
+            [ -z "$value" ] || set -- "$name=$value" "$@"
+        done
+        chroot "$root" env -i HOME="$home" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM="${TERM:-dumb}" "$@"
+    }
+    clone=/root/shard.c
+    git clone -q --no-hardlinks "$here/.." "$root$clone" || exit 2
+    if [ -z "$user" ]; then
+        enter /root sh -c "cd $clone && $command"
+        exit
+    fi
+    enter /root sh -c "cd $clone && sh dev/setup.sh && useradd --create-home --shell /bin/sh $user" || exit
+    mv "$root$clone" "$root/home/$user/"
+    enter / chown -R "$user:" "/home/$user/shard.c"
+    enter "/home/$user" setpriv --reuid "$user" --regid "$user" --init-groups sh -c "cd ~/shard.c && $command"
+    exit
+fi
+
+# ---- outside ----
+# README's commands, without their comments, joined by &&.
+commands() { sed -n '/^## Two commands/,/^## /s/^    \(sh dev[^#]*[^# ]\) *#.*/\1/p' "$here/../README.md" | sed '$!s/$/ \&\&/'; }
+user=
+case ${1-} in
+    --user) user=newcomer; shift ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; printf '\nThe default COMMAND:\n\n%s\n' "$(commands)"; exit ;;
+    -*) fail "bare.sh has no option but --user, not '$1'" ;;
+esac
+system=${1:-bookworm} command=${2-}
+[ $# -le 2 ] || fail "COMMAND is one argument: quote it"
+case $system in bookworm | trixie | bookworm/arm64 | trixie/arm64) ;; *)
+    fail "SYSTEM must be bookworm or trixie, or one of them with /arm64, not '$system'" ;;
+esac
+if [ -z "$command" ]; then
+    command=$(commands)
+    [ -n "$command" ] || fail "README.md has no commands under 'Two commands'"
+fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/bare.XXXXXX") || exit 2
+child=
+# The namespaces end with their first process, and their mounts with them: in this one the folder has none.
+clean() {
+    [ -z "$child" ] || kill -9 "$child" 2>/dev/null
+    wait
+    rm -rf --one-file-system "$work"
+}
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# A shell makes commands in the background ignore Ctrl-C, and tests of Ctrl-C must not: hence --default-signal below.
+lacks=
+for tool in debootstrap unshare chroot git; do command -v $tool >/dev/null || lacks="there is no $tool"; done
+[ "$(id -u)" = 0 ] || lacks="you are not root"
+[ -n "$lacks" ] || said=$(unshare --mount --pid --fork true 2>&1) || lacks="the kernel gives no namespaces ($said)"
+if [ -n "$lacks" ]; then
+    echo "no bare $system, because $lacks: the command runs on this machine, in a fresh clone" >&2
+    git clone -q --no-hardlinks "$here/.." "$work/shard.c" || exit 2
+    begin=$(date +%s)
+    env --default-signal=INT sh -c "cd '$work/shard.c' && $command" &
+else
+    mkdir "$work/root"
+    begin=$(date +%s)
+    env --default-signal=INT unshare --mount --propagation private --pid --fork --kill-child sh "$0" --in "$work/root" "$system" "$user" "$command" &
+fi
+child=$!
+wait $child
+status=$?
+child=
+echo "# bare $system${user:+, as a plain user}: $(($(date +%s) - begin)) s, status $status: $(echo "$command" | tr '\n' ' ')"
+exit $status
