@@ -1,15 +1,30 @@
-# make                      the training programs of every stage, and the default data
-# make train_gpt2_single    one of them; then ./train_gpt2_single
-# make demo | cluster | lab | check-lab | site | test | test-all | cuda-tests | check-stages | bench | experiments | doctor | fuzz | clean
+# make                        the training programs, and the default data
+# make train_gpt2_single      one of them; then ./train_gpt2_single
+# make demo                   train a small GPT-2 on 4 ranks, about a minute
+# make test                   check every claim about the CPU's programs, in some minutes; TESTS='-k tp' chooses
+# make test-all               also sanitizers, thread races, emulated GPUs, mistakes on purpose, fuzzing: hours
+# make doctor                 report what is installed, what is missing, and which of these commands will work
+# make bench                  time the programs against PyTorch and llm.c
+# make check-stages           prove that programs differ only where they must
+# make lab STAGE=ddp          a program to write yourself; make check-lab STAGE=ddp grades it
+# make cluster NODES=4        turn this machine into a cluster; make cluster-down ends it
+# make site                   the course as pages for a browser
+# make experiments            questions, with scripts and answers
+# make docs                   renew the numbers that the documents quote
+# make cuda-tests variants    tests of the GPU layers; every kernel in several variants
+# make fuzz                   fuzz the readers of files
+# make clean clean-data       remove what was built, or the data
 #
-# DEVICE=cpu|cuda|emulated  where it runs; default: cuda where nvcc and a GPU are there, else cpu. emulated: the GPU's program
-#                           without a GPU (dev/emulator/)
-# PRECISION=fp32|bf16|fp16  of parameters, activations and gradients
-# DEBUG=1                   for gdb; on the CPU with the sanitizers for addresses and undefined behaviour; on a GPU with a wait
-#                           after every kernel, which names a kernel that fails
-# HOST_CXX=clang++          a GPU's program whose host code this compiler compiles, not g++
-# USE_CUDNN=0               a GPU's program without cuDNN: attention by our own kernels
-# USE_NCCL=0                a GPU's program without NCCL: ranks communicate by MPI, through host memory
+# DEVICE=cpu|cuda|emulated    where programs run (default: cuda where nvcc and a GPU are present, else cpu); emulated runs the
+#                             CUDA path without a GPU
+# PRECISION=fp32|bf16|fp16    of parameters, activations and gradients
+# DEBUG=1                     for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU with a wait
+#                             after every kernel, which names a kernel that fails
+# V=1                         print the commands
+# WERROR=1                    warnings are errors
+# ARCH=x86-64-v3              the processor to compile for (default: native)
+# HOST_CXX=clang++            the compiler of a GPU program's host code
+# USE_CUDNN=0 USE_NCCL=0      a GPU program without cuDNN (our own attention) or NCCL (ranks communicate by MPI)
 
 # As many compilers at a time as there are cores, unless -j says otherwise; each takes up to half a gigabyte.
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
@@ -38,12 +53,18 @@ $(error DEVICE must be cpu, cuda or emulated, not '$(DEVICE)')
 endif
 
 # --- compiler and libraries ---
-WARNINGS := -Wall -Wextra -Werror
+WARNINGS := -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror)
+# ARM's -march names an instruction set only; -mcpu names the processor.
+ARCH ?= native
+FOR_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),-mcpu,-march)=$(ARCH)
+# One line a program; V=1 also prints the commands.
+Q := $(if $(filter-out 0,$(V)),,@)
+say = @echo '  $1 $(@:build/%=%)'
 # No -ffast-math: it would let the compiler reorder sums. No contraction: code that wants fma says so. No errno from sqrtf: nobody
 # reads it, and it would keep AdamW from becoming vector code.
 OPTIMISE := $(if $(DEBUG),-Og -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3)
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
-CFLAGS_ALL = -std=c11 $(OPTIMISE) -march=native -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -MF $@.d -MT $@ $(CFLAGS)
+CFLAGS_ALL = -std=c11 $(OPTIMISE) $(FOR_ARCH) -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -MF $@.d -MT $@ $(CFLAGS)
 # ccache keeps objects, not programs, so a program is compiled and then linked. Every clone finds what another one compiled.
 CACHE := $(if $(shell command -v ccache),CCACHE_BASEDIR=$(CURDIR) CCACHE_NOHASHDIR=1 ccache)
 BUILD_C = mkdir -p $(@D) && $(CACHE) $(CC) -x c $(CFLAGS_ALL) -c $< -o $@.o && $(CC) -fopenmp $(filter -fsanitize%,$(OPTIMISE)) $@.o -o $@ $(LDFLAGS)
@@ -79,10 +100,12 @@ find-nccl:
 # --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
 ifeq ($(DEVICE),cpu)
 BUILD_STAGE = $(BUILD_C) $(LIBRARIES)
+COMPILER := CC
 endif
 
 ifeq ($(DEVICE),cuda)
 NVCC ?= nvcc
+COMPILER := NVCC
 # nvcc hands on one file, in which macros and headers are expanded. There clang warns of a constant compared with itself, of
 # functions that this program does not call, even of NVIDIA's, and of loops that it could not vectorise.
 NVCC_HOST := $(if $(HOST_CXX),-ccbin $(HOST_CXX)) $(if $(findstring clang,$(HOST_CXX)),-Xcompiler \
@@ -93,8 +116,8 @@ QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
 CAPABILITIES := $(shell $(QUERY) 2>/dev/null | sed -nE 's/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p' | sort -u)
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
-NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler -march=native \
-    -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-fopenmp,-ffp-contract=off,-fno-math-errno \
+NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler $(FOR_ARCH) \
+    $(if $(filter-out 0,$(WERROR)),-Werror all-warnings -Xcompiler -Werror) -Xcompiler -Wall,-Wextra,-fopenmp,-ffp-contract=off,-fno-math-errno \
     $(NVCC_HOST) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Only cuBLASLt is linked. The program opens cuDNN at run time, and can run without it.
 BUILD_CUDA = mkdir -p $(@D) && $(CACHE) $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
@@ -104,7 +127,8 @@ LINK_OBJECT = $(NVCC) $(NVCC_HOST) $(GENCODE) -Xcompiler -fopenmp $@.o -o $@ $(L
 BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(STAGE_LIBRARIES)
 # Only compiled: what a program links, as clang's OpenMP, may not be here.
 $(BUILD)/train_gpt2_%.o: train_gpt2_%.cu | find-libraries
-	$(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@
+	$(call say,NVCC)
+	$(Q)$(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@
 BUILD_CUDA_TEST = $(BUILD_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(BUILD)/test/cpu_layers.o -ldnnl -lgomp -lm
 BUILD_VARIANT = $(BUILD_CUDA_TEST)
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
@@ -114,6 +138,7 @@ endif
 # The same source with stand-ins for the GPU and its libraries; only their headers are needed. DEBUG=1 adds the address sanitizer,
 # which also sees into kernels.
 ifeq ($(DEVICE),emulated)
+COMPILER := EMULATE
 EMULATOR := $(wildcard dev/emulator/*.cpp dev/emulator/*.h dev/emulator/*.sh dev/emulator/*.pl)
 STAND_INS = $(CUDNN) $(if $(COMM_CUDA),$(NCCL))
 EMULATE = mkdir -p $(@D) && CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" EMULATOR_LIBRARIES="cublaslt $(STAND_INS)" \
@@ -146,11 +171,13 @@ find-libraries:
 
 programs: $(STAGES:%=$(BUILD)/%)
 $(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
-	$(BUILD_STAGE)
+	$(call say,$(COMPILER))
+	$(Q)$(BUILD_STAGE)
 
 tools: $(TOOLS:%=$(BUILD)/%) $(CONVERTERS:%=$(BUILD)/%) $(PYTHON_TOOLS:%=$(BUILD)/%) $(BUILD)/plan
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
-	$(BUILD_C) $(LIBRARIES)
+	$(call say,CC)
+	$(Q)$(BUILD_C) $(LIBRARIES)
 $(addprefix $(BUILD)/,tokenize train_bpe): $(BUILD)/%: dev/data/%.c
 $(addprefix $(BUILD)/,convert schedule_order): $(BUILD)/%: dev/tools/%.c
 # One program, which does what its name says.
@@ -175,27 +202,28 @@ $(PLAN_SEARCHED): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 $(filter-out $(PLAN_SEARCHED),$(PLAN_STAGES)): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))
 .SECONDEXPANSION:
 $(PLAN_STAGES): $(BUILD)/predict/%: $$(basename $$*).cu
-	$(BUILD_C) $(LIBRARIES)
+	$(call say,CC)
+	$(Q)$(BUILD_C) $(LIBRARIES)
 # What computes little need not compile for long: all but the tools that read whole corpora, and the layers, tested as the programs have them.
 SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers,$(C_TESTS)))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 
 # The default data: the stages and llmc/ of one day, as bytes.
 data/train.bin: | build/tokenize
-	sh dev/data/default.sh data build/tokenize
+	$(Q)sh dev/data/default.sh data build/tokenize
 # The same text in 2048 tokens that are learned from it.
 data/bpe/train.bin: | build/tokenize build/train_bpe
-	sh dev/data/default.sh data/bpe build/tokenize build/train_bpe 2048
+	$(Q)sh dev/data/default.sh data/bpe build/tokenize build/train_bpe 2048
 ifneq ($(BUILD),build)
 build/tokenize build/train_bpe:
-	$(CPU_MAKE) $@
+	+$(Q)$(CPU_MAKE) $@
 endif
 
 # --- for people ---
 demo: train_gpt2_ddp train_gpt2_zero data/bpe/train.bin
-	BUILD=$(BUILD) sh dev/demo.sh
+	@BUILD=$(BUILD) sh dev/demo.sh
 doctor:
-	sh dev/doctor.sh
+	@sh dev/doctor.sh
 # Nodes on this machine that have only a network between them, as slow as LINK says: doc/10_cluster.md.
 cluster: NODES ?= 4
 cluster: RANKS_PER_NODE ?= 1
@@ -205,9 +233,9 @@ cluster:
 cluster-down:
 	@sh dev/cluster/cluster.sh down
 bench:
-	$(CPU_MAKE) build/train_gpt2_single
-	$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
-	$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
+	+$(Q)$(CPU_MAKE) build/train_gpt2_single
+	+$(Q)$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
+	+$(Q)$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
 	python3 dev/bench/bench.py
 
 # --- labs: stages with bodies to write (labs/README.md) ---
@@ -235,7 +263,8 @@ $(LAB)/train_gpt2_$(STAGE).cu:
 	@echo "error: there is no $@: make lab STAGE=$(STAGE)$(if $(filter-out labs/$(STAGE),$(LAB)), LAB=$(LAB)) makes it" >&2; exit 1
 $(LAB_PROGRAM): $(LAB)/train_gpt2_$(STAGE).cu
 	@mkdir -p $(@D)
-	$(CC) -x c -std=c11 -O1 -g -march=native -ffp-contract=off -fno-math-errno -fopenmp -DPRECISION_FP32 -Wall -Wextra -Wno-unused \
+	$(call say,CC)
+	$(Q)$(CC) -x c -std=c11 -O1 -g $(FOR_ARCH) -ffp-contract=off -fno-math-errno -fopenmp -DPRECISION_FP32 -Wall -Wextra -Wno-unused \
 	    -Werror=return-type -MMD -MP -I. $(LAB_MPI) $(CFLAGS) $< -o $@ $(LDFLAGS) $(LIBRARIES) $(LAB_LIBRARIES)
 -include $(LAB_PROGRAM).d
 endif
@@ -244,9 +273,9 @@ endif
 experiments: experiments-programs
 	python3 experiments/run.py
 experiments-programs: data/train.bin
-	+$(MAKE) --no-print-directory PRECISION=fp32 DEBUG= $(addprefix $(subst /cpu,,build/$(DEVICE))/train_gpt2_,single ddp fsdp cp)
-	+$(MAKE) --no-print-directory PRECISION=bf16 DEBUG= $(addprefix build/$(subst cpu-,,$(DEVICE)-)bf16/train_gpt2_,ddp zero fsdp)
-	$(CPU_MAKE) build/plan
+	+$(Q)$(MAKE) --no-print-directory PRECISION=fp32 DEBUG= $(addprefix $(subst /cpu,,build/$(DEVICE))/train_gpt2_,single ddp fsdp cp)
+	+$(Q)$(MAKE) --no-print-directory PRECISION=bf16 DEBUG= $(addprefix build/$(subst cpu-,,$(DEVICE)-)bf16/train_gpt2_,ddp zero fsdp)
+	+$(Q)$(CPU_MAKE) build/plan
 
 # What the documents quote, renewed from stored results and from runs in a fresh clone; what their sentences say then stands for correction.
 docs:
@@ -254,12 +283,13 @@ docs:
 
 # The documents, and stages side by side, as pages for a browser: build/site/index.html. build/plan has the numbers of its pictures.
 site:
-	$(CPU_MAKE) build/plan
+	+$(Q)$(CPU_MAKE) build/plan
 	sh dev/site/build.sh
 
 # --- tests ---
 $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.c
-	$(BUILD_C) -lcmocka $(LIBRARIES)
+	$(call say,CC)
+	$(Q)$(BUILD_C) -lcmocka $(LIBRARIES)
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
 $(BUILD)/bench_layers: $(if $(filter cpu,$(DEVICE)),dev/cpu/bench_layers.c,dev/cuda/bench_layers.cu)
 # Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
@@ -270,44 +300,51 @@ $(BUILD)/bench_compress: dev/bench/bench_compress.cu
 $(BUILD)/test/test_comm_cuda: test/unit/test_comm_cuda.cu
 BENCHES := $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress test/test_comm_cuda)
 $(BENCHES): | find-libraries
-	$(BUILD_STAGE)
+	$(call say,$(COMPILER))
+	$(Q)$(BUILD_STAGE)
 $(BENCHES): $(EMULATOR)
 # The CPU's layers, each written in several ways: checked, and timed.
 CPU_VARIANTS := $(filter-out bench_layers,$(patsubst dev/cpu/%.c,%,$(wildcard dev/cpu/*.c)))
 cpu-variants run-cpu-variants: $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%)
 $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
-	$(BUILD_C) $(LIBRARIES)
+	$(call say,CC)
+	$(Q)$(BUILD_C) $(LIBRARIES)
 
 # Every layer of a GPU against the CPU's, on a GPU; test/kernels runs the same under the emulator.
 CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
 cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
 $(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
-	$(BUILD_CUDA_TEST)
+	$(call say,$(COMPILER))
+	$(Q)$(BUILD_CUDA_TEST)
 # One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
 VARIANTS := $(filter-out bench_layers,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
 variants run-variants: $(VARIANTS:%=$(BUILD)/variants/%)
 # wgmma and TMA are what only compute capability 9.0 has, and code for it alone may use.
 $(VARIANTS:%=$(BUILD)/variants/%): GENCODE := $(subst compute_90$(comma)code=sm_90,compute_90a$(comma)code=sm_90a,$(GENCODE))
 $(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
-	$(BUILD_VARIANT)
+	$(call say,$(COMPILER))
+	$(Q)$(BUILD_VARIANT)
 run-variants run-cpu-variants:
 	@status=0; for v in $^; do $$v || status=1; echo; done; exit $$status
 $(BUILD)/test/cpu_layers.o: test/unit/cpu_layers.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O3 -march=native -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@
+	$(call say,CC)
+	$(Q)$(CC) -std=c11 -O3 $(FOR_ARCH) -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@
 
 # Threads under ThreadSanitizer: the loader's, the watchdog's, and the one that talks to MPI.
 TSAN_TESTS := build/tsan/test/test_dataloader build/tsan/test/test_control build/tsan/test/test_comm
 build/tsan/test/test_comm: CFLAGS += -DUSE_MPI=1 $(shell mpicc --showme:compile)
 $(TSAN_TESTS): build/tsan/test/%: test/unit/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O1 -g -fsanitize=thread -march=native -fopenmp $(WARNINGS) -MMD -MP $(CFLAGS) $< -o $@ -lcmocka $(LIBRARIES)
+	$(call say,CC)
+	$(Q)$(CC) -std=c11 -O1 -g -fsanitize=thread $(FOR_ARCH) -fopenmp $(WARNINGS) -MMD -MP $(CFLAGS) $< -o $@ -lcmocka $(LIBRARIES)
 
 # libFuzzer targets of the readers. A reader's die() calls exit(); the target wraps it and returns to the fuzzer.
 FUZZERS := tokens mask tokenizer safetensors
 $(FUZZERS:%=build/fuzz/%): build/fuzz/%: test/unit/fuzz_%.c
 	@mkdir -p $(@D)
-	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined $(WARNINGS) -MMD -MP $< -o $@ -Wl,--wrap=exit -ljansson -lpcre2-8 -lpthread -lm
+	$(call say,CC)
+	$(Q)clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined $(WARNINGS) -MMD -MP $< -o $@ -Wl,--wrap=exit -ljansson -lpcre2-8 -lpthread -lm
 # A clang without its libFuzzer can compile none of them.
 CAN_FUZZ = $(shell printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -x c - -fsanitize=fuzzer -o /dev/null 2>/dev/null && echo yes)
 fuzz: $(FUZZERS:%=build/fuzz/%)
@@ -322,39 +359,41 @@ TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug # side by side, so tha
 test-programs: $(TEST_PROGRAMS)
 $(TEST_PROGRAMS): data/train.bin data/bpe/train.bin
 test-fp32:
-	+$(CPU_MAKE) test-build
+	+$(Q)$(CPU_MAKE) test-build
 test-bf16:
-	+$(CPU_MAKE) PRECISION=bf16 $(FLOATX_TESTS:%=build/bf16/%) $(addprefix build/bf16/train_gpt2_,single ddp zero fsdp)
+	+$(Q)$(CPU_MAKE) PRECISION=bf16 $(FLOATX_TESTS:%=build/bf16/%) $(addprefix build/bf16/train_gpt2_,single ddp zero fsdp)
 test-fp16:
-	+$(CPU_MAKE) PRECISION=fp16 build/fp16/train_gpt2_single
+	+$(Q)$(CPU_MAKE) PRECISION=fp16 build/fp16/train_gpt2_single
 test-debug:
-	+$(CPU_MAKE) DEBUG=1 build/debug/train_gpt2_ddp
+	+$(Q)$(CPU_MAKE) DEBUG=1 build/debug/train_gpt2_ddp
 test-all-programs: test-programs
-	+$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
-	+$(CPU_MAKE) DEBUG=1 test-build
-	+$(CPU_MAKE) PRECISION=bf16 $(RANKS_TESTS:%=build/bf16/%)
-	+$(CPU_MAKE) PRECISION=fp16 $(FLOATX_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
-	+$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(FLOATX_TESTS) train_gpt2_single $(RANKS_TESTS))
-	+$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(addprefix build/fp16-debug/,$(FLOATX_TESTS) train_gpt2_single)
-	$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
+	+$(Q)$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
+	+$(Q)$(CPU_MAKE) DEBUG=1 test-build
+	+$(Q)$(CPU_MAKE) PRECISION=bf16 $(RANKS_TESTS:%=build/bf16/%)
+	+$(Q)$(CPU_MAKE) PRECISION=fp16 $(FLOATX_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
+	+$(Q)$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(FLOATX_TESTS) train_gpt2_single $(RANKS_TESTS))
+	+$(Q)$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(addprefix build/fp16-debug/,$(FLOATX_TESTS) train_gpt2_single)
+	$(Q)$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 # The first Python that has pytest, xdist and numpy. JOBS: three at a time, even on two cores, because many tests wait more than they compute.
 PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\
     $(error pytest, xdist or numpy is missing: sh dev/setup.sh installs them))
 JOBS ?= 3
-RUN_TESTS = $(PYTEST) -n $(JOBS) --durations=20 $(TESTS)
+RUN_TESTS = $(PYTEST) -n $(JOBS) $(TESTS)
+BEGAN := $(if $(filter test test-all,$(MAKECMDGOALS)),$(shell date +%s))
+SECONDS_SINCE = $$(($$(date +%s) - $(BEGAN)))
 RELIED_ON := layers and 20-step runs of every stage agree with PyTorch, stages with each other to the bit, bytes are as predicted, bad input \
     and dead ranks lose nothing
 # Every claim about the CPU's programs once, some minutes. TESTS='-k tp' chooses.
 test: test-programs
-	@$(RUN_TESTS) --tier quick
-	@echo "make test passed: $(RELIED_ON)."
-# All there is: further ranks and shapes, sanitizers, thread races, emulated kernels, mistakes on purpose, fuzzing, Hugging Face's libraries.
+	@built=$(SECONDS_SINCE); echo "the programs are built, in $$built s; now the tests"; $(RUN_TESTS) --tier quick && \
+	    echo "make test passed in $(SECONDS_SINCE) s, of which $$built s built the programs: $(RELIED_ON)."
+# Everything: further ranks and shapes, sanitizers, thread races, emulated kernels, mistakes on purpose, fuzzing, Hugging Face's libraries.
 test-all: test-all-programs
-	@$(RUN_TESTS) --tier all
-	@echo "make test-all passed: $(RELIED_ON); so under sanitizers and on emulated GPUs, and mistakes made on purpose are caught."
+	@$(RUN_TESTS) --durations=20 --tier all
+	@echo "make test-all passed in $(SECONDS_SINCE) s: $(RELIED_ON); also under sanitizers and on emulated GPUs, and mistakes made on purpose are caught."
 # Of what test-all adds to test, a part that the files of the commit choose: of long tables a quarter, of all else a half.
 test-rest: test-all-programs
-	@$(RUN_TESTS) --tier rest --part
+	@$(RUN_TESTS) --durations=20 --tier rest --part
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
 	@$(PYTEST) -q -s test/test_stages.py
@@ -362,9 +401,16 @@ clean:
 	rm -rf build $(STAGES)
 clean-data:
 	rm -rf data
-.PHONY: all lab lab-program check-lab find-libraries find-mpi find-nccl programs tools demo doctor cluster cluster-down bench experiments experiments-programs docs site \
-    variants run-variants cpu-variants run-cpu-variants fuzz test test-all test-rest test-programs test-all-programs test-build $(TEST_PROGRAMS) cuda-tests \
-    check-stages clean clean-data $(STAGES)
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
+# What people type, and what only other rules and scripts ask for.
+COMMANDS := all help demo test test-all test-rest doctor bench check-stages lab check-lab cluster cluster-down site experiments docs fuzz \
+    cuda-tests variants run-variants cpu-variants run-cpu-variants programs tools test-programs test-all-programs clean clean-data
+.PHONY: $(COMMANDS) $(STAGES) $(TEST_PROGRAMS) lab-program find-libraries find-mpi find-nccl experiments-programs test-build
+# Whatever has no rule.
+.DEFAULT:
+	@near=$$(sh dev/nearest.sh '$@' $(COMMANDS) $(STAGES)); \
+	    echo "error: there is nothing to make under the name '$@'$${near:+; did you mean make $$near?} make help lists what there is" >&2; exit 1
 .DELETE_ON_ERROR:
 .SUFFIXES:
 # Some tools were programs of C; old folders still have what they included.

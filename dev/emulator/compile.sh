@@ -6,9 +6,10 @@
 #   tsan    also races between threads (ThreadSanitizer)
 # OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++.
 # In the environment: EMULATOR_LIBRARIES="cublaslt cudnn", stand-ins to link; CPPFLAGS, where their headers are; EMULATOR_BUILD;
-# EMULATOR_DEBUG=-g1, only line numbers: it compiles faster, but gdb knows no variables. Where ccache is installed it keeps objects.
+# EMULATOR_DEBUG=-g1, only line numbers: it compiles faster, but gdb knows no variables; WERROR=1, warnings are errors; ARCH, the
+# processor to compile for. Where ccache is installed it keeps objects.
 set -eu
-[ $# -ge 2 ] || { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,11s/^# //p' "$0" >&2; exit 2; }
 source=$1 out=$2 build=${3:-plain}
 [ $# -ge 3 ] && shift 3 || shift 2
 here=$(dirname "$0")
@@ -22,7 +23,9 @@ case $build in
     tsan) sanitize=-fsanitize=thread define=-DEMULATOR_TSAN optimise=-O1 unroll= ;;
     *) echo "compile.sh: the build must be plain, asan or tsan, not '$build'" >&2; exit 2 ;;
 esac
-common="-std=c++17 ${EMULATOR_DEBUG:--g} -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off"
+[ "${WERROR:-0}" = 0 ] && werror= || werror=-Werror
+case $(uname -m) in aarch64 | arm64) arch=-mcpu ;; *) arch=-march ;; esac
+common="-std=c++17 ${EMULATOR_DEBUG:--g} -Wall -Wextra $werror -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off"
 common="$common -I$here/include -I$here -isystem $cuda/include ${CPPFLAGS-}"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
 
@@ -53,7 +56,7 @@ g++ $common -O1 $flags -x c++ -include "$here/emulator.h" -ftrack-macro-expansio
 python3 "$here/launch.py" "$out.in.ii" $unroll > "$out.ii"
 rm -f "$out.in.ii"
 case $out in *.o) object=$out ;; *) object=$out.o ;; esac
-$ccache g++ $common $checks $optimise -march=native -fno-strict-aliasing -fpreprocessed $flags -c "$out.ii" -o "$object"
+$ccache g++ $common $checks $optimise $arch=${ARCH:-native} -fno-strict-aliasing -fpreprocessed $flags -c "$out.ii" -o "$object"
 [ "$object" = "$out" ] && exit
 g++ $checks "$object" "$@" $objects -pthread -o "$out"
 rm -f "$object"
