@@ -14,11 +14,11 @@ make_scratch
 row() { printf '  %-8s %-14s %s\n' "$1" "$2" "$3"; }
 
 # ---- this machine; PROC and CGROUP are for tests ----
-# The processor, and the vector instructions that the compiler uses with -march=native, as far as they matter for speed.
+# The processor, and the vector instructions that the compiler uses with $for_arch, as far as they matter for speed.
 processor() {
     model=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1)
     printf %s "${model:-$(uname -m)}"
-    macros=$($cc -march=native -dM -E - </dev/null 2>/dev/null)
+    macros=$($cc $for_arch -dM -E - </dev/null 2>/dev/null)
     for name in AVX2 AVX512F AVX512_BF16 AVX512BF16 AMX_BF16 ARM_NEON ARM_FEATURE_SVE ARM_FEATURE_BF16; do
         case $macros in *" __${name}__ "*) printf ', %s' $name ;; esac
     done
@@ -61,6 +61,7 @@ report() {
             echo "$found" | while read -r line; do row ok "$name" "$line"; done
             continue
         fi
+        if [ $status = 3 ]; then row "cannot" "$name" "run here ($found): tests that need them are skipped"; continue; fi
         echo "$class $key $status $name" >>"$scratch/lacking"
         if [ $status = 2 ]; then word=UNUSABLE; elif is_required "$class"; then word=MISSING; else word=missing; fi
         row $word "$name" "$found"

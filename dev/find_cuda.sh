@@ -89,7 +89,7 @@ for library in "$@"; do
     esac
     find_library "$library" "$header" && continue
     echo "$name${major:+ for CUDA $major} is missing: $header and lib$library.so were not found together. Get it with" \
-        "sh dev/setup.sh (into nvidia/), with pip install $wheel, or from NVIDIA's packages" >&2
+        "sh dev/setup.sh --with-cuda (about 1 GB, into nvidia/), with pip install $wheel, or from NVIDIA's packages" >&2
     status=1
 done
 exit $status

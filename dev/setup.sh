@@ -1,26 +1,30 @@
 #!/bin/sh
-# setup.sh - installs what is missing here and nothing else: with apt on Debian and Ubuntu; elsewhere it prints the command
-# to copy. It builds and runs small programs (dev/doctor/probes.sh) to find out what is missing. Whatever was installed in
-# another way therefore counts, and a machine that has everything needs no rights and no network.
+# setup.sh - installs what `make demo` and `make test` need and this machine lacks: with apt on Debian and Ubuntu; elsewhere it
+# prints the command to copy. It builds and runs small programs (dev/doctor/probes.sh) to find out what is missing, so whatever was
+# installed in another way counts, and a machine that has everything needs no rights and no network.
 #
-# Where nvcc is present and one of NVIDIA's libraries is not, pip's wheels of these libraries are unpacked into nvidia/ in
-# this clone: about 1 GB, used by this project only.
-#
-#   sh dev/setup.sh                   all but these two
-#   sh dev/setup.sh --with-chromium   also Chromium, which is large: the pages of make site are tested in it
+#   sh dev/setup.sh                   everything but the following
+#   sh dev/setup.sh --with-cuda       also NVIDIA's libraries, if nvcc is installed: pip's wheels, about 1 GB, unpacked into
+#                                     nvidia/ in this clone. Where there is a GPU too, they are fetched without this option
+#   sh dev/setup.sh --with-chromium   also Chromium, which is large: make test-all tests the pages of make site in it
 #   sh dev/setup.sh --with-cluster    also sshd and Slurm, for make cluster. Debian then starts an sshd of this machine, too
 #
-# Exit status: 0 if everything required is here at the end and make can write into this clone, 1 if not. Nothing for GPUs
-# is required. Whatever goes wrong, what was installed before stays, and a second run goes on from there.
+# Exit status: 0 if the two commands can work and make can write into this clone, 1 if not. What is optional never counts.
+# Whatever goes wrong, everything installed before stays, and a second run continues from there.
 set -u
-without="chromium cluster"
+here=$(dirname -- "$0")
+without="chromium cluster" with_cuda=
 for option; do
     case $option in
         --with-chromium | --with-cluster) without=$(echo "$without" | sed "s/${option#--with-}//") ;;
-        *) echo "error: setup.sh has no option but --with-chromium and --with-cluster, not '$option'" >&2; exit 1 ;;
+        --with-cuda) with_cuda=yes ;;
+        -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit ;;
+        *)
+            near=$(sh "$here/nearest.sh" "$option" --with-cuda --with-chromium --with-cluster --help)
+            echo "error: setup.sh has no option '$option'${near:+; did you mean $near?} --help lists them" >&2
+            exit 1 ;;
     esac
 done
-here=$(dirname -- "$0")
 . "$here/doctor/probes.sh"
 make_scratch
 
@@ -32,7 +36,12 @@ look() {
     required_missing=
     while IFS='|' read -r key name class others; do
         "probe_$key" >"$scratch/why.$key" 2>/dev/null </dev/null
-        case $? in 0) continue ;; 2) unusable=,unusable ;; *) unusable= ;; esac
+        case $? in
+            0) continue ;;
+            2) unusable=,unusable ;;
+            3) echo "$name cannot run here ($(head -n 1 "$scratch/why.$key")): tests that need them are skipped"; continue ;;
+            *) unusable= ;;
+        esac
         echo "$key|$name|$class$unusable|$others" >>"$scratch/missing"
         if is_required "$class"; then required_missing="$required_missing $name"; fi
     done <"$scratch/wanted"
@@ -171,7 +180,10 @@ lacks_cuda_library() {
     return 1
 }
 fetch_cuda_libraries() {
-    has "$nvcc" && library=$(lacks_cuda_library) || return 0
+    # make builds for the GPU only where both are here.
+    [ -n "$with_cuda" ] || { has "$nvcc" && nvidia-smi -L >/dev/null 2>&1; } || return 0
+    has "$nvcc" || { echo "--with-cuda: there is no $nvcc; install NVIDIA's CUDA Toolkit first (developer.nvidia.com/cuda-downloads)" >&2; return; }
+    library=$(lacks_cuda_library) || return 0
     toolkit=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
     why=$(clone_is_writable "$clone/nvidia") || { echo "missing: $library, for GPUs; not fetched, because $why" >&2; return; }
     echo "missing: $library, for CUDA $toolkit; fetching NVIDIA's libraries into nvidia/, about 1 GB ..."

@@ -47,7 +47,7 @@ BOUND = re.compile(r"\.entry (\w+)\([^)]*\)\s*(?:\.maxntid (\d+), (\d+), (\d+))?
 def libraries():
     """Where headers are that a stage includes. Without Open MPI a program is for one rank, and adds up nothing for others."""
     cuda, mpi = m.ask("sh dev/find_cuda.sh compile cublasLt cudnn nccl"), m.ask("mpicc --showme:compile")
-    if not cuda: m.fail("NVIDIA's libraries are not here; sh dev/setup.sh installs them")
+    if not cuda: m.fail("NVIDIA's libraries are missing; sh dev/setup.sh --with-cuda installs them")
     return m.words(cuda.replace("\n", " ")) + (m.words("-DUSE_MPI=1 -DUSE_NCCL=1", mpi) if mpi else [])
 
 

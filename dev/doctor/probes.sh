@@ -10,7 +10,8 @@
 #   optional  something does not work without it, and the fourth column says what; setup.sh installs it all the same
 #   extra     for GPUs: doctor.sh reports it, setup.sh does not install it; the fifth column says how to get it
 # A new component is a line here and a function probe_KEY below, which prints the version, or what is wrong. Its status is 0 if the
-# component works, 1 if it is missing, and 2 if it is there but cannot be used.
+# component works, 1 if it is missing, 2 if it is installed but cannot be used, and 3 if it cannot run on this kind of machine and
+# everything else works without it.
 components() {
     sed -e 's/ *| */|/g' <<'END'
 compiler  | C compiler    | demo     | building everything                               | gcc libc6-dev   | gcc               | gcc     | gcc
@@ -22,6 +23,7 @@ pcre2     | PCRE2         | demo     | GPT-2's tokenizer                        
 cmocka    | cmocka        | test     | make test                                         | libcmocka-dev   | libcmocka-devel   | cmocka  | cmocka
 mpi       | Open MPI      | demo     | runs of more than one rank                        | libopenmpi-dev openmpi-bin | openmpi-devel | openmpi | open-mpi
 pytest    | pytest        | test     | make test                                         | python3-pytest python3-pytest-xdist python3-numpy | python3-pytest python3-pytest-xdist python3-numpy | python-pytest python-pytest-xdist python-numpy | python numpy
+tools     | tools         | test     | make test                                         | procps git iproute2 e2fsprogs | procps-ng git iproute e2fsprogs | procps-ng git iproute2 e2fsprogs | git
 sanitizer | sanitizers    | test     | make test, DEBUG=1                                | gcc             | libasan libubsan libtsan | gcc | gcc
 fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing in make test-all    | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
@@ -32,14 +34,16 @@ chromium  | Chromium      | optional | the pages of make site, tested (setup.sh 
 cluster   | sshd, Slurm   | optional | make cluster (setup.sh --with-cluster)             | openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge | openssh-server openssh-clients iproute slurm-slurmctld slurm-slurmd munge | openssh iproute2 slurm-llnl munge |
 nvcc      | CUDA toolkit  | extra    | the GPU build                                     | NVIDIA's CUDA Toolkit (developer.nvidia.com/cuda-downloads)
 gpu       | GPU           | extra    | running the GPU build                             | an NVIDIA GPU, and its driver
-cublaslt  | cuBLASLt      | extra    | matrix products on the GPU                        | sh dev/setup.sh; or pip install nvidia-cublas; it is part of the CUDA Toolkit
-cudnn     | cuDNN         | extra    | the fastest attention on the GPU                  | sh dev/setup.sh; or pip install nvidia-cudnn-cu13; or NVIDIA's package repository
-nvrtc     | NVRTC         | extra    | cuDNN, which compiles its kernels with it         | sh dev/setup.sh; or pip install nvidia-cuda-nvrtc; it is part of the CUDA Toolkit
-nccl      | NCCL          | extra    | several GPUs                                      | sh dev/setup.sh; or pip install nvidia-nccl-cu13; or NVIDIA's package repository
+cublaslt  | cuBLASLt      | extra    | matrix products on the GPU                        | sh dev/setup.sh --with-cuda; or pip install nvidia-cublas; it is part of the CUDA Toolkit
+cudnn     | cuDNN         | extra    | the fastest attention on the GPU                  | sh dev/setup.sh --with-cuda; or pip install nvidia-cudnn-cu13; or NVIDIA's package repository
+nvrtc     | NVRTC         | extra    | cuDNN, which compiles its kernels with it         | sh dev/setup.sh --with-cuda; or pip install nvidia-cuda-nvrtc; it is part of the CUDA Toolkit
+nccl      | NCCL          | extra    | several GPUs                                      | sh dev/setup.sh --with-cuda; or pip install nvidia-nccl-cu13; or NVIDIA's package repository
 END
 }
 
 clone=$(cd "$here/.." && pwd)
+# As in the Makefile.
+case $(uname -m) in aarch64 | arm64) for_arch=-mcpu=native ;; *) for_arch=-march=native ;; esac
 cc=${CC:-cc} nvcc=${NVCC:-nvcc} clang=${CLANG:-clang} python=${PYTHON:-python3}
 
 is_required() { [ "$1" = demo ] || [ "$1" = test ]; }
@@ -124,7 +128,7 @@ version() { needs "$1" && attempt "$1" --version | sed -n "$2" | grep .; }
 # shellcheck disable=SC2086
 probe_compiler() {
     needs "${cc%% *}" || return 1
-    if ! $cc -std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -fopenmp -Wall -Wextra -Werror ${CPPFLAGS-} -DPROBE_COMPILER \
+    if ! $cc -std=c11 -O3 $for_arch -ffp-contract=off -fno-math-errno -fopenmp -Wall -Wextra ${CPPFLAGS-} -DPROBE_COMPILER \
         -c "$here/doctor/probe.c" -o "$scratch/compiler.o" >"$scratch/log" 2>&1; then
         why=$(complaint)
         printf 'int main(void) { return 0; }\n' >"$scratch/empty.c"
@@ -170,11 +174,21 @@ print(f"{pytest.__version__}, xdist {xdist.__version__}, numpy {numpy.__version_
     echo "$found (in a Python of your own: pip install pytest pytest-xdist numpy)"
     return 1
 }
+# Emulated processors and some containers refuse what sanitizers ask of the kernel.
 probe_sanitizer() {
-    run_c SANITIZER -g -fsanitize=address,undefined || return
+    build "$cc" probe.c -DPROBE_SANITIZER -g -fsanitize=address,undefined || return 1
+    attempt "$scratch/probe" || return 3
     "$scratch/probe" overrun 2>"$scratch/log" || true
-    grep -q 'ERROR: AddressSanitizer' "$scratch/log" || { echo "they do not notice a read out of bounds"; return 2; }
-    run_c SANITIZER -g -fsanitize=thread && echo "for addresses, undefined behaviour and threads"
+    grep -q 'ERROR: AddressSanitizer' "$scratch/log" || { echo "they do not notice a read out of bounds"; return 3; }
+    build "$cc" probe.c -DPROBE_SANITIZER -g -fsanitize=thread || return 1
+    attempt "$scratch/probe" || return 3
+    echo "for addresses, undefined behaviour and threads"
+}
+# What tests run besides the project's own programs.
+probe_tools() {
+    PATH=$PATH:/usr/sbin:/sbin
+    for tool in pgrep git ip chattr; do needs $tool || return 1; done
+    echo "pgrep, git, ip and chattr"
 }
 probe_fuzzer() {
     build "$clang" probe.c -DPROBE_FUZZER -fsanitize=fuzzer,address && quietly attempt "$scratch/probe" -runs=1 &&

@@ -48,7 +48,7 @@ def test_attention_that_was_asked_for_and_cannot_be_is_an_error():
 def real(source, *options):
     """Runs a program that is linked with the real cuDNN, and with a driver that does nothing."""
     rpath = command("sh dev/find_cuda.sh rpath cudnn nvrtc")
-    if rpath.status: pytest.skip("cuDNN, or NVRTC, with which it compiles, is not here: sh dev/setup.sh gets them")
+    if rpath.status: pytest.skip("cuDNN, or NVRTC, with which it compiles, is missing: sh dev/setup.sh --with-cuda installs them")
     cuda = command("sh dev/emulator/find_headers.sh").out.strip()
 
     def build(place):
