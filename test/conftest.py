@@ -93,6 +93,7 @@ class CTest(pytest.Item):
         self.program, self.claim, self.precision, self.debug, self.tsan, self.avx2 = program, claim, precision, debug, tsan, avx2
 
     def runtest(self):
+        if self.tsan and suite.sanitizers(): pytest.skip(f"sanitizers cannot run here: {suite.sanitizers()}")
         path = f"build/tsan/test/{self.program}" if self.tsan else suite.program(f"test/{self.program}", self.precision, debug=self.debug)
         env = {"ASAN_OPTIONS": "detect_leaks=1"} if self.debug else {}
         if self.avx2: env["ONEDNN_MAX_CPU_ISA"] = "AVX2"

@@ -23,10 +23,19 @@ def rest(*values, **options):
 
 
 # ---- programs ----
+@functools.cache
+def sanitizers():
+    """Why programs with sanitizers cannot run here, as under some emulated processors and in some containers; "" if they can."""
+    probe = "here=dev; . dev/doctor/probes.sh; make_scratch; probe_sanitizer >why || case $? in 3) head -n 1 why ;; esac"
+    place = once("sanitizers", lambda folder: (folder / "why").write_text(command("sh -c", [probe.replace("why", str(folder / "said"))]).out))
+    return (place / "why").read_text().strip()
+
+
 def program(name, precision="fp32", device="cpu", debug=False):
     """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_rng", debug=True). Fails if it is not there."""
     variant = [*[device] * (device != "cpu"), *[precision] * (precision != "fp32"), *["debug"] * debug]
     path = "/".join(["build", *["-".join(variant)] * bool(variant), name])
+    if debug and sanitizers(): pytest.skip(f"sanitizers cannot run here: {sanitizers()}")
     if not (ROOT / path).exists():
         settings = f"{f'DEVICE={device} ' * (device != 'cpu')}PRECISION={precision}{' DEBUG=1' * debug}"
         pytest.fail(f"{path} is not built: make test-programs builds what make test runs, make {settings} {path} this one", pytrace=False)
@@ -103,13 +112,16 @@ def environment(ranks=1, strict=False, **more):
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "BUILD", "OMP_NUM_THREADS")}
     env |= {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "passive", "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_odls_base_sigkill_timeout": "0", "EMULATOR_DEBUG": "-g1",
-            "ASAN_OPTIONS": "exitcode=99:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "SHARD_LEAVE_SECONDS": "60"}
+            "ASAN_OPTIONS": "exitcode=99:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "SHARD_LEAVE_SECONDS": "60",
+            "SHARD_SAY_ONCE": "0"}
     return env | ({"SHARD_COMM_STRICT": "1"} if strict else {}) | {k: str(v) for k, v in more.items()}
 
 
-# mpirun kills all ranks as soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own.
-TOGETHER = """"$@"; status=$?; : > "$0/$OMPI_COMM_WORLD_RANK"; [ $status != 0 ] || exit 0
-for i in $(seq 1200); do set -- "$0"/*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done
+# A rank's output goes into files of its own, because launchers split and interleave the lines of several ranks. mpirun kills all ranks as
+# soon as one has ended with an error, so each tells its end when all have ended, or a minute after its own.
+TOGETHER = """exec >"$0/out.$OMPI_COMM_WORLD_RANK" 2>"$0/err.$OMPI_COMM_WORLD_RANK"
+"$@"; status=$?; : > "$0/ended.$OMPI_COMM_WORLD_RANK"; [ $status != 0 ] || exit 0
+for i in $(seq 1200); do set -- "$0"/ended.*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done
 exit $status"""
 
 
@@ -125,8 +137,14 @@ def end(p):
 def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, strict=False):
     """Runs a command, on so many ranks if they are given, to its end. What it started ends with it."""
     start = [*launcher(), "-np", str(ranks)] if ranks else []
-    together = ["sh", "-c", TOGETHER, tempfile.mkdtemp(dir=session())] if ranks else []
+    said = Path(tempfile.mkdtemp(dir=session())) if ranks else None
+    together = ["sh", "-c", TOGETHER, str(said)] if ranks else []
     line = [*start, *words(arguments)]
+
+    def of_ranks(name):
+        files = [said / f"{name}.{rank}" for rank in range(ranks or 0)]
+        return "".join(file.read_text(errors="replace") for file in files if file.exists())
+
     with subprocess.Popen([*start, *together, *words(arguments)], cwd=cwd, env=environment(ranks or 1, strict, **env), text=True,
                           errors="replace", start_new_session=True, stdin=subprocess.PIPE if input else subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
@@ -134,11 +152,11 @@ def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, s
             out, err = p.communicate(input, timeout)
         except subprocess.TimeoutExpired:
             out, err = end(p)
-            return Run(line, "no end", out, err + f"\nit did not end in {timeout} seconds")
+            return Run(line, "no end", of_ranks("out") + out, of_ranks("err") + err + f"\nit did not end in {timeout} seconds")
         except BaseException:
             os.killpg(p.pid, signal.SIGKILL)
             raise
-    return Run(line, p.returncode, out, err)
+    return Run(line, p.returncode, of_ranks("out") + out, of_ranks("err") + err)
 
 
 def succeeds(*arguments, **settings):

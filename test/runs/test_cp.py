@@ -10,6 +10,7 @@ from suite import (PYTORCH, TINY, assert_as_predicted, assert_close, assert_diff
 
 LONG = 7
 ZIGZAG = " --cp-balance zigzag"
+LARGE_EPS = "--eps 1e-5" # keys' biases have no gradient, and AdamW would divide its rounding by a smaller eps
 WAYS = "ulysses", "allgather", "ring", "allgather" + ZIGZAG, "ring" + ZIGZAG
 
 
@@ -55,14 +56,14 @@ def test_every_way_has_the_bits_of_its_parts(precision, mesh, options, micro, st
 # In the first step all ways have the same losses where attention has whole sequences, or the same parts in the same order.
 @pytest.mark.parametrize("balance", ["", ZIGZAG], ids=["contiguous", "zigzag"])
 def test_a_ring_has_the_forward_pass_of_all_gather_and_adds_gradients_in_another_order(balance):
-    gathered, ring = (cp("1x4", way + balance, micro=2) for way in ("allgather", "ring"))
+    gathered, ring = (cp("1x4", way + balance, LARGE_EPS, micro=2) for way in ("allgather", "ring"))
     assert gathered.series("loss")[0] == ring.series("loss")[0]
     assert_close(gathered, ring)
     assert_different(gathered, ring)
 
 
 def test_the_balance_changes_nothing_but_roundings():
-    contiguous, zigzag = (cp("1x4", way, micro=2) for way in ("ring", "ring" + ZIGZAG))
+    contiguous, zigzag = (cp("1x4", way, LARGE_EPS, micro=2) for way in ("ring", "ring" + ZIGZAG))
     assert_close(contiguous, zigzag)
     assert_different(contiguous, zigzag)
 

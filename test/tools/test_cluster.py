@@ -4,7 +4,7 @@ import os, re, subprocess, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
-from suite import TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained
+from suite import ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
@@ -114,7 +114,7 @@ def test_a_plain_user_can_have_one():
         if os.getuid() == 0:
             os.chown(folder, 65534, 65534)
             as_user = f"setpriv --reuid=65534 --regid=65534 --clear-groups env HOME={folder}".split()
-            if command(as_user, "test -r dev/cluster/cluster.sh").status: pytest.skip("nobody may not read this clone")
+            if command(as_user, "test -r", [ROOT / "dev/cluster/cluster.sh"]).status: pytest.skip("nobody may not read this clone")
         made = Cluster(Path(folder))
 
         def sh(*arguments, start=succeeds): return start(as_user, "sh dev/cluster/cluster.sh", *arguments, env=made.env)
