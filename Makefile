@@ -1,7 +1,7 @@
 # make                        the training programs, and the default data
 # make train_gpt2_single      one of them; then ./train_gpt2_single
 # make demo                   train a small GPT-2 on 4 ranks, about a minute
-# make test                   check every claim about the CPU's programs, in some minutes; TESTS='-k tp' chooses
+# make test                   check every claim about the CPU programs, in some minutes; TESTS='-k tp' chooses
 # make test-all               also sanitizers, thread races, emulated GPUs, mistakes on purpose, fuzzing: hours
 # make doctor                 report what is installed, what is missing, and which of these commands will work
 # make bench                  time the programs against PyTorch and llm.c

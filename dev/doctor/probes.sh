@@ -128,7 +128,7 @@ version() { needs "$1" && attempt "$1" --version | sed -n "$2" | grep .; }
 # shellcheck disable=SC2086
 probe_compiler() {
     needs "${cc%% *}" || return 1
-    if ! $cc -std=c11 -O3 $for_arch -ffp-contract=off -fno-math-errno -fopenmp -Wall -Wextra ${CPPFLAGS-} -DPROBE_COMPILER \
+    if ! $cc -std=c11 -O3 $for_arch -ffp-contract=off -fno-math-errno -fopenmp -Wall -Wextra -Werror=implicit-function-declaration ${CPPFLAGS-} -DPROBE_COMPILER \
         -c "$here/doctor/probe.c" -o "$scratch/compiler.o" >"$scratch/log" 2>&1; then
         why=$(complaint)
         printf 'int main(void) { return 0; }\n' >"$scratch/empty.c"

@@ -95,6 +95,8 @@ OLD_COMPILER = "[ \"$1\" != --version ] || { echo 'gcc (GCC) 4.8.5'; exit; }\n"
 TOO_OLD = {"__builtin_mul_overflow": 'exec cc -D__builtin_mul_overflow=gcc_5_has_it "$@"'} | {
     flag: f"""case " $* " in *' {flag} '*) echo "error: unrecognized option '{flag}'" >&2; exit 1 ;; esac; exec cc "$@" """
     for flag in ("-std=c11", "-march=native", "-fopenmp")}
+NO_SANITIZERS = """for out; do [ "$before" != -o ] || break; before=$out; done
+printf '#!/bin/sh\\necho LeakSanitizer has encountered a fatal error; exit 1\\n' >"$out"; chmod +x "$out" """ # as under ptrace
 # Where nothing else is said, Jansson is missing, apt can install it, and in the end the status is 1.
 CASES_OF_SETUP = {
     "nothing_missing": dict(lacks="", status=0, says=["^everything is here$"], asks=[]),
@@ -120,6 +122,11 @@ CASES_OF_SETUP = {
         needs="pytest", stand_ins="ccache", lacks="ccache", apt=ASKED, fakes={"python": "echo No module named xdist; exit 1"},
         env={"PYTHON": "python"}, asks=[UPDATE, INSTALL + "python3-pytest python3-pytest-xdist python3-numpy", INSTALL + "ccache"],
         says=["missing: pytest, needed for make test: No module named xdist .in a Python of your own: pip install pytest pytest-xdist"]),
+    "unknown_option": dict(options="--with-cudo", says=["^error: setup.sh has no option '--with-cudo'; did you mean --with-cuda"], asks=[]),
+    "help": dict(options="--help", status=0, says=[r"^  sh dev/setup.sh --with-cuda  +", "^Exit status: "], asks=[]),
+    "sanitizers_that_cannot_run": dict(
+        needs="sanitizer", lacks="", fakes={"cc": NO_SANITIZERS}, env={"CC": "cc"}, status=0, asks=[], says=[
+            r"^sanitizers cannot run here \(LeakSanitizer has encountered a fatal error\): tests that need them are skipped$"]),
     "no_such_folder": dict(lacks="", env={"TMPDIR": "/no/such/folder"}, says=[r"\Athere is no folder /no/such/folder: set TMPDIR.*\n\Z"])}
 RARE_CASES_OF_SETUP = {
     "with_chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", options="--with-chromium", status=0,
@@ -194,7 +201,7 @@ def test_a_folder_of_somebody_else_is_named_with_the_remedy(setup, folder):
     said, _ = setup.run("setup", 1, "^everything is here$", f"^make cannot build here: {refusal}", before=before)
     assert len(said.splitlines()) == 2
     if folder == "clone":
-        _, asked = setup.run("setup", 1, f"^missing: cublasLt, .*; not fetched, because {refusal}", before=before, **with_cuda(setup))
+        _, asked = setup.run("setup", 1, f"^missing: cublasLt, .*; not fetched, because {refusal}", options="--with-cuda", before=before, **with_cuda(setup))
         assert not any("pip install" in x for x in asked)
     place.chmod(0o755)
 
@@ -242,11 +249,14 @@ def with_cuda(machine, version=13000):
 @pytest.mark.rest
 def test_wheels_are_fetched_once_and_count_for_the_toolkits_version_only(setup):
     cuda = with_cuda(setup)
-    _, asked = setup.run("setup", 0, "about 1 GB", **cuda)
+    setup.run("setup", 0, asks=[], **cuda) # nobody asked, and there is no GPU
+    _, asked = setup.run("setup", 0, "about 1 GB", options="--with-cuda", **cuda)
     assert re.search(r"-m pip install .*nvidia-cublas==13.* nvidia-cudnn-cu13==.* nvidia-cuda-nvrtc==13.0.\*", asked[0])
     assert (setup.clone / "nvidia/cu13/lib/libcudnn.so.13").exists() and not (setup.clone / "nvidia.new").exists()
-    setup.run("setup", 0, asks=[], **cuda)
+    setup.run("setup", 0, options="--with-cuda", asks=[], **cuda)
+    setup.fake("nvidia-smi", "exit 0") # make builds for this GPU
     setup.run("setup", 0, "missing: cublasLt", **with_cuda(setup, version=12080))
+    setup.run("setup", 0, "^--with-cuda: there is no no-such-nvcc; install NVIDIA's CUDA Toolkit", options="--with-cuda", asks=[])
 
 
 @pytest.mark.rest
@@ -256,7 +266,7 @@ def test_wheels_are_fetched_once_and_count_for_the_toolkits_version_only(setup):
     ({"PIP_ERROR": "[Errno 28] No space left on device"}, "^pip install failed: a disk is full; .*\n    ERROR: .Errno 28", 1),
     ({"NO_PIP": "1"}, "there is no pip: install python3-pip", 0)], ids=["no_network", "full_disk", "no_pip"])
 def test_without_wheels_the_rest_is_set_up(setup, env, says, asks):
-    _, asked = setup.run("setup", 0, says, **with_cuda(setup), **env)
+    _, asked = setup.run("setup", 0, says, options="--with-cuda", **with_cuda(setup), **env)
     assert len(asked) == asks and not (setup.clone / "nvidia").exists()
 
 
@@ -296,7 +306,9 @@ CASES = {
         r"does not start 4 ranks \(There are not enough slots for 4\); MPIRUN may name another launcher")]),
     "optional_ones": dict(lacks="gnuplot fuzzer", says=["missing *fuzzer *it is not here", "for: make fuzz", works("test"), works(
         "demo", ", without its plot: gnuplot is missing .sh dev/setup.sh.")]),
-    "no_gpu": dict(real="cublaslt", says=["missing *cuBLASLt *no no-such-nvcc", "get: sh dev/setup.sh; or pip install nvidia-cublas"]),
+    "sanitizers_that_cannot_run": dict(real="sanitizer", fakes={"cc": NO_SANITIZERS}, env={"CC": "cc"}, says=[
+        r"^  cannot *sanitizers *run here \(LeakSanitizer has .*\): tests that need them are skipped$"], status=1),
+    "no_gpu": dict(real="cublaslt", says=["missing *cuBLASLt *no no-such-nvcc", "get: sh dev/setup.sh --with-cuda; or pip install nvidia-cublas"]),
     "gpu_without_libraries": dict(real="nvcc cublaslt cudnn nccl", fakes=GPU, env={"NVCC": "nvcc"}, status=1, says=[fails(
         "demo", rf"{OF_A_GPU} \(see above; make GPU= demo leaves the GPU out\)"), fails("test", r".*make GPU= test leaves the GPU out\)")]),
     "share_of_cores": dict(files=ONE_CORE, env=CGROUP, says=["this container may use 1.0 of them: set OMP_NUM_THREADS=1", "GB are free$",
@@ -335,3 +347,34 @@ def test_where_everything_is_here_doctor_and_setup_say_so(machine):
     machine.user(1000, "ada")
     machine.fake("apt-get", APT)
     machine.run("dev/setup.sh", 0, "^everything is here$", asks=[])
+
+
+# ---- a bare system ----
+@pytest.mark.parametrize("options, says", [
+    ("buster", "SYSTEM must be bookworm or trixie, or one of them with /arm64, not 'buster'"), ("--root trixie", "no option but --user, not '--root'"),
+    ("trixie make test", "COMMAND is one argument: quote it")])
+def test_what_bare_does_not_understand_is_refused(options, says):
+    run = command("sh dev/bare.sh", options)
+    assert run.status == 2 and run.err == f"error: {run.err[7:-1]}\n" and says in run.err, run
+
+
+def test_where_no_bare_system_can_be_made_the_command_runs_on_this_machine(machine):
+    machine.user(1000, "ada")
+    run = command("sh dev/bare.sh trixie", ["pwd; ls dev/bare.sh; exit 7"], env={"PATH": machine.path, "TMPDIR": machine.place})
+    assert run.status == 7 and f"{machine.place}/bare." in run.out and "dev/bare.sh\n" in run.out, run
+    assert "no bare trixie, because you are not root: the command runs on this machine, in a fresh clone" in run.err, run
+    assert not [*machine.place.glob("bare.*")], "the clone is left behind"
+
+
+# ---- make ----
+@pytest.mark.parametrize("word, near", [("tets", "test"), ("chek-stages", "check-stages"), ("train_gpt2_zeroo", "train_gpt2_zero"), ("xyzzy", None)])
+def test_an_unknown_target_suggests_the_nearest(word, near):
+    run = command("make", word)
+    assert run.status == 2 and f"there is nothing to make under the name '{word}'" in run.err, run
+    assert (f"did you mean make {near}?" in run.err) if near else "did you mean" not in run.err, run
+
+
+def test_make_help_lists_the_commands_of_readme():
+    said = command("make help").out
+    assert_says(said, "^make demo  ", "^make test  ", "^DEVICE=cpu", "^V=1 ", "^WERROR=1 ", no=["^#"])
+    assert all(len(line) <= 120 for line in said.splitlines())
