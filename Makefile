@@ -15,11 +15,11 @@
 # make fuzz                   fuzz the readers of files
 # make clean clean-data       remove what was built, or the data
 #
-# DEVICE=cpu|cuda|emulated    where programs run (default: cuda where nvcc and a GPU are present, else cpu); emulated runs the
-#                             CUDA path without a GPU
+# DEVICE=cpu|cuda|emulated    where programs run (default: cuda where nvcc and a GPU are present, else cpu);
+#                             emulated runs the CUDA path without a GPU
 # PRECISION=fp32|bf16|fp16    of parameters, activations and gradients
-# DEBUG=1                     for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU with a wait
-#                             after every kernel, which names a kernel that fails
+# DEBUG=1                     for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU
+#                             with a wait after every kernel, which names a kernel that fails
 # V=1                         print the commands
 # WERROR=1                    warnings are errors
 # ARCH=x86-64-v3              the processor to compile for (default: native)
