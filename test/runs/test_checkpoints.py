@@ -152,8 +152,8 @@ LARGE = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --seq-len
 SAVERS = {"zero": ("--channels 128 --zero-stage 3", "optimizer.safetensors"),
           "compress": ("--channels 120 --compress int8 --error-feedback", "errors_int8_00001_of_00002.safetensors"),
           "fsdp": ("--channels 160 --checkpoint sharded", "optimizer-00002-of-00002.safetensors")}
-# A rank may write 5 MB to a file: enough for MPI's segments, too little for its shard of the moments or its errors. A larger write is an
-# error, or, unless the signal is ignored, ends it.
+# A rank may write 5 MB to a file: enough for MPI's segments, which Open MPI 5 otherwise makes larger, too little for its shard of the
+# moments or its errors. A larger write is an error, or, unless the signal is ignored, ends it.
 LIMITED = 'ulimit -c 0; [ $0 != $OMPI_COMM_WORLD_RANK ] || { [ -n "$DIES" ] || trap "" XFSZ; ulimit -f 5000; }; exec "$@"'
 
 
@@ -163,7 +163,7 @@ def test_the_last_checkpoint_survives_a_rank_that_fails_in_a_save(stage, rank, d
     out, (how, file) = tmp_path / "out", SAVERS[stage]
     assert in_folder(out, stage, LARGE, how, "--steps 2", ranks=2).status == 0
     run = command(["bash", "-c", LIMITED, rank], [program(f"train_gpt2_{stage}")], LARGE, how, "--resume --steps 4",
-                  ["--out", out], ranks=2, env={"DIES": dies})
+                  ["--out", out], ranks=2, env={"DIES": dies, "OMPI_MCA_btl_sm_segment_size": 4 << 20})
     assert run.status not in (0, "no end"), run
     if not dies: assert re.search(f"^rank 1: error: .*{file}: cannot be written: File too large", run.err, re.M), run
     assert re.search("^rank {}: error: ".format(1 - rank), run.err, re.M), run # that the other has left or died, or that the folder is gone
