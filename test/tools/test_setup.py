@@ -96,6 +96,7 @@ TOO_OLD = {"__builtin_mul_overflow": 'exec cc -D__builtin_mul_overflow=gcc_5_has
     flag: f"""case " $* " in *' {flag} '*) echo "error: unrecognized option '{flag}'" >&2; exit 1 ;; esac; exec cc "$@" """
     for flag in ("-std=c11", "-march=native", "-fopenmp")}
 NO_SANITIZERS = """for out; do [ "$before" != -o ] || break; before=$out; done
+[ "$before" = -o ] || exit 1
 printf '#!/bin/sh\\necho LeakSanitizer has encountered a fatal error; exit 1\\n' >"$out"; chmod +x "$out" """ # as under ptrace
 # Where nothing else is said, Jansson is missing, apt can install it, and in the end the status is 1.
 CASES_OF_SETUP = {
