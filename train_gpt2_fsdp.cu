@@ -325,7 +325,7 @@ static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
     group->buffer = find_free_buffer(g, k);
-    require(group->buffer != NO_BUFFER, "no room to gather group %d: all %d are taken", k, g->num_gather_buffers);
+    invariant(group->buffer != NO_BUFFER, "no room to gather group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
     g->gathering[k] = shards_gather(&g->state, g->layout.shard_ranks, g->gather_buffers[group->buffer].params, group->shard.at,
                                     group->shard.n);

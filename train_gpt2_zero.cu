@@ -392,7 +392,7 @@ static floatX* unit_params(GPT2* g, int u) {
         return g->params + g->units[u].offset;
     }
     GatherBuffer* buffer = &g->gather_buffers[u > 0];
-    require(buffer->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, buffer->unit);
+    invariant(buffer->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, buffer->unit);
     comm_wait(g->dp, comm_all_gather(g->dp, buffer->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
     buffer->unit = u;
     return buffer->params;

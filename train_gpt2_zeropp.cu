@@ -338,7 +338,7 @@ static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
     group->buffer = find_free_buffer(g, k);
-    require(group->buffer != NO_BUFFER, "no room to gather group %d: all %d are taken", k, g->num_gather_buffers);
+    invariant(group->buffer != NO_BUFFER, "no room to gather group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
     comm_finish(&g->zpp.across, &g->refreshing[k]); // other nodes' shards would be those before the update
     g->gathering[k] = secondary_gather(&g->zpp, &g->state, g->gather_buffers[group->buffer].arrived, group->shard);

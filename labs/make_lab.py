@@ -76,7 +76,7 @@ def read_lab(stage):
 
 # ---- blanks ----
 def died(task):
-    return f'die("{task["title"]} is not written yet'
+    return f'die_here("{task["title"]} is not written yet'
 
 
 def blank_lines(task, indent):
@@ -145,7 +145,7 @@ def tasks_md(lab, folder):
         f"# Lab: {lab['title']}",
         f"About {lab['hours']} hours; difficulty {lab['difficulty']} of 5. Chapter: {lab['chapter']}. Before it: {lab['before']}.",
         "Write the tasks in this order. Each body is marked in its file by a comment that begins with TASK and says the same as "
-        "this list; replace the comment and the statement `die(...)` below it. All else is as in the course's own program. After "
+        "this list; replace the comment and the statement `die_here(...)` below it. All else is as in the course's own program. After "
         "each task:",
         f"    make check-lab STAGE={lab['stage']}{elsewhere(lab['stage'], folder)}",
         f"shows which claims hold, and what to write next. The course's version is train_gpt2_{lab['stage']}.cu and llmc/ in the "

@@ -68,7 +68,7 @@ def grade(stage, folder, seconds=600):
 def test_each_blank_dies_with_its_name_and_tasks_md_has_it(stage, tmp_path):
     made(stage, tmp_path)
     for number, name, file in blanks(stage):
-        assert f'die("{name} is not written yet: it is task {number} in TASKS.md")' in (tmp_path / file).read_text()
+        assert f'die_here("{name} is not written yet: it is task {number} in TASKS.md")' in (tmp_path / file).read_text()
         assert f"\n### Task {number}. {name}\n" in (tmp_path / "TASKS.md").read_text()
     sources = [path.read_text() for pattern in ("*.cu", "llmc/**/*.h") for path in tmp_path.glob(pattern)]
     assert sum(text.count("is not written yet: it is task") for text in sources) == len(blanks(stage))

@@ -11,6 +11,7 @@ and how its bandwidth is counted. dev/comm/README.md says what the columns mean 
 */
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/watch/fault.h"
+#include "../../llmc/watch/say_once.h"
 #include <jansson.h>
 
 // ---- options ----
@@ -326,6 +327,7 @@ static void bench_start(Bench* b, int argc, char** argv) {
     BenchOptions* o = &b->o;
     OptionTable table = options_table("comm_bench", "how fast collectives are, as nccl-tests counts, and whether they are right");
     options_bench(&table, o);
+    say_once_begin();
     options_parse(&table, argc, argv);
     read_sizes(o, &table);
     RankInfo ranks = ranks_find();

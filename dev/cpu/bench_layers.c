@@ -17,7 +17,7 @@ static int row_count;
 
 static Row* row_named(const char* layer, const char* call) {
     for (int i = 0; i < row_count; i++) if (rows[i].layer == layer && strcmp(rows[i].call, call) == 0) return &rows[i];
-    require(row_count < 32, "too many rows");
+    invariant(row_count < 32, "too many rows");
     rows[row_count] = (Row){ layer, call, 0, 0, 0, INFINITY, 0 };
     return &rows[row_count++];
 }

@@ -50,7 +50,7 @@ static void* allocated[20]; // owned
 static int output_count, allocated_count;
 
 static void* allocate(size_t bytes) {
-    require(allocated_count < 20, "variants.h keeps 20 arrays at most");
+    invariant(allocated_count < 20, "variants.h keeps 20 arrays at most");
     return allocated[allocated_count++] = device_alloc(bytes, MEMORY_ACTIVATIONS);
 }
 static float* floats(size_t n) { return (float*)allocate(n * sizeof(float)); }
@@ -64,7 +64,7 @@ static float* random_floats(size_t n, float mean, float std) {
 }
 // Makes an array x that variants write. The file fills in `want` (n).
 static Output* output(const char* what, float** x, size_t n) {
-    require(output_count < 4, "variants.h keeps 4 outputs at most");
+    invariant(output_count < 4, "variants.h keeps 4 outputs at most");
     Output* o = &outputs[output_count++];
     *x = floats(n);
     *o = (Output){ what, NULL, *x, (double*)allocate(n * sizeof(double)), n };

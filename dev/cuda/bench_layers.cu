@@ -306,10 +306,10 @@ template <typename F> static void check_graph(GPT2* g, F step) {
     cudaGraphExec_t graph = captured(step);
     StepResult graphed = step_result(g, [&] { launch(graph); });
     cuda_check(cudaGraphExecDestroy(graph), "freeing a step's graph");
-    require(memcmp(&plain, &graphed, sizeof plain) == 0, "the graph is not the step, with --deterministic: loss %.9g and %.9g,"
-            " gradient norm %.9g and %.9g, gradients %s, moments %s", plain.stats.loss, graphed.stats.loss, plain.stats.grad_norm,
-            graphed.stats.grad_norm, plain.grads == graphed.grads ? "the same" : "different",
-            plain.m == graphed.m && plain.v == graphed.v ? "the same" : "different");
+    invariant(memcmp(&plain, &graphed, sizeof plain) == 0, "the graph is not the step, with --deterministic: loss %.9g and %.9g,"
+              " gradient norm %.9g and %.9g, gradients %s, moments %s", plain.stats.loss, graphed.stats.loss, plain.stats.grad_norm,
+              graphed.stats.grad_norm, plain.grads == graphed.grads ? "the same" : "different",
+              plain.m == graphed.m && plain.v == graphed.v ? "the same" : "different");
     printf("The graph is the same step: with --deterministic, loss, norms, gradients and moments have the same bits.\n");
 }
 // Prints what a graph gains. The two take turns, so that both find the GPU equally warm.

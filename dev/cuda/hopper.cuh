@@ -163,7 +163,7 @@ static CUtensorMap tile_map(const floatX* x, int rows, int cols, unsigned box_ro
     cuuint32_t box[] = { 64, box_rows, 1 }, steps[] = { 1, 1, 1 }, rank = matrices ? 3 : 2;
     CUresult result = encode(&map, type, rank, (void*)x, sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    require(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses a matrix of %d x %d (error %d)", rows, cols, (int)result);
+    invariant(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses a matrix of %d x %d (error %d)", rows, cols, (int)result);
     return map;
 }
 #endif

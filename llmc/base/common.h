@@ -1,7 +1,12 @@
 /*
 common.h - checks, host memory, small arithmetic, files. Everything else in llmc/ builds on it.
 
-Every fatal path goes through die() or require(): place, what was found, what to do about it.
+Every error ends the process with a message that says what was found and what to do about it. There are two kinds:
+
+    die, require            a cause outside the program, which the user can mend: an option, a file, the disk, the launcher, too
+                            little memory, a rank that died. Choose this kind when in doubt.
+    die_here, invariant     the program itself is wrong, or a library call failed that should not: the message ends with the
+                            place in the source, "[llmc/comm/comm.h:152]", because somebody will have to look there.
 */
 #ifndef LLMC_COMMON_H
 #define LLMC_COMMON_H
@@ -29,6 +34,8 @@ Every fatal path goes through die() or require(): place, what was found, what to
 #define ERASE_LINE "\033[K"   // of a terminal: from the cursor to the end of the line
 static bool live_line = false; // a line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
 static void (*die_leave)(int status) = NULL; // die ends the process by it where exit() may not return; NULL: by exit
+// Prints die's line, which contains the message, unless another rank has printed it (watch/say_once.h). NULL: write_stderr does.
+static void (*die_say)(const char* line, const char* message) = NULL;
 static int message_rank = -1; // set by comm_init if there are several ranks; messages then begin with it
 
 // Copies a source file's path into out (size) without the detours of its includes: "llmc/run/../comm/comm.h" is llmc/comm/comm.h.
@@ -41,24 +48,61 @@ static inline void source_path(const char* file, char* out, size_t size) {
     }
 }
 
-// Prints "error: message [file:line]" to stderr and exits with status 1.
+// Writes text to stderr in one write(2), however long it is: stdio may split a line, and then other ranks' lines come in between.
+static inline void write_stderr(const char* text) {
+    for (size_t n = strlen(text); n > 0; ) {
+        ssize_t put = write(STDERR_FILENO, text, n);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return; // nowhere to complain to
+        text += put;
+        n -= (size_t)put;
+    }
+}
+
+#define MESSAGE_BYTES_MAX 8192 // of a message; longer ones are cut
+#define LINE_BYTES_MAX (MESSAGE_BYTES_MAX + 64)
+// Makes "rank 2: error: message", with its end of line, in line (LINE_BYTES_MAX). kind: "error", "warning".
+static inline void message_line(char* line, const char* kind, const char* message) {
+    char rank[32] = "";
+    if (message_rank >= 0) snprintf(rank, sizeof rank, "rank %d: ", message_rank);
+    snprintf(line, LINE_BYTES_MAX, "%s%s: %.*s\n", rank, kind, MESSAGE_BYTES_MAX, message);
+}
+
+// Prints "error: message" to stderr, and "  [file:line]" after it if file is not NULL. Exits with status 1.
 __attribute__((noreturn)) PRINTF_LIKE(3, 4)
 static inline void die_at(const char* file, int line, const char* format, ...) {
-    char message[8192], rank[32] = "", path[512];
+    char message[MESSAGE_BYTES_MAX], text[LINE_BYTES_MAX], path[512];
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    size_t n = strlen(message);
+    if (file) source_path(file, path, sizeof path);
+    if (file) snprintf(message + n, sizeof message - n, "  [%s:%d]", path, line);
     if (live_line) fputs(ERASE_LINE, stdout);
     fflush(stdout); // keep the order in which things happened when both go to one place
-    if (message_rank >= 0) snprintf(rank, sizeof rank, "rank %d: ", message_rank);
-    source_path(file, path, sizeof path);
-    fprintf(stderr, "%serror: %s  [%s:%d]\n", rank, message, path, line); // in one call, because other ranks write there as well
+    message_line(text, "error", message);
+    if (die_say) die_say(text, message);
+    else write_stderr(text);
     if (die_leave) die_leave(EXIT_FAILURE);
     exit(EXIT_FAILURE);
 }
-#define die(...) die_at(__FILE__, __LINE__, __VA_ARGS__)
+#define die(...) die_at(NULL, 0, __VA_ARGS__)
 #define require(cond, ...) do { if (!(cond)) die(__VA_ARGS__); } while (0)
+#define die_here(...) die_at(__FILE__, __LINE__, __VA_ARGS__)
+#define invariant(cond, ...) do { if (!(cond)) die_here(__VA_ARGS__); } while (0)
+
+// Prints "warning: message" to stderr.
+PRINTF_LIKE(1, 2)
+static inline void warn(const char* format, ...) {
+    char message[MESSAGE_BYTES_MAX], text[LINE_BYTES_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    message_line(text, "warning", message);
+    write_stderr(text);
+}
 
 // Returns zeroed host memory; dies with a clear message if there is not enough.
 static inline void* xcalloc(size_t n, size_t size) {

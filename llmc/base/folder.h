@@ -40,16 +40,16 @@ static inline FileSource file_source(const char* path, const char* remedy) {
 }
 
 // Dies with "PATH: what is wrong; REMEDY".
-__attribute__((noreturn)) PRINTF_LIKE(4, 5)
-static inline void die_file_at(const char* code_file, int line, FileSource from, const char* format, ...) {
+__attribute__((noreturn)) PRINTF_LIKE(2, 3)
+static inline void die_file(FileSource from, const char* format, ...) {
     char message[1024]; // names out of hostile files may be of any length
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    die_at(code_file, line, "%s: %s; %s", from.path, message, from.remedy);
+    die("%s: %s; %s", from.path, message, from.remedy);
 }
-#define require_file(from, cond, ...) do { if (!(cond)) die_file_at(__FILE__, __LINE__, from, __VA_ARGS__); } while (0)
+#define require_file(from, cond, ...) do { if (!(cond)) die_file(from, __VA_ARGS__); } while (0)
 
 // Returns what is at a path where a file is wanted, in words.
 static inline const char* file_kind(mode_t mode) {

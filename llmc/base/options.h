@@ -3,7 +3,8 @@ options.h - one table makes both the parser and --help, so neither can lie about
 
 A program makes an options_table(), appends its options with option_int() and the like, and calls options_parse(). Unknown options, bad
 numbers and values out of range are errors that name the option and the allowed range. Values may be given as --name VALUE or
---name=VALUE; --no-name turns a switch off. (The options that all stages have are in model/training_options.h.)
+--name=VALUE; --no-name turns a switch off. --help shows the options that a program adds itself before those that it
+shares with others, which options_group() puts under headings. (model/training_options.h adds those of all programs.)
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -19,15 +20,19 @@ typedef struct {
     const char* form;    // what --help calls the value; for CHOICE its words, separated by |
     double low, high;    // allowed range of numbers
     const char* help;
+    int group;           // index into OptionTable.groups
     bool given;          // on the command line
 } OptionSpec;
 
 #define MAX_OPTIONS 80
+#define MAX_GROUPS 16
 typedef struct {
     const char* program; // "train_gpt2_single"
     const char* purpose; // one line for --help
     OptionSpec specs[MAX_OPTIONS];
     int count;
+    const char* groups[MAX_GROUPS];  // headings of --help, in its order; groups[0], the program's own options, is NULL
+    int group;                       // the group of options added next
     const char* operands_form;       // what --help calls the arguments that are not options: "IN OUT"; NULL: there are none
     int min_operands, max_operands;
     const char** operands;           // (operand_count) those of the command line, after options_parse; owned
@@ -49,10 +54,20 @@ static inline void options_operands(OptionTable* t, const char* form, int min, i
     t->max_operands = max;
 }
 
+// Puts the options added from now on under this heading of --help. NULL: they are the program's own. Headings appear in
+// the order in which they were first named, even if their options are added later.
+static inline void options_group(OptionTable* t, const char* heading) {
+    int g = 0;
+    while (heading && ++g < MAX_GROUPS && t->groups[g] && strcmp(t->groups[g], heading) != 0) { }
+    invariant(g < MAX_GROUPS, "the option table has more than %d groups", MAX_GROUPS - 1);
+    t->groups[g] = heading;
+    t->group = g;
+}
+
 static inline void options_add(OptionTable* t, const char* name, OptionKind kind, void* value, const char* form, double low, double high,
                                const char* help) {
-    require(t->count < MAX_OPTIONS, "the option table is full (%d)", MAX_OPTIONS);
-    OptionSpec s = { name, 0, kind, value, form, low, high, help, false };
+    invariant(t->count < MAX_OPTIONS, "the option table is full (%d)", MAX_OPTIONS);
+    OptionSpec s = { name, 0, kind, value, form, low, high, help, t->group, false };
     t->specs[t->count++] = s;
 }
 static inline void option_text(OptionTable* t, const char* name, const char** value, const char* form, const char* help) {
@@ -85,20 +100,59 @@ static inline void option_format(const OptionSpec* s, char* out, size_t size) {
     snprintf(out, size, "%.*s", (int)strcspn(word, "|"), word);
 }
 
-static inline void options_help(const OptionTable* t) {
-    printf("%s: %s\n\nusage: %s [options]%s%s\n\n", t->program, t->purpose, t->program,
-           t->operands_form ? " " : "", t->operands_form ? t->operands_form : "");
-    for (int i = 0; i < t->count; i++) {
-        const OptionSpec* s = &t->specs[i];
-        char left[80], value[128], letter[8] = "    ";
-        option_format(s, value, sizeof value);
-        if (s->letter) snprintf(letter, sizeof letter, "-%c, ", s->letter);
-        snprintf(left, sizeof left, "%s--%s %s", letter, s->name, s->form);
-        const char* quote = s->kind == OPTION_TEXT ? "'" : "";
-        printf("  %-46s%s%s  [%s%s%s]\n", left, strlen(left) > 45 ? "\n                                                " : "", s->help, quote, value, quote);
+enum { HELP_WIDTH = 80, HELP_COLUMN = 28 }; // columns of a line, and in front of an option's help
+
+// Prints words in lines of at most HELP_WIDTH columns. The first line continues at column `at`; later ones are indented.
+static inline void print_wrapped(const char* text, int at, int indent) {
+    const char* gap = "";
+    text += strspn(text, " ");
+    for (int n; (n = (int)strcspn(text, " ")) > 0; text += n, text += strspn(text, " ")) {
+        if (*gap && at + 1 + n > HELP_WIDTH) {
+            at = printf("\n%*s", indent, "") - 1;
+            gap = "";
+        }
+        at += printf("%s%.*s", gap, n, text);
+        gap = " ";
     }
-    printf("  -h, --help                                    print this and exit\n\n"
-           "What is [on] or [off] is a switch: --NAME turns it on, --no-NAME off.\n");
+    printf("\n");
+}
+
+static inline void option_help(const OptionSpec* s) {
+    char value[128], text[1024], letter[8] = "";
+    const char* quote = s->kind == OPTION_TEXT ? "'" : "";
+    option_format(s, value, sizeof value);
+    if (s->letter) snprintf(letter, sizeof letter, "-%c, ", s->letter);
+    int at = printf("  %s--%s %s", letter, s->name, s->form);
+    if (at > HELP_COLUMN - 2) {
+        printf("\n");
+        at = 0;
+    }
+    printf("%*s", HELP_COLUMN - at, "");
+    snprintf(text, sizeof text, "%s [%s%s%s]", s->help, quote, value, quote);
+    print_wrapped(text, HELP_COLUMN, HELP_COLUMN);
+}
+
+// Prints a group with its heading, if it has options. A table without groups needs no heading.
+static inline void options_help_group(const OptionTable* t, int group) {
+    bool any = false;
+    for (int i = 0; i < t->count; i++) {
+        if (t->specs[i].group != group) continue;
+        if (!any && group > 0) printf("%s:\n", t->groups[group]);
+        if (!any && group == 0 && t->groups[1]) printf("options of %s:\n", t->program);
+        option_help(&t->specs[i]);
+        any = true;
+    }
+    if (any) printf("\n");
+}
+
+static inline void options_help(const OptionTable* t) {
+    print_wrapped(t->purpose, printf("%s: ", t->program), 4);
+    printf("\nusage: %s [options]%s%s\n\n", t->program, t->operands_form ? " " : "",
+           t->operands_form ? t->operands_form : "");
+    for (int group = 0; group == 0 || (group < MAX_GROUPS && t->groups[group]); group++) options_help_group(t, group);
+    printf("  -h, --help%*sprint this and exit\n\n"
+           "An option with the default [on] or [off] is a switch: --NAME turns it on,\n"
+           "--no-NAME turns it off.\n", HELP_COLUMN - 12, "");
 }
 
 static inline void option_set(const OptionSpec* s, const char* text) {
@@ -144,6 +198,40 @@ static inline OptionSpec* option_find(OptionTable* t, const char* argument, size
     return NULL;
 }
 
+// Returns how few letters one can insert, delete, replace or swap with a neighbour to turn the first m of a into b.
+static inline size_t edit_distance(const char* a, size_t m, const char* b) {
+    enum { MOST = 40 };
+    size_t n = strlen(b), d[MOST + 1][MOST + 1]; // d[i][j]: of the first i letters of a and the first j of b
+    if (m > MOST || n > MOST) return SIZE_MAX;
+    for (size_t i = 0; i <= m; i++)
+        for (size_t j = 0; j <= n; j++) {
+            d[i][j] = i + j;
+            if (i == 0 || j == 0) continue;
+            d[i][j] = size_min(d[i-1][j-1] + (a[i-1] != b[j-1]), size_min(d[i-1][j], d[i][j-1]) + 1);
+            bool swapped = i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1];
+            if (swapped) d[i][j] = size_min(d[i][j], d[i-2][j-2] + 1);
+        }
+    return d[m][n];
+}
+
+// Asks in `out` whether an unknown option of `length` characters stands for one that starts with it, or that differs from
+// it in no more than about a third of the letters. Writes "" if there is none.
+static inline void option_suggest(const OptionTable* t, const char* unknown, size_t length, char* out, size_t size) {
+    size_t dashes = strspn(unknown, "-"), n = length - dashes, too_far = (n + 1) / 3 + 1;
+    out[0] = '\0';
+    for (int i = 0; i < t->count; i++) {
+        for (int off = 0; off <= (t->specs[i].kind == OPTION_FLAG); off++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s%s", off ? "no-" : "", t->specs[i].name);
+            bool starts = n >= 3 && strncmp(name, unknown + dashes, n) == 0;
+            size_t distance = starts ? 1 : edit_distance(unknown + dashes, n, name);
+            if (distance >= too_far) continue;
+            too_far = distance;
+            snprintf(out, size, "did you mean --%s? ", name);
+        }
+    }
+}
+
 // Fills the values behind the table from the command line. --help prints the table and exits with 0. Options may stand
 // before, between and after operands; "--" ends them, "-" is an operand.
 static inline void options_parse(OptionTable* t, int argc, char** argv) {
@@ -157,7 +245,9 @@ static inline void options_parse(OptionTable* t, int argc, char** argv) {
         size_t length = strcspn(a, "=");
         bool off = false;
         OptionSpec* s = option_find(t, a, length, &off);
-        require(s != NULL && !only_operands, "unknown option '%.*s'; --help lists them all", (int)length, a);
+        char suggestion[96] = "";
+        if (s == NULL) option_suggest(t, a, length, suggestion, sizeof suggestion);
+        require(s != NULL, "unknown option '%.*s'; %s--help lists them all", (int)length, a, suggestion);
         s->given = true;
         if (s->kind == OPTION_FLAG) {
             require(a[length] == '\0', "--%s is a switch and takes no value; --no-%s turns it off", s->name, s->name);
@@ -176,6 +266,6 @@ static inline void options_parse(OptionTable* t, int argc, char** argv) {
 // Returns true if the command line named --NAME.
 static inline bool option_given(OptionTable* t, const char* name) {
     for (int i = 0; i < t->count; i++) if (strcmp(t->specs[i].name, name) == 0) return t->specs[i].given;
-    die("there is no option --%s", name);
+    die_here("there is no option --%s", name);
 }
 #endif

@@ -131,14 +131,14 @@ static inline void comm_alone(Comm* c, Comm* parent, const char* name) {
 }
 
 static inline void comm_split(Comm* c, Comm* parent, const char* name, int color) {
-    require(color >= 0, "comm_split '%s': color %d is negative", name, color);
+    invariant(color >= 0, "comm_split '%s': color %d is negative", name, color);
     char full_name[64];
     snprintf(full_name, sizeof full_name, "%s.%d", name, color);
     CommContext* w = parent->world;
     for (int i = 0; i < w->num_comms; i++) {
-        require(strcmp(w->comms[i]->name, full_name) != 0, "comm_split: there is a communicator '%s' already", full_name);
+        invariant(strcmp(w->comms[i]->name, full_name) != 0, "comm_split: there is a communicator '%s' already", full_name);
         for (int k = 0; k < COMM_IN_FLIGHT; k++)
-            require(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name);
+            invariant(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name);
     }
     if (comm_is_alone(parent)) { comm_alone(c, parent, full_name); return; }
     comm_open(c, w, full_name);
@@ -149,10 +149,10 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
 static inline void comm_free(Comm* c) {
     CommContext* w = c->world;
     for (int i = 0; i < COMM_IN_FLIGHT; i++)
-        require(!c->slots[i].live, "%s: %s, operation #%lld, was never waited for", c->name,
-                comm_kind_names[c->slots[i].kind], c->slots[i].number);
+        invariant(!c->slots[i].live, "%s: %s, operation #%lld, was never waited for", c->name,
+                  comm_kind_names[c->slots[i].kind], c->slots[i].number);
     bool is_world = w->comms[0] == c;
-    require(!is_world || w->num_comms == 1, "comm_free of the world before '%s'", w->comms[w->num_comms - 1]->name);
+    invariant(!is_world || w->num_comms == 1, "comm_free of the world before '%s'", w->comms[w->num_comms - 1]->name);
     if (is_world) {
         comm_barrier(c); // the watchdog can watch this wait, but not the library's own at its end
         comm_collect_times(c);

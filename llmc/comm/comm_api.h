@@ -68,17 +68,19 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     memset(o, 0, sizeof *o);
     o->timeout = 600;
     o->out = "";
+    options_group(t, "ranks");
     option_choice(t, "comm", &o->backend, "auto|nccl|mpi",
-                  "what moves data between ranks; auto: NCCL where every rank has a GPU of its own, else MPI");
+                  "library that moves data between ranks; auto: NCCL if every rank has its own GPU, else MPI");
     option_choice(t, "allreduce", &o->all_reduce, "library|ring",
-                  "library: the all-reduce of NCCL or MPI; ring: that of llmc/comm/ring.h, made of sends and receives");
+                  "library: the all-reduce of NCCL or MPI; ring: our own in llmc/comm/ring.h, built from sends and receives");
     option_flag(t, "nccl-windows", &o->windows,
-                "NCCL's kernels access other ranks' memory directly, without copies (NCCL 2.27 or newer, within one machine)");
+                "let NCCL access the memory of other ranks directly, without copies (NCCL 2.27 or newer, within one machine)");
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6,
-                 "seconds that a wait for other ranks may last before the run ends with an error");
+                 "seconds to wait for other ranks before the run ends with an error");
     option_float(t, "emulate-link", &o->link, 0, 1e6,
-                 "Gbit/s of a slower network: all data are sent, and what a rank sends takes at least as long as a link of its"
-                 " own at this rate would need (over MPI); 0: off");
+                 "Gbit/s of a slower network to emulate: whatever a rank sends takes at least as long as it would on its own link"
+                 " at this rate (MPI only); 0: off");
+    options_group(t, NULL);
 }
 
 static inline const char* comm_all_reduce_text(const CommOptions* o) {

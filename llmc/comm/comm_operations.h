@@ -133,8 +133,8 @@ static inline void comm_event_begin(Comm* c, CommSlot* s) {
 static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color,
                                 bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
-    require(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
-            comm_kind_names[s->kind], s->number);
+    invariant(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
+              comm_kind_names[s->kind], s->number);
     memset(s, 0, sizeof *s);
     s->kind = kind; s->type = t; s->n = n; s->peer = peer; s->color = color; s->out = out; s->in = in;
     s->on_host = on_host;
@@ -161,11 +161,11 @@ static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* i
 // ---- the operations ----
 
 static inline void comm_require_sum(const Comm* c, CommKind k, CommType t) {
-    require(t != COMM_BYTE, "%s: %s of bytes: only numbers can be added", c->name, comm_kind_names[k]);
+    invariant(t != COMM_BYTE, "%s: %s of bytes: only numbers can be added", c->name, comm_kind_names[k]);
 }
 static inline void comm_require_peer(const Comm* c, CommKind k, int peer) {
-    require(peer >= 0 && peer < c->size && (k == COMM_BROADCAST || peer != c->rank),
-            "%s: %s of rank %d cannot name rank %d of %d", c->name, comm_kind_names[k], c->rank, peer, c->size);
+    invariant(peer >= 0 && peer < c->size && (k == COMM_BROADCAST || peer != c->rank),
+              "%s: %s of rank %d cannot name rank %d of %d", c->name, comm_kind_names[k], c->rank, peer, c->size);
 }
 static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t) {
     comm_require_sum(c, COMM_ALL_REDUCE, t);
@@ -187,8 +187,8 @@ static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* 
 }
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t) {
     uintptr_t a = (uintptr_t)out, b = (uintptr_t)in, bytes = (size_t)c->size * n * comm_type_size(t);
-    require(a + bytes <= b || b + bytes <= a, "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate"
-            " ones", c->name, c->size, n, comm_type_name(t));
+    invariant(a + bytes <= b || b + bytes <= a, "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate"
+              " ones", c->name, c->size, n, comm_type_name(t));
     return comm_issue(c, COMM_ALL_TO_ALL, out, in, n, t, -1, 0, false);
 }
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {
@@ -196,15 +196,15 @@ static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, in
     return comm_issue(c, COMM_BROADCAST, buf, buf, n, t, root, 0, false);
 }
 static inline void comm_connect(Comm* c, CommPairs* pairs) {
-    require(c->pairs == NULL, "%s: comm_connect was called twice", c->name);
+    invariant(c->pairs == NULL, "%s: comm_connect was called twice", c->name);
     c->pairs = pairs;
     if (c->backend->connect) c->backend->connect(c);
 }
 static inline void comm_require_pair(const Comm* c, CommKind k, int peer) {
-    require(c->pairs, "%s: call comm_connect before the first %s", c->name, comm_kind_names[k]);
+    invariant(c->pairs, "%s: call comm_connect before the first %s", c->name, comm_kind_names[k]);
     comm_require_peer(c, k, peer);
-    require(c->pairs(c->rank, peer, c->size), "%s: %s of rank %d cannot name rank %d: comm_connect was told that they exchange"
-            " no messages", c->name, comm_kind_names[k], c->rank, peer);
+    invariant(c->pairs(c->rank, peer, c->size), "%s: %s of rank %d cannot name rank %d: comm_connect was told that they exchange"
+              " no messages", c->name, comm_kind_names[k], c->rank, peer);
 }
 static inline void comm_share_memory(Comm* c) {
     const CommBackend* b = c->world->backend; // c may be alone, and others not, for which comm_alloc has allocated
@@ -292,9 +292,9 @@ static inline void comm_make_room(CommContext* w) {
 }
 
 static inline void comm_wait(Comm* c, CommOp op) {
-    require(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
+    invariant(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
     CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
-    require(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
+    invariant(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
     s->events[EVENT_WAIT_BEGUN] = device_event();
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);

@@ -89,7 +89,7 @@ static inline void mpi_check(int rc, const char* what) {
     int n = 0;
     if (rc == MPI_SUCCESS) return;
     MPI_Error_string(rc, text, &n);
-    die("MPI: %s failed: %s. Do all ranks issue the same operations? build/ranks compares their last ones", what, text);
+    die_here("MPI: %s failed: %s. Do all ranks issue the same operations? build/ranks compares their last ones", what, text);
 }
 
 // ---- a piece's memory ----
@@ -285,8 +285,8 @@ static inline bool mpi_step_check_same(MpiOp* o) {
         if (o->same[i] == -o->same[5 + i]) continue;
         char text[OP_TEXT];
         op_text(&s->record, text, sizeof text);
-        die("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict mode wait for,"
-            " the same collectives in the same order", o->comm->world_rank[o->comm->rank], text);
+        die_here("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict mode wait"
+                 " for, the same collectives in the same order", o->comm->world_rank[o->comm->rank], text);
     }
     return false;
 }

@@ -197,7 +197,7 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     case COMM_BARRIER: r = nccl.ncclAllReduce(l->numbers, l->numbers, 1, ncclInt32, ncclMax, l->nccl, l->stream); break;
     case COMM_SEND: if (s->n > 0) r = nccl.ncclSend(s->in, s->n, t, 1, l->nccl, l->stream); break;
     case COMM_RECV: if (s->n > 0) r = nccl.ncclRecv(s->out, s->n, t, 0, l->nccl, l->stream); break;
-    default: die("%s: NCCL has no %s", c->name, comm_kind_names[s->kind]);
+    default: die_here("%s: NCCL has no %s", c->name, comm_kind_names[s->kind]);
     }
     nccl_called(c->world, r, comm_kind_names[s->kind]);
 }

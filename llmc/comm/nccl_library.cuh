@@ -86,8 +86,8 @@ typedef struct {
 } NcclEngine;
 
 static inline void nccl_check(ncclResult_t r, const char* what) {
-    require(r == ncclSuccess, "NCCL: %s failed: %s (%s); set NCCL_DEBUG=WARN in the environment to see more", what,
-            nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
+    invariant(r == ncclSuccess, "NCCL: %s failed: %s (%s); set NCCL_DEBUG=WARN in the environment to see more", what,
+              nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
 }
 
 // Around a call in which NCCL may wait for other ranks. op: what the watchdog is told. r: what it returned.

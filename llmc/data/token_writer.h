@@ -104,7 +104,7 @@ static inline void mask_writer_append(MaskWriter* w, bool counts, size_t n) {
 // token_writer_close: whoever finds the token file under its name then finds its mask, too.
 static inline void mask_writer_close(MaskWriter* w, TokenWriter* tokens) {
     TokenMask* m = &w->mask;
-    require(m->count == tokens->count, "a mask of %zu tokens for %zu tokens", m->count, tokens->count);
+    invariant(m->count == tokens->count, "a mask of %zu tokens for %zu tokens", m->count, tokens->count);
     size_t bytes = ceil_div(m->count, 8);
     char *path = mask_path(tokens->path), *temporary = format_string("%s.tmp%d", path, (int)getpid());
     char* file = (char*)xcalloc(MASK_HEADER_BYTES + bytes, 1);

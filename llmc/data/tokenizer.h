@@ -69,7 +69,7 @@ typedef struct {
 
 // Returns the bytes of one token and their number. Not terminated. The end-of-text token reads "<|endoftext|>", for display.
 static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* length) {
-    require(id >= 0 && id < t->vocab_size, "token %d is not one of the tokenizer's %d", id, t->vocab_size);
+    invariant(id >= 0 && id < t->vocab_size, "token %d is not one of the tokenizer's %d", id, t->vocab_size);
     *length = t->start[id + 1] - t->start[id];
     return t->bytes + t->start[id];
 }
@@ -552,7 +552,7 @@ static inline size_t word_length(const Tokenizer* t, const char* text, size_t n,
     int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
     if (result == PCRE2_ERROR_JIT_STACKLIMIT) // the plain matcher uses the heap instead
         result = pcre2_match(t->word_pattern, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
-    require(result > 0, "PCRE2 finds no word at byte %zu of %zu (its error %d)", at, n, result);
+    invariant(result > 0, "PCRE2 finds no word at byte %zu of %zu (its error %d)", at, n, result);
     return pcre2_get_ovector_pointer(match)[1] - at;
 }
 

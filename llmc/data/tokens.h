@@ -51,8 +51,8 @@ static inline TokenFile token_file_open(const char* path) {
 
 // Tokens first..first+n-1 into out (n). Any number of threads may read one file at once.
 static inline void token_file_read(const TokenFile* f, size_t first, size_t n, uint16_t* out) {
-    require(first <= f->count && n <= f->count - first, "tokens %zu to %zu of %s were asked for, which has %zu",
-            first, first + n, f->path, f->count);
+    invariant(first <= f->count && n <= f->count - first, "tokens %zu to %zu of %s were asked for, which has %zu",
+              first, first + n, f->path, f->count);
     bool complete = pread_all(f->fd, out, n * sizeof *out, TOKENS_HEADER_BYTES + first * sizeof *out);
     require_file(token_file_source(f->path), complete, "tokens %zu to %zu cannot be read: %s", first, first + n,
                  errno ? strerror(errno) : "it was cut after it was opened");

@@ -39,7 +39,7 @@ static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elem
     return ceil_div(n, QUANTISE_BLOCK) * (sizeof(float) + QUANTISE_BLOCK / 8 * (size_t)bits);
 }
 static inline void quantise_check(int bits) {
-    require(bits == 8 || bits == 4, "blocks have 8 or 4 bits a number, not %d", bits);
+    invariant(bits == 8 || bits == 4, "blocks have 8 or 4 bits a number, not %d", bits);
 }
 // packed (quantised_bytes(n, bits)) = x (n) + error (n); kept (n) = x + error - what packed has. t: of x, fp32 or floatX
 void quantise(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits);
@@ -65,7 +65,7 @@ static inline size_t top_k_count(size_t n, double fraction) { // k: at least one
     return size_min(n, size_max(1, (size_t)((double)n * fraction)));
 }
 static inline void top_k_check(size_t n, size_t k) {
-    require(k >= 1 && k <= n && n <= UINT32_MAX, "the %zu largest of %zu numbers cannot be chosen", k, n);
+    invariant(k >= 1 && k <= n && n <= UINT32_MAX, "the %zu largest of %zu numbers cannot be chosen", k, n);
 }
 static inline size_t sparse_bytes(size_t k) { return k * (sizeof(uint32_t) + sizeof(float)); }
 // packed (sparse_bytes(k)) = the k elements of x (n) with the largest |x|; of equal ones those with the smallest index.

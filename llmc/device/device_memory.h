@@ -59,7 +59,7 @@ static void device_ledger_remove(void* p) {
         device_ledger.blocks[i] = device_ledger.blocks[--device_ledger.count];
         return;
     }
-    die("device_free or offload_free of memory that is not from device_alloc or offload_alloc");
+    die_here("device_free or offload_free of memory that is not from device_alloc or offload_alloc");
 }
 
 static void device_ledger_free(void) {

@@ -39,10 +39,11 @@ static inline void layer_shapes_check(LayerShapes s) {
     require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
     require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
             "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
-    require(s.parts >= 1 && s.NH % s.parts == 0, "%d heads do not divide over %d ranks that share a model", s.NH, s.parts);
-    require(s.context >= 1 && s.T % s.context == 0, "%d tokens do not divide over %d ranks that share a sequence", s.T, s.context);
-    require(s.chunk > 0 || s.NH % s.context == 0, "%d heads do not divide over %d ranks that share a sequence", s.NH, s.context);
-    require(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
+    invariant(s.parts >= 1 && s.NH % s.parts == 0, "%d heads do not divide over %d ranks that share a model", s.NH, s.parts);
+    invariant(s.context >= 1 && s.T % s.context == 0, "%d tokens do not divide over %d ranks that share a sequence", s.T,
+              s.context);
+    invariant(s.chunk > 0 || s.NH % s.context == 0, "%d heads do not divide over %d ranks that share a sequence", s.NH, s.context);
+    invariant(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
     // elements are counted in size_t, rows in int
     require((size_t)s.B * (size_t)s.T <= INT32_MAX / 4,
             "B*T = %d*%d is more rows than a layer can count; use a smaller --batch-size", s.B, s.T);
@@ -63,7 +64,7 @@ const char* layers_description(void);         // how matrix products are compute
 typedef struct { int first, count; } TokenRange; // of the padded vocabulary: tokens [first, first + count)
 // Returns what part number `part` has when Vp tokens are divided into `parts`, which Vp must be a multiple of.
 static inline TokenRange token_range(int Vp, int parts, int part) {
-    require(Vp % parts == 0, "%d tokens of the padded vocabulary do not divide into %d parts", Vp, parts);
+    invariant(Vp % parts == 0, "%d tokens of the padded vocabulary do not divide into %d parts", Vp, parts);
     TokenRange r = { part * (Vp / parts), Vp / parts };
     return r;
 }

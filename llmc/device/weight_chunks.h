@@ -16,7 +16,7 @@ static inline void weight_add_chunk(float* sums, floatX* dw, const floatX* dout,
         matmul_backward_weight(dw, NULL, dout, inp, n, C, OC, chunk_mode);
         return;
     }
-    require(sums != NULL, "%d of %d rows of a gradient in chunks, and layers_init was told of fewer rows", n, N);
+    invariant(sums != NULL, "%d of %d rows of a gradient in chunks, and layers_init was told of fewer rows", n, N);
     if (row == 0 && mode == GRAD_ADD) to_fp32(sums, dw, size);
     matmul_backward_weight_fp32(sums, dout, inp, n, C, OC, chunk_mode);
     if (row + n == N) from_fp32(dw, sums, size);

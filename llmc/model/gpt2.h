@@ -108,7 +108,7 @@ typedef struct {
 
 // Dies unless all tensors can be cut into so many parts. With the heads, C and 4C divide as well.
 static inline void gpt2_check_parts(GPT2Config c, int parts) {
-    require(parts >= 1, "a tensor cannot be cut into %d parts", parts);
+    invariant(parts >= 1, "a tensor cannot be cut into %d parts", parts);
     require(c.NH % parts == 0, "%d heads do not divide over %d parts; choose --heads as a multiple of %d",
             c.NH, parts, parts);
     require(c.Vp % parts == 0, "a vocabulary of %d tokens (--vocab-size, padded to a multiple of 128) does not divide over"
@@ -121,7 +121,7 @@ static inline TensorRuns tensor_part(GPT2Config c, int u, int i, int part, int p
     size_t p = (size_t)part, N = (size_t)parts, all = tensor_elements(t);
     TensorRuns r = { t.offset, all, 1, all };
     gpt2_check_parts(c, parts);
-    require(part >= 0 && part < parts, "there is no part %d of %d", part, parts);
+    invariant(part >= 0 && part < parts, "there is no part %d of %d", part, parts);
     if (t.cut == CUT_NONE) return r;
     r.count = t.cut == CUT_HEADS ? 3 : t.cut == CUT_INPUTS ? t.rows : 1;
     r.stride = all / r.count; // a section of q, k or v; a row; all rows

@@ -260,15 +260,17 @@ static inline SegmentCost powersgd_cost(const Compress* c, const Segment* p) {
 static inline void options_compress(OptionTable* t, CompressOptions* o) {
     o->fraction = 0.01;
     o->rank = 4;
-    option_choice(t, "compress", &o->method, COMPRESS_WORDS, "how gradients of matrices are sent; others are sent whole");
-    option_flag(t, "error-feedback", &o->feedback, "keep what was not sent and add it to the next step's gradient;"
+    option_choice(t, "compress", &o->method, COMPRESS_WORDS,
+                  "how gradients of matrices are sent; others are sent uncompressed");
+    option_flag(t, "error-feedback", &o->feedback, "add the part that was not sent to the gradient of the next step;"
                 " on for int4, onebit-adam and powersgd unless --no-error-feedback is given");
     option_float(t, "top-k-fraction", &o->fraction, 1e-6, 1, "share of each matrix's elements that top-k sends");
-    option_int(t, "rank", &o->rank, 1, 1024, "columns of powersgd's P and Q");
-    option_int(t, "compress-from", &o->from, 0, 1e9, "first steps that are sent whole; then onebit-adam freezes v."
-               " Unless given: 50 for onebit-adam and powersgd");
-    option_int(t, "measure-error", &o->measure, 0, 1e9, "steps between comparisons of what was applied with the mean of the"
-               " ranks' gradients, which sends all of them in fp32; 0: none");
+    option_int(t, "rank", &o->rank, 1, 1024, "columns of P and Q in powersgd");
+    option_int(t, "compress-from", &o->from, 0, 1e9, "first steps, sent uncompressed; onebit-adam then freezes v;"
+               " if not given: 50 for onebit-adam and powersgd");
+    option_int(t, "measure-error", &o->measure, 0, 1e9,
+               "steps between comparisons of the applied gradient with the mean of"
+               " the gradients of all ranks, which are then sent in fp32; 0: none");
 }
 
 // Dies if an option was given that does nothing with this method. works: it does something; with: these methods.

@@ -36,12 +36,13 @@ typedef struct {
 
 static inline void options_context_parallel(OptionTable* table, ContextParallel* cp) {
     option_int(table, "context-parallel", &cp->ranks, 0, 1 << 20, "neighbouring ranks that share each sequence; groups of them are"
-               " data parallel; 0: all ranks share them");
+               " data parallel; 0: all ranks form one group");
     option_choice(table, "cp", &cp->how, "ulysses|allgather|ring",
-                  "what attention exchanges. ulysses: heads for tokens, so that a rank has all tokens of some heads; allgather: all"
-                  " keys and values at once; ring: one rank's after another's, while attention computes");
-    option_choice(table, "cp-balance", &cp->balance, "contiguous|zigzag", "which tokens a rank has, with --cp allgather or ring."
-                  " contiguous: consecutive ones, of which the last see most; zigzag: an early and a late part");
+                  "data that attention exchanges; ulysses: heads for tokens, so that a rank has all tokens of some heads;"
+                  " allgather: all keys and values at once; ring: those of one rank after another, while attention computes");
+    option_choice(table, "cp-balance", &cp->balance, "contiguous|zigzag",
+                  "tokens of each rank, with --cp allgather or ring; contiguous:"
+                  " consecutive ones, which gives the last rank the most work; zigzag: an early and a late part");
 }
 
 // ---- the partition ----

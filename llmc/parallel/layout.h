@@ -49,33 +49,33 @@ static inline void options_groups(OptionTable* t, Sharding* options) {
     options->limit_all_gathers = 2;
     options->forward_prefetch = 1;
     option_int(t, "wrap-blocks", &options->wrap_blocks, 0, MAX_UNITS - 1,
-               "number of consecutive blocks that are gathered at a time; 0: the whole model at once");
+               "consecutive blocks to gather at a time; 0: the whole model at once");
     option_flag(t, "wrap-halves", &options->wrap_halves,
-                "a block's attention and its MLP, each with its layernorm, are gathered apart");
+                "gather the attention and the MLP of a block separately, each with its layernorm");
     option_choice(t, "prefetch", &options->prefetch, "backward-pre|backward-post|none",
-                  "when the backward pass starts its next gather: before this unit's gradients, after them, or when needed");
+                  "when the backward pass starts its next gather: before the gradients of this unit, after them, or when needed");
     option_flag(t, "forward-prefetch", &options->forward_prefetch,
-                "the forward pass starts its next gather before this unit's layers");
+                "start the next gather of the forward pass before the layers of this unit");
     option_int(t, "limit-all-gathers", &options->limit_all_gathers, 1, MAX_UNITS,
-               "how many groups, besides the root, may be gathered at a time");
+               "groups that may be gathered at a time, in addition to the root");
     option_choice(t, "checkpoint", &options->checkpoint, "full|sharded",
-                  "full: the ranks save the whole model into common files; sharded: each rank saves its own files");
+                  "full: the ranks save the whole model into shared files; sharded: each rank saves its own files");
 }
 static inline void options_sharding(OptionTable* t, Sharding* options) {
     options_groups(t, options);
     option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid|none",
-                  "full: parameters are freed after each use; grad-op: they stay from forward to backward;"
-                  " hybrid: full within groups, replicated across them; none: every rank keeps everything");
+                  "full: free parameters after each use; grad-op: keep them from the forward to the backward pass;"
+                  " hybrid: full within groups, replicated across groups; none: every rank keeps everything");
     option_int(t, "shard-group", &options->shard_group, 0, 1 << 20,
-               "number of ranks that together hold one replica of the model, with --sharding hybrid");
+               "ranks that together hold one replica of the model, with --sharding hybrid");
     option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",
-                  "the precision in which gradients are sent and added; model: that of the parameters");
+                  "precision in which gradients are sent and added; model: as the parameters");
     option_choice(t, "cpu-offload", &options->offload, "none|optimizer|all",
-                  "what is on the host, where AdamW then runs; optimizer: gradients, moments and fp32 weights, of which the device"
-                  " has a copy in the parameters' precision; all: no shard is on the device");
+                  "what to keep on the host, where AdamW then runs; optimizer: gradients, moments and fp32 weights, while the"
+                  " device has a copy of the weights in its own precision; all: every shard");
     option_float(t, "emulate-host-link", &options->host_link, 0, 1e6,
-                 "Gbit/s, each way, of a link between a device and its host, with --cpu-offload on the CPU: copies of shards take"
-                 " at least as long as it would need; 0: off");
+                 "Gbit/s, each way, of a link between device and host to emulate, with --cpu-offload on the CPU: copies of"
+                 " shards take at least as long as on that link; 0: off");
 }
 
 static inline bool reshards_after_forward(const Sharding* options) {

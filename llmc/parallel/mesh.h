@@ -19,20 +19,22 @@ typedef struct { int sequence_parallel, keep_gathered, overlap; } TensorParallel
 static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* options) {
     options->overlap = 1;
     if (t) *t = 0;
-    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20, "neighbouring ranks that share one replica of the model; the replicas"
-                      " are data parallel; 0: all ranks share one");
+    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20, "neighbouring ranks that share one replica of the model; replicas are"
+                      " data parallel; 0: all ranks share one");
     option_flag(table, "sequence-parallel", &options->sequence_parallel,
-                "ranks that share a replica of the model also share the rows of layernorms and of the residual stream");
+                "split the rows of layernorms and of the residual stream as well among the ranks that share a replica");
     option_flag(table, "keep-gathered", &options->keep_gathered,
-                "with --sequence-parallel: gathered rows are kept for the backward pass, and not gathered again");
-    option_flag(table, "overlap", &options->overlap, "what a block's backward pass sends travels while it computes");
+                "with --sequence-parallel: keep gathered rows for the backward pass instead of gathering them again");
+    option_flag(table, "overlap", &options->overlap,
+                "overlap communication with computation in the backward pass of each block");
 }
 
 static inline void options_mesh(OptionTable* table, const char** text) {
     *text = "";
-    option_text(table, "mesh", text, "dp=N,tp=N,pp=N", "how many ranks there are along each axis: replicas of the model, parts of"
-                " each matrix, stages; one that is not named has 1, or what is left. Ranks of tp are neighbours; of dp and"
-                " pp the first one named is the outer one");
+    option_text(table, "mesh", text, "dp=N,tp=N,pp=N",
+                "ranks along each axis: replicas of the model, parts of each matrix,"
+                " pipeline stages; an omitted axis has size 1, or takes the remaining ranks. Ranks of tp are neighbours; of"
+                " dp and pp, the first one named is the outer one");
 }
 
 // Dies unless the model has n parts. option: what has asked for them.

@@ -32,18 +32,18 @@ static inline void options_pipeline_parallel(OptionTable* table, long long* p, P
     options->schedule = SCHEDULE_1F1B;
     options->split = "auto";
     options->emulate = "";
-    if (p) option_int(table, "pipeline-parallel", p, 0, MAX_UNITS, "neighbouring ranks that share one replica of the model; the"
+    if (p) option_int(table, "pipeline-parallel", p, 0, MAX_UNITS, "neighbouring ranks that share one replica of the model;"
                       " replicas are data parallel; 0: all ranks share one");
     option_choice(table, "schedule", &options->schedule, SCHEDULE_WORDS,
-                  "what a rank does next: forward and backward passes of which micro-batch");
+                  "order in which a rank runs the forward and backward passes of its micro-batches");
     option_int(table, "chunks", &options->chunks, 0, MAX_UNITS,
-               "parts of the model that a rank has; 0: 2 with --schedule interleaved, 1 with others");
+               "parts of the model per rank; 0: 2 with --schedule interleaved, 1 with others");
     option_text(table, "split", &options->split, "auto|N,N,...",
-                "blocks of each stage; auto: such that stages, one of which has the head, take about equal times");
+                "blocks of each pipeline stage; auto: so that all stages, one of which has the head, take about equal time");
     option_text(table, "emulate-ms", &options->emulate, "F,I,W[,HEAD]",
-                "for tests: a rank sleeps after an action until it has lasted so many milliseconds: forward, backward for"
-                " the input, and for the weights; with HEAD these are a block's, and the head takes as long as HEAD of"
-                " them; '': never");
+                "for tests: sleep after each action until it has taken this many milliseconds: forward, backward for the"
+                " input, backward for the weights; with HEAD, these are for one block, and the head costs HEAD blocks;"
+                " '': never");
 }
 
 // Dies if --emulate-ms is malformed.

@@ -39,11 +39,13 @@ typedef struct {
 static inline void options_zeropp(OptionTable* t, ZeroPP* z, Sharding* options) {
     options_groups(t, options);
     option_choice(t, "sharding", &options->sharding, "full|grad-op",
-                  "full: parameters are freed after each use; grad-op: they stay from forward to backward");
+                  "full: free parameters after each use; grad-op: keep them from the forward to the backward pass");
     option_int(t, "node-ranks", &z->node_ranks, 0, 1 << 20,
-               "neighbouring ranks that make a node; 0: as many as run on this machine, with --predict all");
-    option_choice(t, "quantise-weights", &z->weights, "int8|none", "what weights travel as; none: in the parameters' precision");
-    option_choice(t, "quantise-gradients", &z->gradients, "int4|int8|none", "what gradients travel as; none: fp32");
+               "neighbouring ranks that form a node; 0: all ranks on this machine, or with --predict all ranks");
+    option_choice(t, "quantise-weights", &z->weights, "int8|none",
+                  "format in which weights are sent; none: as the parameters");
+    option_choice(t, "quantise-gradients", &z->gradients, "int4|int8|none",
+                  "format in which gradients are sent; none: fp32");
 }
 
 // Returns the ranks of a machine. Dies unless they are neighbours, and as many on each machine. Collective.

@@ -140,9 +140,13 @@ static inline bool predict_is_asked(int argc, char** argv) {
 static inline void run_predict(Run* run, int argc, char** argv, PredictModel* predict, void* model, size_t size) {
     static Predictor p; // the table points to its options
     p.o.ranks = "";
-    option_text(&run->table, "predict", &p.o.ranks, "N|-", "print as JSON what the formulas say about a run on N ranks, and exit;"
-                " nothing is started. -: read many questions, each a line of options");
-    option_choice(&run->table, "predict-device", &p.o.device, "own|cpu|gpu", "of which program's memory --predict speaks");
+    options_group(&run->table, "ranks");
+    option_text(&run->table, "predict", &p.o.ranks, "N|-",
+                "print the memory and traffic that the formulas predict for N ranks, as"
+                " JSON, and exit without starting them; -: read many questions, each a line of options");
+    option_choice(&run->table, "predict-device", &p.o.device, "own|cpu|gpu",
+                  "whose memory --predict predicts: of this program, or of its build for the CPU or the GPU");
+    options_group(&run->table, NULL);
     if (!predict_is_asked(argc, argv)) return;
     p.run = run;
     p.model = model;

@@ -49,14 +49,17 @@ typedef struct {
 static inline void options_context(OptionTable* t, RankContext* w) {
     options_comm(t, &w->options);
     w->fault_text = w->single_text = "";
+    options_group(t, "ranks");
     option_int(t, "check-every", &w->check_every, 0, 1e9,
-               "every N steps the ranks compare the state that must be equal on all of them; 0: never");
+               "steps between comparisons of the state that must be equal on all ranks; 0: never");
     option_text(t, "fault", &w->fault_text, "RANK:STEP:FAULT",
-                "for tests: what that rank does at that step: kill, hang, skip (leave out an operation),"
-                " bitflip (flip a bit) or slow (lose 50 ms, and so in all later steps); in a pipeline kill and hang also as"
-                " RANK:STEP/MICRO:FAULT, at a micro-batch");
-    option_text(t, "single-throughput", &w->single_text, "X|FILE", "what a run of this model on one rank reached, in tokens"
-                " per second or as its metrics.jsonl; with it a run on N ranks says at its end how well they scale");
+                "for tests, what that rank does at that step: kill, hang, skip (leave out an operation), bitflip (flip a bit)"
+                " or slow (lose 50 ms in this and every later step); in a pipeline, RANK:STEP/MICRO:kill or hang names a"
+                " micro-batch");
+    option_text(t, "single-throughput", &w->single_text, "X|FILE",
+                "speed of this model on one rank, in tokens per second or"
+                " as the metrics.jsonl of that run; a run on N ranks then reports at its end how well it scales");
+    options_group(t, NULL);
 }
 
 // Puts an operation that has been waited for onto the timeline.

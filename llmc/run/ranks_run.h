@@ -8,6 +8,7 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 #define LLMC_RANKS_RUN_H
 #include "../device/checksum.h"
 #include "../save/ranks_param_ranges.h"
+#include "../watch/say_once.h"
 #include "run_fingerprint.h"
 #include "report_diagnosis.h"
 #include "report_links.h"
@@ -56,6 +57,7 @@ static inline void ranks_claim_out(Run* run, bool makes) {
 // Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
     RankContext* w = &run->ranks->context;
+    say_once_begin(); // before the ranks meet: most of them find the same wrong option
     options_parse(&run->table, argc, argv);
     RankInfo ranks = ranks_find();
     run_open_device(run, ranks.local_rank, ranks.local_size);

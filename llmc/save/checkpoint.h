@@ -194,17 +194,17 @@ static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const 
 // host (end - begin): of state.dtype for CHECKPOINT_MODEL, else float.
 static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end,
                                          const void* host) {
-    require(checkpoint_has_part(&w->state, part),
-            "%s: a checkpoint in %s %s optimizer state has no part \"%s\" to write", w->final_path,
-            dtype_name(w->state.dtype), w->state.has_optimizer ? "with" : "without", checkpoint_part_names[part]);
+    invariant(checkpoint_has_part(&w->state, part),
+              "%s: a checkpoint in %s %s optimizer state has no part \"%s\" to write", w->final_path,
+              dtype_name(w->state.dtype), w->state.has_optimizer ? "with" : "without", checkpoint_part_names[part]);
     SafeTensors* file = &w->files[checkpoint_part_file(part)];
     CheckpointRange range = { u, begin, end };
     size_t size = dtype_size(checkpoint_part_dtype(&w->state, part)), first, last;
     checkpoint_range_places(w->state.config, range, &first, &last);
     for (size_t place = first, n; place < last; place += n) {
         const CheckpointPiece* p = checkpoint_find_piece(&w->pieces[part], place);
-        require(p != NULL, "%s: element %zu of unit %d is in none of the ranges that this rank was to write",
-                w->final_path, begin + (place - first), u);
+        invariant(p != NULL, "%s: element %zu of unit %d is in none of the ranges that this rank was to write",
+                  w->final_path, begin + (place - first), u);
         n = size_min(p->end, last) - place;
         const char* data = (const char*)host + (place - first) * size;
         bool written = pwrite_all(file->fd, data, n * size, p->offset + (place - p->begin) * size);
@@ -223,7 +223,7 @@ static inline void checkpoint_remove(const char* out, const char* prefix, long l
     char* path = format_string("%s/%sstep_%08lld", out, prefix, step);
     char* condemned = format_string("%s/.tmp_step_%08lld", out, step);
     if (rename(path, condemned) != 0 || !folder_remove(condemned))
-        fprintf(stderr, "warning: %s: an old checkpoint could not be removed: %s\n", path, strerror(errno));
+        warn("%s: an old checkpoint could not be removed: %s", path, strerror(errno));
     free(path);
     free(condemned);
 }
@@ -258,8 +258,8 @@ static inline void checkpoint_require_whole(const CheckpointWriter* w) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         uint64_t written = w->sums.elements[part];
         bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || written == expected;
-        require(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
-                w->final_path, (unsigned long long)written, (unsigned long long)expected, checkpoint_part_names[part]);
+        invariant(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
+                  w->final_path, (unsigned long long)written, (unsigned long long)expected, checkpoint_part_names[part]);
     }
 }
 

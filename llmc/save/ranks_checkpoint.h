@@ -41,8 +41,8 @@ static inline void checkpoint_begin_sharded(const char* out, const TrainState* s
 // with room for these ranges of every part. No two writers' ranges overlap, and all of them together are the model.
 static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out, const TrainState* s, int shard, int shards,
                                            const CheckpointRange* ranges, int num_ranges) {
-    require(shard >= 0 && shard < shards && shards <= CHECKPOINT_MAX_SHARDS,
-            "shard %d of %d: a checkpoint has 1 to %d shards, counted from 0", shard, shards, CHECKPOINT_MAX_SHARDS);
+    invariant(shard >= 0 && shard < shards && shards <= CHECKPOINT_MAX_SHARDS,
+              "shard %d of %d: a checkpoint has 1 to %d shards, counted from 0", shard, shards, CHECKPOINT_MAX_SHARDS);
     char* path = checkpoint_step_path(out, s);
     checkpoint_writer_init(w, path, s, shards);
     checkpoint_create_files(w, shard, ranges, num_ranges);

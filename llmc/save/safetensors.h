@@ -205,9 +205,9 @@ static inline const SafeTensor* safetensors_find(const SafeTensors* s, const cha
 static inline void safetensors_read(const SafeTensors* s, const SafeTensor* t, size_t first, size_t n, void* out, DType as) {
     require_file(s->source, t->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read",
                  t->name, t->stored_as);
-    require(first <= t->elements && n <= t->elements - first,
-            "%s: tensor '%s' has %zu elements; %zu from %zu were asked for",
-            s->source.path, t->name, t->elements, n, first);
+    invariant(first <= t->elements && n <= t->elements - first,
+              "%s: tensor '%s' has %zu elements; %zu from %zu were asked for",
+              s->source.path, t->name, t->elements, n, first);
     uint32_t piece[1 << 14];
     size_t size = dtype_size(t->dtype);
     bool direct = as == t->dtype;
@@ -286,9 +286,9 @@ static inline bool safetensors_create(SafeTensors* s, const char* path, const Sa
 // Writes elements [first, first+n) of t from data (n) of type `from`.
 static inline bool safetensors_write(SafeTensors* s, const SafeTensor* t, size_t first, size_t n, const void* data,
                                      DType from) {
-    require(first <= t->elements && n <= t->elements - first,
-            "%s: tensor '%s' has %zu elements; writing %zu from %zu was asked for",
-            s->source.path, t->name, t->elements, n, first);
+    invariant(first <= t->elements && n <= t->elements - first,
+              "%s: tensor '%s' has %zu elements; writing %zu from %zu was asked for",
+              s->source.path, t->name, t->elements, n, first);
     uint32_t piece[1 << 14];
     size_t size = dtype_size(t->dtype);
     for (size_t done = 0, count; done < n; done += count) {

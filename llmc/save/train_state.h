@@ -68,7 +68,7 @@ static inline json_t* train_state_checksum(const json_t* root) {
 // state.json's text, with the parts' checksums; the caller frees it.
 static inline char* train_state_text(const TrainState* s, const uint64_t checksum[CHECKPOINT_PARTS]) {
     json_t* options = s->options ? json_loads(s->options, JSON_REJECT_DUPLICATES, NULL) : json_object();
-    require(json_is_object(options), "the options of a run must be a JSON object, not %s", s->options);
+    invariant(json_is_object(options), "the options of a run must be a JSON object, not %s", s->options);
     json_t* sums = json_object();
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
         if (checkpoint_has_part(s, (CheckpointPart)part))
@@ -84,7 +84,7 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
                              "step", (json_int_t)s->step, "data", data, "adamw_t", (json_int_t)s->adamw_t,
                              "loss_scale", s->loss_scale, "good_steps", (json_int_t)s->good_steps,
                              "options", options, "checksums", sums);
-    require(root != NULL, "state.json cannot be made: the loss scale is %g", s->loss_scale);
+    invariant(root != NULL, "state.json cannot be made: the loss scale is %g", s->loss_scale);
     if (s->shards > 0) json_object_set_new(root, "shards", json_integer(s->shards));
     json_object_set_new(root, "checksum_of_this", train_state_checksum(root));
     char* text = json_dumps(root, JSON_INDENT(2));

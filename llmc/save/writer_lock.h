@@ -28,7 +28,7 @@ static inline bool writer_set(int fd, const char* path, short type) {
     if (fcntl(fd, F_OFD_SETLK, &l) == 0) return true;
     if (errno == EAGAIN || errno == EACCES) return false;
     if (path)
-        fprintf(stderr, "warning: %s: this file system has no locks; make sure that no other run writes there\n", path);
+        warn("%s: this file system has no locks; make sure that no other run writes there", path);
     return true;
 }
 

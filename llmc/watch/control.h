@@ -237,7 +237,7 @@ static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
 // Every rank gives a string of bytes, whose number may differ between ranks. Rank 0 gets all of them, by rank (N), and frees them with
 // control_gathered_free; the others get NULL. Dies if one is longer than CONTROL_MAX_MESSAGE.
 static inline ControlBytes* control_gather(Control* c, const void* data, size_t bytes) {
-    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
+    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     ControlBytes* given = NULL;
     OpRecord op = control_op_begin(c, "gather", 0);
     pthread_mutex_lock(&c->lock);
@@ -260,7 +260,7 @@ static inline void control_gathered_free(const Control* c, ControlBytes* given) 
 
 // Every rank gets rank 0's bytes, and frees them.
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
-    require(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
+    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
     OpRecord op = control_op_begin(c, "broadcast", 0);
     pthread_mutex_lock(&c->lock);
     ControlBytes received = c->ranks.rank > 0 ? control_pop(c, &c->peers[0]) : control_bytes(data, bytes);

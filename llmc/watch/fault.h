@@ -69,7 +69,9 @@ static inline void fault_announce(const Fault* f) {
 // Returns true if this rank must commit this fault now, and prints that it does.
 static inline bool fault_now(const Fault* f, int rank, long long step, FaultKind kind) {
     if (f->kind != kind || f->rank != rank || f->step != step || kind == FAULT_NONE) return false;
-    fprintf(stderr, "FAULT ON PURPOSE: RANK %d, STEP %lld: %s (--fault)\n", rank, step, fault_names[kind]);
+    char line[128];
+    snprintf(line, sizeof line, "FAULT ON PURPOSE: RANK %d, STEP %lld: %s (--fault)\n", rank, step, fault_names[kind]);
+    write_stderr(line);
     return true;
 }
 

@@ -75,8 +75,8 @@ static inline OpWay op_way(const char* collective) {
 
 static inline void op_name_set(char* to, size_t size, const char* name) {
     size_t n = strlen(name);
-    require(n > 0 && n < size && strcspn(name, " \t\n") == n,
-            "'%s' cannot be a name in the log of operations: use 1 to %zu characters without blanks", name, size - 1);
+    invariant(n > 0 && n < size && strcspn(name, " \t\n") == n,
+              "'%s' cannot be a name in the log of operations: use 1 to %zu characters without blanks", name, size - 1);
     memcpy(to, name, n + 1);
 }
 

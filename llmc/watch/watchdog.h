@@ -410,17 +410,20 @@ static inline bool watchdog_write_log(Control* c, char* path, size_t size) {
 
 // Without a folder for the file: prints the last few operations.
 static inline void watchdog_print_log(Control* c) {
+    char lines[4 * (OP_TEXT + 64)] = "";
+    size_t n = 0;
     pthread_mutex_lock(&c->recorder.lock);
     for (long long i = c->recorder.count > 4 ? c->recorder.count - 4 : 0; i < c->recorder.count; i++) {
         char text[OP_TEXT];
         const OpRecord* r = &c->recorder.ring[i % FLIGHT_RECORDER_LENGTH];
         op_text(r, text, sizeof text);
-        fprintf(stderr, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
+        n += (size_t)snprintf(lines + n, sizeof lines - n, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
     }
     pthread_mutex_unlock(&c->recorder.lock);
+    write_stderr(lines);
 }
 
-// What a rank says when it leaves because of another. One line in one piece, because all ranks write to the same place.
+// What a rank says when it leaves because of another.
 static inline void watchdog_report(Control* c) {
     char path[4096], line[8192];
     if (ftrylockfile(stdout) == 0) { // a thread that is stuck may hold it
@@ -437,8 +440,9 @@ static inline void watchdog_report(Control* c) {
     if (written)
         n += (size_t)snprintf(line + n, sizeof line - n, "; last operations: %s (build/ranks compares them)", path);
     n = size_min(n, sizeof line - 2);
-    line[n++] = '\n';
-    if (write(STDERR_FILENO, line, n) < 0) { } // nowhere to complain to
+    snprintf(line + n, sizeof line - n, "\n");
+    if (!history && die_say) die_say(line, c->why); // the same on all ranks
+    else write_stderr(line);
 }
 
 // Returns true if every other rank has said why the run ends, or is gone. Only rank 0 hears of that: for the others it is so when
@@ -664,7 +668,7 @@ static inline void watchdog_start(Control* c) {
     watchdog_process.control = c;
     c->process = getpid();
     require(pthread_create(&c->thread, NULL, watchdog_thread, c) == 0, "cannot start a thread for the watchdog");
-    if (!watchdog_process.has_exit_hook) require(atexit(watchdog_on_exit) == 0, "cannot register a function with atexit");
+    if (!watchdog_process.has_exit_hook) invariant(atexit(watchdog_on_exit) == 0, "cannot register a function with atexit");
     watchdog_process.has_exit_hook = true;
     watchdog_catch_signals(c);
 }

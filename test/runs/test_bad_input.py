@@ -4,7 +4,7 @@ import os, re, shutil
 from pathlib import Path
 import pytest
 from shards import in_folder, newest
-from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, command, program, trained
+from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, command, launcher, program, trained
 
 LONG = 10
 
@@ -39,6 +39,45 @@ def test_a_wrong_option_is_refused(options, patterns):
     assert_refused(run(options), *patterns)
 
 
+# ---- the same error on several ranks ----
+# Notes a rank's exit status, and ends when all ranks have one, because mpirun kills the others as soon as one has ended.
+NOTING = """"$@"; echo $? >"$0.$OMPI_COMM_WORLD_RANK"; mv "$0.$OMPI_COMM_WORLD_RANK" "$0/$OMPI_COMM_WORLD_RANK"
+for i in $(seq 1200); do set -- "$0"/*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done
+exit 1"""
+
+
+def errors_of_ranks(tmp_path, *options, **env):
+    """Starts 4 ranks as a user does, except that all of them come to their end: all with the same options, or 3 with the first and 1 with the
+    second. Returns the errors that they print, sorted, without the number of the rank that prints them."""
+    parts, line = [(options[0], 4)] if len(options) == 1 else [*zip(options, (3, 1))], [*launcher()]
+    for i, (some, ranks) in enumerate(parts):
+        line += [":"] * (i > 0) + ["-np", ranks, "sh", "-c", NOTING, tmp_path, program("train_gpt2_zero"), *TINY.split(), "--batch-size=8",
+                                   *some.split()]
+    run = command(line, env={"SHARD_SAY_ONCE": 1, "OMP_NUM_THREADS": 1, **env}, timeout=120)
+    assert run.status == 1 and [(tmp_path / str(rank)).read_text() for rank in range(4)] == ["1\n"] * 4, run
+    return sorted(re.findall(r"^(?:rank \d: )?error: (.*)", run.said, re.M))
+
+
+def test_ranks_with_the_same_wrong_option_say_so_once(tmp_path):
+    assert errors_of_ranks(tmp_path, "--frobnicate") == ["unknown option '--frobnicate'; --help lists them all"]
+
+
+def test_ranks_that_have_met_say_once_that_a_file_is_missing(tmp_path):
+    error, = errors_of_ranks(tmp_path, "--data none.bin")
+    assert error.startswith("--data 'none.bin': there is no such file")
+
+
+def test_a_rank_with_an_error_of_its_own_says_it(tmp_path):
+    number, unknown = errors_of_ranks(tmp_path, "--frobnicate", "--steps ten", SHARD_LEAVE_SECONDS=3) # ranks that differ wait so long
+    assert "--steps" in number and "--frobnicate" in unknown
+
+
+def test_ranks_that_have_met_say_their_own_errors_and_once_that_another_has_left(tmp_path):
+    missing, left = errors_of_ranks(tmp_path, "", "--data none.bin", SHARD_LEAVE_SECONDS=1)
+    assert missing.startswith("--data 'none.bin'") and left == "rank 3 has left (its own message says why)"
+
+
+# ---- files ----
 GOOD, CUT = Path(TOKENS).read_bytes(), (0, 1, 4, 12, 1023, 1024, 1025, 1026, 5000, 14491) # a header of 1024 bytes, then two bytes a token
 
 
@@ -128,12 +167,22 @@ def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
 def options_of_help(stage="single", *more):
     said = command([program(f"train_gpt2_{stage}")], *more, "--help")
     assert said.status == 0 and said.err == ""
-    return set(re.findall(r"^ *(?:-\w, )?(--[a-z][a-z0-9-]*) ", said.out, re.M)) - {"--help"}
+    assert max(map(len, said.out.splitlines())) <= 80
+    return re.findall(r"^  (?:-\w, )?(--[a-z][a-z0-9-]*) ", said.out, re.M)[:-1] # the last one is --help
 
 
 def test_a_run_records_every_option_and_nothing_else():
     recorded = good().about["options"]
-    assert {f"--{name}" for name in recorded} == options_of_help() and len(recorded) > 35
+    assert {f"--{name}" for name in recorded} == {*options_of_help()} and len(recorded) > 35
+
+
+@pytest.mark.parametrize("stage, first", [("single", "--data"), ("ddp", "--ddp"), ("zero", "--zero-stage"), ("fsdp", "--wrap-blocks"),
+                                          ("zeropp", "--wrap-blocks"), ("tp", "--tensor-parallel"), ("pp", "--pipeline-parallel"),
+                                          ("3d", "--mesh"), ("compress", "--compress"), ("cp", "--ddp")])
+def test_help_begins_with_a_programs_own_options_and_suggests_what_was_meant(stage, first):
+    assert options_of_help(stage)[0] == first
+    run = command([program(f"train_gpt2_{stage}")], first[:-1], 1)
+    assert_refused(run, f"unknown option '{first[:-1]}'; did you mean {first}[?] --help lists them all")
 
 
 @pytest.mark.parametrize("stage", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress", "cp"])
@@ -142,4 +191,4 @@ def test_commands_in_the_documents_have_options_that_exist(stage):
     text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]).replace("\\\n", "")
     commands = re.findall(rf"train_gpt2_{stage}([ \"`].*)", text)
     named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*", re.sub(r"[`|;].*| (?:sh|python3) .*", "", line))}
-    assert len(named) > 3 and named <= options_of_help(stage) | {"--help"}
+    assert len(named) > 3 and named <= {*options_of_help(stage), "--help"}

@@ -40,7 +40,7 @@ static const Team* team;
 #define LEFT(rank) "rank " #rank " has left (its own message says why)"
 
 #define with_lock(c, ...) do { pthread_mutex_lock(&(c)->lock); __VA_ARGS__; pthread_mutex_unlock(&(c)->lock); } while (0)
-#define ensure(condition) require(condition, "this does not hold: %s", #condition) // within a rank
+#define ensure(condition) invariant(condition, "this does not hold: %s", #condition) // within a rank
 static pthread_t beside(void* (*thread)(void*), Control* c) {
     pthread_t other;
     ensure(pthread_create(&other, NULL, thread, c) == 0);

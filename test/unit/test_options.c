@@ -1,4 +1,4 @@
-// test_options.c - every option in every spelling, every way to get one wrong, and --help.
+// test_options.c - every option in every spelling, every way to get one wrong and what is suggested then, and --help.
 #include "../../llmc/model/training_options.h"
 #include "expect_death.h"
 
@@ -122,6 +122,24 @@ TEST(unknown_options_are_named_and_so_are_bad_values_with_their_option) {
         expect_error(parsed(&p, wrong[i].first, wrong[i].second), wrong[i].says, wrong[i].more ? wrong[i].more : "");
 }
 
+TEST(an_unknown_option_gets_a_suggestion_if_one_is_near) {
+    static const char* const near[][2] = { // what is typed, and what may be meant
+        { "--stepz", "--steps" }, { "--step", "--steps" }, { "-steps", "--steps" }, { "steps", "--steps" }, { "--stesp=5", "--steps" },
+        { "--batch", "--batch-size" }, { "--tot", "--total-batch-size" }, { "--batch_size", "--batch-size" }, { "--lrr", "--lr" },
+        { "--totl-btch-size", "--total-batch-size" }, { "--no-resum", "--no-resume" }, { "--no-res", "--no-resume" },
+        { "--resuem", "--resume" }, { "--no-steps", "--steps" }
+    };
+    static const char* const far[] = { "--frobnicate", "--x", "-x", "--", "", "--foo", "--gpus", "--tl", "--steps-of-the-whole-run",
+                                       "--a-name-that-is-longer-than-the-name-of-any-option-of-any-program" };
+    Parsed p;
+    for (size_t i = 0; i < COUNT(near); i++) {
+        char says[96];
+        snprintf(says, sizeof says, "'; did you mean %s? --help lists them all", near[i][1]);
+        expect_error(parsed(&p, near[i][0]), says);
+    }
+    for (size_t i = 0; i < COUNT(far); i++) expect_error(parsed(&p, far[i]), "'; --help lists them all");
+}
+
 TEST(mistakes_of_a_stage_file_do_not_go_unseen) {
     Parsed p;
     parsed(&p, NULL);
@@ -130,6 +148,14 @@ TEST(mistakes_of_a_stage_file_do_not_go_unseen) {
 }
 
 // ---- --help ----
+// Copies text with one space wherever it has some, so that it reads as before it was wrapped. The caller frees it.
+static char* unwrapped(const char* text) {
+    char *out = calloc(strlen(text) + 1, 1), *to = out;
+    for (; *text; text++)
+        if (!isspace((unsigned char)*text)) *to++ = *text;
+        else if (to > out && to[-1] != ' ') *to++ = ' ';
+    return out;
+}
 TEST(help_lists_every_option_with_its_default_and_ends_well) {
     const char* const spellings[] = { "--help", "-h" };
     for (int k = 0; k < 2; k++) {
@@ -138,19 +164,53 @@ TEST(help_lists_every_option_with_its_default_and_ends_well) {
         assert_int_equal(c.status, 0);
         assert_string_equal(c.err, "");
         assert_non_null(strstr(c.out, "train_gpt2_test: a test"));
+        char* said = unwrapped(c.out);
         parsed(&p, "--steps", "77");
         for (int i = 0; i < p.table.count; i++) {
             OptionSpec s = p.table.specs[i];
-            char start[96], value[64], end[128];
-            snprintf(start, sizeof start, "--%s ", s.name);
+            char value[64], line[512];
             option_format(&s, value, sizeof value);
             const char* quote = s.kind == OPTION_TEXT ? "'" : "";
-            snprintf(end, sizeof end, "  [%s%s%s]\n", quote, value, quote);
-            const char* line = strstr(c.out, start);
-            assert_non_null(line);
-            const char* help = strstr(line, s.help);
-            assert_non_null(help);
-            assert_true(strncmp(help + strlen(s.help), end, strlen(end)) == 0);
+            snprintf(line, sizeof line, " --%s %s%s%s [%s%s%s] ", s.name, s.form, s.form[0] ? " " : "", s.help, quote, value, quote);
+            assert_non_null(strstr(said, line));
         }
+        free(said);
     }
+}
+
+static void print_groups(bool own, bool shared) {
+    long long n = 0;
+    int on = 0;
+    OptionTable t = options_table("a_program", "one that has a purpose which is too long for a line of eighty columns as it stands");
+    if (shared) {
+        options_group(&t, "first");
+        options_group(&t, "empty");
+        options_group(&t, "second");
+        option_flag(&t, "is-so", &on, "a switch");
+        options_group(&t, "first");
+        option_int(&t, "some-number", &n, 0, 9, "help that is too long for the columns to the right of its option's name");
+        options_group(&t, NULL);
+    }
+    if (own) option_int(&t, "a-name-that-leaves-no-room", &n, 0, 9, "help");
+    if (own) option_letter(&t, 'a');
+    options_help(&t);
+}
+TEST(help_has_a_programs_own_options_first_then_groups_with_headings_in_lines_of_80_columns) {
+    static const char start[] = "a_program: one that has a purpose which is too long for a line of eighty columns\n    as it stands\n\n"
+                                "usage: a_program [options]\n\n";
+    static const char own[] = "  -a, --a-name-that-leaves-no-room N\n                            help [0]\n\n";
+    static const char shared[] = "first:\n"
+                                 "  --some-number N           help that is too long for the columns to the right\n"
+                                 "                            of its option's name [0]\n\n"
+                                 "second:\n"
+                                 "  --is-so                   a switch [off]\n\n";
+    static const char end[] = "  -h, --help                print this and exit\n\n"
+                              "An option with the default [on] or [off] is a switch: --NAME turns it on,\n--no-NAME turns it off.\n";
+    char all[1024];
+    snprintf(all, sizeof all, "%soptions of a_program:\n%s%s%s", start, own, shared, end);
+    expect_output(all, print_groups(true, true));
+    snprintf(all, sizeof all, "%s%s%s", start, own, end);
+    expect_output(all, print_groups(true, false));
+    snprintf(all, sizeof all, "%s%s%s", start, shared, end);
+    expect_output(all, print_groups(false, true));
 }

@@ -65,7 +65,7 @@ size_t layers_workspace_bytes(LayerShapes s) {
 
 void layers_init(LayerShapes s) {
     layer_shapes_check(s);
-    require(cpu_layers.memory == NULL, "layers_init was called twice without layers_free");
+    invariant(cpu_layers.memory == NULL, "layers_init was called twice without layers_free");
     cpu_layers.shapes = s;
     cpu_layers.threads = omp_get_max_threads();
     layers_lay_out(&cpu_layers, (char*)device_alloc(layers_workspace_bytes(s), MEMORY_WORKSPACE));

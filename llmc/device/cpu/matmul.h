@@ -27,7 +27,7 @@ typedef struct { int a_transposed, b_transposed, M, N, K, has_bias, adds, out_ty
 typedef struct { ProductShape shape; void* out; const floatX *a, *b, *bias; } Product;
 
 static void matmul_check(dnnl_status_t status, const char* what) {
-    require(status == dnnl_success, "oneDNN failed at %s (status %d)", what, (int)status);
+    invariant(status == dnnl_success, "oneDNN failed at %s (status %d)", what, (int)status);
 }
 static inline int int_min(int a, int b) { return a < b ? a : b; }
 

@@ -33,7 +33,7 @@ static inline const char* cuda_remedy(cudaError_t error) {
 }
 
 static inline void cuda_check(cudaError_t error, const char* what) {
-    require(error == cudaSuccess, "%s: the GPU reports \"%s\"%s", what, cudaGetErrorString(error), cuda_remedy(error));
+    invariant(error == cudaSuccess, "%s: the GPU reports \"%s\"%s", what, cudaGetErrorString(error), cuda_remedy(error));
 }
 
 // Returns true if an event or a stream is done. answer: of its query.

@@ -108,7 +108,7 @@ static inline bool graph_ok(CudnnGraph* g, cudnnStatus_t status) {
 }
 static inline cudnnBackendDescriptor_t graph_create(CudnnGraph* g, cudnnBackendDescriptorType_t type) {
     cudnnBackendDescriptor_t d = NULL;
-    require(g->num_descriptors < CUDNN_MAX_DESCRIPTORS, "a cuDNN graph has more than %d descriptors", CUDNN_MAX_DESCRIPTORS);
+    invariant(g->num_descriptors < CUDNN_MAX_DESCRIPTORS, "a cuDNN graph has more than %d descriptors", CUDNN_MAX_DESCRIPTORS);
     if (g->why[0] == 0 && graph_ok(g, cudnn.cudnnBackendCreateDescriptor(type, &d))) g->descriptors[g->num_descriptors++] = d;
     return d;
 }
@@ -200,7 +200,7 @@ static inline CudnnTensor tensor_like(CudnnGraph* g, cudnnDataType_t type, Cudnn
 
 // ---- operations: each returns its result, which is virtual unless `result` says where it goes. Arithmetic is fp32. ----
 template <typename... A> static inline void graph_operation(CudnnGraph* g, cudnnBackendDescriptorType_t type, A... attributes) {
-    require(g->num_operations < CUDNN_MAX_OPERATIONS, "a cuDNN graph has more than %d operations", CUDNN_MAX_OPERATIONS);
+    invariant(g->num_operations < CUDNN_MAX_OPERATIONS, "a cuDNN graph has more than %d operations", CUDNN_MAX_OPERATIONS);
     g->operations[g->num_operations++] = graph_make(g, type, attributes...);
 }
 // a b, (rows,inner) (inner,cols)
@@ -323,7 +323,7 @@ static inline void graph_run(CudnnGraph* g, const CudnnArgument* arguments, int 
     constexpr int MOST = 24;
     int64_t uids[MOST];
     void* addresses[MOST];
-    require(n <= MOST, "%s: more than %d arguments", layer, MOST);
+    invariant(n <= MOST, "%s: more than %d arguments", layer, MOST);
     for (int i = 0; i < n; i++) {
         uids[i] = arguments[i].uid;
         addresses[i] = (void*)arguments[i].address;
@@ -336,7 +336,7 @@ static inline void graph_run(CudnnGraph* g, const CudnnArgument* arguments, int 
     graph_set_array(g, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     graph_finalize(g, pack);
     if (g->why[0] == 0) graph_ok(g, cudnn.cudnnBackendExecute(g->handle, g->plan, pack));
-    require(g->why[0] == 0, "cuDNN, %s", g->why);
+    invariant(g->why[0] == 0, "cuDNN, %s", g->why);
     cudnn.cudnnBackendDestroyDescriptor(pack);
 }
 #endif

@@ -25,7 +25,7 @@ void layers_choose(AttentionChoice attention, bool deterministic) {
 
 void layers_prepare(LayerShapes s) {
     layer_shapes_check(s);
-    require(cuda_layers.workspace == NULL, "layers_prepare was called after layers_init");
+    invariant(cuda_layers.workspace == NULL, "layers_prepare was called after layers_init");
     matmul_init();
     matmul_prepare(s);
 }
@@ -43,7 +43,7 @@ size_t layers_workspace_bytes(LayerShapes s) {
 
 void layers_init(LayerShapes s) {
     layer_shapes_check(s);
-    require(cuda_layers.workspace == NULL, "layers_init was called twice without layers_free");
+    invariant(cuda_layers.workspace == NULL, "layers_init was called twice without layers_free");
     int device;
     cuda_check(cudaGetDevice(&device), "layers_init");
     cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "layers_init");

@@ -67,7 +67,7 @@ static struct {
 } cuda_matmul;
 
 static inline void cublas_check(cublasStatus_t status, const char* what) {
-    require(status == CUBLAS_STATUS_SUCCESS, "%s: cuBLASLt reports %s", what, cublasLtGetStatusString(status));
+    invariant(status == CUBLAS_STATUS_SUCCESS, "%s: cuBLASLt reports %s", what, cublasLtGetStatusString(status));
 }
 
 template <typename T> static inline void plan_set(MatmulPlan* plan, cublasLtMatmulDescAttributes_t attribute, T value) {
@@ -121,9 +121,9 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
                                                            preference, MATMUL_CANDIDATES, plan->candidate, &plan->candidates);
     cublasLtMatmulPreferenceDestroy(preference);
     plan->candidates = status == CUBLAS_STATUS_SUCCESS ? results_valid(plan->candidate, plan->candidates) : 0;
-    require(plan->candidates > 0 || p.shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT,
-            "%s: cuBLASLt has no algorithm for a product of (%d,%d) and (%d,%d) (%s)", p.layer, p.shape.m, p.shape.k,
-            p.shape.k, p.shape.n, cublasLtGetStatusString(status));
+    invariant(plan->candidates > 0 || p.shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT,
+              "%s: cuBLASLt has no algorithm for a product of (%d,%d) and (%d,%d) (%s)", p.layer, p.shape.m, p.shape.k,
+              p.shape.k, p.shape.n, cublasLtGetStatusString(status));
 }
 
 // An epilogue may take vectors 16 bytes at a time, which no preference can express; aux needs a leading dimension that 8 divides.
@@ -158,7 +158,7 @@ static inline MatmulPlan* matmul_plan(Product p) {
         if (!plan->timed && (oldest == NULL || plan->last_use < oldest->last_use)) oldest = plan;
     }
     if (found == NULL) {
-        require(oldest != NULL, "%s: more than %d shapes of matrix products in a training step", p.layer, MATMUL_PLANS);
+        invariant(oldest != NULL, "%s: more than %d shapes of matrix products in a training step", p.layer, MATMUL_PLANS);
         found = oldest;
         plan_clear(found);
         found->shape = p.shape;
