@@ -99,7 +99,7 @@ make_scratch() {
 
 # The most informative line that a compiler, linker or loader printed.
 complaint() {
-    grep -m 1 -E 'error|cannot|not found|undefined' "$scratch/log" | sed -e 's/.*error: //' -e 's/^.*ld: //' | cut -c 1-150 | grep . ||
+    grep -m 1 -E 'error|cannot|not found|undefined' "$scratch/log" | sed -e 's/.*error: //' -e 's/^.*ld: //' -e 's/^==[0-9]*==//' | cut -c 1-150 | grep . ||
         grep -m 1 '[a-z]' "$scratch/log" | cut -c 1-150 | grep . || echo "it failed and printed nothing"
 }
 # attempt COMMAND...: prints its output, or why it failed. A command that hangs has failed.
