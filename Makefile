@@ -391,7 +391,7 @@ test: test-programs
 test-all: test-all-programs
 	@$(RUN_TESTS) --durations=20 --tier all
 	@echo "make test-all passed in $(SECONDS_SINCE) s: $(RELIED_ON); also under sanitizers and on emulated GPUs, and mistakes made on purpose are caught."
-# Of what test-all adds to test, a part that the files of the commit choose: of long tables a quarter, of all else a half.
+# The files of the commit choose a part of what test-all adds to test: a sixth of long tables, a third of all else.
 test-rest: test-all-programs
 	@$(RUN_TESTS) --durations=20 --tier rest --part
 # Stages differ only where they must; how much there is to read from one to the next.

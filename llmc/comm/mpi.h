@@ -21,6 +21,7 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #define LLMC_COMM_MPI_H
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
+#include <sys/uio.h>
 #include "comm_operations.h"
 #include "ring.h"
 #include "sums.h"
@@ -432,14 +433,31 @@ static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     return moved;
 }
 
+// Settings of Open MPI that the environment may overrule. Without the last two it prints lines about this machine that users cannot
+// act on: "Read -1, expected 198272, errno = 38" for every large message, and "Unable to find reachable pairing between interfaces".
+static inline void mpi_settings(const Control* c) {
+    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_thread
+    // Otherwise a large message between machines is one piece that its receiver asks for. Two that cross then take turns on the link.
+    setenv("OMPI_MCA_btl_tcp_flags", "send,inplace", 0);
+    // Ranks of one machine read each other's memory by process_vm_readv(2), which some containers and emulators do not offer, not
+    // even for one's own memory. Messages then go through shared memory.
+    char byte = 1, copy = 0;
+    struct iovec from = { &byte, 1 }, to = { &copy, 1 };
+    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) {
+        setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0); // Open MPI 4
+        setenv("OMPI_MCA_smsc", "^cma", 0);                            // Open MPI 5
+    }
+    // Ranks that are all on this machine need no network, which may be down or without routes.
+    bool local = c->ranks.local_size == c->ranks.size;
+    if (local && getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL) setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
+}
+
 static inline void mpi_thread_begin(MpiEngine* e) {
     Comm* c = e->world;
     MpiLink* l = (MpiLink*)c->link;
     int provided, rank, size;
     staging_thread();
-    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_thread
-    // Otherwise a large message between machines is one piece that its receiver asks for. Two that cross then take turns on the link.
-    setenv("OMPI_MCA_btl_tcp_flags", "send,inplace", 0);
+    mpi_settings(c->world->control);
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check reports more than MPI would
