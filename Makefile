@@ -1,6 +1,6 @@
 # make                        the training programs, and the default data
 # make train_gpt2_single      one of them; then ./train_gpt2_single
-# make demo                   train a small GPT-2 on 4 ranks, about a minute
+# make demo                   train a small GPT-2 on 4 ranks, about a minute; DEMO='--steps 100' adds options
 # make test                   check every claim about the CPU programs, in some minutes; TESTS='-k tp' chooses
 # make test-all               also sanitizers, thread races, emulated GPUs, mistakes on purpose, fuzzing: hours
 # make doctor                 report what is installed, what is missing, and which of these commands will work
@@ -221,7 +221,7 @@ endif
 
 # --- for people ---
 demo: train_gpt2_ddp train_gpt2_zero data/bpe/train.bin
-	@BUILD=$(BUILD) sh dev/demo.sh
+	@BUILD=$(BUILD) sh dev/demo.sh $(DEMO)
 doctor:
 	@sh dev/doctor.sh
 # Nodes on this machine that have only a network between them, as slow as LINK says: doc/10_cluster.md.

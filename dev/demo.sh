@@ -2,7 +2,7 @@
 # demo.sh - trains a small GPT-2 from scratch on 4 ranks that each keep a quarter of its state (ZeRO stage 3), lets it write, plots
 # its loss, and measures what a rank keeps in every stage. Takes about a minute on two cores.
 #
-#   make demo                             options of train_gpt2_zero may follow: sh dev/demo.sh --steps 100
+#   make demo                             DEMO='--steps 100' adds options of train_gpt2_zero
 #
 # The text is this course's own code, cut into 2048 tokens that build/train_bpe learned from it: a minute of bytes teaches less.
 # BUILD   folder of the programs (default build)    MPIRUN  how to start ranks (dev/on_ranks.sh)
