@@ -74,7 +74,10 @@ packages() {
     chosen=
     for class in ${2-demo,test optional}; do
         for package in $(grep -E "^[^|]*\|[^|]*\|($(echo "$class" | tr , '|'))[,|]" "$scratch/missing" | cut -d '|' -f "$1"); do
-            if [ "$package" = libclang-rt-dev ]; then package=$(fuzzer_runtime); fi
+            case $package in
+                libclang-rt-dev) package=$(fuzzer_runtime) ;;
+                libomp-dev) case $($cc --version 2>/dev/null) in *clang*) ;; *) continue ;; esac ;; # gcc has an OpenMP of its own
+            esac
             case " $chosen " in *" $package "*) ;; *) chosen="$chosen${chosen:+ }$package" ;; esac
         done
     done

@@ -16,7 +16,7 @@ components() {
     sed -e 's/ *| */|/g' <<'END'
 compiler  | C compiler    | demo     | building everything                               | gcc libc6-dev   | gcc               | gcc     | gcc
 make      | make          | demo     | building everything                               | make            | make              | make    | make
-openmp    | OpenMP        | demo     | using more than one core                          | gcc             | libgomp           | gcc     | libomp
+openmp    | OpenMP        | demo     | using more than one core                          | gcc libomp-dev  | libgomp           | gcc     | libomp
 onednn    | oneDNN        | demo     | matrix products on the CPU                        | libdnnl-dev     | onednn-devel      | onednn  | onednn
 jansson   | Jansson       | demo     | checkpoints and tokenizers (JSON)                 | libjansson-dev  | jansson-devel     | jansson | jansson
 pcre2     | PCRE2         | demo     | GPT-2's tokenizer                                 | libpcre2-dev    | pcre2-devel       | pcre2   | pcre2

@@ -222,9 +222,9 @@ void before_all(void) {
 static char* last_operations(int rank) {
     char name[32];
     snprintf(name, sizeof name, "ops_rank_%04d.txt", rank);
-    FILE* f = fopen(in_folder(name), "r");
+    FILE* f = fopen(in_folder("%s", name), "r");
     assert_non_null(f);
-    unlink(in_folder(name));
+    unlink(in_folder("%s", name));
     return child_output(f);
 }
 

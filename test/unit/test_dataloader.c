@@ -271,7 +271,7 @@ typedef struct { const char *option, *name; DataShape shape; DataUse use; int mi
 static void attempt(const Attempt* a) {
     FREED_BY(tokenizer_free) Tokenizer bytes;
     tokenizer_open(&bytes, "bytes");
-    LOADER(d, a->option, in_folder(a->name), &bytes, a->shape, a->use);
+    LOADER(d, a->option, in_folder("%s", a->name), &bytes, a->shape, a->use);
     if (a->epoch || a->position) dataloader_seek(&d, a->epoch, a->position);
     for (int i = 0; i < a->micro_batches; i++) dataloader_next(&d);
 }

@@ -26,7 +26,10 @@ static SafeTensors opened(void) {
     safetensors_open(&s, path, "find another");
     return s;
 }
-static void open_file(void) { OPENED s = opened(); }
+static void open_file(void) {
+    OPENED s = opened();
+    (void)s;
+}
 
 #define expect_refusal(...) expect_error(open_file(), path, "; find another", __VA_ARGS__)
 
