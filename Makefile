@@ -54,7 +54,8 @@ endif
 
 # --- compiler and libraries ---
 # clang has no vector version of expf and tanhf, and warns of each loop that it therefore leaves scalar.
-WARNINGS := -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror) \
+STRICT := $(filter-out 0,$(WERROR))
+WARNINGS := -Wall -Wextra $(if $(STRICT),-Werror) \
     $(if $(findstring clang,$(shell $(CC) --version 2>/dev/null)),-Wno-pass-failed)
 # ARM's -march names an instruction set only; -mcpu names the processor.
 ARCH ?= native
@@ -119,7 +120,7 @@ CAPABILITIES := $(shell $(QUERY) 2>/dev/null | sed -nE 's/^([89]|[1-9][0-9])\.([
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler $(FOR_ARCH) \
-    $(if $(filter-out 0,$(WERROR)),-Werror all-warnings -Xcompiler -Werror) -Xcompiler -Wall,-Wextra,-fopenmp,-ffp-contract=off,-fno-math-errno \
+    $(if $(STRICT),-Werror all-warnings) -Xcompiler -Wall,-Wextra$(if $(STRICT),$(comma)-Werror),-fopenmp,-ffp-contract=off,-fno-math-errno \
     $(NVCC_HOST) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Only cuBLASLt is linked. The program opens cuDNN at run time, and can run without it.
 BUILD_CUDA = mkdir -p $(@D) && $(CACHE) $(NVCC) $(NVCC_FLAGS) $(shell sh dev/find_cuda.sh compile cublasLt $(CUDNN) $(if $(COMM_CUDA),$(NCCL)))
