@@ -377,10 +377,11 @@ test-all-programs: test-programs
 	+$(Q)$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(FLOATX_TESTS) train_gpt2_single $(RANKS_TESTS))
 	+$(Q)$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(addprefix build/fp16-debug/,$(FLOATX_TESTS) train_gpt2_single)
 	$(Q)$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
-# The first Python that has pytest, xdist and numpy. JOBS: three at a time, even on two cores, because many tests wait more than they compute.
+# The first Python that has pytest, xdist and numpy. JOBS: twice as many tests at a time as there are cores, because many tests wait more
+# than they compute.
 PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\
     $(error pytest, xdist or numpy is missing: sh dev/setup.sh installs them))
-JOBS ?= 3
+JOBS ?= 4
 RUN_TESTS = $(PYTEST) -n $(JOBS) $(TESTS)
 BEGAN := $(if $(filter test test-all,$(MAKECMDGOALS)),$(shell date +%s))
 SECONDS_SINCE = $$(($$(date +%s) - $(BEGAN)))

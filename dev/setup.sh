@@ -1,16 +1,16 @@
 #!/bin/sh
 # setup.sh - installs what `make demo` and `make test` need and this machine lacks: with apt on Debian and Ubuntu; elsewhere it
-# prints the command to copy. It builds and runs small programs (dev/doctor/probes.sh) to find out what is missing, so whatever was
-# installed in another way counts, and a machine that has everything needs no rights and no network.
+# prints the command to copy. It finds out what is missing by building and running small programs (dev/doctor/probes.sh). Software
+# that was installed in another way therefore counts, and a complete machine needs neither root's rights nor a network.
 #
 #   sh dev/setup.sh                   everything but the following
 #   sh dev/setup.sh --with-cuda       also NVIDIA's libraries, if nvcc is installed: pip's wheels, about 1 GB, unpacked into
-#                                     nvidia/ in this clone. Where there is a GPU too, they are fetched without this option
+#                                     nvidia/ in this clone. A machine with nvcc and a GPU gets them without this option
 #   sh dev/setup.sh --with-chromium   also Chromium, which is large: make test-all tests the pages of make site in it
-#   sh dev/setup.sh --with-cluster    also sshd and Slurm, for make cluster. Debian then starts an sshd of this machine, too
+#   sh dev/setup.sh --with-cluster    also sshd and Slurm, for make cluster. Debian then also starts an sshd for this machine
 #
-# Exit status: 0 if the two commands can work and make can write into this clone, 1 if not. What is optional never counts.
-# Whatever goes wrong, everything installed before stays, and a second run continues from there.
+# Exit status: 0 if the two commands can work and make can write into this clone, 1 if not. Optional parts never count. After a
+# failure everything that was installed stays, and a second run continues from there.
 set -u
 here=$(dirname -- "$0")
 without="chromium cluster" with_cuda=
@@ -28,8 +28,8 @@ done
 . "$here/doctor/probes.sh"
 make_scratch
 
-# Writes the table's lines for what is not here to $scratch/missing, and why to $scratch/why.KEY; sets required_missing to
-# the names of what is required.
+# Writes the lines of missing components to $scratch/missing, and the reason for each to $scratch/why.KEY. Sets required_missing
+# to the names of those that the two commands need.
 look() {
     : >"$scratch/missing"
     components | grep -v '|extra|' | grep -vE "^($(echo $without | tr ' ' '|'))[|]" >"$scratch/wanted"
@@ -68,8 +68,8 @@ fuzzer_runtime() {
     echo libclang-rt-dev
 }
 has_candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | grep -q '^ *Candidate: [^(]'; }
-# packages COLUMN [CLASSES]: one package manager's names of the missing packages, each once, on one line. What is required comes
-# first, because what is optional is much larger, and may not fit on the disk.
+# packages COLUMN [CLASSES]: one package manager's names of the missing packages, each once, on one line. Required ones come
+# first, because the optional ones are much larger and may not fit on the disk.
 packages() {
     chosen=
     for class in ${2-demo,test optional}; do
@@ -86,7 +86,7 @@ packages() {
 
 # by_hand REASON COMMAND: why nothing is installed, and the command to copy.
 by_hand() { printf '%s\n    %s\n' "$1" "$2" >&2; return 1; }
-# explain LINE: that line, then the last lines of what a command wrote to $scratch/log; its errors and warnings if it has any.
+# explain LINE: prints that line, then the errors and warnings in $scratch/log, or its last lines if it contains none.
 explain() {
     echo "$1" >&2
     grep -E '^ *(E|W|ERROR|dpkg|sudo): ' "$scratch/log" >"$scratch/errors" || grep . "$scratch/log" >"$scratch/errors"
@@ -106,7 +106,7 @@ reason() {
     else echo "see below"; fi
 }
 
-# Sets as_root to what gives a command root's rights; returns 1 if there is no way, and says so.
+# Sets as_root to the words that give a command root's rights. If there is no way, says so and returns 1.
 become_root() {
     line="apt-get update && apt-get install -y --no-install-recommends $(packages 5)"
     if [ "$(id -u)" = 0 ]; then as_root=
@@ -183,7 +183,7 @@ lacks_cuda_library() {
     return 1
 }
 fetch_cuda_libraries() {
-    # make builds for the GPU only where both are here.
+    # make builds for the GPU only if both are installed.
     [ -n "$with_cuda" ] || { has "$nvcc" && nvidia-smi -L >/dev/null 2>&1; } || return 0
     has "$nvcc" || { echo "--with-cuda: there is no $nvcc; install NVIDIA's CUDA Toolkit first (developer.nvidia.com/cuda-downloads)" >&2; return; }
     library=$(lacks_cuda_library) || return 0
@@ -191,7 +191,7 @@ fetch_cuda_libraries() {
     why=$(clone_is_writable "$clone/nvidia") || { echo "missing: $library, for GPUs; not fetched, because $why" >&2; return; }
     echo "missing: $library, for CUDA $toolkit; fetching NVIDIA's libraries into nvidia/, about 1 GB ..."
     pip=$(python_with_pip) || { echo "there is no pip: install python3-pip or python3-venv, then run this again" >&2; return; }
-    # Unpacked beside it and renamed, so that nvidia/ is never half full.
+    # Unpacked under another name and renamed, so that nvidia/ is never half full.
     rm -rf "$clone/nvidia.new"
     # shellcheck disable=SC2046 # a list of words
     if "$pip" -m pip install -q --no-deps --target "$clone/nvidia.new" $(wheels) >"$scratch/log" 2>&1; then
