@@ -17,12 +17,12 @@
 #
 # DEVICE=cpu|cuda|emulated    where programs run (default: cuda where nvcc and a GPU are present, else cpu);
 #                             emulated runs the CUDA path without a GPU
-# PRECISION=fp32|bf16|fp16    of parameters, activations and gradients
+# PRECISION=fp32|bf16|fp16    number format of parameters, activations and gradients
 # DEBUG=1                     for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU
 #                             with a wait after every kernel, which names a kernel that fails
 # V=1                         print the commands
-# WERROR=1                    warnings are errors
-# ARCH=x86-64-v3              the processor to compile for (default: native)
+# WERROR=1                    warnings are errors, in files that are compiled from now on
+# ARCH=x86-64-v3              processor to compile for: gcc's -march, on ARM -mcpu (default: native)
 # HOST_CXX=clang++            the compiler of a GPU program's host code
 # USE_CUDNN=0 USE_NCCL=0      a GPU program without cuDNN (our own attention) or NCCL (ranks communicate by MPI)
 
@@ -35,7 +35,8 @@ endif
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
 DEVICE ?= $(if $(GPU),cuda,cpu)
 PRECISION ?= fp32
-variant := $(strip $(filter-out cpu fp32,$(DEVICE) $(PRECISION)) $(if $(filter 0,$(USE_CUDNN)),nocudnn) $(if $(filter 0,$(USE_NCCL)),nonccl) $(notdir $(HOST_CXX)) $(if $(DEBUG),debug))
+ARCH := native
+variant := $(strip $(filter-out cpu fp32 native,$(DEVICE) $(PRECISION) $(ARCH)) $(if $(filter 0,$(USE_CUDNN)),nocudnn) $(if $(filter 0,$(USE_NCCL)),nonccl) $(notdir $(HOST_CXX)) $(if $(DEBUG),debug))
 empty :=
 comma := ,
 BUILD := build$(if $(variant),/$(subst $(empty) $(empty),-,$(variant)))
@@ -58,9 +59,8 @@ STRICT := $(filter-out 0,$(WERROR))
 WARNINGS := -Wall -Wextra $(if $(STRICT),-Werror) \
     $(if $(findstring clang,$(shell $(CC) --version 2>/dev/null)),-Wno-pass-failed)
 # ARM's -march names an instruction set only; -mcpu names the processor.
-ARCH ?= native
 FOR_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),-mcpu,-march)=$(ARCH)
-# One line a program; V=1 also prints the commands.
+# Prints one line per program; V=1 also prints the commands.
 Q := $(if $(filter-out 0,$(V)),,@)
 say = @echo '  $1 $(@:build/%=%)'
 # No -ffast-math: it would let the compiler reorder sums. No contraction: code that wants fma says so. No errno from sqrtf: nobody
@@ -269,7 +269,7 @@ $(LAB_PROGRAM): $(LAB)/train_gpt2_$(STAGE).cu
 	$(call say,CC)
 	$(Q)$(CC) -x c -std=c11 -O1 -g $(FOR_ARCH) -ffp-contract=off -fno-math-errno -fopenmp -DPRECISION_FP32 -Wall -Wextra -Wno-unused \
 	    -Werror=return-type -MMD -MP -I. $(LAB_MPI) $(CFLAGS) $< -o $@ $(LDFLAGS) $(LIBRARIES) $(LAB_LIBRARIES)
--include $(LAB_PROGRAM).d
+-include $(wildcard $(LAB_PROGRAM).d)
 endif
 
 # Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done: see run.py.
@@ -382,7 +382,7 @@ test-all-programs: test-programs
 PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\
     $(error pytest, xdist or numpy is missing: sh dev/setup.sh installs them))
 JOBS ?= 4
-RUN_TESTS = $(PYTEST) -n $(JOBS) $(TESTS)
+RUN_TESTS = $(PYTEST) -rs -n $(JOBS) $(TESTS)
 BEGAN := $(if $(filter test test-all,$(MAKECMDGOALS)),$(shell date +%s))
 SECONDS_SINCE = $$(($$(date +%s) - $(BEGAN)))
 RELIED_ON := layers and 20-step runs of every stage agree with PyTorch, stages with each other to the bit, bytes are as predicted, bad input \
@@ -390,7 +390,7 @@ RELIED_ON := layers and 20-step runs of every stage agree with PyTorch, stages w
 # Every claim about the CPU's programs once, some minutes. TESTS='-k tp' chooses.
 test: test-programs
 	@built=$(SECONDS_SINCE); echo "the programs are built, in $$built s; now the tests"; $(RUN_TESTS) --tier quick && \
-	    echo "make test passed in $(SECONDS_SINCE) s, of which $$built s built the programs: $(RELIED_ON)."
+	    echo "make test passed in $(SECONDS_SINCE) s, of which $$built s built the programs: $(if $(TESTS),the tests that TESTS chose,$(RELIED_ON))."
 # Everything: further ranks and shapes, sanitizers, thread races, emulated kernels, mistakes on purpose, fuzzing, Hugging Face's libraries.
 test-all: test-all-programs
 	@$(RUN_TESTS) --durations=20 --tier all
@@ -411,11 +411,13 @@ help:
 COMMANDS := all help demo test test-all test-rest doctor bench check-stages lab check-lab cluster cluster-down site experiments docs fuzz \
     cuda-tests variants run-variants cpu-variants run-cpu-variants programs tools test-programs test-all-programs clean clean-data
 .PHONY: $(COMMANDS) $(STAGES) $(TEST_PROGRAMS) lab-program find-libraries find-mpi find-nccl experiments-programs test-build
-# Whatever has no rule.
+# Targets without a rule.
 .DEFAULT:
 	@near=$$(sh dev/nearest.sh '$@' $(COMMANDS) $(STAGES)); \
-	    echo "error: there is nothing to make under the name '$@'$${near:+; did you mean make $$near?} make help lists what there is" >&2; exit 1
+	    echo "error: there is no target '$@'; $${near:+did you mean make $$near? }make help lists the targets" >&2; exit 1
 .DELETE_ON_ERROR:
 .SUFFIXES:
 # Some tools were programs of C; old folders still have what they included.
 -include $(filter-out $(patsubst %,$(BUILD)/%.d,plan $(PYTHON_TOOLS)),$(wildcard $(BUILD)/*.d)) $(wildcard $(BUILD)/predict/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)
+# These are made by no rule, and .DEFAULT is not for them.
+$(MAKEFILE_LIST): ;

@@ -8,8 +8,8 @@
 #   --user    root installs the packages (sh dev/setup.sh), and a plain user runs COMMAND in a clone of their own
 #
 # debootstrap makes the system in a temporary folder, in about half a minute, from $DEBIAN_MIRROR (http://deb.debian.org/debian). The
-# system takes along this machine's certificates, settings of apt and pip, and proxies, because a machine behind a proxy needs them.
-# Its mounts and processes live in namespaces of their own, so the kernel removes them however this script ends.
+# script copies this machine's certificates and its settings of apt and pip into it, because a machine behind a proxy needs them.
+# Mounts and processes live in namespaces of their own and end with this script. After SIGKILL only the temporary folder remains.
 #
 # Needs root, debootstrap and unshare. Where one of them is missing, the command runs on this machine, in a fresh clone.
 #
@@ -26,15 +26,15 @@ if [ "${1-}" = --in ]; then
     # shellcheck disable=SC2086 # an option or nothing
     debootstrap $arch --variant=minbase "$suite" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 ||
         { tail -n 5 "$root.log" >&2; fail "debootstrap could not make $3"; }
-    # What lets this machine reach package hosts.
+    # This machine may need these to reach package hosts.
     for from in /etc/ssl/certs /usr/local/share/ca-certificates /etc/pip.conf /etc/apt/apt.conf /etc/apt/apt.conf.d; do
         [ ! -e "$from" ] || { mkdir -p "$root${from%/*}" && cp -a "$from" "$root${from%/*}"; } || exit 2
     done
-    # As every installed system has it.
+    # Every installed system has this file.
     [ -e "$root/etc/hosts" ] || printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
     mount -t proc proc "$root/proc" && mount --rbind /sys "$root/sys" && mount --rbind /dev "$root/dev" &&
         mount -t tmpfs tmpfs "$root/dev/shm" || fail "$root cannot be given proc, sys and dev"
-    # enter HOME COMMAND...: nothing is set but what was taken along.
+    # enter HOME COMMAND...: in an environment that contains only the proxies and the place of the certificates.
     enter() {
         home=$1
         shift
@@ -90,22 +90,22 @@ trap 'exit 143' TERM HUP
 
 # A shell makes commands in the background ignore Ctrl-C, and tests of Ctrl-C must not: hence --default-signal below.
 lacks=
-for tool in debootstrap unshare chroot git; do command -v $tool >/dev/null || lacks="there is no $tool"; done
+for tool in debootstrap unshare setpriv chroot git; do command -v $tool >/dev/null || lacks="there is no $tool"; done
 [ "$(id -u)" = 0 ] || lacks="you are not root"
 [ -n "$lacks" ] || said=$(unshare --mount --pid --fork true 2>&1) || lacks="the kernel gives no namespaces ($said)"
 if [ -n "$lacks" ]; then
     echo "no bare $system, because $lacks: the command runs on this machine, in a fresh clone" >&2
     git clone -q --no-hardlinks "$here/.." "$work/shard.c" || exit 2
-    begin=$(date +%s)
+    begin=$(date +%s) where="this machine, NOT a bare $system"
     env --default-signal=INT sh -c "cd '$work/shard.c' && $command" &
 else
     mkdir "$work/root"
-    begin=$(date +%s)
-    env --default-signal=INT unshare --mount --propagation private --pid --fork --kill-child sh "$0" --in "$work/root" "$system" "$user" "$command" &
+    begin=$(date +%s) where="bare $system${user:+, as a plain user}"
+    env --default-signal=INT setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child sh "$0" --in "$work/root" "$system" "$user" "$command" &
 fi
 child=$!
 wait $child
 status=$?
 child=
-echo "# bare $system${user:+, as a plain user}: $(($(date +%s) - begin)) s, status $status: $(echo "$command" | tr '\n' ' ')"
+echo "# $where: $(($(date +%s) - begin)) s, status $status: $(echo "$command" | tr '\n' ' ')"
 exit $status

@@ -20,6 +20,11 @@ set -- --layers 4 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --steps 4
     --data "$data/train.bin" --val-data "$data/val.bin" --tokenizer "$data" --log-every 20 --eval-every 100 --eval-steps 16 \
     --sample-every 1000000 --sample-tokens 200 --temperature 0.7 --prompt 'static void gpt2_' "$@"
 
+case " $* " in
+    *" --help "* | *" -h "*) exec "$program" --help ;;
+    *" --out"* | *" -o"*) fail "the demo writes to $out; leave out --out" ;;
+esac
+
 rm -rf "$out"
 on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"
 
@@ -30,8 +35,8 @@ if command -v python3 >/dev/null; then
     python3 dev/bench/zero_memory.py --ranks 4 "$@"
 else echo "(no plot, and no table of what each stage keeps: python3 is missing; sh dev/setup.sh installs it)"; fi
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
-step=${checkpoint##*_}
-steps=$((2 * ${step#"${step%%[!0]*}"}))
+step=${checkpoint##*_} step=${step#"${step%%[!0]*}"}
+steps=$((2 * ${step:-0}))
 losses=$(sed -n 's/.*"val_loss_per_byte" *: *\([0-9.]*\).*/\1/p' "$out/metrics.jsonl" | sed -n '1p;$p')
 case $losses in *"
 "*) # shellcheck disable=SC2086 # two numbers

@@ -61,7 +61,7 @@ report() {
             echo "$found" | while read -r line; do row ok "$name" "$line"; done
             continue
         fi
-        if [ $status = 3 ]; then row "cannot" "$name" "run here ($found): tests that need them are skipped"; continue; fi
+        if [ $status = 3 ]; then row skip "$name" "cannot run on this machine ($found); tests that need it are skipped"; continue; fi
         echo "$class $key $status $name" >>"$scratch/lacking"
         if [ $status = 2 ]; then word=UNUSABLE; elif is_required "$class"; then word=MISSING; else word=missing; fi
         row $word "$name" "$found"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # nearest.sh WORD CANDIDATE... - prints the candidate that WORD was most likely meant to be: the one with the fewest letters to change,
-# insert, remove or swap with a neighbour. Prints nothing if that is more than a third of the word.
+# insert, remove or swap with a neighbour. Prints nothing if those are more than a third of the letters.
 word=$1
 shift
 printf '%s\n' "$@" | awk -v word="$word" '
@@ -17,6 +17,6 @@ printf '%s\n' "$@" | awk -v word="$word" '
         }
         return d[n, m]
     }
-    BEGIN { least = int((length(word) + 2) / 3) + 1 }
+    BEGIN { least = int(length(word) / 3) + 1 }
     { d = distance(word, $0); if (d < least) { least = d; nearest = $0 } }
     END { if (nearest != "") print nearest }'

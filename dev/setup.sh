@@ -3,7 +3,7 @@
 # prints the command to copy. It finds out what is missing by building and running small programs (dev/doctor/probes.sh). Software
 # that was installed in another way therefore counts, and a complete machine needs neither root's rights nor a network.
 #
-#   sh dev/setup.sh                   everything but the following
+#   sh dev/setup.sh                   everything except the following parts
 #   sh dev/setup.sh --with-cuda       also NVIDIA's libraries, if nvcc is installed: pip's wheels, about 1 GB, unpacked into
 #                                     nvidia/ in this clone. A machine with nvcc and a GPU gets them without this option
 #   sh dev/setup.sh --with-chromium   also Chromium, which is large: make test-all tests the pages of make site in it
@@ -21,7 +21,7 @@ for option; do
         -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit ;;
         *)
             near=$(sh "$here/nearest.sh" "$option" --with-cuda --with-chromium --with-cluster --help)
-            echo "error: setup.sh has no option '$option'${near:+; did you mean $near?} --help lists them" >&2
+            echo "error: setup.sh has no option '$option'; ${near:+did you mean $near? }--help lists its options" >&2
             exit 1 ;;
     esac
 done
@@ -39,7 +39,10 @@ look() {
         case $? in
             0) continue ;;
             2) unusable=,unusable ;;
-            3) echo "$name cannot run here ($(head -n 1 "$scratch/why.$key")): tests that need them are skipped"; continue ;;
+            3)
+                [ -e "$scratch/said.$key" ] || echo "$name: cannot run on this machine ($(head -n 1 "$scratch/why.$key")); tests that need it are skipped"
+                : >"$scratch/said.$key"
+                continue ;;
             *) unusable= ;;
         esac
         echo "$key|$name|$class$unusable|$others" >>"$scratch/missing"

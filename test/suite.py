@@ -2,7 +2,7 @@
 
 A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is relative
 to the repository's root, where pytest runs."""
-import fcntl, functools, hashlib, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile
+import fcntl, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile
 from pathlib import Path
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def rest(*values, **options):
 def sanitizers():
     """Why programs with sanitizers cannot run here, as under some emulated processors and in some containers; "" if they can."""
     probe = "here=dev; . dev/doctor/probes.sh; make_scratch; probe_sanitizer >why || case $? in 3) head -n 1 why ;; esac"
-    place = once("sanitizers", lambda folder: (folder / "why").write_text(command("sh -c", [probe.replace("why", str(folder / "said"))]).out))
+    place = once("sanitizers", lambda folder: (folder / "why").write_text(command("sh -c", [probe.replace("why", shlex.quote(str(folder / "said")))]).out))
     return (place / "why").read_text().strip()
 
 

@@ -23,12 +23,12 @@ pcre2     | PCRE2         | demo     | GPT-2's tokenizer                        
 cmocka    | cmocka        | test     | make test                                         | libcmocka-dev   | libcmocka-devel   | cmocka  | cmocka
 mpi       | Open MPI      | demo     | runs of more than one rank                        | libopenmpi-dev openmpi-bin | openmpi-devel | openmpi | open-mpi
 pytest    | pytest        | test     | make test                                         | python3-pytest python3-pytest-xdist python3-numpy | python3-pytest python3-pytest-xdist python3-numpy | python-pytest python-pytest-xdist python-numpy | python numpy
-tools     | tools         | test     | make test                                         | procps git iproute2 e2fsprogs | procps-ng git iproute e2fsprogs | procps-ng git iproute2 e2fsprogs | git
+tools     | pgrep, git    | test     | make test                                         | procps git iproute2 e2fsprogs | procps-ng git iproute e2fsprogs | procps-ng git iproute2 e2fsprogs | git
 sanitizer | sanitizers    | test     | make test, DEBUG=1                                | gcc             | libasan libubsan libtsan | gcc | gcc
 fuzzer    | fuzzer        | optional | make fuzz, and the fuzzing in make test-all    | clang libclang-rt-dev | clang compiler-rt | clang compiler-rt | llvm
 gnuplot   | gnuplot       | optional | the plots of make demo                            | gnuplot-nox     | gnuplot-minimal   | gnuplot | gnuplot
 curl      | curl          | optional | the download scripts under dev/data, and their test | curl ca-certificates | curl           | curl    | curl
-ccache    | ccache        | optional | compiling sooner what has been compiled before    | ccache          | ccache            | ccache  | ccache
+ccache    | ccache        | optional | faster recompilation                              | ccache          | ccache            | ccache  | ccache
 python    | Python + venv | optional | make lab, bench, experiments, site, tables of make demo; Hugging Face's libraries in make test-all | python3 python3-venv | python3 | python  | python
 chromium  | Chromium      | optional | the pages of make site, tested (setup.sh --with-chromium) | chromium        | chromium          | chromium | chromium
 cluster   | sshd, Slurm   | optional | make cluster (setup.sh --with-cluster)             | openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge | openssh-server openssh-clients iproute slurm-slurmctld slurm-slurmd munge | openssh iproute2 slurm-llnl munge |
@@ -42,7 +42,7 @@ END
 }
 
 clone=$(cd "$here/.." && pwd)
-# As in the Makefile.
+# The Makefile's default.
 case $(uname -m) in aarch64 | arm64) for_arch=-mcpu=native ;; *) for_arch=-march=native ;; esac
 cc=${CC:-cc} nvcc=${NVCC:-nvcc} clang=${CLANG:-clang} python=${PYTHON:-python3}
 
@@ -184,15 +184,12 @@ probe_sanitizer() {
     attempt "$scratch/probe" || return 3
     echo "for addresses, undefined behaviour and threads"
 }
-# What tests run besides the project's own programs.
-probe_tools() {
-    PATH=$PATH:/usr/sbin:/sbin
-    for tool in pgrep git ip chattr; do needs $tool || return 1; done
-    echo "pgrep, git, ip and chattr"
-}
+# Tests that run ip or chattr are skipped without them.
+probe_tools() { needs pgrep && needs git && git --version; }
 probe_fuzzer() {
-    build "$clang" probe.c -DPROBE_FUZZER -fsanitize=fuzzer,address && quietly attempt "$scratch/probe" -runs=1 &&
-        echo "$clang $($clang -dumpversion) with libFuzzer"
+    build "$clang" probe.c -DPROBE_FUZZER -fsanitize=fuzzer,address || return 1
+    quietly attempt "$scratch/probe" -runs=1 || return 3
+    echo "$clang $($clang -dumpversion) with libFuzzer"
 }
 probe_gnuplot() {
     needs gnuplot && attempt gnuplot -e "set terminal pngcairo; set output '$scratch/plot.png'; plot x" && [ -s "$scratch/plot.png" ] &&

@@ -3,7 +3,7 @@ common.h - checks, host memory, small arithmetic, files. Everything else in llmc
 
 Every error ends the process with a message that says what was found and what to do about it. There are two kinds:
 
-    die, require            a cause outside the program, which the user can mend: an option, a file, the disk, the launcher, too
+    die, require            a cause outside the program, which the user can fix: an option, a file, the disk, the launcher, too
                             little memory, a rank that died. Choose this kind when in doubt.
     die_here, invariant     the program itself is wrong, or a library call failed that should not: the message ends with the
                             place in the source, "[llmc/comm/comm.h:152]", because somebody will have to look there.

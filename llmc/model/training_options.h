@@ -120,7 +120,7 @@ static inline void options_training(OptionTable* t, Options* o, double big) {
                   "block: store only the input of each block, and repeat its"
                   " forward pass in the backward pass; auto: block if not everything fits");
     option_float(t, "memory-limit", &o->memory_limit, 0, 1e6,
-                 "GB of device memory per rank, which stops if it needs more; 0: no limit");
+                 "stop if a rank needs more than this many GB of device memory; 0: no limit");
     option_choice(t, "attention", &o->attention, "auto|cudnn|own",
                   "auto: cuDNN if there is a GPU and cuDNN supports these shapes, else our own kernels");
     option_flag(t, "deterministic", &o->deterministic, "bit-identical runs, even where that is slower");
