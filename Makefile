@@ -410,14 +410,15 @@ help:
 # What people type, and what only other rules and scripts ask for.
 COMMANDS := all help demo test test-all test-rest doctor bench check-stages lab check-lab cluster cluster-down site experiments docs fuzz \
     cuda-tests variants run-variants cpu-variants run-cpu-variants programs tools test-programs test-all-programs clean clean-data
-.PHONY: $(COMMANDS) $(STAGES) $(TEST_PROGRAMS) lab-program find-libraries find-mpi find-nccl experiments-programs test-build
-# Targets without a rule.
-.DEFAULT:
-	@near=$$(sh dev/nearest.sh '$@' $(COMMANDS) $(STAGES)); \
-	    echo "error: there is no target '$@'; $${near:+did you mean make $$near? }make help lists the targets" >&2; exit 1
+INTERNAL := $(TEST_PROGRAMS) test-build experiments-programs lab-program find-libraries find-mpi find-nccl
+.PHONY: $(COMMANDS) $(STAGES) $(INTERNAL)
+# A goal that is neither of these nor a path is a slip of the pen.
+UNKNOWN := $(firstword $(foreach goal,$(filter-out $(COMMANDS) $(STAGES) $(INTERNAL),$(MAKECMDGOALS)),$(if $(findstring /,$(goal)),,$(goal))))
+ifneq ($(UNKNOWN),)
+NEAR := $(shell sh dev/nearest.sh '$(UNKNOWN)' $(COMMANDS) $(STAGES))
+$(error there is no target '$(UNKNOWN)'; $(if $(NEAR),did you mean make $(NEAR)? )make help lists the targets)
+endif
 .DELETE_ON_ERROR:
 .SUFFIXES:
 # Some tools were programs of C; old folders still have what they included.
 -include $(filter-out $(patsubst %,$(BUILD)/%.d,plan $(PYTHON_TOOLS)),$(wildcard $(BUILD)/*.d)) $(wildcard $(BUILD)/predict/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)
-# These are made by no rule, and .DEFAULT is not for them.
-$(MAKEFILE_LIST): ;

@@ -374,7 +374,7 @@ def test_where_no_bare_system_can_be_made_the_command_runs_on_this_machine(machi
 def test_an_unknown_target_suggests_the_nearest(word, near):
     run = command("make", word)
     suggestion = f"did you mean make {near}? " if near else ""
-    assert run.status == 2 and run.err.startswith(f"error: there is no target '{word}'; {suggestion}make help lists the targets\n"), run
+    assert run.status == 2 and run.err.endswith(f"there is no target '{word}'; {suggestion}make help lists the targets.  Stop.\n"), run
 
 
 def test_a_lab_is_made_without_a_word_about_files_that_are_not_built_yet(tmp_path):
