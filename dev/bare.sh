@@ -58,8 +58,8 @@ if [ "${1-}" = --in ]; then
 fi
 
 # ---- outside ----
-# README's commands, without their comments, joined by &&.
-commands() { sed -n '/^## Two commands/,/^## /s/^    \(sh dev[^#]*[^# ]\) *#.*/\1/p' "$here/../README.md" | sed '$!s/$/ \&\&/'; }
+# README's commands, without their comments, each on a line.
+commands() { sed -n '/^## Two commands/,/^## /s/^    \(sh dev[^#]*[^# ]\) *#.*/\1/p' "$here/../README.md"; }
 user=
 case ${1-} in
     --user) user=newcomer; shift ;;
@@ -72,7 +72,8 @@ case $system in bookworm | trixie | bookworm/arm64 | trixie/arm64) ;; *)
     fail "SYSTEM must be bookworm or trixie, or one of them with /arm64, not '$system'" ;;
 esac
 if [ -z "$command" ]; then
-    command=$(commands)
+    # Each prints its time, and ends the script if it fails.
+    command=$(commands | sed 's/.*/begin=$(date +%s); & || exit; echo "# $(($(date +%s) - begin)) s: &"/')
     [ -n "$command" ] || fail "README.md has no commands under 'Two commands'"
 fi
 
@@ -107,5 +108,5 @@ child=$!
 wait $child
 status=$?
 child=
-echo "# $where: $(($(date +%s) - begin)) s, status $status: $(echo "$command" | tr '\n' ' ')"
+echo "# $where: $(($(date +%s) - begin)) s, status $status: ${2-README's two commands}"
 exit $status
