@@ -3,6 +3,8 @@ import os, re, subprocess
 import pytest
 from suite import assert_refused, command, make, program, rest
 
+LONG = 8
+
 
 def assert_every_claim_holds(run):
     assert run.status == 0 and re.search(r"^1\.\.\d+$", run.out, re.M) and not re.search("runtime error:|ERROR: ", run.said), run

@@ -4,6 +4,8 @@ import json, os, re, shutil, signal, subprocess, sys, tarfile, time
 import pytest
 from suite import ROOT, TINY, assert_refused, assert_says, command, environment, executable, succeeds, trained
 
+LONG = 9
+
 PEERS = "ours llmc-ge0-r0 llmc-ge2-r0 torch-autocast torch-bf16"
 # 8 x 1024 tokens of 124439808 parameters: 6 x 124439808 + 6 x 12 x 768 x 1024 = 803261952 FLOPs each, 6580 GFLOP a step.
 PEAKS = [{"run": "peak", "round": i, "copy": 3000, "product": product, "sheet": 1000} for i, product in enumerate((400, 800, 900))]

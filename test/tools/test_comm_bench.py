@@ -5,6 +5,8 @@ import pytest
 from kernels import emulated
 from suite import assert_refused, command, make, program, rest
 
+LONG = 5
+
 AWKWARD = "--op all -b 3 -e 160000 -f 6.1 -n 2 -w 1"  # no number of ranks divides these sizes, and one is less than an element
 SIZES = [3, 18, 109, 664, 4050, 24705, 150700]
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}

@@ -3,6 +3,8 @@ import re
 import pytest
 from suite import ROOT, TOKENS, assert_says, command, executable, program, rest, succeeds
 
+LONG = 4
+
 SMALL = f"--data {TOKENS} --heads 4 --channels 16 --seq-len 16 --batch-size 4"
 PP = f"{SMALL} --layers 4 --total-batch-size 256"
 TP = f"{SMALL} --layers 2"

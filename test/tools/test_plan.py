@@ -5,6 +5,8 @@ import pytest
 from rows import rows_of, short
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, program, rest, succeeds, train, trained
 
+LONG = 10
+
 XL = "--model gpt2-xl --ranks 8 --seq-len 1024 --batch-size 4"
 GPT2 = "--model gpt2 --ranks 8 --seq-len 1024 --batch-size 4"
 PP4 = f"{GPT2} --pipeline-parallel 4"
