@@ -395,7 +395,7 @@ test: test-programs
 test-all: test-all-programs
 	@$(RUN_TESTS) --durations=20 --tier all
 	@echo "make test-all passed in $(SECONDS_SINCE) s: $(RELIED_ON); also under sanitizers and on emulated GPUs, and mistakes made on purpose are caught."
-# The files of the commit choose a part of what test-all adds to test: an eighth of long tables, a quarter of all else.
+# The files of the commit choose a part of what test-all adds to test: a tenth of long tables, a fifth of all else.
 test-rest: test-all-programs
 	@$(RUN_TESTS) --durations=20 --tier rest --part
 # Stages differ only where they must; how much there is to read from one to the next.

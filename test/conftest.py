@@ -13,7 +13,7 @@ WITH_TSAN = ("test_dataloader", "test_control")
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("quick", "rest", "all"), default="quick",
                      help="quick: what make test runs (default); rest: what make test-all adds; all")
-    parser.addoption("--part", action="store_true", help="of the rest only what the commit's files choose: an eighth of long tables, a quarter of all else")
+    parser.addoption("--part", action="store_true", help="of the rest only what the commit's files choose: a tenth of long tables, a fifth of all else")
 
 
 def pytest_configure(config):
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
         if wanted and of_commit and is_rest: # one by one, or together those whose mark says the same: sampled("variants of {name}")
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             group = sampled.args[0].format(**parameters) if sampled and sampled.args else item.nodeid
-            wanted = hashlib.sha256((of_commit + group).encode()).digest()[0] % (8 if sampled else 4) == 0
+            wanted = hashlib.sha256((of_commit + group).encode()).digest()[0] % (10 if sampled else 5) == 0
         (chosen if wanted else left).append(item)
     # The long modules come first.
     chosen.sort(key=lambda item: -getattr(getattr(item, "module", None), "LONG", 0))
