@@ -108,12 +108,15 @@ def launcher():
 
 
 def environment(ranks=1, strict=False, **more):
-    """Of a program under test. Waits are passive, because models as small as these wait more than they compute."""
+    """Of a program under test. Waits are passive, because models as small as these wait more than they compute. Each worker's mpirun makes
+    its folder in a place of its own: those of Open MPI 4 that begin and end at one time in one place may remove each other's."""
+    place = session() / f"mpi.{os.getpid()}"
+    place.mkdir(exist_ok=True)
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "BUILD", "OMP_NUM_THREADS")}
     env |= {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "passive", "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_odls_base_sigkill_timeout": "0", "EMULATOR_DEBUG": "-g1",
             "ASAN_OPTIONS": "exitcode=99:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "SHARD_LEAVE_SECONDS": "60",
-            "SHARD_SAY_ONCE": "0"}
+            "SHARD_SAY_ONCE": "0", "OMPI_MCA_orte_tmpdir_base": str(place)}
     return env | ({"SHARD_COMM_STRICT": "1"} if strict else {}) | {k: str(v) for k, v in more.items()}
 
 

@@ -16,7 +16,7 @@ def readme(pattern):
 
 
 def run_line(line, before=(), cwd=ROOT, **env):
-    unset = [word for x in ("MPIRUN", "OMPI_MCA_pml", "OMP_NUM_THREADS", "OMP_WAIT_POLICY") for word in ("-u", x)]
+    unset = [word for x in ("MPIRUN", "OMPI_MCA_pml", "OMPI_MCA_orte_tmpdir_base", "OMP_NUM_THREADS", "OMP_WAIT_POLICY") for word in ("-u", x)]
     return command("env", unset, [f"{k}={v}" for k, v in env.items()], *before, "sh -c", [line], cwd=cwd, timeout=1800)
 
 
