@@ -312,8 +312,9 @@ class Timed:
         ends, last, self.error = [], [], ""
         with start([*map(str, command)], stdout=subprocess.PIPE, **settings) as process, open(log, "wb") as file:
             timer = threading.Timer(limit or threading.TIMEOUT_MAX, os.kill, [process.pid, signal.SIGKILL])
-            timer.start()
+            timer.daemon = True # a signal may come before it can be cancelled, and Python would wait for it at its end
             try:
+                timer.start()
                 for line in process.stdout:
                     if line.startswith(b"step "): ends.append(time.perf_counter())
                     file.write(line)
