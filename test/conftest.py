@@ -19,6 +19,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         os.environ["SHARD_TEST_SESSION"] = config.shard_session = tempfile.mkdtemp(prefix="shard_test_")
+        os.chmod(config.shard_session, 0o711) # see suite.environment
     os.chdir(suite.ROOT)
 
 

@@ -112,6 +112,7 @@ def environment(ranks=1, strict=False, **more):
     its folder in a place of its own: those of Open MPI 4 that begin and end at one time in one place may remove each other's."""
     place = session() / f"mpi.{os.getpid()}"
     place.mkdir(exist_ok=True)
+    place.chmod(0o1777) # some tests run a command as another user
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "BUILD", "OMP_NUM_THREADS")}
     env |= {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "passive", "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_odls_base_sigkill_timeout": "0", "EMULATOR_DEBUG": "-g1",
