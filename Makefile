@@ -54,8 +54,8 @@ $(error DEVICE must be cpu, cuda or emulated, not '$(DEVICE)')
 endif
 
 # --- compiler and libraries ---
-# clang has no vector version of expf and tanhf, and warns of each loop that it therefore leaves scalar.
 STRICT := $(filter-out 0,$(WERROR))
+# clang has no vector version of expf and tanhf, and warns of each loop that it therefore leaves scalar.
 WARNINGS := -Wall -Wextra $(if $(STRICT),-Werror) \
     $(if $(findstring clang,$(shell $(CC) --version 2>/dev/null)),-Wno-pass-failed)
 # ARM's -march names an instruction set only; -mcpu names the processor.

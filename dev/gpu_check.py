@@ -87,7 +87,7 @@ def pack(folder):
         shutil.copy(header, to)
     for name in "dnnl", "jansson", "pcre2-8":
         library = said("cc", f"-print-file-name=lib{name}.so").strip()
-        if not os.path.exists(library): m.fail(f"lib{name}.so is missing; sh dev/setup.sh --with-cuda installs it")
+        if not os.path.exists(library): m.fail(f"lib{name}.so is missing; sh dev/setup.sh installs it")
         soname = re.search(r"SONAME +(\S+)", said("objdump -p", library))[1]
         shutil.copy(library, carry / "lib" / soname)
         (carry / f"lib/lib{name}.so").symlink_to(soname)
