@@ -7,6 +7,7 @@
 # The text is this course's own code, cut into 2048 tokens that build/train_bpe learned from it: a minute of bytes teaches less.
 # BUILD   folder of the programs (default build)    MPIRUN  how to start ranks (dev/on_ranks.sh)
 # DATA    folder of the tokens and the vocabulary (default data/bpe)
+# MINUTES that training may take, a whole number (default 10). A machine that needs longer for 400 steps trains fewer, at least 10.
 set -eu
 cd "$(dirname -- "$0")/.."
 fail() { echo "error: $*" >&2; exit 1; }
@@ -16,7 +17,7 @@ program=$BUILD/train_gpt2_zero out=$BUILD/demo data=${DATA:-data/bpe}
 for file in "$program" "$data/train.bin"; do [ -e "$file" ] || fail "there is no $file; make demo makes it first"; done
 ranks_can_start 4
 # Later options overrule these.
-set -- --layers 4 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --steps 400 --lr 4e-3 \
+set -- --layers 4 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --lr 4e-3 \
     --data "$data/train.bin" --val-data "$data/val.bin" --tokenizer "$data" --log-every 20 --eval-every 100 --eval-steps 16 \
     --sample-every 1000000 --sample-tokens 200 --temperature 0.7 --prompt 'static void gpt2_' "$@"
 
@@ -25,8 +26,23 @@ case " $* " in
     *" --out"* | *" -o"*) fail "the demo writes to $out; leave out --out" ;;
 esac
 
+train() { on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"; }
 rm -rf "$out"
-on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"
+steps=
+case " $* " in *" --steps"*) ;; *)
+    # Two steps tell what a step takes here. If they fail, so does the demo, and says why.
+    train "$@" --steps 2 --val-data= --sample-every 0 >"$BUILD/demo.log" 2>&1 || true
+    ms=$(sed -n 's/.*"step_ms":\([0-9]*\).*/\1/p' "$out/metrics.jsonl" 2>/dev/null | tail -n 1)
+    rm -rf "$out" "$BUILD/demo.log"
+    ms=$((${ms:-0} + 1)) steps=$((${MINUTES:-10} * 60000 / ms))
+    if [ "$steps" -ge 400 ]; then steps=400
+    else
+        [ "$steps" -ge 10 ] || steps=10
+        echo "a step takes $((ms / 1000)).$((ms / 100 % 10)) s here, so the demo trains $steps steps, not 400; DEMO='--steps 400' trains them all"
+    fi
+    ;;
+esac
+train "$@" ${steps:+--steps "$steps"}
 
 echo
 if command -v python3 >/dev/null; then

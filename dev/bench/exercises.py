@@ -44,7 +44,7 @@ def trained(copy, run):
     ranks, options = m.option(options.split(), "--ranks"), re.sub(r"--(ranks|rounds) \d+", "", options)
     shutil.rmtree(copy / "runs", ignore_errors=True)
     done = suite.command([copy / f"build/train_gpt2_{stage}"], "" if stage == "compress" else suite.PYTORCH, options, "--out runs/a",
-                         ranks=ranks, cwd=copy)
+                         ranks=int(ranks) if ranks else None, cwd=copy)
     metrics = copy / "runs/a/metrics.jsonl"
     if not metrics.exists(): m.fail(f"{run}: {done}")
     steps = {}

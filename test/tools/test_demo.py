@@ -26,6 +26,13 @@ def test_the_demo_trains_samples_saves_and_says_what_each_stage_keeps_and_how_to
     assert command("sh -c", [run.out.splitlines()[-1]]).status == 0 and (tmp_path / "demo/step_00000008").is_dir()
 
 
+def test_a_slow_machine_trains_fewer_steps_and_says_so(tmp_path):
+    for stage in "ddp", "zero": (tmp_path / f"train_gpt2_{stage}").symlink_to(ROOT / program(f"train_gpt2_{stage}"))
+    run = done("demo", SMALL, "--batch-size 4 --eval-steps 1 --sample-tokens 8", env={"BUILD": tmp_path, "MINUTES": 0})
+    assert_says(run.out, "^a step takes 0[.]. s here, so the demo trains 10 steps, not 400; DEMO='--steps 400' trains them all$",
+                "^step +10/10 ", f"^checkpoint: {tmp_path}/demo/step_00000010$", "--steps 20$")
+
+
 # ---- how ranks are started ----
 @pytest.mark.parametrize("ranks, user, version, decides", [
     (4, 0, "mpirun (Open MPI) 4.1.4", "mpirun --allow-run-as-root --oversubscribe --bind-to none; you are root; there are more ranks than the 2 cores"),
