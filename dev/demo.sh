@@ -15,6 +15,7 @@ fail() { echo "error: $*" >&2; exit 1; }
 export BUILD="${BUILD:-build}"
 program=$BUILD/train_gpt2_zero out=$BUILD/demo data=${DATA:-data/bpe}
 for file in "$program" "$data/train.bin"; do [ -e "$file" ] || fail "there is no $file; make demo makes it first"; done
+case ${MINUTES:-10} in *[!0-9]*) fail "MINUTES must be a whole number, not '$MINUTES'" ;; esac
 ranks_can_start 4
 # Later options overrule these.
 set -- --layers 4 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --lr 4e-3 \
@@ -30,7 +31,8 @@ train() { on_ranks 4 "$program" --zero-stage 3 --out "$out" "$@"; }
 rm -rf "$out"
 steps=
 case " $* " in *" --steps"*) ;; *)
-    # Two steps tell what a step takes here. If they fail, so does the demo, and says why.
+    # If these two steps fail, so does the demo below, and says why.
+    echo "timing two steps"
     train "$@" --steps 2 --val-data= --sample-every 0 >"$BUILD/demo.log" 2>&1 || true
     ms=$(sed -n 's/.*"step_ms":\([0-9]*\).*/\1/p' "$out/metrics.jsonl" 2>/dev/null | tail -n 1)
     rm -rf "$out" "$BUILD/demo.log"

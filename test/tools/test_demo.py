@@ -31,6 +31,7 @@ def test_a_slow_machine_trains_fewer_steps_and_says_so(tmp_path):
     run = done("demo", SMALL, "--batch-size 4 --eval-steps 1 --sample-tokens 8", env={"BUILD": tmp_path, "MINUTES": 0})
     assert_says(run.out, "^a step takes 0[.]. s here, so the demo trains 10 steps, not 400; DEMO='--steps 400' trains them all$",
                 "^step +10/10 ", f"^checkpoint: {tmp_path}/demo/step_00000010$", "--steps 20$")
+    for minutes in "x", "1.5": assert_refused(script("demo", env={"BUILD": tmp_path, "MINUTES": minutes}), f"MINUTES .* not '{minutes}'")
 
 
 # ---- how ranks are started ----
