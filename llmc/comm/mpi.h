@@ -1,9 +1,11 @@
 /*
 mpi.h - the operations of comm_api.h over MPI, on host memory.
 
-MPI's non-blocking calls make little progress unless the program keeps calling MPI, so one thread per process does nothing else:
-it makes all MPI calls, including MPI_Init and MPI_Finalize. Collectives of a communicator run one after another in the order of
-their issue; messages from one rank to another are a queue of their own, and all queues of a process progress at the same time.
+MPI's non-blocking calls make little progress unless the program keeps calling MPI, so somebody must look at them again and again.
+While the host computes, this is the communication thread, which does nothing else. While the host waits for an operation, the host
+looks by itself, because waking another thread takes longer than a small message. One thread at a time makes MPI calls
+(MPI_THREAD_SERIALIZED): the one that has set `driven`. Collectives of a communicator run one after another in the order of their
+issue; messages from one rank to another are a queue of their own, and all queues of a process progress at the same time.
 
 An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
 counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
@@ -21,6 +23,7 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #define LLMC_COMM_MPI_H
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include "comm_operations.h"
 #include "ring.h"
@@ -35,6 +38,13 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #define COMM_PIECE (4 << 20) // bytes; 1 to 4 MiB are fastest for all-reduce by 4 ranks on 2 cores
 #endif
 enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
+#define MPI_NAP 20e-6    // seconds between two looks of a thread that sleeps between them
+#define MPI_LONG_NAP 200e-6 // the same after many in which nothing moved, or while the host may be about to wait
+#define MPI_AWAKE 2e-3   // seconds after an issue until the communication thread sleeps for good: waking it takes 10 us
+#define MPI_LARGE 65536  // bytes of an operation for which it is woken at once
+#define MPI_SPIN 500e-6  // seconds without progress in which a host that waits does not sleep between looks: several naps of the others
+#define MPI_SLICE 500e-6 // seconds between two of its looks that mean that another thread has had its core,
+#define MPI_SHARES 20e-3 // which it then shares for so long, by sleeping
 
 // Posts the next messages of an operation's piece. Returns false if the piece has no more steps.
 struct MpiOp;
@@ -82,7 +92,15 @@ typedef struct {
     MPI_Op add[2];            // sums of bf16 and fp16
     double link_until;        // --emulate-link: when the link has sent all that it was given
     char* address;            // of rank 0's control, until `up`
-    bool up, stopping;        // under the world's lock
+    pthread_cond_t work;      // the communication thread has something to do
+    bool crowded;             // this machine runs more ranks than it has cores
+    double moved_at, looked_at, shares_until; // the host's last progress in a wait, its last look, and see MPI_SHARES
+    long preempted;           // mpi_preempted at the begin of its wait
+    bool up, stopping;        // these and all below under the world's lock
+    bool driven;              // a thread is making MPI calls
+    bool host_waits;          // the host will make them until its operation is finished
+    bool asleep;              // the communication thread must be woken
+    double issued_at;         // the last operation
 } MpiEngine;
 
 static inline void mpi_check(int rc, const char* what) {
@@ -414,8 +432,8 @@ static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Looks once at every operation up to `last`; returns true if there was progress. Only this thread takes operations out and only
-// others append them, so the list up to `last` may be walked without the lock.
+// Looks once at every operation up to `last`; returns true if there was progress. Only the thread that drives takes operations out,
+// and others append them, so the list up to `last` may be walked without the lock.
 static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     bool moved = false, at_end = false;
     MpiOp* before = NULL;
@@ -458,8 +476,8 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     int provided, rank, size;
     staging_thread();
     mpi_settings(c->world->control);
-    mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-    require(provided >= MPI_THREAD_FUNNELED, "this MPI does not support programs with threads: install one that does");
+    mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    require(provided >= MPI_THREAD_SERIALIZED, "this MPI does not support programs with threads: install one that does");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check reports more than MPI would
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -471,8 +489,28 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
 }
 
-// Between two looks at MPI it sleeps, because the layers need the cores, and a thread that slept may continue when it wakes. (With
-// sched_yield, which gives the core away for a whole time slice, an all-reduce beside ranks that compute took several times as long.)
+// Looks once at all operations. The caller holds the lock, which is released meanwhile, and has found nobody driving.
+static inline bool mpi_drive(MpiEngine* e) {
+    CommContext* w = e->world->world;
+    MpiOp *first = e->first, *last = e->last;
+    e->driven = true;
+    pthread_mutex_unlock(&w->lock);
+    bool moved = mpi_look(e, first, last);
+    pthread_mutex_lock(&w->lock);
+    e->driven = false;
+    return moved;
+}
+
+// The communication thread sleeps, with the lock released: for so many seconds, or until it is woken.
+static inline void mpi_sleep(MpiEngine* e, double seconds) {
+    double at = now_seconds() + seconds;
+    struct timespec until = { (time_t)at, (long)(1e9 * (at - floor(at))) };
+    pthread_cond_timedwait(&e->work, &e->world->world->lock, &until);
+}
+
+// Between two looks the communication thread sleeps, because the layers need the cores, and a thread that slept may continue when it
+// wakes. (With sched_yield, which gives the core away for a whole time slice, an all-reduce next to ranks that compute took several
+// times as long.)
 static inline void* mpi_thread(void* argument) {
     MpiEngine* e = (MpiEngine*)argument;
     CommContext* w = e->world->world;
@@ -481,21 +519,45 @@ static inline void* mpi_thread(void* argument) {
     pthread_mutex_lock(&w->lock);
     e->up = true;
     pthread_cond_broadcast(&w->changed);
-    for (;;) {
-        while (e->first == NULL && !e->stopping) pthread_cond_wait(&w->changed, &w->lock);
-        if (e->first == NULL) break;
-        MpiOp *first = e->first, *last = e->last;
-        pthread_mutex_unlock(&w->lock);
-        idle = mpi_look(e, first, last) ? 0 : idle + 1;
-        struct timespec nap = { 0, idle < 1000 ? 20000 : 200000 };
-        if (idle > 0) nanosleep(&nap, NULL);
-        pthread_mutex_lock(&w->lock);
+    while (e->first || !e->stopping) {
+        bool drives = e->first && !e->host_waits && !e->driven;
+        if (drives) {
+            idle = mpi_drive(e) ? 0 : idle + 1;
+            if (e->host_waits) pthread_cond_broadcast(&w->changed);
+        }
+        if (drives && idle == 0) continue;
+        if (drives && idle < 1000) mpi_sleep(e, MPI_NAP);
+        else if (drives || now_seconds() < e->issued_at + MPI_AWAKE) mpi_sleep(e, MPI_LONG_NAP);
+        else {
+            e->asleep = true;
+            pthread_cond_wait(&e->work, &w->lock);
+            e->asleep = false;
+        }
     }
     pthread_mutex_unlock(&w->lock);
     for (MpiLink* l = e->links; l; l = l->next) MPI_Comm_free(&l->mpi);
     for (int k = 0; k < 2; k++) MPI_Op_free(&e->add[k]);
     MPI_Finalize();
     return NULL;
+}
+
+// Returns how often another thread has taken this thread's core.
+static inline long mpi_preempted(void) {
+    struct rusage used;
+    getrusage(RUSAGE_THREAD, &used);
+    return used.ru_nivcsw;
+}
+// What a waiting host does between two looks: nothing for MPI_SPIN after the last progress, because the others are about to answer.
+// Later it sleeps, and so it does where ranks need each other's cores: if they outnumber the cores, or if the host has lost its own.
+static inline void mpi_rest(MpiEngine* e, bool moved) {
+    double now = now_seconds();
+    if (moved) e->moved_at = now;
+    else if (now - e->looked_at > MPI_SLICE && mpi_preempted() > e->preempted) e->shares_until = now + MPI_SHARES;
+    if (!moved && (e->crowded || now < e->shares_until || now - e->moved_at > MPI_SPIN)) {
+        sleep_until(now + MPI_NAP);
+        now = now_seconds();
+    }
+    e->looked_at = now;
 }
 
 // ---- what comm.h calls ----
@@ -520,6 +582,12 @@ static inline void mpi_meet(Comm* c, char* address) {
     e->world = c;
     e->address = address;
     c->link = mpi_link_new(e, c->size);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); // that of now_seconds
+    pthread_cond_init(&e->work, &clock);
+    pthread_condattr_destroy(&clock);
+    e->crowded = c->world->control->ranks.local_size > sysconf(_SC_NPROCESSORS_ONLN);
     int rc = pthread_create(&e->thread, NULL, mpi_thread, e);
     require(rc == 0, "the communication thread cannot be started: %s", strerror(rc));
     pthread_mutex_lock(&w->lock);
@@ -548,9 +616,10 @@ static inline void mpi_leave(CommContext* w) {
     MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);
     e->stopping = true;
-    pthread_cond_broadcast(&w->changed);
+    pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&w->lock);
     pthread_join(e->thread, NULL);
+    pthread_cond_destroy(&e->work);
     for (MpiLink* l = e->links; l; ) {
         MpiLink* next = l->next;
         staging_free(&l->staging);
@@ -590,17 +659,35 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = comm_host_link_until(c, true, s->n * mpi_element(o));
     staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
+    bool alone = e->first == NULL;
     if (e->last) e->last->next = o;
     else e->first = o;
     e->last = o;
-    pthread_cond_broadcast(&w->changed);
+    if (alone) {
+        for (int k = 0; k < 2 && e->first; k++) mpi_drive(e); // fetches the first piece and posts its messages
+    }
+    e->issued_at = now_seconds();
+    if (e->first && (e->asleep || s->n * mpi_element(o) > MPI_LARGE)) pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&w->lock);
 }
 
 static inline void mpi_finish(Comm* c, CommSlot* s) {
     CommContext* w = c->world;
+    MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);
-    while (!s->finished) pthread_cond_wait(&w->changed, &w->lock);
+    e->host_waits = true; // the communication thread stops after its present look
+    while (!s->finished && e->driven) pthread_cond_wait(&w->changed, &w->lock);
+    e->moved_at = e->looked_at = now_seconds();
+    e->preempted = mpi_preempted();
+    while (!s->finished) {
+        bool moved = mpi_drive(e);
+        if (s->finished) break;
+        pthread_mutex_unlock(&w->lock);
+        mpi_rest(e, moved);
+        pthread_mutex_lock(&w->lock);
+    }
+    e->host_waits = false;
+    if (e->first) pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&w->lock);
 }
 
