@@ -3,7 +3,7 @@ comm_bench - how fast the collectives of llmc/comm/comm.h are, and whether they 
 options and its columns, for every backend that a stage can run on.
 
     make build/comm_bench && mpirun -np 4 build/comm_bench --op all -b 8 -e 64M -f 2
-    ... --allreduce ring       all-reduce by llmc/comm/ring.h; --deterministic: in rank order; else by the library
+    ... --allreduce ring       all-reduce by llmc/comm/ring.h; --allreduce library: by MPI_Iallreduce; else in rank order
     ... --json links.json      also writes the latency and the bandwidth that fit the sweep
 
 All collectives share one loop: a row of `collectives` says what a collective reads and writes, and so which numbers must come out,
@@ -12,7 +12,9 @@ and how its bandwidth is counted. dev/comm/README.md says what the columns mean 
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/watch/fault.h"
 #include "../../llmc/watch/say_once.h"
+#include "link_fit.h"
 #include <jansson.h>
+#include <limits.h>
 
 // ---- options ----
 typedef struct {
@@ -205,30 +207,52 @@ static long long check_operations(Bench* b, const Collective* k, Shape s, const 
     return (long long)comm_host_sum(&b->comm, (double)wrong);
 }
 
-// ---- latency and bandwidth ----
+// ---- MPI's own calls ----
 
-// The line t = alpha + beta S whose relative errors have the least sum of squares: with absolute ones only the largest sizes
-// would decide, and alpha would be their noise. In units of 1/t: 1 = alpha/t + beta S/t.
-typedef struct { double n, a, aa, s, ss, as; } Fit; // sums: of 1, 1/t, 1/t^2, S/t, (S/t)^2, S/t^2
-static void fit_add(Fit* f, double bytes, double seconds) {
-    double a = 1 / seconds, s = bytes / seconds;
-    f->n++;
-    f->a += a; f->aa += a * a;
-    f->s += s; f->ss += s * s;
-    f->as += a * s;
+// Ranks that wait inside MPI keep their cores, so that where ranks outnumber the cores these times would be the scheduler's.
+static bool compares_with_mpi(const Bench* b, const Shape* s) {
+#if USE_MPI
+    MpiEngine* e = (MpiEngine*)b->comm.world->mpi;
+    return e && b->comm.backend == &comm_mpi && strncmp(device_name(), "CPU", 3) == 0 && !e->crowded && s->count * (size_t)s->N < INT_MAX;
+#else
+    (void)b; (void)s;
+    return false;
+#endif
 }
-// Returns false if there is no such line: a single size, or larger sizes that took no longer.
-static bool fit_solve(const Fit* f, double* alpha, double* beta) {
-    double determinant = f->aa * f->ss - f->as * f->as;
-    if (f->n < 2 || !(determinant > 1e-12 * f->aa * f->ss)) return false;
-    *alpha = (f->a * f->ss - f->s * f->as) / determinant;
-    *beta = (f->s * f->aa - f->a * f->as) / determinant;
-    if (*alpha < 0) { // a time cannot be negative: takes the best line through 0
-        *alpha = 0;
-        *beta = f->s / f->ss;
+#if USE_MPI
+// What MPI calls the collective, in place where it can be.
+static void run_mpi(const Collective* k, Comm* c, const Buffers* x, const Shape* s) {
+    MPI_Comm mpi = ((MpiLink*)c->link)->mpi;
+    MPI_Datatype t = mpi_type(s->type);
+    MPI_Op sum = mpi_sum((MpiEngine*)c->world->mpi, s->type);
+    int n = (int)s->count;
+    switch (k->kind) {
+    case COMM_ALL_REDUCE: MPI_Allreduce(MPI_IN_PLACE, x->out, n, t, sum, mpi); break;
+    case COMM_REDUCE_SCATTER: MPI_Reduce_scatter_block(MPI_IN_PLACE, x->in, n, t, sum, mpi); break;
+    case COMM_ALL_GATHER: MPI_Allgather(MPI_IN_PLACE, 0, t, x->out, n, t, mpi); break;
+    case COMM_ALL_TO_ALL: MPI_Alltoall(x->in, n, t, x->out, n, t, mpi); break;
+    default: MPI_Bcast(x->out, n, t, s->root, mpi);
     }
-    return *beta > 0;
 }
+// Like time_operations, without anything of ours between the calls. The communication thread makes none meanwhile.
+static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
+    Comm* c = &b->comm;
+    comm_barrier(c);
+    OpRecord op = flight_recorder_issue(c->world->recorder, "MPI", comm_kind_names[k->kind], s->count, comm_type_name(s->type), -1);
+    flight_recorder_wait_begin(c->world->recorder, &op); // the watchdog ends the run if a rank does not come
+    mpi_borrow(c->world);
+    for (long long i = 0; i < b->o.warmup; i++) run_mpi(k, c, x, s);
+    double begin = now_seconds();
+    for (long long i = 0; i < b->o.iters; i++) run_mpi(k, c, x, s);
+    double seconds = (now_seconds() - begin) / (double)b->o.iters;
+    mpi_return(c->world);
+    flight_recorder_wait_end(c->world->recorder);
+    flight_recorder_finish(c->world->recorder, &op);
+    return comm_host_sum(c, seconds) / s->N;
+}
+#else
+static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buffers* x) { (void)b; (void)k; (void)s; (void)x; return 0; }
+#endif
 
 // ---- the table ----
 typedef struct { double bus_sum; long long measured, wrong; Fit fit; } Totals;
@@ -237,11 +261,27 @@ static void print_header(const Bench* b, const Collective* k) {
     const BenchOptions* o = &b->o;
     printf("#\n# %s, %lld warm-up and %lld timed operations a size, %lld checked\n#\n", comm_kind_names[k->kind],
            o->warmup, o->iters, o->check);
-    printf("# %51s %25s %34s\n", "", "out-of-place", "in-place");
+    printf("# %51s %25s %34s %31s\n", "", "out-of-place", "in-place", "MPI's own call");
     printf("# %10s %13s %8s %8s %8s", "size", "count", "type", "redop", "root");
     for (int i = 0; i < 2; i++) printf("  %9s %8s %8s %6s", "time", "algbw", "busbw", "#wrong");
-    printf("\n# %10s %13s %8s %8s %8s", "(B)", "(elements)", "", "", "");
-    printf("  %9s %8s %8s %6s  %9s %8s %8s\n", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)");
+    printf("  %9s %8s\n# %10s %13s %8s %8s %8s", "time", "ratio", "(B)", "(elements)", "", "", "");
+    printf("  %9s %8s %8s %6s  %9s %8s %8s %6s  %9s %8s\n", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)",
+           "ours/MPI");
+}
+
+// GB/s with three significant digits.
+static void print_bandwidth(double bytes_per_second) {
+    double x = 1e-9 * bytes_per_second;
+    printf(x < 99.95 ? "%#8.3g " : "%8.0f ", x);
+}
+
+// Prints the time of MPI's own call, and ours (seconds) as a multiple of it.
+static void bench_mpi(Bench* b, const Collective* k, const Shape* s, double ours) {
+    Buffers x = buffers_of(b, k, s, k->in_place);
+    if (!compares_with_mpi(b, s)) { printf("  %9s %8s", "N/A", "N/A"); return; }
+    fill(b, s, &x, false);
+    double mpi = time_mpi(b, k, s, &x);
+    printf("  %9.2f %8.2f", 1e6 * mpi, ours / mpi);
 }
 
 // Measures one half of a line of the table, if the collective has it. Returns the seconds of one operation, else 0.
@@ -256,7 +296,10 @@ static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_
     double seconds = time_operations(b, k, s, &x), algorithm = bytes / seconds, bus = algorithm * bus_factor(k, s->N);
     long long wrong = check_operations(b, k, *s, &x);
     if (b->o.check > 0) snprintf(wrong_text, sizeof wrong_text, "%lld", wrong);
-    printf("  %9.2f %8.3f %8.3f %6s", 1e6 * seconds, 1e-9 * algorithm, 1e-9 * bus, wrong_text);
+    printf("  %9.2f ", 1e6 * seconds);
+    print_bandwidth(algorithm);
+    print_bandwidth(bus);
+    printf("%6s", wrong_text);
     t->bus_sum += bus;
     t->measured++;
     t->wrong += wrong;
@@ -276,6 +319,7 @@ static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
            k->has_root ? s.root : -1);
     double out_of_place = bench_half(b, k, &s, false, real_bytes, t);
     double in_place = bench_half(b, k, &s, true, real_bytes, t);
+    bench_mpi(b, k, &s, k->in_place ? in_place : out_of_place);
     printf("\n");
     fflush(stdout);
     if (s.count > 0) fit_add(&t->fit, real_bytes, k->in_place ? in_place : out_of_place);

@@ -53,10 +53,10 @@ static const char* const comm_kind_names[COMM_KINDS] = {
 
 // ---- options ----
 enum { COMM_AUTO, COMM_NCCL, COMM_MPI };
-enum { ALL_REDUCE_LIBRARY, ALL_REDUCE_RING };
+enum { ALL_REDUCE_AUTO, ALL_REDUCE_LIBRARY, ALL_REDUCE_RING };
 typedef struct {
     int backend;     // COMM_AUTO, ...
-    int all_reduce;  // ALL_REDUCE_LIBRARY, ...
+    int all_reduce;  // ALL_REDUCE_AUTO, ...
     int ordered;     // sums in rank order: Options.deterministic, set by the stage after parsing
     int windows;     // --nccl-windows: 0 or 1
     double link;     // --emulate-link, Gbit/s; 0: the link is as fast as it is
@@ -71,8 +71,9 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     options_group(t, "ranks");
     option_choice(t, "comm", &o->backend, "auto|nccl|mpi",
                   "library that moves data between ranks; auto: NCCL if every rank has its own GPU, else MPI");
-    option_choice(t, "allreduce", &o->all_reduce, "library|ring",
-                  "library: the all-reduce of NCCL or MPI; ring: our own in llmc/comm/ring.h, built from sends and receives");
+    option_choice(t, "allreduce", &o->all_reduce, "auto|library|ring",
+                  "library: the all-reduce of NCCL or MPI; ring: our own in llmc/comm/ring.h, built from sends and receives; auto: NCCL's,"
+                  " and over MPI sums in rank order, which are faster than MPI_Iallreduce");
     option_flag(t, "nccl-windows", &o->windows,
                 "let NCCL access the memory of other ranks directly, without copies (NCCL 2.27 or newer, within one machine)");
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6,
@@ -83,8 +84,9 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     options_group(t, NULL);
 }
 
-static inline const char* comm_all_reduce_text(const CommOptions* o) {
-    return o->ordered ? "in rank order" : o->all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library";
+static inline const char* comm_all_reduce_text(const CommOptions* o, bool over_mpi) {
+    bool by_rank = o->ordered || (over_mpi && o->all_reduce == ALL_REDUCE_AUTO);
+    return by_rank ? "in rank order" : o->all_reduce == ALL_REDUCE_RING ? "by our ring" : "by the library";
 }
 
 // ---- the communicator ----

@@ -10,8 +10,8 @@ issue; messages from one rank to another are a queue of their own, and all queue
 An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
 counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
 
-    all-reduce      MPI_Iallreduce; or the steps of ring.h; or, in ordered mode, every rank sends slice r to rank r, which
-                    adds them in rank order and sends the sum to all
+    all-reduce      every rank sends slice r to rank r, which adds the slices in rank order and sends the sum to all; or the steps of
+                    ring.h; or MPI_Iallreduce, which is slower: its messages wait for one another's looks
     reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in every mode; this sends as much as a
                     ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
@@ -41,9 +41,9 @@ enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
 #define MPI_NAP 20e-6    // seconds between two looks of a thread that sleeps between them
 #define MPI_LONG_NAP 200e-6 // the same after many in which nothing moved, or while the host may be about to wait
 #define MPI_AWAKE 2e-3   // seconds after an issue until the communication thread sleeps for good: waking it takes 10 us
-#define MPI_LARGE 65536  // bytes of an operation for which it is woken at once
+#define MPI_LARGE (1 << 20) // bytes of an operation for which it is woken at once
 #define MPI_SPIN 500e-6  // seconds without progress in which a host that waits does not sleep between looks: several naps of the others
-#define MPI_SLICE 500e-6 // seconds between two of its looks that mean that another thread has had its core,
+#define MPI_SLICE 1e-3   // seconds between two of its looks that mean that another thread has had its core,
 #define MPI_SHARES 20e-3 // which it then shares for so long, by sleeping
 
 // Posts the next messages of an operation's piece. Returns false if the piece has no more steps.
@@ -166,6 +166,8 @@ static inline void mpi_add_f16(void* in, void* inout, int* n, MPI_Datatype* t) {
     comm_add(inout, in, (size_t)*n, COMM_F16);
 }
 
+static inline MPI_Op mpi_sum(const MpiEngine* e, CommType t) { return t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM; }
+
 static inline int mpi_tag(const MpiOp* o) { return o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR; }
 static inline MPI_Request* mpi_request(MpiOp* o) { return &o->requests[o->posted++]; }
 static inline void mpi_send(MpiOp* o, const void* data, size_t n, int to) {
@@ -195,8 +197,7 @@ static const RingCarrier mpi_ring_carrier = { mpi_ring_exchange, mpi_ring_add };
 static inline bool mpi_step_all_reduce_library(MpiOp* o) {
     if (o->step > 1) return false;
     CommType t = o->slot->type;
-    MpiEngine* e = (MpiEngine*)o->comm->world->mpi;
-    MPI_Op sum = t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM;
+    MPI_Op sum = mpi_sum((MpiEngine*)o->comm->world->mpi, t);
     int rc = MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi, mpi_request(o));
     mpi_check(rc, "MPI_Iallreduce");
     return true;
@@ -314,7 +315,7 @@ static inline bool mpi_step_check_same(MpiOp* o) {
 static inline MpiStep* mpi_choose_step(const CommOptions* o, CommKind kind) {
     switch (kind) {
     case COMM_ALL_REDUCE:
-        return o->ordered ? mpi_step_all_reduce_ordered
+        return o->ordered || o->all_reduce == ALL_REDUCE_AUTO ? mpi_step_all_reduce_ordered
              : o->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring : mpi_step_all_reduce_library;
     case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: case COMM_ALL_TO_ALL: return mpi_step_exchange;
     case COMM_SPLIT: return mpi_step_split;
@@ -605,7 +606,7 @@ static inline void mpi_open(Comm* c) {
     version[strcspn(version, ",")] = '\0';
     if (strncmp(version, "Open MPI v", 10) == 0) memmove(version + 9, version + 10, strlen(version + 9));
     int used = snprintf(w->description, sizeof w->description, "MPI (%.80s)" STAGING_TEXT ", all-reduce %s", version,
-                        comm_all_reduce_text(&w->options));
+                        comm_all_reduce_text(&w->options, true));
     if (w->options.link > 0)
         snprintf(w->description + used, sizeof w->description - (size_t)used, ", EMULATED LINK OF %g GBIT/S",
                  w->options.link);
@@ -663,7 +664,7 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     if (e->last) e->last->next = o;
     else e->first = o;
     e->last = o;
-    if (alone) {
+    if (alone && !e->driven) {
         for (int k = 0; k < 2 && e->first; k++) mpi_drive(e); // fetches the first piece and posts its messages
     }
     e->issued_at = now_seconds();
@@ -688,6 +689,21 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     }
     e->host_waits = false;
     if (e->first) pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&w->lock);
+}
+
+// Between these two the host makes MPI calls of its own, for a benchmark. No operation is under way.
+static inline void mpi_borrow(CommContext* w) {
+    MpiEngine* e = (MpiEngine*)w->mpi;
+    pthread_mutex_lock(&w->lock);
+    invariant(e->first == NULL, "mpi_borrow: wait for the operations under way first");
+    e->host_waits = true;
+    while (e->driven) pthread_cond_wait(&w->changed, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+static inline void mpi_return(CommContext* w) {
+    pthread_mutex_lock(&w->lock);
+    ((MpiEngine*)w->mpi)->host_waits = false;
     pthread_mutex_unlock(&w->lock);
 }
 

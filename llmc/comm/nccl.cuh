@@ -311,7 +311,7 @@ static inline bool nccl_is_possible(Comm* c) {
     return !shared;
 }
 
-static inline bool nccl_adds_itself(const CommOptions* o) { return !o->ordered && o->all_reduce == ALL_REDUCE_LIBRARY; }
+static inline bool nccl_adds_itself(const CommOptions* o) { return !o->ordered && o->all_reduce != ALL_REDUCE_RING; }
 static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
     return (nccl_adds_itself(o) ? 0 : NCCL_PIECE) + (size_t)N * sizeof(int);
 }
@@ -417,7 +417,7 @@ static inline void nccl_open(Comm* c) {
     nccl_check(nccl.ncclGetVersion(&v), "ncclGetVersion");
     bool one_queue = strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "1") == 0; // some recipes for other programs set it
     snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s%s", v / 10000, v / 100 % 100, v % 100,
-             comm_all_reduce_text(&w->options), one_queue ? ", CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" : "");
+             comm_all_reduce_text(&w->options, false), one_queue ? ", CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" : "");
 }
 
 static inline void nccl_close(Comm* c) {

@@ -10,6 +10,9 @@ static inline void comm_add_rows_fp64(double* out, const void* const* rows, int 
         out[i] = sum;
     }
 }
+static inline void comm_add_rows_fp32(float* out, const float* first, const float* second, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = first[i] + second[i];
+}
 #define COMM_SUM_BLOCK 512 // elements, which stay in the cache
 // Elements [begin, begin+n) of the sum, of at most COMM_SUM_BLOCK.
 __attribute__((unused))
@@ -31,6 +34,7 @@ static inline void comm_add_rows(void* out, const void* const* rows, int N, size
     for (size_t i = 0; i < n; i += COMM_SUM_BLOCK) {
         size_t m = size_min(n - i, COMM_SUM_BLOCK);
         if (t == COMM_F64) comm_add_rows_fp64((double*)out, rows, N, i, m);
+        else if (t == COMM_F32 && N == 2) comm_add_rows_fp32((float*)out + i, (const float*)rows[0] + i, (const float*)rows[1] + i, m);
         else comm_add_block(out, rows, N, i, m, t);
     }
 }
