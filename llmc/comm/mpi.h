@@ -1,17 +1,17 @@
 /*
 mpi.h - the operations of comm_api.h over MPI, on host memory.
 
-MPI's non-blocking calls make little progress unless the program keeps calling MPI, so somebody must look at them again and again.
-While the host computes, this is the communication thread, which does nothing else. While the host waits for an operation, the host
-looks by itself, because waking another thread takes longer than a small message. One thread at a time makes MPI calls
-(MPI_THREAD_SERIALIZED): the one that has set `driven`. Collectives of a communicator run one after another in the order of their
-issue; messages from one rank to another are a queue of their own, and all queues of a process progress at the same time.
+MPI's non-blocking calls make little progress unless the program keeps calling MPI. So while the host computes, the communication
+thread calls MPI again and again, and while the host waits for an operation, the host does it itself, because waking another thread
+takes longer than sending a small message. Only one thread at a time may make MPI calls (MPI_THREAD_SERIALIZED): the one that has set
+`driven`. Collectives of a communicator run one after another in the order of their issue; messages from one rank to another are a
+queue of their own, and all queues of a process progress at the same time.
 
 An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
 counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
 
     all-reduce      every rank sends slice r to rank r, which adds the slices in rank order and sends the sum to all; or the steps of
-                    ring.h; or MPI_Iallreduce, which is slower: its messages wait for one another's looks
+                    ring.h; or MPI_Iallreduce, which takes about twice as long
     reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in every mode; this sends as much as a
                     ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
@@ -38,13 +38,14 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #define COMM_PIECE (4 << 20) // bytes; 1 to 4 MiB are fastest for all-reduce by 4 ranks on 2 cores
 #endif
 enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
-#define MPI_NAP 20e-6    // seconds between two looks of a thread that sleeps between them
-#define MPI_LONG_NAP 200e-6 // the same after many in which nothing moved, or while the host may be about to wait
-#define MPI_AWAKE 2e-3   // seconds after an issue until the communication thread sleeps for good: waking it takes 10 us
-#define MPI_LARGE (1 << 20) // bytes of an operation for which it is woken at once
-#define MPI_SPIN 500e-6  // seconds without progress in which a host that waits does not sleep between looks: several naps of the others
-#define MPI_SLICE 1e-3   // seconds between two of its looks that mean that another thread has had its core,
-#define MPI_SHARES 20e-3 // which it then shares for so long, by sleeping
+#define MPI_NAP 20e-6       // seconds that a thread sleeps between two looks at the operations
+#define MPI_LONG_NAP 200e-6 // the same after many looks in which nothing moved, or soon after an issue, when the host may wait
+#define MPI_AWAKE 2e-3      // seconds after an issue until the communication thread sleeps for good; waking it then takes 10 us
+#define MPI_LARGE (1 << 20) // bytes from which an operation wakes it at once
+#define MPI_SPIN 500e-6     // seconds without progress in which a waiting host does not sleep. Several naps fit in, otherwise two hosts
+                            // that wait for each other would keep each other asleep
+#define MPI_SLICE 1e-3      // seconds between two looks of a host that has lost its core to another thread.
+#define MPI_SHARES 20e-3    // For so many seconds it then sleeps between looks
 
 // Posts the next messages of an operation's piece. Returns false if the piece has no more steps.
 struct MpiOp;
@@ -92,15 +93,16 @@ typedef struct {
     MPI_Op add[2];            // sums of bf16 and fp16
     double link_until;        // --emulate-link: when the link has sent all that it was given
     char* address;            // of rank 0's control, until `up`
-    pthread_cond_t work;      // the communication thread has something to do
+    pthread_cond_t work;      // wakes the communication thread
     bool crowded;             // this machine runs more ranks than it has cores
-    double moved_at, looked_at, shares_until; // the host's last progress in a wait, its last look, and see MPI_SHARES
-    long preempted;           // mpi_preempted at the begin of its wait
-    bool up, stopping;        // these and all below under the world's lock
+    double moved_at, looked_at, shares_until; // in the host's wait: the last progress, the last look; when MPI_SHARES ends
+    long preempted;           // mpi_preempted when that wait began
+    // All below is guarded by the world's lock.
+    bool up, stopping;
     bool driven;              // a thread is making MPI calls
     bool host_waits;          // the host will make them until its operation is finished
-    bool asleep;              // the communication thread must be woken
-    double issued_at;         // the last operation
+    bool asleep;              // the communication thread sleeps for good
+    double issued_at;         // of the last operation
 } MpiEngine;
 
 static inline void mpi_check(int rc, const char* what) {
@@ -548,8 +550,8 @@ static inline long mpi_preempted(void) {
     getrusage(RUSAGE_THREAD, &used);
     return used.ru_nivcsw;
 }
-// What a waiting host does between two looks: nothing for MPI_SPIN after the last progress, because the others are about to answer.
-// Later it sleeps, and so it does where ranks need each other's cores: if they outnumber the cores, or if the host has lost its own.
+// Called by a waiting host between two looks. For MPI_SPIN after the last progress it returns at once, because the other ranks are about
+// to answer. Later it sleeps, and also where ranks need each other's cores: if they outnumber the cores, or if the host has lost its own.
 static inline void mpi_rest(MpiEngine* e, bool moved) {
     double now = now_seconds();
     if (moved) e->moved_at = now;
@@ -660,13 +662,11 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = comm_host_link_until(c, true, s->n * mpi_element(o));
     staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
-    bool alone = e->first == NULL;
+    bool alone = e->first == NULL && !e->driven;
     if (e->last) e->last->next = o;
     else e->first = o;
     e->last = o;
-    if (alone && !e->driven) {
-        for (int k = 0; k < 2 && e->first; k++) mpi_drive(e); // fetches the first piece and posts its messages
-    }
+    for (int k = 0; alone && k < 2 && e->first; k++) mpi_drive(e); // fetches the first piece and posts its messages
     e->issued_at = now_seconds();
     if (e->first && (e->asleep || s->n * mpi_element(o) > MPI_LARGE)) pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&w->lock);
@@ -678,8 +678,10 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     pthread_mutex_lock(&w->lock);
     e->host_waits = true; // the communication thread stops after its present look
     while (!s->finished && e->driven) pthread_cond_wait(&w->changed, &w->lock);
-    e->moved_at = e->looked_at = now_seconds();
-    e->preempted = mpi_preempted();
+    if (!s->finished) {
+        e->moved_at = e->looked_at = now_seconds();
+        e->preempted = mpi_preempted();
+    }
     while (!s->finished) {
         bool moved = mpi_drive(e);
         if (s->finished) break;
@@ -692,7 +694,7 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Between these two the host makes MPI calls of its own, for a benchmark. No operation is under way.
+// Between mpi_borrow and mpi_return the host may make MPI calls of its own, for a benchmark. No operation is under way.
 static inline void mpi_borrow(CommContext* w) {
     MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);
