@@ -520,7 +520,7 @@ static inline void mpi_meet(Comm* c, char* address) {
     e->world = c;
     e->address = address;
     c->link = mpi_link_new(e, c->size);
-    int rc = pthread_create(&e->thread, NULL, mpi_thread, e);
+    int rc = thread_start(&e->thread, mpi_thread, e);
     require(rc == 0, "the communication thread cannot be started: %s", strerror(rc));
     pthread_mutex_lock(&w->lock);
     while (!e->up) pthread_cond_wait(&w->changed, &w->lock);
