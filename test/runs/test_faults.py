@@ -65,7 +65,8 @@ def running(folder, stage, *options, ranks=2, **env):
             assert len(pids) == ranks and not run.done(), run.result() if run.done() else pids
             yield run, steps, [pids[rank] for rank in range(ranks)]
         finally:
-            for pid in pids.values() if not run.done() else (): os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                for pid in pids.values() if not run.done() else (): os.kill(pid, signal.SIGKILL)
 
 
 def signals(task, field):

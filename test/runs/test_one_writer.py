@@ -1,6 +1,6 @@
 """A folder given by --out has one writer. A second run waits for the first one to end, for ten seconds at most, and then says which run is
 writing there. Ranks whose launcher was killed are waited for in the same way. (test/unit/test_writer_lock.c: ranks that come and go.)"""
-import contextlib, os, re, shutil, signal, socket, subprocess, time
+import contextlib, os, re, shutil, signal, socket, subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
