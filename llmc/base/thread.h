@@ -1,9 +1,9 @@
 /*
 thread.h - threads on which no signal handler runs.
 
-A handler must not interrupt a product of oneDNN, whose generated code keeps data where the kernel puts the handler's frame
-(doc/02_ddp.md, "Signals"). So no thread that computes may run one. A thread starts with all signals blocked except those of its own
-faults, and so do the threads that a library starts from it, as MPI does.
+A handler that interrupts a product of oneDNN may damage memory, because the generated code moves the stack pointer to where its data
+are (doc/02_ddp.md, "Signals"). No thread that computes may therefore run one. Our threads start with all signals blocked except those of
+their own faults, and the threads that a library such as MPI starts from them inherit this.
 */
 #ifndef LLMC_THREAD_H
 #define LLMC_THREAD_H

@@ -8,14 +8,15 @@ why:
     a wait is longer than the deadline      ranks that have not issued that operation are missing, or else silent ranks are
 A stopped process and a machine that is gone close no connection: the deadline finds them. Time in which the watchdog's own process
 was stopped does not count: all ranks may have been suspended together. If rank 0 itself is gone or silent, each of the other ranks finds
-that out by itself. Then every rank prints the reason, writes its last operations, and leaves with status 1. After an error of one rank's own the others may be about to report theirs: they have control_leave_seconds
-for it, and the first to leave waits for them, because launchers kill the rest when a rank has ended. It ends early when all have
-spoken, or when those that have not wait for operations that need those that have.
+that out by itself. Then every rank prints the reason, writes its last operations, and leaves with status 1. After an error of one
+rank's own the others may be about to report theirs: they have control_leave_seconds for it, and the first to leave waits for them,
+because launchers kill the rest when a rank has ended. It ends early when all have spoken, or when those that have not wait for operations
+that need those that have.
 
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
-No other thread runs a signal's handler (base/thread.h): the main thread blocks SIGTERM before it starts the first of OpenMP's, and the
-watchdog reads that signal from a file. Only a crash is handled where it happens.
+No other thread runs a signal handler (base/thread.h): the main thread blocks SIGTERM before OpenMP starts its threads, and the watchdog
+reads that signal from a file descriptor. Only a crash is handled where it happens.
 
 In this thread only watchdog_exit and watchdog_check_sigterm may end the process, by _exit or a signal: exit() would run
 code in which other threads may be stuck. (While NCCL is open, die ends it by watchdog_leave.) c->lock guards all of Control;
@@ -33,7 +34,7 @@ static struct {
     int wake_fd;                               // the handler of crashes writes to it to wake the watchdog
     int crash, crash_reported;                 // atomic: the signal of a crash; the others know of it
     sigset_t handled, unblocked;               // signals besides SIGTERM that have a handler; the main thread's mask before ours
-    char stack[65536];                         // of that handler on the main thread
+    char stack[65536];                         // on which the handler of crashes runs on the main thread
     struct sigaction before[WATCHDOG_CRASHES]; // the handlers of crashes before ours
     bool has_exit_hook;                        // watchdog_on_exit is registered with atexit
 } watchdog_process;
@@ -624,8 +625,8 @@ static inline void* watchdog_thread(void* argument) {
 
 // ---- signals ----
 
-// Blocks SIGTERM and every signal that has a handler on the main thread, and so on those that it starts from here on. The watchdog's
-// thread takes both. That SIGTERM is ignored, or handled by somebody else, stays so.
+// Blocks SIGTERM, and every other signal that a library handles, on the main thread and on those that it will start. The watchdog
+// reads the one and runs the handlers of the others. SIGTERM stays as it is if it is ignored or has a handler.
 static inline void watchdog_block_signals(Control* c) {
     sigset_t blocked, sigterm;
     sigemptyset(&watchdog_process.handled);
@@ -658,8 +659,8 @@ static inline void watchdog_on_crash(int signal_number, siginfo_t* info, void* c
     if (info->si_code <= 0) raise(signal_number); // sent by a process; a real fault happens again when this returns
 }
 
-// Handles crashes, and passes them on afterwards. On the main thread the handler has a stack of its own, unless a sanitizer has given
-// it one; on others, as OpenMP's, it runs on theirs, which can do no more harm to a process that ends.
+// Handles crashes, and passes them on afterwards. On the main thread the handler has a stack of its own (a sanitizer's, if there is
+// one). OpenMP's threads have none: there it runs on the stack at hand, and may damage memory of a process that ends anyway.
 static inline void watchdog_catch_crashes(void) {
     struct sigaction ours;
     stack_t stack;
@@ -692,14 +693,14 @@ static inline void watchdog_on_exit(void) {
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 2;
-    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) return; // the thread that exits may hold it
+    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) { watchdog_unblock_sigterm(); return; } // the thread that exits may hold it
     c->leaving = true;
     control_wake(c);
     for (double until = now_seconds() + c->grace + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (ended) pthread_join(c->thread, NULL);
-    watchdog_unblock_sigterm(); // destructors may hang
+    watchdog_unblock_sigterm(); // nobody reads it any more, and destructors may hang
 }
 
 // What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh sets die_leave):

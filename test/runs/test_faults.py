@@ -77,7 +77,7 @@ def signals(task, field):
 
 @pytest.mark.parametrize("stage", ["ddp", "fsdp", *map(rest, ("zero", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
 def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(stage, tmp_path):
-    """Every rank is told to end 1,000 times while it computes. As long as rank 0 may still say why, it goes on; so it ends after its last
+    """Every rank is told 1,000 times to end. It goes on while rank 0 may still say why (SHARD_LEAVE_SECONDS), so it ends after its last
     step, when it has saved."""
     ranks = 4 if stage == "3d" else 2
     mesh = "--mesh dp=2,tp=2" if stage == "3d" else ""
@@ -85,7 +85,7 @@ def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(sta
         for pid in pids:
             handled = signals(Path(f"/proc/{pid}"), "SigCgt") - FAULTS
             blocked = [signals(task, "SigBlk") for task in Path(f"/proc/{pid}/task").iterdir()]
-            assert sum(not handled <= some for some in blocked) <= 1, f"threads with signals blocked, {blocked}, of those handled, {handled}"
+            assert sum(not handled <= some for some in blocked) <= 1, f"{handled} are handled, and threads block {blocked}"
             assert all(signal.SIGTERM in some for some in blocked), blocked
         sent = 0
         while sent < 1000: # in the first half of the run, however fast it is
