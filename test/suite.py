@@ -2,7 +2,7 @@
 
 A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is relative
 to the repository's root, where pytest runs."""
-import fcntl, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile
+import fcntl, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
 from pathlib import Path
 import numpy as np
 import pytest
@@ -173,6 +173,14 @@ def succeeds(*arguments, **settings):
     run = command(*arguments, **settings)
     assert run.status == 0, run
     return run
+
+
+def until(condition, seconds=120):
+    """Waits for what must come to be."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not come to be"
+        time.sleep(0.01)
 
 
 def executable(path, script, shell="/bin/sh"):

@@ -591,7 +591,7 @@ static inline void mpi_meet(Comm* c, char* address) {
     pthread_cond_init(&e->work, &clock);
     pthread_condattr_destroy(&clock);
     e->crowded = c->world->control->ranks.local_size > sysconf(_SC_NPROCESSORS_ONLN);
-    int rc = pthread_create(&e->thread, NULL, mpi_thread, e);
+    int rc = thread_start(&e->thread, mpi_thread, e);
     require(rc == 0, "the communication thread cannot be started: %s", strerror(rc));
     pthread_mutex_lock(&w->lock);
     while (!e->up) pthread_cond_wait(&w->changed, &w->lock);

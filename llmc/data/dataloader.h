@@ -18,11 +18,11 @@ A background thread reads ahead, so that no step waits for a disk.
 #include "../device/device.h"
 #include "../base/folder.h"
 #include "../base/rng.h"
+#include "../base/thread.h"
 #include "mask.h"
 #include "tokenizer.h"
 #include "tokens.h"
 #include <glob.h>
-#include <pthread.h>
 
 typedef struct {
     int B, T, V;            // sequences per micro-batch, tokens per sequence, vocabulary
@@ -307,7 +307,7 @@ static inline void dataloader_seek(DataLoader* d, long long epoch, long long pos
     DataCursor before = { epoch, position - d->shape.global_batch, d->accumulation - 1 };
     d->next = d->reading = dataloader_after(d, before);
     d->produced = d->consumed = d->held = 0;
-    int rc = pthread_create(&d->thread, NULL, dataloader_thread, d);
+    int rc = thread_start(&d->thread, dataloader_thread, d);
     require(rc == 0, "%s: cannot start the thread that reads ahead: %s", d->option, strerror(rc));
     d->running = true;
 }

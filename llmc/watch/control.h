@@ -27,7 +27,7 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     c->timeout = timeout;
     c->grace = control_leave_seconds();
     c->out = out;
-    c->listener = c->wake[0] = c->wake[1] = c->progress.fd = -1;
+    c->listener = c->wake[0] = c->wake[1] = c->sigterm = c->progress.fd = -1;
     flight_recorder_init(&c->recorder);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
@@ -36,7 +36,7 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     c->peers = (ControlPeer*)xcalloc((size_t)c->num_peers, sizeof(ControlPeer));
     for (int i = 0; i < c->num_peers; i++) c->peers[i].fd = -1;
     c->peers[0].beat.waited = -1;
-    c->polled = (struct pollfd*)xcalloc((size_t)c->num_peers + CONTROL_STRANGERS + 2, sizeof(struct pollfd));
+    c->polled = (struct pollfd*)xcalloc((size_t)c->num_peers + CONTROL_STRANGERS + 3, sizeof(struct pollfd));
 }
 
 // Returns a listening socket on every interface, or on the loopback interface only; -1 if the family is not available.

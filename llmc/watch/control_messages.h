@@ -6,7 +6,7 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 */
 #ifndef LLMC_CONTROL_MESSAGES_H
 #define LLMC_CONTROL_MESSAGES_H
-#include "../base/common.h"
+#include "../base/thread.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -15,8 +15,8 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/random.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include "flight_recorder.h"
 #include "ranks.h"
@@ -29,6 +29,7 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
 #define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
 #define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
+#define CONTROL_STOPPED 1.0              // seconds beyond a beat after which a turn of the watchdog shows that its process was stopped
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 
 // Returns the seconds in which the others may report errors of their own, before that of a rank that leaves ends them:
@@ -103,16 +104,17 @@ typedef struct {
     ControlPeer* peers;        // rank 0: (size), all by rank; others: (1), rank 0
     int num_peers, joined;
     ControlPeer strangers[CONTROL_STRANGERS];
-    struct pollfd* polled;     // (num_peers + CONTROL_STRANGERS + 2), owned
+    struct pollfd* polled;     // (num_peers + CONTROL_STRANGERS + 3), owned
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool ended;                // the watchdog has ended
     bool leaving, stopping;    // requests to it: an exit() elsewhere; the end of the run
     bool left;                 // it has told the others of that exit()
-    bool catches;              // it handles SIGTERM: there was no handler before
+    int sigterm;               // a signalfd; -1: SIGTERM is ignored, or has a handler of somebody else's
+    bool told;                 // SIGTERM has come
     pid_t process;
-    double last_beat;          // when this rank last sent heartbeats
+    double turn, last_beat;    // when the watchdog last looked at the clock, and last sent heartbeats
     double sigterm_at;         // when SIGTERM was noticed, 0: not
     ControlReason reason;      // why the run ends
     char why[1024];            // the same in words

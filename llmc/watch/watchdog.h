@@ -6,13 +6,17 @@ why:
     a connection closed without a goodbye   that rank died
     a rank says that it leaves              it has reported an error of its own
     a wait is longer than the deadline      ranks that have not issued that operation are missing, or else silent ranks are
-A stopped process and a machine that is gone close no connection: the deadline finds them. If rank 0 itself is gone or
-silent, each of the other ranks finds that out by itself. Then every rank prints the reason, writes its last operations, and
-leaves with status 1. After an error of one rank's own the others may be about to report theirs: they have control_leave_seconds
-for it, and the first to leave waits for them, because launchers kill the rest when a rank has ended. It ends early when all have
-spoken, or when those that have not wait for operations that need those that have.
+A stopped process and a machine that is gone close no connection: the deadline finds them. Time in which the watchdog's own process
+was stopped does not count: all ranks may have been suspended together. If rank 0 itself is gone or silent, each of the other ranks finds
+that out by itself. Then every rank prints the reason, writes its last operations, and leaves with status 1. After an error of one
+rank's own the others may be about to report theirs: they have control_leave_seconds for it, and the first to leave waits for them,
+because launchers kill the rest when a rank has ended. It ends early when all have spoken, or when those that have not wait for operations
+that need those that have.
 
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
+
+No other thread runs a signal handler (base/thread.h): the main thread blocks SIGTERM before OpenMP starts its threads, and the watchdog
+reads that signal from a file descriptor. Only a crash is handled where it happens.
 
 In this thread only watchdog_exit and watchdog_check_sigterm may end the process, by _exit or a signal: exit() would run
 code in which other threads may be stuck. (While NCCL is open, die ends it by watchdog_leave.) c->lock guards all of Control;
@@ -27,8 +31,10 @@ c->recorder has a lock of its own, taken after it.
 static const int watchdog_crash_signals[WATCHDOG_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
 static struct {
     Control* control;                          // of this process, while its watchdog runs
-    int wake_fd;                               // signal handlers write to it to wake the watchdog
-    int sigterm, crash, crash_reported;        // atomic: SIGTERM has come; the signal of a crash; the others know of it
+    int wake_fd;                               // the handler of crashes writes to it to wake the watchdog
+    int crash, crash_reported;                 // atomic: the signal of a crash; the others know of it
+    sigset_t handled, unblocked;               // signals besides SIGTERM that have a handler; the main thread's mask before ours
+    char stack[65536];                         // on which the handler of crashes runs on the main thread
     struct sigaction before[WATCHDOG_CRASHES]; // the handlers of crashes before ours
     bool has_exit_hook;                        // watchdog_on_exit is registered with atexit
 } watchdog_process;
@@ -378,6 +384,7 @@ static inline void watchdog_poll(Control* c, double seconds) {
     int n = 0;
     watchdog_poll_add(c, &n, c->wake[0], false);
     watchdog_poll_add(c, &n, c->listener, false);
+    watchdog_poll_add(c, &n, c->sigterm, false);
     for (int i = 0; i < CONTROL_STRANGERS; i++) watchdog_poll_add(c, &n, c->strangers[i].fd, false);
     for (int i = 0; i < c->num_peers; i++) {
         control_flush(&c->peers[i]);
@@ -389,7 +396,9 @@ static inline void watchdog_poll(Control* c, double seconds) {
     if (ready <= 0) return;
     char drained[64];
     if (c->polled[0].revents) while (read(c->wake[0], drained, sizeof drained) == (ssize_t)sizeof drained) { }
-    const struct pollfd *strangers = c->polled + 2, *peers = strangers + CONTROL_STRANGERS;
+    struct signalfd_siginfo sigterm;
+    if (c->polled[2].revents && read(c->sigterm, &sigterm, sizeof sigterm) == (ssize_t)sizeof sigterm) c->told = true;
+    const struct pollfd *strangers = c->polled + 3, *peers = strangers + CONTROL_STRANGERS;
     for (int i = 0; i < c->num_peers; i++) if (peers[i].revents) watchdog_read(c, &c->peers[i]);
     for (int i = 0; i < CONTROL_STRANGERS; i++) if (strangers[i].revents) watchdog_read(c, &c->strangers[i]);
     if (c->polled[1].revents) watchdog_accept(c);
@@ -504,6 +513,13 @@ static inline void watchdog_announce_exit(Control* c, ControlReason why) {
     }
 }
 
+static inline void watchdog_unblock_sigterm(void) {
+    sigset_t sigterm;
+    sigemptyset(&sigterm);
+    sigaddset(&sigterm, SIGTERM);
+    pthread_sigmask(SIG_UNBLOCK, &sigterm, NULL);
+}
+
 // Does nothing unless another thread has crashed; then the signal's handler waits for this.
 static inline void watchdog_check_crash(Control* c) {
     if (!__atomic_load_n(&watchdog_process.crash, __ATOMIC_ACQUIRE)) return;
@@ -516,19 +532,32 @@ static inline void watchdog_check_crash(Control* c) {
 
 // SIGTERM usually comes from a launcher that has seen a rank end. Rank 0's reason is on its way; if none comes, this rank ends.
 static inline void watchdog_check_sigterm(Control* c, double now) {
-    if (!__atomic_load_n(&watchdog_process.sigterm, __ATOMIC_ACQUIRE)) return;
+    if (!c->told) return;
     if (c->sigterm_at == 0) c->sigterm_at = now;
     bool others_too = c->reason == REASON_SIGTERM;
     if (!others_too && (c->reason != REASON_NONE || now < c->sigterm_at + c->grace)) return;
     char path[4096];
     watchdog_write_log(c, path, sizeof path);
     watchdog_announce_exit(c, REASON_SIGTERM);
-    signal(SIGTERM, SIG_DFL);
-    kill(getpid(), SIGTERM);
+    watchdog_unblock_sigterm();
+    raise(SIGTERM);
     for (;;) pause();
 }
 
 // ---- the thread ----
+
+// A turn that lasted much longer than a beat was one in which this process was stopped. Nobody has waited in that time, or been silent.
+static inline void watchdog_skip_stop(Control* c, double now) {
+    double stopped = now - c->turn - CONTROL_BEAT;
+    c->turn = now;
+    if (stopped < CONTROL_STOPPED) return;
+    pthread_mutex_lock(&c->recorder.lock);
+    c->recorder.since = fmin(now, c->recorder.since + stopped); // a wait may have begun since
+    pthread_mutex_unlock(&c->recorder.lock);
+    for (int i = 0; i < c->num_peers; i++) c->peers[i].heard = fmin(now, c->peers[i].heard + stopped);
+    c->leave_at += stopped;
+    if (c->sigterm_at > 0) c->sigterm_at += stopped;
+}
 
 // Notes this rank's state, sends it, and checks the deadlines. A peer that has not taken the last gets none, lest memory fills.
 static inline void watchdog_beat(Control* c, double now) {
@@ -569,9 +598,12 @@ static inline void watchdog_part(Control* c, double now) {
 
 static inline void* watchdog_thread(void* argument) {
     Control* c = (Control*)argument;
+    pthread_sigmask(SIG_UNBLOCK, &watchdog_process.handled, NULL);
     pthread_mutex_lock(&c->lock);
+    c->turn = now_seconds();
     while (!c->ended) {
         double now = now_seconds();
+        watchdog_skip_stop(c, now);
         if (now >= c->last_beat + CONTROL_BEAT) {
             c->last_beat = now;
             watchdog_beat(c, now);
@@ -593,12 +625,22 @@ static inline void* watchdog_thread(void* argument) {
 
 // ---- signals ----
 
-static inline void watchdog_on_sigterm(int signal_number) {
-    (void)signal_number;
-    int saved = errno;
-    __atomic_store_n(&watchdog_process.sigterm, 1, __ATOMIC_RELEASE);
-    if (write(watchdog_process.wake_fd, "", 1) < 0) { }
-    errno = saved;
+// Blocks SIGTERM, and every other signal that a library handles, on the main thread and on those that it will start. The watchdog
+// reads the one and runs the handlers of the others. SIGTERM stays as it is if it is ignored or has a handler.
+static inline void watchdog_block_signals(Control* c) {
+    sigset_t blocked, sigterm;
+    sigemptyset(&watchdog_process.handled);
+    sigemptyset(&sigterm);
+    sigaddset(&sigterm, SIGTERM);
+    for (int s = 1; s < NSIG; s++) {
+        struct sigaction now;
+        if (signal_is_fault(s) || sigaction(s, NULL, &now) != 0 || now.sa_handler == SIG_IGN) continue;
+        if (now.sa_handler != SIG_DFL) sigaddset(&watchdog_process.handled, s);
+        else if (s == SIGTERM) c->sigterm = signalfd(-1, &sigterm, SFD_CLOEXEC | SFD_NONBLOCK);
+    }
+    blocked = watchdog_process.handled;
+    if (c->sigterm >= 0) sigaddset(&blocked, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &blocked, &watchdog_process.unblocked);
 }
 
 // Gives the watchdog up to a second, and then passes the crash to the handler that was there before.
@@ -617,22 +659,29 @@ static inline void watchdog_on_crash(int signal_number, siginfo_t* info, void* c
     if (info->si_code <= 0) raise(signal_number); // sent by a process; a real fault happens again when this returns
 }
 
-// Handles SIGTERM unless there is a handler already; handles crashes, and passes them on afterwards.
-static inline void watchdog_catch_signals(Control* c) {
-    struct sigaction now, ours;
+// Handles crashes, and passes them on afterwards. On the main thread the handler has a stack of its own (a sanitizer's, if there is
+// one). OpenMP's threads have none: there it runs on the stack at hand, and may damage memory of a process that ends anyway.
+static inline void watchdog_catch_crashes(void) {
+    struct sigaction ours;
+    stack_t stack;
     memset(&ours, 0, sizeof ours);
-    ours.sa_handler = watchdog_on_sigterm;
-    ours.sa_flags = SA_RESTART;
-    if (sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL) c->catches = sigaction(SIGTERM, &ours, NULL) == 0;
     ours.sa_sigaction = watchdog_on_crash;
-    ours.sa_flags = SA_SIGINFO;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    if (sigaltstack(NULL, &stack) == 0 && stack.ss_flags & SS_DISABLE) {
+        memset(&stack, 0, sizeof stack);
+        stack.ss_sp = watchdog_process.stack;
+        stack.ss_size = sizeof watchdog_process.stack;
+        sigaltstack(&stack, NULL);
+    }
     for (int i = 0; i < WATCHDOG_CRASHES; i++) sigaction(watchdog_crash_signals[i], &ours, &watchdog_process.before[i]);
 }
 
+// SIGTERM ends the process at once from here on, also one that came too late for the watchdog.
 static inline void watchdog_release_signals(Control* c) {
     for (int i = 0; i < WATCHDOG_CRASHES; i++) sigaction(watchdog_crash_signals[i], &watchdog_process.before[i], NULL);
-    if (c->catches) signal(SIGTERM, SIG_DFL);
-    if (__atomic_load_n(&watchdog_process.sigterm, __ATOMIC_ACQUIRE)) raise(SIGTERM); // it came too late for the watchdog
+    if (c->sigterm >= 0) close(c->sigterm);
+    pthread_sigmask(SIG_SETMASK, &watchdog_process.unblocked, NULL);
+    if (c->told) raise(SIGTERM);
 }
 
 // ---- beginning and end ----
@@ -644,13 +693,14 @@ static inline void watchdog_on_exit(void) {
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 2;
-    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) return; // the thread that exits may hold it
+    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) { watchdog_unblock_sigterm(); return; } // the thread that exits may hold it
     c->leaving = true;
     control_wake(c);
     for (double until = now_seconds() + c->grace + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (ended) pthread_join(c->thread, NULL);
+    watchdog_unblock_sigterm(); // nobody reads it any more, and destructors may hang
 }
 
 // What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh sets die_leave):
@@ -667,10 +717,11 @@ static inline void watchdog_start(Control* c) {
     watchdog_process.wake_fd = c->wake[1];
     watchdog_process.control = c;
     c->process = getpid();
-    require(pthread_create(&c->thread, NULL, watchdog_thread, c) == 0, "cannot start a thread for the watchdog");
+    watchdog_block_signals(c);
+    require(thread_start(&c->thread, watchdog_thread, c) == 0, "cannot start a thread for the watchdog");
     if (!watchdog_process.has_exit_hook) invariant(atexit(watchdog_on_exit) == 0, "cannot register a function with atexit");
     watchdog_process.has_exit_hook = true;
-    watchdog_catch_signals(c);
+    watchdog_catch_crashes();
 }
 
 // Ends the thread, once it has sent what is queued.

@@ -1,9 +1,12 @@
 """A rank that dies, hangs or differs is named by all ranks: with its operation, and in a pipeline its stage and micro-batch. Ranks that
 find the same error each say so, and build/ranks finds from the ranks' last operations where they parted."""
-import re
+import contextlib, os, re, signal, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import pytest
 from shards import resumed
-from suite import TOKENS, assert_each_says, assert_refused_by_all, assert_same, command, half, program, rest, train, trained
+from suite import (TOKENS, Run, assert_each_says, assert_refused_by_all, assert_same, command, half, program, rest, train, trained,
+                   until)
 
 LONG = 10
 SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 512 --lr 3e-3 "
@@ -32,6 +35,81 @@ def test_build_ranks_finds_the_rank_that_left_out_an_operation():
     found, alone = (command([program("ranks")], some) for some in (files, files[:1]))
     assert found.status == 2 and "rank 2" in found.out, found
     assert alone.status == 0 and "no file of rank" in alone.said, alone
+
+
+# ---- signals ----
+STEPS = 1000
+UNDISTURBED = [SMALL, "--deterministic --save-every 500 --steps", STEPS]
+FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+
+
+@contextlib.contextmanager
+def running(folder, stage, *options, ranks=2, **env):
+    """A run that has made its first step and goes on: a future with its Run, the number of steps it has logged (a function), and the
+    process ids of its ranks, by rank."""
+    name, pids = program(f"train_gpt2_{stage}"), {}
+
+    def steps():
+        return (folder / "metrics.jsonl").read_text().count('"step"') if (folder / "metrics.jsonl").exists() else 0
+
+    with ThreadPoolExecutor() as threads:
+        run = threads.submit(command, [name], *options, ["--out", folder], ranks=ranks, env=env)
+        try:
+            until(lambda: steps() > 0 or run.done())
+            for place in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError): # a process that has ended, or is somebody else's
+                    words, variables = ((place / file).read_bytes().split(b"\0") for file in ("cmdline", "environ"))
+                    if words[0] == name.encode() and str(folder).encode() in words:
+                        rank = next(v for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK="))
+                        pids[int(rank.split(b"=")[1])] = int(place.name)
+            assert len(pids) == ranks and not run.done(), run.result() if run.done() else pids
+            yield run, steps, [pids[rank] for rank in range(ranks)]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                for pid in pids.values() if not run.done() else (): os.kill(pid, signal.SIGKILL)
+
+
+def signals(task, field):
+    """Of /proc/PID/task/TID/status: SigCgt has those with a handler, SigBlk those that the thread has blocked."""
+    mask = int(re.search(rf"^{field}:\s*(\w+)", (task / "status").read_text(), re.M)[1], 16)
+    return {s for s in signal.valid_signals() if mask >> (s - 1) & 1}
+
+
+@pytest.mark.parametrize("stage", ["ddp", "fsdp", *map(rest, ("zero", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
+def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(stage, tmp_path):
+    """Every rank is told 1,000 times to end. It goes on while rank 0 may still say why (SHARD_LEAVE_SECONDS), so it ends after its last
+    step, when it has saved."""
+    ranks = 4 if stage == "3d" else 2
+    mesh = "--mesh dp=2,tp=2" if stage == "3d" else ""
+    with running(tmp_path / "out", stage, *UNDISTURBED, mesh, ranks=ranks, SHARD_LEAVE_SECONDS=3600) as (run, steps, pids):
+        for pid in pids:
+            handled = signals(Path(f"/proc/{pid}"), "SigCgt") - FAULTS
+            blocked = [signals(task, "SigBlk") for task in Path(f"/proc/{pid}/task").iterdir()]
+            assert sum(not handled <= some for some in blocked) <= 1, f"{handled} are handled, and threads block {blocked}"
+            assert all(signal.SIGTERM in some for some in blocked), blocked
+        sent = 0
+        while sent < 1000: # in the first half of the run, however fast it is
+            for _ in range(min(1000, 1 + 2 * 1000 * steps() // STEPS) - sent):
+                for pid in pids: os.kill(pid, signal.SIGTERM)
+                sent += 1
+                time.sleep(0.0002)
+            assert not run.done(), run.result()
+        ended = run.result()
+    assert ended.status != 0 and "error" not in ended.said, ended
+    assert_same(trained(stage, *UNDISTURBED, mesh, ranks=ranks), Run(ended.command, ended.status, ended.out, ended.err, tmp_path / "out"))
+
+
+def test_time_in_which_all_ranks_were_stopped_counts_as_no_wait(tmp_path):
+    """As by scontrol suspend or docker pause. Rank 1 is stopped first, so rank 0 waits for it."""
+    with running(tmp_path / "out", "ddp", *UNDISTURBED, DEADLINE) as (run, _, pids):
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(pids[0], signal.SIGSTOP)
+        time.sleep(5 + 2.5 + 1) # the deadline, and what rank 1 waits longer (CONTROL_SETTLE, CONTROL_PATIENCE)
+        for pid in pids: os.kill(pid, signal.SIGCONT)
+        ended = run.result()
+    assert ended.status == 0, ended
+    assert_same(trained("ddp", *UNDISTURBED, ranks=2), Run(ended.command, ended.status, ended.out, ended.err, tmp_path / "out"))
 
 
 # ---- pipelines. Actions are a fraction of a millisecond, so a heartbeat that tells where a rank is comes much too late. ----

@@ -1,11 +1,11 @@
 """A folder given by --out has one writer. A second run waits for the first one to end, for ten seconds at most, and then says which run is
 writing there. Ranks whose launcher was killed are waited for in the same way. (test/unit/test_writer_lock.c: ranks that come and go.)"""
-import contextlib, os, re, shutil, signal, socket, subprocess, time
+import contextlib, os, re, shutil, signal, socket, subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
 from shards import in_folder, newest
-from suite import ROOT, TOKENS, assert_refused, assert_same, command, environment, launcher, program, rest, trained, words
+from suite import ROOT, TOKENS, assert_refused, assert_same, command, environment, launcher, program, rest, trained, until, words
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 16 --total-batch-size 768 --warmup-steps 0 "
          "--lr-schedule constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --deterministic")
@@ -22,14 +22,6 @@ def options(name, ranks):
 
 def second(folder, name, ranks, *more):
     return in_folder(folder, STAGES[name][0], *options(name, ranks), *more, ranks=ranks, env={"OMP_NUM_THREADS": 1})
-
-
-def until(condition, seconds=120):
-    """Waits for what must come to be."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it has not come to be"
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 #define LLMC_CUDA_DEVICE_CUH
 #include "../device_memory.h"
 #include "../../base/precision.h"
+#include "../../base/thread.h"
 #include "check.cuh"
 #ifndef CUDA_EMULATOR
 #include <nvtx3/nvToolsExt.h>
@@ -107,6 +108,7 @@ static void cuda_choose_environment(void) {
 void device_init(int local_rank, int ranks_per_machine) {
     cuda_host_threads = host_share_threads(ranks_per_machine);
     cuda_choose_environment();
+    sigset_t signals = thread_block_signals(); // the driver starts threads of its own
     int device = local_rank % cuda_count_devices();
     char what[320];
     cuda_device_number = device;
@@ -116,6 +118,7 @@ void device_init(int local_rank, int ranks_per_machine) {
             " CUDA_VISIBLE_DEVICES=N chooses another GPU, make DEVICE=cpu the CPU", what, cuda_device.major, cuda_device.minor);
     cuda_check(cudaSetDevice(device), what);
     cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), what); // the first call that needs it to work
+    pthread_sigmask(SIG_SETMASK, &signals, NULL);
 }
 
 void device_shutdown(void) {

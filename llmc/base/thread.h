@@ -1,0 +1,35 @@
+/*
+thread.h - threads on which no signal handler runs.
+
+A handler that interrupts a product of oneDNN may damage memory, because the generated code moves the stack pointer to where its data
+are (doc/02_ddp.md, "Signals"). No thread that computes may therefore run one. Our threads start with all signals blocked except those of
+their own faults, and the threads that a library such as MPI starts from them inherit this.
+*/
+#ifndef LLMC_THREAD_H
+#define LLMC_THREAD_H
+#include "common.h"
+#include <pthread.h>
+#include <signal.h>
+
+// The signals of a thread's own mistakes, which end the process. The kernel sends them to this thread alone.
+static inline bool signal_is_fault(int s) {
+    return s == SIGSEGV || s == SIGBUS || s == SIGFPE || s == SIGILL || s == SIGABRT || s == SIGTRAP || s == SIGSYS;
+}
+
+// Blocks all signals but faults on this thread and on those that it starts. Returns its mask before, for pthread_sigmask(SIG_SETMASK).
+static inline sigset_t thread_block_signals(void) {
+    sigset_t all, before;
+    sigfillset(&all);
+    for (int s = 1; s < NSIG; s++) if (signal_is_fault(s)) sigdelset(&all, s);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    return before;
+}
+
+// pthread_create; the thread has these signals blocked. Returns 0, or the error.
+static inline int thread_start(pthread_t* thread, void* (*function)(void*), void* argument) {
+    sigset_t before = thread_block_signals();
+    int rc = pthread_create(thread, NULL, function, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+#endif
