@@ -3,7 +3,7 @@ goes wrong while ranks write or read their shards, the last good checkpoint stay
 import os, re
 import pytest
 from shards import PROGRAMS, assert_near_losses, assert_same_files, continued, header, in_folder, resume, resumed, sampled, saved
-from suite import TOKENS, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
+from suite import TINY, TOKENS, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
 
 LONG = 6
 def assert_near(a, b):
@@ -122,6 +122,20 @@ def test_bf16_is_continued_to_the_bit_in_rank_order(name, by, ranks, tmp_path):
 def test_bf16_is_continued_on_other_ranks_with_nearly_the_same_losses(name, by, ranks, tmp_path):
     run = saved(name, precision="bf16")
     assert_near_losses(run, continued(run, tmp_path, 5, by, ranks, precision="bf16"))
+
+
+# ---- a checkpoint that was moved to another disk, and linked back ----
+@pytest.mark.parametrize("stage, ranks", [("single", None), rest("fsdp", 2)])
+def test_pruning_unlinks_a_link_and_leaves_what_it_leads_to(stage, ranks, tmp_path):
+    """test/unit/test_checkpoint.c has links in every place."""
+    out, archive, run = tmp_path / "out", tmp_path / "archive", [stage, TINY, "--batch-size 8 --save-every 1 --keep 2"]
+    assert in_folder(out, *run, "--steps 2", ranks=ranks).status == 0
+    (out / "step_00000001").rename(archive)
+    (out / "step_00000001").symlink_to(archive)
+    before = {path.name: path.read_bytes() for path in archive.iterdir()}
+    for steps in 3, 4: resumed(out, *run, "--steps", steps, ranks=ranks)
+    assert {path.name: path.read_bytes() for path in archive.iterdir()} == before
+    assert sorted(path.name for path in out.iterdir()) == ["metrics.jsonl", "step_00000003", "step_00000004"]
 
 
 # ---- damage is found by ranks that each read a part ----
