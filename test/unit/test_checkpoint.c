@@ -37,7 +37,7 @@ void after_each(void) { remove_tree(out); }
 static TrainState state_at(long long step, DType dtype) {
     static char options[] = "{\"lr\":0.1,\"model\":\"d2\"}";
     static TrainState s; // without bytes between its fields that are not set
-    s = (TrainState){ .config = config, .dtype = dtype, .has_optimizer = true, .step = step, .epoch = 3, .position = 17, .seed = 1337,
+    s = (TrainState){ .config = config, .dtype = dtype, .has_optimizer = true, .step = step, .epoch = 3, .position = 17, .tokens = step * 96, .seed = 1337,
                       .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2, .seq_len = 3, .options = options };
     return s;
 }
