@@ -188,7 +188,7 @@ class Grader:
         if not metrics.exists():
             run.failed, run.wrong = "it wrote no metrics", False
             return
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        records = [json.loads(line) for line in metrics.read_text().splitlines() if line.strip()]
         run.steps = [record for record in records if "loss" in record]
         run.of = next(record["run"] for record in records if "run" in record)
 

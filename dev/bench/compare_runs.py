@@ -14,7 +14,7 @@ FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "coun
 
 
 def metrics(path):
-    with open(path) as file: lines = [x for x in map(json.loads, file) if "step" in x]
+    with open(path) as file: lines = [x for x in map(json.loads, filter(str.strip, file)) if "step" in x]
     return {(x["step"], field): x[field] for x in lines for field in FIELDS if field in x
             and not (field == "loss" and x.get("counted") == 0)}
 

@@ -217,7 +217,7 @@ class Run:
     def __init__(self, out, log=None):
         text = (Path(out) / "metrics.jsonl").read_text()
         # a run that was ended has a torn last line
-        self.lines = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+        self.lines = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines() if line.strip()]
         self.about = next((line["run"] for line in self.lines if "run" in line), {})
         self.steps = [line for line in self.lines if "step" in line and "loss" in line]
         self.losses = [(line["step"], line["val_loss"]) for line in self.lines if "val_loss" in line]

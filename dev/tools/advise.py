@@ -25,7 +25,7 @@ WHAT_CAUSES_ARE = {
 
 class Run:
     def __init__(self, path):
-        lines = [parse_json(line) for line in read_bytes(path, REMEDY).splitlines()]
+        lines = [parse_json(line) for line in read_bytes(path, REMEDY).splitlines() if line.strip()]
         self.about = next((line["run"] for line in reversed(lines) if "run" in line), None)  # a resumed run has one more
         found = [line["diagnosis"] for line in lines if isinstance(line.get("diagnosis"), dict)]
         is_run = isinstance(self.about, dict) and isinstance(self.about.get("options"), dict)

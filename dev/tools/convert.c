@@ -346,7 +346,7 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     write_weights(&r, dtype);
     checkpoint_close(&r); // verifies what was read, before the folder gets its name
     write_config(c, dtype, tokenizer[0] ? write_tokenizer(tokenizer, c) : c.V - 1);
-    require_written(folder_publish(hf_out), "");
+    if (!folder_publish(hf_out)) folder_die_complete(hf_out);
     printf("%s: AutoModelForCausalLM.from_pretrained(\"%s\") loads it, in %s\n", hf_out, hf_out, dtype_name(dtype));
     free(hf_out);
 }

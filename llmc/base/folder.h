@@ -133,9 +133,18 @@ static inline bool folder_make(const char* path) {
     return made;
 }
 
-// Removes a folder and the files in it. Fails if a folder is inside: nothing here makes one, so it is the user's.
+// Returns whether the path itself is a symbolic link, whether or not it leads anywhere.
+static inline bool path_is_link(const char* path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+}
+
+// Removes a folder and the files in it. Fails if a folder is inside: nothing here makes one, so it is the user's. A link is
+// unlinked and what it leads to stays, because that is the user's as well: an old checkpoint on another disk, say.
 static inline bool folder_remove(const char* path) {
-    DIR* folder = opendir(path);
+    if (path_is_link(path)) return unlink(path) == 0;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR* folder = fd >= 0 ? fdopendir(fd) : NULL;
     if (folder == NULL) return errno == ENOENT;
     bool removed = true;
     for (struct dirent* e = readdir(folder); e != NULL && removed; e = readdir(folder)) {
@@ -152,15 +161,17 @@ static inline bool folder_remove(const char* path) {
 static inline bool folder_sync(const char* path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return false;
-    bool synced = fsync(fd) == 0 || errno == EINVAL; // some network file systems have nothing to sync in a folder
+    // Some network and FUSE file systems have nothing to sync in a folder.
+    bool synced = fsync(fd) == 0 || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS;
     int reason = errno;
     close(fd);
     errno = reason;
     return synced;
 }
 
-// Returns true if a new folder can have this name: nothing has it, or only an empty folder.
+// Returns true if a new folder can have this name: nothing has it, or only an empty folder, which no link may stand for.
 static inline bool folder_is_free(const char* path) {
+    if (path_is_link(path)) return false;
     DIR* folder = opendir(path);
     if (folder == NULL) return errno == ENOENT;
     int entries = 0;
@@ -195,14 +206,26 @@ static inline bool folder_begin(const char* path) {
     return made;
 }
 
-// Gives the filled folder, whose files are synced, its final name, which must be free. If this fails it can be repeated.
+// Gives the filled folder, whose files are synced, its final name, which must be free. If this fails it can be repeated, and
+// from here on no exit removes the folder: all its work is done.
 static inline bool folder_publish(const char* path) {
     char *temporary = folder_temporary(path), *parent = path_parent(path);
-    bool renamed = folder_sync(temporary) && rename(temporary, path) == 0;
-    if (renamed) { free(folder_unfinished); folder_unfinished = NULL; }
-    bool published = renamed && folder_sync(parent);
+    free(folder_unfinished);
+    folder_unfinished = NULL;
+    bool published = folder_sync(temporary) && rename(temporary, path) == 0 && folder_sync(parent);
     free(parent);
     free(temporary);
     return published;
+}
+
+// Dies after folder_publish has failed, and says where the complete folder is.
+__attribute__((noreturn))
+static inline void folder_die_complete(const char* path) {
+    const char* reason = strerror(errno);
+    char* temporary = folder_temporary(path);
+    require(path_exists(temporary), "%s: it is complete, but its name may not survive a power cut: %s; check the disk", path,
+            reason);
+    die("%s: cannot be given its name: %s; it is complete in %s: rename that folder before another run clears it away", path,
+        reason, temporary);
 }
 #endif

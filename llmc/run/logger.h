@@ -97,24 +97,32 @@ static inline void logger_write(Logger* g, json_t* object) {
     json_decref(object);
 }
 
-// Returns whether a line of metrics.jsonl is whole and speaks of no step after `last`.
-static inline bool logger_line_stays(const char* line, size_t n, long long last) {
-    if (n == 0 || line[n - 1] != '\n') return false;
+// Returns whether a line of metrics.jsonl, which is whole, speaks of a step after `last`. One that is no JSON speaks of none.
+static inline bool logger_line_is_later(const char* line, size_t n, long long last) {
     json_t* object = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
-    json_t* step = json_object_get(object, "step");
-    bool stays = json_is_object(object) && (step == NULL || json_integer_value(step) <= last);
+    bool is_later = json_integer_value(json_object_get(object, "step")) > last;
     json_decref(object);
-    return stays;
+    return is_later;
 }
 
-// Cuts off what a run wrote after the checkpoint that is resumed from: these steps will be done again. A torn line goes, too.
+// Cuts off what a run wrote after the checkpoint that is resumed from: these steps will be done again. A torn line at the end goes,
+// too, and every other line stays, whatever is in it.
 static inline void logger_cut(Logger* g, long long resumed_step) {
     char* line = NULL;
     size_t capacity = 0;
     ssize_t n;
     off_t end = 0;
-    while ((n = getline(&line, &capacity, g->file)) > 0 && logger_line_stays(line, (size_t)n, resumed_step)) end += n;
+    int cut = 0;
+    bool is_torn = false;
+    while ((n = getline(&line, &capacity, g->file)) > 0) {
+        is_torn = line[n - 1] != '\n';
+        if (cut > 0 || is_torn || logger_line_is_later(line, (size_t)n, resumed_step)) cut++;
+        else end += n;
+    }
     free(line);
+    if (cut > 0)
+        printf("metrics    %d line%s cut from the end of %s%s: steps after %lld are done again\n", cut, cut == 1 ? "" : "s",
+               g->path, is_torn ? ", the last one torn" : "", resumed_step);
     require(!ferror(g->file), "%s: cannot be read: %s", g->path, strerror(errno));
     require(ftruncate(fileno(g->file), end) == 0 && fseeko(g->file, 0, SEEK_END) == 0, "%s: cannot be cut at byte %lld: %s",
             g->path, (long long)end, strerror(errno));

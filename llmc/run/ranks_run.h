@@ -168,7 +168,7 @@ static inline bool ranks_checks(const Run* run, long long step) {
 // As run_save, collective; who writes is run->ranks->share.
 static inline void ranks_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
-    ranks_pieces_save(&run->ranks->context.comm, run->o.out, &state, run->o.keep, run->ranks->share, ranges, num_ranges);
+    ranks_pieces_save(&run->ranks->context.comm, run->o.out, &state, run_keeps(run), run->ranks->share, ranges, num_ranges);
     free(state.options);
     logger_say("saved step %lld under %s\n", step, run->o.out);
 }

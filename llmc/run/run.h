@@ -39,6 +39,8 @@ typedef struct {
     Logger log;
     json_t* record;                 // the facts in the log's first line; owned, until run_begin
     int updates;                    // AdamW updates so far
+    long long tokens;               // seen so far, of all ranks and of the runs that this one continues
+    bool skipped;                   // the last step: its gradients were not finite
     long long first;                // steps done before this run
     size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the stage
     double step_began;              // now_seconds
@@ -157,6 +159,7 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
         const TrainState* s = &r->state;
         run->updates = (int)s->adamw_t;
         run->first = s->step;
+        run->tokens = s->tokens >= 0 ? s->tokens : s->step * run->tokens_per_step;
         dataloader_seek(&run->train, s->epoch, s->position);
         bool same = s->dtype == FLOATX_DTYPE; // a loss scale of another precision is useless here
         if (same) run->scaler.scale = s->loss_scale;
@@ -231,6 +234,7 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.step = step;
     state.epoch = run->train.next.epoch;
     state.position = run->train.next.position;
+    state.tokens = run->tokens;
     state.adamw_t = run->updates;
     state.loss_scale = run->scaler.scale;
     state.good_steps = run->scaler.good_steps;
@@ -241,10 +245,13 @@ static inline TrainState run_state(const Run* run, long long step) {
     json_decref(options);
     return state;
 }
+// Returns how many checkpoints stay; 0: all. After a skipped step none is removed: a run that diverges needs the older ones.
+static inline long long run_keeps(const Run* run) { return run->skipped ? 0 : run->o.keep; }
+
 // Saves these ranges, with all that a run needs to continue after `step`.
 static inline void run_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
-    param_ranges_save(run->o.out, &state, run->o.keep, ranges, num_ranges);
+    param_ranges_save(run->o.out, &state, run_keeps(run), ranges, num_ranges);
     free(state.options);
     logger_say("saved step %lld under %s\n", step, run->o.out);
 }
@@ -268,7 +275,7 @@ static inline StepLog run_step_log(const Run* run, const StepStats* s, long long
     l.param_norm = logged_norm(sqrt(s->param_square));
     l.lr = run->lr;
     l.loss_scale = run->scaler.scale;
-    l.tokens = l.step * run->tokens_per_step;
+    l.tokens = run->tokens;
     l.tokens_per_s = (double)run->tokens_per_step / seconds;
     l.step_ms = 1e3 * seconds;
     l.flops = gpt2_flops_per_token(run->config, (int)run->o.seq_len) * (double)run->tokens_per_step;
@@ -282,7 +289,9 @@ static inline StepLog run_step_log(const Run* run, const StepStats* s, long long
 
 // Logs step `step`, counted from 0. Dies if training no longer makes progress.
 static inline void run_log_step(Run* run, long long step, const StepStats* stats, double seconds) {
+    run->tokens += run->tokens_per_step;
     StepLog l = run_step_log(run, stats, step, seconds);
+    run->skipped = l.skipped;
     logger_step(&run->log, &l);
     loss_scaler_update(&run->scaler, !l.skipped);
     require_progress(&run->scaler, &run->o, l.step, l.loss);

@@ -57,7 +57,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
     char* text = NULL;
     size_t capacity = 0, n = 0;
     double* rates = NULL;
-    long long lines = 0, tokens = 0;
+    long long lines = 0, seen = 0, tokens = 0; // of a step: a resumed run may have steps of two sizes
     FILE* f = fopen(path, "r");
     require(f != NULL, "--single-throughput %s: neither a number of tokens per second above 0 nor a file that can be read (%s);"
             " give the metrics.jsonl of a run on one rank, or a number", path, strerror(errno));
@@ -72,7 +72,8 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
         double rate = json_number_value(json_object_get(line, "tokens_per_s"));
         json_int_t step = json_integer_value(json_object_get(line, "step"));
         if (rate > 0 && step > 0) {
-            tokens = json_integer_value(json_object_get(line, "tokens")) / step;
+            tokens = json_integer_value(json_object_get(line, "tokens")) - seen;
+            seen += tokens;
             rates = (double*)xrealloc(rates, (n + 1) * sizeof(double));
             rates[n++] = rate;
         }

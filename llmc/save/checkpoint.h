@@ -239,15 +239,16 @@ static inline void checkpoint_prune(const char* out, long long step, long long k
     free(steps);
 }
 
-// Gives the filled folder its final name. One that has the name already steps aside first, under a name that
-// checkpoint_newest knows, so that there is a good checkpoint at every instant.
+// Gives the filled folder its final name. A folder, or a link to one, that has the name already steps aside first, under a name
+// that checkpoint_newest knows, so that there is a good checkpoint at every instant. Whatever fails, the new one stays.
 static inline void checkpoint_publish(CheckpointWriter* w) {
     if (folder_publish(w->final_path)) return;
-    if (errno != ENOTEMPTY && errno != EEXIST) checkpoint_fail(w, w->final_path, "given its name");
+    bool is_taken = errno == ENOTEMPTY || errno == EEXIST || (errno == ENOTDIR && path_is_link(w->final_path));
+    if (!is_taken) folder_die_complete(w->final_path);
     char* parent = path_parent(w->final_path);
     char* aside = format_string("%s/" CHECKPOINT_REPLACED "%s", parent, path_name(w->final_path));
     if (!folder_remove(aside) || rename(w->final_path, aside) != 0 || !folder_publish(w->final_path))
-        checkpoint_fail(w, w->final_path, "replaced");
+        folder_die_complete(w->final_path);
     free(aside);
     free(parent);
 }

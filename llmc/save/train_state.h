@@ -35,6 +35,7 @@ typedef struct {
     bool has_optimizer;        // false: weights only
     long long step;            // steps done
     long long epoch, position; // of the data: the next sequence to be seen
+    long long tokens;          // seen so far; -1: written before this was kept
     long long adamw_t;         // updates done: steps except those skipped because of Inf or NaN
     double loss_scale;
     long long good_steps;      // since the loss scale changed last
@@ -85,6 +86,7 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
                              "loss_scale", s->loss_scale, "good_steps", (json_int_t)s->good_steps,
                              "options", options, "checksums", sums);
     invariant(root != NULL, "state.json cannot be made: the loss scale is %g", s->loss_scale);
+    if (s->tokens >= 0) json_object_set_new(root, "tokens", json_integer(s->tokens));
     if (s->shards > 0) json_object_set_new(root, "shards", json_integer(s->shards));
     json_object_set_new(root, "checksum_of_this", train_state_checksum(root));
     char* text = json_dumps(root, JSON_INDENT(2));
@@ -152,6 +154,7 @@ static inline void train_state_numbers(const json_t* root, TrainState* s, FileSo
     s->seq_len = train_state_integer(data, "seq_len", 1, s->config.max_T, from);
     s->epoch = train_state_integer(data, "epoch", 0, big, from);
     s->position = train_state_integer(data, "position", 0, big, from);
+    s->tokens = json_object_get(root, "tokens") ? train_state_integer(root, "tokens", 0, INT64_MAX, from) : -1;
     s->adamw_t = train_state_integer(root, "adamw_t", 0, s->step, from);
     s->good_steps = train_state_integer(root, "good_steps", 0, s->step, from);
     s->loss_scale = json_number_value(json_object_get(root, "loss_scale"));

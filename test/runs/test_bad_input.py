@@ -4,7 +4,7 @@ import os, re, shutil
 from pathlib import Path
 import pytest
 from shards import in_folder, newest
-from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, command, launcher, program, trained
+from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, command, launcher, program, rest, trained
 
 LONG = 10
 
@@ -148,6 +148,17 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(file, copy):
     os.mkfifo(copy / file)
     assert_refused(resume(copy), f"{file.split('/')[-1]}: is a pipe, not a file")
     if "/" in file: assert_refused(run("--init-from", copy / "step_00000002"), "is a pipe, not a file")
+
+
+@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2), rest("pp", 2)])
+def test_a_run_that_diverges_keeps_its_last_checkpoint_before(stage, ranks, tmp_path):
+    run = in_folder(tmp_path, stage, TINY, "--batch-size 8 --warmup-steps 0 --lr-schedule constant --lr 1000 --save-every 1 --keep 2 --steps 40",
+                    ranks=ranks)
+    assert_refused(run, "steps in a row")
+    diverged = 1 + run.series("skipped").index(True)
+    assert 2 < diverged < newest(tmp_path) # skipped steps were saved as well
+    assert min(int(path.name[5:]) for path in tmp_path.glob("step_*")) == diverged - 2
+    assert command([program(f"train_gpt2_{stage}")], TINY, "--steps 0 --init-from", tmp_path / f"step_{diverged - 1:08}", ranks=ranks).status == 0
 
 
 def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):

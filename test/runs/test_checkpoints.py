@@ -1,9 +1,9 @@
 """Checkpoints of all stages, whole and sharded: every program on any number of ranks and any mesh continues every other's. Whatever
 goes wrong while ranks write or read their shards, the last good checkpoint stays, and all ranks end."""
-import os, re
+import json, os, re, shutil
 import pytest
 from shards import PROGRAMS, assert_near_losses, assert_same_files, continued, header, in_folder, resume, resumed, sampled, saved
-from suite import TOKENS, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
+from suite import TINY, TOKENS, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
 
 LONG = 6
 def assert_near(a, b):
@@ -122,6 +122,49 @@ def test_bf16_is_continued_to_the_bit_in_rank_order(name, by, ranks, tmp_path):
 def test_bf16_is_continued_on_other_ranks_with_nearly_the_same_losses(name, by, ranks, tmp_path):
     run = saved(name, precision="bf16")
     assert_near_losses(run, continued(run, tmp_path, 5, by, ranks, precision="bf16"))
+
+
+# ---- a checkpoint that was moved to another disk, and linked back ----
+@pytest.mark.parametrize("stage, ranks", [("single", None), rest("fsdp", 2)])
+def test_pruning_unlinks_a_link_and_leaves_what_it_leads_to(stage, ranks, tmp_path):
+    """test/unit/test_checkpoint.c has links in every place."""
+    out, archive, run = tmp_path / "out", tmp_path / "archive", [stage, TINY, "--batch-size 8 --save-every 1 --keep 2"]
+    assert in_folder(out, *run, "--steps 2", ranks=ranks).status == 0
+    (out / "step_00000001").rename(archive)
+    (out / "step_00000001").symlink_to(archive)
+    before = {path.name: path.read_bytes() for path in archive.iterdir()}
+    for steps in 3, 4: resumed(out, *run, "--steps", steps, ranks=ranks)
+    assert {path.name: path.read_bytes() for path in archive.iterdir()} == before
+    assert sorted(path.name for path in out.iterdir()) == ["metrics.jsonl", "step_00000003", "step_00000004"]
+
+
+# ---- what a run counts and keeps ----
+@pytest.mark.parametrize("stage", ["ddp", rest("zero"), rest("fsdp")])
+def test_tokens_are_counted_by_what_each_step_had(stage, tmp_path):
+    """Also where the state was written before it had a count: then as if all steps had been as large."""
+    run = [stage, TINY, "--seq-len 16 --batch-size 4 --total-batch-size 0"]
+    assert in_folder(tmp_path, *run, "--steps 3", ranks=2).status == 0
+    shutil.copytree(tmp_path, tmp_path / "old")
+    again = resumed(tmp_path, *run, "--steps 4", ranks=4)
+    assert again.series("tokens") == [128, 256, 384, 640]
+    assert json.loads((again.checkpoint() / "state.json").read_text())["tokens"] == 640
+    forget(tmp_path / "old/step_00000003/state.json", "tokens")
+    assert resumed(tmp_path / "old", *run, "--steps 5", ranks=4).series("tokens") == [128, 256, 384, 1024, 1280]
+
+
+def forget(path, member):
+    """Leaves a member out of a state.json, and renews its checksum (llmc/base/checksum.h)."""
+    floats, mask, total = [], (1 << 64) - 1, 0 # numbers as C prints them
+    fields = json.loads(path.read_text(), parse_float=lambda text: floats.append(text) or f"@{len(floats) - 1}@")
+    fields = {key: value for key, value in fields.items() if key not in (member, "checksum_of_this")}
+
+    def text(): return re.sub(r'"@(\d+)@"', lambda at: floats[int(at[1])], json.dumps(fields, sort_keys=True, separators=(",", ":")))
+    for place, byte in enumerate(text().encode()):
+        x = (place + 1) * 0x9E3779B97F4A7C15 & mask ^ byte
+        for _ in range(2): x = (x ^ x >> 32) * 0xD6E8FEB86659FD93 & mask
+        total += x ^ x >> 32
+    fields["checksum_of_this"] = f"{total & mask:016x}"
+    path.write_text(text())
 
 
 # ---- damage is found by ranks that each read a part ----

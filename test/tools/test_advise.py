@@ -101,6 +101,13 @@ def test_a_run_names_the_command_that_gives_its_advice():
                 rf"^  computing +{found['mean']['computing']:.2f} .* the rest of a step", "^(all figures reach|below) 60 %")
 
 
+def test_blank_lines_change_nothing(tmp_path):
+    path = metrics(tmp_path)
+    said = advise(path).out
+    path.write_text(path.read_text().replace("\n", "\n\n"))
+    assert advise(path).out == said
+
+
 DAMAGED = {"empty": ("", "is no metrics.jsonl"), "text": ("x\n", "a line is no JSON object"), "list": ("[]\n", "a line is no JSON object"),
            "other": ('{"loss": 1}\n', "is no metrics.jsonl"), "one rank": ('{"run": {"options": {}}}\n', "has no diagnosis, as of one rank or one step"),
            "old": ('{"run": {"options": {}}}\n{"diagnosis": {}}\n', "a number of its diagnosis is missing"),

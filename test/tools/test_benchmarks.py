@@ -455,7 +455,7 @@ def test_runs_are_compared_to_the_bit_or_within_a_share():
 def test_a_step_in_which_no_token_counts_has_no_loss_to_compare(tmp_path):
     for name, loss in ("one", 0), ("other", None):
         lines = [{"step": 1, "loss": 5.0, "grad_norm": 1.0, "counted": 7}, {"step": 2, "loss": loss, "grad_norm": 0.0, "counted": 0}]
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (tmp_path / name).write_text("\n".join(json.dumps(line) + "\n" for line in lines)) # a blank line is none
     (tmp_path / "short").write_text(json.dumps(lines[0]) + "\n")
     for other, status in ("other", 0), ("short", 1):
         assert command("dev/bench/compare_runs.py metrics", tmp_path / "one", tmp_path / other, "--bits --only loss").status == status

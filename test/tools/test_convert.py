@@ -110,6 +110,20 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, tool, file, make,
     else: assert_refused(command([program(tool), INITIAL, tmp_path / "none", "--tokenizer", source], timeout=60), said)
 
 
+@pytest.mark.parametrize("tool", ["hf_import", "hf_export"])
+def test_nothing_is_written_or_removed_through_a_link(hf, tmp_path, tool):
+    source, mine, empty = hf if tool == "hf_import" else INITIAL, tmp_path / "mine", tmp_path / "empty"
+    mine.mkdir()
+    empty.mkdir()
+    (mine / "file").write_text("mine")
+    (tmp_path / ".tmp_made").symlink_to(mine)
+    (tmp_path / "link").symlink_to(empty)
+    run(tool, source, tmp_path / "made")
+    assert not (tmp_path / ".tmp_made").is_symlink() and (mine / "file").read_text() == "mine"
+    assert_refused(command([program(tool), source, tmp_path / "link"]), "link is there already and is not an empty folder")
+    assert (tmp_path / "link").is_symlink() and [*empty.iterdir()] == []
+
+
 # ---- llmc_import ----
 @pytest.fixture
 def llmc(tmp_path):

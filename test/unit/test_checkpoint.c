@@ -7,12 +7,15 @@
 #include <jansson.h>
 #include <signal.h>
 
-// Every system call of checkpoint.h that changes or syncs a folder can be made the last one: see crash_before.
+// Every system call of checkpoint.h that changes or syncs a folder can be made the last one (see crash_before), and syncs and renames of
+// folders can fail: see refused.
 static void crash_point(void);
+static int sync_or_fail(int fd);
+static int rename_or_fail(const char* from, const char* to);
 #define open(...) (crash_point(), open(__VA_ARGS__))
-#define fsync(fd) (crash_point(), fsync(fd))
+#define fsync(fd) sync_or_fail(fd)
 #define mkdir(path, mode) (crash_point(), mkdir(path, mode))
-#define rename(from, to) (crash_point(), rename(from, to))
+#define rename(from, to) rename_or_fail(from, to)
 #define unlinkat(folder, name, flags) (crash_point(), unlinkat(folder, name, flags))
 #define rmdir(path) (crash_point(), rmdir(path))
 #include "../../llmc/save/ranks_checkpoint.h"
@@ -34,7 +37,7 @@ void after_each(void) { remove_tree(out); }
 static TrainState state_at(long long step, DType dtype) {
     static char options[] = "{\"lr\":0.1,\"model\":\"d2\"}";
     static TrainState s; // without bytes between its fields that are not set
-    s = (TrainState){ .config = config, .dtype = dtype, .has_optimizer = true, .step = step, .epoch = 3, .position = 17, .seed = 1337,
+    s = (TrainState){ .config = config, .dtype = dtype, .has_optimizer = true, .step = step, .epoch = 3, .position = 17, .tokens = step * 96, .seed = 1337,
                       .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2, .seq_len = 3, .options = options };
     return s;
 }
@@ -468,6 +471,85 @@ static void any_file_may_fail(int shards, const char* const* files, int count) {
 TEST(a_save_that_has_no_room_leaves_the_last_good_checkpoint) {
     any_file_may_fail(0, (const char* const[]){ "model.safetensors", "optimizer.safetensors" }, 2);
     any_file_may_fail(7, (const char* const[]){ "model-0000", "optimizer-0000", "safetensors.index.json" }, 3);
+}
+
+// ---- links ----
+// Moves step 1 out of the way, as to another disk, and puts a link to it at this name.
+static void link_step_1(const char* name) {
+    assert_int_equal(mkdir(in_folder("archive"), 0777), 0);
+    assert_int_equal((rename)(step_1, in_folder("archive/old")), 0);
+    assert_int_equal(symlink(in_folder("archive/old"), in_out(name)), 0);
+}
+// What the link led to is whole; and then it is gone.
+static void assert_archive_is_whole(void) {
+    assert_loads(in_folder("archive/old"));
+    remove_tree(in_folder("archive"));
+}
+TEST(a_link_in_the_place_of_a_checkpoint_is_unlinked_and_never_followed) {
+    static const char* const names[] = { "step_00000001", ".tmp_step_00000001", ".tmp_step_00000003", ".replaced_step_00000001" };
+    for (size_t i = 0; i < COUNT(names); i++) for (int shards = 0; shards <= 2; shards += 2) {
+        save_step(1, 0, DTYPE_F32);
+        link_step_1(names[i]);
+        save_in_shards(2, 2, DTYPE_F32, shards);
+        save_in_shards(3, 2, DTYPE_F32, shards);
+        assert_entries("step_00000002 step_00000003");
+        assert_archive_is_whole();
+        remove_tree(out);
+    }
+}
+TEST(a_link_that_has_the_name_of_a_new_checkpoint_steps_aside) {
+    for (int dangles = 0; dangles < 2; dangles++) {
+        save_step(1, 0, DTYPE_F32);
+        link_step_1("step_00000002");
+        if (dangles) assert_int_equal((rename)(in_folder("archive"), in_folder("unmounted")), 0);
+        save_step(2, 1, DTYPE_F32);
+        if (dangles) assert_int_equal((rename)(in_folder("unmounted"), in_folder("archive")), 0);
+        assert_entries("step_00000002");
+        assert_newest("step_00000002");
+        assert_archive_is_whole();
+        remove_tree(out);
+    }
+}
+
+// ---- folders that cannot be synced or renamed ----
+static struct { int reason, syncs, renames; } refused; // errno; how many syncs of folders and how many renames still succeed
+static int sync_or_fail(int fd) {
+    struct stat info;
+    crash_point();
+    bool fails = refused.reason && fstat(fd, &info) == 0 && S_ISDIR(info.st_mode) && refused.syncs-- <= 0;
+    if (fails) errno = refused.reason;
+    return fails ? -1 : (fsync)(fd);
+}
+static int rename_or_fail(const char* from, const char* to) {
+    crash_point();
+    bool fails = refused.reason && refused.renames-- <= 0;
+    if (fails) errno = refused.reason;
+    return fails ? -1 : (rename)(from, to);
+}
+static void save_refused(int reason, int syncs, int renames, long long step) {
+    refused.reason = reason; refused.syncs = syncs; refused.renames = renames;
+    save(step, 1, DTYPE_F32, 0);
+}
+TEST(a_file_system_that_syncs_no_folders_has_checkpoints) {
+    static const int reasons[] = { EINVAL, EOPNOTSUPP, ENOSYS };
+    for (size_t i = 0; i < COUNT(reasons); i++) expect_success(save_refused(reasons[i], 0, 9, (long long)i + 1));
+    assert_entries("step_00000003");
+    assert_newest("step_00000003");
+}
+TEST(a_complete_checkpoint_that_cannot_have_its_name_stays_and_the_error_says_where) {
+    static const char where[] = "it is complete in ", left[] = ".tmp_step_00000002 step_00000001";
+    save_step(1, 0, DTYPE_F32);
+    expect_error(save_refused(EIO, 0, 9, 2), step_2, "cannot be given its name: Input/output error", where, in_out(".tmp_step_00000002"));
+    assert_entries(left);
+    expect_error(save_refused(EPERM, 9, 0, 2), "cannot be given its name: Operation not permitted", where, in_out(".tmp_step_00000002"));
+    assert_entries(left);
+    assert_loads(in_out(".tmp_step_00000002"));
+    expect_error(save_refused(EIO, 1, 9, 2), step_2, "it is complete, but its name may not survive a power cut: Input/output error");
+    assert_entries("step_00000001 step_00000002");
+    assert_newest("step_00000002");
+    expect_error(save_refused(EIO, 9, 0, 2), "cannot be given its name", where, in_out(".tmp_step_00000002")); // the old one stays
+    assert_entries(".tmp_step_00000002 step_00000001 step_00000002");
+    assert_loads(in_out(".tmp_step_00000002"));
 }
 
 // ---- crashes ----

@@ -130,8 +130,7 @@ TEST(nan_and_infinity_are_null) {
 
 // ---- resume ----
 TEST(a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off) {
-    const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "{\"step\":10}", "\n", "null\n", "[1]\n",
-        "{\"step\":3,\"step\":4}\n" };
+    const char* const torn[] = { "", "{", "{\"step\":11,\"lo", "{\"step\":11}", "{\"step\":10}" };
     for (size_t i = 0; i < COUNT(torn); i++) for (long long step = 6; step <= 10; step += 4) { // 10: where it was torn
         write_run("torn", 1, 10); // replaces an older run's
         assert_steps("torn", 1, 10);
@@ -139,6 +138,39 @@ TEST(a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off) {
         assert_true(f && fputs(torn[i], f) >= 0 && fclose(f) == 0);
         write_run("torn", step + 1, 12);
         assert_steps("torn", 1, 12);
+    }
+}
+
+// Returns the text of a run's metrics.jsonl; the caller frees it.
+static char* metrics_text(const char* run) {
+    size_t n;
+    return file_read(file_source(metrics_of(run), ""), 1 << 20, &n);
+}
+static void put_metrics(const char* run, const char* text) {
+    FILE* f = fopen(metrics_of(run), "w");
+    assert_true(f && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+TEST(whole_lines_stay_whatever_they_are_and_the_log_says_how_many_are_cut) {
+    static const char* const odd[] = { "\n", " \n\n", "null\n", "[1]\n", "{\"note\":1}\n", "{\"step\":3,\"step\":4}\n", "{\"step\":1,\"lo\n" };
+    for (size_t i = 0; i < COUNT(odd); i++) {
+        write_run("odd", 1, 10);
+        FREED char* text = metrics_text("odd");
+        FREED char* step_4 = format_string("%s{\"step\":4,", odd[i]);
+        FREED char* step_9 = format_string("%s{\"step\":9,", odd[i]);
+        FREED char* more = replaced(text, "{\"step\":4,", step_4);
+        size_t stays = (size_t)(strstr(more, "{\"step\":9,") - more);
+        FREED char* most = replaced(more, "{\"step\":9,", step_9);
+        FREED char* torn = format_string("%s%s{\"st", most, odd[i]);
+        put_metrics("odd", torn);
+        stays += strlen(odd[i]);
+        FREED_BY(child_free) Child c = child_does(write_steps("odd", 9, 9));
+        FREED char* after = metrics_text("odd");
+        assert_int_equal(c.status, 0);
+        assert_memory_equal(after, most, stays);
+        assert_true(strncmp(after + stays, "{\"step\":9,", 10) == 0 && strchr(after + stays, '\n')[1] == '\0');
+        FREED char* said = format_string("metrics    %d lines cut from the end of %s, the last one torn: steps after 8 are done again\n",
+                                         i == 1 ? 5 : 4, metrics_of("odd"));
+        if (strstr(c.out, said) != c.out) fail_msg("%s\ndoes not begin with %s", c.out, said);
     }
 }
 
