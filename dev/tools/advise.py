@@ -134,6 +134,9 @@ def explain(run):
     for name, meaning in WHAT_CAUSES_ARE.items():
         ms = run.exposed if name == "exposed" else run.mean[name]
         if ms >= 0.005: print(f"  {name:<10} {ms:9.2f} {100 * ms / run.step:6.1f} %   {meaning}")
+    if run.computing:
+        all, exposed = (100 * run.computing / (run.computing + ms) for ms in (run.communication, run.exposed))
+        print(f"compute / (compute + communication) = {all:.1f} %; compute / (compute + exposed) = {exposed:.1f} % (means of all ranks)")
     advice = advice_for(run)
     for i, line in enumerate(advice): print(f"{'  then:' if i else 'below 60 %, try first:'} {line}")
     if not advice: print("all figures reach 60 %: there is nothing to try first")

@@ -3,17 +3,18 @@
 
     build/overlap trace.json [--step N] [--columns 100] [--svg FILE] [--callers] [--flame] [--flame-svg FILE] [--json]
 
-The table has a line per rank, of mean milliseconds a step, without the first step: compute; communication; its exposed part, in
-which nothing was computed; efficiency = compute / (compute + exposed); and how long before the end of the backward pass
-communication began (negative: after it). The picture below it shows one step, and --svg draws the same for a browser or a page.
+The table has a line per rank, of mean milliseconds a step, without the first step, as they are drawn: compute, including the time in
+which the rank had no core; communication; the part of it in which nothing was computed, including waits for late ranks; and how long
+before the end of the backward pass communication began (negative: after it). The picture below it shows one step, and --svg draws the
+same for a browser or a page.
 
 What follows are means of all ranks and of the steps that the run's own diagnosis takes, with its arithmetic (llmc/run/diagnosis.h;
 a test compares both): communication by kind, unit, communicator and caller, in total, exposed, and in waits for ranks that were
-late; two efficiencies; --flame's tree. Each operation gets its share of what the diagnosis says of its kind on its communicator in
-a step: of exposed communication in proportion to its wait, and of hidden communication in proportion to the time that it took
-beyond that. So each table adds up to the diagnosis' own figures. The tree's whole is computing + communication + waits for other
-ranks, as if nothing were hidden. Communication is in the phase in which it was issued. Computing has the time in which a rank had
-no core.
+late; the two figures of efficiency, as the run's log and build/advise print them; --flame's tree. Each operation gets its share of
+what the diagnosis says of its kind on its communicator in a step: of exposed communication in proportion to its wait, and of hidden
+communication in proportion to the time that it took beyond that. So each table adds up to the diagnosis' own figures. The tree's
+whole is computing + communication + waits for other ranks, as if nothing were hidden. Communication is in the phase in which it was
+issued. Computing has the time in which a rank had no core.
 """
 import math
 from array import array
@@ -57,9 +58,8 @@ def print_totals(ranks, first_step):
     def words(rank):
         steps = len({s.step for s in rank.compute if s.step >= first_step})
         compute, communication, exposed, ahead = (1e-3 * x / steps if steps else 0 for x in rank_totals(rank, first_step))
-        efficiency = 100 * compute / (compute + exposed) if compute > 0 else 0
-        return [f"{compute:.2f}", f"{communication:.2f}", f"{exposed:.2f}", f"{efficiency:.1f}%", f"{ahead:.2f}"]
-    print_table(["ms a step", "compute", "communication", "exposed", "efficiency", "begins before the end of backward"],
+        return [f"{x:.2f}" for x in (compute, communication, exposed, ahead)]
+    print_table(["ms a step, as drawn", "compute", "communication", "exposed or waiting", "begins before the end of backward"],
                 *([f"rank {i}", *words(rank)] for i, rank in enumerate(ranks)))
 
 

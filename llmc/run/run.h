@@ -12,6 +12,7 @@ call what is here.
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
+#include "../base/launcher.h"
 #include "../data/dataloader.h"
 #include "../data/tokenizer.h"
 #include "../model/lr_schedule.h"
@@ -107,10 +108,20 @@ static inline void run_claim_out(const Run* run, bool makes) {
     require(error == NULL, "%s", error);
 }
 
+// Dies if any launcher started this program as several processes.
+static inline void run_require_one(void) {
+    const char* remedy = "start it without a launcher (train_gpt2_ddp trains on several ranks)";
+    launcher_require("OMPI_COMM_WORLD_SIZE", 0, 1, remedy);
+    launcher_require("LOCAL_WORLD_SIZE", 0, 1, remedy); // torchrun's
+    launcher_require("SLURM_STEP_NUM_TASKS", 0, 1, remedy);
+    launcher_require_known(1, remedy);
+}
+
 // Reads the options, and opens what the run starts from: tokenizer, checkpoint, data.
 static inline void run_start(Run* run, int argc, char** argv) {
     DataReaders alone = { 0, 1, "", 1 };
     options_parse(&run->table, argc, argv);
+    run_require_one();
     run_open_device(run, 0, 1);
     run_claim_out(run, false); // before it is asked what is saved there
     run_open(run);

@@ -6,7 +6,7 @@ them started is rank 0 of 1.
 */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
-#include "../base/common.h"
+#include "../base/launcher.h"
 
 #define MAX_RANKS 65536
 typedef struct {
@@ -123,7 +123,7 @@ static inline RankInfo ranks_alone(void) {
     return r;
 }
 
-// Dies if two launchers disagree, or if one of them says something impossible.
+// Dies if two launchers disagree, if one of them says something impossible, or if only another MPI's launcher started several processes.
 static inline RankInfo ranks_find(void) {
     bool openmpi = ranks_has(&ranks_openmpi), torchrun = ranks_has(&ranks_torchrun), slurm = ranks_has(&ranks_slurm);
     RankInfo r = ranks_alone();
@@ -137,6 +137,9 @@ static inline RankInfo ranks_find(void) {
         RankInfo s = slurm && !ranks_torchrun_under_slurm() ? ranks_read(&ranks_slurm) : r;
         ranks_require_same(&r, &s);
     } else if (slurm) r = ranks_read(&ranks_slurm);
+    // Open MPI and srun --mpi=pmi2 or pmix set PMI's variables too. Those of a shell that one of them started may be left over.
+    if (!openmpi && !torchrun)
+        launcher_require_known(r.size, "start it with Open MPI's mpirun (`mpirun --version` names the MPI), torchrun or srun");
     if (r.size > 1) ranks_meeting(&r);
     return r;
 }

@@ -2,7 +2,7 @@
 import os
 import pytest
 from kernels import emulated
-from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, succeeds
+from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, rest, succeeds
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
          "--eval-every 0 --sample-every 0")
@@ -40,6 +40,23 @@ def test_two_ranks_on_this_machine_are_started_from_a_hostfile(tmp_path):
     (tmp_path / "here").write_text("localhost slots=2\n")
     script("mpirun", tmp_path / "here", [program("train_gpt2_fsdp")], SMALL, env={"OMP_NUM_THREADS": 1},
            says=["^ranks  *2, 2 on this machine, found by OpenMPI", "^step 3/3 "])
+
+
+# ---- mpiexec of another MPI ----
+@pytest.mark.parametrize("stage", ["single", "ddp", *map(rest, ("zero", "fsdp", "zeropp", "tp", "pp", "3d", "cp", "compress"))])
+def test_ranks_of_another_mpi_do_not_train_one_by_one(stage, tmp_path):
+    """MPICH's mpiexec sets these variables, which say nothing to Open MPI: each process would be a rank alone."""
+    of_mpich = [{"PMI_SIZE": 2, "PMI_RANK": rank, "MPI_LOCALNRANKS": 2} for rank in range(2)]
+    for env in *of_mpich, {"PMIX_RANK": 1}, *[{"OMPI_COMM_WORLD_SIZE": 2}, {"LOCAL_WORLD_SIZE": 2}, {"SLURM_STEP_NUM_TASKS": 2}] * (stage == "single"):
+        run = command([program(f"train_gpt2_{stage}")], SMALL, "--out", tmp_path / "out", env=env)
+        name = next(iter(env))
+        assert_refused(run, f"error: {name}={env[name]}: a launcher .* several processes, .*or unset {name}")
+        assert "step" not in run.out and not (tmp_path / "out").exists(), run
+
+
+def test_a_launcher_of_one_process_is_no_launcher():
+    for env in {"PMI_SIZE": 1, "PMI_RANK": 0, "MPI_LOCALNRANKS": 1, "PMIX_RANK": 0}, {"OMPI_COMM_WORLD_SIZE": 1}:
+        succeeds([program("train_gpt2_single")], SMALL, env=env)
 
 
 # ---- Slurm (test_cluster.py has a real one) ----

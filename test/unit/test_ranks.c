@@ -34,7 +34,13 @@ TEST(each_launcher_is_understood_and_inside_another_it_is_the_one_that_counts) {
         // A torchrun on each of 7 nodes; launchers that agree.
         { environment(TORCHRUN("9", "14"), "GROUP_WORLD_SIZE=7", SLURM("4", "7")), 9, 14, 1, 2, "torchrun", "29501 none gpu01" },
         { environment(OPENMPI("1", "2"), TORCHRUN("1", "2")), 1, 2, 1, 2, "OpenMPI", "" },
-        { environment(TORCHRUN("5", "7"), SLURM("5", "7")), 5, 7, 1, 2, "torchrun", "29501 none gpu01" } };
+        { environment(TORCHRUN("5", "7"), SLURM("5", "7")), 5, 7, 1, 2, "torchrun", "29501 none gpu01" },
+        // Variables of PMI and PMIx that Open MPI and srun set as well, that a shell was left with, or that say there is one process.
+        { environment(OPENMPI("5", "7"), "PMIX_RANK=5"), 5, 7, 1, 2, "OpenMPI", "" },
+        { environment(SLURM("5", "7"), "PMIX_RANK=5", "PMI_RANK=5", "PMI_SIZE=7"), 5, 7, 1, 2, "Slurm", "23456 123456 gpu07" },
+        { environment(OPENMPI("1", "2"), "PMI_RANK=3", "PMI_SIZE=4", "MPI_LOCALNRANKS=4"), 1, 2, 1, 2, "OpenMPI", "" },
+        { environment(TORCHRUN("1", "2"), "PMI_RANK=3", "PMI_SIZE=4", "PMIX_RANK=3"), 1, 2, 1, 2, "torchrun", "29501 none gpu01" },
+        { environment("PMI_RANK=0", "PMI_SIZE=1", "MPI_LOCALNRANKS=1", "PMIX_RANK=0"), 0, 1, 0, 1, "started alone", "" } };
     for (size_t i = 0; i < COUNT(cases); i++) {
         RankInfo r = found_with(cases[i].variables);
         bool same = r.rank == cases[i].rank && r.size == cases[i].size;
@@ -88,7 +94,11 @@ TEST(launchers_that_disagree_are_named_and_so_is_the_variable_of_a_bad_or_missin
         { "Slurm has not set SLURM_PROCID", environment("SLURM_STEP_NUM_TASKS=2") },
         { "SLURM_STEP_TASKS_PER_NODE is '2(x0)'", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x0)") },
         { "does not tell how many tasks run on this node", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=2(x2)") },
-        { "SLURM_STEP_TASKS_PER_NODE is 'many'", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many") } };
+        { "SLURM_STEP_TASKS_PER_NODE is 'many'", environment(SLURM("1", "7"), "SLURM_STEP_TASKS_PER_NODE=many") },
+        { "PMI_SIZE=2: a launcher", environment("PMI_RANK=0", "PMI_SIZE=2", "MPI_LOCALRANKID=0", "MPI_LOCALNRANKS=2") },
+        { "MPI_LOCALNRANKS=2: a launcher", environment("MPI_LOCALNRANKS=2") },
+        { "PMIX_RANK=1: a launcher", environment("PMIX_RANK=1") },
+        { "PMI_SIZE=8: a launcher", environment(SLURM("5", "7"), "PMI_SIZE=8") } }; // whose helpers srun started
     for (size_t i = 0; i < COUNT(cases); i++) expect_error(found_with(cases[i].variables), cases[i].says);
 }
 

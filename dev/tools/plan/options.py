@@ -18,7 +18,7 @@ OPTIONS = [
     real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
     choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),
     choice("master", "on", "on|off", "off: no fp32 copy of 16-bit weights; only with --params"),
-    whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T", "t"),
+    whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T; if not given, of a model by name its whole context", "t"),
     whole("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b"),
     whole("accumulation", 0, 0, MOST_MICRO_BATCHES,
           "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it"),
@@ -103,8 +103,8 @@ def parse():
     o.emulation = parse_emulation(o.emulate_ms)
     o.compares = o.pipeline_parallel > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
     o.compares_cp = o.context_parallel > 0 and not {"cp", "cp-balance"} & o.given
-    if o.recommend: # a step of a usual size, of sequences as long as the model's
-        if "seq-len" not in o.given and o.model in SHAPES: o.seq_len = SHAPES[o.model].T
+    if "seq-len" not in o.given and o.model in SHAPES: o.seq_len = SHAPES[o.model].T
+    if o.recommend: # a step of a usual size
         o.total_batch_size = o.total_batch_size or max(524288, o.ranks * o.seq_len)
     take_device(o)
     check(o)

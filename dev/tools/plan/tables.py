@@ -178,8 +178,8 @@ def facts(w, is_one):
     """A column: (name, bytes, or as text what is none). is_one: w is one rank of a pipeline, not the one that keeps most."""
     kept, again = w.bytes(), w.bytes(True)
     if w.stage == PP and not is_one:
-        yield "  on the rank with most", str(w.extreme(False, True))
-        yield "    or recomputed", str(w.extreme(True, True))
+        yield "  on the rank with most", f"rank {w.extreme(False, True)}"
+        yield "    or recomputed", f"rank {w.extreme(True, True)}"
     for kind in KINDS[:-1]:
         yield f"  {kind}", kept.memory.get(kind, 0)
         if kind == "activations": yield "    or recomputed", again.memory.get(kind, 0)
@@ -191,9 +191,9 @@ def facts(w, is_one):
     for name, sent in (sent_along(w.plan) if w.stage == MESH else sent_by_kind(w.plan)).items(): yield f"    {name}", sent
     yield "  activations at a time", str(slots(w.plan, own_rank(w.plan))) # interleaved: each of one chunk
     if is_one: yield "  blocks", str(blocks_of(w.plan, w.plan.rank))
-    for recompute, name in () if is_one else ((False, "  on the rank with least"), (True, "    recomputed, on rank")):
+    for recompute, name in () if is_one else ((False, "  on the rank with least"), (True, "    recomputed, on")):
         least = w.extreme(recompute, False)
-        yield name, str(least)
+        yield name, f"rank {least}"
         yield "    total", total_of(w.plan._replace(rank=least, recompute=recompute), PP)
 
 
