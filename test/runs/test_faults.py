@@ -38,8 +38,8 @@ def test_build_ranks_finds_the_rank_that_left_out_an_operation():
 
 
 # ---- signals ----
-STEPS = 1000
-UNDISTURBED = [SMALL, "--deterministic --save-every 500 --steps", STEPS]
+STEPS = 400
+UNDISTURBED = [SMALL, "--deterministic --save-every 200 --steps", STEPS]
 FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 
 
