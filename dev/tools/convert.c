@@ -341,6 +341,7 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     checkpoint_open(&r, checkpoint);
     GPT2Config c = r.state.config;
     DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
+    r.into = dtype;
     hf_out = path_trim(out);
     require_written(folder_begin(hf_out), "");
     write_weights(&r, dtype);
