@@ -113,12 +113,14 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
+    const char* why = path_reason(out, reason); // before files are removed
     // On any rank, because rank 0's watchdog may end it and removes nothing; again if another rank has just made a file in there.
     for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
-    char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
-                          : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
+    char* first = why == no_inodes ? xstrdup("remove files")
+                : is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
+                : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
-        path, what, strerror(reason), first, is_step ? "--out" : "folder", last ? last : "none");
+        path, what, why, first, is_step ? "--out" : "folder", last ? last : "none");
 }
 
 static inline void checkpoint_require_written(const CheckpointWriter* w, bool written, const SafeTensors* file) {
