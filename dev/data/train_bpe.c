@@ -312,7 +312,7 @@ static void save(const Trainer* r, const char* folder, const char* name, void (*
     char* path = format_string("%s/%s", folder, name);
     char* temporary = format_string("%s.tmp%d", path, (int)getpid());
     FILE* out = fopen(temporary, "wb");
-    require(out != NULL, "cannot create %s: %s", temporary, strerror(errno));
+    require(out != NULL, "cannot create %s: %s", temporary, path_reason(path, errno));
     print(out, r);
     bool written = fflush(out) == 0 && !ferror(out) && fsync(fileno(out)) == 0;
     written = fclose(out) == 0 && written;
@@ -335,7 +335,7 @@ int main(int argc, char** argv) {
     option_text(&table, "out", &out, "DIR", "folder for vocab.json and merges.txt; created if missing");
     option_letter(&table, 'o');
     Documents d = documents_parse(&table, argc, argv);
-    require(folder_make(out), "cannot make folder %s: %s", out, strerror(errno));
+    require(folder_make(out), "cannot make folder %s: %s", out, path_reason(out, errno));
 
     static Trainer r;
     trainer_init(&r, (int)vocab_size);

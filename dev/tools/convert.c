@@ -236,7 +236,9 @@ static char* hf_out; // the folder, whose files are in folder_unfinished until i
 
 // Dies if a file of the folder could not be written; the unfinished folder is removed when the process exits.
 static void require_written(bool written, const char* file) {
-    require(written, "%s/%s: cannot be written: %s; free disk space or choose another folder", hf_out, file, strerror(errno));
+    const char* why = path_reason(hf_out, errno);
+    require(written, "%s/%s: cannot be written: %s; %s or choose another folder", hf_out, file, why,
+            why == no_inodes ? "remove files" : "free disk space");
 }
 
 static void write_file(const char* file, const char* text, size_t n) {
@@ -341,6 +343,7 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     checkpoint_open(&r, checkpoint);
     GPT2Config c = r.state.config;
     DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
+    r.into = dtype;
     hf_out = path_trim(out);
     require_written(folder_begin(hf_out), "");
     write_weights(&r, dtype);

@@ -10,6 +10,7 @@ which knows what is being saved, can clean up and name the remedy.
 #include "common.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/statvfs.h>
 
 // Reads all n bytes at offset, however the kernel splits them. Returns false on failure, with errno 0 if the file ends early.
 static inline bool pread_all(int fd, void* out, size_t n, size_t offset) {
@@ -116,6 +117,18 @@ static inline char* path_trim(const char* path) {
     return format_string("%.*s", (int)n, path);
 }
 static inline bool path_exists(const char* path) { return access(path, F_OK) == 0; }
+
+// Returns why something could not be made at a path, in words: no_inodes where ENOSPC is not about bytes, else strerror(reason).
+// (XFS makes inodes of free space, and runs out of both at once.)
+static const char no_inodes[] = "No inodes left on the device (df -i)";
+static inline const char* path_reason(const char* path, int reason) {
+    struct statvfs s;
+    char* parent = path_parent(path);
+    bool is_known = reason == ENOSPC && (statvfs(path, &s) == 0 || statvfs(parent, &s) == 0);
+    free(parent);
+    bool has_space = is_known && (s.f_bavail * s.f_frsize) >> 20 > 0;
+    return has_space && s.f_files > 0 && s.f_favail == 0 ? no_inodes : strerror(reason);
+}
 
 // Makes a folder and those above it; one that is there already is fine.
 static inline bool folder_make(const char* path) {

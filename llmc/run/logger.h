@@ -144,12 +144,12 @@ static inline void logger_open(Logger* g, const OptionTable* table, const Option
     json_object_set_new(run, "stage", json_text(table->program));
     json_object_set_new(run, "options", options_to_json(table));
     if (out[0] != '\0') {
-        require(folder_make(out), "--out %s: this folder cannot be made: %s; give another", out, strerror(errno));
+        require(folder_make(out), "--out %s: this folder cannot be made: %s; give another", out, path_reason(out, errno));
         g->path = format_string("%s/metrics.jsonl", out);
         bool continued = resumed_step > 0 && path_exists(g->path);
         FileSource from = { g->path, "move it away or give another --out" };
         g->file = continued ? fdopen(file_open(from, O_RDWR, NULL), "r+") : fopen(g->path, "w");
-        require(g->file != NULL, "%s: cannot be opened for writing: %s; give another --out", g->path, strerror(errno));
+        require(g->file != NULL, "%s: cannot be opened for writing: %s; give another --out", g->path, path_reason(g->path, errno));
         if (continued) logger_cut(g, resumed_step);
     }
     json_t* first = json_pack("{so}", "run", run);

@@ -44,7 +44,7 @@ static inline char* out_claim(const Options* o, double patience, bool makes) {
     struct stat info;
     char* error = NULL;
     if (makes && !folder_make(o->out))
-        return format_string("--out %s: this folder cannot be made: %s; give another", o->out, strerror(errno));
+        return format_string("--out %s: this folder cannot be made: %s; give another", o->out, path_reason(o->out, errno));
     bool is_folder = stat(o->out, &info) == 0 && S_ISDIR(info.st_mode);
     if (is_folder) error = writer_lock_take(o->out, patience);
     bool taken = error == NULL && writer_lock.record;

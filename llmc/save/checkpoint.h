@@ -113,12 +113,14 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
+    const char* why = path_reason(out, reason); // before files are removed
     // On any rank, because rank 0's watchdog may end it and removes nothing; again if another rank has just made a file in there.
     for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
-    char* first = is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
-                          : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
+    char* first = why == no_inodes ? xstrdup("remove files")
+                : is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
+                : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
-        path, what, strerror(reason), first, is_step ? "--out" : "folder", last ? last : "none");
+        path, what, why, first, is_step ? "--out" : "folder", last ? last : "none");
 }
 
 static inline void checkpoint_require_written(const CheckpointWriter* w, bool written, const SafeTensors* file) {
@@ -307,6 +309,7 @@ typedef struct {
     CheckpointOpenFile open[CHECKPOINT_FILES]; // the file of each kind that was read last
     uint64_t stored[CHECKPOINT_PARTS];   // checksums by state.json
     CheckpointSums sums;                 // of what was read. Add them up over ranks before checkpoint_close.
+    DType into;                          // the precision that the weights get, set by the caller; fp32 holds all of them
 } CheckpointReader;
 
 // Dies for a folder without state.json: says what it is, and what to give instead.
@@ -405,9 +408,22 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
         place += checkpoint_read_some(r, part, stored_part, place, last - place, host + (place - first));
     memset(host + (last - first), 0, (end - begin - (last - first)) * sizeof(float));
     r->sums.elements[part] += last - first;
+    size_t at = 0, large = part <= CHECKPOINT_MASTER ? count_too_large(host, last - first, r->into, &at) : 0;
+    CheckpointSums more = { { 0 }, { 0 }, large, first + at };
+    checkpoint_sums_add(&r->sums, &more);
 }
 
-// Checks the checksum of each part that was read completely, and frees r.
+// Dies if weights that were read are too large for their new precision, because every loss would be NaN.
+static inline void checkpoint_require_narrow(const CheckpointReader* r) {
+    CheckpointTensor *tensors, *t;
+    if (r->sums.large == 0) return;
+    checkpoint_tensors(&r->state, CHECKPOINT_FILE_MODEL, &tensors);
+    for (t = tensors; r->sums.first_large < t->begin || r->sums.first_large >= t->end; t++) {}
+    die("%s: %llu of its weights are too large for %s, the first of them in tensor '%s'; choose %sfp32", r->path,
+        (unsigned long long)r->sums.large, dtype_name(r->into), t->name, r->into == DTYPE_F16 ? "bf16 or " : "");
+}
+
+// Checks the checksum of each part that was read completely, and that all weights fit their precision; frees r.
 static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part);
@@ -418,6 +434,7 @@ static inline void checkpoint_close(CheckpointReader* r) {
                 checkpoint_part_names[stored_part], r->remedy);
         free(path);
     }
+    checkpoint_require_narrow(r);
     for (int f = 0; f < CHECKPOINT_FILES; f++) checkpoint_close_file(&r->open[f]);
     checkpoint_free_pieces(r->pieces);
     free(r->state.options);

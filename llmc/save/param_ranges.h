@@ -74,6 +74,7 @@ static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ra
                                       CheckpointReader* from, CheckpointPart what) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
+    if (from) from->into = FLOATX_DTYPE;
     for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
         RangeRuns runs = { c, seed, from, NULL, what, p->unit, (char*)host };
         floatX* params = what == CHECKPOINT_M || what == CHECKPOINT_V ? NULL : p->params;

@@ -19,9 +19,13 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
 static const char* const checkpoint_part_names[CHECKPOINT_PARTS] = { "model", "master", "m", "v" };
 
-// Of each part the checksum of what a rank wrote or read, and how many elements these are. They add up over ranks.
-typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS]; } CheckpointSums;
+// Of each part the checksum of what a rank wrote or read, and how many elements these are; and how many weights that were read
+// are too large for the precision that they get, and the place of the first of them. They add up over ranks.
+typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS], large, first_large; } CheckpointSums;
 static inline void checkpoint_sums_add(CheckpointSums* to, const CheckpointSums* share) {
+    bool is_first = share->large > 0 && (to->large == 0 || share->first_large < to->first_large);
+    if (is_first) to->first_large = share->first_large;
+    to->large += share->large;
     for (int k = 0; k < CHECKPOINT_PARTS; k++) {
         to->checksum[k] += share->checksum[k];
         to->elements[k] += share->elements[k];

@@ -79,15 +79,17 @@ static inline char* writer_try(const char* out, const char* path, bool* busy) {
     struct stat info;
     *busy = false;
     if (fd < 0 && (reason == EACCES || reason == EPERM || reason == EROFS) && access(out, W_OK) != 0) return NULL;
-    if (fd < 0) return format_string("%s: cannot be opened: %s; make it writable or give another --out", path, strerror(reason));
+    if (fd < 0) return format_string("%s: cannot be opened: %s; %s or give another --out", path, path_reason(path, reason),
+                                     reason == ENOSPC ? "remove files" : "make it writable");
     if (writer_set(fd, path, F_WRLCK) && fstat(fd, &info) == 0 && info.st_nlink > 0) { // 0: its run has just removed it
         writer_begin(fd, path);
         return NULL;
     }
     *busy = true;
     char *who = writer_read(fd), *error;
+    if (who[0] == '\0') { free(who); who = xstrdup("another process"); } // its disk was full, or it is just about to write
     error = format_string("--out %s: the run of %.*s is writing there; wait until it has ended, or give another --out", out,
-                          (int)strcspn(who, ","), who[0] ? who : "another process");
+                          (int)strcspn(who, ","), who);
     free(who);
     close(fd);
     return error;

@@ -175,6 +175,21 @@ def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
         command("umount", tmp_path)
 
 
+@pytest.mark.parametrize("inodes", range(2, 9))
+def test_a_file_system_without_inodes_is_not_said_to_be_full(inodes, tmp_path):
+    """It has room for the folder itself, and then for one file more each time: the lock, the log, a checkpoint's folder and its files."""
+    if command(f"mount -t tmpfs -o size=64m,nr_inodes={inodes} tmpfs", tmp_path).status != 0: pytest.skip("only root may mount a small disk")
+    try:
+        out = tmp_path / "out"
+        ended = in_folder(out, "single", TINY, "--steps 2 --save-every 1")
+        assert_refused(ended, f"{out}.*No inodes left on the device .df -i.; ")
+        assert not re.search("free .* MB|make it writable", ended.err)
+        tools = command("build/hf_export", f"{REFERENCE}/initial", tmp_path / "hf") if inodes < 4 else None
+        if tools: assert_refused(tools, "No inodes left on the device .df -i.; remove files or choose another folder")
+    finally:
+        command("umount", tmp_path)
+
+
 # ---- options: --help, the documents, the record ----
 def options_of_help(stage="single", *more):
     said = command([program(f"train_gpt2_{stage}")], *more, "--help")

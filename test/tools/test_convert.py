@@ -3,7 +3,7 @@ command that an import ends with is one that works. A vocabulary may be smaller 
 import json, math, os, re, shutil
 import numpy as np
 import pytest
-from suite import REFERENCE, assert_refused, command, once, program, succeeds, train, trained
+from suite import REFERENCE, TOKENS, assert_refused, command, once, program, rest, succeeds, train, trained
 
 INITIAL = f"{REFERENCE}/initial"
 SMALL = "--model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --lr 3e-3 --warmup-steps 2"
@@ -83,6 +83,52 @@ def last_value(path, data):
 def test_weights_that_are_no_numbers_are_refused(hf, tmp_path, data, value):
     last_value(hf / "model.safetensors", data)
     refused(tmp_path, "hf_import", hf, "model.safetensors", "tensor 'transformer", f"is {value}", "download it again")
+
+
+# ---- weights that are too large for 16 bits ----
+@pytest.fixture
+def large(hf, tmp_path):
+    """Returns what makes a checkpoint of the reference model with these last weights of two tensors."""
+    def make(*values):
+        data = (hf / "model.safetensors").read_bytes()
+        begin = 8 + int.from_bytes(data[:8], "little")
+        head, data = json.loads(data[8:begin]), bytearray(data)
+        for name, value in zip(("wte.weight", "h.1.mlp.c_fc.weight", "h.1.mlp.c_fc.weight"), values):
+            end = begin + head[f"transformer.{name}"]["data_offsets"][1]
+            data[end - 4:end] = np.array([value], "<f4").tobytes()
+            begin -= 4 # of one tensor the last two
+        (hf / "model.safetensors").write_bytes(data)
+        run("hf_import", hf, tmp_path / "large")
+        return tmp_path / "large"
+    return make
+
+
+# The largest numbers that are rounded down are just below 65520 and 3.3961775e38.
+@pytest.mark.parametrize("dtype, fits, values, choose", [
+    ("fp16", 65519.99, (1e5, -65520, 1e38), "bf16 or fp32"), ("bf16", 3.3961e38, (3.4e38, -3.4e38, 3.4e38), "fp32")])
+def test_an_export_refuses_weights_that_would_be_infinite(dtype, fits, values, choose, large, hf, tmp_path):
+    checkpoint = large(*values)
+    assert_refused(command([program("hf_export"), checkpoint, tmp_path / "none", "--dtype", dtype]),
+                   f"large: 3 of its weights are too large for {dtype}, the first of them in tensor 'wte'; choose {choose}$")
+    assert not [*tmp_path.glob("*none*")]
+    run("hf_export", checkpoint, tmp_path / "fine", "--dtype fp32")
+    shutil.rmtree(checkpoint)
+    run("hf_export", large(0, fits, -fits), tmp_path / "also", "--dtype", dtype)
+
+
+@pytest.mark.parametrize("stage, ranks, precision, value", [
+    ("single", None, "fp16", 1e5), ("single", None, "bf16", 3.4e38), ("ddp", 2, "bf16", 3.4e38), rest("zero", 2, "bf16", 3.4e38),
+    rest("fsdp", 2, "bf16", 3.4e38)])
+def test_a_run_refuses_weights_that_would_be_infinite(stage, ranks, precision, value, large, tmp_path):
+    options = f"--data {TOKENS} --val-data= --seq-len 16 --batch-size 8 --total-batch-size 0 --sample-every 0 --steps 0"
+    out = tmp_path / "out"
+    how = " --zero-stage 3" * (stage == "zero")
+    says = f"2 of its weights are too large for {precision}, the first of them in tensor 'h.1.fc.weight'; choose "
+    init = ["--init-from", large(0, value, -value)]
+    assert_refused(command([program(f"train_gpt2_{stage}", precision)], options, how, init, ranks=ranks), says)
+    assert command([program("train_gpt2_single")], options, init, ["--out", out]).status == 0
+    again = command([program(f"train_gpt2_{stage}", precision)], options, how, "--resume", ["--out", out], ranks=ranks)
+    assert_refused(again, f"step_00000000: {says}")
 
 
 @pytest.mark.parametrize("member, patterns", [

@@ -136,6 +136,6 @@ TEST(without_locks_rank_0_warns) {
 TEST(a_full_disk_takes_the_lock_without_a_text) {
     Other other = other_begin();
     assert_true(other_can(other, 'f'));
-    assert_busy("");
+    assert_busy(": the run of another process is writing there; wait until it has ended");
     other_is_killed(other);
 }
