@@ -273,12 +273,8 @@ $(LAB_PROGRAM): $(LAB)/train_gpt2_$(STAGE).cu
 endif
 
 # Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done: see run.py.
-experiments: experiments-programs
+experiments:
 	python3 experiments/run.py
-experiments-programs: data/train.bin
-	+$(Q)$(MAKE) --no-print-directory PRECISION=fp32 DEBUG= $(addprefix $(subst /cpu,,build/$(DEVICE))/train_gpt2_,single ddp fsdp cp)
-	+$(Q)$(MAKE) --no-print-directory PRECISION=bf16 DEBUG= $(addprefix build/$(subst cpu-,,$(DEVICE)-)bf16/train_gpt2_,ddp zero fsdp)
-	+$(Q)$(CPU_MAKE) build/plan
 
 # What the documents quote, renewed from stored results and from runs in a fresh clone; what their sentences say then stands for correction.
 docs:
@@ -410,7 +406,7 @@ help:
 # What people type, and what only other rules and scripts ask for.
 COMMANDS := all help demo test test-all test-rest doctor bench check-stages lab check-lab cluster cluster-down site experiments docs fuzz \
     cuda-tests variants run-variants cpu-variants run-cpu-variants programs tools test-programs test-all-programs clean clean-data
-INTERNAL := $(TEST_PROGRAMS) test-build experiments-programs lab-program find-libraries find-mpi find-nccl
+INTERNAL := $(TEST_PROGRAMS) test-build lab-program find-libraries find-mpi find-nccl
 .PHONY: $(COMMANDS) $(STAGES) $(INTERNAL)
 # A goal that is neither of these nor a path is a slip of the pen.
 UNKNOWN := $(firstword $(foreach goal,$(filter-out $(COMMANDS) $(STAGES) $(INTERNAL),$(MAKECMDGOALS)),$(if $(findstring /,$(goal)),,$(goal))))

@@ -16,9 +16,11 @@ from svg import bars
 
 DATA, SMALL = f"--data {m.TOKENS}", "--layers 2 --channels 32 --heads 2" # SMALL: for --quick
 LIST = """One folder for each question: a script that says which runs are made and what is asked of them, their results in short,
-and a page that is made from these. `make experiments` runs all of them, in at most an hour on two cores. An experiment that is done
-is left out the next time (`rm build/experiments/*.done` to begin anew), so it can be interrupted. Where a GPU is there, the same
-scripts run on it. [run.py](run.py) has the options that all of them take, [report.py](report.py) makes the pages."""
+and a page that is made from these. `python3 experiments/run.py NAME` builds what one needs, runs it and prints its answer; `make
+experiments` runs all of them, in at most an hour on two cores. Both write into build/experiments; with `--store`, run.py also renews
+the results and the pages here. An experiment that is done is left out the next time (`rm build/experiments/*.done` to begin anew), so
+it can be interrupted. Where a GPU is there, the same scripts run on it. [run.py](run.py) has the options that all of them take,
+[report.py](report.py) makes the pages."""
 
 
 class Results(m.Results):
@@ -112,21 +114,25 @@ def load(folder):
     return module
 
 
+def answer(e, d):
+    """Paragraphs: the answer, and what speaks against it."""
+    yield "\n".join(map(fold, e.answer(d)))
+    if not d.speed and not getattr(e, "BYTES_ONLY", False):
+        yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
+    if d.header["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
+    if d.speed and d.header["busy_percent"] > 5:
+        yield fold(f"Other programs used {d.header['busy_percent']} % of the machine before the first run: do not trust the speeds.")
+
+
 def page(name, e, d):
     """The parts of a page; d: the results, or None."""
     yield f"# {e.TITLE}\n\n{fold(e.QUESTION)}"
     if not d:
-        yield fold(f"There are no results yet: `python3 experiments/run.py {name}` makes them, and then `python3 "
-                   f"experiments/report.py experiments/{name}` makes this page.")
+        yield fold(f"There are no results yet: `python3 experiments/run.py {name} --store` makes them, and this page.")
         yield fold(e.NOTES)
         return
     h, rounds = d.header, max(map(len, d.rounds.values()))
-    yield "## Answer\n\n" + "\n".join(map(fold, e.answer(d)))
-    if not d.speed and not getattr(e, "BYTES_ONLY", False):
-        yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
-    if h["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
-    if d.speed and h["busy_percent"] > 5:
-        yield fold(f"Other programs used {h['busy_percent']} % of the machine before the first run: do not trust the speeds.")
+    yield "## Answer\n\n" + "\n".join(answer(e, d))
     rows, picture = e.table(d) if hasattr(e, "table") else table(e, d), plot(e, d)
     yield "## Numbers\n\n" + m.table(*rows, blank=" ") + (f"\n![{picture['title']}](plot.svg)\n" if picture else "")
     yield "## How\n\n" + fold(f"`python3 experiments/run.py {name}` made these "

@@ -1,22 +1,24 @@
-"""run.py - makes the runs of experiments, and stores their results.
+"""run.py - makes the runs of experiments, and prints their answers.
 
   python3 experiments/run.py [EXPERIMENT...] [OPTION...] [-- OPTION OF THE PROGRAMS...]
 
-Without an EXPERIMENT all of them run, one after the other, and their pages are made. What is done is left out the next time, so
-this can be interrupted and begun again: build/experiments/NAME.done says so; remove these files to begin anew. An experiment that
-fails, as one that needs more memory than there is, does not keep the others from running. --quick stores nothing, makes no pages
-and leaves no such file.
+make builds the programs that an experiment needs. Only with --store is anything written under experiments/: results and pages.
 
+Without an EXPERIMENT all of them run, one after the other. What is done is left out the next time, so this can be interrupted and
+begun again: build/experiments/NAME.done says so; remove these files to begin anew. An experiment that fails, as one that needs more
+memory than there is, does not keep the others from running. --quick leaves no such file.
+
+--store         also put the results into experiments/NAME/results/DATE.jsonl, and make the pages anew
 --quick         a small model and one round, in seconds: shows that the script works, and measures nothing
 --rounds N      how often each run is repeated, in turns (each experiment has its default)
 --no-speed      leave speeds out, because the machine is busy; memory and bytes do not depend on that
---into FILE     where the results go; default experiments/NAME/results/DATE.jsonl, with --quick build/experiments/NAME.jsonl
+--into FILE     where the results go; default build/experiments/NAME.jsonl, with --quick build/experiments/NAME.quick.jsonl
 -- OPTION...    further options of the programs, which overrule the script's
 
 DEVICE=cuda|cpu    which build; default: cuda where nvcc and a GPU are there
 OMP_NUM_THREADS    threads of a rank on the CPU (default 1, for one rank as for many)
 MPIRUN             how to start ranks (dev/on_ranks.sh)"""
-import json, os, shutil, sys, time
+import json, os, shutil, subprocess, sys
 from pathlib import Path
 import report
 from report import HERE, m
@@ -45,6 +47,14 @@ def summary(name, run, speed):
         key: rounded(run.diagnosis[key]) for key in ("efficiency_communication", "efficiency_exposed")}
 
 
+def make(path, device="cpu", precision=""):
+    """Builds a program. What make says of it goes to stderr: stdout is for answers."""
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
+    line = ["make", "--no-print-directory", f"DEVICE={device}", f"PRECISION={precision or 'fp32'}", "DEBUG=", path]
+    if subprocess.run(line, env=env, stdout=sys.stderr).returncode: m.fail(f"{path} could not be built: {' '.join(line)}")
+    return m.need(path)
+
+
 class Experiment:
     """The runs of an experiment, as its experiment.py asks for them."""
 
@@ -52,7 +62,7 @@ class Experiment:
         self.name, self.quick, self.device, self.more, self.round = name, o.quick, device, o.more, 1
         self.rounds = 1 if o.quick else o.rounds or e.ROUNDS
         self.speed = not o.no_speed and not getattr(e, "BYTES_ONLY_RUNS", False)
-        for stage in e.NEEDS: m.need(self.program(stage), "experiments-programs")
+        for stage in e.NEEDS: make(self.program(stage), device, stage.partition(":")[2])
         header = m.header(device) | {"experiment": name, "device": device, "quick": "yes" * o.quick, "speed": "yes" * self.speed}
         self.d = m.Results(header)
 
@@ -77,8 +87,8 @@ class Experiment:
 
     def plan(self, name, *options):
         """Adds what build/plan predicts that a rank keeps this way with blocks recomputed."""
-        plan = json.loads(m.output(m.need("build/plan", "experiments-programs"), *options, "--device",
-                                   "cpu" if self.device == "cpu" else "gpu", "--json"))
+        plan = json.loads(m.output(make("build/plan"), *options, "--device", "cpu" if self.device == "cpu" else "gpu",
+                                   "--json"))
         way = next((way for way in plan["ways"] if way["name"] == name), None) or m.fail(f"build/plan has no line for {name}")
         self.d.add(name, stage="plan", ranks=plan["ranks"], parameters=plan["model"]["parameters"],
                    memory=way["bytes_recomputed"]["total"], sent=way["sent_per_step"])
@@ -90,34 +100,44 @@ def device():
     return m.environ("DEVICE", "cuda" if has_gpu else "cpu")
 
 
+def results(name, o): return Path(o.into or f"build/experiments/{name}{'.quick' * o.quick}.jsonl")
+
+
 def run(name, o):
-    """Makes the runs of an experiment. The results of one that is interrupted are not complete, so they reach their place only at
-    the end."""
-    e = report.load(HERE / name)
+    """Makes the runs of an experiment, and prints its answer. The results of one that is interrupted are not complete, so they reach
+    their place only at the end."""
+    e, into = report.load(HERE / name), results(name, o)
     experiment = Experiment(name, e, o, device())
     e.runs(experiment)
-    into = o.into or (f"build/experiments/{name}.jsonl" if o.quick else f"experiments/{name}/results/{time.strftime('%F')}.jsonl")
     experiment.d.write(into)
-    m.note(f"results: {into}; python3 experiments/report.py experiments/{name} makes the page of what is stored")
+    print(f"{e.TITLE}\n\n" + "\n".join(report.answer(e, report.Results.read(into))), flush=True)
+    m.note(f"results: {into}{'' if o.store else '; with --store they would be kept under experiments/, with a page'}")
+
+
+def store(name, o):
+    """Puts an experiment's results where its page is made from them."""
+    date = report.Results.read(results(name, o)).header["date"]
+    (HERE / name / "results").mkdir(exist_ok=True)
+    shutil.copy(results(name, o), HERE / name / "results" / f"{date}.jsonl")
 
 
 def run_all(o):
-    failed = []
+    """Returns the experiments that have results, and those that failed."""
+    have, failed = [], []
     os.makedirs("build/experiments", exist_ok=True)
     for name in sorted(path.parent.name for path in HERE.glob("*/experiment.py")):
         done = Path(f"build/experiments/{name}.done")
-        if not o.quick and done.exists():
-            m.note(f"{name} is done ({done})")
-            continue
-        try: run(name, o)
-        except m.Interrupted: raise
-        except SystemExit as error:
-            m.note(error)
-            failed.append(name)
+        if not o.quick and done.exists() and results(name, o).exists(): m.note(f"{name} is done ({done})")
         else:
+            try: run(name, o)
+            except m.Interrupted: raise
+            except SystemExit as error:
+                m.note(error)
+                failed.append(name)
+                continue
             if not o.quick: done.touch()
-    if not o.quick: report.make()
-    if failed: m.fail(f"failed, as said above: {' '.join(failed)}")
+        have.append(name)
+    return have, failed
 
 
 def main():
@@ -126,14 +146,19 @@ def main():
     os.environ.setdefault("OMP_WAIT_POLICY", "passive") # ranks may outnumber cores
     begin = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     more, sys.argv[begin:] = sys.argv[begin + 1:], []
-    o = m.options(__doc__, flags=("quick", "no_speed"), rounds=0, into="", placeholders={"rounds": "N"})
+    o = m.options(__doc__, flags=("quick", "no_speed", "store"), rounds=0, into="", placeholders={"rounds": "N"})
     unknown = [word for word in o.more if word not in names]
     if unknown:
         m.fail(f"{unknown[0]} is no experiment and no option; --help lists the options, and those of the programs come after --")
     names, o.more = o.more, more
     if o.into and len(names) != 1: m.fail(f"--into is for one experiment, not for {len(names) or 'all'}")
+    if o.quick and o.store: m.fail("--quick measures nothing, so its results are not for --store: leave out one of the two")
     for name in names: run(name, o)
-    if not names: run_all(o)
+    names, failed = (names, []) if names else run_all(o)
+    if o.store:
+        for name in names: store(name, o)
+        report.make()
+    if failed: m.fail(f"failed, as said above: {' '.join(failed)}")
 
 
 if __name__ == "__main__": main()

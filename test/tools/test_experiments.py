@@ -280,7 +280,7 @@ def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
         script(place / "build/train_gpt2_single", f"open(options['--out'] + '/metrics.jsonl', 'w').write('{metrics % kept}')")
         run = command("python3", place / "experiments/run.py", "one --quick", env={"DEVICE": "cpu"})
         assert run.status == status and ("a kept 9 bytes and predicted 8" in run.err) == (kept == 9), run
-    assert '"memory":8,' in (place / "build/experiments/one.jsonl").read_text()
+    assert '"memory":8,' in (place / "build/experiments/one.quick.jsonl").read_text()
 
 
 @pytest.mark.parametrize("script, options, why", [
@@ -288,7 +288,8 @@ def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     ("dev/bench/scaling", ["--ranks", "1 3 4", "--batch-size", "1"], "4 sequences does not divide over 3"), ("dev/bench/scaling", ["--ranks", "2 1"], "must grow"),
     rest("dev/bench/scaling", "--no-such-option 1", "strong on 1 ranks failed"), ("experiments/run", "recompute --rounds many", "not 'many'"),
     ("experiments/run", "no_such", "no_such is no experiment and no option"), ("dev/bench/tp_memory", "--tp", "--tp: expected one argument"),
-    ("experiments/run", "recompute --quick", "there is no build/nothing/train_gpt2_fsdp; make experiments-programs"),
+    ("experiments/run", "recompute --quick", "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
+    ("experiments/run", "recompute --quick --store", "--quick measures nothing"),
     ("dev/bench/mesh_table", ["--meshes", "2x2"], "--meshes wants meshes such as .* not '2x2'"),
     ("dev/bench/readme_table", "--steps 1", "from 2 on"), ("dev/bench/zero_memory", ["--stages", "tp pp"], "--stages begins with ddp")])
 def test_what_cannot_be_measured_is_refused(script, options, why):
@@ -314,12 +315,29 @@ def here(folder):
     """A copy of the scripts that make experiments, without an experiment."""
     for name in "experiments", "dev/bench": shutil.copytree(ROOT / name, folder / name, ignore=lambda _, names: [x for x in names if not x.endswith(".py")])
     shutil.copy("dev/on_ranks.sh", folder / "dev")
+    (folder / "Makefile").write_text("%: ;\n")
     return folder
 
 
 def experiment(folder, name, runs, needs="[]"):
     (folder / "experiments" / name).mkdir(exist_ok=True)
-    (folder / "experiments" / name / "experiment.py").write_text(f"from report import m\nROUNDS, NEEDS = 1, {needs}\ndef runs(x): {runs}\n")
+    (folder / "experiments" / name / "experiment.py").write_text(f"from report import m\nTITLE, ROUNDS, NEEDS = 'Which?', 1, {needs}\n"
+        f"def runs(x): {runs}\ndef answer(d): return ['It depends.']\n")
+
+
+def test_an_experiment_builds_what_it_needs_prints_its_answer_and_is_stored_only_on_request(tmp_path):
+    place = here(tmp_path)
+    experiment(place, "one", 'print(open(x.program("fsdp:bf16")).read())', '["fsdp:bf16"]')
+    (place / "Makefile").write_text("build/bf16/train_gpt2_fsdp:\n\t@mkdir -p $(@D); echo 'built for $(DEVICE) $(PRECISION)' >$@; chmod +x $@; echo BUILT\n")
+    (place / "experiments/report.py").write_text((place / "experiments/report.py").read_text() + '\ndef make(): print("pages")\n')
+
+    def files(): return {path for path in (place / "experiments").rglob("*") if "__pycache__" not in str(path)}
+    before = files()
+    run = succeeds("python3", place / "experiments/run.py", "one", env={"DEVICE": "cpu"})
+    assert re.fullmatch(r"built for cpu bf16\n\nWhich\?\n\nIt depends.\n(\nOther programs .*\n.*)?", run.out.rstrip() + "\n"), run
+    assert "BUILT" in run.err and files() == before and (place / "build/experiments/one.jsonl").exists(), run
+    assert succeeds("python3", place / "experiments/run.py", "one --store", env={"DEVICE": "cpu"}).out.endswith("pages\n")
+    assert {path.name for path in files() - before} == {"results", time.strftime("%F.jsonl")}
 
 
 @pytest.mark.rest
@@ -331,7 +349,7 @@ def test_all_experiments_run_also_after_one_that_fails_and_what_is_done_is_left_
     (place / "experiments/report.py").write_text((place / "experiments/report.py").read_text() + '\ndef make(): open("said", "a").write("pages\\n")\n')
     runs = [command("python3", place / "experiments/run.py", "--rounds 2")]
     (place / "fixed").touch()
-    runs += [command("python3", place / "experiments/run.py", options) for options in ("", "", "--quick")]
+    runs += [command("python3", place / "experiments/run.py", options) for options in ("--store", "--store", "--quick")]
     assert [run.status for run in runs] == [1, 0, 0, 0] and "error: not yet" in runs[0].err and "error: failed, as said above: two" in runs[0].err, runs
-    assert (place / "said").read_text().splitlines() == ["one 2", "two 2", "pages", "two 1", "pages", "pages", "one 1", "two 1"]
+    assert (place / "said").read_text().splitlines() == ["one 2", "two 2", "two 1", "pages", "pages", "one 1", "two 1"]
     assert {path.name for path in (place / "experiments").glob("*/results/*.jsonl")} == {time.strftime("%F.jsonl")}
