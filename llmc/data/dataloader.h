@@ -147,6 +147,7 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
             d->option, pattern);
     d->num_shards = literal ? 1 : (int)found.gl_pathc;
     d->shards = (DataShard*)xcalloc((size_t)d->num_shards, sizeof(DataShard));
+    files_allow((size_t)d->num_shards); // they stay open
     for (int i = 0; i < d->num_shards; i++) {
         DataShard* s = &d->shards[i];
         *s = data_shard_open(literal ? pattern : found.gl_pathv[i], tokenizer, d->shape.mask);

@@ -35,7 +35,7 @@ static inline TokenWriter token_writer_open(const char* path) {
     w.path = xstrdup(path);
     w.temporary = format_string("%s.tmp%d", path, (int)getpid());
     w.fd = open(w.temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); // mask.h reads a sample of it
-    require(w.fd >= 0, "cannot create %s: %s", w.temporary, strerror(errno));
+    require(w.fd >= 0, "cannot create %s: %s", w.temporary, open_error());
     w.count = w.buffered = 0;
     w.buffer = (uint16_t*)xcalloc(TOKEN_WRITER_BUFFER, sizeof *w.buffer);
     return w;

@@ -102,6 +102,35 @@ def test_damaged_tokens_are_refused(offset, value, size, patterns, tmp_path):
     assert_refused(run("--steps 40 --data", tmp_path / "tokens.bin"), str(tmp_path / "tokens.bin"), *patterns)
 
 
+# ---- more shards than a process may open ----
+@pytest.fixture
+def shards(tmp_path):
+    """50 token files, each of one sequence and its last target."""
+    for i in range(50): (tmp_path / f"s{i:02}.bin").write_bytes(GOOD[:8] + (17).to_bytes(4, "little") + GOOD[12:1024 + 2 * 17])
+    return f"--data {tmp_path}/s*.bin"
+
+
+def may_open(soft, hard, *line, ranks=None):
+    """Runs a command whose processes may have so many files open, and could allow themselves more up to the hard limit."""
+    return command(["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "limited", *line], ranks=ranks)
+
+
+def test_more_shards_than_the_soft_limit_of_open_files_are_opened(shards):
+    options = [*TINY.split(), *shards.split(), "--steps=1"]
+    single, ddp = program("train_gpt2_single"), program("train_gpt2_ddp")
+    for one in may_open(40, 500, single, *options), may_open(50, 500, ddp, *options, "--batch-size=8", ranks=4):
+        assert one.status == 0 and "step 1/1" in one.out, one
+
+
+def test_the_hard_limit_of_open_files_is_named_by_every_reader(shards, tmp_path):
+    options = [*TINY.split(), *shards.split(), "--steps=1"]
+    refusal = may_open(40, 40, program("train_gpt2_single"), *options)
+    assert_refused(refusal, r"s\d\d.bin: cannot be opened: too many open files in this process", "ulimit -n")
+    assert "download it again" not in refusal.err
+    tokenize = [program("tokenize"), "--out", tmp_path / "out.bin"]
+    assert_refused(may_open(4, 4, *tokenize, "README.md", "LICENSE"), "cannot open LICENSE: too many open files", "ulimit -n")
+
+
 # ---- checkpoints ----
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json"]
 
