@@ -170,6 +170,24 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
 // ---- one micro-batch ----
 
 // NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
+// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. (The loader's thread reads too.)
+static inline uint64_t data_checksum(const DataLoader* d) {
+    enum { SPAN = 64, SPANS = 64 };
+    uint16_t scratch[SPAN];
+    int tokens[SPAN];
+    uint64_t sum = 0, place = 0;
+    for (int i = 0; i < d->num_shards; i++) {
+        const DataShard* s = &d->shards[i];
+        size_t n = size_min(SPAN, s->count);
+        for (size_t k = 0; k < SPANS; k++, place += SPAN) {
+            data_shard_read(s, (s->count - n) * k / (SPANS - 1), n, scratch, tokens);
+            sum += checksum_elements(tokens, sizeof(int), n, place);
+        }
+        sum += checksum_element(s->count, place++);
+    }
+    return sum;
+}
+
 static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids, size_t n) {
     size_t i = 0;
     while (i < n && ids[i] < d->shape.V) i++;

@@ -30,6 +30,7 @@ typedef struct {
     bool from_checkpoint;           // if it starts from one
     GPT2Config config;
     DataLoader train, val;          // val only if --val-data is not empty
+    uint64_t data_sum;              // data_checksum of --data
     long long tokens_per_step;
     int accumulation;               // micro-batches per step
     long long counted;              // targets of the step at hand that count in the loss, of all ranks and micro-batches
@@ -81,6 +82,7 @@ static inline void run_open_data(Run* run, DataReaders readers) {
                         (uint64_t)o->seed, (MaskUse)o->mask };
     const Tokenizer* tokenizer = o->tokenizer[0] ? &run->tokenizer : NULL;
     dataloader_init(&run->train, "--data", o->data, tokenizer, shape, DATA_TRAIN);
+    run->data_sum = data_checksum(&run->train);
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
 }
 
@@ -171,6 +173,9 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
     return r;
 }
 static inline void run_load(Run* run, const ParamRange* ranges, int num_ranges) {
+    if (run->o.resume && r->state.data_sum && r->state.data_sum != run->data_sum)
+        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on the order is another,"
+               " so some sequences come twice in that epoch and others not at all\n", r->path, r->state.position, r->state.epoch);
     CheckpointReader* r = run_read(run, ranges, num_ranges, false);
     if (r) checkpoint_close(r);
 }
@@ -238,6 +243,7 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.seq_len = run->o.seq_len;
     json_t* options = options_to_json(&run->table);
     state.options = json_dumps(options, 0);
+    state.data_sum = run->data_sum;
     json_decref(options);
     return state;
 }

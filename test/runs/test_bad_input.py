@@ -4,7 +4,7 @@ import os, re, shutil
 from pathlib import Path
 import pytest
 from shards import in_folder, newest
-from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, command, launcher, program, trained
+from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, assert_says, command, launcher, program, trained
 
 LONG = 10
 
@@ -191,6 +191,23 @@ def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
         assert in_folder(out, "single", TINY, "--resume --steps", newest(out)).status == 0
     finally:
         command("umount", tmp_path)
+
+
+OTHER_DATA = "^start +--data has other tokens than when .*step_00000002 was saved: from sequence 64 of epoch 0 on the order is another"
+
+
+@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2)])
+def test_other_data_on_resume_is_reported(stage, ranks, copy, tmp_path):
+    (tmp_path / "data").mkdir()
+    shutil.copy(TOKENS, tmp_path / "data/a.bin")
+    data = ["--data", tmp_path / "data/*.bin"]
+    same = in_folder(copy, stage, TINY, data, "--resume --steps 2", ranks=ranks)
+    assert_says(same.out, "^start +step 2 of 2", no=["other tokens"])
+    shutil.copy(TOKENS, tmp_path / "data/b.bin")
+    other = in_folder(copy, stage, TINY, data, "--resume --steps 3", ranks=ranks)
+    assert other.status == 0
+    assert_says(other.out, OTHER_DATA)
+    assert_says(in_folder(copy, stage, TINY, data, "--resume --steps 3", ranks=ranks).out, "^start +step 3 of 3", no=["other tokens"])
 
 
 # ---- options: --help, the documents, the record ----
