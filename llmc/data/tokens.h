@@ -14,6 +14,8 @@ A reader never trusts a header: magic, version and count must agree with the siz
 #define TOKENS_MAGIC 20240520
 #define TOKENS_VERSION 1
 #define TOKENS_HEADER_INTS 256
+#define TOKENS_MAGIC_LLAMA 20240801 // llm.c's files of 4-byte tokens
+#define TOKENS_TOKENIZER 3 // of the header: the integers that hold the tokenizer's fingerprint begin here
 #define TOKENS_HEADER_BYTES (TOKENS_HEADER_INTS * sizeof(int32_t))
 #define TOKENS_MAX_COUNT INT32_MAX // what the header's int32 can say
 
@@ -40,6 +42,8 @@ static inline TokenFile token_file_open(const char* path) {
     require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "it ends early");
     require_file(from, header[0] == TOKENS_MAGIC, "is not a token file: it starts with %d, a token file with %d", header[0],
                  TOKENS_MAGIC);
+    require(header[0] != TOKENS_MAGIC_LLAMA, "%s: has llm.c's tokens of Llama 3, of 4 bytes each; only tokens of 2 bytes can be"
+            " read: make it again with GPT-2's tokenizer, by dev/data/tokenize or by llm.c's script with --model_desc gpt-2", path);
     require_file(from, header[1] == TOKENS_VERSION, "has version %d; this program reads version %d", header[1], TOKENS_VERSION);
     size_t data = size - TOKENS_HEADER_BYTES;
     require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t), "is cut or damaged: its header says"

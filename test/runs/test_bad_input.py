@@ -102,6 +102,14 @@ def test_damaged_tokens_are_refused(offset, value, size, patterns, tmp_path):
     assert_refused(run("--steps 40 --data", tmp_path / "tokens.bin"), str(tmp_path / "tokens.bin"), *patterns)
 
 
+def test_llm_cs_tokens_of_4_bytes_are_named(tmp_path):
+    tokens = (20240801).to_bytes(4, "little") + (7).to_bytes(4, "little") + (8).to_bytes(4, "little") + bytes(1012 + 8 * 4)
+    (tmp_path / "llama.bin").write_bytes(tokens)
+    refusal = run("--data", tmp_path / "llama.bin")
+    assert_refused(refusal, "llama.bin: has llm.c's tokens of Llama 3, of 4 bytes each; .*2 bytes.*: make it .* with GPT-2's tokenizer")
+    assert "download it again" not in refusal.err
+
+
 # ---- more shards than a process may open ----
 @pytest.fixture
 def shards(tmp_path):
