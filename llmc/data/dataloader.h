@@ -151,6 +151,9 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
     for (int i = 0; i < d->num_shards; i++) {
         DataShard* s = &d->shards[i];
         *s = data_shard_open(literal ? pattern : found.gl_pathv[i], tokenizer, d->shape.mask);
+        bool is_other = tokenizer && s->file.tokenizer && s->file.tokenizer != tokenizer->fingerprint;
+        require(!is_other, "%s %s: another tokenizer made its tokens; give that one as --tokenizer, or train without one:"
+                " --tokenizer= --vocab-size V", d->option, s->path);
         s->first_sequence = d->num_sequences;
         size_t T = (size_t)d->shape.T, targets = s->count > 0 ? s->count - 1 : 0;
         d->num_sequences += (long long)(d->use == DATA_TRAIN ? targets / T : ceil_div(targets, T)); // a last one may be shorter
@@ -167,9 +170,6 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
                 " counts all tokens", d->option, d->shards[i].path);
 }
 
-// ---- one micro-batch ----
-
-// NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
 // Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. (The loader's thread reads too.)
 static inline uint64_t data_checksum(const DataLoader* d) {
     enum { SPAN = 64, SPANS = 64 };
@@ -188,6 +188,9 @@ static inline uint64_t data_checksum(const DataLoader* d) {
     return sum;
 }
 
+// ---- one micro-batch ----
+
+// NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
 static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids, size_t n) {
     size_t i = 0;
     while (i < n && ids[i] < d->shape.V) i++;

@@ -91,8 +91,14 @@ static inline void run_open_device(const Run* run, int local_rank, int local_siz
     device_memory_limit((size_t)ceil(run->o.memory_limit * 1e9)); // rounded up, because 0 means no limit
 }
 
+// True if --data is given without --val-data, whose default belongs to the default data: it may have another tokenizer's tokens.
+static inline bool run_lacks_val_data(Run* run) {
+    return option_given(&run->table, "data") && !option_given(&run->table, "val-data");
+}
+
 // Opens what the run starts from, except the data: tokenizer and checkpoint.
 static inline void run_open(Run* run) {
+    if (run_lacks_val_data(run)) run->o.val_data = "";
     const Options* o = &run->o;
     layers_choose((AttentionChoice)o->attention, o->deterministic);
     if (o->tokenizer[0]) tokenizer_open(&run->tokenizer, o->tokenizer);
@@ -142,6 +148,7 @@ static inline void run_describe(Run* run, const char* memory, int ranks) {
     report_run(run->config, memory, on_host, run->tokens_per_step, run->accumulation, run->o.recompute);
     report_mask(&run->train);
     if (run->o.val_data[0]) report_mask(&run->val);
+    if (run_lacks_val_data(run) && run->o.eval_every > 0) printf("eval       none: --data is given without --val-data\n");
     run->record = run_record(run->config, run->predicted, ranks);
 }
 static inline void run_report(Run* run) {
@@ -166,6 +173,9 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
     }
     if (r == NULL) return NULL;
     printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
+    if (run->o.resume && r->state.data_sum && r->state.data_sum != run->data_sum)
+        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on the order is another,"
+               " so some sequences come twice in that epoch and others not at all\n", r->path, r->state.position, r->state.epoch);
     CheckpointErrors lost = checkpoint_errors(r->path);
     if (run->o.resume && !keeps_errors && lost.ranks > 0)
         printf("start      the errors of compressed gradients that it has are lost, those of %s on %d ranks: this run keeps none"
@@ -173,9 +183,6 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
     return r;
 }
 static inline void run_load(Run* run, const ParamRange* ranges, int num_ranges) {
-    if (run->o.resume && r->state.data_sum && r->state.data_sum != run->data_sum)
-        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on the order is another,"
-               " so some sequences come twice in that epoch and others not at all\n", r->path, r->state.position, r->state.epoch);
     CheckpointReader* r = run_read(run, ranges, num_ranges, false);
     if (r) checkpoint_close(r);
 }
@@ -236,6 +243,7 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.step = step;
     state.epoch = run->train.next.epoch;
     state.position = run->train.next.position;
+    state.data_sum = run->data_sum;
     state.adamw_t = run->updates;
     state.loss_scale = run->scaler.scale;
     state.good_steps = run->scaler.good_steps;
@@ -243,7 +251,6 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.seq_len = run->o.seq_len;
     json_t* options = options_to_json(&run->table);
     state.options = json_dumps(options, 0);
-    state.data_sum = run->data_sum;
     json_decref(options);
     return state;
 }

@@ -4,7 +4,7 @@ import os, re, shutil
 from pathlib import Path
 import pytest
 from shards import in_folder, newest
-from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, assert_says, command, launcher, program, trained
+from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, assert_says, command, launcher, program, rest, succeeds, trained
 
 LONG = 10
 
@@ -108,6 +108,44 @@ def test_llm_cs_tokens_of_4_bytes_are_named(tmp_path):
     refusal = run("--data", tmp_path / "llama.bin")
     assert_refused(refusal, "llama.bin: has llm.c's tokens of Llama 3, of 4 bytes each; .*2 bytes.*: make it .* with GPT-2's tokenizer")
     assert "download it again" not in refusal.err
+
+
+# ---- data that do not belong together ----
+QUIET = "--model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 1 --sample-every 0"
+
+
+@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2), *(rest(stage, 2) for stage in (
+    "zero", "fsdp", "tp", "pp", "3d", "compress", "cp", "zeropp"))])
+def test_the_default_evaluation_belongs_to_the_default_data_alone(stage, ranks, tmp_path):
+    (tmp_path / "data").mkdir()
+    for side in "train", "val": shutil.copy(TOKENS, tmp_path / f"data/{side}.bin")
+
+    def says(*options):
+        run = succeeds([Path(program(f"train_gpt2_{stage}")).resolve()], QUIET, *options, ranks=ranks, cwd=tmp_path)
+        return [bool(re.search(line, run.out, re.M)) for line in (r"\| val loss ", r"^eval +none: --data is given without --val-data$")]
+    assert says() == says("--data data/train.bin --val-data data/val.bin") == [True, False]
+    assert says("--data data/train.bin") == [False, True]
+    assert says("--data data/train.bin --eval-every 0") == says("--data data/train.bin --val-data=") == [False, False]
+
+
+def test_tokens_of_another_tokenizer_are_refused_where_the_file_says_whose_they_are(tmp_path):
+    (tmp_path / "text").write_text("so many words, so many tokens " * 99)
+    succeeds([program("train_bpe"), "--vocab-size=300", "--out", tmp_path / "bpe", tmp_path / "text"])
+    made = {"bytes": "bytes", "bpe": tmp_path / "bpe", "same": tmp_path / "bpe/vocab.json"}
+    for name, tokenizer in made.items():
+        succeeds([program("tokenize"), "--tokenizer", tokenizer, "--out", tmp_path / f"{name}.bin", tmp_path / "text"])
+    headers = {name: (tmp_path / f"{name}.bin").read_bytes()[12:1024] for name in made}
+    assert headers["bpe"] == headers["same"] != headers["bytes"] and all(any(x[:8]) and not any(x[8:]) for x in headers.values())
+
+    def trains(data, tokenizer, *options):
+        return command([program("train_gpt2_single"), "--data", tmp_path / f"{data}.bin", "--tokenizer", tokenizer], QUIET, "--val-data=", *options)
+    for name, tokenizer in made.items(): assert trains(name, tokenizer).status == 0
+    assert trains("bytes", "", "--vocab-size 300").status == 0 # nothing to compare
+    for data, tokenizer in ("bytes", made["bpe"]), ("bpe", "bytes"):
+        assert_refused(trains(data, tokenizer, "--vocab-size 300"), f"--data .*{data}.bin: another tokenizer made its tokens", "--tokenizer= ")
+    assert_refused(trains("bpe", made["bpe"], ["--val-data", tmp_path / "bytes.bin"]), "--val-data .*bytes.bin: another tokenizer")
+    (tmp_path / "old.bin").write_bytes((tmp_path / "bpe.bin").read_bytes()[:12] + bytes(1012) + (tmp_path / "bpe.bin").read_bytes()[1024:])
+    assert trains("old", "bytes", "--vocab-size 300").status == 0 # a file of llm.c's says nothing
 
 
 # ---- more shards than a process may open ----
