@@ -71,7 +71,7 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
 // <(COMMAND) or a FIFO. Says so where it waits for what a program writes into one, because there may be no such program.
 static inline FILE* documents_open(const char* path) {
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // else this would wait for the FIFO's writer
-    require(fd >= 0, "cannot open %s: %s", path, strerror(errno));
+    require(fd >= 0, "cannot open %s: %s", path, open_error());
     struct stat info;
     require(fstat(fd, &info) == 0, "cannot examine %s: %s", path, strerror(errno));
     require(!S_ISDIR(info.st_mode), "%s is a folder; give the files in it", path);
@@ -101,8 +101,9 @@ static inline bool document_read_file(Documents* d) {
 static inline bool document_read_lines(Documents* d) {
     ssize_t n;
     while ((n = getline(&d->line, &d->line_capacity, d->file)) > 0) {
-        size_t length = (size_t)n - (d->line[n - 1] == '\n');
-        if (length == strlen(d->separator) && memcmp(d->line, d->separator, length) == 0) return true;
+        size_t separator = strlen(d->separator), length = (size_t)n - (d->line[n - 1] == '\n');
+        bool has_cr = length == separator + 1 && d->line[separator] == '\r'; // as lines of Windows end
+        if ((length == separator || has_cr) && memcmp(d->line, d->separator, separator) == 0) return true;
         document_append(d, d->line, (size_t)n);
     }
     return false;
@@ -117,15 +118,51 @@ static inline size_t document_append_field(Documents* d, const json_t* object, c
     return json_string_length(text);
 }
 
+// Writes 0 in the place of every number outside of texts: nobody reads them, and JSON allows numbers of any size.
+static inline void json_blank_numbers(char* line, size_t n) {
+    bool in_text = false;
+    for (size_t i = 0; i < n; i++) {
+        if (in_text && line[i] == '\\') i++;
+        else if (line[i] == '"') in_text = !in_text;
+        if (in_text || (line[i] != '-' && !isdigit((unsigned char)line[i]))) continue;
+        size_t end = i + (line[i] == '-'), digits = strspn(line + end, "0123456789");
+        if (digits == 0) continue;
+        end += line[end] == '0' ? 1 : digits;
+        if (line[end] == '.' && (digits = strspn(line + end + 1, "0123456789")) > 0) end += 1 + digits;
+        size_t sign = line[end] == 'e' || line[end] == 'E' ? 1 + (line[end + 1] == '+' || line[end + 1] == '-') : 0;
+        if (sign > 0 && (digits = strspn(line + end + sign, "0123456789")) > 0) end += sign + digits;
+        memset(line + i, ' ', end - i);
+        line[i] = '0';
+        i = end - 1;
+    }
+}
+
+// Returns what helps against an error that other programs' JSON has, or "".
+static inline const char* json_remedy(const json_error_t* e, const char* line) {
+    bool is_syntax = json_error_code(e) == json_error_invalid_syntax;
+    bool is_minus = strstr(e->text, "near '-'") && strstr(line, "-Infinity");
+    if (is_syntax && (strstr(e->text, "'NaN'") || strstr(e->text, "'Infinity'") || is_minus))
+        return "; NaN and Infinity, which Python writes, are not JSON: json.dumps(..., allow_nan=False) finds them; write null instead";
+    if (is_syntax && strstr(e->text, "invalid Unicode"))
+        return "; it is half of a surrogate pair: in Python, text.encode(errors=\"replace\").decode() replaces it";
+    if (json_error_code(e) == json_error_invalid_utf8) return "; JSON is UTF-8: iconv -f UTF-16 -t UTF-8, if it comes from Windows";
+    return "";
+}
+
 static inline bool document_read_json(Documents* d) {
     ssize_t n = getline(&d->line, &d->line_capacity, d->file);
     if (n <= 0) return false;
-    d->line_number++;
+    bool is_marked = d->line_number++ == 0 && n >= 3 && memcmp(d->line, "\xEF\xBB\xBF", 3) == 0;
+    if (is_marked) memset(d->line, ' ', 3); // a byte order mark, as Windows writes
     if (strspn(d->line, " \t\r\n") == (size_t)n) return true;
     const char* path = d->paths[d->opened - 1];
     json_error_t error;
     json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    require(object != NULL, "line %zu of %s is not valid JSON: %s", d->line_number, path, error.text);
+    if (object == NULL && json_error_code(&error) == json_error_numeric_overflow) {
+        json_blank_numbers(d->line, (size_t)n);
+        object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    }
+    require(object != NULL, "line %zu of %s is not valid JSON: %s%s", d->line_number, path, error.text, json_remedy(&error, d->line));
     if (d->prompt_field[0]) {
         d->prompt = document_append_field(d, object, d->prompt_field, "prompt-field");
         size_t response = document_append_field(d, object, d->response_field, "response-field");

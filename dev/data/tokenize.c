@@ -32,6 +32,7 @@ typedef struct {
 
 enum { TRAIN, VAL, SIDES };
 static Output outputs[SIDES];
+static uint64_t fingerprint; // of the tokenizer
 
 // However the program ends, only finished files may stay.
 static void remove_unfinished(void) {
@@ -50,6 +51,7 @@ static char* output_name(const Output* o, int shard) {
 static void output_open(Output* o) {
     char* name = output_name(o, o->shards++);
     o->writer = token_writer_open(name);
+    o->writer.tokenizer = fingerprint;
     o->is_open = true;
     free(name);
 }
@@ -189,6 +191,7 @@ int main(int argc, char** argv) {
 
     Tokenizer t;
     tokenizer_open(&t, tokenizer);
+    fingerprint = t.fingerprint;
     require(t.vocab_size <= UINT16_MAX + 1, "%s has %d tokens; token files use 16 bits for each, so at most 65536", tokenizer,
             t.vocab_size);
     outputs[TRAIN].shard_tokens = outputs[VAL].shard_tokens = (size_t)shard_tokens;

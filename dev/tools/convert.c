@@ -4,7 +4,7 @@ convert - three programs, which make checkpoints of others' files, and others' f
     hf_import HF_DIR OUT_DIR            of Hugging Face's GPT-2: config.json, model.safetensors
     llmc_import MODEL.bin OUT_DIR       of a model file of llm.c, version 3 (fp32) or 5 (bf16): 256 int32, then 16 tensors over all layers
     hf_export CHECKPOINT_DIR OUT_DIR    a folder that transformers loads; [--dtype same|fp32|bf16|fp16] is the weights' precision, and
-                                        [--tokenizer bytes|FILE] adds the tokenizer's files
+                                        [--tokenizer same|bytes|FILE] adds the tokenizer's files; same: the run's own
 
 An import keeps the file's precision, fp32 if it has several. An error names what our GPT-2 does not support: another activation,
 epsilon or inner width, untied embeddings, quantised weights, tensors that have no place in it.
@@ -314,7 +314,8 @@ static void copy_file(const char* folder, const char* file) {
     free(path);
 }
 
-// Writes vocab.json, merges.txt and tokenizer_config.json; returns the end-of-text token.
+// Writes vocab.json, merges.txt and tokenizer_config.json; returns the end-of-text token. Texts begin with it in training and where
+// our programs sample, which transformers' tokenizer does only if it is told to.
 static int write_tokenizer(const char* spec, GPT2Config c) {
     Tokenizer t;
     tokenizer_open(&t, spec);
@@ -329,8 +330,8 @@ static int write_tokenizer(const char* spec, GPT2Config c) {
     if (is_bytes) write_byte_tokenizer();
     else { copy_file(folder, "vocab.json"); copy_file(folder, "merges.txt"); }
     write_json("tokenizer_config.json",
-               json_pack("{s:s, s:i, s:b, s:s, s:s, s:s}", "tokenizer_class", "GPT2Tokenizer", "model_max_length", c.max_T,
-                         "add_prefix_space", 0, "bos_token", END_OF_TEXT, "eos_token", END_OF_TEXT, "unk_token", END_OF_TEXT),
+               json_pack("{s:s, s:i, s:b, s:b, s:s, s:s, s:s}", "tokenizer_class", "GPT2Tokenizer", "model_max_length", c.max_T,
+                         "add_prefix_space", 0, "add_bos_token", 1, "bos_token", END_OF_TEXT, "eos_token", END_OF_TEXT, "unk_token", END_OF_TEXT),
                JSON_INDENT(2));
     int eot = t.eot;
     free(folder);
@@ -338,9 +339,22 @@ static int write_tokenizer(const char* spec, GPT2Config c) {
     return eot;
 }
 
+// Returns the --tokenizer of the run that saved the checkpoint; the caller frees it. "": it had none, or its options do not tell.
+static char* tokenizer_of_run(const CheckpointReader* r) {
+    json_t* options = json_loads(r->state.options, 0, NULL);
+    const char* spec = json_string_value(json_object_get(options, "tokenizer"));
+    char* copy = xstrdup(spec ? spec : "");
+    json_decref(options);
+    require(strcmp(copy, "bytes") == 0 || path_exists(copy[0] ? copy : "."), "%s: the run's tokenizer was %s, by its state.json, and is not"
+            " there now: give its files as --tokenizer, or --tokenizer= to export none", r->path, copy);
+    return copy;
+}
+
 static void write_hf(const char* checkpoint, const char* out, int dtype_choice, const char* tokenizer) {
     CheckpointReader r;
     checkpoint_open(&r, checkpoint);
+    bool is_of_run = strcmp(tokenizer, "same") == 0;
+    char* spec = is_of_run ? tokenizer_of_run(&r) : xstrdup(tokenizer);
     GPT2Config c = r.state.config;
     DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
     r.into = dtype;
@@ -348,9 +362,13 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     require_written(folder_begin(hf_out), "");
     write_weights(&r, dtype);
     checkpoint_close(&r); // verifies what was read, before the folder gets its name
-    write_config(c, dtype, tokenizer[0] ? write_tokenizer(tokenizer, c) : c.V - 1);
+    write_config(c, dtype, spec[0] ? write_tokenizer(spec, c) : c.V - 1);
     if (!folder_publish(hf_out)) folder_die_complete(hf_out);
     printf("%s: AutoModelForCausalLM.from_pretrained(\"%s\") loads it, in %s\n", hf_out, hf_out, dtype_name(dtype));
+    if (spec[0]) printf("with the tokenizer%s, %s: a text begins with " END_OF_TEXT ", as in training\n",
+                        is_of_run ? " of the run" : "", spec);
+    else printf("with no tokenizer%s\n", is_of_run ? ": state.json names none; --tokenizer adds one" : "");
+    free(spec);
     free(hf_out);
 }
 
@@ -363,10 +381,10 @@ int main(int argc, char** argv) {
     int p = 0, dtype = 0;
     while (p < 3 && strcmp(path_name(argv[0]), programs[p][0]) != 0) p++;
     require(p < 3, "%s: call this program hf_import, llmc_import or hf_export, as make tools does", argv[0]);
-    const char* tokenizer = "";
+    const char* tokenizer = "same";
     OptionTable t = options_table(programs[p][0], programs[p][1]);
     if (p == 2) {
-        option_text(&t, "tokenizer", &tokenizer, "bytes|FILE", "tokenizer whose files to add to the folder; '': none");
+        option_text(&t, "tokenizer", &tokenizer, "same|bytes|FILE", "tokenizer whose files to add to the folder; same: the run's own; '': none");
         option_choice(&t, "dtype", &dtype, "same|fp32|bf16|fp16", "precision of the weights; same: as in the checkpoint");
     }
     options_operands(&t, programs[p][2], 2, 2);

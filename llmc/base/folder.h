@@ -11,6 +11,7 @@ which knows what is being saved, can clean up and name the remedy.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/statvfs.h>
+#include <sys/resource.h>
 
 // Reads all n bytes at offset, however the kernel splits them. Returns false on failure, with errno 0 if the file ends early.
 static inline bool pread_all(int fd, void* out, size_t n, size_t offset) {
@@ -57,11 +58,27 @@ static inline const char* file_kind(mode_t mode) {
     return S_ISDIR(mode) ? "folder" : S_ISFIFO(mode) ? "pipe" : S_ISSOCK(mode) ? "socket" : "device";
 }
 
+// Lets this process have `more` files open than its soft limit allows, up to its hard limit.
+static inline void files_allow(size_t more) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max - limit.rlim_cur < more ? limit.rlim_max : limit.rlim_cur + more;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static inline bool too_many_files(void) { return errno == EMFILE || errno == ENFILE; }
+// Returns why a file could not be opened, by errno, with the remedy where the fault is not the file's.
+static inline const char* open_error(void) {
+    return errno == EMFILE ? "too many open files in this process: allow more with `ulimit -n`, or give fewer and larger files"
+         : errno == ENFILE ? "too many open files in this system: allow more with `sysctl fs.file-max`" : strerror(errno);
+}
+
 // Opens a file that is there, to read it (O_RDONLY) or to read and change it (O_RDWR), and reports its size in *size if
 // that is not NULL. Dies if it is a folder, pipe, socket or device. Every reader opens its files here: open(2) alone waits,
 // perhaps for ever, until something writes into a pipe (a FIFO), and readers go back and forth in files, but not in pipes.
 static inline int file_open(FileSource from, int access, size_t* size) {
     int fd = open(from.path, access | O_NONBLOCK | O_CLOEXEC);
+    require(fd >= 0 || !too_many_files(), "%s: cannot be opened: %s", from.path, open_error());
     require_file(from, fd >= 0, "cannot be opened: %s", strerror(errno));
     struct stat info;
     require_file(from, fstat(fd, &info) == 0, "cannot be examined: %s", strerror(errno));

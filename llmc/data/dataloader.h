@@ -147,9 +147,13 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
             d->option, pattern);
     d->num_shards = literal ? 1 : (int)found.gl_pathc;
     d->shards = (DataShard*)xcalloc((size_t)d->num_shards, sizeof(DataShard));
+    files_allow((size_t)d->num_shards); // they stay open
     for (int i = 0; i < d->num_shards; i++) {
         DataShard* s = &d->shards[i];
         *s = data_shard_open(literal ? pattern : found.gl_pathv[i], tokenizer, d->shape.mask);
+        bool is_other = tokenizer && s->file.tokenizer && s->file.tokenizer != tokenizer->fingerprint;
+        require(!is_other, "%s %s: another tokenizer made its tokens; give that one as --tokenizer, or train without one:"
+                " --tokenizer= --vocab-size V", d->option, s->path);
         s->first_sequence = d->num_sequences;
         size_t T = (size_t)d->shape.T, targets = s->count > 0 ? s->count - 1 : 0;
         d->num_sequences += (long long)(d->use == DATA_TRAIN ? targets / T : ceil_div(targets, T)); // a last one may be shorter
@@ -164,6 +168,24 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
     for (int i = 0; i < d->num_shards && d->masked; i++)
         require(d->shards[i].mask.bits, "%s %s has no mask, but other shards have one: give each its mask, or --mask none, which"
                 " counts all tokens", d->option, d->shards[i].path);
+}
+
+// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. (The loader's thread reads too.)
+static inline uint64_t data_checksum(const DataLoader* d) {
+    enum { SPAN = 64, SPANS = 64 };
+    uint16_t scratch[SPAN];
+    int tokens[SPAN];
+    uint64_t sum = 0, place = 0;
+    for (int i = 0; i < d->num_shards; i++) {
+        const DataShard* s = &d->shards[i];
+        size_t n = size_min(SPAN, s->count);
+        for (size_t k = 0; k < SPANS; k++, place += SPAN) {
+            data_shard_read(s, (s->count - n) * k / (SPANS - 1), n, scratch, tokens);
+            sum += checksum_elements(tokens, sizeof(int), n, place);
+        }
+        sum += checksum_element(s->count, place++);
+    }
+    return sum;
 }
 
 // ---- one micro-batch ----

@@ -17,6 +17,7 @@ typedef struct {
     char* temporary;  // name until then, owned
     int fd;
     size_t count;     // tokens appended so far
+    uint64_t tokenizer; // the fingerprint of the tokenizer that made them, set by the caller; 0: not known
     uint16_t* buffer; // (TOKEN_WRITER_BUFFER) the last ones, not yet written, owned
     size_t buffered;
 } TokenWriter;
@@ -37,6 +38,7 @@ static inline TokenWriter token_writer_open(const char* path) {
     w.fd = open(w.temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); // mask.h reads a sample of it
     require(w.fd >= 0, "cannot create %s: %s", w.temporary, path_reason(path, errno));
     w.count = w.buffered = 0;
+    w.tokenizer = 0;
     w.buffer = (uint16_t*)xcalloc(TOKEN_WRITER_BUFFER, sizeof *w.buffer);
     return w;
 }
@@ -65,6 +67,7 @@ static inline void token_writer_append(TokenWriter* w, const int* tokens, size_t
 static inline void token_writer_close(TokenWriter* w) {
     token_writer_flush(w);
     int32_t header[TOKENS_HEADER_INTS] = { TOKENS_MAGIC, TOKENS_VERSION, (int32_t)w->count };
+    memcpy(&header[TOKENS_TOKENIZER], &w->tokenizer, sizeof w->tokenizer);
     token_writer_check(w, pwrite_all(w->fd, header, sizeof header, 0), "write");
     token_writer_check(w, fsync(w->fd) == 0, "sync");
     token_writer_check(w, close(w->fd) == 0, "close");

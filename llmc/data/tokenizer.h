@@ -56,6 +56,7 @@ typedef struct {
 typedef struct {
     int vocab_size;
     int eot;                    // the end-of-text token, which stands before each document
+    uint64_t fingerprint;       // of all tokens' bytes and of eot, never 0: token files name their tokenizer by it
     // internal
     char* bytes;                // all tokens' bytes, one token after another, owned
     size_t* start;              // (vocab_size+1) where each token's bytes start, owned
@@ -423,11 +424,22 @@ static inline void tokenizer_open_bytes(Tokenizer* t) {
     t->start[257] = 256 + strlen(END_OF_TEXT);
 }
 
+static inline void tokenizer_set_fingerprint(Tokenizer* t) {
+    uint64_t h = (uint64_t)t->eot;
+    for (int id = 0; id < t->vocab_size; id++) {
+        size_t length;
+        const char* bytes = tokenizer_decode(t, id, &length);
+        h = h * 0x9E3779B97F4A7C15ull + (hash_bytes(bytes, length) ^ length);
+    }
+    t->fingerprint = h ? h : 1;
+}
+
 // spec: "bytes", vocab.json, the folder that has it, or llm.c's tokenizer .bin. Dies if files are not what they should be.
 static inline void tokenizer_open(Tokenizer* t, const char* spec) {
     memset(t, 0, sizeof *t);
     if (strcmp(spec, "bytes") == 0) {
         tokenizer_open_bytes(t);
+        tokenizer_set_fingerprint(t);
         return;
     }
     struct stat info;
@@ -444,6 +456,7 @@ static inline void tokenizer_open(Tokenizer* t, const char* spec) {
     tokenizer_prepare(t);
     if (is_json) tokenizer_open_json(t, from, file, size);
     else tokenizer_open_bin(t, from, file, size);
+    tokenizer_set_fingerprint(t);
     free(file);
     free(path);
 }

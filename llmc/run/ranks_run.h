@@ -78,7 +78,7 @@ static inline void ranks_open_data(Run* run, DataReaders readers, bool pipelined
     RankContext* w = &r->context;
     run_open_data(run, readers);
     fault_check_micro(&w->fault, pipelined ? run->accumulation : 0);
-    require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train));
+    require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train, run->data_sum));
     r->share.writer = w->comm.rank == 0 ? 0 : -1;
     r->share.writers = 1;
     RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, w->comm.size };

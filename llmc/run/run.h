@@ -31,6 +31,7 @@ typedef struct {
     bool from_checkpoint;           // if it starts from one
     GPT2Config config;
     DataLoader train, val;          // val only if --val-data is not empty
+    uint64_t data_sum;              // data_checksum of --data
     long long tokens_per_step;
     int accumulation;               // micro-batches per step
     long long counted;              // targets of the step at hand that count in the loss, of all ranks and micro-batches
@@ -84,6 +85,7 @@ static inline void run_open_data(Run* run, DataReaders readers) {
                         (uint64_t)o->seed, (MaskUse)o->mask };
     const Tokenizer* tokenizer = o->tokenizer[0] ? &run->tokenizer : NULL;
     dataloader_init(&run->train, "--data", o->data, tokenizer, shape, DATA_TRAIN);
+    run->data_sum = data_checksum(&run->train);
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
 }
 
@@ -92,8 +94,14 @@ static inline void run_open_device(const Run* run, int local_rank, int local_siz
     device_memory_limit((size_t)ceil(run->o.memory_limit * 1e9)); // rounded up, because 0 means no limit
 }
 
+// True if --data is given without --val-data, whose default belongs to the default data: it may have another tokenizer's tokens.
+static inline bool run_lacks_val_data(Run* run) {
+    return option_given(&run->table, "data") && !option_given(&run->table, "val-data");
+}
+
 // Opens what the run starts from, except the data: tokenizer and checkpoint.
 static inline void run_open(Run* run) {
+    if (run_lacks_val_data(run)) run->o.val_data = "";
     const Options* o = &run->o;
     layers_choose((AttentionChoice)o->attention, o->deterministic);
     if (o->tokenizer[0]) tokenizer_open(&run->tokenizer, o->tokenizer);
@@ -153,6 +161,7 @@ static inline void run_describe(Run* run, const char* memory, int ranks) {
     report_run(run->config, memory, on_host, run->tokens_per_step, run->accumulation, run->o.recompute);
     report_mask(&run->train);
     if (run->o.val_data[0]) report_mask(&run->val);
+    if (run_lacks_val_data(run) && run->o.eval_every > 0) printf("eval       none: --data is given without --val-data\n");
     run->record = run_record(run->config, run->predicted, ranks);
 }
 static inline void run_report(Run* run) {
@@ -178,6 +187,9 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
     }
     if (r == NULL) return NULL;
     printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
+    if (run->o.resume && r->state.data_sum && r->state.data_sum != run->data_sum)
+        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on the order is another,"
+               " so some sequences come twice in that epoch and others not at all\n", r->path, r->state.position, r->state.epoch);
     CheckpointErrors lost = checkpoint_errors(r->path);
     if (run->o.resume && !keeps_errors && lost.ranks > 0)
         printf("start      the errors of compressed gradients that it has are lost, those of %s on %d ranks: this run keeps none"
@@ -246,6 +258,7 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.epoch = run->train.next.epoch;
     state.position = run->train.next.position;
     state.tokens = run->tokens;
+    state.data_sum = run->data_sum;
     state.adamw_t = run->updates;
     state.loss_scale = run->scaler.scale;
     state.good_steps = run->scaler.good_steps;

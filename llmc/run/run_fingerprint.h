@@ -50,24 +50,6 @@ static inline uint64_t program_checksum(void) {
     return sum;
 }
 
-// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. (The loader's thread reads too.)
-static inline uint64_t data_checksum(const DataLoader* d) {
-    enum { SPAN = 64, SPANS = 64 };
-    uint16_t scratch[SPAN];
-    int tokens[SPAN];
-    uint64_t sum = 0, place = 0;
-    for (int i = 0; i < d->num_shards; i++) {
-        const DataShard* s = &d->shards[i];
-        size_t n = size_min(SPAN, s->count);
-        for (size_t k = 0; k < SPANS; k++, place += SPAN) {
-            data_shard_read(s, (s->count - n) * k / (SPANS - 1), n, scratch, tokens);
-            sum += checksum_elements(tokens, sizeof(int), n, place);
-        }
-        sum += checksum_element(s->count, place++);
-    }
-    return sum;
-}
-
 // Returns the checksum of the shards' masks; 0: there is none.
 static inline uint64_t data_mask_checksum(const DataLoader* d) {
     uint64_t sum = 0;
@@ -80,7 +62,7 @@ static inline void fingerprint_add(json_t* facts, const char* key, uint64_t valu
 }
 
 // Returns the options, program, model and data of this rank.
-static inline json_t* run_fingerprint(const OptionTable* t, GPT2Config c, const DataLoader* data) {
+static inline json_t* run_fingerprint(const OptionTable* t, GPT2Config c, const DataLoader* data, uint64_t data_sum) {
     json_t* facts = json_object();
     for (int i = 0; i < t->count; i++) {
         char* key = format_string("--%s", t->specs[i].name);
@@ -90,7 +72,7 @@ static inline json_t* run_fingerprint(const OptionTable* t, GPT2Config c, const 
         free(key);
     }
     fingerprint_add(facts, "the program (as a checksum)", program_checksum());
-    fingerprint_add(facts, "the data of --data (as a checksum)", data_checksum(data));
+    fingerprint_add(facts, "the data of --data (as a checksum)", data_sum);
     fingerprint_add(facts, "the mask of --data (as a checksum)", data_mask_checksum(data));
     fingerprint_add(facts, "the model's shape (as a checksum)", checksum_elements(&c, sizeof(int), sizeof c / sizeof(int), 0));
     return facts;

@@ -4,6 +4,7 @@ single_run.h - what --single-throughput says: the tokens per second of one rank,
 #ifndef LLMC_SINGLE_RUN_H
 #define LLMC_SINGLE_RUN_H
 #include "../base/common.h"
+#include "../base/folder.h"
 #include "../base/precision.h"
 #include "../model/gpt2.h"
 #include <jansson.h>
@@ -60,7 +61,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
     long long lines = 0, seen = 0, tokens = 0; // of a step: a resumed run may have steps of two sizes
     FILE* f = fopen(path, "r");
     require(f != NULL, "--single-throughput %s: neither a number of tokens per second above 0 nor a file that can be read (%s);"
-            " give the metrics.jsonl of a run on one rank, or a number", path, strerror(errno));
+            " give the metrics.jsonl of a run on one rank, or a number", path, open_error());
     for (ssize_t length; (length = getline(&text, &capacity, f)) > 0;) {
         json_t* line = json_loadb(text, (size_t)length, 0, NULL);
         if (lines++ == 0) {

@@ -40,6 +40,7 @@ static inline int checkpoint_list(const char* out, const char* prefix, long long
     int count = 0;
     *steps = NULL;
     DIR* folder = opendir(out);
+    require(folder || !too_many_files(), "%s: cannot be read: %s", out, open_error());
     if (folder == NULL) return 0;
     for (struct dirent* e = readdir(folder); e != NULL; e = readdir(folder)) {
         long long step = checkpoint_name_step(e->d_name, prefix);
@@ -293,6 +294,7 @@ static inline CheckpointErrors checkpoint_errors(const char* path) {
     CheckpointErrors found = { "", 0 }, one = found;
     int rank;
     DIR* folder = opendir(path);
+    require(folder || !too_many_files(), "%s: cannot be read: %s", path, open_error());
     if (folder == NULL) return found;
     for (struct dirent* e = readdir(folder); e != NULL; e = readdir(folder))
         if (sscanf(e->d_name, "errors_%23[a-z0-9-]_%d_of_%d.safetensors", one.method, &rank, &one.ranks) == 3) found = one;

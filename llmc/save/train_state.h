@@ -40,6 +40,7 @@ typedef struct {
     long long step;            // steps done
     long long epoch, position; // of the data: the next sequence to be seen
     long long tokens;          // seen so far; -1: written before this was kept
+    uint64_t data_sum;         // checksum of the data, 0: not known
     long long adamw_t;         // updates done: steps except those skipped because of Inf or NaN
     double loss_scale;
     long long good_steps;      // since the loss scale changed last
@@ -83,6 +84,7 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
                               "vocab_size", c.V, "max_seq_len", c.max_T);
     json_t* data = json_pack("{s:I, s:I, s:I, s:I}", "seed", (json_int_t)s->seed, "seq_len", (json_int_t)s->seq_len,
                              "epoch", (json_int_t)s->epoch, "position", (json_int_t)s->position);
+    if (s->data_sum) json_object_set_new(data, "checksum", checkpoint_hex(s->data_sum));
     json_t* root = json_pack("{s:s, s:i, s:o, s:s, s:b, s:I, s:o, s:I, s:f, s:I, s:o, s:o}",
                              "format", "shard.c checkpoint", "version", CHECKPOINT_VERSION, "model", model,
                              "dtype", dtype_name(s->dtype), "has_optimizer", (int)s->has_optimizer,
@@ -159,6 +161,7 @@ static inline void train_state_numbers(const json_t* root, TrainState* s, FileSo
     s->epoch = train_state_integer(data, "epoch", 0, big, from);
     s->position = train_state_integer(data, "position", 0, big, from);
     s->tokens = json_object_get(root, "tokens") ? train_state_integer(root, "tokens", 0, INT64_MAX, from) : -1;
+    if (json_object_get(data, "checksum")) s->data_sum = train_state_hex(data, "checksum", from);
     s->adamw_t = train_state_integer(root, "adamw_t", 0, s->step, from);
     s->good_steps = train_state_integer(root, "good_steps", 0, s->step, from);
     s->loss_scale = json_number_value(json_object_get(root, "loss_scale"));

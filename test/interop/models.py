@@ -190,8 +190,8 @@ def test_byte_tokens_are_a_tokenizer_of_transformers():
     tokenizer = AutoTokenizer.from_pretrained(path("bytes"))
     assert len(tokenizer) == 257 and tokenizer.eos_token_id == 256
     for text in ("plain words, 123 and it's", " Ünïcödé 中文 🙂\n\n\ttabs  ", "".join(map(chr, range(0x250)))):
-        assert tokenizer(text)["input_ids"] == list(text.encode()), text
-        assert tokenizer.decode(tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False) == text
+        assert tokenizer(text)["input_ids"] == [256, *text.encode()], text
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True, clean_up_tokenization_spaces=False) == text
     run("hf_export", path("imported257"), path("never"), "--dtype", "fp8", fails_with="--dtype must be one of same|fp32|bf16|fp16")
     run("hf_export", path("imported"), path("never"), "--tokenizer", path("nothing"), fails_with=path("nothing"))
 
@@ -206,9 +206,25 @@ def test_gpt2s_tokenizer_goes_with_the_export():
     for name, given in (("file", path("vocabulary", "vocab.json")), ("folder", path("vocabulary"))):
         run("hf_export", path("imported50257"), path("gpt2_" + name), "--tokenizer", given)
         tokenizer = AutoTokenizer.from_pretrained(path("gpt2_" + name))
-        assert tokenizer("Hello, world")["input_ids"] == [15496, 11, 995] and tokenizer.eos_token_id == 50256
+        assert tokenizer("Hello, world")["input_ids"] == [50256, 15496, 11, 995] and tokenizer.eos_token_id == 50256
     assert GPT2Config.from_pretrained(path("gpt2_file")).eos_token_id == 50256
     run("hf_export", path("imported"), path("never"), "--tokenizer", path("vocabulary"), fails_with="has 50257 tokens, the model 311")
+
+
+def test_greedy_texts_agree_because_both_begin_with_the_end_of_text():
+    """After it an x is followed by 1, else by 2."""
+    with open(path("lines"), "w") as f: f.write('{"text": "x1;x2;x2;x2;x2;"}\n' * 200)
+    run("tokenize", "--split", "jsonl", "--tokenizer", path("vocabulary"), "--out", path("lines.bin"), path("lines"))
+    data = ["--data", path("lines.bin"), "--val-data=", "--tokenizer", path("vocabulary"), "--seq-len", CONTEXT, "--batch-size", 4]
+    run("train_gpt2_single", *data, "--model", "d1", "--channels", 16, "--heads", 2, "--steps", 60, "--lr", 3e-2, "--sample-every", 0,
+        "--out", path("greedy"))
+    trained = path("greedy", "step_00000060")
+    ours = run("train_gpt2_single", *data, "--init-from", trained, "--steps", 0, "--prompt", "x", "--temperature", 0, "--sample-tokens", 12)
+    run("hf_export", trained, path("greedy_hf"))
+    tokenizer, model = AutoTokenizer.from_pretrained(path("greedy_hf")), AutoModelForCausalLM.from_pretrained(path("greedy_hf"))
+    theirs = model.generate(**tokenizer("x", return_tensors="pt"), do_sample=False, max_new_tokens=12)
+    text = tokenizer.decode(theirs[0], skip_special_tokens=True)
+    assert text.startswith("x1;x2;") and f"sample after step 0:\n{text}\n" in ours, (text, ours)
 
 
 def test_llmc_model_files_import():

@@ -4,7 +4,7 @@ import os, re, shutil
 from pathlib import Path
 import pytest
 from shards import in_folder, newest
-from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, command, launcher, program, rest, trained
+from suite import REFERENCE, ROOT, TINY, TOKENS, assert_refused, assert_says, command, launcher, program, rest, succeeds, trained
 
 LONG = 10
 
@@ -102,6 +102,81 @@ def test_damaged_tokens_are_refused(offset, value, size, patterns, tmp_path):
     assert_refused(run("--steps 40 --data", tmp_path / "tokens.bin"), str(tmp_path / "tokens.bin"), *patterns)
 
 
+def test_llm_cs_tokens_of_4_bytes_are_named(tmp_path):
+    tokens = (20240801).to_bytes(4, "little") + (7).to_bytes(4, "little") + (8).to_bytes(4, "little") + bytes(1012 + 8 * 4)
+    (tmp_path / "llama.bin").write_bytes(tokens)
+    refusal = run("--data", tmp_path / "llama.bin")
+    assert_refused(refusal, "llama.bin: has llm.c's tokens of Llama 3, of 4 bytes each; .*2 bytes.*: make it .* with GPT-2's tokenizer")
+    assert "download it again" not in refusal.err
+
+
+# ---- data that do not belong together ----
+QUIET = "--model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 1 --sample-every 0"
+
+
+@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2), *(rest(stage, 2) for stage in (
+    "zero", "fsdp", "tp", "pp", "3d", "compress", "cp", "zeropp"))])
+def test_the_default_evaluation_belongs_to_the_default_data_alone(stage, ranks, tmp_path):
+    (tmp_path / "data").mkdir()
+    for side in "train", "val": shutil.copy(TOKENS, tmp_path / f"data/{side}.bin")
+
+    def says(*options):
+        run = succeeds([Path(program(f"train_gpt2_{stage}")).resolve()], QUIET, *options, ranks=ranks, cwd=tmp_path)
+        return [bool(re.search(line, run.out, re.M)) for line in (r"\| val loss ", r"^eval +none: --data is given without --val-data$")]
+    assert says() == says("--data data/train.bin --val-data data/val.bin") == [True, False]
+    assert says("--data data/train.bin") == [False, True]
+    assert says("--data data/train.bin --eval-every 0") == says("--data data/train.bin --val-data=") == [False, False]
+
+
+def test_tokens_of_another_tokenizer_are_refused_where_the_file_says_whose_they_are(tmp_path):
+    (tmp_path / "text").write_text("so many words, so many tokens " * 99)
+    succeeds([program("train_bpe"), "--vocab-size=300", "--out", tmp_path / "bpe", tmp_path / "text"])
+    made = {"bytes": "bytes", "bpe": tmp_path / "bpe", "same": tmp_path / "bpe/vocab.json"}
+    for name, tokenizer in made.items():
+        succeeds([program("tokenize"), "--tokenizer", tokenizer, "--out", tmp_path / f"{name}.bin", tmp_path / "text"])
+    headers = {name: (tmp_path / f"{name}.bin").read_bytes()[12:1024] for name in made}
+    assert headers["bpe"] == headers["same"] != headers["bytes"] and all(any(x[:8]) and not any(x[8:]) for x in headers.values())
+
+    def trains(data, tokenizer, *options):
+        return command([program("train_gpt2_single"), "--data", tmp_path / f"{data}.bin", "--tokenizer", tokenizer], QUIET, "--val-data=", *options)
+    for name, tokenizer in made.items(): assert trains(name, tokenizer).status == 0
+    assert trains("bytes", "", "--vocab-size 300").status == 0 # nothing to compare
+    for data, tokenizer in ("bytes", made["bpe"]), ("bpe", "bytes"):
+        assert_refused(trains(data, tokenizer, "--vocab-size 300"), f"--data .*{data}.bin: another tokenizer made its tokens", "--tokenizer= ")
+    assert_refused(trains("bpe", made["bpe"], ["--val-data", tmp_path / "bytes.bin"]), "--val-data .*bytes.bin: another tokenizer")
+    (tmp_path / "old.bin").write_bytes((tmp_path / "bpe.bin").read_bytes()[:12] + bytes(1012) + (tmp_path / "bpe.bin").read_bytes()[1024:])
+    assert trains("old", "bytes", "--vocab-size 300").status == 0 # a file of llm.c's says nothing
+
+
+# ---- more shards than a process may open ----
+@pytest.fixture
+def shards(tmp_path):
+    """50 token files, each of one sequence and its last target."""
+    for i in range(50): (tmp_path / f"s{i:02}.bin").write_bytes(GOOD[:8] + (17).to_bytes(4, "little") + GOOD[12:1024 + 2 * 17])
+    return f"--data {tmp_path}/s*.bin"
+
+
+def may_open(soft, hard, *line, ranks=None):
+    """Runs a command whose processes may have so many files open, and could allow themselves more up to the hard limit."""
+    return command(["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "limited", *line], ranks=ranks)
+
+
+def test_more_shards_than_the_soft_limit_of_open_files_are_opened(shards):
+    options = [*TINY.split(), *shards.split(), "--steps=1"]
+    single, ddp = program("train_gpt2_single"), program("train_gpt2_ddp")
+    for one in may_open(40, 500, single, *options), may_open(50, 500, ddp, *options, "--batch-size=8", ranks=4):
+        assert one.status == 0 and "step 1/1" in one.out, one
+
+
+def test_the_hard_limit_of_open_files_is_named_by_every_reader(shards, tmp_path):
+    options = [*TINY.split(), *shards.split(), "--steps=1"]
+    refusal = may_open(40, 40, program("train_gpt2_single"), *options)
+    assert_refused(refusal, r"s\d\d.bin: cannot be opened: too many open files in this process", "ulimit -n")
+    assert "download it again" not in refusal.err
+    tokenize = [program("tokenize"), "--out", tmp_path / "out.bin"]
+    assert_refused(may_open(4, 4, *tokenize, "README.md", "LICENSE"), "cannot open LICENSE: too many open files", "ulimit -n")
+
+
 # ---- checkpoints ----
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json"]
 
@@ -188,6 +263,23 @@ def test_a_file_system_without_inodes_is_not_said_to_be_full(inodes, tmp_path):
         if tools: assert_refused(tools, "No inodes left on the device .df -i.; remove files or choose another folder")
     finally:
         command("umount", tmp_path)
+
+
+OTHER_DATA = "^start +--data has other tokens than when .*step_00000002 was saved: from sequence 64 of epoch 0 on the order is another"
+
+
+@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2)])
+def test_other_data_on_resume_is_reported(stage, ranks, copy, tmp_path):
+    (tmp_path / "data").mkdir()
+    shutil.copy(TOKENS, tmp_path / "data/a.bin")
+    data = ["--data", tmp_path / "data/*.bin"]
+    same = in_folder(copy, stage, TINY, data, "--resume --steps 2", ranks=ranks)
+    assert_says(same.out, "^start +step 2 of 2", no=["other tokens"])
+    shutil.copy(TOKENS, tmp_path / "data/b.bin")
+    other = in_folder(copy, stage, TINY, data, "--resume --steps 3", ranks=ranks)
+    assert other.status == 0
+    assert_says(other.out, OTHER_DATA)
+    assert_says(in_folder(copy, stage, TINY, data, "--resume --steps 3", ranks=ranks).out, "^start +step 3 of 3", no=["other tokens"])
 
 
 # ---- options: --help, the documents, the record ----

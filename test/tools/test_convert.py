@@ -75,6 +75,43 @@ def test_an_import_of_257_tokens_names_no_tokenizer(hf, tmp_path):
     assert f"to train from it: --init-from {tmp_path}/plain\n" in run("hf_import", hf, tmp_path / "plain")
 
 
+# ---- the tokenizer of an export ----
+@pytest.fixture
+def vocabulary(tmp_path):
+    (tmp_path / "text").write_text("so many words, so many tokens " * 99)
+    run("train_bpe", "--vocab-size", 300, "--out", tmp_path / "bpe", tmp_path / "text")
+    return tmp_path / "bpe"
+
+
+def export_of_a_run(tmp_path, tokenizer):
+    """A checkpoint of a run with this tokenizer."""
+    succeeds([program("train_gpt2_single"), "--data", tmp_path / "text", "--tokenizer", tokenizer, "--out", tmp_path / "out"], SMALL,
+             "--steps 1 --val-data= --sample-every 0")
+    return tmp_path / "out/step_00000001"
+
+
+def test_an_export_has_the_tokenizer_of_its_run_and_begins_texts_as_the_run_does(vocabulary, tmp_path):
+    checkpoint = export_of_a_run(tmp_path, vocabulary)
+    assert f"tokenizer of the run, {vocabulary}" in run("hf_export", checkpoint, tmp_path / "hf")
+    for file in "vocab.json", "merges.txt": assert (tmp_path / "hf" / file).read_bytes() == (vocabulary / file).read_bytes()
+    settings = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
+    assert settings["add_bos_token"] is True and settings["bos_token"] == "<|endoftext|>"
+    assert json.loads((tmp_path / "hf/config.json").read_text())["bos_token_id"] == json.loads((tmp_path / "hf/vocab.json").read_text())["<|endoftext|>"] > 256
+    assert "no tokenizer" in run("hf_export", checkpoint, tmp_path / "without", "--tokenizer=")
+    assert not (tmp_path / "without/vocab.json").exists()
+    vocabulary.rename(tmp_path / "elsewhere")
+    refused(tmp_path, "hf_export", checkpoint, "bpe.*state.json.*--tokenizer")
+    run("hf_export", checkpoint, tmp_path / "given", "--tokenizer", tmp_path / "elsewhere")
+    assert (tmp_path / "given/merges.txt").exists()
+
+
+def test_an_export_of_a_run_on_bytes_has_their_tokenizer_and_one_without_a_run_says_that_it_has_none(vocabulary, tmp_path):
+    assert "tokenizer of the run, bytes" in run("hf_export", export_of_a_run(tmp_path, "bytes"), tmp_path / "hf")
+    assert len(json.loads((tmp_path / "hf/vocab.json").read_text())) == 257
+    assert "no tokenizer" in run("hf_export", INITIAL, tmp_path / "initial")
+    assert not (tmp_path / "initial/vocab.json").exists()
+
+
 def last_value(path, data):
     path.write_bytes(path.read_bytes()[:-4] + data)
 

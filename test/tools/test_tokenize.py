@@ -63,11 +63,22 @@ def mask(path):
     ("-- -o", None, AB),
     ("--split line -", "\n\na\nb\n\n\nc", [EOT, 97, 10, 98, 10, EOT, 99]),
     ("--split line --separator --- -", "a\n--- \n---\nb\n---\n", [EOT, 97, 10, 45, 45, 45, 32, 10, EOT, 98, 10]),
+    ("--split line -", "a\r\n\r\nb\r\n\r\nc\r\n", [EOT, 97, 13, 10, EOT, 98, 13, 10, EOT, 99, 13, 10]),  # as Windows writes lines
+    ("--split line --separator --- -", "a\r\n---\r\nb\r\n---\r\n", [EOT, 97, 13, 10, EOT, 98, 13, 10]),
+    ("--split jsonl -", '\ufeff{"id": 12345678901234567890, "text": "a", "n": [-1e400, 1E+999, 0, 0.5e-400]}', [EOT, 97]),
+    ("--split jsonl -", '{"n": 1e400, "text": "1e400 \\" 1e999"}\r\n', [EOT, *b'1e400 " 1e999']),
     ("--split jsonl -", '{"text": "a\\n", "n": 1}\n\n{"text": ""}\n{"text": "\\u00e9\\u0000"}', [EOT, 97, 10, EOT, 195, 169, 0]),
     ("--split jsonl --field content -", '{"content": "a", "text": "b"}\n', [EOT, 97])])
 def test_what_is_a_document(options, text, expected):
     tokenize(options, text=text)
     assert tokens() == expected
+
+
+def test_train_bpe_separates_documents_where_tokenize_does():
+    """No pair of the separator's bytes becomes a token, whatever its line ends in."""
+    for end in "\n", "\r\n":
+        tool("train_bpe", "--split line --separator ++++ --out v -", input=f"ab{end}++++{end}" * 9, start=succeeds)
+        assert "+" not in open("v/merges.txt").read().split("\n", 1)[1], end
 
 
 @pytest.mark.parametrize("text, expected", [(b"xy", [EOT, 120, 121, *AB]), (b"", AB)], ids=["text", "empty"])
@@ -209,6 +220,11 @@ def test_the_default_data_is_the_courses_text_with_no_stage_for_validation(here)
     ("--out no/x.bin ab.txt", ["cannot create", "no/x.bin"], ""), ("--tokenizer folder ab.txt", ["folder/vocab.json: is a pipe"], ""),
     ("--split jsonl -", ["line 2 of", "field"], '{"text": "a"}\n{"text": 1}\n'),
     ("--split jsonl -", ["line 2 of", "not valid JSON"], '{"text": "a"}\n{"text": "b"\n'),
+    ("--split jsonl -", ["line 1 of", "NaN", "json.dumps.*allow_nan=False"], '{"text": "a", "x": NaN}\n'),
+    ("--split jsonl -", ["line 2 of", "Infinity", "json.dumps.*allow_nan=False"], '{"text": "a"}\n{"x": -Infinity, "text": "a"}\n'),
+    ("--split jsonl -", ["line 1 of", "half of a surrogate pair", "encode"], '{"text": "a\\ud83d"}\n'),
+    ("--split jsonl -", ["line 1 of", "not valid JSON"], '{"text": "a", "x": 1e400e}\n'),
+    ("--split jsonl -", ["line 1 of", "not valid JSON"], '{"text": "a", "x": 01e999}\n'),
     ("--split jsonl -", ["line 1 of", "duplicate"], '{"text": "a", "text": "b"}\n'),
     ("--split jsonl --prompt-field q ab.txt", ["need each other"], ""), ("--prompt-field q --response-field a ab.txt", ["give --split jsonl"], ""),
     (f"{ASK} --field text ab.txt", ["give one or the other"], ""), (f"{ASK} --response-field q ab.txt", ["are both q"], "")])

@@ -38,7 +38,8 @@ static TrainState state_at(long long step, DType dtype) {
     static char options[] = "{\"lr\":0.1,\"model\":\"d2\"}";
     static TrainState s; // without bytes between its fields that are not set
     s = (TrainState){ .config = config, .dtype = dtype, .has_optimizer = true, .step = step, .epoch = 3, .position = 17, .tokens = step * 96, .seed = 1337,
-                      .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2, .seq_len = 3, .options = options };
+                      .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2, .seq_len = 3, .options = options,
+                      .data_sum = step % 2 ? 0 : 0xfedc }; // older checkpoints have none
     return s;
 }
 
@@ -410,6 +411,7 @@ TEST(every_field_of_the_state_is_checked) {
         { "\"seq_len\": 3", "\"seq_len\": 5", "\"seq_len\" must be between 1 and 4, not 5" },
         { "\"epoch\": 3", "\"epoch\": -1", "\"epoch\" must be between" },
         { "\"position\": 17", "\"position\": \"3\"", "no whole number \"position\"" },
+        { "000000000000fedc", "fedc", "no \"checksum\" of 16 hexadecimal digits" },
         { "\"adamw_t\": 1", "\"adamw_t\": 3", "\"adamw_t\" must be between 0 and 2, not 3" },
         { "\"good_steps\": 1", "\"good_steps\": 3", "\"good_steps\" must be between 0 and 2, not 3" },
         { "65536.5", "0", "\"loss_scale\" must be a number above 0" },

@@ -188,6 +188,9 @@ TEST(bytes_are_their_own_tokens) {
 TEST(text_merges_by_rank_whether_from_a_folder_or_from_either_kind_of_file) {
     Vocabulary v = small_vocabulary();
     const char* specs[] = { vocabulary_write_json(&v), folder, vocabulary_write_bin(&v, EOT), NULL };
+    OPENED bytes = opened("bytes"), first = opened(folder);
+    uint64_t fingerprint = first.fingerprint;
+    assert_true(bytes.fingerprint != 0 && fingerprint != 0 && bytes.fingerprint != fingerprint);
     for (int i = 0; i < 4; i++) {
         if (i == 3) { // merges need no version line and no last newline
             v.merges[strlen(v.merges) - 1] = '\0';
@@ -196,7 +199,7 @@ TEST(text_merges_by_rank_whether_from_a_folder_or_from_either_kind_of_file) {
         }
         OPENED t = opened(specs[i]);
         size_t count = 1;
-        assert_true(t.vocab_size == 263 && t.eot == EOT);
+        assert_true(t.vocab_size == 263 && t.eot == EOT && t.fingerprint == fingerprint);
         expect_encoding(&t, "hello worlld", HELLO, SPACE_W, OR, LL, 'd');
         expect_encoding(&t, "lll", LL, 'l');
         expect_encoding(&t, "hell", HELL);

@@ -24,6 +24,16 @@ TEST(tokens_written_are_tokens_read) {
     }
 }
 
+TEST(a_file_says_which_tokenizer_made_it) {
+    for (uint64_t fingerprint = 0; fingerprint < 2; fingerprint++) {
+        TokenWriter w = token_writer_open(in_folder("whose.bin"));
+        w.tokenizer = 0xfedcba9876543210 * fingerprint;
+        token_writer_close(&w);
+        OPENED f = token_file_open(in_folder("whose.bin"));
+        assert_true(f.tokenizer == 0xfedcba9876543210 * fingerprint);
+    }
+}
+
 TEST(reads_stay_inside_the_file) {
     uint16_t tokens[8];
     OPENED f = token_file_open(write_tokens("trip.bin", 0, 8));
