@@ -372,6 +372,17 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     free(hf_out);
 }
 
+// Returns true if a new folder can have this name: nothing has it, or only an empty folder, which no link may stand for.
+static bool folder_is_free(const char* path) {
+    if (path_is_link(path)) return false;
+    DIR* folder = opendir(path);
+    if (folder == NULL) return errno == ENOENT;
+    int entries = 0;
+    while (readdir(folder) != NULL) entries++;
+    closedir(folder);
+    return entries <= 2; // . and ..
+}
+
 int main(int argc, char** argv) {
     static const char* const programs[][3] = {
         { "hf_import", "make a checkpoint from a Hugging Face GPT-2 folder", "HF_DIR OUT_DIR" },

@@ -199,17 +199,6 @@ static inline bool folder_sync(const char* path) {
     return synced;
 }
 
-// Returns true if a new folder can have this name: nothing has it, or only an empty folder, which no link may stand for.
-static inline bool folder_is_free(const char* path) {
-    if (path_is_link(path)) return false;
-    DIR* folder = opendir(path);
-    if (folder == NULL) return errno == ENOENT;
-    int entries = 0;
-    while (readdir(folder) != NULL) entries++;
-    closedir(folder);
-    return entries <= 2; // . and ..
-}
-
 // ---- a folder in the making ----
 
 // The one that this process is filling, removed when it exits (as die() does) before folder_publish.

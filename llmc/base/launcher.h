@@ -1,6 +1,4 @@
-/*
-launcher.h - refuses a start as several processes that would not know of each other, and would each train the whole model.
-*/
+/* launcher.h - refuses a start as several processes that would not know of each other, and would each train the whole model. */
 #ifndef LLMC_LAUNCHER_H
 #define LLMC_LAUNCHER_H
 #include "common.h"

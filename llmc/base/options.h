@@ -147,11 +147,9 @@ static inline void options_help_group(const OptionTable* t, int group) {
 
 static inline void options_help(const OptionTable* t) {
     print_wrapped(t->purpose, printf("%s: ", t->program), 4);
-    printf("\nusage: %s [options]%s%s\n\n", t->program, t->operands_form ? " " : "",
-           t->operands_form ? t->operands_form : "");
+    printf("\nusage: %s [options]%s%s\n\n", t->program, t->operands_form ? " " : "", t->operands_form ? t->operands_form : "");
     for (int group = 0; group == 0 || (group < MAX_GROUPS && t->groups[group]); group++) options_help_group(t, group);
-    printf("  -h, --help%*sprint this and exit\n\n"
-           "An option with the default [on] or [off] is a switch: --NAME turns it on,\n"
+    printf("  -h, --help%*sprint this and exit\n\nAn option with the default [on] or [off] is a switch: --NAME turns it on,\n"
            "--no-NAME turns it off.\n", HELP_COLUMN - 12, "");
 }
 

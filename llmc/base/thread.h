@@ -1,9 +1,8 @@
 /*
 thread.h - threads on which no signal handler runs.
 
-A handler that interrupts a product of oneDNN may damage memory, because the generated code moves the stack pointer to where its data
-are (doc/02_ddp.md, "Signals"). No thread that computes may therefore run one. Our threads start with all signals blocked except those of
-their own faults, and the threads that a library such as MPI starts from them inherit this.
+A handler that interrupts a product of oneDNN may damage memory, because the generated code points the stack pointer at its data
+(doc/02_ddp.md, "Signals"). So our threads, and those that MPI starts from them, have all signals blocked except their own faults.
 */
 #ifndef LLMC_THREAD_H
 #define LLMC_THREAD_H

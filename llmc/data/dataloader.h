@@ -223,8 +223,7 @@ static inline size_t data_window_targets(DataWindow w) {
 }
 
 // Puts the sequence at a position of an epoch into inputs (T) and targets (T); *valid targets count. Returns NULL or an error.
-static inline char* dataloader_fill_row(DataLoader* d, long long epoch, long long position,
-                                        int* inputs, int* targets, int* valid) {
+static inline char* dataloader_fill_row(DataLoader* d, long long epoch, long long position, int* inputs, int* targets, int* valid) {
     size_t T = (size_t)d->shape.T;
     DataWindow w = dataloader_window(d, epoch, position);
     if (w.n > 0) {

@@ -22,8 +22,7 @@ typedef enum {
     MEMORY_KINDS
 } MemoryKind;
 static const char* const memory_kind_names[MEMORY_KINDS] = {
-    "parameters", "gradients", "optimizer state", "activations", "communication", "workspace",
-    "errors", "state on the host"
+    "parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host"
 };
 
 // Zeroed memory, aligned to 64 bytes at least; dies naming kind and size if there is not enough.

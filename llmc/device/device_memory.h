@@ -10,8 +10,7 @@ marks are in use; and they share the host's cores between ranks. cpu/device.h an
 #define HOST_HAS_THREADS
 #endif
 
-// ---- threads of the host ----
-// OpenMP keeps one number for each thread that begins its loops: how many threads they take.
+// ---- threads of the host ---- OpenMP keeps one number for each thread that begins its loops: how many threads they take.
 static inline void host_set_threads(int threads) {
 #ifdef HOST_HAS_THREADS
     omp_set_num_threads(threads);
@@ -77,8 +76,7 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
         snprintf(used + end, sizeof used - end, "%s%.3f GB %s", end ? ", " : "", (double)device_ledger.now[k] * 1e-9,
                  memory_kind_names[k]);
     }
-    bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER
-        || kind == MEMORY_OFFLOADED;
+    bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER || kind == MEMORY_OFFLOADED;
     die("out of memory: %.3f GB more for %s, with %.3f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
         (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
         of_model ? "use a smaller --model, or more ranks with ZeRO or FSDP"

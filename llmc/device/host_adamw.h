@@ -10,10 +10,9 @@ each sqrtf may set errno, the loop does not become vector code, and it takes six
 #define LLMC_HOST_ADAMW_H
 #include "layers_api.h"
 
-// ---- sums ----
-// An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One thread sums a chunk in
-// double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is added to lane i % SUM_LANES, and
-// then the lanes are added in pairs. So the order is a function of n, whatever vectors a compiler makes of the lanes.
+// ---- sums ---- An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One thread sums a
+// chunk in double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is added to lane i % SUM_LANES,
+// and then the lanes are added in pairs. So the order is a function of n, whatever vectors a compiler makes of the lanes.
 #define STATS_CHUNKS 1024
 #define SUM_LANES 16
 static inline size_t stats_chunk(size_t n) { return size_max(16384, round_up(ceil_div(n, STATS_CHUNKS), 16)); }

@@ -23,11 +23,10 @@ typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
 // AUTO: cuDNN's attention where it takes these shapes, else our own; dies if the choice is not there. deterministic: repeatable bits.
 void layers_choose(AttentionChoice attention, bool deterministic);
 
-// ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
-// parts: ranks that share the model. Each has the rows or columns of C/parts channels of every matrix, and NH/parts heads; Vp is
-// what it has of the vocabulary. 1: it has all.
-// context: ranks that share the tokens of each sequence. A rank has B*T/context rows in every layer but attention. There it has
-// either whole sequences of NH/context heads (chunk 0), or attention_part_* with chunks of so many tokens.
+// ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ---- parts: ranks that share
+// the model. Each has the rows or columns of C/parts channels of every matrix, and NH/parts heads; Vp is what it has of the
+// vocabulary. 1: it has all. context: ranks that share the tokens of each sequence. A rank has B*T/context rows in every layer but
+// attention. There it has either whole sequences of NH/context heads (chunk 0), or attention_part_* with chunks of so many tokens.
 typedef struct { int B, T, C, NH, Vp, parts, context, chunk; } LayerShapes;
 static inline LayerShapes layer_shapes(int B, int T, int C, int NH, int Vp, int parts) {
     LayerShapes s = { B, T, C, NH, Vp, parts, 1, 0 };
@@ -99,8 +98,7 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
 void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout, const floatX* inp, const floatX* w,
                         const float* mean, const float* rstd, int N, int C, GradMode mode);
 
-// ---- linear layers ----
-// out (N,OC) = inp (N,C) w^T (OC,C) + bias (OC); bias NULL: none
+// ---- linear layers ---- out (N,OC) = inp (N,C) w^T (OC,C) + bias (OC); bias NULL: none
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
 // pre (N,OC) = inp w^T + bias; out (N,OC) = gelu(pre), the tanh form
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);

@@ -109,8 +109,7 @@ typedef struct {
 // Dies unless all tensors can be cut into so many parts. With the heads, C and 4C divide as well.
 static inline void gpt2_check_parts(GPT2Config c, int parts) {
     invariant(parts >= 1, "a tensor cannot be cut into %d parts", parts);
-    require(c.NH % parts == 0, "%d heads do not divide over %d parts; choose --heads as a multiple of %d",
-            c.NH, parts, parts);
+    require(c.NH % parts == 0, "%d heads do not divide over %d parts; choose --heads as a multiple of %d", c.NH, parts, parts);
     require(c.Vp % parts == 0, "a vocabulary of %d tokens (--vocab-size, padded to a multiple of 128) does not divide over"
             " %d parts; choose a number of parts that divides it, such as a power of two", c.Vp, parts);
 }

@@ -63,12 +63,10 @@ static inline void options_data(OptionTable* t, Options* o) {
     option_text(t, "data", &o->data, "FILE", "training tokens: a .bin file, a glob of .bin shards, or any text file");
     option_text(t, "val-data", &o->val_data, "FILE",
                 "tokens for evaluation, in the same forms; '', or --data alone: no evaluation");
-    option_choice(t, "mask", &o->mask, "auto|required|none",
-                  "which tokens count in the loss, as FILE.mask next to FILE.bin says;"
+    option_choice(t, "mask", &o->mask, "auto|required|none", "which tokens count in the loss, as FILE.mask next to FILE.bin says;"
                   " auto: if there is one; none: all tokens count");
     option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE",
-                "bytes, a vocab.json with merges.txt next to it, or a tokenizer .bin of"
-                " llm.c; '': none, if --data has tokens");
+                "bytes, a vocab.json with merges.txt next to it, or a tokenizer .bin of llm.c; '': none, if --data has tokens");
 }
 
 static inline void options_model(OptionTable* t, Options* o) {
@@ -81,8 +79,7 @@ static inline void options_model(OptionTable* t, Options* o) {
     option_int(t, "vocab-size", &o->vocab_size, 0, 1 << 24,
                "vocabulary size, V; 0: 50257 for gpt2*, and as in the tokenizer for dN");
     option_text(t, "init-from", &o->init_from, "CHECKPOINT",
-                "start from the weights of this checkpoint folder, with its model shape;"
-                " '': from random weights");
+                "start from the weights of this checkpoint folder, with its model shape; '': from random weights");
 }
 
 static inline void options_optimizer(OptionTable* t, Options* o, double big) {
@@ -96,10 +93,8 @@ static inline void options_optimizer(OptionTable* t, Options* o, double big) {
     option_float(t, "beta2", &o->beta2, 0, 0.9999999, "AdamW: decay of the second moment");
     option_float(t, "eps", &o->eps, 1e-30, 1, "AdamW: added to the denominator");
     option_float(t, "grad-clip", &o->grad_clip, 0, 1e9, "largest global gradient norm; 0: no clipping");
-    option_float(t, "loss-scale", &o->loss_scale, 1, 1e30,
-                 "fp16: initial loss scale, a power of two, which then adapts");
-    option_int(t, "loss-scale-interval", &o->loss_scale_interval, 1, big,
-               "fp16: good steps until the loss scale doubles");
+    option_float(t, "loss-scale", &o->loss_scale, 1, 1e30, "fp16: initial loss scale, a power of two, which then adapts");
+    option_int(t, "loss-scale-interval", &o->loss_scale_interval, 1, big, "fp16: good steps until the loss scale doubles");
     option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many NaN or Inf steps in a row");
 }
 
@@ -117,8 +112,7 @@ static inline void options_training(OptionTable* t, Options* o, double big) {
                " 0: one micro-batch per rank, or per pipeline stage");
     options_optimizer(t, o, big);
     option_int(t, "seed", &o->seed, 0, 9e15, "seed of weights, data order and samples");
-    option_choice(t, "recompute", &o->recompute, "none|block|auto",
-                  "block: store only the input of each block, and repeat its"
+    option_choice(t, "recompute", &o->recompute, "none|block|auto", "block: store only the input of each block, and repeat its"
                   " forward pass in the backward pass; auto: block if not everything fits");
     option_float(t, "memory-limit", &o->memory_limit, 0, 1e6,
                  "stop if a rank needs more than this many GB of device memory; 0: no limit");
@@ -142,8 +136,7 @@ static inline void options_output(OptionTable* t, Options* o, double big) {
                "steps between log lines; 0: about 20 lines on a terminal, every step elsewhere");
     option_int(t, "eval-every", &o->eval_every, 0, big, "steps between evaluations, plus one at the end; 0: none");
     option_int(t, "eval-steps", &o->eval_steps, 1, big, "largest number of global batches per evaluation");
-    option_int(t, "sample-every", &o->sample_every, 0, big,
-               "steps between printed samples, plus one at the end; 0: none");
+    option_int(t, "sample-every", &o->sample_every, 0, big, "steps between printed samples, plus one at the end; 0: none");
     option_int(t, "sample-tokens", &o->sample_tokens, 1, 1 << 20, "tokens per sample");
     option_text(t, "prompt", &o->prompt, "TEXT", "text that samples start from; '': the end-of-text token");
     option_float(t, "temperature", &o->temperature, 0, 100, "sampling temperature; 0: the likeliest token");

@@ -117,8 +117,7 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     const char* why = path_reason(out, reason); // before files are removed
     // On any rank, because rank 0's watchdog may end it and removes nothing; again if another rank has just made a file in there.
     for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
-    char* first = why == no_inodes ? xstrdup("remove files")
-                : is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
+    char* first = why == no_inodes ? xstrdup("remove files") : is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
                 : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
         path, what, why, first, is_step ? "--out" : "folder", last ? last : "none");
@@ -397,12 +396,10 @@ static inline CheckpointPart checkpoint_stored_part(const TrainState* s, Checkpo
 
 // Elements [begin, end) of unit u in memory layout into host (end - begin): fp32, padding 0. Only these are read from
 // the disk. Read nothing twice: the checksums would count it twice.
-static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end,
-                                        float* host) {
+static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end, float* host) {
     CheckpointPart stored_part = checkpoint_stored_part(&r->state, part);
     require(checkpoint_has_part(&r->state, stored_part),
-            "%s: holds weights only; start from it with --init-from instead of resuming",
-            r->path);
+            "%s: holds weights only; start from it with --init-from instead of resuming", r->path);
     CheckpointRange range = { u, begin, end };
     size_t first, last;
     checkpoint_range_places(r->state.config, range, &first, &last);
@@ -451,7 +448,6 @@ static inline void checkpoint_require_config(const CheckpointReader* r, GPT2Conf
     require(c.NH == wanted.NH, "%s has %d heads, this run asks for %d", r->path, c.NH, wanted.NH);
     require(c.C == wanted.C, "%s has %d channels, this run asks for %d", r->path, c.C, wanted.C);
     require(c.V == wanted.V, "%s has a vocabulary of %d tokens, this run asks for %d", r->path, c.V, wanted.V);
-    require(c.max_T == wanted.max_T,
-            "%s has sequences of at most %d tokens, this run asks for %d", r->path, c.max_T, wanted.max_T);
+    require(c.max_T == wanted.max_T, "%s has sequences of at most %d tokens, this run asks for %d", r->path, c.max_T, wanted.max_T);
 }
 #endif

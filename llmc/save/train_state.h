@@ -102,13 +102,11 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
 }
 
 // Returns a member of `object` that is a whole number within [low, high].
-static inline long long train_state_integer(const json_t* object, const char* key, long long low, long long high,
-                                            FileSource from) {
+static inline long long train_state_integer(const json_t* object, const char* key, long long low, long long high, FileSource from) {
     const json_t* value = json_object_get(object, key);
     require_file(from, json_is_integer(value), "has no whole number \"%s\"", key);
     long long number = (long long)json_integer_value(value);
-    require_file(from, number >= low && number <= high, "\"%s\" must be between %lld and %lld, not %lld",
-                 key, low, high, number);
+    require_file(from, number >= low && number <= high, "\"%s\" must be between %lld and %lld, not %lld", key, low, high, number);
     return number;
 }
 

@@ -143,11 +143,10 @@ void attention_part_forward(float* out, float* stats, const floatX* qkv, const f
     }
 }
 
-// forward, for query t with probabilities P[u] = exp(S[u] - stats[t]) and S[u] = q[t].k[u] / sqrt(HS): out[t] = sum P[u] v[u].
-// So dv[u] += P[u] dout[t] and dP[u] = dout[t].v[u]; through the softmax dS[u] = P[u] (dP[u] - sum over u of P[u] dP[u]),
-// where that sum is dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t] / sqrt(HS).
-// dout and out begin with the head's first element; out and stats (T) are those of all parts together. Returns
-// dk, dv and dq (T,HS), one after another.
+// forward, for query t with probabilities P[u] = exp(S[u] - stats[t]) and S[u] = q[t].k[u] / sqrt(HS): out[t] = sum P[u] v[u]. So
+// dv[u] += P[u] dout[t] and dP[u] = dout[t].v[u]; through the softmax dS[u] = P[u] (dP[u] - sum over u of P[u] dP[u]), where that
+// sum is dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t] / sqrt(HS). dout and out begin with the head's
+// first element; out and stats (T) are those of all parts together. Returns dk, dv and dq (T,HS), one after another.
 static const float* attention_head_backward(AttentionHead a, const floatX* dout, const floatX* out, const float* stats, int C) {
     int T = a.T, HS = a.HS, stride = attention_stride(T);
     size_t n = (size_t)T * HS;

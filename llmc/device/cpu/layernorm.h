@@ -6,8 +6,7 @@
 #define LAYERNORM_EPS 1e-5f
 
 // One row: out = (x - mean) * rstd * w + b. The variance is summed around the mean in a second pass: E[x^2] - E[x]^2 cancels.
-static void layernorm_row_forward(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* w, const floatX* b,
-                                  int C) {
+static void layernorm_row_forward(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* w, const floatX* b, int C) {
     float sum = 0, square = 0;
     #pragma omp simd reduction(+:sum)
     for (int c = 0; c < C; c++) sum += to_float(x[c]);
