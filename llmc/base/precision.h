@@ -105,9 +105,9 @@ static void convert_slice(void* dst, DType to, const void* src, DType from, size
 // Returns how many of these numbers (n) are finite, but would be infinite in `to`; if any, *first is the index of the first.
 static inline size_t count_too_large(const float* x, size_t n, DType to, size_t* first) {
     // halfway from the largest number to the power of two above it, from where on numbers are rounded up
-    float limit = to == DTYPE_F16 ? 65520.0f : to == DTYPE_BF16 ? 0x1.ffp127f : INFINITY;
+    float limit = to == DTYPE_F16 ? 65520.0f : 0x1.ffp127f;
     size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && to != DTYPE_F32; i++) {
         bool is_too_large = fabsf(x[i]) >= limit && fabsf(x[i]) < INFINITY;
         if (is_too_large && count++ == 0) *first = i;
     }

@@ -25,7 +25,7 @@ typedef struct {
 // Removes the half-written file and dies unless `done`, with the reason in errno.
 static inline void token_writer_check(const TokenWriter* w, bool done, const char* action) {
     if (done) return;
-    const char* reason = strerror(errno);
+    const char* reason = path_reason(w->path, errno);
     unlink(w->temporary);
     die("cannot %s %s: %s; nothing new is under that name", action, w->path, reason);
 }

@@ -55,7 +55,7 @@ static inline void trace_open(const char* path, int rank) {
     trace.rank = rank;
     trace.zero = now_seconds();
     FILE* f = fopen(trace.path, "w"); // better now than after the training
-    require(f != NULL, "--trace %s: cannot be opened for writing: %s", path, strerror(errno));
+    require(f != NULL, "--trace %s: cannot be opened for writing: %s", path, path_reason(path, errno));
     fclose(f);
 }
 
@@ -130,7 +130,7 @@ static inline void trace_close(void) {
     if (steps_end > 0) trace_collect(trace.slices[steps_end - 1].step); // what the last step left under way
     for (size_t i = steps_end; i < trace.count; i++) trace.slices[i].outside = true;
     FILE* f = fopen(trace.path, "w");
-    require(f != NULL, "%s: cannot be opened for writing: %s", trace.path, strerror(errno));
+    require(f != NULL, "%s: cannot be opened for writing: %s", trace.path, path_reason(trace.path, errno));
     fprintf(f, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}},\n", trace.rank, trace.rank);
     for (int t = 0; t < 2; t++)
         fprintf(f, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", trace.rank, t, tracks[t]);
@@ -152,7 +152,7 @@ static inline void trace_close(void) {
 static inline void trace_merge(const char* path, int ranks) {
     if (path[0] == '\0') return;
     FILE* out = fopen(path, "w");
-    require(out != NULL, "--trace %s: cannot be opened for writing: %s", path, strerror(errno));
+    require(out != NULL, "--trace %s: cannot be opened for writing: %s", path, path_reason(path, errno));
     fprintf(out, "{\"traceEvents\":[\n");
     for (int r = 0; r < ranks; r++) {
         char* part = trace_part(path, r);

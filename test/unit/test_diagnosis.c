@@ -196,6 +196,8 @@ TEST(a_file_of_one_rank_is_read) {
     s = single_run_read(path_of(&f), &shape);
     is(s.tokens_per_second, 150);
     assert_string_equal(s.scaling, "strong");
+    f.steps = STEP(1, 2048, 1) STEP(2, 4096, 100) STEP(3, 12288, 200); // continued with larger steps
+    assert_string_equal(single_run_read(path_of(&f), &shape).scaling, "strong");
     s = single_run_read("1234.5", &shape);
     is(s.tokens_per_second, 1234.5);
     assert_null(s.scaling);

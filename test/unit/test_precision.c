@@ -2,6 +2,7 @@
 #include "../../llmc/base/precision.h"
 #include "../../llmc/base/rng.h"
 #include "expect_death.h"
+#include <float.h>
 #include <omp.h>
 
 // The formats, by their definitions.
@@ -97,6 +98,24 @@ TEST(arrays_convert_between_all_pairs_of_types) {
             assert_true(before[i] == defined_conversion(types[a], numbers[i]));
             assert_true(after[i] == defined_conversion(types[b], before[i]));
         }
+    }
+}
+
+TEST(what_is_too_large_is_what_becomes_infinite) {
+    static const float edges[] = { 65504, 65520, 0x1.fep127f, 0x1.ffp127f, FLT_MAX, INFINITY, NAN, 1 };
+    float numbers[48], converted[48];
+    int n = 0;
+    for (size_t i = 0; i < COUNT(edges); i++) for (int sign = -1; sign <= 1; sign += 2)
+        for (int k = -1; k <= 1; k++) numbers[n++] = (float)sign * (k == 0 ? edges[i] : nextafterf(edges[i], k * INFINITY));
+    for (DType d = DTYPE_F32; d <= DTYPE_F16; d++) {
+        uint32_t stored[48];
+        size_t expected = 0, first = 0, at = 0;
+        convert_dtype(stored, d, numbers, DTYPE_F32, (size_t)n);
+        convert_dtype(converted, DTYPE_F32, stored, d, (size_t)n);
+        for (int i = 0; i < n; i++) if (isinf(converted[i]) && !isinf(numbers[i]) && expected++ == 0) first = (size_t)i;
+        assert_int_equal(count_too_large(numbers, (size_t)n, d, &at), expected);
+        assert_int_equal(at, first);
+        assert_true((expected > 0) == (d != DTYPE_F32));
     }
 }
 
