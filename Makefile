@@ -324,7 +324,7 @@ $(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/t
 	$(call say,$(COMPILER))
 	$(Q)$(BUILD_VARIANT)
 run-variants run-cpu-variants:
-	@status=0; for v in $^; do $$v || status=1; echo; done; exit $$status
+	@sh dev/run_variants.sh $^
 $(BUILD)/test/cpu_layers.o: test/unit/cpu_layers.c
 	@mkdir -p $(@D)
 	$(call say,CC)

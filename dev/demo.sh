@@ -60,17 +60,39 @@ case $losses in *"
 "*) # shellcheck disable=SC2086 # two numbers
     printf '\nvalidation loss: %.2f nats per byte at first, %.2f at the end\n' $losses ;;
 esac
+quoted() { # WORD... as they are typed
+    for word in "$@"; do
+        case $word in *[!A-Za-z0-9_./=-]*|'') printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+    done
+}
+# Those of the ranks' options that one device has as well, and the batch of all ranks.
+on_one_device() {
+    known=
+    for word in "$@"; do
+        case $word in
+            --*) name=${word#--} && known=$(grep -o "\"${name%%=*}\"" llmc/model/training_options.h || true) ;;
+            -[a-z]*) known=yes ;;
+        esac
+        [ -z "$known" ] || quoted "$word"
+    done
+    quoted --total-batch-size "$(sed -n 's/.*"step":1,.*"tokens":\([0-9]*\).*/\1/p' "$out/metrics.jsonl" | tail -n 1)"
+}
+single=$(on_one_device "$@")
+# train_gpt2_ddp on one rank computes what train_gpt2_single does, and is built.
+eval "\"\$BUILD/train_gpt2_ddp\" $single --steps 3 --val-data= --sample-every 0 --out \"\$out/single\"" >/dev/null 2>&1 || true
+ms=$(sed -n 's/.*"step":3,.*"step_ms":\([0-9]*\).*/\1/p' "$out/single/metrics.jsonl" 2>/dev/null)
+seconds=$((${step:-0} * (${ms:-0} + 1) / 1000 + 1)) takes=
+if [ "$seconds" -ge 120 ]; then takes=", about $((seconds / 60)) minutes here"; elif [ -n "$ms" ]; then takes=", about $seconds s here"; fi
+rm -rf "$out/single"
 cat <<END
 metrics: $out/metrics.jsonl, a line a step
 checkpoint: $checkpoint
 
 Try next:
     diff train_gpt2_ddp.cu train_gpt2_zero.cu      what sharding adds to data parallelism; doc/03_zero.md explains it
-    make train_gpt2_single && ./train_gpt2_single  the same training on one device; the course begins there, with doc/01_single.md
+    make train_gpt2_single                         the program with which the course begins, in doc/01_single.md
+    the same training on one device$takes:
+    ./train_gpt2_single$single --steps ${step:-0}
     the demo's training, twice as long:
+    $launcher -np 4 $program --zero-stage 3 --out $out --resume$(quoted "$@" --steps "$steps")
 END
-printf '    %s -np 4 %s --zero-stage 3 --out %s --resume' "$launcher" "$program" "$out"
-for word in "$@" --steps "$steps"; do
-    case $word in *[!A-Za-z0-9_./=-]*|'') printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
-done
-echo

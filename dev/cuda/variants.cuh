@@ -147,17 +147,21 @@ template <typename P> static Verdict check_variant(const Variant& v, P& p, int t
     if (launched == cudaErrorLaunchOutOfResources) return VARIANT_NOT_OFFERED; // too few registers for so many threads
     cuda_check(launched, v.name);
     cuda_check(cudaStreamSynchronize(compute_stream), v.name);
+    std::string blocks = threads ? ", " + std::to_string(threads) + " threads a block" : "";
+    snprintf(failures_of, sizeof failures_of, "%s%s", v.name, blocks.c_str());
     p.expect_right();
     return failures_in_test ? VARIANT_WRONG : VARIANT_RIGHT;
 }
 
 // ---- the table ----
-// Prints a variant's row. Returns true if it was right at every block size that it offers.
+// Prints a variant's row, after the first element that is wrong, if any. Returns true if it was right at every block size that it
+// offers.
 template <typename P> static bool variant_row(const Variant& v, P& p, Timer t, double peak) {
     std::string wrong_at, sweep;
     double best = INFINITY;
     int best_threads = 0, offered = 0; // offered: block sizes
     for (int threads : block_sizes(v)) {
+        failures_shown = wrong_at.empty();
         Verdict verdict = check_variant(v, p, threads);
         char text[32] = " -";
         offered += verdict != VARIANT_NOT_OFFERED;

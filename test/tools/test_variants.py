@@ -4,7 +4,7 @@ do, and its CUDA graph of a step leaves the step's bits. No time is judged."""
 import re
 import pytest
 from kernels.emulated import compiled, cpu_layers, flags, missing
-from suite import ROOT, assert_refused, assert_says, command, succeeds
+from suite import ROOT, assert_refused, assert_says, command, executable, succeeds
 
 pytestmark = pytest.mark.rest
 LONG = 400
@@ -30,7 +30,8 @@ def assert_all_right(run, number):
 def assert_wrong(run, wrong, result, number):
     """This variant alone is wrong, and the others are right."""
     assert run.status == 1 and results(run).pop(wrong) == result and [*results(run).values()].count("right") == number - 1, run
-    assert_says(run.out, r"^# .*: element \d+ of")
+    said, = re.findall("^# .*", run.out, re.M)  # one line, also if it is wrong at every block size
+    assert re.match(rf"# {wrong}(, 32 threads a block)?: \S.*: element \d+ of \d+ is ", said), said
 
 
 def changed(folder, source, *changes):
@@ -78,6 +79,41 @@ def test_times_are_shown_beside_a_copys_or_a_products(name, peak, unit):
     assert_all_right(run, variants(f"dev/cpu/{name}.c"))
     assert_says(run.out, f"^the peak, in turns with each variant: {peak}$", rf" \| {unit}/s \| of the peak \| times llmc's \|$")
     assert len(re.findall(r"\| right \| [\d.]+ \| [\d.]+ \| [\d.e-]+ \| \d+ % \| [\d.]+ \|$", run.out, re.M)) == len(results(run))
+
+
+def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itself(tmp_path):
+    """Every second call of it, counted from the first that is timed, sleeps."""
+    before = "VARIANT(gelu_4_llmc, "
+    text = (ROOT / "dev/cpu/gelu.c").read_text()
+    body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", text, re.M)[0]
+    assert body.startswith(before)
+    for sleeps, ratio in ("calls % 2", r"\d+\d\.\d\d"), ("calls % 2 == 0", r"0\.0\d"):
+        source = changed(tmp_path, "dev/cpu/gelu.c", (body, f"{body}\n    static int calls;\n    if (++calls > 2 && {sleeps}) usleep(100000);\n"))
+        succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/cpu", source, "-o", tmp_path / "gelu", "-ldnnl -lm")
+        run = command([tmp_path / "gelu"], "--variant 4_llmc --rows 16 --cols 64 --repetitions 3")
+        assert_says(run.out, rf"^Do not trust these times: llmc's variant took {ratio} times as long as itself\. ")
+    for wanted in "4_llmc", "1_naive":  # without it: as the row says, if there is one
+        out = cpu("gelu", "--repetitions 3 --rows 16 --cols 64 --variant", wanted).out
+        ratio = float(re.search(r"\| ([\d.]+) \|$", out, re.M)[1]) if wanted == "4_llmc" else 1
+        if abs(ratio - 0.9) > 0.006 and abs(ratio - 1.1) > 0.006: assert ("Do not trust" in out) == (not 0.9 < ratio < 1.1), out
+
+
+def test_all_programs_run_and_the_wrong_variants_are_named_at_the_end(tmp_path):
+    wrong = executable(tmp_path / "gelu", "echo '# gelu_5_mine: act: element 3 of 9 is 1, not 2'; echo '# gelu_5_mine: res: element 0 of 9 is 1, not 2'; exit 1")
+    blocks = executable(tmp_path / "adamw", "echo '# adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2'; exit 1")
+    crash, right = executable(tmp_path / "crash", "kill -SEGV $$"), executable(tmp_path / "right", "echo all right")
+    run = command("sh dev/run_variants.sh", wrong, crash, blocks, right)
+    assert run.status == 1 and run.out.endswith(
+        "all right\n\nwrong:\n  gelu_5_mine: act: element 3 of 9 is 1, not 2\n"
+        f"  {crash} ended with status 139\n  adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2\n"), run
+    assert command("sh dev/run_variants.sh", right).status == 0
+
+
+def test_the_bench_times_the_cpu_first_goes_on_after_what_is_wrong_and_lists_it_last(tmp_path):
+    made = executable(tmp_path / "make", """echo "made ${4:-$2}"; case "$*" in *run-cpu*|*bench-cpu) echo "  gelu_5_mine: wrong" >>"$WRONG"; exit 1; esac""")
+    run = command("make -C dev bench DEVICE=emulated", f"MAKE={made}")
+    assert run.status != 0 and re.search(r"First the CPU's layers, about \d+ minutes .*\nmade bench-cpu\nmade bench-cuda\nwrong:\n  gelu_5_mine: wrong\n",
+                                         run.out), run
 
 
 def test_kernels_of_compressed_gradients_are_shown_beside_a_copy():

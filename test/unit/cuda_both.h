@@ -53,9 +53,14 @@ OF_CPU(adamw_update)
 static bool quick; // leave out cases that show nothing new about races, because race detection is slow
 
 // ---- results, as TAP ----
-static int failures_in_test;
+static int failures_in_test, failures_shown = 5;
+static char failures_of[128]; // what has failed, where that says more than a line of the test; else ""
 #define fail(...) do { \
-    if (failures_in_test++ < 5) { printf("# %s:%d: ", __FILE__, __LINE__); printf(__VA_ARGS__); printf("\n"); } \
+    if (failures_in_test++ < failures_shown) { \
+        if (failures_of[0]) printf("# %s: ", failures_of); else printf("# %s:%d: ", __FILE__, __LINE__); \
+        printf(__VA_ARGS__); \
+        printf("\n"); \
+    } \
 } while (0)
 #define expect(cond, ...) do { if (!(cond)) fail(__VA_ARGS__); } while (0)
 
