@@ -69,7 +69,7 @@ OPTIMISE := $(if $(DEBUG),-Og -g -fsanitize=address$(comma)undefined -fno-saniti
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
 CFLAGS_ALL = -std=c11 $(OPTIMISE) $(FOR_ARCH) -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -MF $@.d -MT $@ $(CFLAGS)
 # ccache keeps objects, not programs, so a program is compiled and then linked. Every clone finds what another one compiled.
-CACHE := $(if $(shell command -v ccache),CCACHE_BASEDIR=$(CURDIR) CCACHE_NOHASHDIR=1 ccache)
+CACHE := $(if $(shell command -v ccache),CCACHE_BASEDIR="$(CURDIR)" CCACHE_NOHASHDIR=1 ccache)
 BUILD_C = mkdir -p $(@D) && $(CACHE) $(CC) -x c $(CFLAGS_ALL) -c $< -o $@.o && $(CC) -fopenmp $(filter -fsanitize%,$(OPTIMISE)) $@.o -o $@ $(LDFLAGS)
 STAGE_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
 LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
@@ -196,7 +196,7 @@ $(BUILD)/schedule: | $(BUILD)/schedule_order
 PLAN_STAGES := $(foreach s,ddp zero fsdp zeropp tp pp 3d cp compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
     $(BUILD)/predict/train_gpt2_compress.fp16
 $(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_order
-	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' '$(CURDIR)' >$@
+	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' "$(CURDIR)" >$@
 	@chmod +x $@
 $(PLAN_STAGES): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
 # A search of meshes asks two of them for every stage of every pipeline.

@@ -1,5 +1,6 @@
 #!/bin/sh
-# find_cuda.sh WHAT LIBRARY... - prints where NVIDIA's libraries are, as flags that nvcc and g++ both understand. WHAT is
+# find_cuda.sh WHAT LIBRARY... - prints where NVIDIA's libraries are, as flags that nvcc and g++ both understand, quoted for the shell
+# if a folder's name has a space. Folders in the current one are relative to it, except those where a program looks. WHAT is
 #   compile   include folders
 #   link      the libraries, and where the program will look for them when it starts
 #   rpath     only where to look, for libraries that a program opens at run time
@@ -13,7 +14,7 @@
 set -u
 here=$(dirname -- "$0")
 root=$(cd "$here/.." && pwd)
-[ $# -ge 2 ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
 what=$1
 shift
 
@@ -27,19 +28,24 @@ home=$(toolkit_home)
 major=$(for folder in "$home" /usr; do sed -n 's/^#define CUDA_VERSION *\([0-9]*\)[0-9][0-9][0-9]$/\1/p' "$folder/include/cuda.h"; done 2>/dev/null |
     head -n 1)
 
+# At which lists of folders are split: the name of one may have a space.
+line_end="
+"
 # Prints the folders into which wheels were unpacked, if their cuBLASLt is of the toolkit's version.
-collections() {
+collections() (
+    IFS=$line_end
     # only the Python's own folders, not the current one
-    of_python=$("${PYTHON:-python3}" -c 'import sys; del sys.path[0]; import nvidia; print(*nvidia.__path__)' 2>/dev/null)
+    of_python=$("${PYTHON:-python3}" -c 'import sys; del sys.path[0]; import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
     for folder in "$root/nvidia" $of_python; do
         # shellcheck disable=SC2086 # without a toolkit, any version is accepted
         for lt in "$folder"/*/lib/libcublasLt.so.${major:-*}; do if [ -e "$lt" ]; then echo "$folder"; break; fi; done
     done
-}
-places() {
+)
+places() (
+    IFS=$line_end
     echo "$home"
     for folder in $(collections); do for place in "$folder"/*; do echo "$place"; done; done
-}
+)
 
 # Succeeds if the compiler finds header and library without any flags from this script.
 is_installed() {
@@ -58,12 +64,13 @@ library_in() { # PLACE LIBRARY: prints the library's file
 say() { # FOLDER-OF-HEADERS LIBRARY-FILE
     folder=$(dirname "$2") rpath="-Xlinker --disable-new-dtags -Xlinker -rpath -Xlinker"
     case $what in
-        compile) echo "-isystem $1" ;;
-        link) echo "-L$folder $rpath $folder -Xlinker -l:${2##*/}" ;;
-        rpath) echo "$rpath $folder" ;;
+        compile) printf '%s\n' "-isystem $(quoted "${1#"$PWD/"}")" ;;
+        link) printf '%s\n' "-L$(quoted "${folder#"$PWD/"}") $rpath $(quoted "$folder") -Xlinker -l:${2##*/}" ;;
+        rpath) printf '%s\n' "$rpath $(quoted "$folder")" ;;
         folder) echo "$folder" ;;
     esac
 }
+quoted() { printf %s "$1" | sed 's|[^A-Za-z0-9_./=:,@%+~-]|\\&|g'; }
 find_library() { # LIBRARY HEADER
     if is_installed "$1" "$2"; then
         case $what in link) echo "-l$1" ;; folder) echo "the system's folders" ;; esac

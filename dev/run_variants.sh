@@ -1,6 +1,6 @@
 #!/bin/sh
-# run_variants.sh PROGRAM... - runs programs of dev/cpu or dev/cuda one after the other, also after one that finds a variant wrong, and
-# lists at the end the wrong variants, each with the first element that is wrong. Status 1 if there are any.
+# run_variants.sh PROGRAM... - runs programs of dev/cpu or dev/cuda one after the other, also after one that finds a variant wrong,
+# and lists at the end the wrong variants, each with the first element that is wrong. Status 1 if there are any.
 # WRONG=FILE: appends the list to this file instead, for somebody who runs more.
 set -u
 said=$(mktemp) && list=$(mktemp) || exit 1

@@ -264,8 +264,8 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
         if (v == variants + variant_count - 1) itself = times_llmc;
     }
     if (itself < 0.9 || itself > 1.1)
-        printf("\nDo not trust these times: llmc's variant took %.2f times as long as itself. Other programs use the cores; try again"
-               " when they do not.\n", itself);
+        printf("\nDo not trust these times: llmc's variant took %.2f times as long as itself. Other programs use the cores; try"
+               " again when they do not.\n", itself);
     require(tried > 0, "no variant has '%s' in its name", o.wanted);
     layers_free();
     free_all();

@@ -230,8 +230,7 @@ probe_gpu() {
 run_cuda() {
     needs "$nvcc" || return 1
     folder=$(sh "$here/find_cuda.sh" folder "$2" 2>/dev/null) || { echo "not found"; return 1; }
-    # shellcheck disable=SC2046 # lists of flags
-    build "$nvcc" probe.c "-DPROBE_$1" $(sh "$here/find_cuda.sh" compile "$2") $(sh "$here/find_cuda.sh" link "$2") || return 1
+    eval "build \"\$nvcc\" probe.c \"-DPROBE_\$1\" $(sh "$here/find_cuda.sh" compile "$2") $(sh "$here/find_cuda.sh" link "$2")" || return 1
     found=$(attempt "$scratch/probe") && echo "$found in $folder" || { echo "$found"; return 1; }
 }
 probe_cublaslt() { run_cuda CUBLASLT cublasLt; }

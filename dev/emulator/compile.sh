@@ -13,6 +13,7 @@ set -eu
 source=$1 out=$2 build=${3:-plain}
 [ $# -ge 3 ] && shift 3 || shift 2
 here=$(dirname "$0")
+quoted() { printf %s "$1" | sed 's|[^A-Za-z0-9_./=:,@%+~-]|\\&|g'; }
 
 cuda=$(sh "$here/find_headers.sh")
 ccache=$(command -v ccache) || ccache=
@@ -26,7 +27,8 @@ esac
 [ "${WERROR:-0}" = 0 ] && werror= || werror=-Werror
 case $(uname -m) in aarch64 | arm64) arch=-mcpu ;; *) arch=-march ;; esac
 common="-std=c++17 ${EMULATOR_DEBUG:--g} -Wall -Wextra $werror -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off"
-common="$common -I$here/include -I$here -isystem $cuda/include ${CPPFLAGS-}"
+# Quoted for the shell, which reads it again: folders may have a space.
+common="$common -I$(quoted "$here")/include -I$(quoted "$here") -isystem $(quoted "$cuda")/include ${CPPFLAGS-}"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
 
 # The emulator's own parts, once per build, without instrumentation; made again when its sources are newer.
@@ -38,7 +40,7 @@ for part in engine warp hopper report memory streams runtime ${EMULATOR_LIBRARIE
     objects="$objects $object"
     for input in "$here"/*.cpp "$here"/*.h "$here/compile.sh"; do
         [ "$object" -nt "$input" ] && continue
-        $ccache g++ $common -O2 $define -c "$here/$part.cpp" -o "$object.$$"
+        eval "$ccache g++ $common" '-O2 $define -c "$here/$part.cpp" -o "$object.$$"'
         mv "$object.$$" "$object"
         break
     done
@@ -48,15 +50,15 @@ done
 # which nvcc allows and C++ does not.
 flags= before=
 for flag; do
-    case "$before $flag" in *-Xlinker*|" -l"*|" -L"*|" -Wl"*) ;; " -"*) flags="$flags $flag" ;; esac
+    case "$before $flag" in *-Xlinker*|" -l"*|" -L"*|" -Wl"*) ;; " -"*) flags="$flags $(quoted "$flag")" ;; esac
     [ "$flag" = -Xlinker ] && before=-Xlinker || before=
 done
-g++ $common -O1 $flags -x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii" \
-    -MMD -MP -MF "$out.d" -MT "$out"
+eval "g++ $common -O1 $flags" '-x c++ -include "$here/emulator.h" -ftrack-macro-expansion=0 -E "$source" -o "$out.in.ii" \
+    -MMD -MP -MF "$out.d" -MT "$out"'
 python3 "$here/launch.py" "$out.in.ii" $unroll > "$out.ii"
 rm -f "$out.in.ii"
 case $out in *.o) object=$out ;; *) object=$out.o ;; esac
-$ccache g++ $common $checks $optimise $arch=${ARCH:-native} -fno-strict-aliasing -fpreprocessed $flags -c "$out.ii" -o "$object"
+eval "$ccache g++ $common $checks $optimise $arch=${ARCH:-native} -fno-strict-aliasing -fpreprocessed $flags" '-c "$out.ii" -o "$object"'
 [ "$object" = "$out" ] && exit
 g++ $checks "$object" "$@" $objects -pthread -o "$out"
 rm -f "$object"

@@ -3,11 +3,12 @@
 #define LLMC_LAUNCHER_H
 #include "common.h"
 
-// Dies if a launcher's variable says that there are more than `size` processes. first: 1 if it numbers them from 0, 0 if it counts them.
+// Dies if a launcher's variable says that there are more than `size` processes. first: 0 if it counts them, 1 if it numbers them
+// from 0.
 static inline void launcher_require(const char* variable, int first, int size, const char* remedy) {
     const char* text = getenv(variable);
-    require(text == NULL || atoi(text) + first <= size, "%s=%s: a launcher has started this program as one of several processes, and each"
-            " would train by itself; %s, or unset %s", variable, text ? text : "", remedy, variable);
+    require(text == NULL || atoi(text) + first <= size, "%s=%s: a launcher has started this program as one of several processes, and"
+            " each would train by itself; %s, or unset %s", variable, text ? text : "", remedy, variable);
 }
 // The same for the launchers whose ranks no program here can join: mpiexec of MPICH and of Intel MPI, prterun without Open MPI.
 static inline void launcher_require_known(int size, const char* remedy) {

@@ -123,7 +123,7 @@ static inline RankInfo ranks_alone(void) {
     return r;
 }
 
-// Dies if two launchers disagree, if one of them says something impossible, or if only another MPI's launcher started several processes.
+// Dies if two launchers disagree, if one of them says something impossible, or if another MPI's launcher started several processes.
 static inline RankInfo ranks_find(void) {
     bool openmpi = ranks_has(&ranks_openmpi), torchrun = ranks_has(&ranks_torchrun), slurm = ranks_has(&ranks_slurm);
     RankInfo r = ranks_alone();

@@ -1,7 +1,8 @@
 """make DEVICE=cuda where something is missing says what, before the compiler does, and finds cuBLAS and cuDNN in a toolkit or in pip's wheels; its
 programs say so where there is no GPU."""
-import os, re, shutil
+import os, re, shlex, shutil
 import pytest
+from kernels import emulated
 from suite import ROOT, assert_refused, command
 
 pytestmark = pytest.mark.skipif(command("sh -c", ["echo '#include <cublasLt.h>' | cc -E -x c -"]).status == 0,
@@ -10,8 +11,9 @@ pytestmark = pytest.mark.skipif(command("sh -c", ["echo '#include <cublasLt.h>' 
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy without nvidia/, beside a toolkit that has nothing but its version; a function that runs a command there."""
-    clone, toolkit = tmp_path / "copy", tmp_path / "toolkit"
+    """A copy without nvidia/, beside a toolkit that has nothing but its version; a function that runs a command there. Both folders' names
+    have a space."""
+    clone, toolkit = tmp_path / "the course", tmp_path / "the toolkit"
     (clone / "dev").mkdir(parents=True)
     (toolkit / "include").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", clone)
@@ -32,6 +34,11 @@ def fill(place, major):
         (place / file).touch()
 
 
+def words_of(copy, question):
+    """What a shell makes of find_cuda.sh's answer."""
+    return shlex.split(copy(f"sh dev/find_cuda.sh {question}").out)
+
+
 def test_libraries_that_are_missing_are_named_with_the_ways_to_get_them(copy):
     run = copy("make DEVICE=cuda find-libraries")
     assert run.status == 2, run
@@ -48,16 +55,17 @@ def test_pips_wheels_are_found_if_they_are_of_the_toolkits_version(copy):
     fill(copy.clone / "nvidia/cu13", 13)
     wheels = copy.clone / "nvidia/cu13"
     assert copy("make DEVICE=cuda find-libraries").status == 0
-    linked = copy("sh dev/find_cuda.sh link cublasLt").out
-    assert re.search(f"-L{wheels}/lib .*-rpath -Xlinker {wheels}/lib .*-l:libcublasLt.so.13", linked), linked
-    assert f"-isystem {wheels}/include" in copy("sh dev/find_cuda.sh compile cudnn").out
+    rpath = ["-Xlinker", "--disable-new-dtags", "-Xlinker", "-rpath", "-Xlinker", f"{wheels}/lib"]
+    assert words_of(copy, "link cublasLt") == ["-Lnvidia/cu13/lib", *rpath, "-Xlinker", "-l:libcublasLt.so.13"]
+    assert words_of(copy, "compile cudnn") == ["-isystem", "nvidia/cu13/include"] and words_of(copy, "rpath cudnn") == rpath
 
 
 def test_the_toolkits_own_library_comes_first(copy):
     fill(copy.clone / "nvidia/cu13", 13)
     (copy.toolkit / "lib64").mkdir()
     for file in "include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13": (copy.toolkit / file).touch()
-    assert re.search(f"-L{copy.toolkit}/lib64 .*-l:libcublasLt.so$", copy("sh dev/find_cuda.sh link cublasLt").out, re.M)
+    flags = words_of(copy, "link cublasLt")
+    assert flags[0] == f"-L{copy.toolkit}/lib64" and flags[-1] == "-l:libcublasLt.so"
 
 
 def test_code_of_the_host_is_compiled_as_the_cpus_programs_are(copy):
@@ -95,3 +103,17 @@ def test_open_mpis_flags_leave_the_rpath_as_cudnn_needs_it(copy):
 def test_without_a_driver_a_gpus_program_says_so():
     for path in ROOT.glob("build/cuda*/train_gpt2_single"):
         assert_refused(command([path], "--steps 1"), "no NVIDIA driver is loaded", "make DEVICE=cpu")
+
+
+@emulated.missing()
+def test_the_emulator_is_built_in_a_folder_with_a_space(tmp_path):
+    clone = tmp_path / "the course"
+    shutil.copytree(ROOT / "dev/emulator", clone / "dev/emulator")
+    if (ROOT / "nvidia").exists(): (clone / "nvidia").symlink_to(ROOT / "nvidia")
+    (tmp_path / "one.cu").write_text('#include <cstdio>\n__global__ void one(int* x) { *x = VALUE; }\nint main() { int* x; cudaMalloc(&x, sizeof *x);\n'
+                                     'one<<<1, 1>>>(x); int y; cudaMemcpy(&y, x, sizeof y, cudaMemcpyDeviceToHost); printf("%d, %s\\n", y, TEXT); }\n')
+    for where in clone, tmp_path:
+        command(["sh", clone / "dev/emulator/compile.sh", tmp_path / "one.cu", tmp_path / "its program", "plain", "-O0", "-DVALUE=7", '-DTEXT="a b"'],
+                cwd=where, timeout=600)
+        assert command([tmp_path / "its program"]).out == "7, a b\n"
+        (tmp_path / "its program").unlink()

@@ -13,7 +13,7 @@ class Machine:
     """A clone of the scripts in a folder that other users can read, and programs that come first on the PATH."""
 
     def __init__(self, place):
-        self.place, self.bin, self.clone, self.asked_file = place, place / "bin", place / "clone", place / "asked"
+        self.place, self.bin, self.clone, self.asked_file = place, place / "bin", place / "the clone", place / "asked"
         place.chmod(0o755)
         for folder in self.bin, self.clone / "dev": folder.mkdir(parents=True)
         self.path = f"{self.bin}:{os.environ['PATH']}"
@@ -209,7 +209,7 @@ def test_a_folder_of_somebody_else_is_named_with_the_remedy(setup, folder):
     place.chmod(0o755)
 
 
-DISK = """mount -t tmpfs -o size=3m none "$FAKES/disk" && cp -r "$FAKES/clone/dev" "$FAKES/disk" || exit 3
+DISK = """mount -t tmpfs -o size=3m none "$FAKES/disk" && cp -r "$FAKES/the clone/dev" "$FAKES/disk" || exit 3
 case $0 in full) dd if=/dev/zero of="$FAKES/disk/rest" 2>/dev/null ;; *) mount -o remount,$0 "$FAKES/disk" ;; esac
 exec "$@" """
 
@@ -320,7 +320,7 @@ CASES = {
         "^  [?]  *make demo  *may not work here: 0.5 GB of memory can be used, and it needs about 1 GB$"]),
     "little_memory": dict(files=FREE_1_5, env=PROC, says=[works("demo"),
         "^  [?]  *make test  *may not work here: 1.5 GB of memory can be used, and it needs about 2 GB$"]),
-    "small_disk": dict(fakes={"df": DISK_FULL}, status=1, says=[fails("demo", "only 0.1 GB are free in .*/clone, and it needs about 0.3 GB"),
+    "small_disk": dict(fakes={"df": DISK_FULL}, status=1, says=[fails("demo", "only 0.1 GB are free in .*/the clone, and it needs about 0.3 GB"),
         fails("test", "only 0.1 GB .*")])}
 QUICK = "broken_header", "no_cmocka"
 
@@ -386,3 +386,33 @@ def test_make_help_lists_the_commands_of_readme():
     said = command("make help").out
     assert_says(said, "^make demo  ", "^make test  ", "^DEVICE=cpu", "^V=1 ", "^WERROR=1 ", no=["^#"])
     assert all(len(line) <= 120 for line in said.splitlines())
+
+
+# ---- a folder with a space ----
+@pytest.mark.parametrize("ccache", [True, False], ids=["ccache", "no_ccache"])
+def test_a_clone_in_a_folder_with_a_space_builds_programs_data_and_labs(tmp_path, ccache):
+    place, log = tmp_path / "Sam's first course", tmp_path / "cached"
+    for name in command("git ls-files").out.splitlines():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, place / name)
+    executable(tmp_path / "bin/ccache", f'[ "$CCACHE_BASEDIR" = "$PWD" ] && echo "$@" >>{log} && exec "$@"')
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+    def done(*arguments):
+        run = command(*arguments, cwd=place, env=env, timeout=600)
+        assert run.status == 0, run
+        return run
+    done("make DEVICE=cpu OPTIMISE=-O0 build/schedule_order build/train_gpt2_single data/train.bin", *["CACHE="] * (not ccache))
+    assert log.exists() == ccache
+    assert_says(done("build/train_gpt2_single --model d1 --channels 16 --heads 2 --batch-size 1 --steps 1 --val-data= --sample-every 0").out, "^step 1/1 ")
+    done("make lab STAGE=single")
+    done("make DEVICE=cpu PRECISION=fp32 lab-program STAGE=single", *["CACHE="] * (not ccache))
+    plan = done("make -n DEVICE=cpu build/plan").out
+    line, = [x for x in plan.splitlines() if x.startswith("printf") and "dev/tools/plan" in x]
+    script = done("sh -c", [line.replace(">build/plan", "")]).out
+    assert f'python3 "{place}/dev/tools/plan"' in script
+
+
+def test_a_cluster_needs_a_folder_without_a_space(tmp_path):
+    run = command("sh dev/cluster/cluster.sh up 2 1 unlimited", env={"CLUSTER": tmp_path / "the cluster"})
+    assert run.status == 1 and f"cannot name a folder such as '{tmp_path}/the cluster': CLUSTER=" in run.err, run
