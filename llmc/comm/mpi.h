@@ -690,7 +690,7 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
         pthread_mutex_lock(&w->lock);
     }
     e->host_waits = false;
-    if (e->first) pthread_cond_signal(&e->work);
+    if (e->first && e->asleep) pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&w->lock);
 }
 
