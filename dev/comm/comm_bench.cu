@@ -226,13 +226,11 @@ static void run_mpi(const Collective* k, Comm* c, const Buffers* x, const Shape*
     MPI_Datatype t = mpi_type(s->type);
     MPI_Op sum = mpi_sum((MpiEngine*)c->world->mpi, s->type);
     int n = (int)s->count;
-    switch (k->kind) {
-    case COMM_ALL_REDUCE: MPI_Allreduce(MPI_IN_PLACE, x->out, n, t, sum, mpi); break;
-    case COMM_REDUCE_SCATTER: MPI_Reduce_scatter_block(MPI_IN_PLACE, x->in, n, t, sum, mpi); break;
-    case COMM_ALL_GATHER: MPI_Allgather(MPI_IN_PLACE, 0, t, x->out, n, t, mpi); break;
-    case COMM_ALL_TO_ALL: MPI_Alltoall(x->in, n, t, x->out, n, t, mpi); break;
-    default: MPI_Bcast(x->out, n, t, s->root, mpi);
-    }
+    int rc = k->kind == COMM_ALL_REDUCE ? MPI_Allreduce(MPI_IN_PLACE, x->out, n, t, sum, mpi)
+           : k->kind == COMM_REDUCE_SCATTER ? MPI_Reduce_scatter_block(MPI_IN_PLACE, x->in, n, t, sum, mpi)
+           : k->kind == COMM_ALL_GATHER ? MPI_Allgather(MPI_IN_PLACE, 0, t, x->out, n, t, mpi)
+           : k->kind == COMM_ALL_TO_ALL ? MPI_Alltoall(x->in, n, t, x->out, n, t, mpi) : MPI_Bcast(x->out, n, t, s->root, mpi);
+    mpi_check(rc, "MPI's own call");
 }
 // Like time_operations, without anything of ours between the calls. The communication thread makes none meanwhile.
 static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {

@@ -23,6 +23,7 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #define LLMC_COMM_MPI_H
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
 #include "comm_operations.h"
@@ -94,7 +95,7 @@ typedef struct {
     double link_until;        // --emulate-link: when the link has sent all that it was given
     char* address;            // of rank 0's control, until `up`
     pthread_cond_t work;      // wakes the communication thread
-    bool crowded;             // this machine runs more ranks than it has cores
+    bool crowded;             // more ranks run on this machine than cores may be used by any of them
     double moved_at, looked_at, shares_until; // in the host's wait: the last progress, the last look; when MPI_SHARES ends
     long preempted;           // mpi_preempted when that wait began
     // All below is guarded by the world's lock.
@@ -473,6 +474,21 @@ static inline void mpi_settings(const Control* c) {
     if (local && getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL) setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
 }
 
+// Returns true if more ranks run on this machine than there are cores that at least one of them may use. (A rank that is bound to
+// a core sees that one alone.) Collective.
+static inline bool mpi_is_crowded(MPI_Comm all) {
+    MPI_Comm here;
+    cpu_set_t cores;
+    int ranks;
+    mpi_check(MPI_Comm_split_type(all, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here), "MPI_Comm_split_type");
+    MPI_Comm_size(here, &ranks);
+    CPU_ZERO(&cores);
+    sched_getaffinity(0, sizeof cores, &cores);
+    mpi_check(MPI_Allreduce(MPI_IN_PLACE, &cores, sizeof cores, MPI_BYTE, MPI_BOR, here), "MPI_Allreduce");
+    MPI_Comm_free(&here);
+    return ranks > CPU_COUNT(&cores);
+}
+
 static inline void mpi_thread_begin(MpiEngine* e) {
     Comm* c = e->world;
     MpiLink* l = (MpiLink*)c->link;
@@ -487,6 +503,7 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     require(rank == c->rank && size == c->size, "this process was started as rank %d of %d, but MPI says rank %d of %d:"
             " start it with the mpirun of the MPI it was built with, or srun --mpi=pmix", c->rank, c->size, rank, size);
     mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &l->mpi), "MPI_Comm_dup");
+    e->crowded = mpi_is_crowded(l->mpi);
     mpi_check(MPI_Op_create(mpi_add_bf16, 1, &e->add[0]), "MPI_Op_create");
     mpi_check(MPI_Op_create(mpi_add_f16, 1, &e->add[1]), "MPI_Op_create");
     mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
@@ -590,7 +607,6 @@ static inline void mpi_meet(Comm* c, char* address) {
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); // that of now_seconds
     pthread_cond_init(&e->work, &clock);
     pthread_condattr_destroy(&clock);
-    e->crowded = c->world->control->ranks.local_size > sysconf(_SC_NPROCESSORS_ONLN);
     int rc = thread_start(&e->thread, mpi_thread, e);
     require(rc == 0, "the communication thread cannot be started: %s", strerror(rc));
     pthread_mutex_lock(&w->lock);
@@ -662,7 +678,7 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = comm_host_link_until(c, true, s->n * mpi_element(o));
     staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
-    bool alone = e->first == NULL && !e->driven;
+    bool alone = e->first == NULL && !e->driven && s->kind != COMM_SPLIT; // a split blocks, and nobody is known to wait yet
     if (e->last) e->last->next = o;
     else e->first = o;
     e->last = o;
