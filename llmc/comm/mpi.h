@@ -574,7 +574,7 @@ static inline void mpi_rest(MpiEngine* e, bool moved) {
     if (moved) e->moved_at = now;
     else if (now - e->looked_at > MPI_SLICE && mpi_preempted() > e->preempted) e->shares_until = now + MPI_SHARES;
     if (!moved && (e->crowded || now < e->shares_until || now - e->moved_at > MPI_SPIN)) {
-        sleep_until(now + MPI_NAP);
+        sleep_until(now + fmin(MPI_LONG_NAP, fmax(MPI_NAP, (now - e->moved_at) / 8))); // delays a long wait by an eighth at most
         now = now_seconds();
     }
     e->looked_at = now;
