@@ -3,15 +3,15 @@ mpi.h - the operations of comm_api.h over MPI, on host memory.
 
 MPI's non-blocking calls make little progress unless the program keeps calling MPI. So while the host computes, the communication
 thread calls MPI again and again, and while the host waits for an operation, the host does it itself, because waking another thread
-takes longer than sending a small message. Only one thread at a time may make MPI calls (MPI_THREAD_SERIALIZED): the one that has set
+takes longer than sending a small message. Only one thread at a time may make MPI calls (MPI_THREAD_SERIALIZED): the one that set
 `driven`. Collectives of a communicator run one after another in the order of their issue; messages from one rank to another are a
 queue of their own, and all queues of a process progress at the same time.
 
 An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
 counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
 
-    all-reduce      every rank sends slice r to rank r, which adds the slices in rank order and sends the sum to all; or the steps of
-                    ring.h; or MPI_Iallreduce, which takes about twice as long
+    all-reduce      every rank sends slice r to rank r, which adds the slices in rank order and sends the sum to all; or the
+                    steps of ring.h; or MPI_Iallreduce, which takes about twice as long
     reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in every mode; this sends as much as a
                     ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
@@ -43,8 +43,8 @@ enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
 #define MPI_LONG_NAP 200e-6 // the same after many looks in which nothing moved, or soon after an issue, when the host may wait
 #define MPI_AWAKE 2e-3      // seconds after an issue until the communication thread sleeps for good; waking it then takes 10 us
 #define MPI_LARGE (1 << 20) // bytes from which an operation wakes it at once
-#define MPI_SPIN 500e-6     // seconds without progress in which a waiting host does not sleep. Several naps fit in, otherwise two hosts
-                            // that wait for each other would keep each other asleep
+#define MPI_SPIN 500e-6     // seconds without progress in which a waiting host does not sleep: several naps, because otherwise
+                            // two hosts that wait for each other would keep each other asleep
 #define MPI_SLICE 1e-3      // seconds between two looks of a host that has lost its core to another thread.
 #define MPI_SHARES 20e-3    // For so many seconds it then sleeps between looks
 
@@ -169,7 +169,9 @@ static inline void mpi_add_f16(void* in, void* inout, int* n, MPI_Datatype* t) {
     comm_add(inout, in, (size_t)*n, COMM_F16);
 }
 
-static inline MPI_Op mpi_sum(const MpiEngine* e, CommType t) { return t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM; }
+static inline MPI_Op mpi_sum(const MpiEngine* e, CommType t) {
+    return t == COMM_BF16 ? e->add[0] : t == COMM_F16 ? e->add[1] : MPI_SUM;
+}
 
 static inline int mpi_tag(const MpiOp* o) { return o->queue == 0 ? MPI_TAG_COLLECTIVE : MPI_TAG_PAIR; }
 static inline MPI_Request* mpi_request(MpiOp* o) { return &o->requests[o->posted++]; }
@@ -528,9 +530,9 @@ static inline void mpi_sleep(MpiEngine* e, double seconds) {
     pthread_cond_timedwait(&e->work, &e->world->world->lock, &until);
 }
 
-// Between two looks the communication thread sleeps, because the layers need the cores, and a thread that slept may continue when it
-// wakes. (With sched_yield, which gives the core away for a whole time slice, an all-reduce next to ranks that compute took several
-// times as long.)
+// Between two looks the communication thread sleeps, because the layers need the cores, and a thread that slept may continue as
+// soon as it wakes. (With sched_yield, which gives the core away for a whole time slice, an all-reduce next to ranks that compute
+// took several times as long.)
 static inline void* mpi_thread(void* argument) {
     MpiEngine* e = (MpiEngine*)argument;
     CommContext* w = e->world->world;
@@ -567,8 +569,9 @@ static inline long mpi_preempted(void) {
     getrusage(RUSAGE_THREAD, &used);
     return used.ru_nivcsw;
 }
-// Called by a waiting host between two looks. For MPI_SPIN after the last progress it returns at once, because the other ranks are about
-// to answer. Later it sleeps, and also where ranks need each other's cores: if they outnumber the cores, or if the host has lost its own.
+// Called by a waiting host between two looks. For MPI_SPIN after the last progress it returns at once, because the other ranks are
+// about to answer. After that it sleeps. It also sleeps where ranks need each other's cores: if ranks outnumber the cores, or if the
+// host has lost its own core to another thread.
 static inline void mpi_rest(MpiEngine* e, bool moved) {
     double now = now_seconds();
     if (moved) e->moved_at = now;

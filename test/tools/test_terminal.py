@@ -97,5 +97,5 @@ def test_the_loss_per_byte_is_that_per_token_times_tokens_over_bytes(longer_toke
     assert len(re.findall(r"val loss [0-9.]* per token, [0-9.]* per byte$", run.out, re.M)) == 2
     _, of_3_ranks = losses(trained("ddp", data, f"--tokenizer {folder}/bpe", EVALUATE, ranks=3))
     assert np.isclose(of_3_ranks[0], per_byte[0], rtol=1e-5)  # before they train
-    unknown = trained("single", data, "--vocab-size 400", EVALUATE)  # the tokenizer does not know the data's tokens
+    unknown = trained("single", data, "--tokenizer= --vocab-size 400", EVALUATE)
     assert losses(unknown)[1].dtype == float and np.isnan(losses(unknown)[1]).all() and re.search(r"val loss [0-9.]*$", unknown.out, re.M)
