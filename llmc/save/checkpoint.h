@@ -172,7 +172,7 @@ static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, co
 static inline char* checkpoint_step_path(const char* out, const TrainState* s) {
     return format_string("%s/step_%08lld", out, s->step);
 }
-// Removes what crashes have left under `out`, but a complete checkpoint, which could not get its name, only if there is a later one.
+// Removes what crashes left under `out`. A complete checkpoint, which could not get its name, stays until there is a later one.
 static inline void checkpoint_remove_stale(const char* out) {
     long long *steps, *saved, newest = checkpoint_list(out, "", &saved) > 0 ? saved[0] : -1;
     int count = checkpoint_list(out, ".tmp_", &steps);
