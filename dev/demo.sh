@@ -62,7 +62,10 @@ case $losses in *"
 esac
 quoted() { # WORD... as they are typed
     for word in "$@"; do
-        case $word in *[!A-Za-z0-9_./=-]*|'') printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+        case $word in
+            *[!A-Za-z0-9_./=-]*|'') printf " '" && printf '%s' "$word" | sed "s/'/'\\\\''/g" && printf "'" ;;
+            *) printf ' %s' "$word" ;;
+        esac
     done
 }
 # Those of the ranks' options that one device has as well, and the batch of all ranks.
@@ -70,7 +73,7 @@ on_one_device() {
     known=
     for word in "$@"; do
         case $word in
-            --*) name=${word#--} && known=$(grep -o "\"${name%%=*}\"" llmc/model/training_options.h || true) ;;
+            --*) name=${word#--} name=${name#no-} && known=$(grep -o "\"${name%%=*}\"" llmc/model/training_options.h || true) ;;
             -[a-z]*) known=yes ;;
         esac
         [ -z "$known" ] || quoted "$word"

@@ -9,8 +9,11 @@ for program; do
     { "$program"; echo $? >"$said.status"; } | tee "$said"
     status=$(cat "$said.status")
     # "# NAME: ..." or "# NAME, 32 threads a block: ...": the first line of each
-    [ "$status" = 0 ] || awk '/^# / { split($2, name, "[,:]"); if (!seen[name[1]]++) print "  " substr($0, 3) }' "$said" >>"$list"
-    [ "$status" -le 1 ] || echo "  $program ended with status $status" >>"$list"
+    lists='/^# / { split($2, name, "[,:]"); if (!seen[name[1]]++) print "  " substr($0, 3); any = 1 } END { exit !any }'
+    if [ "$status" != 0 ]; then
+        # A program that names no variant has failed for another reason, whatever its status.
+        { awk "$lists" "$said" >>"$list" && [ "$status" = 1 ]; } || echo "  $program ended with status $status" >>"$list"
+    fi
     echo
 done
 [ -s "$list" ] || exit 0

@@ -94,17 +94,22 @@ static inline void document_append(Documents* d, const char* bytes, size_t n) {
 // Each of these reads one document, which may be empty, and returns false at the end of the file.
 static inline bool document_read_file(Documents* d) {
     char piece[65536];
-    for (size_t n; (n = fread(piece, 1, sizeof piece, d->file)) > 0; ) document_append(d, piece, n);
+    for (size_t n; (n = fread(piece, 1, sizeof piece, d->file)) > 0; ) {
+        size_t mark = d->length == 0 ? text_mark(piece, n) : 0;
+        document_append(d, piece + mark, n - mark);
+    }
     return false;
 }
 
 static inline bool document_read_lines(Documents* d) {
     ssize_t n;
     while ((n = getline(&d->line, &d->line_capacity, d->file)) > 0) {
-        size_t separator = strlen(d->separator), length = (size_t)n - (d->line[n - 1] == '\n');
-        bool has_cr = length == separator + 1 && d->line[separator] == '\r'; // as lines of Windows end
-        if ((length == separator || has_cr) && memcmp(d->line, d->separator, separator) == 0) return true;
-        document_append(d, d->line, (size_t)n);
+        size_t mark = d->line_number++ == 0 ? text_mark(d->line, (size_t)n) : 0;
+        const char* line = d->line + mark;
+        size_t separator = strlen(d->separator), length = (size_t)n - mark - (d->line[n - 1] == '\n');
+        bool has_cr = length == separator + 1 && line[separator] == '\r'; // as lines of Windows end
+        if ((length == separator || has_cr) && memcmp(line, d->separator, separator) == 0) return true;
+        document_append(d, line, (size_t)n - mark);
     }
     return false;
 }
@@ -152,8 +157,7 @@ static inline const char* json_remedy(const json_error_t* e, const char* line) {
 static inline bool document_read_json(Documents* d) {
     ssize_t n = getline(&d->line, &d->line_capacity, d->file);
     if (n <= 0) return false;
-    bool is_marked = d->line_number++ == 0 && n >= 3 && memcmp(d->line, "\xEF\xBB\xBF", 3) == 0;
-    if (is_marked) memset(d->line, ' ', 3); // a byte order mark, as Windows writes
+    if (d->line_number++ == 0) memset(d->line, ' ', text_mark(d->line, (size_t)n));
     if (strspn(d->line, " \t\r\n") == (size_t)n) return true;
     const char* path = d->paths[d->opened - 1];
     json_error_t error;

@@ -314,18 +314,31 @@ static void copy_file(const char* folder, const char* file) {
     free(path);
 }
 
+// Returns why this tokenizer cannot go with a model of V tokens, or NULL if it can; the caller frees it. The run's must have exactly V
+// tokens, because --tokenizer has a default, which may not be what made the run's token files. Dies if another one cannot.
+static char* tokenizer_misfit(const char* spec, int V, bool is_of_run) {
+    Tokenizer t;
+    tokenizer_open(&t, spec);
+    int tokens = t.vocab_size;
+    tokenizer_free(&t);
+    const int32_t magic = TOKENIZER_MAGIC;
+    struct stat info;
+    bool has_file = strcmp(spec, "bytes") != 0 && stat(spec, &info) == 0 && !S_ISDIR(info.st_mode);
+    char* why = NULL;
+    if (tokens > V || (is_of_run && tokens < V)) why = format_string("has %d tokens, the model %d", tokens, V);
+    else if (has_file && file_begins_with(file_source(spec, ""), &magic, sizeof magic)) why = xstrdup("has no merges to export");
+    require(is_of_run || why == NULL, "--tokenizer %s %s; give the %s", spec, why,
+            tokens > V ? "one that it was trained with" : "vocab.json with its merges.txt beside it");
+    return why;
+}
+
 // Writes vocab.json, merges.txt and tokenizer_config.json; returns the end-of-text token. Texts begin with it in training and where
 // our programs sample, which transformers' tokenizer does only if it is told to.
 static int write_tokenizer(const char* spec, GPT2Config c) {
     Tokenizer t;
     tokenizer_open(&t, spec);
-    require(t.vocab_size <= c.V, "--tokenizer %s has %d tokens, the model %d; give the one that it was trained with",
-            spec, t.vocab_size, c.V);
     struct stat info;
     bool is_bytes = strcmp(spec, "bytes") == 0, is_folder = !is_bytes && stat(spec, &info) == 0 && S_ISDIR(info.st_mode);
-    size_t n = strlen(spec);
-    require(is_bytes || is_folder || (n >= 4 && strcmp(spec + n - 4, ".bin") != 0), "--tokenizer %s has no merges to export; "
-            "give the vocab.json with its merges.txt beside it", spec);
     char* folder = is_folder ? xstrdup(spec) : path_parent(spec);
     if (is_bytes) write_byte_tokenizer();
     else { copy_file(folder, "vocab.json"); copy_file(folder, "merges.txt"); }
@@ -356,18 +369,22 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     bool is_of_run = strcmp(tokenizer, "same") == 0;
     char* spec = is_of_run ? tokenizer_of_run(&r) : xstrdup(tokenizer);
     GPT2Config c = r.state.config;
+    char* misfit = spec[0] ? tokenizer_misfit(spec, c.V, is_of_run) : NULL; // before the weights are written
+    bool with = spec[0] && misfit == NULL;
     DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
     r.into = dtype;
     hf_out = path_trim(out);
     require_written(folder_begin(hf_out), "");
     write_weights(&r, dtype);
     checkpoint_close(&r); // verifies what was read, before the folder gets its name
-    write_config(c, dtype, spec[0] ? write_tokenizer(spec, c) : c.V - 1);
+    write_config(c, dtype, with ? write_tokenizer(spec, c) : c.V - 1);
     if (!folder_publish(hf_out)) folder_die_complete(hf_out);
     printf("%s: AutoModelForCausalLM.from_pretrained(\"%s\") loads it, in %s\n", hf_out, hf_out, dtype_name(dtype));
-    if (spec[0]) printf("with the tokenizer%s, %s: a text begins with " END_OF_TEXT ", as in training\n",
-                        is_of_run ? " of the run" : "", spec);
+    if (with) printf("with the tokenizer%s, %s: a text begins with " END_OF_TEXT ", as in training\n",
+                     is_of_run ? " of the run" : "", spec);
+    else if (misfit) printf("with no tokenizer: the run's, %s, %s; --tokenizer adds one\n", spec, misfit);
     else printf("with no tokenizer%s\n", is_of_run ? ": state.json names none; --tokenizer adds one" : "");
+    free(misfit);
     free(spec);
     free(hf_out);
 }

@@ -244,7 +244,7 @@ static inline void folder_die_complete(const char* path) {
     char* temporary = folder_temporary(path);
     require(path_exists(temporary), "%s: it is complete, but its name may not survive a power cut: %s; check the disk", path,
             reason);
-    die("%s: cannot be given its name: %s; it is complete in %s: rename that folder before another run clears it away", path,
+    die("%s: cannot be given its name: %s; it is complete in %s: rename that folder before a later save removes it", path,
         reason, temporary);
 }
 #endif

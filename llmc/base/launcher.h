@@ -3,8 +3,7 @@
 #define LLMC_LAUNCHER_H
 #include "common.h"
 
-// Dies if a launcher's variable says that there are more than `size` processes. first: 0 if it counts them, 1 if it numbers them
-// from 0.
+// Dies if a launcher's variable tells of more than `size` processes. first: 0 if it counts them, 1 if it numbers them from 0.
 static inline void launcher_require(const char* variable, int first, int size, const char* remedy) {
     const char* text = getenv(variable);
     require(text == NULL || atoi(text) + first <= size, "%s=%s: a launcher has started this program as one of several processes, and"

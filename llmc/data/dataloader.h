@@ -95,10 +95,11 @@ static inline int* data_read_text(FileSource from, const Tokenizer* tokenizer, s
     size_t n;
     require_file(from, tokenizer != NULL, "is not a token file, and without a --tokenizer text has no tokens");
     char* text = file_read(from, SIZE_MAX, &n);
-    require_file(from, n > 0, "is empty");
+    size_t mark = text_mark(text, n);
+    require_file(from, n > mark, "is empty");
     const char* nul = (const char*)memchr(text, 0, n);
     require_file(from, nul == NULL, "is neither a token file nor text: byte %zu is NUL", nul ? (size_t)(nul - text) : 0);
-    int* encoded = tokenizer_encode(tokenizer, text, n, count);
+    int* encoded = tokenizer_encode(tokenizer, text + mark, n - mark, count);
     free(text);
     int* tokens = (int*)xcalloc(*count + 1, sizeof(int));
     tokens[0] = tokenizer->eot; // stands before each document, as in token files
@@ -199,8 +200,7 @@ static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s
                          " or a larger --vocab-size", d->option, s->path, first + i, ids[i], d->shape.V);
 }
 
-// Where the sequence at a position of an epoch is: its n inputs begin at token `first` of a shard, its n targets at the next.
-// Past the end n is 0.
+// A position's sequence in an epoch: its n inputs begin at token `first` of a shard, its targets at the next. n is 0 past the end.
 typedef struct { const DataShard* shard; size_t first, n; } DataWindow;
 static inline DataWindow dataloader_window(const DataLoader* d, long long epoch, long long position) {
     DataWindow w = { NULL, 0, 0 };

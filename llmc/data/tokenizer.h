@@ -26,6 +26,9 @@ Needs PCRE2 and Jansson: -lpcre2-8 -ljansson.
 #define END_OF_TEXT "<|endoftext|>"
 #define NO_RANK UINT32_MAX
 
+// Returns the length of the byte order mark, which is no text, with which Windows begins a file: 3, or 0 if there is none.
+static inline size_t text_mark(const char* s, size_t n) { return n >= 3 && memcmp(s, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; }
+
 // Two neighbouring tokens that merge. Slots of an open-addressing hash table; key NO_PAIR: empty.
 #define NO_PAIR UINT64_MAX
 typedef struct {

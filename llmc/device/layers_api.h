@@ -39,8 +39,7 @@ static inline void layer_shapes_check(LayerShapes s) {
     require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
             "%d channels do not divide over %d heads; choose --channels as a multiple of --heads", s.C, s.NH);
     invariant(s.parts >= 1 && s.NH % s.parts == 0, "%d heads do not divide over %d ranks that share a model", s.NH, s.parts);
-    invariant(s.context >= 1 && s.T % s.context == 0, "%d tokens do not divide over %d ranks that share a sequence", s.T,
-              s.context);
+    invariant(s.context >= 1 && s.T % s.context == 0, "%d tokens do not divide over %d ranks of a sequence", s.T, s.context);
     invariant(s.chunk > 0 || s.NH % s.context == 0, "%d heads do not divide over %d ranks that share a sequence", s.NH, s.context);
     invariant(s.Vp >= 1, "the padded vocabulary must have at least one token, not %d", s.Vp);
     // elements are counted in size_t, rows in int

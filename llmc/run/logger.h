@@ -36,8 +36,7 @@ typedef struct {
     long long counted;                // so many do in this step
 } StepLog;
 
-// Mean loss over the validation data, in nats. Per byte of text it can be compared between tokenizers; NaN: the tokenizer does not
-// know all tokens.
+// Mean loss over the validation data, in nats. Per byte it can be compared between tokenizers; NaN: the tokenizer lacks a token.
 typedef struct { double per_token, per_byte; } EvalLoss;
 
 typedef struct {
@@ -120,9 +119,8 @@ static inline void logger_cut(Logger* g, long long resumed_step) {
         else end += n;
     }
     free(line);
-    if (cut > 0)
-        printf("metrics    %d line%s cut from the end of %s%s: steps after %lld are done again\n", cut, cut == 1 ? "" : "s",
-               g->path, is_torn ? ", the last one torn" : "", resumed_step);
+    if (cut > 0) printf("metrics    %d line%s cut from the end of %s%s: steps after %lld are done again\n", cut, cut == 1 ? "" : "s",
+                        g->path, is_torn ? ", the last one torn" : "", resumed_step);
     require(!ferror(g->file), "%s: cannot be read: %s", g->path, strerror(errno));
     require(ftruncate(fileno(g->file), end) == 0 && fseeko(g->file, 0, SEEK_END) == 0, "%s: cannot be cut at byte %lld: %s",
             g->path, (long long)end, strerror(errno));

@@ -49,8 +49,7 @@ static inline void predict_ranks(Predictor* p) {
     Run* run = p->run;
     char* end;
     long N = strtol(p->o.ranks, &end, 10);
-    require(*end == '\0' && N >= 1 && N <= 1 << 20, "--predict wants a number of ranks between 1 and 1048576, not '%s'",
-            p->o.ranks);
+    require(*end == '\0' && N >= 1 && N <= 1 << 20, "--predict wants a number of ranks from 1 to 1048576, not '%s'", p->o.ranks);
     bool gpu = p->o.device == PREDICT_GPU || (p->o.device == PREDICT_OWN && PREDICT_OWN_IS_GPU);
     classifier_elements = gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU;
     p->backend.device_bytes = gpu ? predict_nccl_bytes : predict_mpi_bytes;
@@ -141,8 +140,7 @@ static inline void run_predict(Run* run, int argc, char** argv, PredictModel* pr
     static Predictor p; // the table points to its options
     p.o.ranks = "";
     options_group(&run->table, "ranks");
-    option_text(&run->table, "predict", &p.o.ranks, "N|-",
-                "print the memory and traffic that the formulas predict for N ranks, as"
+    option_text(&run->table, "predict", &p.o.ranks, "N|-", "print the memory and traffic that the formulas predict for N ranks, as"
                 " JSON, and exit without starting them; -: read many questions, each a line of options");
     option_choice(&run->table, "predict-device", &p.o.device, "own|cpu|gpu",
                   "whose memory --predict predicts: of this program, or of its build for the CPU or the GPU");

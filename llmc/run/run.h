@@ -120,7 +120,11 @@ static inline void run_claim_out(const Run* run, bool makes) {
 static inline void run_require_one(void) {
     const char* remedy = "start it without a launcher (train_gpt2_ddp trains on several ranks)";
     launcher_require("OMPI_COMM_WORLD_SIZE", 0, 1, remedy);
-    launcher_require("LOCAL_WORLD_SIZE", 0, 1, remedy); // torchrun's
+    launcher_require("LOCAL_WORLD_SIZE", 0, 1, remedy); // torchrun's, and on several nodes:
+    if (getenv("TORCHELASTIC_RUN_ID")) launcher_require("WORLD_SIZE", 0, 1, remedy);
+    // The shell that srun --pty starts as task 0 keeps the numbers of tasks; PMI_RANK still tells an mpiexec in that shell.
+    const char* task = getenv("SLURM_PTY_PORT") ? getenv("SLURM_PROCID") : NULL;
+    if (task && atoi(task) == 0 && unsetenv("SLURM_STEP_NUM_TASKS") == 0) unsetenv("PMI_SIZE");
     launcher_require("SLURM_STEP_NUM_TASKS", 0, 1, remedy);
     launcher_require_known(1, remedy);
 }

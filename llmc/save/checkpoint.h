@@ -172,16 +172,18 @@ static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, co
 static inline char* checkpoint_step_path(const char* out, const TrainState* s) {
     return format_string("%s/step_%08lld", out, s->step);
 }
-// Removes what crashes have left under `out`.
+// Removes what crashes left under `out`. A complete checkpoint, which could not get its name, stays until there is a later one.
 static inline void checkpoint_remove_stale(const char* out) {
-    long long* steps;
+    long long *steps, *saved, newest = checkpoint_list(out, "", &saved) > 0 ? saved[0] : -1;
     int count = checkpoint_list(out, ".tmp_", &steps);
     for (int i = 0; i < count; i++) {
-        char* stale = format_string("%s/.tmp_step_%08lld", out, steps[i]);
-        folder_remove(stale);
+        char *stale = format_string("%s/.tmp_step_%08lld", out, steps[i]), *state = format_string("%s/state.json", stale);
+        if (steps[i] < newest || !path_exists(state)) folder_remove(stale);
         free(stale);
+        free(state);
     }
     free(steps);
+    free(saved);
 }
 
 // Begins OUT/step_NNNNNNNN and reserves its disk space; removes what crashes have left under `out`.
@@ -224,7 +226,7 @@ static inline void checkpoint_sync_files(CheckpointWriter* w) {
 static inline void checkpoint_remove(const char* out, const char* prefix, long long step) {
     char* path = format_string("%s/%sstep_%08lld", out, prefix, step);
     char* condemned = format_string("%s/.tmp_step_%08lld", out, step);
-    if (rename(path, condemned) != 0 || !folder_remove(condemned))
+    if (!folder_remove(condemned) || rename(path, condemned) != 0 || !folder_remove(condemned))
         warn("%s: an old checkpoint could not be removed: %s", path, strerror(errno));
     free(path);
     free(condemned);

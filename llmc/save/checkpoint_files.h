@@ -166,8 +166,7 @@ static inline int checkpoint_compare_pieces(const void* a, const void* b) {
 }
 static inline void checkpoint_sort_pieces(CheckpointPieces pieces[CHECKPOINT_PARTS]) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        if (pieces[part].count > 1)
-            qsort(pieces[part].list, pieces[part].count, sizeof(CheckpointPiece), checkpoint_compare_pieces);
+        if (pieces[part].count > 1) qsort(pieces[part].list, pieces[part].count, sizeof(CheckpointPiece), checkpoint_compare_pieces);
 }
 static inline void checkpoint_free_pieces(CheckpointPieces pieces[CHECKPOINT_PARTS]) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) free(pieces[part].list);

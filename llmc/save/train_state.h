@@ -142,8 +142,7 @@ static inline void train_state_check_format(const json_t* root, FileSource from)
     bool is_ours = format != NULL && strcmp(format, "shard.c checkpoint") == 0;
     require_file(from, is_ours, "is not the state of a shard.c checkpoint");
     long long version = train_state_integer(root, "version", 0, INT64_MAX, from);
-    require(version == CHECKPOINT_VERSION,
-            "%s: has version %lld where this program knows version %d; use the program that wrote it",
+    require(version == CHECKPOINT_VERSION, "%s: has version %lld where this program knows version %d; use the program that wrote it",
             from.path, version, CHECKPOINT_VERSION);
 }
 
@@ -192,8 +191,7 @@ static inline void train_state_parse(const char* text, size_t n, json_t** json, 
     const json_t *options = json_object_get(root, "options"), *sums = json_object_get(root, "checksums");
     require_file(from, json_is_object(options), "has no object \"options\"");
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        if (checkpoint_has_part(s, (CheckpointPart)part))
-            checksum[part] = train_state_hex(sums, checkpoint_part_names[part], from);
+        if (checkpoint_has_part(s, (CheckpointPart)part)) checksum[part] = train_state_hex(sums, checkpoint_part_names[part], from);
     train_state_check_itself(root, from);
     s->options = json_dumps(options, JSON_COMPACT);
 }

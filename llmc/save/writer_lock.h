@@ -27,8 +27,7 @@ static inline bool writer_set(int fd, const char* path, short type) {
     l.l_type = type;
     if (fcntl(fd, F_OFD_SETLK, &l) == 0) return true;
     if (errno == EAGAIN || errno == EACCES) return false;
-    if (path)
-        warn("%s: this file system has no locks; make sure that no other run writes there", path);
+    if (path) warn("%s: this file system has no locks; make sure that no other run writes there", path);
     return true;
 }
 

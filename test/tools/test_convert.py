@@ -105,6 +105,27 @@ def test_an_export_has_the_tokenizer_of_its_run_and_begins_texts_as_the_run_does
     assert (tmp_path / "given/merges.txt").exists()
 
 
+def test_an_export_has_no_tokenizer_of_its_run_that_does_not_fit_or_has_no_merges_and_says_so(tmp_path):
+    """Token files of llm.c do not name their tokenizer, and the default one, of bytes, is not that of 300 tokens."""
+    def exported(vocabulary, *options):
+        data = token_file(vocabulary)
+        run = trained("single", f"--data {data} --val-data= --vocab-size {vocabulary}", SMALL, "--steps 1 --sample-every 0", *options)
+        return run.checkpoint(), tmp_path / f"hf{vocabulary}"
+    checkpoint, hf = exported(300)
+    assert "with no tokenizer: the run's, bytes, has 257 tokens, the model 300; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
+    assert not (hf / "vocab.json").exists() and json.loads((hf / "config.json").read_text())["bos_token_id"] == 299
+    run("hf_export", checkpoint, tmp_path / "given", "--tokenizer bytes")  # who names it wants it
+    assert (tmp_path / "given/vocab.json").exists()
+    for name in "llmc.bin", "llmc":
+        tokens = b"".join(bytes([1, b]) for b in range(256)) + b"\x0d<|endoftext|>"
+        (tmp_path / name).write_bytes(np.array([20240328, 2, 257, 256] + [0] * 252, "<i4").tobytes() + tokens)
+        checkpoint, hf = exported(257, "--tokenizer", tmp_path / name)
+        assert f"with no tokenizer: the run's, {tmp_path / name}, has no merges to export; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
+        assert not (hf / "vocab.json").exists()
+        shutil.rmtree(hf)
+        assert_refused(command([program("hf_export"), checkpoint, tmp_path / "none", "--tokenizer", tmp_path / name]), "has no merges to export; give the vocab.json")
+
+
 def test_an_export_of_a_run_on_bytes_has_their_tokenizer_and_one_without_a_run_says_that_it_has_none(vocabulary, tmp_path):
     assert "tokenizer of the run, bytes" in run("hf_export", export_of_a_run(tmp_path, "bytes"), tmp_path / "hf")
     assert len(json.loads((tmp_path / "hf/vocab.json").read_text())) == 257

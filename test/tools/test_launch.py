@@ -54,8 +54,19 @@ def test_ranks_of_another_mpi_do_not_train_one_by_one(stage, tmp_path):
         assert "step" not in run.out and not (tmp_path / "out").exists(), run
 
 
+TORCHRUN = {"LOCAL_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "none"}
+PTY = {"SLURM_STEP_NUM_TASKS": 8, "PMI_SIZE": 8, "SLURM_PTY_PORT": 34889}  # of srun -n 8 --pty, whose terminal is that of task 0
+
+
+@pytest.mark.parametrize("env, name", [(TORCHRUN | {"WORLD_SIZE": 2}, "WORLD_SIZE"), (PTY | {"SLURM_PROCID": 1}, "SLURM_STEP_NUM_TASKS"),
+                                       (PTY | {"SLURM_PROCID": 0, "PMI_RANK": 1}, "PMI_RANK")], ids=["torchrun", "pty", "mpiexec_in_pty"])
+def test_one_process_of_several_does_not_train_by_itself(env, name):
+    assert_refused(command([program("train_gpt2_single")], SMALL, env=env), f"error: {name}={env[name]}: a launcher .* several processes")
+
+
 def test_a_launcher_of_one_process_is_no_launcher():
-    for env in {"PMI_SIZE": 1, "PMI_RANK": 0, "MPI_LOCALNRANKS": 1, "PMIX_RANK": 0}, {"OMPI_COMM_WORLD_SIZE": 1}:
+    for env in ({"PMI_SIZE": 1, "PMI_RANK": 0, "MPI_LOCALNRANKS": 1, "PMIX_RANK": 0}, {"OMPI_COMM_WORLD_SIZE": 1}, TORCHRUN | {"WORLD_SIZE": 1},
+                {"WORLD_SIZE": 2}, PTY | {"SLURM_PROCID": 0, "PMI_RANK": 0}):
         succeeds([program("train_gpt2_single")], SMALL, env=env)
 
 

@@ -65,6 +65,10 @@ def mask(path):
     ("--split line --separator --- -", "a\n--- \n---\nb\n---\n", [EOT, 97, 10, 45, 45, 45, 32, 10, EOT, 98, 10]),
     ("--split line -", "a\r\n\r\nb\r\n\r\nc\r\n", [EOT, 97, 13, 10, EOT, 98, 13, 10, EOT, 99, 13, 10]),  # as Windows writes lines
     ("--split line --separator --- -", "a\r\n---\r\nb\r\n---\r\n", [EOT, 97, 13, 10, EOT, 98, 13, 10]),
+    ("--split line -", "\ufeffa\n\n\ufeffb", [EOT, 97, 10, EOT, 239, 187, 191, 98]),  # a mark is where a file begins
+    ("--split line --separator --- -", "\ufeff---\na\n", [EOT, 97, 10]),
+    ("ab.txt -", "\ufeffx\ufeff", [*AB, EOT, 120, 239, 187, 191]),
+    ("ab.txt -", "\ufeff", AB),
     ("--split jsonl -", '\ufeff{"id": 12345678901234567890, "text": "a", "n": [-1e400, 1E+999, 0, 0.5e-400]}', [EOT, 97]),
     ("--split jsonl -", '{"n": 1e400, "text": "1e400 \\" 1e999"}\r\n', [EOT, *b'1e400 " 1e999']),
     ("--split jsonl -", '{"text": "a\\n", "n": 1}\n\n{"text": ""}\n{"text": "\\u00e9\\u0000"}', [EOT, 97, 10, EOT, 195, 169, 0]),

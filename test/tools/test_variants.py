@@ -102,10 +102,12 @@ def test_all_programs_run_and_the_wrong_variants_are_named_at_the_end(tmp_path):
     wrong = executable(tmp_path / "gelu", "echo '# gelu_5_mine: act: element 3 of 9 is 1, not 2'; echo '# gelu_5_mine: res: element 0 of 9 is 1, not 2'; exit 1")
     blocks = executable(tmp_path / "adamw", "echo '# adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2'; exit 1")
     crash, right = executable(tmp_path / "crash", "kill -SEGV $$"), executable(tmp_path / "right", "echo all right")
-    run = command("sh dev/run_variants.sh", wrong, crash, blocks, right)
+    refuses = executable(tmp_path / "refuses", "echo error: no GPU is visible >&2; exit 1")
+    run = command("sh dev/run_variants.sh", wrong, crash, blocks, refuses, right)
     assert run.status == 1 and run.out.endswith(
         "all right\n\nwrong:\n  gelu_5_mine: act: element 3 of 9 is 1, not 2\n"
-        f"  {crash} ended with status 139\n  adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2\n"), run
+        f"  {crash} ended with status 139\n  adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2\n"
+        f"  {refuses} ended with status 1\n"), run
     assert command("sh dev/run_variants.sh", right).status == 0
 
 
