@@ -71,7 +71,7 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
 // <(COMMAND) or a FIFO. Says so where it waits for what a program writes into one, because there may be no such program.
 static inline FILE* documents_open(const char* path) {
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // else this would wait for the FIFO's writer
-    require(fd >= 0, "cannot open %s: %s", path, open_error());
+    require(fd >= 0, "cannot open %s: %s", path, open_error(errno));
     struct stat info;
     require(fstat(fd, &info) == 0, "cannot examine %s: %s", path, strerror(errno));
     require(!S_ISDIR(info.st_mode), "%s is a folder; give the files in it", path);

@@ -65,12 +65,11 @@ static inline void files_allow(size_t more) {
     limit.rlim_cur = limit.rlim_max - limit.rlim_cur < more ? limit.rlim_max : limit.rlim_cur + more;
     setrlimit(RLIMIT_NOFILE, &limit);
 }
-
 static inline bool too_many_files(void) { return errno == EMFILE || errno == ENFILE; }
-// Returns why a file could not be opened, by errno, with the remedy where the fault is not the file's.
-static inline const char* open_error(void) {
-    return errno == EMFILE ? "too many open files in this process: allow more with `ulimit -n`, or give fewer and larger files"
-         : errno == ENFILE ? "too many open files in this system: allow more with `sysctl fs.file-max`" : strerror(errno);
+// Returns why a file could not be opened, with the remedy where the fault is not the file's. reason: errno.
+static inline const char* open_error(int reason) {
+    return reason == EMFILE ? "too many open files in this process: allow more with `ulimit -n`, or give fewer and larger files"
+         : reason == ENFILE ? "too many open files in this system: allow more with `sysctl fs.file-max`" : strerror(reason);
 }
 
 // Opens a file that is there, to read it (O_RDONLY) or to read and change it (O_RDWR), and reports its size in *size if
@@ -78,7 +77,7 @@ static inline const char* open_error(void) {
 // perhaps for ever, until something writes into a pipe (a FIFO), and readers go back and forth in files, but not in pipes.
 static inline int file_open(FileSource from, int access, size_t* size) {
     int fd = open(from.path, access | O_NONBLOCK | O_CLOEXEC);
-    require(fd >= 0 || !too_many_files(), "%s: cannot be opened: %s", from.path, open_error());
+    require(fd >= 0 || !too_many_files(), "%s: cannot be opened: %s", from.path, open_error(errno));
     require_file(from, fd >= 0, "cannot be opened: %s", strerror(errno));
     struct stat info;
     require_file(from, fstat(fd, &info) == 0, "cannot be examined: %s", strerror(errno));
@@ -136,7 +135,6 @@ static inline char* path_trim(const char* path) {
 static inline bool path_exists(const char* path) { return access(path, F_OK) == 0; }
 
 // Returns why something could not be made at a path, in words: no_inodes where ENOSPC is not about bytes, else strerror(reason).
-// (XFS makes inodes of free space, and runs out of both at once.)
 static const char no_inodes[] = "No inodes left on the device (df -i)";
 static inline const char* path_reason(const char* path, int reason) {
     struct statvfs s;
@@ -144,7 +142,7 @@ static inline const char* path_reason(const char* path, int reason) {
     bool is_known = reason == ENOSPC && (statvfs(path, &s) == 0 || statvfs(parent, &s) == 0);
     free(parent);
     bool has_space = is_known && (s.f_bavail * s.f_frsize) >> 20 > 0;
-    return has_space && s.f_files > 0 && s.f_favail == 0 ? no_inodes : strerror(reason);
+    return has_space && s.f_files > 0 && s.f_favail == 0 ? no_inodes : open_error(reason);
 }
 
 // Makes a folder and those above it; one that is there already is fine.

@@ -143,9 +143,10 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
     glob_t found;
     memset(&found, 0, sizeof found);
     bool literal = access(pattern, F_OK) == 0; // a name may have a bracket in it
+    errno = 0;
     int rc = literal ? 0 : glob(pattern, 0, NULL, &found);
-    require(rc == 0, "%s '%s': there is no such file; 'make' makes the default data, and any text file will do",
-            d->option, pattern);
+    require(rc == 0, "%s '%s': %s", d->option, pattern, too_many_files() ? open_error(errno)
+            : "there is no such file; 'make' makes the default data, and any text file will do");
     d->num_shards = literal ? 1 : (int)found.gl_pathc;
     d->shards = (DataShard*)xcalloc((size_t)d->num_shards, sizeof(DataShard));
     files_allow((size_t)d->num_shards); // they stay open

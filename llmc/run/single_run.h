@@ -61,7 +61,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
     long long lines = 0, seen = 0, tokens = 0; // of a step: a resumed run may have steps of two sizes
     FILE* f = fopen(path, "r");
     require(f != NULL, "--single-throughput %s: neither a number of tokens per second above 0 nor a file that can be read (%s);"
-            " give the metrics.jsonl of a run on one rank, or a number", path, open_error());
+            " give the metrics.jsonl of a run on one rank, or a number", path, open_error(errno));
     for (ssize_t length; (length = getline(&text, &capacity, f)) > 0;) {
         json_t* line = json_loadb(text, (size_t)length, 0, NULL);
         if (lines++ == 0) {

@@ -40,7 +40,7 @@ static inline int checkpoint_list(const char* out, const char* prefix, long long
     int count = 0;
     *steps = NULL;
     DIR* folder = opendir(out);
-    require(folder || !too_many_files(), "%s: cannot be read: %s", out, open_error());
+    require(folder || !too_many_files(), "%s: cannot be read: %s", out, open_error(errno));
     if (folder == NULL) return 0;
     for (struct dirent* e = readdir(folder); e != NULL; e = readdir(folder)) {
         long long step = checkpoint_name_step(e->d_name, prefix);
@@ -118,7 +118,7 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     // On any rank, because rank 0's watchdog may end it and removes nothing; again if another rank has just made a file in there.
     for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
     char* first = why == no_inodes ? xstrdup("remove files") : is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
-                : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : "make it writable");
+                : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : reason == EMFILE ? "resume" : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
         path, what, why, first, is_step ? "--out" : "folder", last ? last : "none");
 }
@@ -246,8 +246,9 @@ static inline void checkpoint_prune(const char* out, long long step, long long k
 // Gives the filled folder its final name. A folder, or a link to one, that has the name already steps aside first, under a name
 // that checkpoint_newest knows, so that there is a good checkpoint at every instant. Whatever fails, the new one stays.
 static inline void checkpoint_publish(CheckpointWriter* w) {
+    bool is_link = path_is_link(w->final_path);
     if (folder_publish(w->final_path)) return;
-    bool is_taken = errno == ENOTEMPTY || errno == EEXIST || (errno == ENOTDIR && path_is_link(w->final_path));
+    bool is_taken = errno == ENOTEMPTY || errno == EEXIST || (errno == ENOTDIR && is_link);
     if (!is_taken) folder_die_complete(w->final_path);
     char* parent = path_parent(w->final_path);
     char* aside = format_string("%s/" CHECKPOINT_REPLACED "%s", parent, path_name(w->final_path));
@@ -295,7 +296,7 @@ static inline CheckpointErrors checkpoint_errors(const char* path) {
     CheckpointErrors found = { "", 0 }, one = found;
     int rank;
     DIR* folder = opendir(path);
-    require(folder || !too_many_files(), "%s: cannot be read: %s", path, open_error());
+    require(folder || !too_many_files(), "%s: cannot be read: %s", path, open_error(errno));
     if (folder == NULL) return found;
     for (struct dirent* e = readdir(folder); e != NULL; e = readdir(folder))
         if (sscanf(e->d_name, "errors_%23[a-z0-9-]_%d_of_%d.safetensors", one.method, &rank, &one.ranks) == 3) found = one;
