@@ -112,10 +112,20 @@ static inline bool control_ready(int fd, short events, double until) {
     return n > 0;
 }
 
+// The same in a meeting, where `until` and all deadlines below are of control_time.
+static inline bool control_wait(Control* c, int fd, short events, double until) {
+    for (;;) {
+        double turn = now_seconds(), wait = fmax(0, fmin(CONTROL_BEAT, until - control_time(c)));
+        bool ready = control_ready(fd, events, turn + wait);
+        c->stopped += control_stopped(turn, wait);
+        if (ready || wait <= 0) return ready;
+    }
+}
+
 // Receives exactly n bytes from a socket; returns false if they do not come before `until`.
-static inline bool control_receive(int fd, void* data, size_t n, double until) {
+static inline bool control_receive(Control* c, int fd, void* data, size_t n, double until) {
     for (size_t done = 0; done < n;) {
-        ssize_t k = control_ready(fd, POLLIN, until) ? recv(fd, (char*)data + done, n - done, 0) : -1;
+        ssize_t k = control_wait(c, fd, POLLIN, until) ? recv(fd, (char*)data + done, n - done, 0) : -1;
         if (k <= 0) return false;
         done += (size_t)k;
     }
@@ -136,11 +146,11 @@ static inline bool control_introduce(Control* c, int fd, double until) {
     m.hello.size = c->ranks.size;
     m.hello.layout = control_layout();
     if (send(fd, &m, sizeof m, MSG_NOSIGNAL) != (ssize_t)sizeof m) return false;
-    if (!control_receive(fd, &answer, sizeof answer, until)) return false;
+    if (!control_receive(c, fd, &answer, sizeof answer, until)) return false;
     if (answer.kind == MESSAGE_WELCOME && answer.bytes == 0) return true;
     if (answer.kind != MESSAGE_END || answer.bytes < 2 || answer.bytes > sizeof refusal - 1) return false;
     memset(refusal, 0, sizeof refusal);
-    if (!control_receive(fd, refusal, answer.bytes, until)) return false;
+    if (!control_receive(c, fd, refusal, answer.bytes, until)) return false;
     die("rank 0 does not let rank %d join: %s", c->ranks.rank, refusal + 1);
 }
 
@@ -156,10 +166,10 @@ static inline int control_try(Control* c, const char* host, const char* port, do
         socklen_t length = sizeof error;
         if (fd < 0) continue;
         bool connected = connect(fd, a->ai_addr, a->ai_addrlen) == 0;
-        if (!connected && errno == EINPROGRESS && control_ready(fd, POLLOUT, fmin(until, now_seconds() + 3)))
+        if (!connected && errno == EINPROGRESS && control_wait(c, fd, POLLOUT, fmin(until, control_time(c) + 3)))
             connected = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        if (connected && control_introduce(c, fd, fmin(until, now_seconds() + 30))) found = fd;
+        if (connected && control_introduce(c, fd, fmin(until, control_time(c) + 30))) found = fd;
         else close(fd);
     }
     freeaddrinfo(all);
@@ -168,17 +178,19 @@ static inline int control_try(Control* c, const char* host, const char* port, do
 
 // Every rank but 0: tries rank 0's hosts in turn until the deadline.
 static inline void control_connect(Control* c, const char* port, const char* hosts) {
-    double until = now_seconds() + c->timeout;
+    double until = control_time(c) + c->timeout;
     while (c->peers[0].fd < 0) {
         char host[256];
         int used;
         for (const char* p = hosts; c->peers[0].fd < 0 && sscanf(p, " %255s%n", host, &used) == 1; p += used)
             c->peers[0].fd = control_try(c, host, port, until);
         if (c->peers[0].fd >= 0) break;
-        require(now_seconds() < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout):"
+        require(control_time(c) < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout):"
                 " check that rank 0 has started, and that no firewall is in the way",
                 c->ranks.rank, hosts, port, c->timeout);
+        double turn = now_seconds();
         usleep(100000);
+        c->stopped += control_stopped(turn, 0.1);
     }
     c->peers[0].joined = true;
     c->peers[0].heard = now_seconds();
@@ -189,9 +201,13 @@ static inline void control_connect(Control* c, const char* port, const char* hos
 
 // Rank 0: waits until all ranks have joined.
 static inline void control_await_all(Control* c) {
-    double until = now_seconds() + c->timeout;
+    double until = control_time(c) + c->timeout;
     pthread_mutex_lock(&c->lock);
-    while (c->joined < c->ranks.size - 1 && now_seconds() < until) control_wait_changed(c, until);
+    while (c->joined < c->ranks.size - 1 && control_time(c) < until) {
+        double turn = now_seconds(), wait = fmin(CONTROL_BEAT, until - control_time(c));
+        control_wait_changed(c, turn + wait);
+        c->stopped += control_stopped(turn, wait);
+    }
     bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
     for (int r = 1; r < c->ranks.size; r++) missing[r] = !c->peers[r].joined;
     bool all = c->joined == c->ranks.size - 1;

@@ -548,9 +548,9 @@ static inline void watchdog_check_sigterm(Control* c, double now) {
 
 // A turn that lasted much longer than a beat was one in which this process was stopped. Nobody has waited in that time, or been silent.
 static inline void watchdog_skip_stop(Control* c, double now) {
-    double stopped = now - c->turn - CONTROL_BEAT;
+    double stopped = control_stopped(c->turn, CONTROL_BEAT);
     c->turn = now;
-    if (stopped < CONTROL_STOPPED) return;
+    if (stopped <= 0) return;
     pthread_mutex_lock(&c->recorder.lock);
     c->recorder.since = fmin(now, c->recorder.since + stopped); // a wait may have begun since
     pthread_mutex_unlock(&c->recorder.lock);

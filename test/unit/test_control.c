@@ -642,6 +642,41 @@ TEST(a_rank_that_cannot_reach_rank_0_says_where_it_tried) {
     close(fd);
 }
 
+static RunningChild one_of_two(int rank, const char* place) {
+    RunningChild child = child_start();
+    if (child.pid > 0) return child;
+    RankInfo r = rank_of(rank, 2);
+    char address[CONTROL_ADDRESS];
+    snprintf(r.meeting, sizeof r.meeting, "%s", place);
+    control_init(&control, r, 5, "");
+    if (rank == 0) control_listen(&control, address);
+    control_join(&control, "");
+    control_stop(&control);
+    exit(0);
+}
+// The first of two ranks, which is either, is stopped for longer than the deadline, as a suspended job is. The other comes later.
+TEST(time_in_which_a_rank_was_stopped_before_all_have_met_counts_as_no_wait) {
+    char places[2][64];
+    int fds[2];
+    RunningChild first[2];
+    for (int r = 0, port; r < 2; r++) {
+        fds[r] = port_of_its_own(&port);
+        snprintf(places[r], sizeof places[r], "%d word 127.0.0.1", port);
+        first[r] = one_of_two(r, places[r]);
+    }
+    usleep(500000);
+    for (int r = 0; r < 2; r++) kill(first[r].pid, SIGSTOP);
+    usleep(5500000);
+    for (int r = 0; r < 2; r++) kill(first[r].pid, SIGCONT);
+    usleep(300000);
+    for (int r = 0; r < 2; r++) {
+        RunningChild other = one_of_two(1 - r, places[r]);
+        FREED_BY(child_free) Child one = child_end(first[r]), two = child_end(other);
+        if (one.status != 0 || two.status != 0) fail_msg("rank %d was stopped: %s%s", r, one.err, two.err);
+        close(fds[r]);
+    }
+}
+
 static int knock(const void* bytes, size_t n) {
     int port = atoi(meeting->address), fd = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
