@@ -111,6 +111,7 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     int reason = errno;
     bool is_full = reason == ENOSPC || reason == EDQUOT || reason == EFBIG;
     size_t bytes = (w->files[0].file_size + w->files[1].file_size) * size_max((size_t)w->state.shards, 1);
+    for (int f = 0; f < CHECKPOINT_FILES; f++) if (w->files[f].source.path) close(w->files[f].fd); // folders are opened below
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
@@ -122,7 +123,6 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
         path, what, why, first, is_step ? "--out" : "folder", last ? last : "none");
 }
-
 static inline void checkpoint_require_written(const CheckpointWriter* w, bool written, const SafeTensors* file) {
     if (!written) checkpoint_fail(w, file->source.path, "written");
 }

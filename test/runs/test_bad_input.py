@@ -173,6 +173,9 @@ def test_the_hard_limit_of_open_files_is_named_by_every_reader(shards, tmp_path)
     refusal = may_open(40, 40, program("train_gpt2_single"), *options)
     assert_refused(refusal, r"s\d\d.bin: cannot be opened: too many open files in this process", "ulimit -n")
     assert "download it again" not in refusal.err
+    for limit in range(51, 60): # one of these leaves none for the folder of --val-data
+        ended = may_open(limit, limit, program("train_gpt2_single"), *options, f"--val-data={tmp_path}/*.bin")
+        assert_refused(ended, "too many open files in this process", "ulimit -n")
     tokenize = [program("tokenize"), "--out", tmp_path / "out.bin"]
     assert_refused(may_open(4, 4, *tokenize, "README.md", "LICENSE"), "cannot open LICENSE: too many open files", "ulimit -n")
 

@@ -474,6 +474,19 @@ TEST(a_save_that_has_no_room_leaves_the_last_good_checkpoint) {
     any_file_may_fail(0, (const char* const[]){ "model.safetensors", "optimizer.safetensors" }, 2);
     any_file_may_fail(7, (const char* const[]){ "model-0000", "optimizer-0000", "safetensors.index.json" }, 3);
 }
+// Allows more and more open files: the first one that does not open is explained, and where possible with the last checkpoint.
+TEST(a_save_that_may_open_no_more_files_says_how_to_allow_more) {
+    bool is_saved = false, is_named = false;
+    save_step(1, 1, DTYPE_F32);
+    for (struct rlimit few = { 3, 3 }; !is_saved; few.rlim_cur = ++few.rlim_max) {
+        FREED_BY(child_free) Child c = child_does(setrlimit(RLIMIT_NOFILE, &few); save(2, 1, DTYPE_F32, 0));
+        is_saved = c.status == 0;
+        is_named = is_named || strstr(c.err, step_1);
+        bool is_explained = strstr(c.err, "too many open files in this process") && !strstr(c.err, "make it writable");
+        if (!is_saved && !is_explained) fail_msg("with %d open files: %s", (int)few.rlim_cur, c.err);
+    }
+    assert_true(is_named);
+}
 
 // ---- links ----
 // Moves step 1 out of the way, as to another disk, and puts a link to it at this name.
