@@ -60,7 +60,7 @@ case $losses in *"
 "*) # shellcheck disable=SC2086 # two numbers
     printf '\nvalidation loss: %.2f nats per byte at first, %.2f at the end\n' $losses ;;
 esac
-quoted() { # WORD... as they are typed
+quoted() { # WORD...: prints the words as one would type them
     for word in "$@"; do
         case $word in
             *[!A-Za-z0-9_./=-]*|'') printf " '" && printf '%s' "$word" | sed "s/'/'\\\\''/g" && printf "'" ;;
@@ -68,7 +68,7 @@ quoted() { # WORD... as they are typed
         esac
     done
 }
-# Those of the ranks' options that one device has as well, and the batch of all ranks.
+# Prints those of the ranks' options that the program for one device also has, and the batch of all ranks.
 on_one_device() {
     known=
     for word in "$@"; do
@@ -81,7 +81,7 @@ on_one_device() {
     quoted --total-batch-size "$(sed -n 's/.*"step":1,.*"tokens":\([0-9]*\).*/\1/p' "$out/metrics.jsonl" | tail -n 1)"
 }
 single=$(on_one_device "$@")
-# train_gpt2_ddp on one rank computes what train_gpt2_single does, and is built.
+# Times train_gpt2_ddp on one rank, which computes the same as train_gpt2_single and is already built.
 eval "\"\$BUILD/train_gpt2_ddp\" $single --steps 3 --val-data= --sample-every 0 --out \"\$out/single\"" >/dev/null 2>&1 || true
 ms=$(sed -n 's/.*"step":3,.*"step_ms":\([0-9]*\).*/\1/p' "$out/single/metrics.jsonl" 2>/dev/null)
 seconds=$((${step:-0} * (${ms:-0} + 1) / 1000 + 1)) takes=
@@ -93,7 +93,7 @@ checkpoint: $checkpoint
 
 Try next:
     diff train_gpt2_ddp.cu train_gpt2_zero.cu      what sharding adds to data parallelism; doc/03_zero.md explains it
-    make train_gpt2_single                         the program with which the course begins, in doc/01_single.md
+    make train_gpt2_single                         the program that the course begins with, in doc/01_single.md
     the same training on one device$takes:
     ./train_gpt2_single$single --steps ${step:-0}
     the demo's training, twice as long:

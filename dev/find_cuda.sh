@@ -1,6 +1,6 @@
 #!/bin/sh
 # find_cuda.sh WHAT LIBRARY... - prints where NVIDIA's libraries are, as flags that nvcc and g++ both understand, quoted for the shell
-# if a folder's name has a space. Folders in the current one are relative to it, except those where a program looks. WHAT is
+# if a folder's name contains a space. Folders inside the current one are printed relative to it, except for run-time paths. WHAT is
 #   compile   include folders
 #   link      the libraries, and where the program will look for them when it starts
 #   rpath     only where to look, for libraries that a program opens at run time
@@ -28,7 +28,7 @@ home=$(toolkit_home)
 major=$(for folder in "$home" /usr; do sed -n 's/^#define CUDA_VERSION *\([0-9]*\)[0-9][0-9][0-9]$/\1/p' "$folder/include/cuda.h"; done 2>/dev/null |
     head -n 1)
 
-# At which lists of folders are split: the name of one may have a space.
+# Lists of folders are split at line ends only, because a folder's name may contain a space.
 line_end="
 "
 # Prints the folders into which wheels were unpacked, if their cuBLASLt is of the toolkit's version.

@@ -16,10 +16,10 @@ from svg import bars
 
 DATA, SMALL = f"--data {m.TOKENS}", "--layers 2 --channels 32 --heads 2" # SMALL: for --quick
 LIST = """One folder for each question: a script that says which runs are made and what is asked of them, their results in short,
-and a page that is made from these. `python3 experiments/run.py NAME` builds what one needs, runs it and prints its answer; `make
-experiments` runs all of them, in at most an hour on two cores. Both write into build/experiments; with `--store`, run.py also renews
-the results and the pages here. An experiment that is done is left out the next time (`rm build/experiments/*.done` to begin anew), so
-it can be interrupted. Where a GPU is there, the same scripts run on it. [run.py](run.py) has the options that all of them take,
+and a page that is made from these. `python3 experiments/run.py NAME` builds and runs one experiment and prints its answer; `make
+experiments` runs them all, in at most an hour on two cores. Both write to build/experiments; with `--store`, run.py also updates
+the results and pages here. A finished experiment is skipped the next time (`rm build/experiments/*.done` to start over), so you can
+interrupt them. If there is a GPU, the same scripts run on it. [run.py](run.py) has the options that all of them take, and
 [report.py](report.py) makes the pages."""
 
 
@@ -115,7 +115,7 @@ def load(folder):
 
 
 def answer(e, d):
-    """Paragraphs: the answer, and what speaks against it."""
+    """The paragraphs of the answer, followed by its caveats."""
     yield "\n".join(map(fold, e.answer(d)))
     if not d.speed and not getattr(e, "BYTES_ONLY", False):
         yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
@@ -128,7 +128,7 @@ def page(name, e, d):
     """The parts of a page; d: the results, or None."""
     yield f"# {e.TITLE}\n\n{fold(e.QUESTION)}"
     if not d:
-        yield fold(f"There are no results yet: `python3 experiments/run.py {name} --store` makes them, and this page.")
+        yield fold(f"There are no results yet: `python3 experiments/run.py {name} --store` produces them and this page.")
         yield fold(e.NOTES)
         return
     h, rounds = d.header, max(map(len, d.rounds.values()))

@@ -1,14 +1,14 @@
-"""run.py - makes the runs of experiments, and prints their answers.
+"""run.py - runs experiments and prints their answers.
 
   python3 experiments/run.py [EXPERIMENT...] [OPTION...] [-- OPTION OF THE PROGRAMS...]
 
-make builds the programs that an experiment needs. Only with --store is anything written under experiments/: results and pages.
+It uses make to build the programs that an experiment needs. Results and pages under experiments/ are written only with --store.
 
-Without an EXPERIMENT all of them run, one after the other. What is done is left out the next time, so this can be interrupted and
-begun again: build/experiments/NAME.done says so; remove these files to begin anew. An experiment that fails, as one that needs more
-memory than there is, does not keep the others from running. --quick leaves no such file.
+Without an EXPERIMENT, all of them run, one after another. A finished experiment leaves build/experiments/NAME.done and is skipped
+the next time, so you can interrupt this and start it again; remove these files to start over. If an experiment fails, for example
+because it needs more memory than there is, the others still run. --quick leaves no such file.
 
---store         also put the results into experiments/NAME/results/DATE.jsonl, and make the pages anew
+--store         also store the results in experiments/NAME/results/DATE.jsonl, and update the pages
 --quick         a small model and one round, in seconds: shows that the script works, and measures nothing
 --rounds N      how often each run is repeated, in turns (each experiment has its default)
 --no-speed      leave speeds out, because the machine is busy; memory and bytes do not depend on that
@@ -48,7 +48,7 @@ def summary(name, run, speed):
 
 
 def make(path, device="cpu", precision=""):
-    """Builds a program. What make says of it goes to stderr: stdout is for answers."""
+    """Builds a program. The output of make goes to stderr, because stdout is for answers."""
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
     line = ["make", "--no-print-directory", f"DEVICE={device}", f"PRECISION={precision or 'fp32'}", "DEBUG=", path]
     if subprocess.run(line, env=env, stdout=sys.stderr).returncode: m.fail(f"{path} could not be built: {' '.join(line)}")
@@ -104,18 +104,18 @@ def results(name, o): return Path(o.into or f"build/experiments/{name}{'.quick' 
 
 
 def run(name, o):
-    """Makes the runs of an experiment, and prints its answer. The results of one that is interrupted are not complete, so they reach
-    their place only at the end."""
+    """Runs an experiment and prints its answer. The results of an interrupted one would be incomplete, so they reach their place
+    only at the end."""
     e, into = report.load(HERE / name), results(name, o)
     experiment = Experiment(name, e, o, device())
     e.runs(experiment)
     experiment.d.write(into)
     print(f"{e.TITLE}\n\n" + "\n".join(report.answer(e, report.Results.read(into))), flush=True)
-    m.note(f"results: {into}{'' if o.store else '; with --store they would be kept under experiments/, with a page'}")
+    m.note(f"results: {into}{'' if o.store else '; --store also keeps them under experiments/, with a page'}")
 
 
 def store(name, o):
-    """Puts an experiment's results where its page is made from them."""
+    """Copies an experiment's results to the folder from which its page is made."""
     date = report.Results.read(results(name, o)).header["date"]
     (HERE / name / "results").mkdir(exist_ok=True)
     shutil.copy(results(name, o), HERE / name / "results" / f"{date}.jsonl")
@@ -152,7 +152,7 @@ def main():
         m.fail(f"{unknown[0]} is no experiment and no option; --help lists the options, and those of the programs come after --")
     names, o.more = o.more, more
     if o.into and len(names) != 1: m.fail(f"--into is for one experiment, not for {len(names) or 'all'}")
-    if o.quick and o.store: m.fail("--quick measures nothing, so its results are not for --store: leave out one of the two")
+    if o.quick and o.store: m.fail("--quick measures nothing, so there is nothing to store: leave out --quick or --store")
     for name in names: run(name, o)
     names, failed = (names, []) if names else run_all(o)
     if o.store:

@@ -16,7 +16,7 @@
 #
 # Node I is called nodeI and has the address 10.77.0.(I+1), which exists in the cluster alone. Needs Linux, ip (package iproute2), unshare
 # and nsenter (util-linux), sshd (openssh-server), Open MPI and a C compiler; root, or a kernel that gives a plain user namespaces of its
-# own. The cluster is build/cluster in this clone, so a clone has one at a time. Or: CLUSTER=FOLDER, without a space in its name.
+# own. The cluster is build/cluster in this clone, so a clone has one at a time. Or: CLUSTER=FOLDER, a name without a space.
 set -eu
 from=$PWD
 cd "$(dirname -- "$0")/../.."
@@ -85,7 +85,7 @@ up() {
     is_number "$ranks" && [ "$ranks" -ge 1 ] || fail "RANKS_PER_NODE must be a whole number from 1 on, not '$ranks'"
     echo "0 0 0 0 0" | changed_links all "$link" >/dev/null
     case $state in *[!A-Za-z0-9_./,:@%+=~-]*)
-        fail "mpirun and ssh's settings cannot name a folder such as '$state': CLUSTER=/tmp/cluster, say, puts the cluster elsewhere" ;; esac
+        fail "mpirun and ssh's settings cannot name a folder such as '$state': choose another, such as CLUSTER=/tmp/cluster" ;; esac
     ! is_up || fail "there is a cluster in $state already: make cluster-down ends it"
     [ "$(id -u)" = 0 ] || rights="--user --map-current-user --keep-caps"
     check_tools

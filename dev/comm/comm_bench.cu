@@ -3,7 +3,7 @@ comm_bench - how fast the collectives of llmc/comm/comm.h are, and whether they 
 options and its columns, for every backend that a stage can run on.
 
     make build/comm_bench && mpirun -np 4 build/comm_bench --op all -b 8 -e 64M -f 2
-    ... --allreduce ring       all-reduce by llmc/comm/ring.h; --allreduce library: by MPI_Iallreduce; else in rank order
+    ... --allreduce ring       all-reduce by llmc/comm/ring.h; --allreduce library: by MPI_Iallreduce; default: in rank order
     ... --json links.json      also writes the latency and the bandwidth that fit the sweep
 
 All collectives share one loop: a row of `collectives` says what a collective reads and writes, and so which numbers must come out,
@@ -209,7 +209,7 @@ static long long check_operations(Bench* b, const Collective* k, Shape s, const 
 
 // ---- MPI's own calls ----
 
-// Ranks that wait inside MPI keep their cores, so that where ranks outnumber the cores these times would be the scheduler's.
+// Ranks that wait inside MPI keep their cores busy, so with more ranks than cores these times would mostly measure the scheduler.
 static bool compares_with_mpi(const Bench* b, const Shape* s) {
 #if USE_MPI
     MpiEngine* e = (MpiEngine*)b->comm.world->mpi;
@@ -220,7 +220,7 @@ static bool compares_with_mpi(const Bench* b, const Shape* s) {
 #endif
 }
 #if USE_MPI
-// What MPI calls the collective, in place where it can be.
+// Calls MPI's own function for the collective, in place if MPI supports that.
 static void run_mpi(const Collective* k, Comm* c, const Buffers* x, const Shape* s) {
     MPI_Comm mpi = ((MpiLink*)c->link)->mpi;
     MPI_Datatype t = mpi_type(s->type);
@@ -232,12 +232,12 @@ static void run_mpi(const Collective* k, Comm* c, const Buffers* x, const Shape*
            : k->kind == COMM_ALL_TO_ALL ? MPI_Alltoall(x->in, n, t, x->out, n, t, mpi) : MPI_Bcast(x->out, n, t, s->root, mpi);
     mpi_check(rc, "MPI's own call");
 }
-// Like time_operations, without anything of ours between the calls. The communication thread makes none meanwhile.
+// Like time_operations, but with none of our code between the calls. The communication thread makes no MPI calls meanwhile.
 static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     Comm* c = &b->comm;
     comm_barrier(c);
     OpRecord op = flight_recorder_issue(c->world->recorder, "MPI", comm_kind_names[k->kind], s->count, comm_type_name(s->type), -1);
-    flight_recorder_wait_begin(c->world->recorder, &op); // the watchdog ends the run if a rank does not come
+    flight_recorder_wait_begin(c->world->recorder, &op); // the watchdog ends the run if a rank never arrives
     mpi_borrow(c->world);
     for (long long i = 0; i < b->o.warmup; i++) run_mpi(k, c, x, s);
     double begin = now_seconds();
@@ -267,7 +267,7 @@ static void print_header(const Bench* b, const Collective* k) {
            "ours/MPI");
 }
 
-// GB/s with three significant digits.
+// Prints GB/s with three significant digits.
 static void print_bandwidth(double bytes_per_second) {
     double x = 1e-9 * bytes_per_second;
     printf(x < 99.95 ? "%#8.3g " : "%8.0f ", x);

@@ -28,7 +28,7 @@ static inline bool fit_solve(const Fit* f, double* alpha, double* beta) {
     *alpha = (f->a * f->ss - f->s * f->as) / determinant;
     *beta = (f->s * f->aa - f->a * f->as) / determinant;
     if (*beta <= 0) return false;
-    if (*alpha < 0) { // the best line through 0; it is slower than the fastest point
+    if (*alpha < 0) { // the best line through 0, which is never faster than the fastest point
         *alpha = 0;
         *beta = f->s / f->ss;
     } else if (*beta < 1 / f->fastest) {

@@ -222,7 +222,7 @@ static void peak_init(bool is_arithmetic) {
 }
 
 // ---- the table ----
-// Prints a variant's row. Returns true if it was right. *times_llmc: that column, where times are taken.
+// Prints a variant's row. Returns true if it was right. *times_llmc: the value of that column, if times are taken.
 static bool variant_row(const Variant* v, Problem* p, const Operation* op, VariantOptions o, double* times_llmc) {
     double error = error_of(v, p);
     bool right = error <= v->roundings;
@@ -255,7 +255,7 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
     if (!o.check_only) printf(" ms | %s/s | of the peak | times llmc's |", unit);
     printf("\n|---|---|---|---|%s\n", o.check_only ? "" : "---|---|---|---|");
     int tried = 0, wrong = 0;
-    double itself = 1; // the last row's ratio: llmc/'s variant to itself
+    double itself = 1; // the ratio in the last row: llmc/'s variant to itself
     for (const Variant* v = variants; v < variants + variant_count; v++) {
         double times_llmc = 1;
         if (strstr(v->name, o.wanted) == NULL) continue;
@@ -264,8 +264,8 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
         if (v == variants + variant_count - 1) itself = times_llmc;
     }
     if (itself < 0.9 || itself > 1.1)
-        printf("\nDo not trust these times: llmc's variant took %.2f times as long as itself. Other programs use the cores; try"
-               " again when they do not.\n", itself);
+        printf("\nDo not trust these times: llmc's variant took %.2f times as long as itself. Other programs are using the"
+               " cores; try again when they are idle.\n", itself);
     require(tried > 0, "no variant has '%s' in its name", o.wanted);
     layers_free();
     free_all();

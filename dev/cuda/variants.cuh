@@ -154,7 +154,7 @@ template <typename P> static Verdict check_variant(const Variant& v, P& p, int t
 }
 
 // ---- the table ----
-// Prints a variant's row, after the first element that is wrong, if any. Returns true if it was right at every block size that it
+// Prints a variant's row, preceded by its first wrong element, if any. Returns true if it was right at every block size that it
 // offers.
 template <typename P> static bool variant_row(const Variant& v, P& p, Timer t, double peak) {
     std::string wrong_at, sweep;

@@ -107,7 +107,7 @@ static inline bool document_read_lines(Documents* d) {
         size_t mark = d->line_number++ == 0 ? text_mark(d->line, (size_t)n) : 0;
         const char* line = d->line + mark;
         size_t separator = strlen(d->separator), length = (size_t)n - mark - (d->line[n - 1] == '\n');
-        bool has_cr = length == separator + 1 && line[separator] == '\r'; // as lines of Windows end
+        bool has_cr = length == separator + 1 && line[separator] == '\r'; // as lines end on Windows
         if ((length == separator || has_cr) && memcmp(line, d->separator, separator) == 0) return true;
         document_append(d, line, (size_t)n - mark);
     }
@@ -123,7 +123,7 @@ static inline size_t document_append_field(Documents* d, const json_t* object, c
     return json_string_length(text);
 }
 
-// Writes 0 in the place of every number outside of texts: nobody reads them, and JSON allows numbers of any size.
+// Replaces every number outside strings with 0: nobody reads these numbers, and JSON allows them to have any size.
 static inline void json_blank_numbers(char* line, size_t n) {
     bool in_text = false;
     for (size_t i = 0; i < n; i++) {
@@ -142,15 +142,15 @@ static inline void json_blank_numbers(char* line, size_t n) {
     }
 }
 
-// Returns what helps against an error that other programs' JSON has, or "".
+// Returns the remedy for an error that is common in the JSON of other programs, or "".
 static inline const char* json_remedy(const json_error_t* e, const char* line) {
     bool is_syntax = json_error_code(e) == json_error_invalid_syntax;
     bool is_minus = strstr(e->text, "near '-'") && strstr(line, "-Infinity");
     if (is_syntax && (strstr(e->text, "'NaN'") || strstr(e->text, "'Infinity'") || is_minus))
-        return "; NaN and Infinity, which Python writes, are not JSON: json.dumps(..., allow_nan=False) finds them; write null instead";
+        return "; Python writes NaN and Infinity, but JSON has neither: json.dumps(..., allow_nan=False) finds them; write null";
     if (is_syntax && strstr(e->text, "invalid Unicode"))
         return "; it is half of a surrogate pair: in Python, text.encode(errors=\"replace\").decode() replaces it";
-    if (json_error_code(e) == json_error_invalid_utf8) return "; JSON is UTF-8: iconv -f UTF-16 -t UTF-8, if it comes from Windows";
+    if (json_error_code(e) == json_error_invalid_utf8) return "; JSON is UTF-8: from Windows it may need iconv -f UTF-16 -t UTF-8";
     return "";
 }
 

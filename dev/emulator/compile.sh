@@ -27,7 +27,7 @@ esac
 [ "${WERROR:-0}" = 0 ] && werror= || werror=-Werror
 case $(uname -m) in aarch64 | arm64) arch=-mcpu ;; *) arch=-march ;; esac
 common="-std=c++17 ${EMULATOR_DEBUG:--g} -Wall -Wextra $werror -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off"
-# Quoted for the shell, which reads it again: folders may have a space.
+# Quoted, because the shell parses it again and a folder's name may contain a space.
 common="$common -I$(quoted "$here")/include -I$(quoted "$here") -isystem $(quoted "$cuda")/include ${CPPFLAGS-}"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
 

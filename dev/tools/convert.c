@@ -314,8 +314,8 @@ static void copy_file(const char* folder, const char* file) {
     free(path);
 }
 
-// Returns why this tokenizer cannot go with a model of V tokens, or NULL if it can; the caller frees it. The run's must have exactly V
-// tokens, because --tokenizer has a default, which may not be what made the run's token files. Dies if another one cannot.
+// Returns why this tokenizer does not fit a model of V tokens, or NULL if it does; the caller frees it. The run's tokenizer must
+// have exactly V tokens, because it may be a default that did not make the run's token files. Dies if another one does not fit.
 static char* tokenizer_misfit(const char* spec, int V, bool is_of_run) {
     Tokenizer t;
     tokenizer_open(&t, spec);
@@ -332,8 +332,8 @@ static char* tokenizer_misfit(const char* spec, int V, bool is_of_run) {
     return why;
 }
 
-// Writes vocab.json, merges.txt and tokenizer_config.json; returns the end-of-text token. Texts begin with it in training and where
-// our programs sample, which transformers' tokenizer does only if it is told to.
+// Writes vocab.json, merges.txt and tokenizer_config.json; returns the end-of-text token. Texts begin with it in training and when
+// our programs sample; transformers' tokenizer adds it only if it is told to.
 static int write_tokenizer(const char* spec, GPT2Config c) {
     Tokenizer t;
     tokenizer_open(&t, spec);
@@ -352,14 +352,14 @@ static int write_tokenizer(const char* spec, GPT2Config c) {
     return eot;
 }
 
-// Returns the --tokenizer of the run that saved the checkpoint; the caller frees it. "": it had none, or its options do not tell.
+// Returns the --tokenizer of the run that saved the checkpoint; the caller frees it. "": it had none, or its options do not say.
 static char* tokenizer_of_run(const CheckpointReader* r) {
     json_t* options = json_loads(r->state.options, 0, NULL);
     const char* spec = json_string_value(json_object_get(options, "tokenizer"));
     char* copy = xstrdup(spec ? spec : "");
     json_decref(options);
-    require(strcmp(copy, "bytes") == 0 || path_exists(copy[0] ? copy : "."), "%s: the run's tokenizer was %s, by its state.json, and is not"
-            " there now: give its files as --tokenizer, or --tokenizer= to export none", r->path, copy);
+    require(strcmp(copy, "bytes") == 0 || path_exists(copy[0] ? copy : "."), "%s: by its state.json, the run's tokenizer was %s,"
+            " which is no longer there: give its files as --tokenizer, or --tokenizer= to export none", r->path, copy);
     return copy;
 }
 
@@ -382,14 +382,14 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     printf("%s: AutoModelForCausalLM.from_pretrained(\"%s\") loads it, in %s\n", hf_out, hf_out, dtype_name(dtype));
     if (with) printf("with the tokenizer%s, %s: a text begins with " END_OF_TEXT ", as in training\n",
                      is_of_run ? " of the run" : "", spec);
-    else if (misfit) printf("with no tokenizer: the run's, %s, %s; --tokenizer adds one\n", spec, misfit);
+    else if (misfit) printf("with no tokenizer: that of the run, %s, %s; --tokenizer adds one\n", spec, misfit);
     else printf("with no tokenizer%s\n", is_of_run ? ": state.json names none; --tokenizer adds one" : "");
     free(misfit);
     free(spec);
     free(hf_out);
 }
 
-// Returns true if a new folder can have this name: nothing has it, or only an empty folder, which no link may stand for.
+// Returns true if a new folder can have this name: nothing has it, or an empty folder that is not a link.
 static bool folder_is_free(const char* path) {
     if (path_is_link(path)) return false;
     DIR* folder = opendir(path);

@@ -3,18 +3,18 @@
 
     build/overlap trace.json [--step N] [--columns 100] [--svg FILE] [--callers] [--flame] [--flame-svg FILE] [--json]
 
-The table has a line per rank, of mean milliseconds a step, without the first step, as they are drawn: compute, including the time in
-which the rank had no core; communication; the part of it in which nothing was computed, including waits for late ranks; and how long
-before the end of the backward pass communication began (negative: after it). The picture below it shows one step, and --svg draws the
-same for a browser or a page.
+The table has a line per rank, with mean milliseconds per step as the picture below it draws them, without the first step: compute,
+including time in which the rank had no core; communication; the part of communication in which nothing was computed, including
+waits for late ranks; and how long before the end of the backward pass communication began (negative: after it). The picture shows
+one step, and --svg draws the same for a browser or a page.
 
-What follows are means of all ranks and of the steps that the run's own diagnosis takes, with its arithmetic (llmc/run/diagnosis.h;
-a test compares both): communication by kind, unit, communicator and caller, in total, exposed, and in waits for ranks that were
-late; the two figures of efficiency, as the run's log and build/advise print them; --flame's tree. Each operation gets its share of
-what the diagnosis says of its kind on its communicator in a step: of exposed communication in proportion to its wait, and of hidden
-communication in proportion to the time that it took beyond that. So each table adds up to the diagnosis' own figures. The tree's
-whole is computing + communication + waits for other ranks, as if nothing were hidden. Communication is in the phase in which it was
-issued. Computing has the time in which a rank had no core.
+The rest are means over all ranks and over the steps that the run's own diagnosis uses, computed in the same way
+(llmc/run/diagnosis.h; a test compares both): communication by kind, unit, communicator and caller, in total, exposed, and in waits
+for late ranks; the two figures of efficiency, as the run's log and build/advise print them; and the tree of --flame. Each operation
+gets its share of the time that the diagnosis reports for its kind on its communicator in a step: exposed communication in
+proportion to its wait, and hidden communication in proportion to the time that it took beyond that wait. So each table adds up to
+the diagnosis' own figures. The whole tree is computing + communication + waits for other ranks, as if nothing were hidden.
+Communication belongs to the phase in which it was issued. Computing includes time in which a rank had no core.
 """
 import math
 from array import array

@@ -112,7 +112,7 @@ def test_an_export_has_no_tokenizer_of_its_run_that_does_not_fit_or_has_no_merge
         run = trained("single", f"--data {data} --val-data= --vocab-size {vocabulary}", SMALL, "--steps 1 --sample-every 0", *options)
         return run.checkpoint(), tmp_path / f"hf{vocabulary}"
     checkpoint, hf = exported(300)
-    assert "with no tokenizer: the run's, bytes, has 257 tokens, the model 300; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
+    assert "with no tokenizer: that of the run, bytes, has 257 tokens, the model 300; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
     assert not (hf / "vocab.json").exists() and json.loads((hf / "config.json").read_text())["bos_token_id"] == 299
     run("hf_export", checkpoint, tmp_path / "given", "--tokenizer bytes")  # who names it wants it
     assert (tmp_path / "given/vocab.json").exists()
@@ -120,7 +120,7 @@ def test_an_export_has_no_tokenizer_of_its_run_that_does_not_fit_or_has_no_merge
         tokens = b"".join(bytes([1, b]) for b in range(256)) + b"\x0d<|endoftext|>"
         (tmp_path / name).write_bytes(np.array([20240328, 2, 257, 256] + [0] * 252, "<i4").tobytes() + tokens)
         checkpoint, hf = exported(257, "--tokenizer", tmp_path / name)
-        assert f"with no tokenizer: the run's, {tmp_path / name}, has no merges to export; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
+        assert f"with no tokenizer: that of the run, {tmp_path / name}, has no merges to export; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
         assert not (hf / "vocab.json").exists()
         shutil.rmtree(hf)
         assert_refused(command([program("hf_export"), checkpoint, tmp_path / "none", "--tokenizer", tmp_path / name]), "has no merges to export; give the vocab.json")

@@ -18,7 +18,7 @@ OPTIONS = [
     real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
     choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),
     choice("master", "on", "on|off", "off: no fp32 copy of 16-bit weights; only with --params"),
-    whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T; if not given, of a model by name its whole context", "t"),
+    whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T; default for a model given by name: its whole context", "t"),
     whole("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b"),
     whole("accumulation", 0, 0, MOST_MICRO_BATCHES,
           "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it"),
