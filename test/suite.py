@@ -176,10 +176,10 @@ def succeeds(*arguments, **settings):
 
 
 def until(condition, seconds=120):
-    """Waits for what must come to be."""
+    """Waits until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it has not come to be"
+        assert time.monotonic() < end, "the condition did not come true in time"
         time.sleep(0.01)
 
 

@@ -58,7 +58,7 @@ static inline const char* file_kind(mode_t mode) {
     return S_ISDIR(mode) ? "folder" : S_ISFIFO(mode) ? "pipe" : S_ISSOCK(mode) ? "socket" : "device";
 }
 
-// Lets this process have `more` files open than its soft limit allows, up to its hard limit.
+// Raises this process's soft limit of open files by `more`, at most to its hard limit.
 static inline void files_allow(size_t more) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -66,7 +66,7 @@ static inline void files_allow(size_t more) {
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 static inline bool too_many_files(void) { return errno == EMFILE || errno == ENFILE; }
-// Returns why a file could not be opened, with the remedy where the fault is not the file's. reason: errno.
+// Returns why a file could not be opened, with the remedy if the file is not to blame. reason: errno.
 static inline const char* open_error(int reason) {
     return reason == EMFILE ? "too many open files in this process: allow more with `ulimit -n`, or give fewer and larger files"
          : reason == ENFILE ? "too many open files in this system: allow more with `sysctl fs.file-max`" : strerror(reason);
@@ -134,7 +134,7 @@ static inline char* path_trim(const char* path) {
 }
 static inline bool path_exists(const char* path) { return access(path, F_OK) == 0; }
 
-// Returns why something could not be made at a path, in words: no_inodes where ENOSPC is not about bytes, else strerror(reason).
+// Returns in words why something could not be made at a path: no_inodes if ENOSPC is not about bytes, else open_error(reason).
 static const char no_inodes[] = "No inodes left on the device (df -i)";
 static inline const char* path_reason(const char* path, int reason) {
     struct statvfs s;
@@ -161,14 +161,14 @@ static inline bool folder_make(const char* path) {
     return made;
 }
 
-// Returns whether the path itself is a symbolic link, whether or not it leads anywhere.
+// Returns true if the path itself is a symbolic link, even one that leads nowhere.
 static inline bool path_is_link(const char* path) {
     struct stat info;
     return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
 }
 
 // Removes a folder and the files in it. Fails if a folder is inside: nothing here makes one, so it is the user's. A link is
-// unlinked and what it leads to stays, because that is the user's as well: an old checkpoint on another disk, say.
+// only unlinked, because its target is the user's as well: an old checkpoint on another disk, for example.
 static inline bool folder_remove(const char* path) {
     if (path_is_link(path)) return unlink(path) == 0;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -223,8 +223,8 @@ static inline bool folder_begin(const char* path) {
     return made;
 }
 
-// Gives the filled folder, whose files are synced, its final name, which must be free. If this fails it can be repeated, and
-// from here on no exit removes the folder: all its work is done.
+// Gives the filled folder, whose files are synced, its final name, which must be free. If this fails, it can be repeated. From
+// here on no exit removes the folder, because it is complete.
 static inline bool folder_publish(const char* path) {
     char *temporary = folder_temporary(path), *parent = path_parent(path);
     free(folder_unfinished);

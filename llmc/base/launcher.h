@@ -1,15 +1,15 @@
-/* launcher.h - refuses a start as several processes that would not know of each other, and would each train the whole model. */
+/* launcher.h - refuses to start as one of several processes that do not know of each other and would each train the whole model. */
 #ifndef LLMC_LAUNCHER_H
 #define LLMC_LAUNCHER_H
 #include "common.h"
 
-// Dies if a launcher's variable tells of more than `size` processes. first: 0 if it counts them, 1 if it numbers them from 0.
+// Dies if a launcher's variable implies more than `size` processes. first: 0 if it counts them, 1 if it numbers them from 0.
 static inline void launcher_require(const char* variable, int first, int size, const char* remedy) {
     const char* text = getenv(variable);
     require(text == NULL || atoi(text) + first <= size, "%s=%s: a launcher has started this program as one of several processes, and"
             " each would train by itself; %s, or unset %s", variable, text ? text : "", remedy, variable);
 }
-// The same for the launchers whose ranks no program here can join: mpiexec of MPICH and of Intel MPI, prterun without Open MPI.
+// The same for launchers whose ranks our programs cannot join: mpiexec of MPICH and of Intel MPI, and prterun without Open MPI.
 static inline void launcher_require_known(int size, const char* remedy) {
     launcher_require("PMI_SIZE", 0, size, remedy);
     launcher_require("PMI_RANK", 1, size, remedy);

@@ -102,9 +102,9 @@ static void convert_slice(void* dst, DType to, const void* src, DType from, size
         else ((uint16_t*)dst)[i] = to == DTYPE_BF16 ? bf16_bits_from_float(x) : f16_bits_from_float(x);
     }
 }
-// Returns how many of these numbers (n) are finite, but would be infinite in `to`; if any, *first is the index of the first.
+// Returns how many of these n numbers are finite but would become infinite in `to`; *first is the index of the first one, if any.
 static inline size_t count_too_large(const float* x, size_t n, DType to, size_t* first) {
-    // halfway from the largest number to the power of two above it, from where on numbers are rounded up
+    // halfway from the largest number to the next power of two; from there on, numbers are rounded up
     float limit = to == DTYPE_F16 ? 65520.0f : 0x1.ffp127f;
     size_t count = 0;
     for (size_t i = 0; i < n && to != DTYPE_F32; i++) {

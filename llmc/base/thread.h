@@ -1,8 +1,8 @@
 /*
 thread.h - threads on which no signal handler runs.
 
-A handler that interrupts a product of oneDNN may damage memory, because the generated code points the stack pointer at its data
-(doc/02_ddp.md, "Signals"). So our threads, and those that MPI starts from them, have all signals blocked except their own faults.
+A handler that interrupts a matrix product of oneDNN may damage memory, because the generated code points the stack pointer at its
+data (doc/02_ddp.md, "Signals"). So our threads, and those that MPI starts from them, block all signals except their own faults.
 */
 #ifndef LLMC_THREAD_H
 #define LLMC_THREAD_H
@@ -10,12 +10,12 @@ A handler that interrupts a product of oneDNN may damage memory, because the gen
 #include <pthread.h>
 #include <signal.h>
 
-// The signals of a thread's own mistakes, which end the process. The kernel sends them to this thread alone.
+// Returns true for the signals of a thread's own faults, which end the process. The kernel sends them only to that thread.
 static inline bool signal_is_fault(int s) {
     return s == SIGSEGV || s == SIGBUS || s == SIGFPE || s == SIGILL || s == SIGABRT || s == SIGTRAP || s == SIGSYS;
 }
 
-// Blocks all signals but faults on this thread and on those that it starts. Returns its mask before, for pthread_sigmask(SIG_SETMASK).
+// Blocks all signals but faults on this thread and those that it starts. Returns the mask before, for pthread_sigmask(SIG_SETMASK).
 static inline sigset_t thread_block_signals(void) {
     sigset_t all, before;
     sigfillset(&all);
@@ -24,7 +24,7 @@ static inline sigset_t thread_block_signals(void) {
     return before;
 }
 
-// pthread_create; the thread has these signals blocked. Returns 0, or the error.
+// Like pthread_create, but the new thread blocks these signals. Returns 0 or the error.
 static inline int thread_start(pthread_t* thread, void* (*function)(void*), void* argument) {
     sigset_t before = thread_block_signals();
     int rc = pthread_create(thread, NULL, function, argument);

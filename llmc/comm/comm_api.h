@@ -73,7 +73,7 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
                   "library that moves data between ranks; auto: NCCL if every rank has its own GPU, else MPI");
     option_choice(t, "allreduce", &o->all_reduce, "auto|library|ring",
                   "library: the all-reduce of NCCL or MPI; ring: our own in llmc/comm/ring.h, built from sends and receives; auto: NCCL's,"
-                  " and over MPI sums in rank order, which are faster than MPI_Iallreduce");
+                  " or over MPI our own in rank order, which is faster than MPI_Iallreduce");
     option_flag(t, "nccl-windows", &o->windows,
                 "let NCCL access the memory of other ranks directly, without copies (NCCL 2.27 or newer, within one machine)");
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6,

@@ -2,7 +2,7 @@
 mpi.h - the operations of comm_api.h over MPI, on host memory.
 
 MPI's non-blocking calls make little progress unless the program keeps calling MPI. So while the host computes, the communication
-thread calls MPI again and again, and while the host waits for an operation, the host does it itself, because waking another thread
+thread calls MPI again and again. While the host waits for an operation, it makes these calls itself, because waking another thread
 takes longer than sending a small message. Only one thread at a time may make MPI calls (MPI_THREAD_SERIALIZED): the one that set
 `driven`. Collectives of a communicator run one after another in the order of their issue; messages from one rank to another are a
 queue of their own, and all queues of a process progress at the same time.
@@ -40,13 +40,13 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #endif
 enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
 #define MPI_NAP 20e-6       // seconds that a thread sleeps between two looks at the operations
-#define MPI_LONG_NAP 200e-6 // the same after many looks in which nothing moved, or soon after an issue, when the host may wait
-#define MPI_AWAKE 2e-3      // seconds after an issue until the communication thread sleeps for good; waking it then takes 10 us
-#define MPI_LARGE (1 << 20) // bytes from which an operation wakes it at once
-#define MPI_SPIN 500e-6     // seconds without progress in which a waiting host does not sleep: several naps, because otherwise
+#define MPI_LONG_NAP 200e-6 // the same after many looks without progress, or soon after an issue, because the host may be waiting
+#define MPI_AWAKE 2e-3      // seconds after an issue until the communication thread sleeps indefinitely; waking it takes 10 us
+#define MPI_LARGE (1 << 20) // bytes above which an operation wakes it at once
+#define MPI_SPIN 500e-6     // seconds without progress until a waiting host sleeps: several naps long, because otherwise
                             // two hosts that wait for each other would keep each other asleep
-#define MPI_SLICE 1e-3      // seconds between two looks of a host that has lost its core to another thread.
-#define MPI_SHARES 20e-3    // For so many seconds it then sleeps between looks
+#define MPI_SLICE 1e-3      // seconds between two looks beyond which a waiting host may have lost its core to another thread
+#define MPI_SHARES 20e-3    // seconds for which a host that has lost its core sleeps between looks
 
 // Posts the next messages of an operation's piece. Returns false if the piece has no more steps.
 struct MpiOp;
@@ -95,14 +95,14 @@ typedef struct {
     double link_until;        // --emulate-link: when the link has sent all that it was given
     char* address;            // of rank 0's control, until `up`
     pthread_cond_t work;      // wakes the communication thread
-    bool crowded;             // more ranks run on this machine than cores may be used by any of them
-    double moved_at, looked_at, shares_until; // in the host's wait: the last progress, the last look; when MPI_SHARES ends
-    long preempted;           // mpi_preempted when that wait began
+    bool crowded;             // more ranks run on this machine than there are cores that any of them may use
+    double moved_at, looked_at, shares_until; // in the host's wait: times of the last progress and look; end of MPI_SHARES
+    long preempted;           // mpi_preempted() when that wait began
     // All below is guarded by the world's lock.
     bool up, stopping;
     bool driven;              // a thread is making MPI calls
-    bool host_waits;          // the host will make them until its operation is finished
-    bool asleep;              // the communication thread sleeps for good
+    bool host_waits;          // the host makes them until its operation is finished
+    bool asleep;              // the communication thread sleeps until it is woken
     double issued_at;         // of the last operation
 } MpiEngine;
 
@@ -438,8 +438,8 @@ static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Looks once at every operation up to `last`; returns true if there was progress. Only the thread that drives takes operations out,
-// and others append them, so the list up to `last` may be walked without the lock.
+// Looks once at every operation up to `last`; returns true if there was progress. Only the driving thread takes operations out,
+// and others only append them, so the list up to `last` may be walked without the lock.
 static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     bool moved = false, at_end = false;
     MpiOp* before = NULL;
@@ -477,7 +477,7 @@ static inline void mpi_settings(const Control* c) {
 }
 
 // Returns true if more ranks run on this machine than there are cores that at least one of them may use. (A rank that is bound to
-// a core sees that one alone.) Collective.
+// one core sees only that core.) Collective.
 static inline bool mpi_is_crowded(MPI_Comm all) {
     MPI_Comm here;
     cpu_set_t cores;
@@ -511,7 +511,7 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
 }
 
-// Looks once at all operations. The caller holds the lock, which is released meanwhile, and has found nobody driving.
+// Looks once at all operations. The caller holds the lock, which is released meanwhile, and knows that no thread is driving.
 static inline bool mpi_drive(MpiEngine* e) {
     CommContext* w = e->world->world;
     MpiOp *first = e->first, *last = e->last;
@@ -523,7 +523,7 @@ static inline bool mpi_drive(MpiEngine* e) {
     return moved;
 }
 
-// The communication thread sleeps, with the lock released: for so many seconds, or until it is woken.
+// Puts the communication thread to sleep, with the lock released, for so many seconds or until it is woken.
 static inline void mpi_sleep(MpiEngine* e, double seconds) {
     double at = now_seconds() + seconds;
     struct timespec until = { (time_t)at, (long)(1e9 * (at - floor(at))) };
@@ -569,9 +569,9 @@ static inline long mpi_preempted(void) {
     getrusage(RUSAGE_THREAD, &used);
     return used.ru_nivcsw;
 }
-// Called by a waiting host between two looks. For MPI_SPIN after the last progress it returns at once, because the other ranks are
-// about to answer. After that it sleeps. It also sleeps where ranks need each other's cores: if ranks outnumber the cores, or if the
-// host has lost its own core to another thread.
+// Called by a waiting host between two looks. For MPI_SPIN after the last progress it returns at once, because the other ranks will
+// probably answer soon. After that it sleeps. It also sleeps if ranks need each other's cores: when ranks outnumber the cores, or
+// when the host has lost its own core to another thread.
 static inline void mpi_rest(MpiEngine* e, bool moved) {
     double now = now_seconds();
     if (moved) e->moved_at = now;
@@ -681,7 +681,7 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = comm_host_link_until(c, true, s->n * mpi_element(o));
     staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
-    bool alone = e->first == NULL && !e->driven && s->kind != COMM_SPLIT; // a split blocks, and nobody is known to wait yet
+    bool alone = e->first == NULL && !e->driven && s->kind != COMM_SPLIT; // a split blocks, before this host is recorded as waiting
     if (e->last) e->last->next = o;
     else e->first = o;
     e->last = o;
@@ -695,7 +695,7 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     CommContext* w = c->world;
     MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);
-    e->host_waits = true; // the communication thread stops after its present look
+    e->host_waits = true; // the communication thread stops after its current look
     while (!s->finished && e->driven) pthread_cond_wait(&w->changed, &w->lock);
     if (!s->finished) {
         e->moved_at = e->looked_at = now_seconds();
@@ -713,7 +713,7 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Between mpi_borrow and mpi_return the host may make MPI calls of its own, for a benchmark. No operation is under way.
+// Between mpi_borrow and mpi_return the host may make MPI calls of its own, for a benchmark. No operation may be under way.
 static inline void mpi_borrow(CommContext* w) {
     MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);

@@ -201,7 +201,7 @@ static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s
                          " or a larger --vocab-size", d->option, s->path, first + i, ids[i], d->shape.V);
 }
 
-// A position's sequence in an epoch: its n inputs begin at token `first` of a shard, its targets at the next. n is 0 past the end.
+// The sequence at a position of an epoch: n inputs begin at token `first` of a shard, n targets one later. Past the end n is 0.
 typedef struct { const DataShard* shard; size_t first, n; } DataWindow;
 static inline DataWindow dataloader_window(const DataLoader* d, long long epoch, long long position) {
     DataWindow w = { NULL, 0, 0 };

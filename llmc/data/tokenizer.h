@@ -26,7 +26,7 @@ Needs PCRE2 and Jansson: -lpcre2-8 -ljansson.
 #define END_OF_TEXT "<|endoftext|>"
 #define NO_RANK UINT32_MAX
 
-// Returns the length of the byte order mark, which is no text, with which Windows begins a file: 3, or 0 if there is none.
+// Returns the length of the byte order mark with which Windows begins files, and which is not text: 3, or 0 if there is none.
 static inline size_t text_mark(const char* s, size_t n) { return n >= 3 && memcmp(s, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; }
 
 // Two neighbouring tokens that merge. Slots of an open-addressing hash table; key NO_PAIR: empty.
@@ -59,7 +59,7 @@ typedef struct {
 typedef struct {
     int vocab_size;
     int eot;                    // the end-of-text token, which stands before each document
-    uint64_t fingerprint;       // of all tokens' bytes and of eot, never 0: token files name their tokenizer by it
+    uint64_t fingerprint;       // of all tokens' bytes and of eot, never 0; it identifies the tokenizer in token files
     // internal
     char* bytes;                // all tokens' bytes, one token after another, owned
     size_t* start;              // (vocab_size+1) where each token's bytes start, owned

@@ -1,8 +1,8 @@
 /*
 tokens.h - files of tokens: llm.c's .bin format, so that its published datasets work unchanged.
 
-    256 int32 of header: magic 20240520, version 1, number of tokens, zeros; then the tokens as uint16. Of these zeros, which
-    llm.c ignores, the first two hold the fingerprint (tokenizer.h) of the tokenizer where one of our programs wrote the file.
+    256 int32 of header: magic 20240520, version 1, number of tokens, zeros; then the tokens as uint16. llm.c
+    ignores the zeros; in files that our programs write, the first two hold the tokenizer's fingerprint (tokenizer.h) instead.
     All little-endian, which is also what every machine that we run on uses in memory.
 
 A reader never trusts a header: magic, version and count must agree with the size of the file. (token_writer.h writes them.)
@@ -15,7 +15,7 @@ A reader never trusts a header: magic, version and count must agree with the siz
 #define TOKENS_MAGIC 20240520
 #define TOKENS_VERSION 1
 #define TOKENS_MAGIC_LLAMA 20240801 // llm.c's files of 4-byte tokens
-#define TOKENS_TOKENIZER 3 // of the header: the integers that hold the tokenizer's fingerprint begin here
+#define TOKENS_TOKENIZER 3 // index of the first of the two header integers that hold the tokenizer's fingerprint
 #define TOKENS_HEADER_INTS 256
 #define TOKENS_HEADER_BYTES (TOKENS_HEADER_INTS * sizeof(int32_t))
 #define TOKENS_MAX_COUNT INT32_MAX // what the header's int32 can say
@@ -42,8 +42,8 @@ static inline TokenFile token_file_open(const char* path) {
     int32_t header[TOKENS_HEADER_INTS];
     bool complete = pread_all(f.fd, header, sizeof header, 0);
     require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "it ends early");
-    require(header[0] != TOKENS_MAGIC_LLAMA, "%s: has llm.c's tokens of Llama 3, of 4 bytes each; only tokens of 2 bytes can be"
-            " read: make it again with GPT-2's tokenizer, by dev/data/tokenize or by llm.c's script with --model_desc gpt-2", path);
+    require(header[0] != TOKENS_MAGIC_LLAMA, "%s: has llm.c's tokens of Llama 3, of 4 bytes each, but only tokens of 2 bytes can"
+            " be read: make it again with GPT-2's tokenizer, by build/tokenize or llm.c's script with --model_desc gpt-2", path);
     require_file(from, header[0] == TOKENS_MAGIC, "is not a token file: it starts with %d, a token file with %d", header[0],
                  TOKENS_MAGIC);
     require_file(from, header[1] == TOKENS_VERSION, "has version %d; this program reads version %d", header[1], TOKENS_VERSION);

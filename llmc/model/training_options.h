@@ -61,7 +61,7 @@ static inline Options options_defaults(void) {
 static inline void options_data(OptionTable* t, Options* o) {
     options_group(t, "data");
     option_text(t, "data", &o->data, "FILE", "training tokens: a .bin file, a glob of .bin shards, or any text file");
-    option_text(t, "val-data", &o->val_data, "FILE", "tokens for evaluation, in the same forms; '', or --data alone: no evaluation");
+    option_text(t, "val-data", &o->val_data, "FILE", "tokens for evaluation, in the same forms; '', or only --data: no evaluation");
     option_choice(t, "mask", &o->mask, "auto|required|none", "which tokens count in the loss, as FILE.mask next to FILE.bin says;"
                   " auto: if there is one; none: all tokens count");
     option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE",

@@ -96,7 +96,7 @@ static inline void logger_write(Logger* g, json_t* object) {
     json_decref(object);
 }
 
-// Returns whether a line of metrics.jsonl, which is whole, speaks of a step after `last`. One that is no JSON speaks of none.
+// Returns true if this whole line of metrics.jsonl is about a step after `last`. A line that is not JSON is about no step.
 static inline bool logger_line_is_later(const char* line, size_t n, long long last) {
     json_t* object = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
     bool is_later = json_integer_value(json_object_get(object, "step")) > last;
@@ -104,8 +104,8 @@ static inline bool logger_line_is_later(const char* line, size_t n, long long la
     return is_later;
 }
 
-// Cuts off what a run wrote after the checkpoint that is resumed from: these steps will be done again. A torn line at the end goes,
-// too, and every other line stays, whatever is in it.
+// Cuts off what a run wrote after the checkpoint that is resumed from: these steps will be done again. It also cuts
+// off a torn line at the end, and keeps every other line, whatever is in it.
 static inline void logger_cut(Logger* g, long long resumed_step) {
     char* line = NULL;
     size_t capacity = 0;

@@ -69,7 +69,7 @@ static inline bool report_row(const char* name, size_t predicted, size_t measure
 
 static inline void report_header(const char* what) { printf("%-26s %12s %12s\n", what, "predicted", "measured"); }
 
-// Device memory of a rank: by kind as it is now, and the most that there ever was, their sum if all is allocated once.
+// Device memory of a rank: by kind as it is now, and its peak, which is their sum if everything is allocated once.
 typedef struct {
     int rank;
     bool named;                     // other ranks have more or less, or only this one is not as predicted

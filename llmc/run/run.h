@@ -41,8 +41,8 @@ typedef struct {
     Logger log;
     json_t* record;                 // the facts in the log's first line; owned, until run_begin
     int updates;                    // AdamW updates so far
-    long long tokens;               // seen so far, of all ranks and of the runs that this one continues
-    bool skipped;                   // the last step: its gradients were not finite
+    long long tokens;               // seen so far, by all ranks, including the runs that this one continues
+    bool skipped;                   // the last step was skipped: its gradients were not finite
     long long first;                // steps done before this run
     size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the stage
     double step_began;              // now_seconds
@@ -94,7 +94,7 @@ static inline void run_open_device(const Run* run, int local_rank, int local_siz
     device_memory_limit((size_t)ceil(run->o.memory_limit * 1e9)); // rounded up, because 0 means no limit
 }
 
-// True if --data is given without --val-data, whose default belongs to the default data: it may have another tokenizer's tokens.
+// True if --data is given without --val-data, whose default belongs to the default data and may need another tokenizer.
 static inline bool run_lacks_val_data(Run* run) {
     return option_given(&run->table, "data") && !option_given(&run->table, "val-data");
 }
@@ -116,13 +116,13 @@ static inline void run_claim_out(const Run* run, bool makes) {
     require(error == NULL, "%s", error);
 }
 
-// Dies if any launcher started this program as several processes.
+// Dies if any launcher has started this program as several processes.
 static inline void run_require_one(void) {
     const char* remedy = "start it without a launcher (train_gpt2_ddp trains on several ranks)";
     launcher_require("OMPI_COMM_WORLD_SIZE", 0, 1, remedy);
-    launcher_require("LOCAL_WORLD_SIZE", 0, 1, remedy); // torchrun's, and on several nodes:
+    launcher_require("LOCAL_WORLD_SIZE", 0, 1, remedy); // torchrun sets this, and on several nodes also:
     if (getenv("TORCHELASTIC_RUN_ID")) launcher_require("WORLD_SIZE", 0, 1, remedy);
-    // The shell that srun --pty starts as task 0 keeps the numbers of tasks; PMI_RANK still tells an mpiexec in that shell.
+    // The shell that srun --pty starts as task 0 inherits the numbers of tasks; PMI_RANK still reveals an mpiexec in that shell.
     const char* task = getenv("SLURM_PTY_PORT") ? getenv("SLURM_PROCID") : NULL;
     if (task && atoi(task) == 0 && unsetenv("SLURM_STEP_NUM_TASKS") == 0) unsetenv("PMI_SIZE");
     launcher_require("SLURM_STEP_NUM_TASKS", 0, 1, remedy);
@@ -192,7 +192,7 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
     if (r == NULL) return NULL;
     printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
     if (run->o.resume && r->state.data_sum && r->state.data_sum != run->data_sum)
-        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on the order is another,"
+        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on, the order differs,"
                " so some sequences come twice in that epoch and others not at all\n", r->path, r->state.position, r->state.epoch);
     CheckpointErrors lost = checkpoint_errors(r->path);
     if (run->o.resume && !keeps_errors && lost.ranks > 0)

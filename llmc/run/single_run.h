@@ -58,7 +58,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
     char* text = NULL;
     size_t capacity = 0, n = 0;
     double* rates = NULL;
-    long long lines = 0, seen = 0, tokens = 0; // of a step: a resumed run may have steps of two sizes
+    long long lines = 0, seen = 0, tokens = 0; // tokens: of the last step, because a resumed run may change their number
     FILE* f = fopen(path, "r");
     require(f != NULL, "--single-throughput %s: neither a number of tokens per second above 0 nor a file that can be read (%s);"
             " give the metrics.jsonl of a run on one rank, or a number", path, open_error(errno));

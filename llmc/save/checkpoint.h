@@ -172,7 +172,7 @@ static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, co
 static inline char* checkpoint_step_path(const char* out, const TrainState* s) {
     return format_string("%s/step_%08lld", out, s->step);
 }
-// Removes what crashes left under `out`. A complete checkpoint, which could not get its name, stays until there is a later one.
+// Removes what crashes left under `out`. A complete checkpoint that could not get its name stays until there is a later one.
 static inline void checkpoint_remove_stale(const char* out) {
     long long *steps, *saved, newest = checkpoint_list(out, "", &saved) > 0 ? saved[0] : -1;
     int count = checkpoint_list(out, ".tmp_", &steps);
@@ -243,7 +243,7 @@ static inline void checkpoint_prune(const char* out, long long step, long long k
     free(steps);
 }
 
-// Gives the filled folder its final name. A folder, or a link to one, that has the name already steps aside first, under a name
+// Gives the filled folder its final name. A folder, or a link to one, that already has the name first steps aside, under a name
 // that checkpoint_newest knows, so that there is a good checkpoint at every instant. Whatever fails, the new one stays.
 static inline void checkpoint_publish(CheckpointWriter* w) {
     bool is_link = path_is_link(w->final_path);
@@ -313,7 +313,7 @@ typedef struct {
     CheckpointOpenFile open[CHECKPOINT_FILES]; // the file of each kind that was read last
     uint64_t stored[CHECKPOINT_PARTS];   // checksums by state.json
     CheckpointSums sums;                 // of what was read. Add them up over ranks before checkpoint_close.
-    DType into;                          // the precision that the weights get, set by the caller; fp32 holds all of them
+    DType into;                          // the weights' precision in memory, set by the caller; fp32 holds all of them
 } CheckpointReader;
 
 // Dies for a folder without state.json: says what it is, and what to give instead.

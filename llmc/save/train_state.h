@@ -19,8 +19,8 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
 static const char* const checkpoint_part_names[CHECKPOINT_PARTS] = { "model", "master", "m", "v" };
 
-// Of each part the checksum of what a rank wrote or read, and how many elements these are; and how many weights that were read
-// are too large for the precision that they get, and the place of the first of them. They add up over ranks.
+// For each part, the checksum and the number of the elements that a rank wrote or read; and how many of the weights that it read
+// are too large for their new precision, with the place of the first of these. They add up over ranks.
 typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS], large, first_large; } CheckpointSums;
 static inline void checkpoint_sums_add(CheckpointSums* to, const CheckpointSums* share) {
     bool is_first = share->large > 0 && (to->large == 0 || share->first_large < to->first_large);
@@ -39,7 +39,7 @@ typedef struct {
     bool has_optimizer;        // false: weights only
     long long step;            // steps done
     long long epoch, position; // of the data: the next sequence to be seen
-    long long tokens;          // seen so far; -1: written before this was kept
+    long long tokens;          // seen so far; -1: the checkpoint is older than this count
     uint64_t data_sum;         // checksum of the data, 0: not known
     long long adamw_t;         // updates done: steps except those skipped because of Inf or NaN
     double loss_scale;

@@ -86,7 +86,7 @@ static inline char* writer_try(const char* out, const char* path, bool* busy) {
     }
     *busy = true;
     char *who = writer_read(fd), *error;
-    if (who[0] == '\0') { free(who); who = xstrdup("another process"); } // its disk was full, or it is just about to write
+    if (who[0] == '\0') { free(who); who = xstrdup("another process"); } // the disk was full, or it has not written its name yet
     error = format_string("--out %s: the run of %.*s is writing there; wait until it has ended, or give another --out", out,
                           (int)strcspn(who, ","), who);
     free(who);

@@ -112,7 +112,7 @@ static inline bool control_ready(int fd, short events, double until) {
     return n > 0;
 }
 
-// The same in a meeting, where `until` and all deadlines below are of control_time.
+// The same while ranks meet: `until` and all deadlines below are times of control_time.
 static inline bool control_wait(Control* c, int fd, short events, double until) {
     for (;;) {
         double turn = now_seconds(), wait = fmax(0, fmin(CONTROL_BEAT, until - control_time(c)));

@@ -29,7 +29,7 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
 #define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
 #define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
-#define CONTROL_STOPPED 1.0              // seconds that a short wait takes too long if its process was stopped meanwhile
+#define CONTROL_STOPPED 1.0              // a short wait that ends this many seconds late means that its process was stopped
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 
 // Returns the seconds in which the others may report errors of their own, before that of a rank that leaves ends them:
@@ -111,10 +111,10 @@ typedef struct {
     bool ended;                // the watchdog has ended
     bool leaving, stopping;    // requests to it: an exit() elsewhere; the end of the run
     bool left;                 // it has told the others of that exit()
-    int sigterm;               // a signalfd; -1: SIGTERM is ignored, or has a handler of somebody else's
-    bool told;                 // SIGTERM has come
+    int sigterm;               // a signalfd; -1: SIGTERM is ignored, or somebody else handles it
+    bool told;                 // SIGTERM has arrived
     pid_t process;
-    double stopped;            // seconds in which this process was stopped before it had joined
+    double stopped;            // seconds for which this process was stopped before it had joined
     double turn, last_beat;    // when the watchdog last looked at the clock, and last sent heartbeats
     double sigterm_at;         // when SIGTERM was noticed, 0: not
     ControlReason reason;      // why the run ends
@@ -127,12 +127,12 @@ static inline int control_rank_of(const Control* c, const ControlPeer* p) {
     return c->ranks.rank == 0 ? (int)(p - c->peers) : 0;
 }
 
-// Returns the seconds in which this process was stopped, as by scontrol suspend, in a turn until now whose own wait was so long.
+// Returns for how many seconds this process was stopped (by scontrol suspend, say) since `turn`, besides its own wait of `wait`.
 static inline double control_stopped(double turn, double wait) {
     double late = now_seconds() - turn - wait;
     return late < CONTROL_STOPPED ? 0 : late;
 }
-// The clock of the deadline for joining, which stands still while this process is stopped. Only for the main thread.
+// The clock for the deadline of joining. It stands still while this process is stopped. Only for the main thread.
 static inline double control_time(const Control* c) { return now_seconds() - c->stopped; }
 
 // Waits for `changed`, at most until `until` of now_seconds(); the caller holds the lock.

@@ -137,7 +137,7 @@ static inline RankInfo ranks_find(void) {
         RankInfo s = slurm && !ranks_torchrun_under_slurm() ? ranks_read(&ranks_slurm) : r;
         ranks_require_same(&r, &s);
     } else if (slurm) r = ranks_read(&ranks_slurm);
-    // Open MPI and srun --mpi=pmi2 or pmix set PMI's variables too. Those of a shell that one of them started may be left over.
+    // Open MPI and srun --mpi=pmi2 or pmix also set PMI's variables, and a shell that one of them started may still have them.
     if (!openmpi && !torchrun)
         launcher_require_known(r.size, "start it with Open MPI's mpirun (`mpirun --version` names the MPI), torchrun or srun");
     if (r.size > 1) ranks_meeting(&r);

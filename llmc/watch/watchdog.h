@@ -16,7 +16,7 @@ that need those that have.
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
 No other thread runs a signal handler (base/thread.h): the main thread blocks SIGTERM before OpenMP starts its threads, and the watchdog
-reads that signal from a file descriptor. Only a crash is handled where it happens.
+reads that signal from a file descriptor. Only a crash is handled on the thread where it happens.
 
 In this thread only watchdog_exit and watchdog_check_sigterm may end the process, by _exit or a signal: exit() would run
 code in which other threads may be stuck. (While NCCL is open, die ends it by watchdog_leave.) c->lock guards all of Control;
@@ -31,10 +31,10 @@ c->recorder has a lock of its own, taken after it.
 static const int watchdog_crash_signals[WATCHDOG_CRASHES] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
 static struct {
     Control* control;                          // of this process, while its watchdog runs
-    int wake_fd;                               // the handler of crashes writes to it to wake the watchdog
+    int wake_fd;                               // the crash handler writes to it to wake the watchdog
     int crash, crash_reported;                 // atomic: the signal of a crash; the others know of it
     sigset_t handled, unblocked;               // signals besides SIGTERM that have a handler; the main thread's mask before ours
-    char stack[65536];                         // on which the handler of crashes runs on the main thread
+    char stack[65536];                         // of the crash handler on the main thread
     struct sigaction before[WATCHDOG_CRASHES]; // the handlers of crashes before ours
     bool has_exit_hook;                        // watchdog_on_exit is registered with atexit
 } watchdog_process;
@@ -546,7 +546,7 @@ static inline void watchdog_check_sigterm(Control* c, double now) {
 
 // ---- the thread ----
 
-// A turn that lasted much longer than a beat was one in which this process was stopped. Nobody has waited in that time, or been silent.
+// If a turn lasted much longer than a beat, this process was stopped. That time counts neither as waiting nor as silence.
 static inline void watchdog_skip_stop(Control* c, double now) {
     double stopped = control_stopped(c->turn, CONTROL_BEAT);
     c->turn = now;
@@ -626,7 +626,7 @@ static inline void* watchdog_thread(void* argument) {
 // ---- signals ----
 
 // Blocks SIGTERM, and every other signal that a library handles, on the main thread and on those that it will start. The watchdog
-// reads the one and runs the handlers of the others. SIGTERM stays as it is if it is ignored or has a handler.
+// reads SIGTERM and runs the handlers of the others. If SIGTERM is ignored or already has a handler, that remains so.
 static inline void watchdog_block_signals(Control* c) {
     sigset_t blocked, sigterm;
     sigemptyset(&watchdog_process.handled);
@@ -660,7 +660,7 @@ static inline void watchdog_on_crash(int signal_number, siginfo_t* info, void* c
 }
 
 // Handles crashes, and passes them on afterwards. On the main thread the handler has a stack of its own (a sanitizer's, if there is
-// one). OpenMP's threads have none: there it runs on the stack at hand, and may damage memory of a process that ends anyway.
+// one). OpenMP's threads have none: there it runs on the current stack and may damage memory, but the process ends anyway.
 static inline void watchdog_catch_crashes(void) {
     struct sigaction ours;
     stack_t stack;
@@ -676,7 +676,7 @@ static inline void watchdog_catch_crashes(void) {
     for (int i = 0; i < WATCHDOG_CRASHES; i++) sigaction(watchdog_crash_signals[i], &ours, &watchdog_process.before[i]);
 }
 
-// SIGTERM ends the process at once from here on, also one that came too late for the watchdog.
+// From here on SIGTERM ends the process at once, including one that came too late for the watchdog.
 static inline void watchdog_release_signals(Control* c) {
     for (int i = 0; i < WATCHDOG_CRASHES; i++) sigaction(watchdog_crash_signals[i], &watchdog_process.before[i], NULL);
     if (c->sigterm >= 0) close(c->sigterm);

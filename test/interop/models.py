@@ -212,7 +212,7 @@ def test_gpt2s_tokenizer_goes_with_the_export():
 
 
 def test_greedy_texts_agree_because_both_begin_with_the_end_of_text():
-    """After it an x is followed by 1, else by 2."""
+    """After the end of text, an x is followed by 1; elsewhere by 2."""
     with open(path("lines"), "w") as f: f.write('{"text": "x1;x2;x2;x2;x2;"}\n' * 200)
     run("tokenize", "--split", "jsonl", "--tokenizer", path("vocabulary"), "--out", path("lines.bin"), path("lines"))
     data = ["--data", path("lines.bin"), "--val-data=", "--tokenizer", path("vocabulary"), "--seq-len", CONTEXT, "--batch-size", 4]

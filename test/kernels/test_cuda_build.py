@@ -11,8 +11,8 @@ pytestmark = pytest.mark.skipif(command("sh -c", ["echo '#include <cublasLt.h>' 
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy without nvidia/, beside a toolkit that has nothing but its version; a function that runs a command there. Both folders' names
-    have a space."""
+    """A copy without nvidia/, next to a toolkit that contains only its version: a function that runs a command in the copy. The
+    names of both folders contain a space."""
     clone, toolkit = tmp_path / "the course", tmp_path / "the toolkit"
     (clone / "dev").mkdir(parents=True)
     (toolkit / "include").mkdir(parents=True)
@@ -35,7 +35,7 @@ def fill(place, major):
 
 
 def words_of(copy, question):
-    """What a shell makes of find_cuda.sh's answer."""
+    """The answer of find_cuda.sh, split into words as a shell splits it."""
     return shlex.split(copy(f"sh dev/find_cuda.sh {question}").out)
 
 

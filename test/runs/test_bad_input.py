@@ -106,7 +106,7 @@ def test_llm_cs_tokens_of_4_bytes_are_named(tmp_path):
     tokens = (20240801).to_bytes(4, "little") + (7).to_bytes(4, "little") + (8).to_bytes(4, "little") + bytes(1012 + 8 * 4)
     (tmp_path / "llama.bin").write_bytes(tokens)
     refusal = run("--data", tmp_path / "llama.bin")
-    assert_refused(refusal, "llama.bin: has llm.c's tokens of Llama 3, of 4 bytes each; .*2 bytes.*: make it .* with GPT-2's tokenizer")
+    assert_refused(refusal, "llama.bin: has llm.c's tokens of Llama 3, of 4 bytes each, .*2 bytes.*: make it .* with GPT-2's tokenizer")
     assert "download it again" not in refusal.err
 
 
@@ -145,7 +145,7 @@ def test_tokens_of_another_tokenizer_are_refused_where_the_file_says_whose_they_
         assert_refused(trains(data, tokenizer, "--vocab-size 300"), f"--data .*{data}.bin: another tokenizer made its tokens", "--tokenizer= ")
     assert_refused(trains("bpe", made["bpe"], ["--val-data", tmp_path / "bytes.bin"]), "--val-data .*bytes.bin: another tokenizer")
     (tmp_path / "old.bin").write_bytes((tmp_path / "bpe.bin").read_bytes()[:12] + bytes(1012) + (tmp_path / "bpe.bin").read_bytes()[1024:])
-    assert trains("old", "bytes", "--vocab-size 300").status == 0 # a file of llm.c's says nothing
+    assert trains("old", "bytes", "--vocab-size 300").status == 0 # llm.c's files do not name a tokenizer
 
 
 # ---- more shards than a process may open ----
@@ -157,7 +157,7 @@ def shards(tmp_path):
 
 
 def may_open(soft, hard, *line, ranks=None):
-    """Runs a command whose processes may have so many files open, and could allow themselves more up to the hard limit."""
+    """Runs a command whose processes may have `soft` files open, and may raise this limit up to `hard`."""
     return command(["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "limited", *line], ranks=ranks)
 
 
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
 
 @pytest.mark.parametrize("inodes", range(2, 9))
 def test_a_file_system_without_inodes_is_not_said_to_be_full(inodes, tmp_path):
-    """It has room for the folder itself, and then for one file more each time: the lock, the log, a checkpoint's folder and its files."""
+    """There are inodes for the folder, and each time for one more file: the lock, the log, a checkpoint's folder and its files."""
     if command(f"mount -t tmpfs -o size=64m,nr_inodes={inodes} tmpfs", tmp_path).status != 0: pytest.skip("only root may mount a small disk")
     try:
         out = tmp_path / "out"
@@ -268,7 +268,7 @@ def test_a_file_system_without_inodes_is_not_said_to_be_full(inodes, tmp_path):
         command("umount", tmp_path)
 
 
-OTHER_DATA = "^start +--data has other tokens than when .*step_00000002 was saved: from sequence 64 of epoch 0 on the order is another"
+OTHER_DATA = "^start +--data has other tokens than when .*step_00000002 was saved: from sequence 64 of epoch 0 on, the order differs"
 
 
 @pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2)])

@@ -141,7 +141,7 @@ def test_pruning_unlinks_a_link_and_leaves_what_it_leads_to(stage, ranks, tmp_pa
 # ---- what a run counts and keeps ----
 @pytest.mark.parametrize("stage", ["ddp", rest("zero"), rest("fsdp")])
 def test_tokens_are_counted_by_what_each_step_had(stage, tmp_path):
-    """Also where the state was written before it had a count: then as if all steps had been as large."""
+    """Even if the checkpoint is older than this count: then all earlier steps are assumed to have been as large."""
     run = [stage, TINY, "--seq-len 16 --batch-size 4 --total-batch-size 0"]
     assert in_folder(tmp_path, *run, "--steps 3", ranks=2).status == 0
     shutil.copytree(tmp_path, tmp_path / "old")
@@ -153,7 +153,7 @@ def test_tokens_are_counted_by_what_each_step_had(stage, tmp_path):
 
 
 def forget(path, member):
-    """Leaves a member out of a state.json, and renews its checksum (llmc/base/checksum.h)."""
+    """Leaves a member out of a state.json, and updates its checksum (llmc/base/checksum.h)."""
     floats, mask, total = [], (1 << 64) - 1, 0 # numbers as C prints them
     fields = json.loads(path.read_text(), parse_float=lambda text: floats.append(text) or f"@{len(floats) - 1}@")
     fields = {key: value for key, value in fields.items() if key not in (member, "checksum_of_this")}

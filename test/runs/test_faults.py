@@ -70,14 +70,14 @@ def running(folder, stage, *options, ranks=2, **env):
 
 
 def signals(task, field):
-    """Of /proc/PID/task/TID/status: SigCgt has those with a handler, SigBlk those that the thread has blocked."""
+    """Reads a field of /proc/PID/task/TID/status: SigCgt has the signals with a handler, SigBlk those that the thread blocks."""
     mask = int(re.search(rf"^{field}:\s*(\w+)", (task / "status").read_text(), re.M)[1], 16)
     return {s for s in signal.valid_signals() if mask >> (s - 1) & 1}
 
 
 @pytest.mark.parametrize("stage", ["ddp", "fsdp", *map(rest, ("zero", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
 def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(stage, tmp_path):
-    """Every rank is told 1,000 times to end. It goes on while rank 0 may still say why (SHARD_LEAVE_SECONDS), here until it is killed."""
+    """Every rank gets SIGTERM 1,000 times. It goes on while rank 0 may still say why (SHARD_LEAVE_SECONDS): here, until killed."""
     ranks, mesh = (4, "--mesh dp=2,tp=2") if stage == "3d" else (2, "")
     options = [SMALL, "--deterministic --lr-schedule constant --save-every 20 --keep 2", mesh]
     out = tmp_path / "out"
@@ -118,7 +118,7 @@ def test_a_run_that_is_told_to_end_during_a_step_ends_and_says_so(how, tmp_path)
 
 
 def test_time_in_which_all_ranks_were_stopped_counts_as_no_wait(tmp_path):
-    """As by scontrol suspend or docker pause. Rank 1 is stopped first, so rank 0 waits for it."""
+    """This is what scontrol suspend and docker pause do. Rank 1 is stopped first, so rank 0 waits for it."""
     with running(tmp_path / "out", "ddp", *UNDISTURBED, DEADLINE) as (run, _, pids):
         os.kill(pids[1], signal.SIGSTOP)
         time.sleep(0.5)

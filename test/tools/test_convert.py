@@ -146,7 +146,7 @@ def test_weights_that_are_no_numbers_are_refused(hf, tmp_path, data, value):
 # ---- weights that are too large for 16 bits ----
 @pytest.fixture
 def large(hf, tmp_path):
-    """Returns what makes a checkpoint of the reference model with these last weights of two tensors."""
+    """Returns a function that makes a checkpoint of the reference model, with given values as the last weights of two tensors."""
     def make(*values):
         data = (hf / "model.safetensors").read_bytes()
         begin = 8 + int.from_bytes(data[:8], "little")

@@ -82,7 +82,7 @@ def test_times_are_shown_beside_a_copys_or_a_products(name, peak, unit):
 
 
 def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itself(tmp_path):
-    """Every second call of it, counted from the first that is timed, sleeps."""
+    """Every second call of the variant sleeps, counted from the first call that is timed."""
     before = "VARIANT(gelu_4_llmc, "
     text = (ROOT / "dev/cpu/gelu.c").read_text()
     body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", text, re.M)[0]
