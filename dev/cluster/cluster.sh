@@ -85,7 +85,7 @@ up() {
     is_number "$ranks" && [ "$ranks" -ge 1 ] || fail "RANKS_PER_NODE must be a whole number from 1 on, not '$ranks'"
     echo "0 0 0 0 0" | changed_links all "$link" >/dev/null
     case $state in *[!A-Za-z0-9_./,:@%+=~-]*)
-        fail "mpirun and ssh's settings cannot name a folder such as '$state': choose another, such as CLUSTER=/tmp/cluster" ;; esac
+        fail "mpirun and ssh's settings cannot name a folder such as '$state': CLUSTER=/tmp/cluster, for example, puts it elsewhere" ;; esac
     ! is_up || fail "there is a cluster in $state already: make cluster-down ends it"
     [ "$(id -u)" = 0 ] || rights="--user --map-current-user --keep-caps"
     check_tools
