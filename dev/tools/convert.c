@@ -358,8 +358,8 @@ static char* tokenizer_of_run(const CheckpointReader* r) {
     const char* spec = json_string_value(json_object_get(options, "tokenizer"));
     char* copy = xstrdup(spec ? spec : "");
     json_decref(options);
-    require(strcmp(copy, "bytes") == 0 || path_exists(copy[0] ? copy : "."), "%s: the run's tokenizer was %s, by its state.json, but"
-            " is no longer there: give its files as --tokenizer, or --tokenizer= to export none", r->path, copy);
+    require(strcmp(copy, "bytes") == 0 || path_exists(copy[0] ? copy : "."), "%s: the run's tokenizer was %s, by its state.json,"
+            " but is no longer there: give its files as --tokenizer, or --tokenizer= to export none", r->path, copy);
     return copy;
 }
 
