@@ -110,7 +110,7 @@ def test_a_run_that_is_told_to_end_during_a_step_ends_and_says_so(how, tmp_path)
     """SIGTERM to every rank, as from a launcher, and SIGINT to the launcher, as from Ctrl-C."""
     with running(tmp_path / "out", "fsdp", SMALL, "--steps 1000000", SHARD_LEAVE_SECONDS=1) as (run, _, pids):
         launcher = pids[0]
-        while "mpirun" not in Path(f"/proc/{launcher}/comm").read_text() and launcher > 1:
+        while not re.match("mpirun|prterun", Path(f"/proc/{launcher}/comm").read_text()): # Open MPI 4's, and 5's
             launcher = int(re.search(r"^PPid:\s*(\d+)", Path(f"/proc/{launcher}/status").read_text(), re.M)[1])
         for pid in pids if how == signal.SIGTERM else [launcher]: os.kill(pid, how)
         ended = run.result()
