@@ -168,7 +168,6 @@ static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, co
     if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
     checkpoint_create_files(w, 0, NULL, 0);
 }
-
 static inline char* checkpoint_step_path(const char* out, const TrainState* s) {
     return format_string("%s/step_%08lld", out, s->step);
 }
@@ -234,6 +233,7 @@ static inline void checkpoint_remove(const char* out, const char* prefix, long l
 
 // Removes all checkpoints except the `keep` newest (0: keeps all) and the one of `step`. Removes what that one has replaced.
 static inline void checkpoint_prune(const char* out, long long step, long long keep) {
+    checkpoint_remove_stale(out); // also a complete one, because this checkpoint is later
     long long* steps;
     int count = checkpoint_list(out, "", &steps);
     for (int i = 0; i < count; i++) if (keep > 0 && i >= keep && steps[i] != step) checkpoint_remove(out, "", steps[i]);
