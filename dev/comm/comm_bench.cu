@@ -339,6 +339,7 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
                      1e6 * alpha, 1e-9 * factor / beta);
     else b->unfit = name;
     fflush(stdout); // if results are wrong, the first rank that ends also ends the others
+    fit_free(&t.fit);
     if (fits && links)
         json_object_set_new(links, name, json_pack("{s:f, s:f, s:f}", "alpha", alpha, "beta", beta, "busbw", factor / beta));
     return t.wrong;
