@@ -9,9 +9,14 @@ static inline void launcher_require(const char* variable, int first, int size, c
     require(text == NULL || atoi(text) + first <= size, "%s=%s: a launcher has started this program as one of several processes, and"
             " each would train by itself; %s, or unset %s", variable, text ? text : "", remedy, variable);
 }
-// The same for launchers whose ranks our programs cannot join: mpiexec of MPICH and of Intel MPI, and prterun without Open MPI.
+// In the shell that `srun -n 8 --pty` starts as task 0, Slurm's counts are inherited, but a program is alone.
+static inline bool launcher_is_slurm_shell(void) {
+    const char* task = getenv("SLURM_PROCID");
+    return getenv("SLURM_PTY_PORT") && task && atoi(task) == 0;
+}
+// launcher_require() for launchers whose ranks our programs cannot join: mpiexec of MPICH and of Intel MPI, and prterun without Open MPI.
 static inline void launcher_require_known(int size, const char* remedy) {
-    launcher_require("PMI_SIZE", 0, size, remedy);
+    if (!launcher_is_slurm_shell()) launcher_require("PMI_SIZE", 0, size, remedy);
     launcher_require("PMI_RANK", 1, size, remedy);
     launcher_require("MPI_LOCALNRANKS", 0, size, remedy);
     launcher_require("PMIX_RANK", 1, size, remedy);

@@ -122,10 +122,7 @@ static inline void run_require_one(void) {
     launcher_require("OMPI_COMM_WORLD_SIZE", 0, 1, remedy);
     launcher_require("LOCAL_WORLD_SIZE", 0, 1, remedy); // torchrun sets this, and on several nodes also:
     if (getenv("TORCHELASTIC_RUN_ID")) launcher_require("WORLD_SIZE", 0, 1, remedy);
-    // The shell that srun --pty starts as task 0 inherits the numbers of tasks; PMI_RANK still reveals an mpiexec in that shell.
-    const char* task = getenv("SLURM_PTY_PORT") ? getenv("SLURM_PROCID") : NULL;
-    if (task && atoi(task) == 0 && unsetenv("SLURM_STEP_NUM_TASKS") == 0) unsetenv("PMI_SIZE");
-    launcher_require("SLURM_STEP_NUM_TASKS", 0, 1, remedy);
+    if (!launcher_is_slurm_shell()) launcher_require("SLURM_STEP_NUM_TASKS", 0, 1, remedy);
     launcher_require_known(1, remedy);
 }
 

@@ -282,3 +282,15 @@ TEST(gradients_on_the_host_are_added_by_all_threads) {
         assert_memory_not_equal(together, first, N * comm_type_size(types[k]));
     }
 }
+TEST(a_sum_may_take_the_place_of_any_of_its_rows) {
+    enum { N = 2 * COMM_SUM_BLOCK + 5, ROWS = 4 };
+    static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
+    static double in[ROWS][N], want[N];
+    for (int k = 0; k < 4; k++) for (int n = 2; n <= ROWS; n++) for (int place = 0; place < n; place++) {
+        const void* rows[ROWS];
+        for (int q = 0; q < n; q++) rows[q] = memset(in[q], 0x30 + 3 * q, sizeof in[q]);
+        comm_add_rows(want, rows, n, N, types[k]);
+        comm_add_rows(in[place], rows, n, N, types[k]);
+        assert_memory_equal(in[place], want, N * comm_type_size(types[k]));
+    }
+}
