@@ -11,8 +11,7 @@ static inline void launcher_require(const char* variable, int first, int size, c
 }
 // In the shell that `srun -n 8 --pty` starts as task 0, Slurm's counts are inherited, but a program is alone.
 static inline bool launcher_is_slurm_shell(void) {
-    const char* task = getenv("SLURM_PROCID");
-    return getenv("SLURM_PTY_PORT") && task && atoi(task) == 0;
+    return getenv("SLURM_PTY_PORT") && getenv("SLURM_PROCID") && atoi(getenv("SLURM_PROCID")) == 0;
 }
 // launcher_require() for launchers whose ranks our programs cannot join: mpiexec of MPICH and of Intel MPI, and prterun without Open MPI.
 static inline void launcher_require_known(int size, const char* remedy) {

@@ -79,10 +79,9 @@ static inline void run_choose_batch(Run* run, DataReaders readers) {
 
 static inline void run_open_data(Run* run, DataReaders readers) {
     const Options* o = &run->o;
-    int rank = readers.rank, N = readers.size;
     run_choose_batch(run, readers);
-    DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, rank, N,
-                        (uint64_t)o->seed, (MaskUse)o->mask };
+    DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, readers.rank,
+                        readers.size, (uint64_t)o->seed, (MaskUse)o->mask };
     const Tokenizer* tokenizer = o->tokenizer[0] ? &run->tokenizer : NULL;
     dataloader_init(&run->train, "--data", o->data, tokenizer, shape, DATA_TRAIN);
     run->data_sum = data_checksum(&run->train);
