@@ -79,9 +79,10 @@ static inline void run_choose_batch(Run* run, DataReaders readers) {
 
 static inline void run_open_data(Run* run, DataReaders readers) {
     const Options* o = &run->o;
+    int rank = readers.rank, N = readers.size;
     run_choose_batch(run, readers);
-    DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, readers.rank,
-                        readers.size, (uint64_t)o->seed, (MaskUse)o->mask };
+    DataShape shape = { (int)o->batch_size, (int)o->seq_len, run->config.V, run->tokens_per_step / o->seq_len, rank, N,
+                        (uint64_t)o->seed, (MaskUse)o->mask };
     const Tokenizer* tokenizer = o->tokenizer[0] ? &run->tokenizer : NULL;
     dataloader_init(&run->train, "--data", o->data, tokenizer, shape, DATA_TRAIN);
     run->data_sum = data_checksum(&run->train);
@@ -127,13 +128,12 @@ static inline void run_require_one(void) {
 
 // Reads the options, and opens what the run starts from: tokenizer, checkpoint, data.
 static inline void run_start(Run* run, int argc, char** argv) {
-    DataReaders alone = { 0, 1, "", 1 };
     options_parse(&run->table, argc, argv);
     run_require_one();
     run_open_device(run, 0, 1);
     run_claim_out(run, false); // before it is asked what is saved there
     run_open(run);
-    run_open_data(run, alone);
+    run_open_data(run, (DataReaders){ 0, 1, "", 1 });
 }
 
 // Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing is
