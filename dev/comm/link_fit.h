@@ -20,7 +20,7 @@ typedef struct { FitPoint* points; size_t n; } Fit;
 // Adds a size, which is at least as large as the last.
 static inline void fit_add(Fit* f, double bytes, double seconds) {
     f->points = (FitPoint*)with_room(f->points, f->n, sizeof(FitPoint));
-    for (size_t i = 0; i < f->n; i++) f->points[i].seconds = fmin(f->points[i].seconds, seconds);
+    for (size_t i = f->n; i > 0 && f->points[i - 1].seconds > seconds; i--) f->points[i - 1].seconds = seconds;
     f->points[f->n++] = (FitPoint){ bytes, seconds };
 }
 static inline void fit_free(Fit* f) { free(f->points); }

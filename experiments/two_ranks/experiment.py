@@ -36,9 +36,11 @@ def gains(d, length):
 def short(d):
     if not d.speed: return "Speeds are not measured."
     first = {length: next((C for C, ratio in gains(d, length).items() if ratio[0] >= 1), None) for length in lengths(d)}
-    return " ".join(f"From {C} channels on with {length} tokens in a sequence." if C else "At no size that was tried with "
-                    f"{length} tokens in a sequence."
-                    for length, C in first.items())
+    words = {length: "at no size that was tried" if C is None else
+             "at every size that was tried" if C == min(gains(d, length)) else f"from {C} channels on"
+             for length, C in first.items()}
+    if len(set(words.values())) == 1: return f"Two are faster {next(iter(words.values()))}."
+    return "Two are faster " + ", ".join(f"{word} with {length} tokens in a sequence" for length, word in words.items()) + "."
 
 
 def found(d, length, ratios):

@@ -10,8 +10,8 @@ WITHOUT_ASLR = ["setarch", "-R"] if shutil.which("setarch") and subprocess.run([
 
 @functools.cache
 def flags(*libraries):
-    """The compiler's flags for the headers of NVIDIA's libraries, or None where they are not."""
-    found = subprocess.run(["sh", "dev/find_cuda.sh", "compile", *libraries], cwd=ROOT, capture_output=True, text=True)
+    """The compiler's flags for the headers of NVIDIA's libraries, or None where they are not. They hold in every folder."""
+    found = subprocess.run(["sh", ROOT / "dev/find_cuda.sh", "compile", *libraries], cwd="/", capture_output=True, text=True)
     return found.stdout.replace("\n", " ") if found.returncode == 0 else None
 
 
