@@ -33,20 +33,29 @@ def gains(d, length):
     return {int(text.split("-")[1]): gain(d, text) for text in sizes(d) if text.startswith(f"{length}-")}
 
 
+def slower_and_faster(ratios):
+    """The channels with which two ranks are slower, and those with which they are faster."""
+    return ([C for C, ratio in ratios.items() if (ratio[0] < 1) == slower] for slower in (True, False))
+
+
+def where_faster(ratios):
+    slower, faster = slower_and_faster(ratios)
+    if not slower: return "at every size that was tried"
+    if not faster: return "at no size that was tried"
+    return f"from {faster[0]} channels on" if slower[-1] < faster[0] else "at some of the sizes that were tried"
+
+
 def short(d):
     if not d.speed: return "Speeds are not measured."
-    first = {length: next((C for C, ratio in gains(d, length).items() if ratio[0] >= 1), None) for length in lengths(d)}
-    words = {length: "at no size that was tried" if C is None else
-             "at every size that was tried" if C == min(gains(d, length)) else f"from {C} channels on"
-             for length, C in first.items()}
-    if len(set(words.values())) == 1: return f"Two are faster {next(iter(words.values()))}."
-    return "Two are faster " + ", ".join(f"{word} with {length} tokens in a sequence" for length, word in words.items()) + "."
+    where = {length: where_faster(gains(d, length)) for length in lengths(d)}
+    if len({*where.values()}) == 1: return f"Two are faster {where.popitem()[1]}."
+    return "Two are faster " + ", ".join(f"{words} with {length} tokens in a sequence" for length, words in where.items()) + "."
 
 
 def found(d, length, ratios):
     """Where two ranks are slower, and where they are faster."""
     def parameters(C): return f"{count(d.value(f'one-{length}-{C}', 'parameters'))} parameters"
-    slower, faster = ([C for C, ratio in ratios.items() if (ratio[0] < 1) == less] for less in (True, False))
+    slower, faster = slower_and_faster(ratios)
     if not slower: return f"two ranks are faster at every size that was tried, even with {parameters(faster[0])}"
     if not faster: return f"two ranks are slower at every size that was tried, even with {parameters(slower[-1])}"
     if slower[-1] > faster[0]:

@@ -256,6 +256,13 @@ def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against
     assert says in text and no not in text
 
 
+def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster():
+    ratios = {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on", (0.5, 0.6, 0.9): "at no size that was tried",
+              (1.2, 0.9, 1.3): "at some of the sizes that were tried"}
+    code = f"from experiment import where_faster\nfor x in {[*ratios]}: print(where_faster(dict(zip((16, 32, 64), zip(x)))))"
+    assert succeeds("python3 -c", [code], env={"PYTHONPATH": "experiments:experiments/two_ranks"}).out.splitlines() == [*ratios.values()]
+
+
 def test_a_range_that_includes_1_shows_no_difference(tmp_path):
     runs = [(name, number, {"memory": 1, "sent": 2, "step_ms": ms, "tokens_per_s": 5, "loss": 3, "steps": 4})
             for name, number, ms in (("fp32", 1, 10), ("model", 1, 9), ("fp32", 2, 10), ("model", 2, 13))]
