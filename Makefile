@@ -116,7 +116,7 @@ NVCC_HOST := $(if $(HOST_CXX),-ccbin $(HOST_CXX)) $(if $(findstring clang,$(HOST
 # The GPUs that are here, if they are new enough; otherwise the most common ones for training, and PTX, which the driver compiles
 # for newer ones.
 QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-CAPABILITIES := $(shell $(QUERY) 2>/dev/null | sed -nE 's/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p' | sort -u)
+CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -xE '$(if $(filter bf16,$(PRECISION)),,7\.5|)([89]|[1-9][0-9])\.[0-9]' | tr -d . | sort -u)
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler $(FOR_ARCH) \

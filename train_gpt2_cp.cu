@@ -319,10 +319,11 @@ static float* gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
     size_t n = context_rows(cp, 2*g->config.C);
     floatX* own = cp->kv[0] + (size_t)cp->rank * n;
     context_take_kv(cp, own, a.qkv);
-    comm_wait(&cp->comm, comm_all_gather(&cp->comm, cp->kv[0], own, n, COMM_FLOATX));
+    CommOp gathered = comm_all_gather(&cp->comm, cp->kv[0], own, n, COMM_FLOATX);
     if (dout) device_zero(cp->dkv[0], (size_t)cp->c * n * sizeof(float));
-    for (int s = 0; s < cp->c; s++) {
+    for (int s = 0; s < cp->c; s++) { // its own first: the others' are on their way meanwhile
         int u = (cp->rank + s) % cp->c;
+        if (s == 1 || cp->c == 1) comm_wait(&cp->comm, gathered);
         attend(g, a, cp->kv[0] + (size_t)u * n, u, dout, cp->dkv[0] + (size_t)u * n);
     }
     if (dout) comm_wait(&cp->comm, comm_reduce_scatter(&cp->comm, cp->dkv[1], cp->dkv[0], n, COMM_F32));

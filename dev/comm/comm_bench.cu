@@ -379,6 +379,7 @@ static void bench_start(Bench* b, int argc, char** argv) {
             "--json %s: a single rank has no link to measure: start more, as in mpirun -np 2", o->json);
     b->fault = fault_parse(o->fault, ranks.size);
     fault_check_micro(&b->fault, 0);
+    comm_choose_environment(&o->comm, ranks.size);
     device_init(ranks.local_rank, ranks.local_size);
     comm_init(&b->comm, &o->comm, ranks, &b->control);
     fault_announce(&b->fault);

@@ -46,8 +46,9 @@ static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
 namespace emulator {
 constexpr unsigned MAX_THREADS = 1024, MAX_WORKERS = 64, MAX_SHARED_VARIABLES = 64;
 constexpr size_t STACK_BYTES = 256 << 10;
-// Shared memory of a block on compute capability 8.0: what every kernel may use, and what it may ask for.
-constexpr size_t SHARED_DEFAULT = 48 << 10, SHARED_LARGEST = 163 << 10;
+// Shared memory of a block on compute capability 8.0 or 7.5: what every kernel may use, and what it may ask for.
+constexpr size_t SHARED_DEFAULT = 48 << 10;
+size_t largest_shared(void) { return capability() == 75 ? 64 << 10 : 163 << 10; }
 constexpr size_t RED_ZONE = 128, ARENA_BYTES = 512 << 10;
 
 // One OS thread that runs blocks, one at a time. It and its fibers are kept for later launches.
@@ -369,7 +370,7 @@ void* dynamic_shared(size_t alignment, Site site) {
     return w->dynamic;
 }
 void allow_shared_memory(const void* kernel, size_t bytes) {
-    if (bytes > SHARED_LARGEST) fail(nullptr, here(), "%zu bytes of shared memory asked for; a block has at most %zu", bytes, SHARED_LARGEST);
+    if (bytes > largest_shared()) fail(nullptr, here(), "%zu bytes of shared memory asked for; a block has at most %zu", bytes, largest_shared());
     std::lock_guard<std::mutex> lock(launch_lock);
     shared_limits[kernel] = bytes;
 }
@@ -442,11 +443,11 @@ static void run_blocks(Worker* w, const std::vector<uint32_t>* order, size_t fir
     worker = nullptr;
 }
 // A kernel for which nothing was set may have SHARED_DEFAULT, static and dynamic together. Once cudaFuncSetAttribute has set its
-// dynamic memory, be it less, that is the limit of the dynamic memory, and static memory comes on top, up to SHARED_LARGEST.
+// dynamic memory, be it less, that is the limit of the dynamic memory, and static memory comes on top, up to largest_shared().
 struct SharedLimit { size_t dynamic, total; };
 static SharedLimit shared_limit(const void* kernel) {
     auto found = shared_limits.find(kernel);
-    return found == shared_limits.end() ? SharedLimit{SHARED_DEFAULT, SHARED_DEFAULT} : SharedLimit{found->second, SHARED_LARGEST};
+    return found == shared_limits.end() ? SharedLimit{SHARED_DEFAULT, SHARED_DEFAULT} : SharedLimit{found->second, largest_shared()};
 }
 void check_configuration(const Configuration& c, const void* kernel) {
     std::lock_guard<std::mutex> lock(launch_lock);
@@ -458,7 +459,7 @@ void check_configuration(const Configuration& c, const void* kernel) {
         fail(nullptr, c.site, "launch of %s: block (%u,%u,%u); CUDA takes 1 to (1024,1024,64), at most 1024 threads", c.kernel, b.x, b.y, b.z);
     if (c.shared_bytes > most_shared)
         fail(nullptr, c.site, "launch of %s: %zu bytes of dynamic shared memory; it may have %zu (cudaFuncSetAttribute sets it, to at most %zu)",
-             c.kernel, c.shared_bytes, most_shared, SHARED_LARGEST);
+             c.kernel, c.shared_bytes, most_shared, largest_shared());
 }
 void run(const Configuration& c, const void* kernel, void (*body)(void*), void* closure) {
     std::lock_guard<std::mutex> lock(launch_lock);

@@ -158,18 +158,23 @@ static cudaError_t fill(Call& call, void* p, int value, size_t bytes, cudaStream
 }
 
 // --- the device ---
+// CUDA_EMULATOR_CAPABILITY=75 is an older GPU, in what it says of itself and in its shared memory; the default is 90.
+int capability(void) {
+    static const int value = (int)setting("CUDA_EMULATOR_CAPABILITY", 90);
+    return value;
+}
 static int attribute_of_device(cudaDeviceAttr attribute) { // -1: not known here
     switch (attribute) {
         // The instructions of 9.0 with only the shared memory of 8.0: a kernel that fits here fits on both.
-        case cudaDevAttrComputeCapabilityMajor: return 9;
-        case cudaDevAttrComputeCapabilityMinor: return 0;
+        case cudaDevAttrComputeCapabilityMajor: return capability() / 10;
+        case cudaDevAttrComputeCapabilityMinor: return capability() % 10;
         case cudaDevAttrMultiProcessorCount: return 4;
         case cudaDevAttrWarpSize: return 32;
         case cudaDevAttrMaxThreadsPerBlock: return 1024;
         case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
         case cudaDevAttrMaxSharedMemoryPerBlock: return 48 << 10;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: return 163 << 10;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return 164 << 10;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: return (int)largest_shared();
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return capability() == 75 ? 64 << 10 : 164 << 10;
         case cudaDevAttrMaxRegistersPerBlock: return 65536;
         case cudaDevAttrL2CacheSize: return 40 << 20;
         case cudaDevAttrClockRate: return 1410000;

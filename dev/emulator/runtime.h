@@ -15,6 +15,8 @@ memory is closed, because the function may wait for other threads.
 #include <mutex>
 
 namespace emulator {
+int capability(void);         // of the GPU, 90 or 75
+size_t largest_shared(void);  // bytes of shared memory that a block may ask for
 uint64_t setting(const char* name, uint64_t otherwise); // a CUDA_EMULATOR_* variable, which must be a number
 
 // --- for the stand-ins of libraries ---

@@ -246,10 +246,18 @@ static cudaError_t run_needed(Call& call, const Needed& needed, uint64_t most) {
     close_memory();
     return remember(sticky_error);
 }
-// With CUDA_EMULATOR_WAITS=FILE a line at exit says how often the host waited until work was done, also by asking over and over.
+static bool loads_at_once(void) {
+    static const char* loading = getenv("CUDA_MODULE_LOADING");
+    return loading && !strcmp(loading, "EAGER");
+}
+// With CUDA_EMULATOR_WAITS=FILE a line at exit says how often the host waited until work was done, also by asking over and over,
+// and when kernels were loaded.
 static struct Waits {
     uint64_t host = 0; // under Call's lock
-    ~Waits() { append_to("CUDA_EMULATOR_WAITS", "the host waited %zu times\n", host); }
+    ~Waits() {
+        append_to("CUDA_EMULATOR_WAITS", "the host waited %zu times; kernels were loaded %s\n", host,
+                  loads_at_once() ? "at once" : "when first launched");
+    }
 } waits;
 cudaError_t wait_for(Call& call, Position until) {
     waits.host++;
@@ -283,10 +291,9 @@ std::map<CUstream_st*, uint64_t> finished_before(Position later) {
     return finished;
 }
 static void load(const void* kernel) {
-    static const char* loading = getenv("CUDA_MODULE_LOADING");
     static std::set<const void*> loaded; // under Call's lock
     Call call;
-    if ((loading && !strcmp(loading, "EAGER")) || call.error || !loaded.insert(kernel).second) return;
+    if (loads_at_once() || call.error || !loaded.insert(kernel).second) return;
     for (auto& s : all_streams())
         for (const Work& work : s->queue)
             if (work.ready) {

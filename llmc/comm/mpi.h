@@ -121,7 +121,7 @@ static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot
 // Returns the elements that a rank owns of a piece. N such slices fit in the scratch and in staging memory; of an all-to-all 2N.
 static inline size_t mpi_slice(const MpiOp* o) {
     size_t rows = (size_t)o->comm->size * (o->slot->kind == COMM_ALL_TO_ALL ? 2 : 1);
-    return size_max(1, COMM_PIECE / mpi_element(o) / rows);
+    return ring_slice(COMM_PIECE / mpi_element(o) / rows);
 }
 static inline size_t mpi_piece(const MpiOp* o) {
     CommKind k = o->slot->kind;

@@ -89,7 +89,7 @@ static inline void nccl_recv(Comm* c, const CommSlot* s, void* data, size_t n, i
 
 // Returns the elements that a rank owns of a piece: N such slices fit in the scratch; row q is what rank q sent.
 static inline size_t nccl_slice(const Comm* c, CommType t) {
-    return size_max(1, NCCL_PIECE / comm_type_size(t) / (size_t)c->size);
+    return ring_slice(NCCL_PIECE / comm_type_size(t) / (size_t)c->size);
 }
 
 // One piece (n) of an all-reduce. Rank q adds slice q: [ring_chunk(q), ring_chunk(q+1)).
@@ -293,6 +293,15 @@ static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
 }
 
 // ---- what comm.h calls ----
+
+// What CUDA reads from the environment at its first call, unless the user has set it. Kernels are loaded at once, although that
+// takes a process some seconds: loading one at its first launch may wait until the GPU is idle, which it never is while a receive
+// waits for what that kernel is to make. Streams that share a hardware queue begin their work in its order, so a sum would wait for
+// layers: 8 queues would be fewer than streams, of which each pair of ranks in a pipeline has two.
+static inline void nccl_choose_environment(void) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
 
 // Returns true if NCCL can serve these ranks; dies if --comm nccl was given and it cannot.
 static inline bool nccl_is_possible(Comm* c) {

@@ -21,8 +21,15 @@ typedef struct {
 } RingStep;
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }
-// Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)): sizes differ by one at most, and may be 0.
-static inline size_t ring_chunk(size_t c, int N, size_t n) { return n / (size_t)N * c + n % (size_t)N * c / (size_t)N; }
+// Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)). Chunks begin at multiples of 16 elements, because NCCL moves what
+// does not begin at a multiple of 16 bytes one element at a time. Their sizes differ by 16 at most, and may be 0.
+#define RING_ALIGNMENT 16
+static inline size_t ring_chunk(size_t c, int N, size_t n) {
+    size_t pieces = ceil_div(n, RING_ALIGNMENT), ranks = (size_t)N;
+    return size_min(n, RING_ALIGNMENT * (pieces / ranks * c + pieces % ranks * c / ranks));
+}
+// The largest chunk that fits where `room` elements do: what a rank owns of a piece, if the piece has N such chunks.
+static inline size_t ring_slice(size_t room) { return size_max(1, room / RING_ALIGNMENT) * RING_ALIGNMENT; }
 
 // Rank's part in step 0 .. ring_steps(N)-1 of an all-reduce of n elements. At step s of a half, rank r sends the chunk that it
 // completed at step s-1: r-s in the first half; the second begins with the chunk that is finished here, r+1.

@@ -38,6 +38,9 @@ void widen_16(floatX* out, const uint16_t* in, DType from, float factor, size_t 
 static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elements; bits 8 or 4
     return ceil_div(n, QUANTISE_BLOCK) * (sizeof(float) + QUANTISE_BLOCK / 8 * (size_t)bits);
 }
+// A row of a multiple of so many elements is a multiple of 16 bytes: where ranks' rows lie one behind the other, each begins where
+// NCCL can move 16 bytes at a time.
+#define PACKED_ROW (4 * QUANTISE_BLOCK)
 static inline void quantise_check(int bits) {
     invariant(bits == 8 || bits == 4, "blocks have 8 or 4 bits a number, not %d", bits);
 }
@@ -48,9 +51,9 @@ void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, 
 
 // ---- signs, with one scale a row ----
 // A row is an fp32 scale, then a bit for each element: bit i % 32 of word i / 32 is 1 where x is negative. 0 counts as
-// positive. SIGN_MEAN: the mean of |x|, which makes the error smallest. SIGN_RMS: the root of the mean of x^2.
+// positive. It ends with whole 16 bytes; what is behind the signs is not defined. SIGN_MEAN: the mean of |x|, which makes the error smallest. SIGN_RMS: the root of the mean of x^2.
 typedef enum { SIGN_MEAN, SIGN_RMS } SignScale;
-static inline size_t signs_bytes(size_t n) { return sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t); }
+static inline size_t signs_bytes(size_t n) { return round_up(sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t), 16); }
 // packed (rows, signs_bytes(part)) = the scale and signs of each row of `part` elements of x (n), of which the last may have fewer;
 // kept (n) = x - what packed has. part n: one row
 void pack_signs(void* packed, float* kept, const float* x, size_t n, size_t part, SignScale scale);
@@ -60,14 +63,15 @@ void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part);
 void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n);
 
 // ---- the k largest ----
-// A row is k indices (uint32_t), ascending, then the k values (float) of these elements. n is less than 2^32.
+// A row is k indices (uint32_t), ascending, then the k values (float) of these elements, and ends with whole 16 bytes. n is less
+// than 2^32.
 static inline size_t top_k_count(size_t n, double fraction) { // k: at least one element, and at most all
     return size_min(n, size_max(1, (size_t)((double)n * fraction)));
 }
 static inline void top_k_check(size_t n, size_t k) {
     invariant(k >= 1 && k <= n && n <= UINT32_MAX, "the %zu largest of %zu numbers cannot be chosen", k, n);
 }
-static inline size_t sparse_bytes(size_t k) { return k * (sizeof(uint32_t) + sizeof(float)); }
+static inline size_t sparse_bytes(size_t k) { return round_up(k * (sizeof(uint32_t) + sizeof(float)), 16); }
 // packed (sparse_bytes(k)) = the k elements of x (n) with the largest |x|; of equal ones those with the smallest index.
 // NaN counts as larger than any number. kept (n) = x, with 0 where an element was sent. 1 <= k <= n.
 void pack_top_k(void* packed, float* kept, const float* x, size_t n, size_t k);

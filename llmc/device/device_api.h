@@ -59,7 +59,7 @@ void   device_range(const char* name);                          // names for a p
 // host_to_device from host_alloc memory returns at once; device_to_host waits, and is a step's one synchronisation.
 void device_zero(void* p, size_t bytes);
 void device_copy(void* dst, const void* src, size_t bytes);
-// `rows` pieces of `bytes` each, which begin so many bytes apart.
+// `rows` pieces of `bytes` each, which begin so many bytes apart. src may also be memory of host_alloc.
 void device_copy_rows(void* dst, size_t dst_apart, const void* src, size_t src_apart, size_t bytes, size_t rows);
 void host_to_device(void* dst, const void* src, size_t bytes);
 void device_to_host(void* dst, const void* src, size_t bytes);

@@ -165,7 +165,7 @@ static inline void half_end(Compress* c, Segment* p) {
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
 // Returns the elements of each of the N parts, which are cut between blocks. The last parts may have less, or nothing.
 static inline size_t blocks_part(const Compress* c, const Segment* p) {
-    return ceil_div(ceil_div(p->n, QUANTISE_BLOCK), (size_t)compress_ranks(c)) * QUANTISE_BLOCK;
+    return round_up(ceil_div(p->n, (size_t)compress_ranks(c)), PACKED_ROW);
 }
 static inline SegmentCost blocks_cost(const Compress* c, const Segment* p) {
     size_t part = blocks_part(c, p), row = quantised_bytes(part, compress_bits(c)), N = (size_t)compress_ranks(c);

@@ -91,10 +91,9 @@ static inline size_t context_position(const ContextParallel* cp, int i, int C) {
 
 // Copies what this rank has of tokens (B,cT), on the host, to out (pieces,B,P) on the device.
 static inline void context_load(const ContextParallel* cp, int* out, const int* tokens) {
-    size_t P = (size_t)cp->P, T = P * (size_t)(cp->c * cp->pieces);
+    size_t part = (size_t)cp->P * sizeof(int), sequence = part * (size_t)(cp->c * cp->pieces);
     for (int i = 0; i < cp->pieces; i++)
-        for (int b = 0; b < cp->B; b++, out += P)
-            host_to_device(out, tokens + (size_t)b * T + (size_t)context_chunk(cp, cp->rank, i) * P, P * sizeof(int));
+        device_copy_rows(out + context_piece(cp, i, 1), part, tokens + context_chunk(cp, cp->rank, i) * cp->P, sequence, part, (size_t)cp->B);
 }
 // Returns which rank has token t of a sequence; *row: where among its rows, if there is one sequence.
 static inline int context_owner(const ContextParallel* cp, int t, int* row) {

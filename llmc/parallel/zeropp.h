@@ -7,7 +7,8 @@ Nodes     N ranks are K nodes of g neighbours each: rank a*g + b of the world is
 Rows      A group's whole memory is N shards, one behind the other, and this rank's is number b*K + a. So the K shards of the ranks
           with equal b are neighbours: what `across` gathers or adds up is one part of what `node` gathers or adds up, and nothing
           has to be moved between the two. (DeepSpeed numbers shards by rank, and moves pieces instead: its swizzle.)
-Packed    Shards are a multiple of QUANTISE_BLOCK elements. So packed shards, one behind the other, are the packed whole.
+Packed    Shards are whole blocks of QUANTISE_BLOCK elements, so packed shards, one behind the other, are the packed whole. They are a
+          multiple of PACKED_ROW elements, so each begins at a multiple of 16 bytes.
 Secondary shard (hpZ): these K shards of every group's weights, as they travel. A node has all weights, a rank 1/g of them.
 Vectors   1-D tensors are few, and are not rounded. Every rank has all their state, as in DDP. Their gradients are added up in
           fp32: over micro-batches, then once a step over the ranks of a node, and of that sum each rank a part over nodes.
@@ -68,12 +69,12 @@ static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world)
     z->ranks = z->node_ranks > 0 ? (int)z->node_ranks : control ? zeropp_machine(control) : N;
     require(N % z->ranks == 0, "--node-ranks must divide the number of ranks, and %d does not divide %d", z->ranks, N);
     z->nodes = N / z->ranks;
-    options->alignment = QUANTISE_BLOCK;
+    options->alignment = PACKED_ROW;
     options->matrices_only = true;
     sharding_check(options, N);
 }
 
-// ---- n elements on their way, n a multiple of QUANTISE_BLOCK ----
+// ---- n elements on their way, n a multiple of PACKED_ROW ----
 static inline size_t weight_bytes(const ZeroPP* z, size_t n) {
     return z->weight_bits ? quantised_bytes(n, z->weight_bits) : n * sizeof(floatX);
 }

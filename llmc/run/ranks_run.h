@@ -60,6 +60,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     say_once_begin(); // before the ranks meet: most of them find the same wrong option
     options_parse(&run->table, argc, argv);
     RankInfo ranks = ranks_find();
+    comm_choose_environment(&w->options, ranks.size);
     run_open_device(run, ranks.local_rank, ranks.local_size);
     w->options.ordered = run->o.deterministic;
     w->options.out = run->o.out;

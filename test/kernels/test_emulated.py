@@ -116,6 +116,16 @@ def test_a_kernel_that_is_loaded_while_a_receive_waits_is_named_by_the_deadline(
     assert_refused(run, "rank [01] has not reached its side of receive #0 from rank [01] of world .*, step 1, [BF]0 on stage [01]")
 
 
+@pytest.mark.parametrize("stage, comm, ranks, loaded", [
+    ("single", "mpi", None, "when first launched"), ("ddp", "mpi", None, "when first launched"), ("ddp", "mpi", 2, "when first launched"),
+    ("ddp", "nccl", 2, "at once")])
+def test_only_ranks_that_may_use_nccl_load_all_kernels_at_once(stage, comm, ranks, loaded, tmp_path):
+    """Loading takes each process seconds: cuBLASLt 13 alone has 140 MB of kernels."""
+    options = "--model d1 --seq-len 8 --batch-size 1 --steps 1" + (f" --comm {comm}" if ranks else "")
+    emulated(stage, comm, ranks, options, waits=tmp_path / "said")
+    assert re.findall("; kernels were loaded (.*)", (tmp_path / "said").read_text()) == [loaded] * (ranks or 1)
+
+
 # ---- bits ----
 FSDP_BITS = ["--sharding full --prefetch backward-pre",
              "--sharding full --prefetch backward-pre --wrap-blocks 2 --limit-all-gathers 3 --no-forward-prefetch",

@@ -50,6 +50,17 @@ def test_a_run_has_the_cpus_losses_and_norms(options, precision, rtol):
     assert not of_cpu or re.search("^device .*own attention on tensor cores", run.out, re.M), run
 
 
+@pytest.mark.parametrize("precision, rtol", [("fp32", 1e-5), ("fp16", 3e-4)])
+def test_a_gpu_of_capability_7_5_has_the_cpus_losses_and_norms(precision, rtol):
+    """Such a GPU, as a T4, has less shared memory."""
+    run = gpu("--attention own", HEADS, precision=precision, capability=75)
+    assert_metrics(cpu(HEADS, precision=precision), run, rtol)
+
+
+def test_a_gpu_that_has_no_bf16_says_what_else_to_build():
+    assert_refused(gpu("--steps 1", precision="bf16", run=train, capability=75), "compute capability 7.5, and bf16 needs 8.0", "PRECISION=fp16 or fp32")
+
+
 @pytest.mark.parametrize("seed", [2, 3])
 def test_a_deterministic_run_has_the_same_bits_in_whatever_order_threads_run(seed):
     assert_same(gpu("--deterministic --steps 3", seed=1), gpu("--deterministic --steps 3", seed=seed))

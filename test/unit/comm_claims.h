@@ -342,6 +342,7 @@ int main(int argc, char** argv) {
     table.operands_form = "[PATTERN...]";
     table.max_operands = 100;
     options_parse(&table, argc, argv);
+    comm_choose_environment(&o, ranks.size);
     device_init(ranks.local_rank, ranks.local_size);
     comm_init(&world, &o, ranks, &control);
     size_t scratch = device_memory(MEMORY_COMMUNICATION);

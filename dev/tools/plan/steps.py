@@ -88,6 +88,7 @@ class StepTime(NamedTuple):
 METHODS = ("none", "bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd")
 FED_BY_DEFAULT = ("int4", "onebit-adam", "powersgd")
 QUANTISE_BLOCK = 256 # elements of int8 and int4 that share a scale
+PACKED_ROW = 4 * QUANTISE_BLOCK # a rank's shard is a multiple of it
 
 
 # Gradients of 16 bits cannot be rounded to 16 bits: the program refuses then.
@@ -175,7 +176,7 @@ def unit_of(plan, stage, w, blocks, elements):
 def unit_of_nodes(plan, w, blocks, elements):
     """Of zero++ (llmc/parallel/zeropp.h). All travels packed, also within a node; vectors, which are few, count as all else does."""
     X, g, K, scale = plan.X, plan.node_ranks, plan.N // plan.node_ranks, 4 / QUANTISE_BLOCK
-    shard, weight, gradient = float(QUANTISE_BLOCK * ceil_div(ceil_div(elements, plan.N), QUANTISE_BLOCK)), 1 + scale, 0.5 + scale
+    shard, weight, gradient = float(PACKED_ROW * ceil_div(ceil_div(elements, plan.N), PACKED_ROW)), 1 + scale, 0.5 + scale
     node, across, part = w.neighbours(plan.N, g), w.apart(plan.N, g), K * shard # of a unit, what a rank's secondary shard has
     packing = g * part * (X + 2 * gradient) + part * (4 + 4 + 2 * gradient) + 4 * shard # all, then what the node's ranks sum, then nodes
     return Unit(blocks, w.seconds(ALL_GATHER, g * part * weight, node), w.seconds(REDUCE_SCATTER, g * part * gradient, node),

@@ -212,7 +212,7 @@ void pack_top_k(void* packed, float* kept, const float* x, size_t n, size_t k) {
 void sparse_sum_fp32(float* out, const void* packed, int rows, size_t n, size_t k) {
     memset(out, 0, n * sizeof(float));
     for (int row = 0; row < rows; row++) {
-        const uint32_t* indices = (const uint32_t*)packed + (size_t)row * 2 * k;
+        const uint32_t* indices = (const uint32_t*)((const char*)packed + (size_t)row * sparse_bytes(k));
         const float* values = (const float*)indices + k;
         #pragma omp parallel for schedule(static) // a row has each index once
         for (size_t i = 0; i < k; i++)

@@ -68,10 +68,12 @@ constexpr int BIAS_CHUNK_ROWS = 64; // of at least this many rows
 
 static inline int bias_chunk_rows(int N) { return (int)size_max(BIAS_CHUNK_ROWS, ceil_div(N, BIAS_CHUNKS)); }
 // no linear layer has more than 4C outputs, or where ranks share it the larger of their part of these and C
+static inline size_t bias_most(LayerShapes s) { return size_max(4 * (size_t)s.C / (size_t)s.parts, (size_t)s.C); }
 static inline size_t bias_workspace_bytes(LayerShapes s) {
     size_t N = (size_t)layer_rows(s);
-    return ceil_div(N, bias_chunk_rows((int)N)) * size_max(4 * (size_t)s.C / (size_t)s.parts, (size_t)s.C) * sizeof(float);
+    return ceil_div(N, bias_chunk_rows((int)N)) * bias_most(s) * sizeof(float);
 }
+static inline size_t bias_sums_bytes(LayerShapes s) { return round_up(bias_most(s) * sizeof(floatX), 256); }
 
 // partial (chunks, OC) = sums of dout (N,OC) over each chunk's rows. Block (32,8) for 32 W columns of one chunk: each
 // warp takes every 8th row, lanes take W columns each, then the first warp adds up the warps. Reads 2 N OC bytes in 16 bits.

@@ -19,6 +19,7 @@ How every kernel of this folder is built:
 typedef struct {
     LayerShapes shapes; // the largest that may be seen
     void* workspace;    // owned by layers_init; scratch of one layer call, which the next one on the stream overwrites
+    floatX* bias_sums;  // (4C) within it: a bias's gradient by a product's epilogue, before it is added
     float* weight_sums; // (Vp,C) within it, which only matmul_backward_weight_chunk touches; NULL as in cpu/workspace.h
     int shared_bytes;   // the most shared memory that a block of this GPU can be given
     AttentionChoice attention; // this and the next: what layers_choose was told
@@ -65,6 +66,8 @@ template <int W, typename T> __device__ inline Stored<W, T> load_stored(const T*
     if constexpr (W * sizeof(T) % 16 == 0) {
         #pragma unroll
         for (int i = 0; i < (int)(W * sizeof(T) / 16); i++) ((int4*)element.x)[i] = ((const int4*)p)[i];
+    } else if constexpr (W * sizeof(T) == 8) {
+        *(int2*)element.x = *(const int2*)p;
     } else {
         #pragma unroll
         for (int k = 0; k < W; k++) element.x[k] = p[k];
@@ -92,6 +95,8 @@ template <int W, typename T> __device__ inline void store(T* p, Floats<W> f) {
     if constexpr (W * sizeof(T) % 16 == 0) {
         #pragma unroll
         for (int i = 0; i < (int)(W * sizeof(T) / 16); i++) ((int4*)p)[i] = ((const int4*)element)[i];
+    } else if constexpr (W * sizeof(T) == 8) {
+        *(int2*)p = *(const int2*)element;
     } else {
         #pragma unroll
         for (int k = 0; k < W; k++) p[k] = element[k];

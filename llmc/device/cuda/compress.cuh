@@ -380,7 +380,7 @@ struct SparseAdd { // a row has each index once, so no two threads add to one el
 void sparse_sum_fp32(float* out, const void* packed, int rows, size_t n, size_t k) {
     cuda_check(cudaMemsetAsync(out, 0, n * sizeof(float), compute_stream), "sparse_sum_fp32");
     for (int row = 0; row < rows; row++) {
-        const uint32_t* indices = (const uint32_t*)packed + (size_t)row * 2 * k;
+        const uint32_t* indices = (const uint32_t*)((const char*)packed + (size_t)row * sparse_bytes(k));
         for_each(k, SparseAdd { out, indices, (const float*)(indices + k), n }, "sparse_sum_fp32");
     }
 }

@@ -95,27 +95,20 @@ static int cuda_count_devices(void) {
     return count;
 }
 
-// What CUDA reads from the environment at its first call, unless the user has set it. Kernels are loaded at once: loading one at
-// its first launch may wait until the GPU is idle, which it never is while a receive waits for what that kernel is to make.
-// Streams that share a hardware queue begin their work in its order, so a sum would wait for layers: 8 queues would be fewer than
-// streams, of which each pair of ranks in a pipeline has two.
-static void cuda_choose_environment(void) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
-
 // Ranks of a machine take its GPUs in turn.
 void device_init(int local_rank, int ranks_per_machine) {
     cuda_host_threads = host_share_threads(ranks_per_machine);
-    cuda_choose_environment();
     sigset_t signals = thread_block_signals(); // the driver starts threads of its own
     int device = local_rank % cuda_count_devices();
     char what[320];
     cuda_device_number = device;
     cuda_check(cudaGetDeviceProperties(&cuda_device, device), "asking what the GPU is");
     snprintf(what, sizeof what, "GPU %d, %s", device, cuda_device.name);
-    require(cuda_device.major >= 8, "%s, has compute capability %d.%d, but the minimum is 8.0 (A100, RTX 30):"
+    bool has_bf16 = cuda_device.major >= 8, is_enough = has_bf16 || (cuda_device.major == 7 && cuda_device.minor == 5);
+    require(is_enough, "%s, has compute capability %d.%d, but the minimum is 7.5 (T4, RTX 20), in bf16 8.0 (A100, RTX 30):"
             " CUDA_VISIBLE_DEVICES=N chooses another GPU, make DEVICE=cpu the CPU", what, cuda_device.major, cuda_device.minor);
+    require(has_bf16 || FLOATX_DTYPE != DTYPE_BF16, "%s, has compute capability %d.%d, and bf16 needs 8.0 (A100, RTX 30): build with"
+            " make PRECISION=fp16 or fp32", what, cuda_device.major, cuda_device.minor);
     cuda_check(cudaSetDevice(device), what);
     cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), what); // the first call that needs it to work
     pthread_sigmask(SIG_SETMASK, &signals, NULL);
@@ -160,18 +153,26 @@ double device_peak_flops(void) {
 static struct {
     cudaEvent_t* events; // (pool.made) owned
     MarkPool pool;
-    cudaEvent_t first;   // passed at `zero`: ties the GPU's clock to the host's
+    cudaEvent_t anchor;  // passed at `zero`: ties the GPU's clock to the host's
     double zero;         // of now_seconds()
+    cudaEvent_t next;    // the next anchor, recorded or not
+    bool is_next_recorded;
 } cuda_marks;
+// CUDA tells what has passed between two events in milliseconds, as a float. A float has seven digits: after some hours they would
+// not tell which of two operations came first. So after this many seconds another event becomes the anchor.
+#ifndef CUDA_ANCHOR_SECONDS
+#define CUDA_ANCHOR_SECONDS 60
+#endif
 
 static void cuda_mark_make(int mark) {
     cuda_marks.events = (cudaEvent_t*)with_room(cuda_marks.events, (size_t)mark, sizeof(cudaEvent_t));
     cuda_check(cudaEventCreate(&cuda_marks.events[mark]), "a mark");
     if (mark > 0) return;
-    cuda_check(cudaEventCreate(&cuda_marks.first), "a mark");
+    cuda_check(cudaEventCreate(&cuda_marks.anchor), "a mark");
+    cuda_check(cudaEventCreate(&cuda_marks.next), "a mark");
     cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // so that the event is passed at once
-    cuda_check(cudaEventRecord(cuda_marks.first, compute_stream), "a mark");
-    cuda_check(cudaEventSynchronize(cuda_marks.first), "a mark");
+    cuda_check(cudaEventRecord(cuda_marks.anchor, compute_stream), "a mark");
+    cuda_check(cudaEventSynchronize(cuda_marks.anchor), "a mark");
     cuda_marks.zero = now_seconds();
 }
 static int cuda_mark(cudaStream_t stream) {
@@ -199,7 +200,24 @@ static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
     return 1e-3 * ms;
 }
 bool device_event_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "a mark"); }
-double device_event_time(int mark) { return cuda_marks.zero + cuda_seconds(cuda_marks.first, cuda_marks.events[mark]); }
+// A mark of an old anchor's time is asked for while that is the anchor: the next one takes over only after twice the time.
+static void cuda_anchor_move(double since) {
+    if (since > CUDA_ANCHOR_SECONDS && !cuda_marks.is_next_recorded) {
+        cuda_check(cudaEventRecord(cuda_marks.next, compute_stream), "a mark");
+        cuda_marks.is_next_recorded = true;
+    } else if (since > 2 * CUDA_ANCHOR_SECONDS && cuda_is_done(cudaEventQuery(cuda_marks.next), "a mark")) {
+        cudaEvent_t old = cuda_marks.anchor;
+        cuda_marks.zero += cuda_seconds(old, cuda_marks.next);
+        cuda_marks.anchor = cuda_marks.next;
+        cuda_marks.next = old;
+        cuda_marks.is_next_recorded = false;
+    }
+}
+double device_event_time(int mark) {
+    double since = cuda_seconds(cuda_marks.anchor, cuda_marks.events[mark]), time = cuda_marks.zero + since;
+    cuda_anchor_move(since);
+    return time;
+}
 double device_event_seconds(int from, int to) { return cuda_seconds(cuda_marks.events[from], cuda_marks.events[to]); }
 void device_event_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
@@ -217,7 +235,7 @@ void device_copy(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, compute_stream), "device_copy");
 }
 void device_copy_rows(void* dst, size_t dst_apart, const void* src, size_t src_apart, size_t bytes, size_t rows) {
-    cuda_check(cudaMemcpy2DAsync(dst, dst_apart, src, src_apart, bytes, rows, cudaMemcpyDeviceToDevice, compute_stream),
+    cuda_check(cudaMemcpy2DAsync(dst, dst_apart, src, src_apart, bytes, rows, cudaMemcpyDefault, compute_stream),
                "device_copy_rows");
 }
 void host_to_device(void* dst, const void* src, size_t bytes) {

@@ -1,5 +1,5 @@
 /*
-cuda/layers.cuh - layers_api.h for an NVIDIA GPU of compute capability 8.0 or later.
+cuda/layers.cuh - layers_api.h for an NVIDIA GPU of compute capability 7.5 or later, in bf16 8.0.
 
 Matrix products are cuBLASLt's, attention is cuDNN's or ours, everything else is kernels of our own. Read common.cuh first,
 then the layers in the order of the includes below.
@@ -38,7 +38,7 @@ static inline size_t layers_scratch_bytes(LayerShapes s) {
     return round_up(bytes, 256);
 }
 size_t layers_workspace_bytes(LayerShapes s) {
-    return layers_scratch_bytes(s) + classifier_sums(layer_rows(s), s.C, s.Vp) * sizeof(float);
+    return layers_scratch_bytes(s) + bias_sums_bytes(s) + classifier_sums(layer_rows(s), s.C, s.Vp) * sizeof(float);
 }
 
 void layers_init(LayerShapes s) {
@@ -49,8 +49,9 @@ void layers_init(LayerShapes s) {
     cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "layers_init");
     cuda_layers.shapes = s;
     cuda_layers.workspace = device_alloc(layers_workspace_bytes(s), MEMORY_WORKSPACE);
+    cuda_layers.bias_sums = (floatX*)((char*)cuda_layers.workspace + layers_scratch_bytes(s));
     if (classifier_sums(layer_rows(s), s.C, s.Vp) > 0)
-        cuda_layers.weight_sums = (float*)((char*)cuda_layers.workspace + layers_scratch_bytes(s));
+        cuda_layers.weight_sums = (float*)((char*)cuda_layers.bias_sums + bias_sums_bytes(s));
     matmul_init();
     cuda_check(cudaProfilerStart(), "layers_init");
     size_t v = cublasLtGetVersion();

@@ -1,6 +1,6 @@
 /*
-cuda/tensor_cores.cuh - the warp-wide instructions of the tensor cores (compute capability 8.0 and later) under names of their
-own: inline PTX on a GPU, the emulator's stand-ins without one.
+cuda/tensor_cores.cuh - the warp-wide instructions of the tensor cores (compute capability 8.0 and later, in fp16 also 7.5) under
+names of their own: inline PTX on a GPU, the emulator's stand-ins without one.
 
 A tensor core multiplies small matrices whose elements are spread over the registers of a warp's 32 lanes, in *fragments*. Of
 d (16,8) += a (16,16) b (16,8), with a row-major and b given by its columns, lane l holds, in pairs of neighbours:
@@ -58,8 +58,14 @@ template <typename T> __device__ inline void mma_m16n8k16(float (&d)[4], const u
                  " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // half as many columns of a at a time, and no bf16: device_init refuses that there
+    for (int half = 0; half < 2; half++)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
+#else
     if constexpr (std::is_same<T, __half>::value) MMA("f16");
     else MMA("bf16");
+#endif
 #undef MMA
 }
 #endif
