@@ -11,8 +11,10 @@ WITH_TSAN = ("test_dataloader", "test_control")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--tier", choices=("quick", "rest", "all"), default="quick",
-                     help="quick: what make test runs (default); rest: what make test-all adds; all")
+    parser.addoption("--tier", choices=("quick", "rest", "all"), default="",
+                     help="quick: what make test runs (default); rest: what make test-all adds; all (default with --device cuda)")
+    parser.addoption("--device", choices=("cpu", "emulated", "cuda"), default="",
+                     help="cpu: no programs of GPUs; emulated: these alone; cuda: these alone, on this machine's GPUs")
     parser.addoption("--part", action="store_true", help="of the rest only what the commit's files choose: a tenth of long tables, a fifth of all else")
 
 
@@ -20,6 +22,7 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         os.environ["SHARD_TEST_SESSION"] = config.shard_session = tempfile.mkdtemp(prefix="shard_test_")
         os.chmod(config.shard_session, 0o711) # see suite.environment
+    if config.getoption("--device") == "cuda": suite.DEVICE = "cuda"
     os.chdir(suite.ROOT)
 
 
@@ -30,12 +33,14 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole modules go to one worker, because their tests share runs; but each mistake has a copy of the sources for itself."""
+    """Whole modules go to one worker, because their tests share runs; but each mistake has a copy of the sources for itself, and on a GPU so does
+    every run, and every program that tests a layer."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByModule(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return nodeid if "test_a_mistake_fails" in nodeid else super()._split_scope(nodeid)
+            if suite.DEVICE == "cuda" and "agrees_with_the_cpus" in nodeid: return nodeid.rpartition("-")[0]
+            return nodeid if suite.DEVICE == "cuda" or "test_a_mistake_fails" in nodeid else super()._split_scope(nodeid)
     return ByModule(config, log)
 
 
@@ -45,11 +50,13 @@ def pytest_make_parametrize_id(val):
 
 
 def pytest_collection_modifyitems(config, items):
-    tier, chosen, left = config.getoption("tier"), [], []
+    device, chosen, left = config.getoption("--device"), [], []
+    tier = config.getoption("--tier") or ("all" if device == "cuda" else "quick")
     of_commit = config.getoption("part") and subprocess.run(["git", "rev-parse", "HEAD^{tree}"], capture_output=True, text=True).stdout
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")
+        if device: wanted &= bool(item.get_closest_marker("gpu")) == (device != "cpu")
         sampled = item.get_closest_marker("sampled")
         if wanted and of_commit and is_rest: # one by one, or together those whose mark says the same: sampled("variants of {name}")
             parameters = item.callspec.params if hasattr(item, "callspec") else {}

@@ -9,8 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "dev/bench"))
-from compare_runs import FIELDS  # noqa: E402
 from measure import PYTORCH, REFERENCE, TOKENS  # noqa: E402, F401
+
+FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error", "compression_norm_ratio",
+          "compression_cosine") # of a run's metrics that are compared
+DEVICE = "emulated" # of the programs of GPUs: emulated or, if --device says so (conftest.py), cuda
 
 # A small model on the stored tokens: 32 sequences of 16 tokens a step in two micro-batches, 13 steps an epoch.
 TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 --steps 20 --lr 3e-3 "
@@ -142,8 +145,9 @@ def end(p):
         return p.communicate()
 
 
-def command(*arguments, ranks=None, env={}, timeout=300, input=None, cwd=ROOT, strict=False):
-    """Runs a command, on so many ranks if they are given, to its end. What it started ends with it."""
+def command(*arguments, ranks=None, env={}, timeout=None, input=None, cwd=ROOT, strict=False):
+    """Runs a command, on so many ranks if they are given, to its end. What it started ends with it. timeout: seconds; time on a GPU is dear."""
+    timeout = timeout or (60 if DEVICE == "cuda" else 300)
     start = [*launcher(), "-np", str(ranks)] if ranks else []
     said = Path(tempfile.mkdtemp(dir=session())) if ranks else None
     together = ["sh", "-c", TOGETHER, str(said)] if ranks else []
@@ -204,7 +208,7 @@ def once(key, make_it):
     return place
 
 
-def train(stage, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None, timeout=300):
+def train(stage, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None, timeout=None):
     """Trains with a stage's program, `ranks` of it if they are given, into a folder of its own (Run.folder). The same command gives the same
     Run for the rest of the session, so nobody may write in its folder, unless `again` differs. binary: another program's path."""
     binary = binary or program(f"train_gpt2_{stage}", precision, device, debug)

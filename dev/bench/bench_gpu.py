@@ -1,6 +1,8 @@
 """bench_gpu.py - how fast a step of GPT-2 is on a GPU in bf16, against llm.c and PyTorch: same model, batch and sequence length.
 
 --model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
+--programs which of the table's rows, by the names in results.jsonl (all but ours-deterministic, ours-own, ours-accumulate, torch-eager)
+--add      keep what --out has of other programs and batches: the table then has all
 --llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (its README says what that needs):
            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
 --out      folder for the programs' logs, results.jsonl and table.md (build/bench_gpu)
@@ -17,10 +19,17 @@ import os, re, shutil, subprocess, sys
 from pathlib import Path
 import measure as m
 
+ACCUMULATED = 524288 # tokens of a step, as GPT-2 was trained with
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-OURS = {"ours": ("single", "none"), "ours-recompute": ("single", "block"), "ours-fsdp": ("fsdp", "none"),
-        "ours-fsdp-recompute": ("fsdp", "block")}
 WARMUP = 5
+LLMC = [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r1")]
+# By name: the stage, its options and what a table says of them
+OURS = {"ours": ("single", "", ""), "ours-recompute": ("single", "--recompute block", ", --recompute block"),
+        "ours-fsdp": ("fsdp", "", ", FSDP on one rank"), "ours-fsdp-recompute": ("fsdp", "--recompute block", ", FSDP on one rank, --recompute block"),
+        "ours-deterministic": ("single", "--deterministic", ", --deterministic"), "ours-own": ("single", "--attention own", ", --attention own"),
+        "ours-accumulate": ("single", f"--total-batch-size {ACCUMULATED}", f", {ACCUMULATED} tokens a step")}
+TORCH = {"torch-autocast": ("compile autocast", "PyTorch, fp32 weights, autocast"), "torch-bf16": ("compile bf16", "PyTorch, bf16, no master weights"),
+         "torch-eager": ("eager autocast", "PyTorch, fp32 weights, autocast, not compiled")}
 
 
 class Bench:
@@ -34,40 +43,48 @@ class Bench:
         try: self.out.mkdir(parents=True, exist_ok=True)
         except OSError: m.fail(f"{self.out} cannot be made; --out names another folder")
         self.build = self.build.resolve()
-        if m.ask(m.environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", self.work / "inputs", "-lm") is None:
+        self.inputs = m.environ("INPUTS", str(self.work / "inputs"))
+        if not os.path.exists(self.inputs) and m.ask(m.environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", self.inputs, "-lm") is None:
             m.fail("dev/bench/inputs.c cannot be built")
-        m.output(self.work / "inputs", "tokens", self.work / "tokens.bin")
-        for old in [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
-        self.programs = self.ours() + self.llmc() + self.torch()
+        m.output(self.inputs, "tokens", self.work / "tokens.bin")
+        for old in [] if o.add else [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
+        self.programs = [name for name in (*OURS, *LLMC, *TORCH) if name in o.programs] if o.programs else self.ours() + LLMC + [*TORCH][:2]
+        for name in o.programs:
+            if name not in self.programs: m.fail(f"--programs: there is no '{name}'; there are {' '.join([*OURS, *LLMC, *TORCH])}")
+        if not self.llmc(): self.programs = [name for name in self.programs if name not in LLMC]
+        if not self.torch(): self.programs = [name for name in self.programs if name not in TORCH]
         self.find_smi()
 
     def ours(self):
         if self.o.model == "gpt2": return ["ours"]
-        if os.access(self.build / "train_gpt2_fsdp", os.X_OK): return [*OURS]
+        if os.access(self.build / "train_gpt2_fsdp", os.X_OK): return [*OURS][:4]
         self.absent.append(f"FSDP on one rank: there is no {self.build}/train_gpt2_fsdp, which needs MPI and NCCL to be built")
         return ["ours", "ours-recompute"]
 
     def llmc(self):
+        """Whether it can be measured, with what it needs."""
+        if not {*LLMC} & {*self.programs}: return False
         llmc = self.llmc_path = self.o.llmc and Path(self.o.llmc, "train_gpt2cu" if os.path.isdir(self.o.llmc) else "").resolve()
         if not llmc: self.absent.append("llm.c: neither --llmc nor LLMC says where its train_gpt2cu is")
         elif not os.access(llmc, os.X_OK):
             m.fail(f"there is no program {llmc}; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1")
         elif not shutil.which("stdbuf"):
             self.absent.append("llm.c: there is no stdbuf (coreutils), without which its lines arrive late")
-        if not llmc or not shutil.which("stdbuf"): return []
-        m.output(self.work / "inputs", "llmc", self.work / "model.bin", self.o.model, "bf16")
+        if not llmc or not shutil.which("stdbuf"): return False
+        m.output(self.inputs, "llmc", self.work / "model.bin", self.o.model, "bf16")
         folders = (m.ask("sh dev/find_cuda.sh folder cublasLt cudnn") or "").splitlines() # it may have been linked elsewhere
         self.libraries = ":".join(filter(None, [*filter(os.path.isdir, folders), os.environ.get("LD_LIBRARY_PATH")]))
         if "cudnn" not in (m.ask("ldd", llmc, stderr=subprocess.DEVNULL) or ""):
             self.absent.append(f"llm.c with cuDNN: {llmc} was built without it, so its own kernels compute attention. Build it "
                                "with USE_CUDNN=1")
-        return [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r1")]
+        return True
 
     def torch(self):
+        if not {*TORCH} & {*self.programs}: return False
         sees_gpu = m.ask(self.python, "-c", ["import torch; assert torch.cuda.is_available()"], stderr=subprocess.DEVNULL)
-        if sees_gpu is not None: return ["torch-autocast", "torch-bf16"]
+        if sees_gpu is not None: return True
         self.absent.append(f"PyTorch: {self.python} has no torch that sees a GPU; PYTHON names another")
-        return []
+        return False
 
     def find_smi(self):
         gpu = m.environ("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -81,23 +98,23 @@ class Bench:
     def command(self, name, B):
         o = self.o
         if name.startswith("torch"):
-            way = name.removeprefix("torch-")
-            return [self.python, m.ROOT / "dev/bench/pytorch_gpt2.py", "compile", way, o.model, B, o.seq_len, "cuda"]
+            return [self.python, m.ROOT / "dev/bench/pytorch_gpt2.py", *m.words(TORCH[name][0], o.model), B, o.seq_len, "cuda"]
         if name.startswith("llmc"): # it validates at its first step, and would at the last
             ge, r = re.findall(r"\d", name)
             return ["env", f"LD_LIBRARY_PATH={self.libraries}", "stdbuf", "-oL", self.llmc_path, *m.words(
                 f"-i tokens.bin -j tokens.bin -e model.bin -b {B} -t {o.seq_len} -x 1000000 -v 1000000 -m 1 -s 0 -l 0.0001 -c 0.1 "
                 f"-ge {ge} -r {r}")]
-        stage, recompute = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
+        stage, own, _ = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
         return [self.build / f"train_gpt2_{stage}", *m.words(
             m.QUIET, "--data tokens.bin --vocab-size 50257 --steps 1000000 --eval-every 0",
-            f"--model {o.model} --batch-size {B} --seq-len {o.seq_len} --recompute {recompute}")]
+            f"--model {o.model} --batch-size {B} --seq-len {o.seq_len}", "--recompute none" * ("--recompute" not in own), own)]
 
     def measure(self, d, name, B, round):
+        warmup, steps = (1, 2) if name == "ours-accumulate" else (WARMUP, self.o.steps) # a long step needs few
         log, memory = self.out / f"{name}-B{B}-{round}.log", self.work / "memory"
         with open(self.work / "stderr", "w") as errors, open(memory, "w") as seen, m.start(
                 [*self.smi, "-lms", "100"], stdout=seen, stderr=subprocess.DEVNULL) as smi:
-            try: timed = m.Timed(self.command(name, B), WARMUP, self.o.steps, log, limit(), cwd=self.work, stderr=errors)
+            try: timed = m.Timed(self.command(name, B), warmup, steps, log, limit(), cwd=self.work, stderr=errors)
             finally: smi.kill()
         seen = samples(memory.read_text())
         used = max((mib for mib, _, _ in seen), default=0) * 2**20 # the most that nvidia-smi has seen
@@ -120,6 +137,7 @@ class Bench:
               sheet=float(words[8]) if re.match(r"[\d.]+$", words[8]) else 0)
         for B in self.o.batch:
             for name in self.programs:
+                if number == 1: d.rounds.pop(f"{name} {B}", None)
                 self.measure(d, name, B, number)
                 d.write(self.out / "results.jsonl")
 
@@ -168,7 +186,11 @@ class Tables:
         known = f"{name} {B}" in self.d.rounds and self.failure(name, B) is None
         return m.median(self.d.all(f"{name} {B}", "ms")) if known else 0
 
-    def rate(self, name, B): return 1e3 * B * self.T * self.flops / self.ms(name, B)
+    def tokens(self, name, B):
+        """A second."""
+        return 1e3 * (ACCUMULATED if name == "ours-accumulate" else B * self.T) / self.ms(name, B)
+
+    def rate(self, name, B): return self.tokens(name, B) * self.flops
 
     def row(self, name, B):
         why, ms = self.failure(name, B), self.ms(name, B)
@@ -177,13 +199,13 @@ class Tables:
         rounds = self.d.each_round(f"{name} {B}")
         memory = [max(r.get(key) or 0 for r in rounds) for key in ("counted", "used")]
         load = [[x for r in rounds for x in r.get(key) or ()] for key in ("watts", "mhz")]
-        return [title(name), f"{1e3 * B * self.T / ms:.0f}", f"{ms:.2f}", f"{min(times):.1f} to {max(times):.1f}",
+        return [title(name), f"{self.tokens(name, B):.0f}", f"{ms:.2f}", f"{min(times):.1f} to {max(times):.1f}",
                 percent(rate, self.sheet), percent(rate, self.product), *(f"{1e-9 * x:.1f}" if x else "-" for x in memory),
                 *(f"{m.median(x):.0f}" if any(x) else "-" for x in load)]
 
     def best(self, prefix, B, programs):
         """The fastest program whose name begins so."""
-        return min((name for name in programs if name.startswith(prefix) and self.ms(name, B)), key=lambda name: self.ms(name, B),
+        return max((name for name in programs if name.startswith(prefix) and self.ms(name, B)), key=lambda name: self.rate(name, B),
                    default=None)
 
     def comparisons(self, B, programs):
@@ -191,14 +213,14 @@ class Tables:
         for prefix, goal in ("llmc", 1.2), ("torch-autocast", 1.3), ("torch-bf16", 1.3):
             them = self.best(prefix, B, programs)
             if us and them:
-                times = self.ms(them, B) / self.ms(us, B)
+                times = self.rate(us, B) / self.rate(them, B)
                 yield f"- {title(us)} over {title(them)}: {times:.3f} times as fast.{judged(times, goal) if named else ''}"
         if us and self.model == "gpt2-xl" and self.sheet:
             yield f"- {title(us)}: {percent(self.rate(us, B), self.sheet)} MFU.{judged(100 * self.rate(us, B) / self.sheet, 60)}"
 
     def text(self, stopped=""):
         h, d = self.d.header, self.d
-        lines = [f"### {self.model} in bf16, T={self.T}: whole steps; rounds: {h['rounds']}{stopped}, steps a round: {h['steps']}",
+        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}{stopped}, steps a round: {h['steps']}",
                  "", f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
                  f"{1e-12 * self.product:.0f} TFLOP/s, {f'{1e-12 * self.sheet:.0f}' if self.sheet else 'not known'} by the data "
                  f"sheet; a copy {d.value('peak', 'copy') if d.runs('peak') else 0:.0f} GB/s."]
@@ -208,8 +230,9 @@ class Tables:
                     "GB by nvidia-smi", "W", "MHz"]
             lines += ["", m.table(head, *(self.row(name, B) for name in programs)).rstrip("\n")]
             said = [*self.comparisons(B, programs)]
-            if not self.best("llmc", B, programs): said.append("- **LLM.C NOT MEASURED**: its rows or the list below say why.")
             lines += [""] * bool(said) + said
+        if not any(self.best("llmc", B, h["programs"]) for B in h["batches"]):
+            lines += ["", "**LLM.C NOT MEASURED**: its rows or the list below say why."]
         if h["absent"]: lines += ["", "Not measured:", ""] + [f"- {why}" for why in h["absent"]]
         return "\n".join(lines) + "\n"
 
@@ -221,14 +244,13 @@ def judged(reached, goal): return f" Goal {goal}: {'reached' if reached >= goal 
 def title(name):
     """The name shown in the table; llmc-ge2-r0 becomes its command line's "-ge 2 -r 0"."""
     if name.startswith("llmc"): return "llm.c -ge {} -r {}".format(*re.findall(r"\d", name))
-    peers = {"torch-autocast": "PyTorch, fp32 weights, autocast", "torch-bf16": "PyTorch, bf16, no master weights"}
-    return peers.get(name) or f"ours{', FSDP on one rank' * ('fsdp' in name)}{', --recompute block' * ('recompute' in name)}"
+    return TORCH[name][1] if name in TORCH else f"ours{OURS[name][2]}"
 
 
 def main():
     here = os.getcwd()
-    o = m.options(__doc__, more=False, model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
-                  llmc=os.environ.get("LLMC", ""), out="", placeholders={"llmc": "PATH", "out": "DIR"}, **{"from": ""})
+    o = m.options(__doc__, more=False, flags=("add",), programs=[], model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
+                  llmc=os.environ.get("LLMC", ""), out="", placeholders={"llmc": "PATH", "out": "DIR", "programs": "NAMES"}, **{"from": ""})
     if vars(o)["from"]:
         print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
         return 0
@@ -236,8 +258,11 @@ def main():
     limit()
     o.llmc, o.out = o.llmc and os.path.join(here, o.llmc), os.path.join(here, o.out) if o.out else "build/bench_gpu"
     bench = Bench(o)
-    d = m.Results(m.header("cuda") | {"model": o.model, "T": o.seq_len, "rounds": o.rounds, "steps": o.steps,
-                                      "programs": bench.programs, "batches": o.batch, "absent": bench.absent})
+    file = bench.out / "results.jsonl"
+    d = m.Results.read(file) if o.add and file.exists() else m.Results({"programs": [], "batches": [], "absent": []})
+    precision, known = next((x for x in ("bf16", "fp16") if x in bench.build.name), "fp32"), d.header
+    d.header = m.header("cuda") | {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps}
+    for key, new in ("programs", bench.programs), ("batches", o.batch), ("absent", bench.absent): d.header[key] = [*dict.fromkeys(known[key] + new)]
     stopped = ""
     try:
         for round in range(1, o.rounds + 1): bench.round(d, round)
@@ -245,7 +270,8 @@ def main():
     text = Tables(d).text(stopped)
     (bench.out / "table.md").write_text(text)
     print(text, end="")
-    return bool(stopped) or any("failed" in r for run in d.runs("^ours") for r in d.each_round(run))
+    return bool(stopped) or any(
+        "failed" in r for name in bench.programs for B in o.batch if name in OURS for r in d.rounds.get(f"{name} {B}", {}).values())
 
 
 sys.exit(main())

@@ -2,13 +2,13 @@
 llmc/device/cuda/attention_cudnn.cuh builds. The real cuDNN makes plans for an H100 from them, and refuses what its stand-in refuses."""
 import re
 import pytest
-from emulated import compiled, cpu_layers, flags, layer_tests, missing
+from gpus import compiled, cpu_layers, flags, layer_tests, missing
 from suite import assert_refused, command, once
 
 LONG = 2
 pytestmark = [pytest.mark.rest, missing("cudnn", "cublasLt")]
 PLANS = "test/kernels/cudnn_plans"
-test_attention_agrees_with_the_cpus = layer_tests("attention", ["plain bf16", "asan fp16", "plain fp32"], "cudnn")
+test_attention_agrees_with_the_cpus = layer_tests("attention", ["plain bf16", "asan fp16", "plain fp32"], "cudnn", "bf16 fp32 fp16")
 
 
 # ---- which attention computes ----

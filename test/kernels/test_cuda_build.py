@@ -2,7 +2,7 @@
 programs say so where there is no GPU."""
 import os, re, shlex, shutil
 import pytest
-from kernels import emulated
+from kernels import gpus
 from suite import ROOT, assert_refused, command
 
 pytestmark = pytest.mark.skipif(command("sh -c", ["echo '#include <cublasLt.h>' | cc -E -x c -"]).status == 0,
@@ -105,7 +105,7 @@ def test_without_a_driver_a_gpus_program_says_so():
         assert_refused(command([path], "--steps 1"), "no NVIDIA driver is loaded", "make DEVICE=cpu")
 
 
-@emulated.missing()
+@gpus.missing()
 def test_the_emulator_is_built_in_a_folder_with_a_space(tmp_path):
     clone = tmp_path / "the course"
     shutil.copytree(ROOT / "dev/emulator", clone / "dev/emulator")

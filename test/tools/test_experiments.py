@@ -2,7 +2,7 @@
 from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
 import ast, json, os, re, shutil, subprocess, sys, time
 import pytest
-from kernels import emulated
+from kernels import gpus
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
 EXPERIMENTS = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/experiment.py"))
@@ -306,13 +306,13 @@ def test_what_cannot_be_measured_is_refused(script, options, why):
 # These two ask a GPU for something else than a CPU.
 @pytest.mark.rest
 @pytest.mark.parametrize("experiment, device", [*((name, "cpu") for name in EXPERIMENTS), *(
-    pytest.param(name, "emulated", marks=emulated.missing("cublasLt", "cudnn", "nccl")) for name in ("offload", "out_of_memory"))])
+    pytest.param(name, "emulated", marks=gpus.missing("cublasLt", "cudnn", "nccl")) for name in ("offload", "out_of_memory"))])
 def test_an_experiment_runs_to_its_end_in_its_quick_form_and_has_a_page(tmp_path, experiment, device):
-    for stage in ("ddp", "fsdp") if device == "emulated" else (): emulated.program(stage)
+    for stage in ("ddp", "fsdp") if device == "emulated" else (): gpus.program(stage)
     def files(): return {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*") if "__pycache__" not in str(path) and path.is_file()}
     before = files()
     succeeds(f"python3 experiments/run.py {experiment} --quick --into", tmp_path / "results.jsonl", timeout=900,
-             env={"DEVICE": device} | emulated.on_gpus("mpi", 2))
+             env={"DEVICE": device} | gpus.gpus_of("mpi", 2))
     report("--results", tmp_path / "results.jsonl", "--out", tmp_path / "page", f"experiments/{experiment}", start=succeeds)
     assert_says((tmp_path / "page/README.md").read_text(), "^## Answer", "results of `--quick`")
     assert before == files()  # stores nothing

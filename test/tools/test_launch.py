@@ -1,7 +1,7 @@
 """dev/launch: what each script starts, where and with which variables. test_cluster.py runs them on several nodes."""
 import os
 import pytest
-from kernels import emulated
+from kernels import gpus
 from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, rest, succeeds
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
@@ -101,9 +101,9 @@ def test_ranks_by_hand_need_a_launcher_for_mpi():
 
 
 @pytest.mark.rest
-@emulated.missing("cublasLt", "cudnn", "nccl")
+@gpus.missing("cublasLt", "cudnn", "nccl")
 def test_ranks_by_hand_need_no_launcher_for_nccl():
-    script("by_hand", "0 1 2", f"127.0.0.1:{free_port()}", [emulated.program("fsdp")], SMALL, env=emulated.on_gpus("nccl", 2),
+    script("by_hand", "0 1 2", f"127.0.0.1:{free_port()}", [gpus.program("fsdp")], SMALL, env=gpus.gpus_of("nccl", 2),
            says=["^ranks  *2, 2 on this machine, found by torchrun; NCCL", "^step 3/3 "])
 
 

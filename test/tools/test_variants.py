@@ -3,7 +3,7 @@ is wrong. A GPU's kernels run under the emulator with the address sanitizer. The
 do, and its CUDA graph of a step leaves the step's bits. No time is judged."""
 import re
 import pytest
-from kernels.emulated import compiled, cpu_layers, flags, missing
+from kernels.gpus import compiled, cpu_layers, flags, missing
 from suite import ROOT, assert_refused, assert_says, command, executable, succeeds
 
 pytestmark = pytest.mark.rest

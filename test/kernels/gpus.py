@@ -1,9 +1,13 @@
-"""What the tests of emulated GPUs share: programs, runs, and what they are compared with."""
-import functools, re, shutil, subprocess
+"""What the tests of GPUs' programs share: programs, runs, and what they are compared with. The GPUs are emulated, or with `--device cuda` those of
+this machine. Then programs are not made but must be there, ranks that outnumber the GPUs share one and communicate by MPI, and what only the
+emulator can do is skipped."""
+import functools, os, re, shutil, subprocess
 import pytest
-from suite import ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session, succeeds, trained
+from suite import DEVICE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0")
+IS_REAL = DEVICE == "cuda"
+RTOL = 1e-4 if IS_REAL else 1e-5 # of losses and norms in fp32, in which a GPU adds in another order
 # ThreadSanitizer cannot start in some address layouts.
 WITHOUT_ASLR = ["setarch", "-R"] if shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0 else []
 
@@ -18,6 +22,7 @@ def flags(*libraries):
 @functools.cache
 def missing(*libraries):
     """Marks a module or a test that needs CUDA's headers, and those of these libraries: they are of the rest tier, as what they compile takes long."""
+    if IS_REAL: return pytest.mark.skipif(False, reason="programs are built")
     headers = subprocess.run(["sh", "dev/emulator/find_headers.sh"], cwd=ROOT, capture_output=True).returncode == 0
     reason = "CUDA's headers are not here" if not headers else f"one of {', '.join(libraries)} is not here"
     return pytest.mark.skipif(not headers or bool(libraries) and flags(*libraries) is None, reason=reason)
@@ -32,27 +37,34 @@ def compiled(source, build="plain", *options, libraries="", cpp="", key=""):
 
 
 # ---- the tests of a GPU's layers, which are test/unit/test_cuda_NAME.cu ----
-def layer_tests(name, builds, libraries="", *options):
+def layer_tests(name, builds, libraries="", smoke=""):
     """A test for each TEST(claim) of the file in each build, as "asan bf16": what the GPU's layers compute agrees with the CPU's. The first
-    build runs every case, the others the quick ones. A few claims that are chosen by -k are compiled alone, and have every case."""
+    build runs every case, the others the quick ones. A few claims that are chosen by -k are compiled alone, and have every case. On a GPU
+    every precision of `smoke` and of the plain builds runs every case; those of `smoke` come first."""
     source = f"test/unit/test_cuda_{name}.cu"
     claims = re.findall(r"^TEST\((\w+)\)", (ROOT / source).read_text(), re.M)
+    if IS_REAL: builds = [f"plain {x}" for x in dict.fromkeys(smoke.split() + [x.split()[1] for x in builds if "plain" in x])]
     rows = [(*build.split(), claim) for build in builds for claim in claims if not ("fp32" in build and "cudnn" in claim)]
     marks = {build: [pytest.mark.sampled(f"{name} {build}")] for build in builds[3:]} # a program with all its claims, or none of them
+    marks |= {f"plain {x}": [*marks.get(f"plain {x}", []), pytest.mark.smoke] for x in smoke.split()}
 
-    def output(build, precision, chosen):
+    def emulated(build, precision, chosen):
         layers = cpu_layers(precision)
         some = len(chosen) < len(claims) - 2
         only = [f'-DONLY=",{",".join(chosen)},"'] if some else []
         path = compiled(source, build, f"-DPRECISION_{precision.upper()}", "-DUSE_CUDNN=" + str(int("cudnn" in libraries)), only, layers,
                         "-ldnnl -fopenmp", libraries=libraries, cpp=libraries and flags("cublasLt", "cudnn"))
+        return path, build != "tsan" and (some or f"{build} {precision}" == builds[0])
+
+    def output(build, precision, chosen):
+        path, all_cases = (program(f"test/test_cuda_{name}", precision), True) if IS_REAL else emulated(build, precision, chosen)
 
         def run(place):
-            quick = [] if build != "tsan" and (some or f"{build} {precision}" == builds[0]) else ["quick"]
-            done = command(WITHOUT_ASLR, [path], quick, env={"OMP_NUM_THREADS": 1}, timeout=900)
+            done = command([] if IS_REAL else WITHOUT_ASLR, [path], [] if all_cases else ["quick"], env={"OMP_NUM_THREADS": 1}, timeout=900)
             (place / "said").write_text(done.said)
         return (once(f"run {path}", run) / "said").read_text()
 
+    @pytest.mark.gpu
     @pytest.mark.parametrize("build, precision, claim", [pytest.param(*row, marks=marks.get(" ".join(row[:2]), ()), id="-".join(row)) for row in rows])
     def test(build, precision, claim, request):
         chosen = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
@@ -72,9 +84,13 @@ def cpu_layers(precision):
 
 # ---- training programs ----
 def program(stage, precision="fp32", debug=False):
-    """An emulated training program. It is compiled when the first test asks for it."""
-    variant = "-".join(["emulated", *[precision] * (precision != "fp32"), *["debug"] * debug])
+    """A GPU's training program, or another one by its path. The emulated one is compiled when the first test asks for it."""
+    variant = "-".join([DEVICE, *[precision] * (precision != "fp32"), *["debug"] * debug])
     path = f"build/{variant}/{stage if '/' in stage else f'train_gpt2_{stage}'}"
+    if IS_REAL:
+        if debug: pytest.skip("debug builds are tested under the emulator")
+        if not (ROOT / path).exists(): pytest.fail(f"{path} is not built: make DEVICE=cuda PRECISION={precision} {path}", pytrace=False)
+        return path
 
     def run(place):
         succeeds("make --no-print-directory DEVICE=emulated", f"PRECISION={precision}", f"DEBUG={'1' * debug}", path, timeout=900)
@@ -82,15 +98,44 @@ def program(stage, precision="fp32", debug=False):
     return path
 
 
-def on_gpus(comm, ranks, **more):
+@functools.cache
+def gpus():
+    """How many this machine has."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+    return len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) if os.environ.get("CUDA_VISIBLE_DEVICES") else len(listed)
+
+
+def needs_gpus(number):
+    if IS_REAL and gpus() < number: pytest.skip(f"{number} GPUs are needed; here are {gpus()}")
+
+
+def needs_emulator(why):
+    if IS_REAL: pytest.skip(f"only emulated GPUs {why}")
+
+
+def emulator(**settings):
+    """The emulator's settings, as variables of the environment: emulator(seed=1, waits=FILE). On a GPU a test that needs one is skipped;
+    a seed, which decides in what order threads run, is a GPU's own affair."""
+    if not IS_REAL: return {f"CUDA_EMULATOR_{name.upper()}": str(value) for name, value in settings.items()}
+    if settings.keys() - {"seed"}: needs_emulator(f"can be told {', '.join(settings)}")
+    return {}
+
+
+def gpus_of(comm, ranks, **settings):
     """The environment of ranks: with NCCL every rank has a GPU of its own. NCCL's stand-in meets in folders."""
-    return {"CUDA_EMULATOR_DEVICES": ranks if comm == "nccl" else 1, "CUDA_EMULATOR_WORKERS": 1, "TMPDIR": str(session())} | more
+    if IS_REAL: return emulator(**settings)
+    return emulator(devices=ranks if comm == "nccl" else 1, workers=1, **settings) | {"TMPDIR": str(session())}
 
 
-def emulated(stage, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", **env):
-    env = {f"CUDA_EMULATOR_{name.upper()}": str(value) for name, value in env.items()}
-    return trained(stage, SMALL, *options, ranks=ranks, strict=strict, again=again, binary=program(stage, precision, debug),
-                   env=on_gpus(comm, ranks, **env))
+def on_gpus(stage, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", stricter={}, **settings):
+    """A run on emulated GPUs with these settings, or on real ones. stricter: settings of a test that is worth while without them."""
+    options = " ".join(map(str, options))
+    if IS_REAL:
+        if comm == "nccl" and ranks > gpus(): comm, options = "mpi", options.replace("--nccl-windows", "")
+        options += f" --comm {comm}" * ("--comm " not in options)
+    else: settings |= stricter
+    return trained(stage, SMALL, options, ranks=ranks, strict=strict, again=again, binary=program(stage, precision, debug),
+                   env=gpus_of(comm, ranks, **settings))
 
 
 def assert_metrics(cpu, gpu, rtol):
@@ -101,8 +146,8 @@ def assert_metrics(cpu, gpu, rtol):
 def assert_has_numbers(cpu, gpu):
     """The CPU's losses, norms and weights; what was held and sent was as predicted."""
     __tracebackhide__ = True
-    assert_metrics(cpu, gpu, 1e-5)
-    assert_close_tensors(cpu.weights(), gpu.weights(), 1e-4, 1e-6)
+    assert_metrics(cpu, gpu, RTOL)
+    assert_close_tensors(cpu.weights(), gpu.weights(), 10 * RTOL, RTOL / 10)
     assert_predicted(gpu)
 
 

@@ -1,14 +1,14 @@
-"""Training on several emulated GPUs, over MPI between ranks that share one and over NCCL where each has its own: every stage has the CPU's
-losses, norms and weights and the bytes that were predicted, in whatever order the emulator's seed runs streams, blocks and threads."""
+"""Training on several GPUs, over MPI between ranks that share one and over NCCL where each has its own: every stage has the CPU's losses, norms and
+weights and the bytes that were predicted, on emulated GPUs in whatever order the emulator's seed runs streams, blocks and threads."""
 import json, re, shutil
 from pathlib import Path
 import pytest
-from emulated import SMALL, assert_has_numbers, assert_metrics, assert_predicted, emulated, missing, on_gpus, program
+from gpus import IS_REAL, RTOL, SMALL, assert_has_numbers, assert_metrics, assert_predicted, gpus_of, missing, needs_emulator, needs_gpus, on_gpus, program
 from runs.shards import PLAIN, resumed
 from suite import REFERENCE, TOKENS, assert_different, assert_refused, assert_same, command, half, session, trained
 
 LONG = 5
-pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn", "nccl")]
+pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
 # The model and batch of each stage. ZeRO's and FSDP's third block reuses the first one's bucket, and with two rooms its room.
 OF_STAGE = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
@@ -21,17 +21,18 @@ OF_STAGE = {
     "cp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 2",
     "compress": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3"}
 ORDERED, SEQUENCE, AGAIN = "--deterministic", "--sequence-parallel", "--recompute block"
-NAIVE, WINDOWS, DELAYED, CHUNKS = "--ddp naive", "--nccl-windows", "--schedule zb-h1", "--schedule interleaved"
+NAIVE, WINDOWS, DELAYED, CHUNKS, GPIPE = "--ddp naive", "--nccl-windows", "--schedule zb-h1", "--schedule interleaved", "--schedule gpipe"
 FOUR, COPIES, STAGES = "--total-batch-size 128", "--total-batch-size 128 --tensor-parallel 2", "--pipeline-parallel 2"
 GATHER, RING, BALANCED, GROUPS = "--cp allgather", "--cp ring", "--cp-balance zigzag", "--context-parallel 2"
 ODD = "--heads 4 --channels 12 --vocab-size 300" # rows that are no whole pieces of 16 bytes: heads of 3 channels, one on each of 4 ranks
 NODES = "--node-ranks 2"
+ALONE = "--comm nccl"
 OF_3 = "--seq-len 12 --total-batch-size 48"
 EVALUATES = f"--val-data {TOKENS} --eval-every 2 --eval-steps 2 --sample-every 2 --sample-tokens 5"
 
 
 def gpu(stage, *arguments, **settings):
-    return emulated(stage, *arguments[:2], OF_STAGE[stage], *arguments[2:], **settings)
+    return on_gpus(stage, *arguments[:2], OF_STAGE[stage], *arguments[2:], **settings)
 
 
 def cpu(stage, ranks, *options, **settings):
@@ -69,13 +70,19 @@ NUMBERS = [
     ("cp", "nccl", 3, f"{RING} {BALANCED} {OF_3} {EVALUATES}", ""),
     ("3d", "nccl", 4, mesh(2, 2, 1), f"--zero-stage 1 {SEQUENCE} {AGAIN}"), ("3d", "nccl", 4, mesh(2, 1, 2), f"--zero-stage 1 {DELAYED}"),
     ("3d", "mpi", 4, mesh(1, 2, 2), f"{DELAYED} {SEQUENCE} S"), ("3d", "mpi", 4, mesh(2, 2, 1), "--zero-stage 1 S"),
-    ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {WINDOWS} {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE)]
+    ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {WINDOWS} {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE),
+    # one rank, with which NCCL can be tried on one GPU
+    *((stage, "nccl", 1, one, f"{ALONE} {only}") for stage, one, only in [
+        ("ddp", "", ""), ("fsdp", "", WINDOWS), ("zero", "", "--zero-stage 3"), ("tp", "--tensor-parallel 1", SEQUENCE), ("pp", "--pipeline-parallel 1", CHUNKS),
+        ("cp", "--context-parallel 1", RING), ("3d", mesh(1, 1, 1), "--zero-stage 1")])]
 
 
 FIRST = [next(i for i, row in enumerate(NUMBERS) if row[:2] == (stage, "nccl")) for stage in OF_STAGE if stage != "compress"]
+SMOKE = [NUMBERS.index(row) for row in NUMBERS if row == ("ddp", "mpi", 2, "", "") or ALONE in row[4] and row[0] in ("ddp", "fsdp")]
 
 
-@pytest.mark.parametrize("seed, row", [pytest.param(i, row, marks=[pytest.mark.sampled] * (i not in FIRST)) for i, row in enumerate(NUMBERS)],
+@pytest.mark.parametrize("seed, row", [pytest.param(i, row, marks=[pytest.mark.sampled] * (i not in FIRST) + [pytest.mark.smoke] * (i in SMOKE))
+                                       for i, row in enumerate(NUMBERS)],
                          ids=["+".join(f"{x}" for x in row if x).replace("--", "").replace(" ", "_")
                               .replace(",", ".").replace("=", "")[:90] for row in NUMBERS])
 def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
@@ -86,7 +93,7 @@ def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
 
 
 # ---- connections: at first messages hosts meet, and one that waits for its GPU before it comes there may wait for ever ----
-ONE_MICRO, TWO_MICRO, GPIPE, SLOW = "--total-batch-size 32", "--total-batch-size 64", "--schedule gpipe", "--emulate-ms 1,1,1"
+ONE_MICRO, TWO_MICRO, SLOW = "--total-batch-size 32", "--total-batch-size 64", "--emulate-ms 1,1,1"
 
 
 @pytest.mark.parametrize("stage, ranks, both, only, debug", [
@@ -100,19 +107,20 @@ def test_ranks_are_connected_before_the_first_step(stage, ranks, both, only, deb
     receive and two sends beside one sum, or two sums (tied, and dp's of blocks); 3d has them beside two (tp and dp). cp's rings send and
     receive keys and values, and gradients, beside one sum."""
     ctas = {"pp": max(3 * 4 + 16, 2 * 16), "3d": 3 * 4 + 2 * 16, "cp": 4 * 4 + 16}[stage]
-    assert_has_numbers(cpu(stage, ranks, both), gpu(stage, "nccl", ranks, both, only, debug=debug, nccl="quiet", nccl_ctas=ctas))
+    assert_has_numbers(cpu(stage, ranks, both), gpu(stage, "nccl", ranks, both, only, debug=debug, stricter={"nccl": "quiet", "nccl_ctas": ctas}))
 
 
 def test_a_resumed_pipeline_is_connected_before_its_first_step(tmp_path):
     options = f"--val-data {TOKENS} --eval-every 2 --eval-steps 1 {ONE_MICRO} {ORDERED} --steps 3 --save-every 1 --keep 0" # it resumes with no evaluation
     whole = gpu("pp", "nccl", 2, options)
     assert_same(whole, resumed(half(whole, tmp_path / "run", step=1), "pp", SMALL, OF_STAGE["pp"], options, ranks=2, binary=program("pp"),
-                               env=on_gpus("nccl", 2, CUDA_EMULATOR_NCCL="quiet")))
+                               env=gpus_of("nccl", 2, nccl="quiet")))
 
 
 def test_a_kernel_that_is_loaded_while_a_receive_waits_is_named_by_the_deadline():
     """Programs ask for modules to be loaded at the start, unless the environment says something else."""
-    run = command([program("pp")], SMALL, OF_STAGE["pp"], ONE_MICRO, "--comm-timeout 15", ranks=2, env=on_gpus("nccl", 2, CUDA_MODULE_LOADING="LAZY"))
+    needs_emulator("always wait then")
+    run = command([program("pp")], SMALL, OF_STAGE["pp"], ONE_MICRO, "--comm-timeout 15", ranks=2, env=gpus_of("nccl", 2) | {"CUDA_MODULE_LOADING": "LAZY"})
     assert_refused(run, "rank [01] has not reached its side of receive #0 from rank [01] of world .*, step 1, [BF]0 on stage [01]")
 
 
@@ -122,7 +130,7 @@ def test_a_kernel_that_is_loaded_while_a_receive_waits_is_named_by_the_deadline(
 def test_only_ranks_that_may_use_nccl_load_all_kernels_at_once(stage, comm, ranks, loaded, tmp_path):
     """Loading takes each process seconds: cuBLASLt 13 alone has 140 MB of kernels."""
     options = "--model d1 --seq-len 8 --batch-size 1 --steps 1" + (f" --comm {comm}" if ranks else "")
-    emulated(stage, comm, ranks, options, waits=tmp_path / "said")
+    on_gpus(stage, comm, ranks, options, waits=tmp_path / "said")
     assert re.findall("; kernels were loaded (.*)", (tmp_path / "said").read_text()) == [loaded] * (ranks or 1)
 
 
@@ -144,7 +152,7 @@ def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
     """With offload AdamW runs on the host, where it rounds differently: such runs agree with one another to the bit."""
     options = FSDP_BITS[setting]
     offload = "--cpu-offload" in options
-    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload all") if offload else emulated("ddp", comm, 2, OF_STAGE["fsdp"], ORDERED)
+    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload all") if offload else on_gpus("ddp", comm, 2, OF_STAGE["fsdp"], ORDERED)
     run = gpu("fsdp", comm, 2, ORDERED, options, strict=strict, seed=100 + setting)
     assert_predicted(run)
     assert_same(reference, run)
@@ -154,7 +162,7 @@ def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
                                                   ("nccl", 3, "--zero-stage 3 --total-batch-size 96")])  # 3: shards have padding
 def test_zero_has_the_bits_of_ddp(comm, ranks, options):
     batch = "--total-batch-size 96" if ranks == 3 else ""
-    assert_same(emulated("ddp", comm, ranks, OF_STAGE["zero"], ORDERED, batch), gpu("zero", comm, ranks, ORDERED, options, seed=5))
+    assert_same(on_gpus("ddp", comm, ranks, OF_STAGE["zero"], ORDERED, batch), gpu("zero", comm, ranks, ORDERED, options, seed=5))
 
 
 @pytest.mark.sampled
@@ -164,9 +172,33 @@ def test_zero_has_the_bits_of_ddp(comm, ranks, options):
     ("cp", 4, f"{RING} {BALANCED}", ""), ("cp", 4, f"{GATHER} {GROUPS}", WINDOWS), ("cp", 2, "", NAIVE),
     ("3d", 4, mesh(2, 2, 1), "--zero-stage 1"), ("compress", 3, "--compress int4 --compress-from 1 --total-batch-size 96", "")])
 def test_in_rank_order_nccl_has_the_bits_of_mpi(stage, ranks, options, other):
+    needs_gpus(ranks)
     mpi, nccl = (gpu(stage, comm, ranks, options, ORDERED, more) for comm, more in (("mpi", ""), ("nccl", other)))
     assert_predicted(nccl)
     assert_same(mpi, nccl)
+
+
+BY_DDP = "ddp" # DDP's run with the same model and batch
+SAME = [ # stage, ranks, what all runs have, what each has by itself, precision
+    ("ddp", 4, "", ["", NAIVE, "--bucket-mb 0.02"], "fp32"), ("tp", 2, "", [BY_DDP, "--tensor-parallel 1"], "fp32"),
+    ("tp", 4, SEQUENCE, ["", "--no-overlap"], "bf16"), ("cp", 2, "", [BY_DDP, "--context-parallel 1"], "fp32"),
+    ("cp", 4, f"{RING} {BALANCED}", ["", AGAIN], "bf16"), ("pp", 2, "", [BY_DDP, "--pipeline-parallel 1"], "fp32"),
+    ("pp", 2, "", ["", GPIPE, DELAYED, CHUNKS, AGAIN], "bf16"), ("3d", 2, "", [BY_DDP, mesh(2, 1, 1), f"{mesh(2, 1, 1)} --zero-stage 1"], "fp32"),
+    ("3d", 4, mesh(2, 1, 2), ["", "--zero-stage 1", f"{DELAYED} --zero-stage 1", f"{GPIPE} {AGAIN} --no-overlap", CHUNKS], "bf16"),
+    ("zero", 2, "", [BY_DDP, "--zero-stage 1", "--zero-stage 2", "--zero-stage 3"], "bf16"),
+    ("compress", 2, "", [BY_DDP, "--compress none"], "bf16"),
+    ("compress", 3, "--total-batch-size 96 --compress powersgd --compress-from 1", ["", ""], "fp16")] # again, with another seed
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("comm", ["mpi", "nccl"])
+@pytest.mark.parametrize("stage, ranks, common, runs, precision", SAME)
+def test_these_runs_have_the_same_bits(comm, stage, ranks, common, runs, precision):
+    """A replica of the model on each rank has DDP's; schedules, what travels beside what, and who keeps which shard change nothing."""
+    if comm == "nccl": needs_gpus(ranks)
+    first, *others = (on_gpus("ddp" if own == BY_DDP else stage, comm, ranks, OF_STAGE[stage], ORDERED, common, own * (own != BY_DDP), precision=precision,
+                              seed=seed, again=str(seed)) for seed, own in enumerate(runs))
+    for run in others: assert_same(first, run)
 
 
 # ---- masks and memory ----
@@ -191,7 +223,7 @@ def test_recompute_auto_counts_the_ranks_that_share_a_gpu(comm, recompute):
 def assert_has_nearly_the_numbers(cpu, gpu, step=None):
     """GPU and CPU differ by roundings. Where a number lies between two that can be sent, they may send different ones, so one weight of a
     thousand may be anywhere."""
-    assert_metrics(cpu, gpu, 1e-4)
+    assert_metrics(cpu, gpu, 10 * RTOL)
     assert_predicted(gpu)
     ours, theirs = cpu.weights(step), gpu.weights(step)
     outside = sum((abs(ours[k] - theirs[k]) > 1e-6 + 1e-4 * abs(ours[k])).sum() for k in ours)
@@ -232,7 +264,7 @@ def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
     options = f"{ORDERED} --compress {method} --compress-from 1 --total-batch-size 96 --save-every 2 --keep 0"
     whole = gpu("compress", "nccl", 3, options)
     assert_same(whole, resumed(half(whole, tmp_path / "run", step=2), "compress", SMALL, OF_STAGE["compress"], options, ranks=3,
-                               binary=program("compress"), env=on_gpus("nccl", 3)))
+                               binary=program("compress"), env=gpus_of("nccl", 3)))
 
 
 # ---- 16 bits: CPU and GPU round in different places ----
@@ -293,7 +325,7 @@ def waits(stage, options=""):
     counted = []
     for steps in 2, 6:
         file = session() / "-".join(["waits", stage, *options.split(), str(steps)])
-        emulated(stage, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file, nccl_calls=f"{file}.nccl")
+        on_gpus(stage, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file, nccl_calls=f"{file}.nccl")
         counts = [int(line.split()[3]) for line in file.read_text().splitlines()]
         assert len(counts) == 2
         assert len(re.findall("0 times to ask one that was not done; it made 0 threads$", Path(f"{file}.nccl").read_text(), re.M)) == 2

@@ -1,18 +1,19 @@
-"""Collectives between emulated GPUs: by MPI between ranks that share a GPU, by NCCL where each has its own; started by mpirun or as torchrun
+"""Collectives between GPUs, emulated or real: by MPI between ranks that share a GPU, by NCCL where each has its own; started by mpirun or as torchrun
 does; and what a rank does when NCCL fails, or when another rank does not come."""
 import os, re, signal, subprocess
 import pytest
-from emulated import missing, on_gpus, program
+from gpus import emulator, gpus_of, missing, needs_gpus, program
 from suite import TOKENS, assert_each_says, assert_refused, command, environment, free_port, words
 
-pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn", "nccl")]
+pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
 TINY = f"--data {TOKENS} --val-data= --model d1 --channels 16 --heads 2 --seq-len 16 --batch-size 2 --sample-every 0 --eval-every 0"
 NCCL_FAILS = "error: NCCL: communication failed: remote process exited or there was a network error"
 
 
 def collectives(comm, ranks, *options, strict=False, **env):
+    if comm == "nccl": needs_gpus(ranks)
     return command([program("test/test_comm_cuda")], "--comm-timeout 60", *options, ranks=ranks, strict=strict,
-                   env=on_gpus(comm, ranks, **{f"CUDA_EMULATOR_{name.upper()}": value for name, value in env.items()}))
+                   env=gpus_of(comm, ranks, **env))
 
 
 @pytest.mark.parametrize("comm, ranks, options, settings", [
@@ -31,7 +32,7 @@ def test_every_claim_about_collectives_holds(comm, ranks, options, settings):
 
 def test_the_log_says_that_one_hardware_queue_makes_streams_wait():
     for queues, says in ("1", True), ("8", False), (None, False):
-        env = on_gpus("nccl", 1) | ({"CUDA_DEVICE_MAX_CONNECTIONS": queues} if queues else {})
+        env = gpus_of("nccl", 1) | ({"CUDA_DEVICE_MAX_CONNECTIONS": queues} if queues else {})
         run = command([program("test/test_comm_cuda")], "--comm nccl all_reduce_is_the_sum*", env=env)
         assert run.status == 0 and ("CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" in run.out) == says, run
 
@@ -39,10 +40,11 @@ def test_the_log_says_that_one_hardware_queue_makes_streams_wait():
 def by_torchrun(folder, *arguments, fault=0, timeout=300):
     """Two ranks as torchrun starts them: the meeting place is in their environment, and MPI is not used. `fault`: the operation of rank 1
     that NCCL fails. Returns their statuses and what they said."""
+    needs_gpus(2)
     started, port = [], free_port()
     for rank in 0, 1:
-        env = environment(2, **on_gpus("nccl", 2), WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank,
-                          LOCAL_RANK=rank, CUDA_EMULATOR_NCCL_FAULT=rank * fault)
+        env = environment(2, **gpus_of("nccl", 2, **{"nccl_fault": rank * fault} if fault else {}), WORLD_SIZE=2, LOCAL_WORLD_SIZE=2,
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, LOCAL_RANK=rank)
         with open(folder / f"rank{rank}", "w") as said:
             started.append(subprocess.Popen(words(arguments), env=env, stdout=said, stderr=subprocess.STDOUT, start_new_session=True))
     try:
@@ -67,14 +69,14 @@ def test_what_nccl_cannot_do_on_one_gpu_is_refused(options, says):
 
 @pytest.mark.parametrize("fault, says, dead", [("hang", "rank 1 has not reached all-reduce", None), ("kill", "rank 1 has died .* during step 2", 1)])
 def test_a_rank_that_does_not_come_is_named(fault, says, dead):
-    run = command([program("ddp")], TINY, f"--fault 1:2:{fault} --comm-timeout 15", ranks=2, env=on_gpus("nccl", 2))
+    run = command([program("ddp")], TINY, f"--fault 1:2:{fault} --comm-timeout 15", ranks=2, env=gpus_of("nccl", 2))
     assert_each_says(run, 2, says, dead)
 
 
 def test_an_error_of_nccl_ends_a_rank_while_a_kernel_waits(tmp_path):
     """Destructors would wait for that kernel: exit() would not return. What was written is in the rank's files."""
     run = command([program("test/test_comm_cuda"), "--comm", "nccl", "--journal", tmp_path / "journal"], timeout=120,
-                  env={"CUDA_EMULATOR_NCCL_FAULT": 5})
+                  env=emulator(nccl_fault=5))
     assert_refused(run, NCCL_FAILS)
     assert "all_reduce_is_the_sum" in (tmp_path / "journal").read_text()
 
