@@ -113,8 +113,7 @@ def python_of_tests():
 
 
 def tests(*arguments):
-    run([python_of_tests()], "-m pytest -v -rfE --tb=short -n", 6 if IS_REAL else 2, f"--device {DEVICE} --tier all -o console_output_style=classic",
-        *arguments)
+    run([python_of_tests()], "-m pytest -v -rfE --tb=short -n", 6 if IS_REAL else 2, f"--device {DEVICE} --tier all", *arguments)
 
 
 def again():
@@ -148,6 +147,15 @@ def hopper():
     of rows and of columns are not full."""
     for name in "matmul_forward", "matmul_backward":
         run(f"{build_of('bf16')}/variants/{name} --variant hopper --rows 200 --cols 328 --depth 136 --repetitions 1")
+
+
+def between_gpus():
+    """Collectives over NCCL, and DDP on one GPU and on several."""
+    n, build = min(card().count, 4), build_of(half_precision())
+    run([*m.launcher(n)], f"{build_of('fp32')}/comm_bench --comm nccl --op all -e 64M")
+    shape = f"--model gpt2 --seq-len 1024 --vocab-size 50257 --batch-size {batch() // 4}" if IS_REAL else "--model d1 --seq-len 8 --batch-size 1"
+    run("python3 dev/bench/scaling.py --ranks", [" ".join(str(x) for x in (1, 2, 4) if x <= n)], f"--data {m.TOKENS} --steps 12", shape,
+        env={"PROGRAM": f"{build}/train_gpt2_ddp"})
 
 
 def memcheck():
@@ -184,6 +192,7 @@ class Step(NamedTuple):
 def lacks_memory(): return "" if card().gigabytes > 70 or not IS_REAL else "the model needs 70 GB"
 def lacks_sanitizer(): return "" if shutil.which("compute-sanitizer") else "there is no compute-sanitizer"
 def lacks_hopper(): return "" if card().capability == 9 else "it is for capability 9.0"
+def lacks_gpus(): return "" if card().count > 1 else "there is one GPU"
 def lacks_torch():
     sees_gpu = m.ask([m.environ("PYTHON", "python3")], "-c", ["import torch; assert torch.cuda.is_available()"], stderr=subprocess.DEVNULL)
     return "" if sees_gpu is not None else "there is no PyTorch that sees a GPU"
@@ -200,9 +209,10 @@ SMOKE = [
     Step("start-up", 17, "how long a program takes to start, with kernels loaded at once and when needed", start_up),
     Step("operations-124M", 40, "each operation of a step beside its floor, and what a CUDA graph gains", lambda: roofline(f"{batch()} 1024 5"))]
 MEASURE = [
-    Step("again", 40, "the tests of smoke that failed", again),
+    Step("again", 35, "the tests of smoke that failed", again),
     Step("124M", 90, "GPT-2 124M: ours, ours in a fixed order, llm.c in two settings",
          lambda: speed("gpt2", ["ours", "ours-deterministic", *LLMC], [batch()], 15, rounds=2)),
+    Step("between-GPUs", 60, "collectives over NCCL, and DDP on one GPU and on several", between_gpus, lacks_gpus),
     Step("1.5B", 110, "GPT-2 1.5B: ours, ours with 524,288 tokens a step, llm.c",
          lambda: speed("gpt2-xl", ["ours", "ours-accumulate", "llmc-ge2-r0"], [16], 8), lacks_memory),
     Step("operations-1.5B", 35, "each operation of a step of 1.5B", lambda: roofline("--model gpt2-xl 16 1024 5"), lacks_memory),
@@ -228,7 +238,7 @@ def targets():
     half, tests_of_layers = half_precision(), [f"test/test_cuda_{name}" for name in LAYERS]
     programs = [f"train_gpt2_{stage}" for stage in STAGES]
     yield half, programs + tests_of_layers + ["bench_layers"] + ["variants/matmul_forward", "variants/matmul_backward"] * (card().capability == 9)
-    yield "fp32", programs + tests_of_layers + ["test/test_comm_cuda"]
+    yield "fp32", programs + tests_of_layers + ["test/test_comm_cuda", "comm_bench"]
     if half != "fp16": yield "fp16", programs + tests_of_layers
     yield "cpu", programs
     yield "cpu-bf16", programs
@@ -313,7 +323,7 @@ def attempt(step):
 def tested(file):
     """How many tests passed and were skipped, and the names of those that failed; of a step that is one."""
     text = file.read_text(errors="replace")
-    ended = {name: word for word, name in re.findall(r"^\[gw\d+\] (?:\[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED) (\S+)", text, re.M)}
+    ended = {name: word for word, name in re.findall(r"^\[gw\d+\] (?:\[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED) (.*?) *$", text, re.M)}
     words = [*ended.values()]
     failed = [name for name, word in ended.items() if word in ("FAILED", "ERROR")]
     return {"passed": words.count("PASSED"), "skipped": words.count("SKIPPED"), "failed": failed} if ended else {}
@@ -368,6 +378,7 @@ def page(folder):
             + "\n### Tests that failed\n\n" * bool(tests_failed) + "".join(tests_failed)
             + "".join(f"\n{file.read_text()}" for file in sorted(folder.glob("*/table.md")))
             + "\n### Start-up\n\n" * bool(started) + "".join(f"- {line}\n" for line in started)
+            + "\n### Between GPUs\n\n" * (folder / "between-GPUs.log").exists() + text_of(folder / "between-GPUs.log")
             + "".join(f"\n### Operations of a step ({file.stem.partition('-')[2]})\n\n{text_of(file)}" for file in sorted(folder.glob("operations-*.log"))))
 
 
