@@ -372,7 +372,6 @@ test-all-programs: test-programs
 	+$(Q)$(CPU_MAKE) PRECISION=fp16 $(FLOATX_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
 	+$(Q)$(CPU_MAKE) PRECISION=bf16 DEBUG=1 $(addprefix build/bf16-debug/,$(FLOATX_TESTS) train_gpt2_single $(RANKS_TESTS))
 	+$(Q)$(CPU_MAKE) PRECISION=fp16 DEBUG=1 $(addprefix build/fp16-debug/,$(FLOATX_TESTS) train_gpt2_single)
-	$(Q)$(if $(GPU),$(foreach p,fp32 bf16 fp16,$(MAKE) --no-print-directory DEVICE=cuda PRECISION=$p DEBUG= cuda-tests &&) true)
 # The first Python that has pytest, xdist and numpy. JOBS: twice as many tests at a time as there are cores, because many tests wait more
 # than they compute.
 PYTEST = $(or $(shell for p in python3 /usr/bin/python3; do $$p -c 'import pytest, xdist, numpy' 2>/dev/null && echo $$p -m pytest && break; done),\

