@@ -728,6 +728,7 @@ def verdict():
     """What nobody should have to look for."""
     failed, begun = [name for name in results if has_failed(results[name])], {result["part"] for result in results.values()}
     yield f"**Failed: {', '.join(failed)}**" if failed else "Nothing has failed."
+    for file in sorted(OUT.glob("layers-matmul-*.log")): yield from re.findall("^# (largest error of GELU.*)", file.read_text(), re.M)
     stopped = [name for name in results if results[name]["result"] == "stopped"]
     if stopped: yield f"Stopped: {', '.join(stopped)}"
     if left: yield f"No time was left for: {', '.join(left)}"
