@@ -321,7 +321,7 @@ static float* gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
     context_take_kv(cp, own, a.qkv);
     CommOp gathered = comm_all_gather(&cp->comm, cp->kv[0], own, n, COMM_FLOATX);
     if (dout) device_zero(cp->dkv[0], (size_t)cp->c * n * sizeof(float));
-    for (int s = 0; s < cp->c; s++) { // its own first: the others' are on their way meanwhile
+    for (int s = 0; s < cp->c; s++) { // begins with its own, while the others' arrive
         int u = (cp->rank + s) % cp->c;
         if (s == 1 || cp->c == 1) comm_wait(&cp->comm, gathered);
         attend(g, a, cp->kv[0] + (size_t)u * n, u, dout, cp->dkv[0] + (size_t)u * n);

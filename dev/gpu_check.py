@@ -113,7 +113,7 @@ def python_of_tests():
 
 
 def tests(*arguments):
-    run([python_of_tests()], "-m pytest -v -rfE --tb=short -n", 6 if IS_REAL else 2, f"--device {DEVICE} --tier all", *arguments)
+    run([python_of_tests()], "-m pytest -v -rfEP --tb=short -n", 6 if IS_REAL else 2, f"--device {DEVICE} --tier all", *arguments)
 
 
 def again():
@@ -366,6 +366,7 @@ def page(folder):
     failed = [name for name, x in found.items() if x["result"].startswith("**")]
     not_begun = [name for name in STEPS if found.get(name, {"result": "not begun"})["result"].startswith("not begun")]
     lines = [f"**Failed: {', '.join(failed)}**" if failed else "Nothing has failed."]
+    lines += dict.fromkeys(re.findall("^# (largest error of GELU.*)", text_of(folder / "layers.log"), re.M))
     lines += [f"Stopped: {name}" for name, x in found.items() if x["result"] == "stopped"]
     lines += [f"Not begun: {', '.join(not_begun)}"] * bool(not_begun)
     if not re.search(r"^\| llm\.c .*\| \d", "".join(file.read_text() for file in folder.glob("*/table.md")), re.M): lines.append("**LLM.C NOT MEASURED**")

@@ -308,7 +308,7 @@ bool is_in(const char* setting, uint32_t number) { return emulator::setting(sett
 // --- counts ---
 // for_fewer: after the first collective, for a part of the multiprocessors. Of the repetitions: of_zeros, one operand was;
 // profiled, while a profiler records; late, after the first collective.
-struct Counts { uint64_t products, bias_gradients, for_fewer, failures, repetitions, of_zeros, profiled, late; };
+struct Counts { uint64_t products, gelus, bias_gradients, for_fewer, failures, repetitions, of_zeros, profiled, late; };
 Counts counts;
 using Shape = std::array<uint64_t, 7>; // m, n, k, transposed A and B, the type of D, multiprocessors
 std::set<Shape> shapes, tried;
@@ -326,6 +326,7 @@ bool count(const Problem& p, const Operands& x, bool fails) { // returns whether
     shapes.insert(shape);
     if (repeats) tried.insert(shape);
     counts.products++;
+    counts.gelus += has(p, CUBLASLT_EPILOGUE_GELU) || has(p, CUBLASLT_EPILOGUE_DGELU);
     counts.bias_gradients += p.o.epilogue == CUBLASLT_EPILOGUE_BGRADA || p.o.epilogue == CUBLASLT_EPILOGUE_BGRADB;
     counts.failures += fails;
     counts.for_fewer += late && p.o.processors > 0;
@@ -341,9 +342,9 @@ void count_zeros(void) {
     counts.of_zeros++;
 }
 void write_counts(void) {
-    emulator::append_to("CUDA_EMULATOR_CUBLASLT_COUNTS", "products %zu, untried shapes %zu, with a bias gradient %zu, for fewer "
-                        "processors %zu, failed %zu, repeated %zu, of zeros %zu, profiled %zu, after a collective %zu\n",
-                        counts.products, shapes.size() - tried.size(), counts.bias_gradients, counts.for_fewer, counts.failures,
+    emulator::append_to("CUDA_EMULATOR_CUBLASLT_COUNTS", "products %zu, with GELU %zu, untried shapes %zu, with a bias gradient %zu, "
+                        "for fewer processors %zu, failed %zu, repeated %zu, of zeros %zu, profiled %zu, after a collective %zu\n",
+                        counts.products, counts.gelus, shapes.size() - tried.size(), counts.bias_gradients, counts.for_fewer, counts.failures,
                         counts.repetitions, counts.of_zeros, counts.profiled, counts.late);
 }
 std::set<cublasLtHandle_t> handles;

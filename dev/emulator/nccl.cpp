@@ -57,6 +57,8 @@ struct ncclComm {
     uint64_t issued = 0, finished = 0;   // operations of this rank; an empty group does not count
     uint64_t collectives = 0;            // of those, the same on all ranks
     uint64_t in_windows = 0;             // of these, with both buffers in windows that other ranks reach
+    uint64_t unaligned = 0;              // bytes of the largest operation that unaligned_bytes() finds
+    const char* unaligned_kind = "none"; // of it
     std::map<std::pair<int, int>, uint64_t> messages; // from, to -> how many
     uint64_t splits = 0, windows = 0;    // numbers of calls so far
     std::function<bool()> pending;       // continues the split, registration or launch under way, if there is one; true: it is done
@@ -340,6 +342,18 @@ void complete_collective(const Task& t, const Header& header, uint64_t number) {
     c->finished++;
     leave(c);
 }
+// Returns the bytes, of one rank where ranks have parts, if a buffer or a part does not begin at a multiple of 16 bytes; otherwise 0.
+// NCCL copies element by element then (reduceCopy in its common_kernel.h), and all else 16 bytes at a time.
+uint64_t unaligned_bytes(const Task& t) {
+    uint64_t bytes = t.count * size_of(t.type), begins = (uintptr_t)t.send | (uintptr_t)t.recv;
+    if (!strcmp(t.kind, "ncclAllGather") || !strcmp(t.kind, "ncclReduceScatter")) begins |= bytes;
+    return begins % 16 ? bytes : 0;
+}
+void count_unaligned(const Task& t) {
+    uint64_t bytes = unaligned_bytes(t);
+    if (bytes > t.comm->unaligned) t.comm->unaligned_kind = t.kind;
+    t.comm->unaligned = std::max(t.comm->unaligned, bytes);
+}
 // CUDA_EMULATOR_NCCL_FAULT=N: this rank's operation N, counted from 1, never ends, and its communicator reports an error, as if
 // the network had failed while the kernel waits for another rank.
 bool spins(ncclComm* c, cudaStream_t stream) {
@@ -423,6 +437,7 @@ void launch(const std::vector<Task>& tasks) {
         t.comm->latest = {t.kind, emulator::end_of(t.stream)};
     };
     for (const Task& t : tasks) {
+        count_unaligned(t);
         if (is_message(t)) messages[t.comm].push_back(t);
         else if (t.count) one(t, [&] { launch_collective(t); });
     }
@@ -589,8 +604,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     for (auto& [handle, w] : windows)
         if (w.comm == comm) return refuse(ncclInvalidUsage, "ncclCommDestroy", "%p is still a window on it", (const void*)w.begin);
     comm->destroyed = true;
-    emulator::append_to("CUDA_EMULATOR_NCCL_COUNTS", "rank %d of %d: collectives %zu, in windows %zu\n", comm->rank, comm->ranks,
-                        comm->collectives, comm->in_windows);
+    emulator::append_to("CUDA_EMULATOR_NCCL_COUNTS", "rank %d of %d: collectives %zu, in windows %zu\nlargest not at multiples of 16 bytes:"
+                        " %zu bytes, %s\n", comm->rank, comm->ranks, comm->collectives, comm->in_windows, comm->unaligned,
+                        comm->unaligned_kind);
     leave(comm);
     return ncclSuccess;
 }

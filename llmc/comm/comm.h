@@ -58,7 +58,7 @@ static inline const CommBackend* comm_choose(Comm* c) { (void)c; return NULL; }
 static inline void comm_meet(Comm* c, const RankInfo* ranks) { (void)c; (void)ranks; }
 #endif
 
-// One rank, and ranks that communicate by MPI, do without what NCCL's kernels need of CUDA.
+// A rank that is alone, and ranks that communicate by MPI, need none of this, and start faster without it.
 static inline void comm_choose_environment(const CommOptions* o, int ranks) {
 #if USE_NCCL
     if (ranks > 1 && o->backend != COMM_MPI) nccl_choose_environment();

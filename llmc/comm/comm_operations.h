@@ -54,7 +54,7 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
         device_to_host(s->kept, s->own, bytes);
     }
     comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);
-    if (s->own && s->kind == COMM_ALL_GATHER) host_to_device(s->own, s->kept, bytes); // it is only read, as by layers meanwhile
+    if (s->own && s->kind == COMM_ALL_GATHER) host_to_device(s->own, s->kept, bytes); // the shard, which layers may read meanwhile
 }
 
 // ---- an emulated link between device and host ----

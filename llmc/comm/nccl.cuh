@@ -294,10 +294,10 @@ static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
 
 // ---- what comm.h calls ----
 
-// What CUDA reads from the environment at its first call, unless the user has set it. Kernels are loaded at once, although that
-// takes a process some seconds: loading one at its first launch may wait until the GPU is idle, which it never is while a receive
-// waits for what that kernel is to make. Streams that share a hardware queue begin their work in its order, so a sum would wait for
-// layers: 8 queues would be fewer than streams, of which each pair of ranks in a pipeline has two.
+// Sets what CUDA reads from the environment at its first call, unless the user has. EAGER loads all kernels at the start, which takes a
+// process some seconds: loading one at its first launch may wait until the GPU is idle, and that never happens while a receive waits
+// for what this kernel is to compute. Streams that share a hardware queue begin their work in its order, so a sum would wait for
+// layers: 8 queues would be fewer than the streams, of which each pair of ranks in a pipeline has two.
 static inline void nccl_choose_environment(void) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -424,7 +424,8 @@ static inline void nccl_open(Comm* c) {
     if (w->options.windows) nccl_lend_memory(e);
     int v = 0;
     nccl_check(nccl.ncclGetVersion(&v), "ncclGetVersion");
-    bool one_queue = strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "1") == 0; // some recipes for other programs set it
+    const char* queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    bool one_queue = queues && strcmp(queues, "1") == 0; // some recipes for other programs set it
     snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s%s", v / 10000, v / 100 % 100, v % 100,
              comm_all_reduce_text(&w->options, false), one_queue ? ", CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" : "");
 }

@@ -21,14 +21,14 @@ typedef struct {
 } RingStep;
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }
-// Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)). Chunks begin at multiples of 16 elements, because NCCL moves what
-// does not begin at a multiple of 16 bytes one element at a time. Their sizes differ by 16 at most, and may be 0.
+// Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)). Every chunk begins at a multiple of 16 elements, because NCCL moves a
+// message one element at a time unless it begins at a multiple of 16 bytes. Their sizes differ by 16 at most, and may be 0.
 #define RING_ALIGNMENT 16
 static inline size_t ring_chunk(size_t c, int N, size_t n) {
     size_t pieces = ceil_div(n, RING_ALIGNMENT), ranks = (size_t)N;
     return size_min(n, RING_ALIGNMENT * (pieces / ranks * c + pieces % ranks * c / ranks));
 }
-// The largest chunk that fits where `room` elements do: what a rank owns of a piece, if the piece has N such chunks.
+// Returns the largest chunk that fits into a buffer of `room` elements; of a piece of N such chunks each rank owns one.
 static inline size_t ring_slice(size_t room) { return size_max(1, room / RING_ALIGNMENT) * RING_ALIGNMENT; }
 
 // Rank's part in step 0 .. ring_steps(N)-1 of an all-reduce of n elements. At step s of a half, rank r sends the chunk that it

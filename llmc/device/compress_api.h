@@ -9,7 +9,8 @@ Error     What a rank did not send is kept (fp32) and added to what it sends nex
           a step may be skipped, because the old errors are then needed again.
 Rows      What N ranks sent lies in N rows, one behind the other. A sum over rows is formed in fp32 in their order and
           rounded once. So ranks that have the same rows have the same sum, to the bit.
-Packed    rows are bytes for COMM_BYTE, and begin at an address that is a multiple of 4. Every size here is a multiple of 4.
+Packed    rows are bytes for COMM_BYTE, and begin at an address that is a multiple of 4. Every size here is a multiple of 4. Rows that
+          ranks exchange are multiples of 16 bytes, because NCCL copies any other row byte by byte.
 Others    float arrays begin anywhere; from a multiple of 16 bytes on, the GPU reads them faster.
 NaN       A NaN or an infinity that is sent gives NaN or an infinity to everyone, so that all ranks skip the same step.
 Equal     What 16 bits, blocks and the k largest send and keep is the same bits on every device; other results are close.
@@ -38,8 +39,8 @@ void widen_16(floatX* out, const uint16_t* in, DType from, float factor, size_t 
 static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elements; bits 8 or 4
     return ceil_div(n, QUANTISE_BLOCK) * (sizeof(float) + QUANTISE_BLOCK / 8 * (size_t)bits);
 }
-// A row of a multiple of so many elements is a multiple of 16 bytes: where ranks' rows lie one behind the other, each begins where
-// NCCL can move 16 bytes at a time.
+// A packed block has 260 or 132 bytes, and four of them are a multiple of 16. So rows that ranks exchange have a multiple of
+// PACKED_ROW elements.
 #define PACKED_ROW (4 * QUANTISE_BLOCK)
 static inline void quantise_check(int bits) {
     invariant(bits == 8 || bits == 4, "blocks have 8 or 4 bits a number, not %d", bits);
@@ -51,7 +52,8 @@ void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, 
 
 // ---- signs, with one scale a row ----
 // A row is an fp32 scale, then a bit for each element: bit i % 32 of word i / 32 is 1 where x is negative. 0 counts as
-// positive. It ends with whole 16 bytes; what is behind the signs is not defined. SIGN_MEAN: the mean of |x|, which makes the error smallest. SIGN_RMS: the root of the mean of x^2.
+// positive. Padding up to a multiple of 16 bytes follows, which nobody writes or reads. SIGN_MEAN: the mean of |x|, which makes
+// the error smallest. SIGN_RMS: the root of the mean of x^2.
 typedef enum { SIGN_MEAN, SIGN_RMS } SignScale;
 static inline size_t signs_bytes(size_t n) { return round_up(sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t), 16); }
 // packed (rows, signs_bytes(part)) = the scale and signs of each row of `part` elements of x (n), of which the last may have fewer;
@@ -63,8 +65,7 @@ void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part);
 void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n);
 
 // ---- the k largest ----
-// A row is k indices (uint32_t), ascending, then the k values (float) of these elements, and ends with whole 16 bytes. n is less
-// than 2^32.
+// A row is k indices (uint32_t), ascending, then the k values (float) of these elements, then such padding. n is less than 2^32.
 static inline size_t top_k_count(size_t n, double fraction) { // k: at least one element, and at most all
     return size_min(n, size_max(1, (size_t)((double)n * fraction)));
 }

@@ -163,7 +163,8 @@ static inline void half_end(Compress* c, Segment* p) {
 
 // ---- int8, int4: what train_gpt2_compress.cu's blocks_begin, blocks_middle and blocks_end need ----
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
-// Returns the elements of each of the N parts, which are cut between blocks. The last parts may have less, or nothing.
+// Returns the elements of each of the N parts, which are cut between blocks, where bytes are a multiple of 16. The last parts may
+// have less, or nothing.
 static inline size_t blocks_part(const Compress* c, const Segment* p) {
     return round_up(ceil_div(p->n, (size_t)compress_ranks(c)), PACKED_ROW);
 }

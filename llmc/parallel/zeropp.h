@@ -7,8 +7,8 @@ Nodes     N ranks are K nodes of g neighbours each: rank a*g + b of the world is
 Rows      A group's whole memory is N shards, one behind the other, and this rank's is number b*K + a. So the K shards of the ranks
           with equal b are neighbours: what `across` gathers or adds up is one part of what `node` gathers or adds up, and nothing
           has to be moved between the two. (DeepSpeed numbers shards by rank, and moves pieces instead: its swizzle.)
-Packed    Shards are whole blocks of QUANTISE_BLOCK elements, so packed shards, one behind the other, are the packed whole. They are a
-          multiple of PACKED_ROW elements, so each begins at a multiple of 16 bytes.
+Packed    Shards are a multiple of PACKED_ROW elements. These are whole blocks, so packed shards, one behind the other, are the packed
+          whole; and each packed shard begins at a multiple of 16 bytes.
 Secondary shard (hpZ): these K shards of every group's weights, as they travel. A node has all weights, a rank 1/g of them.
 Vectors   1-D tensors are few, and are not rounded. Every rank has all their state, as in DDP. Their gradients are added up in
           fp32: over micro-batches, then once a step over the ranks of a node, and of that sum each rank a part over nodes.

@@ -125,11 +125,11 @@ def test_a_kernel_that_is_loaded_while_a_receive_waits_is_named_by_the_deadline(
 
 
 @pytest.mark.parametrize("stage, comm, ranks, loaded", [
-    ("single", "mpi", None, "when first launched"), ("ddp", "mpi", None, "when first launched"), ("ddp", "mpi", 2, "when first launched"),
-    ("ddp", "nccl", 2, "at once")])
-def test_only_ranks_that_may_use_nccl_load_all_kernels_at_once(stage, comm, ranks, loaded, tmp_path):
+    ("single", "mpi", None, "when first launched"), ("ddp", "mpi", None, "when first launched"), ("ddp", "nccl", None, "when first launched"),
+    ("ddp", "mpi", 2, "when first launched"), ("ddp", "nccl", 2, "at once")])
+def test_only_several_ranks_that_may_use_nccl_load_all_kernels_at_once(stage, comm, ranks, loaded, tmp_path):
     """Loading takes each process seconds: cuBLASLt 13 alone has 140 MB of kernels."""
-    options = "--model d1 --seq-len 8 --batch-size 1 --steps 1" + (f" --comm {comm}" if ranks else "")
+    options = "--model d1 --seq-len 8 --batch-size 1 --steps 1" + (f" --comm {comm}" if stage != "single" else "")
     on_gpus(stage, comm, ranks, options, waits=tmp_path / "said")
     assert re.findall("; kernels were loaded (.*)", (tmp_path / "said").read_text()) == [loaded] * (ranks or 1)
 
@@ -318,6 +318,29 @@ def test_what_blocks_exchange_is_in_windows_of_the_ranks_that_share_the_model(op
     said = (tmp_path / "counts").read_text()
     assert_predicted(run)
     assert len(re.findall(rf"^rank \d of 2: collectives \d+, in windows {in_windows}$", said, re.M)) == 2, said
+
+
+# Without padding, no method would send rows of a multiple of 16 bytes to 3 or 4 ranks.
+LARGER = "--model d2 --channels 60 --heads 3 --vocab-size 300 --seq-len 12 --batch-size 1 --steps 2"
+INT4, ONEBIT, TOP_K = "--compress int4 --compress-from 0", "--compress onebit-adam --compress-from 1", "--compress top-k --top-k-fraction 0.0501"
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("stage, ranks, options", [
+    *(("compress", ranks, method) for method in ("--compress int8", INT4, "--compress sign", TOP_K, ONEBIT) for ranks in (3, 4)),
+    ("zeropp", 3, "--node-ranks 1"), ("zeropp", 4, NODES), ("zeropp", 4, f"--node-ranks 1 --quantise-gradients int8 {ORDERED}"),
+    ("ddp", 3, ""), ("ddp", 3, ORDERED), ("ddp", 3, "--allreduce ring"), ("ddp", 3, "--bucket-mb 0.01"),
+    ("zero", 3, "--zero-stage 2"), ("zero", 3, f"--zero-stage 3 {ORDERED}"), ("fsdp", 3, ""), ("fsdp", 4, f"--sharding hybrid --shard-group 2 {ORDERED}"),
+    ("tp", 3, ""), ("tp", 3, f"{SEQUENCE} {ORDERED}"), ("pp", 3, "--layers 3"), ("pp", 4, f"{STAGES} {ORDERED}"),
+    ("cp", 3, ""), ("cp", 3, f"{GATHER} {ORDERED}"), ("cp", 3, f"{RING} {BALANCED}"),
+    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {SEQUENCE} --channels 64 --heads 4"), ("3d", 4, f"{mesh(2, 1, 2)} --zero-stage 1 {ORDERED}")])
+def test_large_messages_and_the_parts_of_ranks_begin_at_multiples_of_16_bytes(stage, ranks, options, tmp_path):
+    """NCCL copies any other one element by element, and packed rows are bytes. Operations below 64 bytes are a few numbers, such as losses, norms and
+    the ranks of a new communicator, for which that does not matter."""
+    emulated(stage, "nccl", ranks, LARGER, options, nccl_counts=tmp_path / "counts")
+    found = re.findall(r"^largest not at multiples of 16 bytes: (\d+) bytes, (\w+)$", (tmp_path / "counts").read_text(), re.M)
+    assert len(found) >= ranks
+    assert [row for row in found if int(row[0]) >= 64] == []
 
 
 def waits(stage, options=""):

@@ -139,7 +139,7 @@ ROOT, ATTENTION, MLP, VECTORS = (384 + 16) * 24, 4 * 24 * 24, 8 * 24 * 24, (5 * 
 
 
 def shard(elements, ranks):
-    return -(-elements // (256 * ranks)) * 256
+    return -(-elements // (1024 * ranks)) * 1024
 
 
 def groups(ranks, options):

@@ -155,14 +155,12 @@ static struct {
     MarkPool pool;
     cudaEvent_t anchor;  // passed at `zero`: ties the GPU's clock to the host's
     double zero;         // of now_seconds()
-    cudaEvent_t next;    // the next anchor, recorded or not
-    bool is_next_recorded;
+    cudaEvent_t next;    // will be the anchor
+    bool next_recorded;
 } cuda_marks;
-// CUDA tells what has passed between two events in milliseconds, as a float. A float has seven digits: after some hours they would
-// not tell which of two operations came first. So after this many seconds another event becomes the anchor.
-#ifndef CUDA_ANCHOR_SECONDS
-#define CUDA_ANCHOR_SECONDS 60
-#endif
+// CUDA reports the milliseconds between two events as a float, which has 24 bits: after an hour they would not tell which of two
+// kernels came first. So the anchor moves: times are counted from an event that is seldom older than this, or a step if that is longer.
+#define CUDA_ANCHOR_SECONDS 1
 
 static void cuda_mark_make(int mark) {
     cuda_marks.events = (cudaEvent_t*)with_room(cuda_marks.events, (size_t)mark, sizeof(cudaEvent_t));
@@ -200,18 +198,19 @@ static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
     return 1e-3 * ms;
 }
 bool device_event_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "a mark"); }
-// A mark of an old anchor's time is asked for while that is the anchor: the next one takes over only after twice the time.
+// Moves the anchor on, in two calls: the first records an event `since` seconds after the anchor, a later one, when the GPU has passed
+// that event, makes it the anchor. zero is a double, so each move adds only the rounding of one short time.
 static void cuda_anchor_move(double since) {
-    if (since > CUDA_ANCHOR_SECONDS && !cuda_marks.is_next_recorded) {
-        cuda_check(cudaEventRecord(cuda_marks.next, compute_stream), "a mark");
-        cuda_marks.is_next_recorded = true;
-    } else if (since > 2 * CUDA_ANCHOR_SECONDS && cuda_is_done(cudaEventQuery(cuda_marks.next), "a mark")) {
+    if (since < CUDA_ANCHOR_SECONDS) return;
+    if (!cuda_marks.next_recorded) cuda_check(cudaEventRecord(cuda_marks.next, compute_stream), "a mark");
+    else if (!cuda_is_done(cudaEventQuery(cuda_marks.next), "a mark")) return;
+    else {
         cudaEvent_t old = cuda_marks.anchor;
         cuda_marks.zero += cuda_seconds(old, cuda_marks.next);
         cuda_marks.anchor = cuda_marks.next;
         cuda_marks.next = old;
-        cuda_marks.is_next_recorded = false;
     }
+    cuda_marks.next_recorded = !cuda_marks.next_recorded;
 }
 double device_event_time(int mark) {
     double since = cuda_seconds(cuda_marks.anchor, cuda_marks.events[mark]), time = cuda_marks.zero + since;
