@@ -83,6 +83,23 @@ def test_another_compiler_of_the_hosts_code_can_be_chosen(copy):
     assert re.search("-ccbin clang[+][+] .* -c train_gpt2_single.cu", run.out), run
 
 
+@pytest.mark.parametrize("gpus, settings, compiled", [
+    ("7.5", "PRECISION=fp16", "75"), ("7.5 8.6 7.0", "PRECISION=fp32", "75 86"), ("7.5 8.6", "PRECISION=bf16", "86"), ("7.0", "", "80 90 90+"),
+    ("", "PRECISION=fp16 CAPABILITIES=75", "75"), ("7.5", "PRECISION=bf16 CAPABILITIES=90", "90"),
+    ("7.5", "PRECISION=bf16", None), ("", "PRECISION=bf16 CAPABILITIES=75", None)])
+def test_programs_are_compiled_for_the_gpus_that_are_here_and_bf16_for_none_of_capability_7_5(copy, gpus, settings, compiled):
+    fill(copy.clone / "nvidia/cu13", 13)
+    fake = copy.clone / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\nprintf '%s\\n' {gpus}\n")
+    fake.chmod(0o755)
+    run = copy(f"make -n DEVICE=cuda USE_CUDNN=0 BUILD=b {settings} b/train_gpt2_single", PATH=f"{copy.clone}:{os.environ['PATH']}")
+    if compiled is None:
+        assert run.status == 2 and re.search("bf16 needs a GPU of compute capability 8.0 .* 7.5 .*make PRECISION=fp16 or fp32", run.err), run
+    else:
+        found = re.findall(r"-gencode arch=compute_(\d+),code=(?:sm|(compute))_", run.out.split(" -c ")[0])
+        assert " ".join(n + "+" * bool(ptx) for n, ptx in found) == compiled, run
+
+
 def test_an_unknown_device_is_an_error(copy):
     run = copy("make DEVICE=gpu")
     assert run.status == 2 and "DEVICE must be cpu, cuda or emulated, not 'gpu'" in run.err, run

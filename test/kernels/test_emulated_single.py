@@ -50,11 +50,13 @@ def test_a_run_has_the_cpus_losses_and_norms(options, precision, rtol):
     assert not of_cpu or re.search("^device .*own attention on tensor cores", run.out, re.M), run
 
 
-@pytest.mark.parametrize("precision, rtol", [("fp32", 1e-5), ("fp16", 3e-4)])
-def test_a_gpu_of_capability_7_5_has_the_cpus_losses_and_norms(precision, rtol):
-    """Such a GPU, as a T4, has less shared memory."""
-    run = gpu("--attention own", HEADS, precision=precision, capability=75)
-    assert_metrics(cpu(HEADS, precision=precision), run, rtol)
+@pytest.mark.parametrize("channels, precision, rtol", [(64, "fp32", 1e-5), (128, "fp32", 1e-5), (64, "fp16", 3e-4), (128, "fp16", 3e-4)])
+def test_a_gpu_of_capability_7_5_has_the_cpus_losses_and_norms(channels, precision, rtol):
+    """There, as on a T4, a block has less shared memory, and cuDNN has no attention."""
+    shape = f"{HEADS} --channels {channels}"
+    run = gpu(shape, precision=precision, capability=75)
+    assert_metrics(cpu(shape, precision=precision), run, rtol)
+    assert re.search(r"^device .*own attention .*\(cuDNN: its attention .* (not for fp32|8.0 or later)\)", run.out, re.M), run
 
 
 def test_a_gpu_that_has_no_bf16_says_what_else_to_build():
