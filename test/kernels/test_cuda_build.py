@@ -3,7 +3,7 @@ programs say so where there is no GPU."""
 import os, re, shlex, shutil
 import pytest
 from kernels import emulated
-from suite import ROOT, assert_refused, command
+from suite import ROOT, assert_refused, command, succeeds
 
 pytestmark = pytest.mark.skipif(command("sh -c", ["echo '#include <cublasLt.h>' | cc -E -x c -"]).status == 0,
                                 reason="cuBLAS is installed system-wide, and cannot be missing")
@@ -98,6 +98,16 @@ def test_programs_are_compiled_for_the_gpus_that_are_here_and_bf16_for_none_of_c
     else:
         found = re.findall(r"-gencode arch=compute_(\d+),code=(?:sm|(compute))_", run.out.split(" -c ")[0])
         assert " ".join(n + "+" * bool(ptx) for n, ptx in found) == compiled, run
+
+
+@pytest.mark.rest
+@pytest.mark.skipif(not shutil.which("nvcc") or emulated.flags("cublasLt", "cudnn") is None, reason="nvcc, or one of NVIDIA's libraries, is not here")
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_every_kernel_of_a_program_compiles_for_capability_7_5(precision, tmp_path):
+    """The program of compressed gradients has every kernel of every stage. Some instructions begin with 8.0."""
+    program = tmp_path / "train_gpt2_compress.o"
+    succeeds(f"make --no-print-directory DEVICE=cuda CAPABILITIES=75 PRECISION={precision} WERROR=1 BUILD={tmp_path}", [program], timeout=1200)
+    assert program.exists()
 
 
 def test_an_unknown_device_is_an_error(copy):
