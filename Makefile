@@ -33,6 +33,8 @@ endif
 
 # --- what to build, and where: each combination has a folder of its own, so switching rebuilds nothing ---
 GPU := $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
+# The compute capabilities of this machine's GPUs, from 7.5 (T4) on: 75 80 90.
+HERE = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -xE '7\.5|([89]|[1-9][0-9])\.[0-9]' | tr -d . | sort -u)
 DEVICE ?= $(if $(GPU),cuda,cpu)
 PRECISION ?= fp32
 ARCH := native
@@ -114,9 +116,12 @@ COMPILER := NVCC
 NVCC_HOST := $(if $(HOST_CXX),-ccbin $(HOST_CXX)) $(if $(findstring clang,$(HOST_CXX)),-Xcompiler \
     -Wno-tautological-compare$(comma)-Wno-unused-function$(comma)-Wno-pass-failed)
 # The GPUs that are here, if they are new enough; otherwise the most common ones for training, and PTX, which the driver compiles
-# for newer ones.
-QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-CAPABILITIES := $(shell $(QUERY) 2>/dev/null | grep -xE '$(if $(filter bf16,$(PRECISION)),,7\.5|)([89]|[1-9][0-9])\.[0-9]' | tr -d . | sort -u)
+# for newer ones. CAPABILITIES="75 90" names others.
+HERE := $(HERE)
+CAPABILITIES := $(if $(filter bf16,$(PRECISION)),$(filter-out 75,$(HERE)),$(HERE))
+ifneq ($(and $(filter bf16,$(PRECISION)),$(or $(filter 75,$(CAPABILITIES)),$(if $(CAPABILITIES),,$(filter 75,$(HERE))))),)
+$(error bf16 needs a GPU of compute capability 8.0 (A100, RTX 30), and this build is for 7.5 (T4, RTX 20): make PRECISION=fp16 or fp32)
+endif
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
 NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler $(FOR_ARCH) \

@@ -1,6 +1,7 @@
 /*
-matmul_tensor_cores.cuh - a product of matrices by the tensor cores of compute capability 8.0 and later. matmul_forward.cu and
-matmul_backward.cu share it: they differ in how their operands lie in memory, and in where the sums go.
+matmul_tensor_cores.cuh - a product of matrices by the tensor cores of compute capability 8.0 and later, where a block gets the
+82 KB of shared memory that it needs. matmul_forward.cu and matmul_backward.cu share it: they differ in how their operands lie in
+memory, and in where the sums go.
 
 d (M,N) = a (M,K) b (N,K)^T. A row of an operand has the factors of a sum: rows of `a` are rows of d, rows of `b` its columns.
 In memory an operand lies by rows (an element's neighbour is the next k), or by columns (its neighbour is the next row):
@@ -109,11 +110,13 @@ __global__ void __launch_bounds__(MMA_THREADS) mma_kernel(MatmulOutput out, cons
             put_two(out, sums[i][j][2], sums[i][j][3], r + 8, c);
         }
 }
-// Returns false and does nothing if rows are not whole pieces of 16 bytes, in fp32, and for blocks of another size.
+// Returns false and does nothing if rows are not whole pieces of 16 bytes, in fp32, for blocks of another size, and on a GPU whose
+// blocks get too little shared memory.
 template <Lies A, Lies B> static bool mma_launch(MatmulOutput out, const floatX* a, const floatX* b, int K, int threads) {
     bool pieces = (A == BY_ROWS ? K : out.M) % VEC == 0 && (B == BY_ROWS ? K : out.N) % VEC == 0 && out.N % 2 == 0;
     if (!FLOATX_HAS_TENSOR_CORES || threads != MMA_THREADS || !pieces) return false;
     size_t bytes = (size_t)MMA_STAGES * (MMA_PART<A> + MMA_PART<B>) * sizeof(floatX);
+    if (bytes > (size_t)cuda_layers.shared_bytes) return false;
     auto kernel = mma_kernel<A, B>;
     allow_shared_memory(kernel, bytes, "a product by tensor cores");
     dim3 blocks((unsigned)ceil_div(out.N, MMA_TILE), (unsigned)ceil_div(out.M, MMA_TILE));

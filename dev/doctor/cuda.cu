@@ -14,6 +14,11 @@ static bool kernel_runs(int device) {
     return copied && result == 42;
 }
 
+static const char* limits_of(const cudaDeviceProp& p) {
+    if (p.major < 7 || (p.major == 7 && p.minor < 5)) return "; too old: the minimum is 7.5, so make DEVICE=cpu";
+    return p.major < 8 ? "; has no bf16: make PRECISION=fp16 or fp32" : "";
+}
+
 int main(int argc, char** argv) {
     int version = 0, driver = 0, devices = 0, failed = 0;
     cudaRuntimeGetVersion(&version);
@@ -31,8 +36,8 @@ int main(int argc, char** argv) {
         cudaGetDeviceProperties(&p, i);
         bool runs = kernel_runs(i);
         failed += !runs;
-        printf("%d: %s, sm_%d%d, %.0f GB, driver for CUDA %d.%d%s\n", i, p.name, p.major, p.minor, (double)p.totalGlobalMem * 1e-9,
-               driver / 1000, driver % 1000 / 10, runs ? "" : "; a kernel does not run on it");
+        printf("%d: %s, compute capability %d.%d, %.0f GB, driver for CUDA %d.%d%s%s\n", i, p.name, p.major, p.minor,
+               (double)p.totalGlobalMem * 1e-9, driver / 1000, driver % 1000 / 10, limits_of(p), runs ? "" : "; a kernel does not run on it");
     }
     return failed != 0;
 }

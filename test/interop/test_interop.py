@@ -1,9 +1,9 @@
 """Our files and tokens read by Hugging Face's libraries, and theirs by us: models.py and tokens.py, run by a Python that has these libraries, in a
 virtual environment of its own (build/venv). It needs PyPI once."""
-import filecmp, json, re, shutil, sys
+import json, re
 from pathlib import Path
 import pytest
-from suite import command, once, succeeds
+from suite import once, succeeds, virtual_environment
 
 pytestmark = pytest.mark.sampled("interop")
 LONG = 400
@@ -25,21 +25,11 @@ json.dump(raised, open(sys.argv[3], "w"))
 """
 
 
-def make_environment(place):
-    made = VENV / "requirements.txt"
-    if made.exists() and filecmp.cmp(WANTED, made, shallow=False): return
-    shutil.rmtree(VENV, ignore_errors=True)
-    assert command([sys.executable, "-m", "venv", VENV]).status == 0, "python3 cannot make a virtual environment; sh dev/setup.sh installs python3-venv"
-    installed = command([VENV / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "-r", WANTED], timeout=3600)
-    assert installed.status == 0, f"the packages of {WANTED} come from PyPI, which needs a network once: {installed}"
-    shutil.copy(WANTED, made)
-
-
 def raised(script):
     def run(place):
         succeeds([VENV / "bin/python", "-c", RUNNER, HERE, script, place / "raised.json"], timeout=3600)
 
-    once("interop environment", make_environment)
+    virtual_environment(VENV, WANTED)
     return json.loads((once(f"interop {script}", run) / "raised.json").read_text())
 
 

@@ -31,9 +31,10 @@ TOO_OLD = OWN.format(r"libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, 
     ("bf16", "auto", 16, 128, 91002, BY_CUDNN.format("10.2")),
     ("bf16", "auto", 16, 65, 91500, OWN.format("before 9.15.1 it has a bug where T is not a multiple of 128")),
     ("bf16", "auto", 16, 65, 91501, BY_CUDNN.format("15.1")),
+    ("fp16", "auto", 64, 8, "on 7.5", OWN.format("its attention needs a GPU of compute capability 8.0 or later")),
     ("bf16", "auto", 16, 1, 91900, OWN.format("its backward does not support sequences of one token"))])
 def test_auto_chooses_cudnn_where_it_is_right_and_says_why_not(precision, choice, channels, tokens, version, says):
-    run = chosen(choice, channels, tokens, precision, **{"cudnn": version} if version else {})
+    run = chosen(choice, channels, tokens, precision, **{"capability": 75} if version == "on 7.5" else {"cudnn": version} if version else {})
     assert re.fullmatch(says, run.out.strip()), run
 
 
@@ -60,9 +61,9 @@ def real(source, *options):
     return lambda *arguments: command([place / "program"], *arguments, env={"LD_LIBRARY_PATH": place})
 
 
-def plans(precision, shape):
+def plans(precision, shape, gpu="h100"):
     """What the real cuDNN says to both directions of B T NH HS [deterministic]."""
-    return real("plans.cpp", f"-DPRECISION_{precision.upper()}")(f"{PLANS}/h100.json", shape)
+    return real("plans.cpp", f"-DPRECISION_{precision.upper()}")(f"{PLANS}/{gpu}.json", shape)
 
 
 @pytest.mark.parametrize("precision, shape", [
@@ -71,6 +72,11 @@ def plans(precision, shape):
 def test_cudnn_has_a_plan_for_an_h100(precision, shape):
     run = plans(precision, shape)
     assert run.status == 0 and run.out.count(": engine ") == 2, run
+
+
+def test_cudnn_has_no_plan_for_a_t4():
+    run = plans("fp16", "4 1024 12 64", "t4")
+    assert run.status != 0 and run.out.count("refused: no engine takes this graph") == 2, run
 
 
 def test_cudnn_refuses_heads_that_are_no_multiple_of_8():

@@ -3,7 +3,7 @@ programs say so where there is no GPU."""
 import os, re, shlex, shutil
 import pytest
 from kernels import gpus
-from suite import ROOT, assert_refused, command
+from suite import ROOT, assert_refused, command, succeeds
 
 pytestmark = pytest.mark.skipif(command("sh -c", ["echo '#include <cublasLt.h>' | cc -E -x c -"]).status == 0,
                                 reason="cuBLAS is installed system-wide, and cannot be missing")
@@ -81,6 +81,33 @@ def test_another_compiler_of_the_hosts_code_can_be_chosen(copy):
     fill(copy.clone / "nvidia/cu13", 13)
     run = copy("make -n DEVICE=cuda HOST_CXX=clang++ build/cuda-clang++/train_gpt2_single.o")
     assert re.search("-ccbin clang[+][+] .* -c train_gpt2_single.cu", run.out), run
+
+
+@pytest.mark.parametrize("gpus, settings, compiled", [
+    ("7.5", "PRECISION=fp16", "75"), ("7.5 8.6 7.0", "PRECISION=fp32", "75 86"), ("7.5 8.6", "PRECISION=bf16", "86"), ("7.0", "", "80 90 90+"),
+    ("", "PRECISION=fp16 CAPABILITIES=75", "75"), ("7.5", "PRECISION=bf16 CAPABILITIES=90", "90"),
+    ("7.5", "PRECISION=bf16", None), ("", "PRECISION=bf16 CAPABILITIES=75", None)])
+def test_programs_are_compiled_for_the_gpus_that_are_here_and_bf16_for_none_of_capability_7_5(copy, gpus, settings, compiled):
+    fill(copy.clone / "nvidia/cu13", 13)
+    fake = copy.clone / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\nprintf '%s\\n' {gpus}\n")
+    fake.chmod(0o755)
+    run = copy(f"make -n DEVICE=cuda USE_CUDNN=0 BUILD=b {settings} b/train_gpt2_single", PATH=f"{copy.clone}:{os.environ['PATH']}")
+    if compiled is None:
+        assert run.status == 2 and re.search("bf16 needs a GPU of compute capability 8.0 .* 7.5 .*make PRECISION=fp16 or fp32", run.err), run
+    else:
+        found = re.findall(r"-gencode arch=compute_(\d+),code=(?:sm|(compute))_", run.out.split(" -c ")[0])
+        assert " ".join(n + "+" * bool(ptx) for n, ptx in found) == compiled, run
+
+
+@pytest.mark.rest
+@pytest.mark.skipif(not shutil.which("nvcc") or gpus.flags("cublasLt", "cudnn") is None, reason="nvcc, or one of NVIDIA's libraries, is not here")
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_every_kernel_of_a_program_compiles_for_capability_7_5(precision, tmp_path):
+    """The program of compressed gradients has every kernel of every stage. Some instructions begin with 8.0."""
+    program = tmp_path / "train_gpt2_compress.o"
+    succeeds(f"make --no-print-directory DEVICE=cuda CAPABILITIES=75 PRECISION={precision} WERROR=1 BUILD={tmp_path}", [program], timeout=1200)
+    assert program.exists()
 
 
 def test_an_unknown_device_is_an_error(copy):

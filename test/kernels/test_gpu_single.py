@@ -57,11 +57,13 @@ def test_cublaslt_is_asked_for_a_gelu_only_in_16_bits(precision, gelus, tmp_path
     assert re.search(f"^products [1-9][0-9]*, with GELU {gelus}, ", (tmp_path / "counts").read_text())
 
 
-@pytest.mark.parametrize("precision, rtol", [("fp32", 1e-5), ("fp16", 3e-4)])
-def test_a_gpu_of_capability_7_5_has_the_cpus_losses_and_norms(precision, rtol):
-    """Such a GPU, as a T4, has less shared memory."""
-    run = gpu("--attention own", HEADS, precision=precision, capability=75)
-    assert_metrics(cpu(HEADS, precision=precision), run, rtol)
+@pytest.mark.parametrize("channels, precision, rtol", [(64, "fp32", 1e-5), (128, "fp32", 1e-5), (64, "fp16", 3e-4), (128, "fp16", 3e-4)])
+def test_a_gpu_of_capability_7_5_has_the_cpus_losses_and_norms(channels, precision, rtol):
+    """There, as on a T4, a block has less shared memory, and cuDNN has no attention."""
+    shape = f"{HEADS} --channels {channels}"
+    run = gpu(shape, precision=precision, capability=75)
+    assert_metrics(cpu(shape, precision=precision), run, rtol)
+    assert re.search(r"^device .*own attention .*\(cuDNN: its attention .* (not for fp32|8.0 or later)\)", run.out, re.M), run
 
 
 def test_a_gpu_that_has_no_bf16_says_what_else_to_build():

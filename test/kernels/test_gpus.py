@@ -337,7 +337,7 @@ INT4, ONEBIT, TOP_K = "--compress int4 --compress-from 0", "--compress onebit-ad
 def test_large_messages_and_the_parts_of_ranks_begin_at_multiples_of_16_bytes(stage, ranks, options, tmp_path):
     """NCCL copies any other one element by element, and packed rows are bytes. Operations below 64 bytes are a few numbers, such as losses, norms and
     the ranks of a new communicator, for which that does not matter."""
-    emulated(stage, "nccl", ranks, LARGER, options, nccl_counts=tmp_path / "counts")
+    on_gpus(stage, "nccl", ranks, LARGER, options, nccl_counts=tmp_path / "counts")
     found = re.findall(r"^largest not at multiples of 16 bytes: (\d+) bytes, (\w+)$", (tmp_path / "counts").read_text(), re.M)
     assert len(found) >= ranks
     assert [row for row in found if int(row[0]) >= 64] == []

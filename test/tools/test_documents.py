@@ -1,6 +1,6 @@
 """Links between documents lead to files and headings that exist, every number has an origin (dev/doc_numbers.py), and
 dev/doc_outputs.py finds quotes that programs no longer print."""
-import re, sys
+import json, re, sys
 from pathlib import Path
 import pytest
 from suite import ROOT, assert_says, command, succeeds
@@ -43,6 +43,12 @@ def test_every_link_to_a_file_or_heading_of_this_repository_leads_somewhere():
         file = document.parent / path if path else document
         assert file.exists(), f"{document}:{number}: {link}: there is no such file"
         assert not anchor or file.suffix != ".md" or anchor in anchors(file), f"{document}:{number}: {link}: there is no such heading"
+
+
+def test_notebooks_are_kept_without_outputs():
+    notebooks = [json.loads(path.read_text()) for path in (ROOT / "doc").glob("*.ipynb")]
+    cells = [cell for notebook in notebooks for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert cells and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
 
 
 # ---- numbers ----

@@ -1,8 +1,9 @@
-"""README.md's commands work word for word, for the user who runs this and, where that is root, for a plain user in a clone of their own."""
-import fcntl, os, pwd, re, tempfile
+"""README.md's commands work word for word, for the user who runs this and, where that is root, for a plain user in a clone of their own; so do
+the cells of the notebook for free GPUs, where there is none."""
+import fcntl, json, os, pwd, re, shutil, tempfile
 from pathlib import Path
 import pytest
-from suite import ROOT, command, session, succeeds
+from suite import ROOT, assert_says, command, executable, session, succeeds, virtual_environment
 
 pytestmark = pytest.mark.rest
 LONG = 300
@@ -57,3 +58,30 @@ def test_ci_runs_readmes_two_commands_in_a_bare_system():
     assert re.search("^timed sh dev/bare.sh bookworm$", (ROOT / ".ci/run").read_text(), re.M)
     two = "\n".join(readme(f"make {what}$|make {what}  ") for what in ("demo", "test"))
     assert succeeds("sh dev/bare.sh --help").out.endswith(f"The default COMMAND:\n\n{two}\n")
+
+
+def outputs(notebook):
+    """The text that each of its cells has printed."""
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    return ["".join("".join(output.get("text", "")) for output in cell["outputs"]) for cell in cells]
+
+
+def test_the_notebook_for_free_gpus_trains_on_the_cpu_and_skips_what_needs_a_gpu(tmp_path):
+    """In a clone beside it, as after its cell that makes one, and in a home where nothing is. It may install nothing."""
+    jupyter = ROOT / "build/notebook_venv/bin/jupyter-execute"
+    virtual_environment("build/notebook_venv", ROOT / "test/tools/notebook/requirements.txt")
+    succeeds("git clone -q --no-hardlinks", ROOT, tmp_path / "shard.c")
+    notebook, home, programs = tmp_path / "done.ipynb", tmp_path / "home", tmp_path / "bin"
+    for folder in home, programs: folder.mkdir()
+    for name in "apt-get", "nvidia-smi": executable(programs / name, "exit 1")
+    shutil.copy(tmp_path / "shard.c/doc/free_gpu.ipynb", tmp_path)
+    run = command([jupyter, "--timeout=900", "--output", notebook, tmp_path / "free_gpu.ipynb"], timeout=1800,
+                  env={"HOME": home, "PATH": f"{programs}:{os.environ['PATH']}", "CCACHE_DIR": os.environ.get("CCACHE_DIR", Path.home() / ".cache/ccache")})
+    assert run.status == 0, run
+    here, installed, built, single, ranks, check, page = outputs(notebook)
+    assert str(tmp_path / "shard.c") in here
+    assert_says(installed, "This machine", "The README's two commands")
+    assert_says(built, "^0 GPUs; fp32$")
+    assert_says(single, r"^step +20/20 \| ")
+    assert_says(ranks, "^ranks +2, .* MPI", r"^step +20/20 \| ", "as predicted")
+    assert "There is no GPU here" in check and "there is no page" in page

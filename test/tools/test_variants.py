@@ -198,6 +198,13 @@ def test_products_in_fp32_are_right_in_all_variants_but_those_with_tensor_cores(
 
 
 @ON_GPU
+def test_variants_that_a_gpu_of_capability_7_5_cannot_run_are_not_offered_there():
+    for variant, result in ("register", "right"), ("tensor_cores", "not offered"), ("hopper", "not offered"):
+        run = emulated(cuda("matmul_forward", "fp16"), "--variant", variant, CUDA_EMULATOR_CAPABILITY=75)
+        assert run.status == 0 and [*results(run).values()] == [result], run
+
+
+@ON_GPU
 def test_broken_pipelines_are_reported(tmp_path):
     """A wait for one tile fewer, and a buffer that is refilled without waiting."""
     changed(tmp_path, "dev/cuda/matmul_tensor_cores.cuh", ("pipeline_wait_prior(MMA_STAGES - 2)", "pipeline_wait_prior(MMA_STAGES - 1)"))

@@ -24,6 +24,15 @@ constexpr int ATTENTION_MAX_HS = 128;
 
 __host__ __device__ constexpr int tile_floats(int rows, int cols) { return rows * (cols + PAD); }
 
+// Tiles are as large as possible: backward's five must fit in the 99 KB that a block gets from compute capability 8.0 on. On 7.5 it
+// gets 64 KB, and tiles of half as many rows. Other GPUs never launch the kernels of those, and have no code for them.
+__host__ __device__ constexpr int largest_tile(int D) { return D <= 64 ? 64 : 32; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+__device__ constexpr bool tile_is_used(int TILE, int D) { return TILE == largest_tile(D); }
+#else
+__device__ constexpr bool tile_is_used(int, int) { return true; }
+#endif
+
 // One head of one sequence: where it begins in tensors of 3C, 2C and C channels, and in (B,NH,T).
 typedef struct { size_t qkv, kv, out, stats; } HeadOffset;
 __device__ inline HeadOffset head_offset(int head, int T, int C, int NH, int HS) {
@@ -151,6 +160,7 @@ template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
 attention_forward_kernel(Result<PART>* out, float* stats, const floatX* qkv, AttentionPart part,
                          float scale, int T, int C, int NH, int HS) {
+    if (!tile_is_used(TILE, D)) return;
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
     constexpr int NEXT = tile_floats(TILE, D);
@@ -228,6 +238,7 @@ template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
 attention_dq_kernel(Result<PART>* dq_out, const floatX* dout, const floatX* qkv, AttentionPart part, const float* stats,
                     const float* delta, float scale, int T, int C, int NH, int HS) {
+    if (!tile_is_used(TILE, D)) return;
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
     constexpr int NEXT = tile_floats(TILE, D);
@@ -275,6 +286,7 @@ template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
 attention_dkv_kernel(Result<PART>* dkv, const floatX* dout, const floatX* qkv, AttentionPart part, const float* stats,
                      const float* delta, float scale, int T, int C, int NH, int HS) {
+    if (!tile_is_used(TILE, D)) return;
     constexpr int R = TILE / SIDE;
     extern __shared__ int4 shared_memory[];
     constexpr int NEXT = tile_floats(TILE, D);
@@ -365,13 +377,19 @@ template <int TILE, int D, int W, bool PART> static inline void attention_launch
     attention_run("attention_backward, dk and dv", attention_dkv_kernel<TILE, D, W, PART>, TILE, backward_floats, a,
                   dkv, a.dout, a.qkv, a.part, stats, delta);
 }
-// Tiles are as large as possible: backward's five must fit in the 99 KB that the smallest of these GPUs gives a block.
+template <int D, int W, bool PART> static inline void attention_by_tile(AttentionCall a) {
+    constexpr int TILE = largest_tile(D);
+    constexpr size_t shared = attention_backward_floats(TILE, D) * sizeof(float);
+    if constexpr (shared <= 64 << 10) attention_launch<TILE, D, W, PART>(a);
+    else if (shared <= (size_t)cuda_layers.shared_bytes) attention_launch<TILE, D, W, PART>(a);
+    else attention_launch<TILE / 2, D, W, PART>(a);
+}
 template <int W, bool PART> static inline void attention_by_head_size(AttentionCall a) {
     require(a.HS <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d are supported; choose more --heads",
             a.HS, ATTENTION_MAX_HS);
-    if (a.HS <= 32) attention_launch<64, 32, W, PART>(a);
-    else if (a.HS <= 64) attention_launch<64, 64, W, PART>(a);
-    else attention_launch<32, ATTENTION_MAX_HS, W, PART>(a);
+    if (a.HS <= 32) attention_by_tile<32, W, PART>(a);
+    else if (a.HS <= 64) attention_by_tile<64, W, PART>(a);
+    else attention_by_tile<ATTENTION_MAX_HS, W, PART>(a);
 }
 template <bool PART> static inline void attention_by_alignment(AttentionCall a) {
     if (rows_are_vectors(a.HS, a.result, a.qkv, a.dout, a.part.kv)) attention_by_head_size<VEC, PART>(a);

@@ -68,6 +68,7 @@ static inline const char* attention_plan_cudnn(LayerShapes s) {
     int device, major;
     cuda_check(cudaGetDevice(&device), "attention");
     cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
+    if (major < 8) return "its attention needs a GPU of compute capability 8.0 or later";
     if (major >= 10 && cuda_layers.deterministic) { // there it would take an engine that cuDNN does not choose itself
         return "from compute capability 10 on, its backward may give other bits from run to run";
     }

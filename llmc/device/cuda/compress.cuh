@@ -95,7 +95,11 @@ __device__ inline float block_scale(Floats<PART> x, int limit) {
     uint32_t largest = 0;
     #pragma unroll
     for (int k = 0; k < PART; k++) largest = max(largest, magnitude_bits(x.x[k]));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // which has no instruction for it
+    largest = combine_lanes<WARP>(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+#else
     largest = __reduce_max_sync(~0u, largest);
+#endif
     return largest >= 0x7f800000 ? __uint_as_float(0x7fc00000) : __uint_as_float(largest) / (float)limit;
 }
 // x / scale as a whole number. A scale below the normal numbers is too coarse to keep it in the limits.

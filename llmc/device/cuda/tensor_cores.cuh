@@ -58,7 +58,8 @@ template <typename T> __device__ inline void mma_m16n8k16(float (&d)[4], const u
                  " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // half as many columns of a at a time, and no bf16: device_init refuses that there
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // multiplies 8 columns of a at a time, and only fp16: device_init refuses bf16
+    #pragma unroll
     for (int half = 0; half < 2; half++)
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
