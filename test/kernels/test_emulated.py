@@ -1,11 +1,11 @@
 """Training on several emulated GPUs, over MPI between ranks that share one and over NCCL where each has its own: every stage has the CPU's
 losses, norms and weights and the bytes that were predicted, in whatever order the emulator's seed runs streams, blocks and threads."""
-import json, re, shutil
+import functools, json, re, shutil
 from pathlib import Path
 import pytest
 from emulated import SMALL, assert_has_numbers, assert_metrics, assert_predicted, emulated, missing, on_gpus, program
 from runs.shards import PLAIN, resumed
-from suite import REFERENCE, TOKENS, assert_different, assert_refused, assert_same, command, half, session, trained
+from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, assert_same, command, executable, half, make, session, trained)
 
 LONG = 5
 pytestmark = [pytest.mark.rest, missing("cublasLt", "cudnn", "nccl")]
@@ -250,6 +250,42 @@ def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, on
     assert not cudnn or re.search("^device .*cuDNN .*attention", run.out, re.M), run
     assert_predicted(run)
     assert_metrics(cpu(stage, ranks, both, precision="bf16"), run, 2e-3)
+
+
+# ---- a GPU with more memory computes more logits at a time ----
+FEW_LOGITS = ("-DCLASSIFIER_ELEMENTS_CPU=16384 -DCLASSIFIER_ELEMENTS_CUDA=32768 -DCLASSIFIER_ELEMENTS_MOST=131072 "
+              "-DCLASSIFIER_BYTES=2048") # twice 2^15 from 134 MB on, four times from 268 MB on
+SEVERAL_CHUNKS = "--seq-len 64 --batch-size 8 --total-batch-size 1024 --model d2 --steps 2"
+
+
+@functools.cache
+def few_logits(stage):
+    folder = "build/emulated-few-logits"
+    return make("DEVICE=emulated PRECISION=bf16", f"BUILD={folder}", [f"CFLAGS={FEW_LOGITS}"], f"{folder}/train_gpt2_{stage}")
+
+
+def activations_of(run): return run.about["predicted_bytes"]["activations"]
+
+
+@pytest.mark.parametrize("MB, rows", [(100, 64), (200, 128), (400, 256)])
+def test_a_gpu_with_more_memory_computes_more_logits_at_a_time(MB, rows):
+    """Of 512 rows of 384 logits; --predict is told the memory, and says to the byte what the run measures."""
+    def on(MB, *options): return trained("ddp", SMALL, SEVERAL_CHUNKS, *options, binary=few_logits("ddp"), env={"CUDA_EMULATOR_MEMORY": MB})
+    run = on(MB)
+    assert_predicted(run)
+    assert_metrics(trained("ddp", SMALL, SEVERAL_CHUNKS, precision="bf16"), run, 2e-3)
+    assert activations_of(run) - activations_of(on(100)) == (rows - 64) * 384 * 2
+    asked = command([few_logits("ddp")], SMALL, SEVERAL_CHUNKS, "--predict 1", f"--predict-gpu-memory {MB * 1048576e-9}")
+    assert json.loads(asked.out)["ranks"][0]["bytes"]["activations"] == activations_of(run)
+    assert_same(on(100, ORDERED), on(MB, ORDERED)) # sums over chunks depend on their number
+
+
+def test_ranks_whose_gpus_differ_in_memory_compute_as_many_logits_at_a_time(tmp_path):
+    """Ranks that share the vocabulary exchange numbers about each chunk of rows."""
+    ranks = executable(tmp_path / "ranks", f'CUDA_EMULATOR_MEMORY=$((100 + 300 * OMPI_COMM_WORLD_RANK)) exec {ROOT}/{few_logits("tp")} "$@"\n')
+    run = trained("tp", SMALL, SEVERAL_CHUNKS, ranks=2, binary=str(ranks), env=on_gpus("nccl", 2))
+    assert_predicted(run)
+    assert_metrics(trained("tp", SMALL, SEVERAL_CHUNKS, ranks=2, precision="bf16"), run, 2e-3)
 
 
 # ---- what the host does: products, waits ----
