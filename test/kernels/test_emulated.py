@@ -345,3 +345,12 @@ def waits(stage, options=""):
     ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0"), ("compress", "--compress onebit-adam --compress-from 1")])
 def test_the_host_waits_as_often_in_a_step_as_in_ddps(stage, options):
     assert waits(stage, options) == waits("ddp") >= 8
+
+
+def test_what_operations_took_is_asked_while_the_gpu_still_computes(tmp_path):
+    """At the end of a step the GPU has nothing to do until the host issues the next one. Here a step has 29 operations, each with two times."""
+    asked = []
+    for steps in 2, 6:
+        gpu("fsdp", "nccl", 2, "--layers 8", f"--steps {steps}", waits=tmp_path / f"{steps}")
+        asked.append(sum(map(int, re.findall("asked ([0-9]+) times what an idle GPU", (tmp_path / f"{steps}").read_text()))))
+    assert 0 <= asked[1] - asked[0] <= 4 * 2 * 4, asked # in four steps of two ranks
