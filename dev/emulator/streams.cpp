@@ -11,6 +11,7 @@ Read in this order: push, wait_for, run_one.
 */
 #include "runtime.h"
 #include "engine.h"
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -250,13 +251,13 @@ static bool loads_at_once(void) {
     static const char* loading = getenv("CUDA_MODULE_LOADING");
     return loading && !strcmp(loading, "EAGER");
 }
-// With CUDA_EMULATOR_WAITS=FILE a line at exit says how often the host waited until work was done, also by asking over and over,
-// and when kernels were loaded.
+// With CUDA_EMULATOR_WAITS=FILE a line at exit says how often the host waited until work was done, also by asking over and over;
+// how often it asked for times between events while the GPU had nothing to do; and when kernels were loaded.
 static struct Waits {
-    uint64_t host = 0; // under Call's lock
+    uint64_t host = 0, idle = 0; // under Call's lock
     ~Waits() {
-        append_to("CUDA_EMULATOR_WAITS", "the host waited %zu times; kernels were loaded %s\n", host,
-                  loads_at_once() ? "at once" : "when first launched");
+        append_to("CUDA_EMULATOR_WAITS", "the host waited %zu times, and asked %zu times what an idle GPU had taken; kernels were"
+                  " loaded %s\n", host, idle, loads_at_once() ? "at once" : "when first launched");
     }
 } waits;
 cudaError_t wait_for(Call& call, Position until) {
@@ -426,6 +427,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
     }
     if (!start->latest->done || !end->latest->done) return remember(cudaErrorNotReady);
     *ms = (float)(end->latest->ms - start->latest->ms);
+    waits.idle += std::all_of(all_streams().begin(), all_streams().end(), [](auto& s) { return s->queue.empty(); });
     return cudaSuccess;
 }
 

@@ -274,6 +274,7 @@ static inline void nccl_look(void* self) {
     if (awaited && awaited != e->awaited) flight_recorder_wait_begin(e->world->recorder, &awaited->record);
     if (!awaited && e->awaited) flight_recorder_wait_end(e->world->recorder);
     e->awaited = awaited;
+    comm_collect_passed(e->world);
 }
 
 // Notes all that is over, while the host goes on: marks are freed next. An operation whose shard still goes to the host may

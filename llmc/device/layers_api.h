@@ -29,8 +29,7 @@ void layers_choose(AttentionChoice attention, bool deterministic);
 // attention. There it has either whole sequences of NH/context heads (chunk 0), or attention_part_* with chunks of so many tokens.
 typedef struct { int B, T, C, NH, Vp, parts, context, chunk; } LayerShapes;
 static inline LayerShapes layer_shapes(int B, int T, int C, int NH, int Vp, int parts) {
-    LayerShapes s = { B, T, C, NH, Vp, parts, 1, 0 };
-    return s;
+    return (LayerShapes){ B, T, C, NH, Vp, parts, 1, 0 };
 }
 static inline int layer_rows(LayerShapes s) { return s.B * s.T / s.context; }
 // What layers_init checks on every device.
@@ -63,8 +62,7 @@ typedef struct { int first, count; } TokenRange; // of the padded vocabulary: to
 // Returns what part number `part` has when Vp tokens are divided into `parts`, which Vp must be a multiple of.
 static inline TokenRange token_range(int Vp, int parts, int part) {
     invariant(Vp % parts == 0, "%d tokens of the padded vocabulary do not divide into %d parts", Vp, parts);
-    TokenRange r = { part * (Vp / parts), Vp / parts };
-    return r;
+    return (TokenRange){ part * (Vp / parts), Vp / parts };
 }
 // Returns how many tokens of a range are in the vocabulary: the rest, which may be all, is padding.
 static inline int tokens_in_range(TokenRange range, int V) {
@@ -136,15 +134,17 @@ void attention_part_backward(float* dq, float* dkv, const floatX* dout, const fl
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
 // How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor. Chunks are as few as that
 // allows, because each reads wte and reads and writes the sums of its gradient; and alike, because a short one computes slowly.
-#ifndef CLASSIFIER_ELEMENTS_CPU // test/split/chunks.h has fewer
-#define CLASSIFIER_ELEMENTS_CUDA (1 << 28) // of logits: half a GB in bf16
-#define CLASSIFIER_ELEMENTS_CPU (1 << 24)
+#ifndef CLASSIFIER_ELEMENTS_CPU // of logits; test/split/chunks.h has fewer. On a GPU one for each so many bytes of its memory
+enum { CLASSIFIER_ELEMENTS_CPU = 1 << 24, CLASSIFIER_ELEMENTS_CUDA = 1 << 28, CLASSIFIER_ELEMENTS_MOST = 1 << 30, CLASSIFIER_BYTES = 64 };
 #endif
-#ifdef __CUDACC__
-static int classifier_elements = CLASSIFIER_ELEMENTS_CUDA; // --predict may speak of the other device
-#else
-static int classifier_elements = CLASSIFIER_ELEMENTS_CPU;
-#endif
+static int classifier_elements = CLASSIFIER_ELEMENTS_CPU; // layers_choose sets a GPU's; --predict may speak of either device
+// Returns a GPU's. They are a power of two, because memory that is sold as 80 GB has 79 or 85. The gradient of wte is a sum over
+// chunks, whose bits depend on their number: with --deterministic, GPUs of every size have that of a small one.
+static inline int classifier_elements_cuda(double memory, bool deterministic) {
+    int elements = CLASSIFIER_ELEMENTS_CUDA;
+    while (!deterministic && elements < CLASSIFIER_ELEMENTS_MOST && memory >= 2.0 * CLASSIFIER_BYTES * elements) elements *= 2;
+    return elements;
+}
 static inline int classifier_rows(int N, int Vp) {
     size_t n = (size_t)N, most = size_max(64, (size_t)(classifier_elements / Vp) / 64 * 64), chunks = ceil_div(n, most);
     return (int)size_min(n, round_up(ceil_div(n, chunks), 64));

@@ -16,8 +16,9 @@ same message.
 
 // Sets run->predicted and run->ranks->sent of a model by its formulas, after ranks_predict or mesh_predict.
 typedef void PredictModel(void* model, Run* run);
-typedef struct { const char* ranks; int device; } PredictOptions;
+typedef struct { const char* ranks; int device; double gpu_memory; } PredictOptions;
 enum { PREDICT_OWN, PREDICT_CPU, PREDICT_GPU }; // of --predict-device
+#define PREDICT_GPU_MEMORY 80 // GB: an A100's or an H100's
 #ifdef __CUDACC__
 enum { PREDICT_OWN_IS_GPU = 1 };
 #else
@@ -51,7 +52,8 @@ static inline void predict_ranks(Predictor* p) {
     long N = strtol(p->o.ranks, &end, 10);
     require(*end == '\0' && N >= 1 && N <= 1 << 20, "--predict wants a number of ranks from 1 to 1048576, not '%s'", p->o.ranks);
     bool gpu = p->o.device == PREDICT_GPU || (p->o.device == PREDICT_OWN && PREDICT_OWN_IS_GPU);
-    classifier_elements = gpu ? CLASSIFIER_ELEMENTS_CUDA : CLASSIFIER_ELEMENTS_CPU;
+    classifier_elements = CLASSIFIER_ELEMENTS_CPU;
+    if (gpu) classifier_elements = classifier_elements_cuda(1e9 * p->o.gpu_memory, run->o.deterministic);
     p->backend.device_bytes = gpu ? predict_nccl_bytes : predict_mpi_bytes;
     p->world.backend = N > 1 ? &p->backend : NULL; // a rank that is alone has none
     run->ranks->context.comm.world = &p->world;
@@ -66,6 +68,7 @@ static inline void predict_start(Predictor* p, int argc, char** argv, int stage)
     memcpy(p->model, p->clean_model, p->size);
     p->o.ranks = "";
     p->o.device = PREDICT_OWN;
+    p->o.gpu_memory = PREDICT_GPU_MEMORY;
     options_parse(&run->table, argc, argv);
     predict_ranks(p);
     run->tokenizer.vocab_size = run->o.vocab_size ? 0 : 257; // bytes
@@ -139,11 +142,14 @@ static inline bool predict_is_asked(int argc, char** argv) {
 static inline void run_predict(Run* run, int argc, char** argv, PredictModel* predict, void* model, size_t size) {
     static Predictor p; // the table points to its options
     p.o.ranks = "";
+    p.o.gpu_memory = PREDICT_GPU_MEMORY;
     options_group(&run->table, "ranks");
     option_text(&run->table, "predict", &p.o.ranks, "N|-", "print the memory and traffic that the formulas predict for N ranks, as"
                 " JSON, and exit without starting them; -: read many questions, each a line of options");
     option_choice(&run->table, "predict-device", &p.o.device, "own|cpu|gpu",
                   "whose memory --predict predicts: of this program, or of its build for the CPU or the GPU");
+    option_float(&run->table, "predict-gpu-memory", &p.o.gpu_memory, 0, 1e6, "GB that the GPU has: with more memory more logits exist"
+                 " at a time");
     options_group(&run->table, NULL);
     if (!predict_is_asked(argc, argv)) return;
     p.run = run;

@@ -54,6 +54,14 @@ static inline void ranks_claim_out(Run* run, bool makes) {
     if (text.bytes == 0) free(text.data);
 }
 
+// Ranks whose GPUs have different amounts of memory all compute as many logits at a time as the smallest: those that share wte
+// exchange numbers about each chunk. Collective.
+static inline void ranks_agree_on_chunks(Control* c) {
+    int* all = (int*)control_all_gather(c, &classifier_elements, sizeof classifier_elements);
+    for (int r = 0; r < c->ranks.size; r++) classifier_elements = all[r] < classifier_elements ? all[r] : classifier_elements;
+    free(all);
+}
+
 // Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
     RankContext* w = &run->ranks->context;
@@ -71,6 +79,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
     ranks_claim_out(run, false); // before it is asked what is saved there
     run_open(run);
+    ranks_agree_on_chunks(&w->control);
 }
 
 // Opens the data, and has the ranks agree on it and on all else. pipelined: --fault may name a micro-batch.

@@ -1,11 +1,11 @@
 """Training on several GPUs, over MPI between ranks that share one and over NCCL where each has its own: every stage has the CPU's losses, norms and
 weights and the bytes that were predicted, on emulated GPUs in whatever order the emulator's seed runs streams, blocks and threads."""
-import json, re, shutil
+import functools, json, re, shutil
 from pathlib import Path
 import pytest
 from gpus import IS_REAL, RTOL, SMALL, assert_has_numbers, assert_metrics, assert_predicted, gpus_of, missing, needs_emulator, needs_gpus, on_gpus, program
 from runs.shards import PLAIN, resumed
-from suite import REFERENCE, TOKENS, assert_different, assert_refused, assert_same, command, half, session, trained
+from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, assert_same, command, executable, half, make, session, trained)
 
 LONG = 5
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
@@ -284,6 +284,43 @@ def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, on
     assert_metrics(cpu(stage, ranks, both, precision="bf16"), run, 2e-3)
 
 
+# ---- a GPU with more memory computes more logits at a time ----
+FEW_LOGITS = ("-DCLASSIFIER_ELEMENTS_CPU=16384 -DCLASSIFIER_ELEMENTS_CUDA=32768 -DCLASSIFIER_ELEMENTS_MOST=131072 "
+              "-DCLASSIFIER_BYTES=2048") # twice 2^15 from 134 MB on, four times from 268 MB on
+SEVERAL_CHUNKS = "--seq-len 64 --batch-size 8 --total-batch-size 1024 --model d2 --steps 2"
+
+
+@functools.cache
+def few_logits(stage):
+    needs_emulator("can be told how much memory they have")
+    folder = "build/emulated-few-logits"
+    return make("DEVICE=emulated PRECISION=bf16", f"BUILD={folder}", [f"CFLAGS={FEW_LOGITS}"], f"{folder}/train_gpt2_{stage}")
+
+
+def activations_of(run): return run.about["predicted_bytes"]["activations"]
+
+
+@pytest.mark.parametrize("MB, rows", [(100, 64), (200, 128), (400, 256)])
+def test_a_gpu_with_more_memory_computes_more_logits_at_a_time(MB, rows):
+    """Of 512 rows of 384 logits; --predict is told the memory, and says to the byte what the run measures."""
+    def on(MB, *options): return trained("ddp", SMALL, SEVERAL_CHUNKS, *options, binary=few_logits("ddp"), env={"CUDA_EMULATOR_MEMORY": MB})
+    run = on(MB)
+    assert_predicted(run)
+    assert_metrics(trained("ddp", SMALL, SEVERAL_CHUNKS, precision="bf16"), run, 2e-3)
+    assert activations_of(run) - activations_of(on(100)) == (rows - 64) * 384 * 2
+    asked = command([few_logits("ddp")], SMALL, SEVERAL_CHUNKS, "--predict 1", f"--predict-gpu-memory {MB * 1048576e-9}")
+    assert json.loads(asked.out)["ranks"][0]["bytes"]["activations"] == activations_of(run)
+    assert_same(on(100, ORDERED), on(MB, ORDERED)) # sums over chunks depend on their number
+
+
+def test_ranks_whose_gpus_differ_in_memory_compute_as_many_logits_at_a_time(tmp_path):
+    """Ranks that share the vocabulary exchange numbers about each chunk of rows."""
+    ranks = executable(tmp_path / "ranks", f'CUDA_EMULATOR_MEMORY=$((100 + 300 * OMPI_COMM_WORLD_RANK)) exec {ROOT}/{few_logits("tp")} "$@"\n')
+    run = trained("tp", SMALL, SEVERAL_CHUNKS, ranks=2, binary=str(ranks), env=gpus_of("nccl", 2))
+    assert_predicted(run)
+    assert_metrics(trained("tp", SMALL, SEVERAL_CHUNKS, ranks=2, precision="bf16"), run, 2e-3)
+
+
 # ---- what the host does: products, waits ----
 AS_IN_TRAINING = "of zeros 0, profiled 0, after a collective 0$" # on numbers, while nothing else runs, and outside a profile of training
 TRIED = f"untried shapes 0, .* repeated [1-9][0-9]*, {AS_IN_TRAINING}"
@@ -364,3 +401,12 @@ def waits(stage, options=""):
     ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0"), ("compress", "--compress onebit-adam --compress-from 1")])
 def test_the_host_waits_as_often_in_a_step_as_in_ddps(stage, options):
     assert waits(stage, options) == waits("ddp") >= 8
+
+
+def test_what_operations_took_is_asked_while_the_gpu_still_computes(tmp_path):
+    """At the end of a step the GPU has nothing to do until the host issues the next one. Here a step has 29 operations, each with two times."""
+    asked = []
+    for steps in 2, 6:
+        gpu("fsdp", "nccl", 2, "--layers 8", f"--steps {steps}", waits=tmp_path / f"{steps}")
+        asked.append(sum(map(int, re.findall("asked ([0-9]+) times what an idle GPU", (tmp_path / f"{steps}").read_text()))))
+    assert 0 <= asked[1] - asked[0] <= 4 * 2 * 4, asked # in four steps of two ranks

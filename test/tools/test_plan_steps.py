@@ -30,13 +30,15 @@ def assert_rounds_to(x, given, unit):
 
 # ---- our stages ----
 def test_a_gpu_keeps_other_logits_sums_and_numbers_of_ranks():
-    p = plan_of("gpt2", 2, B=8) # 8192 rows of logits, of which a GPU has 4096 at a time, a CPU 320
+    p = plan_of("gpt2", 2, B=8, gpu_memory=24e9) # 8192 rows of logits, of which such a GPU has 4096 at a time, a CPU 320
     for stage in STAGES:
         assert kind(p, stage, "activations") - kind(p._replace(gpu=False), stage, "activations") == (4096 - 320) * 50304 * 2
     # more rows than it has at a time need memory to add up their gradients, but not in fp32; of half the vocabulary it has twice as
     # many
     for B, t, precision, columns in ((5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0), (16, 2, "bf16", 25152)):
         assert kind(p._replace(B=B, t=t, precision=precision), TP, "workspace") == 4 * columns * 768
+    for B, GB, rows in ((8, 34, 4096), (8, 40, 8192), (32, 24, 4736), (32, 40, 8192), (32, 80, 16384)): # in 7, 4 and 2 chunks
+        assert kind(p._replace(B=B, gpu_memory=1e9 * GB), DDP, "activations") - kind(p._replace(B=B, gpu=False), DDP, "activations") == (rows - 320) * 50304 * 2
     assert kind(p._replace(N=3), DDP, "communication") == 64 + 3 * 4
     assert kind(p._replace(N=1), DDP, "communication") == 0 # there is nothing to communicate
 

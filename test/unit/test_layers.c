@@ -534,6 +534,14 @@ TEST(chunks_of_the_classifier_are_alike_and_as_few_as_their_limit_allows) {
         }
     assert_int_equal(classifier_rows(100, classifier_elements), 64);
 }
+TEST(a_gpu_computes_more_logits_at_a_time_the_more_memory_it_has_unless_bits_must_not_depend_on_it) {
+    const double GB[] = { 4, 24, 34.2, 34.4, 40, 48, 68.7, 68.8, 80, 192 };
+    const int power[] = { 28, 28, 28, 29, 29, 29, 29, 30, 30, 30 };
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(classifier_elements_cuda(1e9 * GB[i], false), 1 << power[i]);
+        assert_int_equal(classifier_elements_cuda(1e9 * GB[i], true), 1 << 28);
+    }
+}
 TEST(chunks_of_a_weight_gradient_are_rounded_once) {
     const int N = CHUNKED_ROWS, C = CHUNK_C, OC = CHUNK_OC;
     start(1024, 64, C, 1, 512); // the classifier has several chunks

@@ -133,6 +133,7 @@ def take_device(o):
     if gpu: take_gpu(o, gpu)
     is_h100 = not gpu and o.device == "gpu" and o.compute_ms == 0 and "peak-flops" not in o.given # its peak is taken
     memory = 1e9 * o.memory or (gpu.memory if gpu else GPUS["h100"].memory if is_h100 else math.inf)
+    o.gpu_memory = memory if memory < math.inf else Plan._field_defaults["gpu_memory"]
     o.room = memory - 1e9 * o.reserve # bytes that a rank can use; inf: not known
     o.shares_room = o.memory == 0 and gpu is not None and gpu.peak16 == 0 # all ranks together, because they are on this machine
     o.room_of = f"{o.memory:.4g} GB" if o.memory > 0 else gpu.name if gpu else "an h100"
@@ -283,7 +284,7 @@ def plan_of(o):
     plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, False, o.device == "gpu",
                 o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
                 o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered,
-                wrap_halves=o.wrap_halves, node_ranks=o.node_ranks)
+                wrap_halves=o.wrap_halves, node_ranks=o.node_ranks, gpu_memory=o.gpu_memory)
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
     else:
         bytes_of(plan, FSDP)

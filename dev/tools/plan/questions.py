@@ -59,6 +59,7 @@ class Plan(NamedTuple):
     how: str = "ulysses"
     balance: str = "contiguous"
     node_ranks: int = 0      # zero++: ranks of a node
+    gpu_memory: float = 80e9 # bytes, which decide how many logits exist at a time
 
     X = property(lambda self: 4 if self.precision == "fp32" else 2) # bytes of an element
     tokens = property(lambda self: self.B * self.T)                 # of a micro-batch
@@ -70,6 +71,11 @@ def mesh_name(plan):
     return f"{pp},{dp},tp={plan.t}" if plan.pp_outside else f"{dp},tp={plan.t},{pp}"
 
 
+
+
+def logits_of(plan):
+    """How many exist at a time: classifier_elements (llmc/device/layers_api.h)."""
+    return 1 << (24 if not plan.gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
 
 
 def options_of(plan, stage):
@@ -103,7 +109,8 @@ def copy_ranks(plan, stage):
 def model_of(plan):
     """The first words of a question. gpt2 brings its positions with it."""
     c = plan.shape
-    return (f"--predict {plan.N} --predict-device {'gpu' if plan.gpu else 'cpu'} --model"
+    device = f"gpu --predict-gpu-memory {1e-9 * plan.gpu_memory:.9g}" if plan.gpu else "cpu"
+    return (f"--predict {plan.N} --predict-device {device} --model"
             f" {f'd{c.L}' if c.T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
             f" --seq-len {plan.T} --batch-size {plan.B}")
 

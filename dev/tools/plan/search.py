@@ -27,7 +27,7 @@ def plan_of(p):
     s, precision = p.shape, "bf16" if p.program.element_bytes == 2 else "fp32"
     return Plan(s if is_gpt2(s) else s._replace(T=p.T), p.micro, p.T, p.ranks, precision, p.micro_batches, p.kept == INPUTS,
                 gpu=p.gpu.peak16 > 0, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
-                zero_stage=p.zero)
+                zero_stage=p.zero, gpu_memory=p.gpu.memory)
 
 
 def program_of(p): return "single" if p.ranks == 1 else PROGRAMS[stage_of(p)]

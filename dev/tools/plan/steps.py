@@ -12,7 +12,7 @@ from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks
+from questions import CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks, logits_of
 
 
 # ---- compute ----
@@ -254,7 +254,7 @@ class TensorMessages(NamedTuple):
 
 def tensor_messages(plan, w):
     tp = w.neighbours(plan.N, plan.t)
-    C, X, rows = plan.shape.C, plan.X, (1 << (28 if plan.gpu else 24)) // (plan.shape.Vp // plan.t)
+    C, X, rows = plan.shape.C, plan.X, logits_of(plan) // (plan.shape.Vp // plan.t)
     activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, max(rows // 64 * 64, 64)) # as classifier_rows has them
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
     total = w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp)

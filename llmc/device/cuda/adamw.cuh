@@ -29,8 +29,8 @@ __device__ inline void adamw_piece(AdamWFactors f, float scale, T* params, float
     if (!has_master || params != NULL) store(params + i, p);
 }
 
-// One piece of W elements per thread, and the thread after the last whole piece does the rest. W is 4: a thread moves 16 bytes of
-// each fp32 array, and its neighbour the next 16. With the 8 of a 16-bit array a warp would leave out every second 16 bytes.
+// One piece of W elements per thread, and the thread after the last whole piece does the rest. With W = 4 each load of a warp is
+// contiguous: a thread takes 16 bytes of an fp32 array, and its neighbour the next 16. With W = 8 it would take every second 16.
 // Moves 28 n bytes, with master weights: reads and writes m, v, master, reads g, writes p (fp32 without them: the same 28).
 template <int W, typename T>
 __global__ void adamw_kernel(AdamWFactors f, T* params, float* master, float* m, float* v, const T* grads,

@@ -67,7 +67,7 @@ constexpr int BIAS_CHUNKS = 128;    // rows are cut into at most this many chunk
 constexpr int BIAS_CHUNK_ROWS = 64; // of at least this many rows
 
 static inline int bias_chunk_rows(int N) { return (int)size_max(BIAS_CHUNK_ROWS, ceil_div(N, BIAS_CHUNKS)); }
-// no linear layer has more than 4C outputs, or where ranks share it the larger of their part of these and C
+// The most outputs that a linear layer has: 4C, or where ranks share it the larger of their part of these and C
 static inline size_t bias_most(LayerShapes s) { return size_max(4 * (size_t)s.C / (size_t)s.parts, (size_t)s.C); }
 static inline size_t bias_workspace_bytes(LayerShapes s) {
     size_t N = (size_t)layer_rows(s);

@@ -19,7 +19,7 @@ How every kernel of this folder is built:
 typedef struct {
     LayerShapes shapes; // the largest that may be seen
     void* workspace;    // owned by layers_init; scratch of one layer call, which the next one on the stream overwrites
-    floatX* bias_sums;  // (4C) within it: a bias's gradient by a product's epilogue, before it is added
+    floatX* bias_sums;  // (bias_most) within it: the gradient of a bias from a product's epilogue, before it is added
     float* weight_sums; // (Vp,C) within it, which only matmul_backward_weight_chunk touches; NULL as in cpu/workspace.h
     int shared_bytes;   // the most shared memory that a block of this GPU can be given
     AttentionChoice attention; // this and the next: what layers_choose was told

@@ -21,6 +21,9 @@ then the layers in the order of the includes below.
 void layers_choose(AttentionChoice attention, bool deterministic) {
     cuda_layers.attention = attention;
     cuda_layers.deterministic = deterministic;
+    size_t free_bytes = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking how much memory there is");
+    classifier_elements = classifier_elements_cuda((double)total, deterministic);
 }
 
 void layers_prepare(LayerShapes s) {

@@ -23,16 +23,17 @@ layers' workspace.
 #include "bias_gelu.cuh"
 #include "common.cuh"
 #include "stats.cuh"
+#include <algorithm>
 #include <cublasLt.h>
 
 constexpr size_t MATMUL_WORKSPACE = 32 << 20; // what NVIDIA recommends for Hopper
 constexpr int MATMUL_CANDIDATES = 32;         // algorithms asked for
 constexpr int MATMUL_TRIALS = 3;              // runs of each that are timed; the shortest counts
-constexpr int MATMUL_BEST = 3;                // of the fastest so many are timed again, over and over,
+constexpr int MATMUL_BEST = 3;                // this many of the fastest are timed again, each for about MATMUL_LONG milliseconds
 #ifdef CUDA_EMULATOR
-constexpr float MATMUL_LONG = 0.1f;           // an emulated product's time says nothing
+constexpr float MATMUL_LONG = 0.1f;           // the time of an emulated product means nothing
 #else
-constexpr float MATMUL_LONG = 20;             // for so many milliseconds: the GPU then has the clock of training
+constexpr float MATMUL_LONG = 20;
 #endif
 constexpr int MATMUL_PLANS = 128;
 constexpr int SUM_PROCESSORS = 16;            // multiprocessors that NCCL's kernel takes on Hopper where NVSwitch adds (NVLS)
@@ -221,7 +222,7 @@ static inline cublasStatus_t product_by(Product p, MatmulPlan* plan, int candida
     return status;
 }
 
-// Milliseconds that a product takes, of so many one after another; INFINITY if cuBLASLt refuses.
+// Returns the mean time of `runs` runs of a product, in milliseconds; INFINITY if cuBLASLt refuses it.
 static inline float product_time(Product p, MatmulPlan* plan, int candidate, int runs) {
     float time;
     cuda_check(cudaEventRecord(cuda_matmul.start, compute_stream), p.layer);
@@ -232,7 +233,7 @@ static inline float product_time(Product p, MatmulPlan* plan, int candidate, int
     cuda_check(cudaEventElapsedTime(&time, cuda_matmul.start, cuda_matmul.stop), p.layer);
     return time / (float)runs;
 }
-// The shortest of some trials after one to warm up.
+// Returns the shortest of some single runs, after one to warm up.
 static inline float product_time_once(Product p, MatmulPlan* plan, int candidate) {
     float shortest = INFINITY;
     for (int trial = -1; trial < MATMUL_TRIALS; trial++) {
@@ -242,19 +243,18 @@ static inline float product_time_once(Product p, MatmulPlan* plan, int candidate
     return shortest;
 }
 
-// Tries every algorithm of a plan, and the fastest ones for longer: a GPU that has just begun to work has a higher clock than one in
-// the middle of training, and what is fastest for a moment need not be fastest then. Chooses the fastest and returns its time.
+// Tries every algorithm of a plan once, then the MATMUL_BEST fastest for longer, chooses the fastest of these and returns its time.
+// The second round is needed because a GPU that has just begun to work has a higher clock than in the middle of training, and
+// because single runs differ by more than good algorithms do.
 static inline float plan_time(MatmulPlan* plan, Product p) {
-    float times[MATMUL_CANDIDATES], best = INFINITY;
-    for (int i = 0; i < plan->candidates; i++) times[i] = product_time_once(p, plan, i);
-    for (int k = 0; k < MATMUL_BEST; k++) {
-        int fastest = 0;
-        for (int i = 1; i < plan->candidates; i++) if (times[i] < times[fastest]) fastest = i;
-        if (plan->candidates == 0 || times[fastest] == INFINITY) break; // no more of them work
-        int runs = (int)fminf(1000, fmaxf(1, MATMUL_LONG / times[fastest]));
-        float time = product_time(p, plan, fastest, runs);
-        times[fastest] = INFINITY;
-        if (time < best) plan->chosen = fastest;
+    float once[MATMUL_CANDIDATES], best = INFINITY;
+    for (int i = 0; i < plan->candidates; i++) once[i] = product_time_once(p, plan, i);
+    for (int k = 0; k < MATMUL_BEST && k < plan->candidates; k++) {
+        int i = (int)(std::min_element(once, once + plan->candidates) - once);
+        if (once[i] == INFINITY) break; // the others are refused
+        float time = product_time(p, plan, i, (int)fminf(1000, fmaxf(1, MATMUL_LONG / once[i])));
+        once[i] = INFINITY; // so that the next one is found
+        if (time < best) plan->chosen = i;
         best = fminf(best, time);
     }
     plan->timed = true;
@@ -323,14 +323,14 @@ void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* 
     product({ "matmul_gelu_backward_input", shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
 }
 // forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The epilogue can
-// only overwrite a bias's gradient, so what is to be added goes to scratch first. Nothing says that it adds in a fixed order: with
-// --deterministic our kernel does.
+// only overwrite a bias's gradient. With GRAD_ADD it writes to scratch, rounded to floatX, and a small kernel adds that: our kernel
+// would read all of dout again. Nothing says that the epilogue adds up in a fixed order: with --deterministic our kernel does.
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
     bool in_epilogue = dbias != NULL && !cuda_layers.deterministic;
     ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 };
-    floatX* bias = !in_epilogue ? NULL : mode == GRAD_ADD ? cuda_layers.bias_sums : dbias;
-    product({ "matmul_backward_weight", shape, dw, inp, dout, bias, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
-    if (in_epilogue && mode == GRAD_ADD) add_in_place(dbias, bias, (size_t)OC);
+    floatX* sums = mode == GRAD_ADD ? cuda_layers.bias_sums : dbias;
+    product({ "matmul_backward_weight", shape, dw, inp, dout, in_epilogue ? sums : NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
+    if (in_epilogue && mode == GRAD_ADD) add_in_place(dbias, sums, (size_t)OC);
     if (dbias != NULL && !in_epilogue) bias_backward(dbias, dout, N, OC, mode);
 }
 void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
