@@ -1,6 +1,6 @@
 """Times of marks, which traces are made of, under the emulator."""
 import pytest
-from emulated import layer_tests, missing
+from gpus import layer_tests, missing
 
 LONG = 1
 pytestmark = [pytest.mark.rest, missing()]
