@@ -90,6 +90,7 @@ def program(stage, precision="fp32", debug=False):
     path = f"build/{variant}/{stage if '/' in stage else f'train_gpt2_{stage}'}"
     if IS_REAL:
         if debug: pytest.skip("debug builds are tested under the emulator")
+        if precision == "bf16" and capability() < 8: pytest.skip("bf16 needs a GPU of compute capability 8.0")
         if not (ROOT / path).exists(): pytest.fail(f"{path} is not built: make DEVICE=cuda PRECISION={precision} {path}", pytrace=False)
         return path
 
@@ -104,6 +105,13 @@ def gpus():
     """How many this machine has."""
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
     return len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) if os.environ.get("CUDA_VISIBLE_DEVICES") else len(listed)
+
+
+@functools.cache
+def capability():
+    """The least of their compute capabilities."""
+    found = subprocess.run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True).stdout
+    return min(map(float, found.split()), default=0)
 
 
 def needs_gpus(number):
