@@ -84,7 +84,7 @@ def program(stage, precision="fp32", debug=False):
 
 def on_gpus(comm, ranks, **more):
     """The environment of ranks: with NCCL every rank has a GPU of its own. NCCL's stand-in meets in folders."""
-    return {"CUDA_EMULATOR_DEVICES": ranks if comm == "nccl" else 1, "CUDA_EMULATOR_WORKERS": 1, "TMPDIR": str(session())} | more
+    return {"CUDA_EMULATOR_DEVICES": (ranks or 1) if comm == "nccl" else 1, "CUDA_EMULATOR_WORKERS": 1, "TMPDIR": str(session())} | more
 
 
 def emulated(stage, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", **env):
