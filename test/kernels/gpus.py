@@ -133,7 +133,7 @@ def emulator(**settings):
 def gpus_of(comm, ranks, **settings):
     """The environment of ranks: with NCCL every rank has a GPU of its own. NCCL's stand-in meets in folders."""
     if IS_REAL: return emulator(**settings)
-    return emulator(devices=ranks if comm == "nccl" else 1, workers=1, **settings) | {"TMPDIR": str(session())}
+    return emulator(devices=(ranks or 1) if comm == "nccl" else 1, workers=1, **settings) | {"TMPDIR": str(session())}
 
 
 def on_gpus(stage, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", stricter={}, **settings):
