@@ -14,7 +14,7 @@ struct Problem {
     Both<floatX> params, grads;
     Both<float> master, m, v, grad_scale; // master (0) in fp32
     Both<double> squares; // of the new parameters, of each block of a variant that sums them
-    size_t blocks = 0;    // how many that are
+    size_t blocks = 0;    // of such a variant
 
     Problem(Shape s) : n((size_t)s.rows * s.cols), no_decay(n / 3), bytes(28.0 * (double)n) {
         start_cpu(layer_shapes(1, 1, 1, 1, 1, 1));
@@ -35,9 +35,10 @@ struct Problem {
         expect_near("params", params, 32);
         if (blocks == 0) return;
         double found = 0, want = 0;
-        for (double square : of_gpu(squares.gpu, blocks)) found += square;
-        for (size_t i = 0; i < n; i++) want += (double)widen(params.cpu[i]) * widen(params.cpu[i]);
+        for (double square : from_device(squares.gpu, blocks)) found += square;
+        for (size_t i = 0; i < n; i++) want += number(params.cpu[i]) * number(params.cpu[i]);
         expect(fabs(found - want) <= 1e-3 * want, "the squares sum to %g, not %g", found, want);
+        blocks = 0;
     }
 };
 #define KERNEL_ARGUMENTS(p) (p).params.gpu, (p).master_or_none(), (p).m.gpu, (p).v.gpu, (p).grads.gpu, (p).grad_scale.gpu, \

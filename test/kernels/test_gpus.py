@@ -181,7 +181,7 @@ def test_in_rank_order_nccl_has_the_bits_of_mpi(stage, ranks, options, other):
 BY_DDP = "ddp" # DDP's run with the same model and batch
 SAME = [ # stage, ranks, what all runs have, what each has by itself, precision
     ("ddp", 4, "", ["", NAIVE, "--bucket-mb 0.02"], "fp32"), ("tp", 2, "", [BY_DDP, "--tensor-parallel 1"], "fp32"),
-    ("tp", 4, SEQUENCE, ["", "--no-overlap"], "bf16"), ("cp", 2, "", [BY_DDP, "--context-parallel 1"], "fp32"),
+    ("tp", 4, f"{SEQUENCE} --heads 4", ["", "--no-overlap"], "bf16"), ("cp", 2, "", [BY_DDP, "--context-parallel 1"], "fp32"),
     ("cp", 4, f"{RING} {BALANCED}", ["", AGAIN], "bf16"), ("pp", 2, "", [BY_DDP, "--pipeline-parallel 1"], "fp32"),
     ("pp", 2, "", ["", GPIPE, DELAYED, CHUNKS, AGAIN], "bf16"), ("3d", 2, "", [BY_DDP, mesh(2, 1, 1), f"{mesh(2, 1, 1)} --zero-stage 1"], "fp32"),
     ("3d", 4, mesh(2, 1, 2), ["", "--zero-stage 1", f"{DELAYED} --zero-stage 1", f"{GPIPE} {AGAIN} --no-overlap", CHUNKS], "bf16"),
