@@ -146,7 +146,7 @@ static void wait_strictly(CommOp op, const float* out, size_t n, float* in, size
     set_all(in, m, written);
     comm_wait(&world, op);
 }
-CLAIM(in_strict_mode_outputs_are_nan_and_inputs_are_read_at_the_wait) {
+CLAIM(in_strict_mode_outputs_are_nan_but_for_a_ranks_own_shard_and_inputs_are_read_at_the_wait) {
     if (!world.world->strict) return;
     enum { n = 5 };
     const size_t N = (size_t)world.size;
@@ -171,7 +171,11 @@ CLAIM(in_strict_mode_outputs_are_nan_and_inputs_are_read_at_the_wait) {
     scatter = comm_reduce_scatter(&world, own, full, n, COMM_F32);
     require(N == 1 || !isnan(own[world.rank == 0 ? n : -1]), "another part than its output becomes NaN");
     wait_strictly(scatter, own, n, NULL, 0, 0);
-    wait_strictly(comm_all_gather(&world, full, own, n, COMM_F32), full, N * n, NULL, 0, 0);
+    CommOp gather = comm_all_gather(&world, full, own, n, COMM_F32);
+    for (size_t q = 0; q < N; q++) require(q == (size_t)world.rank || all_nan(full + q * n, n), "rank %zu's shard can be read before the wait", q);
+    require(own[0] == 3 * ranks && own[n - 1] == 3 * ranks, "this rank's shard cannot be read before the wait: %g", own[0]);
+    set_all(own, n, 8); // in place this is lost
+    comm_wait(&world, gather);
     require(full[0] == 3 * ranks && full[N * n - 1] == 3 * ranks, "in place: %g", full[0]);
     wait_strictly(comm_all_to_all(&world, all, full, n, COMM_F32), all, N * n, full, N * n, 100 + (float)world.rank);
     for (size_t q = 0; q < N; q++) require(all[q * n] == 100 + (float)q, "an early write had no effect: %g", all[q * n]);
