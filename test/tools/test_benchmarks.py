@@ -364,10 +364,10 @@ def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(gpu_check, t
     packed = command(gpu_check.line, ["--pack", tmp_path / "carry"], env=env)
     if megabytes > 64:
         assert_refused(packed, "MiB are too many to travel: 64 at most")
-        assert not (tmp_path / "carry/carry.tar.gz").exists()
+        assert not (tmp_path / "carry/carry.tar.xz").exists()
         return
     assert packed.status == 0 and made and strip, packed
-    assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$", rf"^{tmp_path}/carry/carry.tar.gz: [\d.]+ MiB of 64$")
+    assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$", rf"^{tmp_path}/carry/carry.tar.xz: [\d.]+ MiB of 64$")
     assert_says((gpu_check.copy / "asked").read_text(), "^asked: make .*PRECISION=fp16 .*ARCH=x86-64-v3 CAPABILITIES=90 .*build/cuda-fp16/train_gpt2_3d")
     shutil.rmtree(gpu_check.copy / "build")
     gpu_check.say("asked", "")
