@@ -135,10 +135,10 @@ def machine():
 
 def start_up():
     """How long one small step takes from start to end, as kernels are loaded. The second time files are in memory."""
-    for loading in "LAZY", "EAGER", "LAZY", "EAGER":
+    for number, loading in enumerate(("LAZY", "EAGER", "LAZY", "EAGER")):
         begin = time.monotonic()
         run(f"{build_of(half_precision())}/train_gpt2_single --data {m.TOKENS} --val-data= --model d2 --seq-len 64 --batch-size 2 --steps 1",
-            "--sample-every 0 --save-every 0 --out", here() / "start", env={"CUDA_MODULE_LOADING": loading})
+            "--sample-every 0 --save-every 0 --out", m.work() / f"start-{number}", env={"CUDA_MODULE_LOADING": loading})
         print(f"start-up and a step, kernels loaded {loading}: {time.monotonic() - begin:.2f} s", file=log, flush=True)
 
 
