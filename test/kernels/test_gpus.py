@@ -366,7 +366,7 @@ INT4, ONEBIT, TOP_K = "--compress int4 --compress-from 0", "--compress onebit-ad
 @pytest.mark.parametrize("stage, ranks, options", [
     *(("compress", ranks, method) for method in ("--compress int8", INT4, "--compress sign", TOP_K, ONEBIT) for ranks in (3, 4)),
     ("zeropp", 3, "--node-ranks 1"), ("zeropp", 4, NODES), ("zeropp", 4, f"--node-ranks 1 --quantise-gradients int8 {ORDERED}"),
-    ("ddp", 3, ""), ("ddp", 3, ORDERED), ("ddp", 3, "--allreduce ring"), ("ddp", 3, "--bucket-mb 0.01"),
+    ("ddp", 3, ""), ("ddp", 4, f"--bucket-mb 0.1 {ORDERED}"), ("ddp", 4, "--bucket-mb 0.1 --allreduce ring"), ("ddp", 3, "--bucket-mb 0.01"),
     ("zero", 3, "--zero-stage 2"), ("zero", 3, f"--zero-stage 3 {ORDERED}"), ("fsdp", 3, ""), ("fsdp", 4, f"--sharding hybrid --shard-group 2 {ORDERED}"),
     ("tp", 3, ""), ("tp", 3, f"{SEQUENCE} {ORDERED}"), ("pp", 3, "--layers 3"), ("pp", 4, f"{STAGES} {ORDERED}"),
     ("cp", 3, ""), ("cp", 3, f"{GATHER} {ORDERED}"), ("cp", 3, f"{RING} {BALANCED}"),
