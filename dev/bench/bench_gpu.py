@@ -20,7 +20,7 @@ import os, re, shutil, subprocess, sys
 from pathlib import Path
 import measure as m
 
-ACCUMULATED = 524288 # tokens of a step, as GPT-2 was trained with
+MICROS = 32 # micro-batches of ours-accumulate's step: of 16 x 1024 tokens they are the 524288 that GPT-2 was trained with
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 WARMUP = 5
 LLMC = [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r1")]
@@ -28,7 +28,7 @@ LLMC = [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r
 OURS = {"ours": ("single", "", ""), "ours-recompute": ("single", "--recompute block", ", --recompute block"),
         "ours-fsdp": ("fsdp", "", ", FSDP on one rank"), "ours-fsdp-recompute": ("fsdp", "--recompute block", ", FSDP on one rank, --recompute block"),
         "ours-deterministic": ("single", "--deterministic", ", --deterministic"), "ours-own": ("single", "--attention own", ", --attention own"),
-        "ours-accumulate": ("single", f"--total-batch-size {ACCUMULATED}", f", {ACCUMULATED} tokens a step")}
+        "ours-accumulate": ("single", "", f", {MICROS} micro-batches a step")}
 TORCH = {"torch-autocast": ("compile autocast", "PyTorch, fp32 weights, autocast"), "torch-bf16": ("compile bf16", "PyTorch, bf16, no master weights"),
          "torch-eager": ("eager autocast", "PyTorch, fp32 weights, autocast, not compiled")}
 
@@ -108,7 +108,8 @@ class Bench:
         stage, own, _ = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
         return [self.build / f"train_gpt2_{stage}", *m.words(
             m.QUIET, "--data tokens.bin --vocab-size 50257 --steps 1000000 --eval-every 0",
-            f"--model {o.model} --batch-size {B} --seq-len {o.seq_len}", "--recompute none" * ("--recompute" not in own), own)]
+            f"--model {o.model} --batch-size {B} --seq-len {o.seq_len}", "--recompute none" * ("--recompute" not in own), own,
+            f"--total-batch-size {B * o.seq_len * (MICROS if name == 'ours-accumulate' else 1)}")]
 
     def measure(self, d, name, B, round):
         warmup, steps = (1, 2) if name == "ours-accumulate" else (WARMUP, self.o.steps) # a long step needs few
@@ -189,7 +190,7 @@ class Tables:
 
     def tokens(self, name, B):
         """A second."""
-        return 1e3 * (ACCUMULATED if name == "ours-accumulate" else B * self.T) / self.ms(name, B)
+        return 1e3 * B * self.T * (MICROS if name == "ours-accumulate" else 1) / self.ms(name, B)
 
     def rate(self, name, B): return self.tokens(name, B) * self.flops
 

@@ -141,8 +141,8 @@ def test_programs_that_are_named_are_added_to_what_is_known(bench):
     assert_says(run.out, r"^\| ours \| [0-9]", r"^\| llm.c -ge 0 -r 0 \| [0-9]", r"^\| ours, --deterministic \| [0-9]", r"^\| B=4 \|",
                 r"^\| PyTorch, fp32 weights, autocast, not compiled \| [0-9]", no=[r"^\| llm.c -ge 2", r"^\| PyTorch, bf16"])
     times, = re.findall(r"^  ours-accumulate, B=4: (.*) ms$", run.err, re.M)
-    rate, ms = re.findall(r"^\| ours, 524288 tokens a step \| (\d+) \| ([\d.]+) \|", run.out, re.M)[1]
-    assert len(times.split()) == 2 and abs(int(rate) * float(ms) / 1e3 / 524288 - 1) < 0.01
+    rate, ms = re.findall(r"^\| ours, 32 micro-batches a step \| (\d+) \| ([\d.]+) \|", run.out, re.M)[1]
+    assert len(times.split()) == 2 and abs(int(rate) * float(ms) / 1e3 / (32 * 4 * 16) - 1) < 0.01
     assert_refused(bench("--programs ours,theirs"), "--programs: there is no 'theirs'; there are ours ours-recompute")
 
 
@@ -216,6 +216,7 @@ def gpu_check(tmp_path):
     """A copy of the project with such scripts; a function that does steps there."""
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "dev", copy / "dev")
+    (copy / "llmc").symlink_to(ROOT / "llmc")
     (copy / "test").mkdir()
     for name in "unit", "reference", "kernels": (copy / "test" / name).symlink_to(ROOT / "test" / name)
     for stage in ROOT.glob("train_gpt2_*.cu"): (copy / stage.name).touch()
@@ -249,7 +250,7 @@ def archived(file):
 # Of each step what fails.
 FAILS = {"machine": "^ldd", "layers": "test_cuda_matmul.py", "training": "test_gpu_single.py", "hopper": "^matmul_backward --variant hopper",
          "start-up": "--model d2", "operations-124M": "bench_layers 32", "again": "pytest.* t.py::four", "124M": "single .*--model gpt2 .*--deterministic",
-         "1.5B": "single .*--model gpt2-xl .*524288", "operations-1.5B": "bench_layers --model gpt2-xl", "batches": "--batch-size 64",
+         "1.5B": "single .*--model gpt2-xl .*--total-batch-size 524288", "operations-1.5B": "bench_layers --model gpt2-xl", "batches": "--batch-size 64",
          "programs": "-m not smoke", "memcheck": "test_cuda_attention quick"}
 
 
@@ -265,7 +266,7 @@ def test_each_step_fails_once_and_the_page_says_so_and_the_next_call_repeats_wha
     gpu_check.say("fails", "")
     run = gpu_check(" ".join(FAILS))
     assert run.status == 0 and "pytorch_gpt2" not in run.asked, run
-    assert_says(run.out, "^- Nothing has failed.$", "^- start-up and a step, kernels loaded EAGER: ", r"^\| ours, 524288 tokens a step \| [0-9]")
+    assert_says(run.out, "^- Nothing has failed.$", "^- start-up and a step, kernels loaded EAGER: ", r"^\| ours, 32 micro-batches a step \| [0-9]")
     assert not re.search("^asked: (pytest|train)", gpu_check().asked, re.M) # all is done
 
 
