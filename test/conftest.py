@@ -12,7 +12,7 @@ WITH_TSAN = ("test_dataloader", "test_control")
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("quick", "rest", "all"), default="",
-                     help="quick: what make test runs (default); rest: what make test-all adds; all (default with --device cuda)")
+                     help="quick: what make test runs (default); rest: what make test-all adds; all (default with --device emulated or cuda)")
     parser.addoption("--device", choices=("cpu", "emulated", "cuda"), default="",
                      help="cpu: no programs of GPUs; emulated: these alone; cuda: these alone, on this machine's GPUs")
     parser.addoption("--part", action="store_true", help="of the rest only what the commit's files choose: a tenth of long tables, a fifth of all else")
@@ -51,7 +51,7 @@ def pytest_make_parametrize_id(val):
 
 def pytest_collection_modifyitems(config, items):
     device, chosen, left = config.getoption("--device"), [], []
-    tier = config.getoption("--tier") or ("all" if device == "cuda" else "quick")
+    tier = config.getoption("--tier") or ("all" if device in ("emulated", "cuda") else "quick")
     of_commit = config.getoption("part") and subprocess.run(["git", "rev-parse", "HEAD^{tree}"], capture_output=True, text=True).stdout
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))

@@ -1,9 +1,10 @@
-"""bench_gpu.py - how fast a step of GPT-2 is on a GPU in bf16, against llm.c and PyTorch: same model, batch and sequence length.
+"""bench_gpu.py - how fast a step of GPT-2 is on a GPU in 16 bits, against llm.c and PyTorch: same model, batch and sequence length.
 
 --model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
---programs which of the table's rows, by the names in results.jsonl (all but ours-deterministic, ours-own, ours-accumulate, torch-eager)
+--programs which rows of the table, by the names in results.jsonl. Only a call that names them measures ours-deterministic, ours-own,
+           ours-accumulate (32 micro-batches a step: it is not compared with others) and torch-eager
 --add      keep what --out has of other programs and batches: the table then has all
---llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (its README says what that needs):
+--llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (doc/gpu.md says what that needs):
            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
 --out      folder for the programs' logs, results.jsonl and table.md (build/bench_gpu)
 PYTHON     a Python whose torch sees the GPU (python3); without one PyTorch is left out
@@ -67,6 +68,9 @@ class Bench:
         if not {*LLMC} & {*self.programs}: return False
         llmc = self.llmc_path = self.o.llmc and Path(self.o.llmc, "train_gpt2cu" if os.path.isdir(self.o.llmc) else "").resolve()
         if not llmc: self.absent.append("llm.c: neither --llmc nor LLMC says where its train_gpt2cu is")
+        elif not os.access(llmc, os.X_OK) and self.o.add: # other rows do not wait for it
+            self.absent.append(f"llm.c: there is no program {llmc}")
+            return False
         elif not os.access(llmc, os.X_OK):
             m.fail(f"there is no program {llmc}; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1")
         elif not shutil.which("stdbuf"):
@@ -206,8 +210,8 @@ class Tables:
                 *(f"{m.median(x):.0f}" if any(x) else "-" for x in load)]
 
     def best(self, prefix, B, programs):
-        """The fastest program whose name begins so."""
-        return max((name for name in programs if name.startswith(prefix) and self.ms(name, B)), key=lambda name: self.rate(name, B),
+        """The fastest program whose name begins so, of those whose step is the same."""
+        return max((name for name in programs if name.startswith(prefix) and name != "ours-accumulate" and self.ms(name, B)), key=lambda name: self.rate(name, B),
                    default=None)
 
     def comparisons(self, B, programs):
@@ -222,7 +226,7 @@ class Tables:
 
     def text(self, stopped=""):
         h, d = self.d.header, self.d
-        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}{stopped}, steps a round: {h['steps']}",
+        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}{stopped}, steps a round: {h['steps']}{' (in the last call)' * h.get('added', False)}",
                  "", f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
                  f"{1e-12 * self.product:.0f} TFLOP/s, {f'{1e-12 * self.sheet:.0f}' if self.sheet else 'not known'} by the data "
                  f"sheet; a copy {d.value('peak', 'copy') if d.runs('peak') else 0:.0f} GB/s."]
@@ -263,8 +267,11 @@ def main():
     file = bench.out / "results.jsonl"
     d = m.Results.read(file) if o.add and file.exists() else m.Results({"programs": [], "batches": [], "absent": []})
     precision, known = next((x for x in ("bf16", "fp16") if x in bench.build.name), "fp32"), d.header
-    d.header = m.header("cuda") | {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps}
-    for key, new in ("programs", bench.programs), ("batches", o.batch), ("absent", bench.absent): d.header[key] = [*dict.fromkeys(known[key] + new)]
+    d.header = m.header("cuda") | {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps, "added": bool(known["programs"])}
+    for key, new in ("programs", bench.programs), ("batches", o.batch): d.header[key] = [*dict.fromkeys(known[key] + new)]
+    measured = {name.partition("-")[0] for name in bench.programs} # what was absent before and is not now is not mentioned
+    others = [why for why in known["absent"] if not {"llm.c": "llmc", "PyTorch": "torch"}.get(why.split(":")[0].split()[0]) in measured]
+    d.header["absent"] = [*dict.fromkeys(others + bench.absent)]
     stopped = ""
     try:
         for round in range(1, o.rounds + 1): bench.round(d, round)

@@ -225,7 +225,7 @@ static inline void*  comm_alloc(Comm* c, size_t bytes, MemoryKind kind);
 static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
 // shard (n) = this rank's part of the sum over ranks of full (N,n); shard may be full + rank*n
 static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t);
-// full (N,n) = every rank's shard (n), by rank; shard may be full + rank*n. Before the wait layers may read the shard.
+// full (N,n) = every rank's shard (n), by rank; shard may be full + rank*n. Until comm_wait, layers may read the shard.
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t);
 // The same with the shard in host memory, from offload_alloc. On a GPU the copy is part of the operation, and overlaps with
 // compute like the rest of it; this rank's part of full is its scratch, and reduce-scatter destroys what was there. The host may

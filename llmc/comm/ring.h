@@ -28,7 +28,7 @@ static inline size_t ring_chunk(size_t c, int N, size_t n) {
     size_t pieces = ceil_div(n, RING_ALIGNMENT), ranks = (size_t)N;
     return size_min(n, RING_ALIGNMENT * (pieces / ranks * c + pieces % ranks * c / ranks));
 }
-// Returns the largest chunk that fits into a buffer of `room` elements; of a piece of N such chunks each rank owns one.
+// Returns the largest chunk that fits into a buffer of `room` (at least 16) elements; of a piece of N such chunks each rank owns one.
 static inline size_t ring_slice(size_t room) { return size_max(1, room / RING_ALIGNMENT) * RING_ALIGNMENT; }
 
 // Rank's part in step 0 .. ring_steps(N)-1 of an all-reduce of n elements. At step s of a half, rank r sends the chunk that it

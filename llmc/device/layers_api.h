@@ -134,7 +134,7 @@ void attention_part_backward(float* dq, float* dkv, const floatX* dout, const fl
 // ---- classifier: softmax and cross-entropy over V of each row's Vp logits; the padding takes no part ----
 // How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor. Chunks are as few as that
 // allows, because each reads wte and reads and writes the sums of its gradient; and alike, because a short one computes slowly.
-#ifndef CLASSIFIER_ELEMENTS_CPU // of logits; test/split/chunks.h has fewer. On a GPU one for each so many bytes of its memory
+#ifndef CLASSIFIER_ELEMENTS_CPU // of logits; test/split/chunks.h has fewer. On a GPU one for CLASSIFIER_BYTES of its memory
 enum { CLASSIFIER_ELEMENTS_CPU = 1 << 24, CLASSIFIER_ELEMENTS_CUDA = 1 << 28, CLASSIFIER_ELEMENTS_MOST = 1 << 30, CLASSIFIER_BYTES = 64 };
 #endif
 static int classifier_elements = CLASSIFIER_ELEMENTS_CPU; // layers_choose sets a GPU's; --predict may speak of either device

@@ -43,6 +43,7 @@ def layer_tests(name, builds, libraries="", smoke=""):
     every precision of `smoke` and of the plain builds runs every case; those of `smoke` come first."""
     source = f"test/unit/test_cuda_{name}.cu"
     claims = re.findall(r"^TEST\((\w+)\)", (ROOT / source).read_text(), re.M)
+    if IS_REAL and capability() < 8: smoke, builds = smoke.replace("bf16", "fp16"), [x.replace("bf16", "fp16") for x in builds]
     if IS_REAL: builds = [f"plain {x}" for x in dict.fromkeys(smoke.split() + [x.split()[1] for x in builds if "plain" in x])]
     rows = [(*build.split(), claim) for build in builds for claim in claims if not ("fp32" in build and "cudnn" in claim)]
     marks = {build: [pytest.mark.sampled(f"{name} {build}")] for build in builds[3:]} # a program with all its claims, or none of them
@@ -131,8 +132,8 @@ def emulator(**settings):
 
 
 def gpus_of(comm, ranks, **settings):
-    """The environment of ranks: with NCCL every rank has a GPU of its own. NCCL's stand-in meets in folders."""
-    if IS_REAL: return emulator(**settings)
+    """The environment of ranks: with NCCL every rank has a GPU of its own, with MPI they share one. NCCL's stand-in meets in folders."""
+    if IS_REAL: return emulator(**settings) | ({"CUDA_VISIBLE_DEVICES": "0"} if comm == "mpi" else {})
     return emulator(devices=(ranks or 1) if comm == "nccl" else 1, workers=1, **settings) | {"TMPDIR": str(session())}
 
 
@@ -140,7 +141,7 @@ def on_gpus(stage, comm, ranks, *options, precision="fp32", strict=False, debug=
     """A run on emulated GPUs with these settings, or on real ones. stricter: settings of a test that is worth while without them."""
     options = " ".join(map(str, options))
     if IS_REAL:
-        if comm == "nccl" and ranks > gpus(): comm, options = "mpi", options.replace("--nccl-windows", "")
+        if comm == "nccl" and (ranks or 1) > gpus(): comm, options = "mpi", options.replace("--nccl-windows", "")
         options += f" --comm {comm}" * ("--comm " not in options)
     else: settings |= stricter
     return trained(stage, SMALL, options, ranks=ranks, strict=strict, again=again, binary=program(stage, precision, debug),

@@ -189,6 +189,7 @@ PROGRAM = """said="$(basename $0) $*"
     case $said in
         *--peaks*) echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s" ;;
         *"--steps 1 "*) ;;
+        matmul*) echo "| right |" ;;
         train_gpt2*|python*pytorch_gpt2.py*) i=0; while i=$((i + 1)); do echo "step $i/9 | loss 10 | mem 1.5 GB | 9 tok/s"; sleep 0.01; done ;;
     esac"""
 # Each test that it is asked for passes, or fails if the line does; else two pass, one is skipped, and one fails with the line.
@@ -278,10 +279,12 @@ def test_the_schedule_fits_into_what_is_lent(gpu_check):
     assert sum(seconds[:6]) <= 150 and sum(seconds[6:-1]) - steps["between-GPUs"] <= 500
 
 
-def test_where_there_is_no_gpu_it_says_so_at_once(gpu_check):
+def test_where_there_is_no_gpu_or_no_program_it_says_so_at_once(gpu_check):
     gpu_check.say("gpus", "0")
     assert_refused(command(gpu_check.line, env=gpu_check.env), "there is no GPU here: nvidia-smi shows none. Without one `make test-all`")
     assert_refused(command(gpu_check.line, "nonsense", env=gpu_check.env), "there is no step 'nonsense'; there are smoke measure machine")
+    gpu_check.say("gpus", "1")
+    assert_refused(command(gpu_check.line, env=gpu_check.env | {"GPU_CHECK_DEVICE": "nothing"}), "there is no build/nothing-bf16/train_gpt2_single: GPU_CHECK_LIBS")
     assert not gpu_check.out.exists() and not (gpu_check.copy / "asked").read_text()
 
 
@@ -296,6 +299,7 @@ def test_two_cards_have_a_part_of_the_page_each_and_older_ones_are_not_asked_for
     gpu_check("machine start-up")
     gpu_check.say("card", "Tesla T4, 7.5")
     gpu_check.say("gpus", "2")
+    executable(gpu_check.copy / "build/cuda-fp16/train_gpt2_single", "exit 1")
     run = gpu_check("hopper 1.5B layers between-GPUs")
     assert_says(run.out, r"^\| hopper \| not run: it is for capability 9.0 \|", r"^\| between-GPUs \| \*\*failed", "^### Between GPUs$")
     assert_says(run.asked, "^asked: mpirun .*build/cuda/comm_bench --comm nccl")
@@ -320,7 +324,7 @@ def test_stopped_in_the_middle_it_leaves_a_page_and_the_next_call_goes_on(gpu_ch
     assert_says(page, r"^\| start-up \| ok \|", r"^\| operations-124M \| stopped \|", "^- Stopped: operations-124M$", "^- Not begun: again, 124M,")
     gpu_check.say("hangs", "")
     with open(next(gpu_check.out.glob("*/results.jsonl")), "a") as file: file.write('{"step": "124')
-    shutil.copytree(gpu_check.out, gpu_check.copy / "kept")
+    for call in 1, 2: assert_says(gpu_check("machine").out, r"^\| start-up \| ok \|", r"^\| machine \| ok \|")
     shutil.rmtree(gpu_check.out) # on another machine there is the archive alone
     run = gpu_check("--minutes 1")
     assert_says(run.asked, "^asked: bench_layers 32", no=["--model d2"])
@@ -368,7 +372,7 @@ def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(gpu_check, t
         assert not (tmp_path / "carry/carry.tar.xz").exists()
         return
     assert packed.status == 0 and made and strip, packed
-    assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$", rf"^{tmp_path}/carry/carry.tar.xz: [\d.]+ MiB of 64$")
+    assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$", rf"^{tmp_path}/carry/carry.tar.xz: [\d.]+ MiB, and [\d.]+ of the project: 64 may travel$")
     assert_says((gpu_check.copy / "asked").read_text(), "^asked: make .*PRECISION=fp16 .*ARCH=x86-64-v3 CAPABILITIES=90 .*build/cuda-fp16/train_gpt2_3d")
     shutil.rmtree(gpu_check.copy / "build")
     gpu_check.say("asked", "")
