@@ -510,13 +510,13 @@ def main():
         if name not in CALLS and name not in STEPS: m.fail(f"there is no step '{name}'; there are {' '.join([*CALLS, *STEPS])}")
     card()
     use_packed()
+    if IS_BUILT and not Path(build_of(half_precision()), "train_gpt2_single").exists():
+        m.fail(f"GPU_CHECK_BUILT is set, but there is no {build_of(half_precision())}/train_gpt2_single: GPU_CHECK_LIBS names the folder of --pack")
     os.environ["OMP_WAIT_POLICY"] = "passive"  # models as small as these wait more than they compute
     open_results()
     if not IS_BUILT:
         make(half_precision(), card().capability == 9)
         begin = time.monotonic()
-    elif not Path(build_of(half_precision()), "train_gpt2_single").exists():
-        m.fail(f"GPU_CHECK_BUILT is set, but there is no {build_of(half_precision())}/train_gpt2_single: GPU_CHECK_LIBS names the folder of --pack")
     deadline = begin + 60 * o.minutes * (1 if IS_REAL else PATIENCE)
     write_about()
     smi, stopped = sampler(), False
