@@ -64,8 +64,8 @@ static const char* linear_layer(int C, int OC) { // in a GPT-2
 #define classifier_forward_backward(losses, logits, targets, dloss, N, V, Vp) \
     MOVES("classifier", 2.0 * (N) * (Vp), classifier_forward_backward(losses, logits, targets, dloss, N, V, Vp))
 #define add_sum_squares(acc, x, n) MOVES("norms", n, add_sum_squares(acc, x, n))
-#define adamw_update(a, params, master, m, v, grads, grad_scale, n, no_decay) TIMED("", "AdamW", 0, (double)(n) * ADAMW_BYTES, \
-    adamw_update(a, params, master, m, v, grads, grad_scale, n, no_decay))
+#define adamw_update(a, params, master, m, v, grads, grad_scale, n, no_decay, square) \
+    TIMED("", "AdamW", 0, (double)(n) * ADAMW_BYTES, adamw_update(a, params, master, m, v, grads, grad_scale, n, no_decay, square))
 #define main train_gpt2_single_main
 #include "../../train_gpt2_single.cu"
 #undef main

@@ -24,7 +24,7 @@ struct Problem {
         v = made_both<float>(n, [&](size_t i) { return fabsf(v.start[i]); }); // a mean of squares
         grad_scale = both_of(std::vector<float>(1, 0.5f));
         cpu::adamw_update(settings, params.cpu, NEEDS_MASTER ? master.cpu : NULL, m.cpu, v.cpu, grads.cpu, grad_scale.cpu,
-                          n, no_decay);
+                          n, no_decay, NULL);
         squares = made_both<double>(ceil_div(n, 32), [](size_t) { return 0; });
     }
     float* master_or_none() { return NEEDS_MASTER ? master.gpu : NULL; }
@@ -66,9 +66,17 @@ VARIANT(adamw_1_naive, "one element per thread, the formula as printed") {
 }
 
 // ---- 2: what is the same for all is computed once, on the host ----
-// llmc/'s kernel with one element per thread: 2 or 4 bytes a load. It is also what llmc/ runs on arrays that are not aligned.
+// One element per thread: 2 or 4 bytes a load.
+template <int W>
+__global__ void factors_kernel(AdamWFactors f, floatX* params, float* master, float* m, float* v, const floatX* grads,
+                               const float* grad_scale, size_t n, size_t no_decay) {
+    float scale = *grad_scale;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) adamw_piece<W>(f, scale, params, master, m, v, grads, i, no_decay);
+    else for (; i < n; i++) adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
+}
 VARIANT(adamw_2_scalar, "the corrections once, on the host") {
-    adamw_kernel<1, floatX><<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+    factors_kernel<1><<<blocks_for(p.n, threads), threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
 }
 
 // ---- 3: only as many blocks as fit on the GPU, which go through the array together ----
@@ -91,38 +99,25 @@ VARIANT(adamw_3_strides, "only as many blocks as fit, each takes many elements")
 // each of the two loads of a warp touches all sectors of both, and uses half of each: the cache has to keep the other halves.
 VARIANT(adamw_4_wide, "16 bytes of 16-bit numbers a load") {
     unsigned blocks = blocks_for(ceil_div(p.n, VEC), threads);
-    adamw_kernel<VEC, floatX><<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+    factors_kernel<VEC><<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
 }
 
-// ---- 5: llmc/'s ----
-// 4 elements per thread: 16 bytes of fp32 numbers, 8 of 16-bit ones, and what a warp loads at a time is contiguous. A thread needs
-// 40 registers in place of 54, so more threads fit. llmc/ takes blocks of 256. In fp32 this is variant 4.
-VARIANT(adamw_5_llmc, "16 bytes of fp32 numbers a load") {
-    constexpr int W = 16 / sizeof(float);
-    unsigned blocks = blocks_for(ceil_div(p.n, W), threads);
-    adamw_kernel<W, floatX><<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
+// ---- 5: 16 bytes of fp32 numbers, 8 of 16-bit ones ----
+// 4 elements per thread, and what a warp loads at a time is contiguous. A thread needs 40 registers in place of 54, so more threads
+// fit. In fp32 this is variant 4.
+VARIANT(adamw_5_contiguous, "16 bytes of fp32 numbers a load") {
+    unsigned blocks = blocks_for(ceil_div(p.n, ADAMW_PIECE), threads);
+    factors_kernel<ADAMW_PIECE><<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
 }
 
-// ---- 6: the squares of the new parameters as well, for their norm ----
-// llmc/ reads the parameters again for that, 2 bytes each in 16 bits. Here each block sums the squares of its own and leaves the sum for
-// a second kernel. It is worth having where it takes less time than variant 5 and a pass of 2 bytes a parameter.
-template <int W, typename T>
-__global__ void norm_kernel(AdamWFactors f, T* params, float* master, float* m, float* v, const T* grads, const float* grad_scale,
-                            size_t n, size_t no_decay, double* squares) {
-    __shared__ double of_warps[WARP];
-    float scale = *grad_scale;
-    double square = 0;
-    size_t begin = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W, end = min(begin + W, n);
-    if (begin + W <= n) adamw_piece<W>(f, scale, params, master, m, v, grads, begin, no_decay);
-    else for (size_t i = begin; i < end; i++) adamw_piece<1>(f, scale, params, master, m, v, grads, i, no_decay);
-    for (size_t i = begin; i < end; i++) square += (double)widen(params[i]) * widen(params[i]); // what it has just written: of the cache
-    square = block_sum(square, of_warps);
-    if (threadIdx.x == 0) squares[blockIdx.x] = square;
-}
-VARIANT(adamw_6_norm, "also sums the squares of the new parameters") {
-    constexpr int W = 16 / sizeof(float);
-    p.blocks = ceil_div(ceil_div(p.n, W), (size_t)threads);
-    norm_kernel<W, floatX><<<(unsigned)p.blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p), p.squares.gpu);
+// ---- 6: llmc/'s ----
+// As 5, and each block sums the squares of its new parameters, of which a second kernel makes their norm. Without that, all parameters
+// are read again: 2 bytes each in 16 bits. So it is worth having if it takes at most 7 % longer than variant 5. llmc/ takes blocks
+// of 256.
+VARIANT(adamw_6_llmc, "also sums the squares of the new parameters") {
+    p.blocks = blocks_for(ceil_div(p.n, ADAMW_PIECE), threads);
+    adamw_kernel<ADAMW_PIECE, floatX><<<(unsigned)p.blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p),
+                                                                                          p.squares.gpu);
 }
 
 OPERATION("rows times cols parameters", { 4096, 4096, 0 }, { 9, 347, 0 })

@@ -59,7 +59,7 @@ VARIANT(global_norm_2_block_atomics, "one atomic per block; the last bits change
 VARIANT(global_norm_3_two_stages, "sums of blocks, then their sum: the same bits every time") {
     unsigned blocks = stats_blocks(p.n);
     sum_kernel<1, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, p.n, Square());
-    sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
+    sum_partial(p.acc.gpu, p.partial, blocks);
 }
 
 // ---- 4: llmc/'s ----
@@ -67,7 +67,7 @@ VARIANT(global_norm_3_two_stages, "sums of blocks, then their sum: the same bits
 VARIANT(global_norm_4_llmc, "the same, 16 bytes a load") {
     unsigned blocks = stats_blocks(p.n);
     sum_kernel<VEC, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, p.n, Square());
-    sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(p.acc.gpu, p.partial, blocks);
+    sum_partial(p.acc.gpu, p.partial, blocks);
 }
 
 OPERATION("rows times cols gradients", { 8192, 4096, 0 }, { 9, 347, 0 })

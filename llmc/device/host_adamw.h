@@ -10,6 +10,15 @@ each sqrtf may set errno, the loop does not become vector code, and it takes six
 #define LLMC_HOST_ADAMW_H
 #include "layers_api.h"
 
+#define HOST_SLICE 8192 // elements that one thread takes at a time; as fp32 they stay in its cache
+
+// Returns elements [begin, begin + n) of x, of type fp32 or floatX, in fp32: where they lie if they are fp32, else in copy (n).
+static inline const float* host_widened(float* copy, const void* x, DType t, size_t begin, size_t n) {
+    if (t == DTYPE_F32) return (const float*)x + begin;
+    convert_slice(copy, DTYPE_F32, (const floatX*)x + begin, t, n);
+    return copy;
+}
+
 // ---- sums ---- An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One thread sums a
 // chunk in double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is added to lane i % SUM_LANES,
 // and then the lanes are added in pairs. So the order is a function of n, whatever vectors a compiler makes of the lanes.
@@ -17,48 +26,33 @@ each sqrtf may set errno, the loop does not become vector code, and it takes six
 #define SUM_LANES 16
 static inline size_t stats_chunk(size_t n) { return size_max(16384, round_up(ceil_div(n, STATS_CHUNKS), 16)); }
 
-typedef double (*ChunkSum)(const void* x, size_t begin, size_t end); // over elements [begin, end) of x
-static inline double host_sum_chunks(ChunkSum sum_of, const void* x, size_t n) {
+typedef double (*ChunkSum)(const void* x, DType t, size_t begin, size_t end); // over elements [begin, end) of x, of type fp32 or floatX
+static inline double host_sum_chunks(ChunkSum sum_of, const void* x, DType t, size_t n) {
     double partial[STATS_CHUNKS], sum = 0;
     size_t chunk = stats_chunk(n), chunks = ceil_div(n, chunk);
     #pragma omp parallel for schedule(static)
-    for (size_t k = 0; k < chunks; k++) partial[k] = sum_of(x, k * chunk, size_min(n, (k + 1) * chunk));
+    for (size_t k = 0; k < chunks; k++) partial[k] = sum_of(x, t, k * chunk, size_min(n, (k + 1) * chunk));
     for (size_t k = 0; k < chunks; k++) sum += partial[k];
     return sum;
 }
-static inline double sum_of_lanes(double* lanes) { // (SUM_LANES), overwritten
+static inline double chunk_squares(const void* x, DType t, size_t begin, size_t end) {
+    double lanes[SUM_LANES] = { 0 };
+    for (size_t at = begin; at < end; at += HOST_SLICE) {
+        float copy[HOST_SLICE];
+        size_t n = size_min(HOST_SLICE, end - at), whole = n - n % SUM_LANES;
+        const float* w = host_widened(copy, x, t, at, n);
+        for (size_t i = 0; i < whole; i += SUM_LANES) {
+            #pragma omp simd
+            for (int l = 0; l < SUM_LANES; l++) lanes[l] += (double)w[i + l] * (double)w[i + l];
+        }
+        for (size_t i = whole; i < n; i++) lanes[i - whole] += (double)w[i] * (double)w[i];
+    }
     for (int half = SUM_LANES / 2; half > 0; half /= 2)
         for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
     return lanes[0];
 }
-static inline double squared(float x) { return (double)x * (double)x; }
-
-static inline double chunk_squares_fp32(const void* array, size_t begin, size_t end) {
-    const float* x = (const float*)array + begin;
-    size_t n = end - begin, whole = n - n % SUM_LANES;
-    double lanes[SUM_LANES] = { 0 };
-    for (size_t i = 0; i < whole; i += SUM_LANES) {
-        #pragma omp simd
-        for (int l = 0; l < SUM_LANES; l++) lanes[l] += squared(x[i + l]);
-    }
-    for (size_t i = whole; i < n; i++) lanes[i - whole] += squared(x[i]);
-    return sum_of_lanes(lanes);
-}
-static inline double chunk_squares(const void* array, size_t begin, size_t end) { // the same, widened
-    const floatX* x = (const floatX*)array + begin;
-    size_t n = end - begin, whole = n - n % SUM_LANES;
-    double lanes[SUM_LANES] = { 0 };
-    for (size_t i = 0; i < whole; i += SUM_LANES) {
-        #pragma omp simd
-        for (int l = 0; l < SUM_LANES; l++) lanes[l] += squared(to_float(x[i + l]));
-    }
-    for (size_t i = whole; i < n; i++) lanes[i - whole] += squared(to_float(x[i]));
-    return sum_of_lanes(lanes);
-}
 // Returns the sum of x^2 over x (n), of type fp32 or floatX: the same bits for the same numbers in either.
-static inline double host_sum_squares(const void* x, DType t, size_t n) {
-    return host_sum_chunks(t == DTYPE_F32 ? chunk_squares_fp32 : chunk_squares, x, n);
-}
+static inline double host_sum_squares(const void* x, DType t, size_t n) { return host_sum_chunks(chunk_squares, x, t, n); }
 
 // ---- AdamW ----
 // Factors that every element needs, computed once in double and rounded where PyTorch's AdamW rounds. (GPUs use them as well.)
@@ -99,29 +93,28 @@ static inline void host_adamw_piece(AdamWFactors f, float scale, float* params, 
     host_adamw_range(f, f.decay, scale, params + split, m + split, v + split, grads + split, n - split);
 }
 
-#define HOST_SLICE 8192 // elements that one thread takes at a time; as fp32 they stay in its cache
-
-// Returns elements [begin, begin + n) of x, of type fp32 or floatX, in fp32: where they lie if they are fp32, else in copy (n).
-static inline const float* host_widened(float* copy, const void* x, DType t, size_t begin, size_t n) {
-    if (t == DTYPE_F32) return (const float*)x + begin;
-    convert_slice(copy, DTYPE_F32, (const floatX*)x + begin, t, n);
-    return copy;
-}
-
 // adamw_update for host memory. master, m, v (n) fp32, grads (n) fp32 or floatX; params (n) floatX become master's new
 // values, rounded, or are NULL. Where floatX is fp32, master is the weights and params is NULL. The first no_decay elements
-// are not decayed. grad_scale 0: nothing changes at all.
+// are not decayed. grad_scale 0: nothing changes at all. *square += host_sum_squares of params (NULL: of master), each chunk while it
+// is in a cache; NULL: it is not wanted.
 static inline void host_adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const void* grads,
-                                     DType grad_type, float grad_scale, size_t n, size_t no_decay) {
+                                     DType grad_type, float grad_scale, size_t n, size_t no_decay, double* square) {
     AdamWFactors f = adamw_factors(a);
-    if (grad_scale == 0) return;
+    double partial[STATS_CHUNKS] = { 0 }, sum = 0;
+    size_t chunk = stats_chunk(n), chunks = ceil_div(n, chunk);
     #pragma omp parallel for schedule(static)
-    for (size_t s = 0; s < ceil_div(n, HOST_SLICE); s++) {
-        float copy[HOST_SLICE];
-        size_t at = s * HOST_SLICE, count = size_min(HOST_SLICE, n - at);
-        const float* g = host_widened(copy, grads, grad_type, at, count);
-        host_adamw_piece(f, grad_scale, master + at, m + at, v + at, g, count, no_decay - size_min(no_decay, at));
-        for (size_t k = 0; k < count && params != NULL; k++) params[at + k] = to_floatX(master[at + k]);
+    for (size_t k = 0; k < chunks; k++) {
+        size_t begin = k * chunk, end = size_min(n, begin + chunk);
+        for (size_t at = begin; at < end && grad_scale != 0; at += HOST_SLICE) {
+            float copy[HOST_SLICE];
+            size_t count = size_min(HOST_SLICE, end - at);
+            const float* g = host_widened(copy, grads, grad_type, at, count);
+            host_adamw_piece(f, grad_scale, master + at, m + at, v + at, g, count, no_decay - size_min(no_decay, at));
+            for (size_t i = 0; i < count && params != NULL; i++) params[at + i] = to_floatX(master[at + i]);
+        }
+        if (square) partial[k] = params ? chunk_squares(params, FLOATX_DTYPE, begin, end) : chunk_squares(master, DTYPE_F32, begin, end);
     }
+    for (size_t k = 0; k < chunks; k++) sum += partial[k];
+    if (square) *square += sum;
 }
 #endif

@@ -187,10 +187,10 @@ static inline void shards_update(const Shards* s, const ParamRange* p, AdamW ada
     float* weights = s->params + at;
     if (s->on_host) {
         host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, p->m, p->v, grads, (DType)s->grad_type,
-                          s->grad_scale, p->n, p->no_decay);
+                          s->grad_scale, p->n, p->no_decay, NULL);
         shards_renew(s, at, p->n);
     } else if (s->grad_type == COMM_F32)
         adamw_update_fp32(adamw, weights, p->m, p->v, (const float*)grads, &stats->grad_scale, p->n, p->no_decay);
-    else adamw_update(adamw, NULL, weights, p->m, p->v, (const floatX*)grads, &stats->grad_scale, p->n, p->no_decay);
+    else adamw_update(adamw, NULL, weights, p->m, p->v, (const floatX*)grads, &stats->grad_scale, p->n, p->no_decay, NULL);
 }
 #endif

@@ -243,19 +243,19 @@ def rows(run):
 # 769720320 a token. With recomputation most of a block's forward pass is counted twice.
 @ON_GPU
 @pytest.mark.parametrize("options, lines", [
-    ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 228 | 788.2 | ",
+    ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 227 | 788.2 | ",
                         "6 N + 6 L C T: 793.5 GFLOP a step", "| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |",
-                        "| AdamW, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |"]),
+                        "| AdamW and parameter norm, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |"]),
     ("1000 1000 2 512", ["| qkv dW + bias | 12 | 43.5 | 0.12 | 369 | memory | 0.118 |"]),
     ("100 1000 --recompute 2 512", ["| qkv forward | 24 | 87.0 |", "| attention forward | 24 |", "| residual + layernorm forward | 49 |",
                                     "| fcproj forward | 12 |", "| fc dX | 12 |"]),
-    ("989 3350 --model gpt2-xl 16 1024", ["gpt2-xl, bf16, B=16, T=1024\n", "| AdamW, all units at once | 1 | 0.0 | 43.62 |",
+    ("989 3350 --model gpt2-xl 16 1024", ["gpt2-xl, bf16, B=16, T=1024\n", "| AdamW and parameter norm, all units at once | 1 | 0.0 | 43.62 |",
                                           "| qkv forward | 48 |"])])
 def test_flops_and_bytes_are_counted_and_what_bounds_them_follows_from_the_rates(options, lines):
     run = roofline("--floors", options)
     for line in lines: assert f"\n{line}" in f"\n{run.out}", run
     shares = [float(row[7].rstrip(" %")) for row in rows(run)]  # of the floors
-    assert len(shares) == 26 and abs(sum(shares) - 100) < 0.5
+    assert len(shares) == 25 and abs(sum(shares) - 100) < 0.5
 
 
 @ON_GPU
@@ -273,7 +273,7 @@ def test_every_operation_is_run_the_host_never_waits_and_a_cuda_graph_leaves_the
     run = roofline(SMALL)
     assert_says(run.out, PEAKS, "^measured: ", r"^The step takes the GPU [\d.]+ ms, as a graph [\d.]+ ms: a CUDA graph [a-z]+ [\d.]+ %\.$",
                 r"^The graph is the same step: .* the same bits\.$")
-    assert len(rows(run)) == 26 and all(float(row[7]) > 0 for row in rows(run))
+    assert len(rows(run)) == 25 and all(float(row[7]) > 0 for row in rows(run))
     assert len(re.findall("^- .*, and the host does not wait for the GPU meanwhile$", run.out, re.M)) == 3
     only_peaks, = roofline("--peaks").out.splitlines()
     assert_says(only_peaks, PEAKS)

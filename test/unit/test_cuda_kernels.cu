@@ -451,10 +451,10 @@ static Optimizer random_optimizer(size_t n, float scale, size_t offset = 0, size
 }
 // Where floatX is fp32, params are their own master.
 static float* weights_of(float* master, floatX* params) { return NEEDS_MASTER ? master : (float*)(void*)params; }
-static void update_range(Optimizer& o, size_t begin, size_t end, size_t no_decay) {
+static void update_range(Optimizer& o, size_t begin, size_t end, size_t no_decay, double* square = NULL) {
     float* master = NEEDS_MASTER ? o.master.gpu + begin : NULL;
     adamw_update(adamw_example, o.params.gpu + begin, master, o.m.gpu + begin, o.v.gpu + begin, o.grads.gpu + begin,
-                 o.scale.gpu, end - begin, no_decay > begin ? size_min(no_decay, end) - begin : 0);
+                 o.scale.gpu, end - begin, no_decay > begin ? size_min(no_decay, end) - begin : 0, square);
 }
 inline constexpr auto on_gpu = [](const auto& x) { return result_of(x); };
 inline constexpr auto on_cpu = [](const auto& x) { return std::vector(x.cpu, x.cpu + x.n); };
@@ -471,7 +471,7 @@ TEST(adamw_follows_the_cpu) {
     for (size_t n : { 1, 7, 8, 1000, 4099 }) {
         for (size_t no_decay : { (size_t)0, n / 3, n }) {
             Optimizer o = random_optimizer(n, 0.5f);
-            NEAR(4, adamw_update, adamw_example, o.params, o.master, o.m, o.v, o.grads, o.scale, n, no_decay);
+            NEAR(4, adamw_update, adamw_example, o.params, o.master, o.m, o.v, o.grads, o.scale, n, no_decay, none<double>);
         }
     }
 }
@@ -500,7 +500,7 @@ TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
             update_range(o, 0, n, n / 3);
             run_twice(what, [&] {
                 if (place < 4) adamw_update_fp32(adamw_example, weights, other.m.gpu, other.v.gpu, grads.gpu, o.scale.gpu, n, n / 3);
-                else adamw_update(adamw_example, NULL, weights, other.m.gpu, other.v.gpu, o.grads.gpu, o.scale.gpu, n, n / 3);
+                else adamw_update(adamw_example, NULL, weights, other.m.gpu, other.v.gpu, o.grads.gpu, o.scale.gpu, n, n / 3, NULL);
             }, other.params, other.master, other.m, other.v);
             if (NEEDS_MASTER) expect_bits("params beside their master", result_of(other.params), other.params.start);
             if (NEEDS_MASTER) other.params = o.params;
@@ -513,9 +513,9 @@ TEST(adamw_of_shards_on_the_host_gives_the_bits_of_the_cpu) {
     for (size_t n : { 1, 8193, 16390 }) {
         for (size_t no_decay : { (size_t)0, (size_t)8197, n }) { // 8197: in the second slice
             Optimizer o = random_optimizer(n, 0.5f), host = random_optimizer(n, 0.5f);
-            cpu::adamw_update(adamw_example, o.params.cpu, o.master.cpu, o.m.cpu, o.v.cpu, o.grads.cpu, o.scale.cpu, n, no_decay);
+            cpu::adamw_update(adamw_example, o.params.cpu, o.master.cpu, o.m.cpu, o.v.cpu, o.grads.cpu, o.scale.cpu, n, no_decay, NULL);
             host_adamw_update(adamw_example, NEEDS_MASTER ? host.params.cpu : NULL, weights_of(host.master.cpu, host.params.cpu),
-                              host.m.cpu, host.v.cpu, host.grads.cpu, FLOATX_DTYPE, 0.5f, n, no_decay);
+                              host.m.cpu, host.v.cpu, host.grads.cpu, FLOATX_DTYPE, 0.5f, n, no_decay, NULL);
             expect_same_optimizer("AdamW on the host", host, o, on_cpu);
         }
     }
@@ -526,8 +526,27 @@ TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     begin_again(o.grads);
     update_range(o, 0, 100, 10);
     expect_same_optimizer("a step that is skipped", o, before, on_gpu);
-    if (NEEDS_MASTER) adamw_update(adamw_example, NULL, o.master.gpu, o.m.gpu, o.v.gpu, o.grads.gpu, o.scale.gpu, 100, 10);
+    if (NEEDS_MASTER) adamw_update(adamw_example, NULL, o.master.gpu, o.m.gpu, o.v.gpu, o.grads.gpu, o.scale.gpu, 100, 10, NULL);
     expect_same_optimizer("a step without params that is skipped", o, before, on_gpu);
+}
+// After an update, and after a step that is skipped: the sum of what params are then. It is the same bits wherever the arrays begin,
+// and the update is that of a call that sums nothing.
+TEST(adamw_adds_the_squares_of_the_params) {
+    for (size_t n : { 1, 7, 1024, 4099, 150001 }) {
+        if (quick && n > 10003) break;
+        for (float scale : { 0.5f, 0.0f }) {
+            Both<double> square = same_both<double>(1, 3), other = same_both<double>(1, 3);
+            Optimizer o = random_optimizer(n, scale), moved = random_optimizer(n, scale, 1), plain = random_optimizer(n, scale);
+            update_range(o, 0, n, n / 3, square.gpu);
+            update_range(moved, 0, n, n / 3, other.gpu);
+            update_range(plain, 0, n, n / 3);
+            expect_same_optimizer("AdamW that sums squares", o, plain, on_gpu);
+            double got = result_of(square)[0], want = 3;
+            for (floatX x : result_of(o.params)) want += (double)to_float(x) * to_float(x);
+            expect(fabs(got - want) <= 1e-13 * want, "the squares of %zu params are %.17g, not %.17g", n, got, want);
+            expect_bits("squares of params that are not aligned", result_of(other), result_of(square));
+        }
+    }
 }
 
 // ---- numbers about a step ----

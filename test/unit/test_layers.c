@@ -768,7 +768,7 @@ static Optimizer random_optimizer(size_t n) {
     return o;
 }
 static void update(AdamW a, Optimizer o, float grad_scale, size_t n, size_t no_decay) {
-    adamw_update(a, o.params, o.master, o.m, o.v, o.grads, &grad_scale, n, no_decay);
+    adamw_update(a, o.params, o.master, o.m, o.v, o.grads, &grad_scale, n, no_decay, NULL);
 }
 static const AdamW adamw_example = { 1e-3, 0.9, 0.95, 1e-8, 0.1, 1 };
 
@@ -868,9 +868,9 @@ static void check_form_of_adamw(int form, size_t n, size_t no_decay) {
         float scale = a.t == 2 ? 0 : 0.7f;
         update(a, o, scale, n, no_decay);
         if (form == ADAMW_FP32) adamw_update_fp32(a, weights, other.m, other.v, grads, &scale, n, no_decay);
-        else if (form == ADAMW_WITHOUT_PARAMS) adamw_update(a, NULL, weights, other.m, other.v, o.grads, &scale, n, no_decay);
-        else if (form == HOST_ADAMW_OF_FP32) host_adamw_update(a, params, weights, other.m, other.v, grads, DTYPE_F32, scale, n, no_decay);
-        else host_adamw_update(a, params, weights, other.m, other.v, o.grads, FLOATX_DTYPE, scale, n, no_decay);
+        else if (form == ADAMW_WITHOUT_PARAMS) adamw_update(a, NULL, weights, other.m, other.v, o.grads, &scale, n, no_decay, NULL);
+        else host_adamw_update(a, params, weights, other.m, other.v, form == HOST_ADAMW_OF_FP32 ? (void*)grads : (void*)o.grads,
+                               form == HOST_ADAMW_OF_FP32 ? DTYPE_F32 : FLOATX_DTYPE, scale, n, no_decay, NULL);
     }
     if (NEEDS_MASTER && form <= ADAMW_WITHOUT_PARAMS) memcpy(other.params, o.params, n * sizeof(floatX)); // not updated by these
     expect_same_optimizer(other, o);
@@ -890,6 +890,23 @@ TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     o.grads[7] = to_floatX(NAN);
     update(adamw_example, o, 0, 100, 10);
     expect_same_optimizer(o, before);
+}
+// The sum of the new params' squares, as a pass of its own finds it, also after a step that is skipped; and the update is the same.
+TEST(adamw_adds_the_squares_of_the_params_to_the_bit) {
+    const size_t sizes[] = { 0, 1, 8193, 16390, 3 * 16384 };
+    for (int k = 0; k < 5; k++) {
+        for (float scale = 0; scale <= 1; scale += 1) {
+            size_t n = sizes[k];
+            Optimizer o = optimizer_under_way(n), other = optimizer_under_way(n);
+            double want = 3, square = 3;
+            update(adamw_example, other, scale, n, n / 3);
+            add_sum_squares(&want, other.params, n);
+            adamw_update(adamw_example, o.params, o.master, o.m, o.v, o.grads, &scale, n, n / 3, &square);
+            expect_same_optimizer(o, other);
+            if (square != want) fail_msg("n = %zu, scale %g: %.17g is not %.17g", n, (double)scale, square, want);
+            free_arrays();
+        }
+    }
 }
 
 // ---- elementwise functions ----

@@ -113,7 +113,8 @@ void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, 
 }
 
 // ---- signs, with one scale ----
-static double chunk_magnitudes(const void* array, size_t begin, size_t end) {
+static double chunk_magnitudes(const void* array, DType t, size_t begin, size_t end) {
+    (void)t; // fp32
     const float* x = (const float*)array;
     double sum = 0;
     #pragma omp simd reduction(+:sum)
@@ -122,7 +123,7 @@ static double chunk_magnitudes(const void* array, size_t begin, size_t end) {
 }
 static inline float sign_scale(const float* x, size_t n, SignScale scale) {
     if (n == 0) return 0;
-    if (scale == SIGN_MEAN) return (float)(host_sum_chunks(chunk_magnitudes, x, n) / (double)n);
+    if (scale == SIGN_MEAN) return (float)(host_sum_chunks(chunk_magnitudes, x, DTYPE_F32, n) / (double)n);
     return (float)sqrt(host_sum_squares(x, DTYPE_F32, n) / (double)n);
 }
 static inline void pack_signs_row(uint32_t* packed, float* kept, const float* x, size_t n, SignScale scale) {

@@ -3,14 +3,15 @@
 #define LLMC_CPU_STATS_H
 #include "../host_adamw.h"
 
-static double chunk_sum(const void* array, size_t begin, size_t end) {
+static double chunk_sum(const void* array, DType t, size_t begin, size_t end) {
+    (void)t; // fp32
     const float* x = (const float*)array;
     double sum = 0;
     #pragma omp simd reduction(+:sum)
     for (size_t i = begin; i < end; i++) sum += (double)x[i];
     return sum;
 }
-void add_sum(double* acc, const float* x, size_t n) { *acc += host_sum_chunks(chunk_sum, x, n); }
+void add_sum(double* acc, const float* x, size_t n) { *acc += host_sum_chunks(chunk_sum, x, DTYPE_F32, n); }
 void add_sum_squares(double* acc, const floatX* x, size_t n) { *acc += host_sum_squares(x, FLOATX_DTYPE, n); }
 void add_sum_squares_fp32(double* acc, const float* x, size_t n) { *acc += host_sum_squares(x, DTYPE_F32, n); }
 

@@ -656,8 +656,7 @@ void add_comparison(Comparison* acc, const floatX* x, const float* y, size_t n) 
     double *partial = (double*)cuda_layers.workspace, *const sums[] = { &acc->xx, &acc->yy, &acc->xy };
     unsigned blocks = stats_blocks(n);
     comparison_kernel<<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, y, n);
-    for (int k = 0; k < 3; k++)
-        sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(sums[k], partial + k * blocks, blocks);
+    for (int k = 0; k < 3; k++) sum_partial(sums[k], partial + k * blocks, blocks);
     check_launch("add_comparison");
 }
 static_assert(STATS_BLOCKS * sizeof(Comparison) <= COMPRESS_WORKSPACE, "the workspace of add_comparison");

@@ -37,7 +37,7 @@ void layers_prepare(LayerShapes s) {
 static inline size_t layers_scratch_bytes(LayerShapes s) {
     size_t bytes = MATMUL_WORKSPACE;
     for (size_t layer : { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
-                          attention_workspace_bytes(s), STATS_BLOCKS * sizeof(double) }) bytes = size_max(bytes, layer);
+                          attention_workspace_bytes(s), ADAMW_BLOCKS * sizeof(double) }) bytes = size_max(bytes, layer);
     return round_up(bytes, 256);
 }
 size_t layers_workspace_bytes(LayerShapes s) {

@@ -45,7 +45,7 @@ static inline void sum_rows(double* partial, const T* x, size_t n, size_t part, 
     kernel<<<grid, STATS_THREADS, 0, compute_stream>>>(partial, x, n, part, f);
 }
 
-// *acc += the sum of partial (blocks), by one block
+// *acc += the sum of partial (blocks), by one block, whose size depends on blocks alone
 __global__ void sum_partial_kernel(double* acc, const double* partial, unsigned blocks) {
     __shared__ double of_warps[WARP];
     double sum = 0;
@@ -53,12 +53,16 @@ __global__ void sum_partial_kernel(double* acc, const double* partial, unsigned 
     sum = block_sum(sum, of_warps);
     if (threadIdx.x == 0) *acc += sum;
 }
+static inline void sum_partial(double* acc, const double* partial, unsigned blocks) {
+    unsigned threads = (unsigned)size_min(1024, round_up(blocks, WARP));
+    sum_partial_kernel<<<1, threads, 0, compute_stream>>>(acc, partial, blocks);
+}
 
 template <typename T, typename F> static inline void add_sum_of(double* acc, const T* x, size_t n, F f, const char* layer) {
     unsigned blocks = stats_blocks(n);
     double* partial = (double*)cuda_layers.workspace;
     sum_rows(partial, x, n, size_max(1, n), blocks, f);
-    sum_partial_kernel<<<1, STATS_THREADS, 0, compute_stream>>>(acc, partial, blocks);
+    sum_partial(acc, partial, blocks);
     check_launch(layer);
 }
 void add_sum(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Identity(), "add_sum"); }
