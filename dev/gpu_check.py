@@ -160,7 +160,7 @@ def between_gpus():
     n, build = min(card().count, 4), build_of(half_precision())
     run([*m.launcher(n)], f"{build_of('fp32')}/comm_bench --comm nccl --op all -e 64M")
     shape = f"--model gpt2 --seq-len 1024 --vocab-size 50257 --batch-size {batch() // 4}" if IS_REAL else "--model d1 --seq-len 8 --batch-size 1"
-    run("python3 dev/bench/scaling.py --ranks", [" ".join(str(x) for x in (1, 2, 4) if x <= n)], f"--data {m.TOKENS} --steps 12", shape,
+    run("python3 dev/bench/scaling.py --ranks", [" ".join(str(x) for x in (1, 2, 4) if x <= n)], "--data", [m.random_tokens()], "--steps 12", shape,
         env={"PROGRAM": f"{build}/train_gpt2_ddp"})
 
 

@@ -45,10 +45,7 @@ class Bench:
         try: self.out.mkdir(parents=True, exist_ok=True)
         except OSError: m.fail(f"{self.out} cannot be made; --out names another folder")
         self.build = self.build.resolve()
-        self.inputs = m.environ("INPUTS", str(self.work / "inputs"))
-        if not os.path.exists(self.inputs) and m.ask(m.environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", self.inputs, "-lm") is None:
-            m.fail("dev/bench/inputs.c cannot be built")
-        m.output(self.inputs, "tokens", self.work / "tokens.bin")
+        m.random_tokens() # tokens.bin of that folder
         for old in [] if o.add else [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
         self.programs = [name for name in (*OURS, *LLMC, *TORCH) if name in o.programs] if o.programs else self.ours() + LLMC + [*TORCH][:2]
         for name in o.programs:
@@ -76,7 +73,7 @@ class Bench:
         elif not shutil.which("stdbuf"):
             self.absent.append("llm.c: there is no stdbuf (coreutils), without which its lines arrive late")
         if not llmc or not shutil.which("stdbuf"): return False
-        m.output(self.inputs, "llmc", self.work / "model.bin", self.o.model, "bf16")
+        m.output(m.inputs(), "llmc", self.work / "model.bin", self.o.model, "bf16")
         folders = (m.ask("sh dev/find_cuda.sh folder cublasLt cudnn") or "").splitlines() # it may have been linked elsewhere
         self.libraries = ":".join(filter(None, [*filter(os.path.isdir, folders), os.environ.get("LD_LIBRARY_PATH")]))
         if "cudnn" not in (m.ask("ldd", llmc, stderr=subprocess.DEVNULL) or ""):

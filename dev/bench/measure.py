@@ -123,6 +123,22 @@ def work():
     return folder
 
 
+@functools.cache
+def inputs():
+    """dev/bench/inputs.c as a program: the one that INPUTS names, where there is no compiler."""
+    program = environ("INPUTS", str(work() / "inputs"))
+    if not os.path.exists(program) and ask(environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", [program], "-lm") is None:
+        fail("dev/bench/inputs.c cannot be built")
+    return program
+
+
+@functools.cache
+def random_tokens():
+    """A file of them, for GPT-2 itself: test/reference has too few."""
+    output(inputs(), "tokens", work() / "tokens.bin")
+    return work() / "tokens.bin"
+
+
 # ---- programs ----
 def words(*arguments):
     """Texts are split at blanks, lists are words as they are."""

@@ -299,10 +299,11 @@ def test_two_cards_have_a_part_of_the_page_each_and_older_ones_are_not_asked_for
     gpu_check("machine start-up")
     gpu_check.say("card", "Tesla T4, 7.5")
     gpu_check.say("gpus", "2")
-    executable(gpu_check.copy / "build/cuda-fp16/train_gpt2_single", "exit 1")
+    for name in "single", "ddp": executable(gpu_check.copy / f"build/cuda-fp16/train_gpt2_{name}", "exit 1")
     run = gpu_check("hopper 1.5B layers between-GPUs")
     assert_says(run.out, r"^\| hopper \| not run: it is for capability 9.0 \|", r"^\| between-GPUs \| \*\*failed", "^### Between GPUs$")
-    assert_says(run.asked, "^asked: mpirun .*build/cuda/comm_bench --comm nccl")
+    assert_says(run.asked, "^asked: mpirun .*build/cuda/comm_bench --comm nccl", "^asked: inputs tokens (.*)$",
+                "^asked: mpirun .*ddp .*--data (?!test/reference).* --model gpt2 ") # which has too few tokens for that model
     one, two = (gpu_check.out / name / "results.jsonl" for name in ("NVIDIA_H100_80GB_HBM3", "Tesla_T4"))
     assert [json.loads(line)["card"] for line in one.read_text().splitlines() + two.read_text().splitlines()] == ["NVIDIA H100 80GB HBM3"] * 2 + ["Tesla T4"] * 4
     assert len(re.findall("^## ", run.out, re.M)) == 2 and len(re.findall("One GPU cannot show", run.out)) == 1
