@@ -45,7 +45,7 @@ class Bench:
         try: self.out.mkdir(parents=True, exist_ok=True)
         except OSError: m.fail(f"{self.out} cannot be made; --out names another folder")
         self.build = self.build.resolve()
-        m.random_tokens() # tokens.bin of that folder
+        m.random_tokens() # writes tokens.bin into that folder
         for old in [] if o.add else [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
         self.programs = [name for name in (*OURS, *LLMC, *TORCH) if name in o.programs] if o.programs else self.ours() + LLMC + [*TORCH][:2]
         for name in o.programs:

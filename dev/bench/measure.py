@@ -125,7 +125,7 @@ def work():
 
 @functools.cache
 def inputs():
-    """dev/bench/inputs.c as a program: the one that INPUTS names, where there is no compiler."""
+    """The program that dev/bench/inputs.c makes. INPUTS names a compiled one, for machines without a compiler."""
     program = environ("INPUTS", str(work() / "inputs"))
     if not os.path.exists(program) and ask(environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", [program], "-lm") is None:
         fail("dev/bench/inputs.c cannot be built")
@@ -134,7 +134,7 @@ def inputs():
 
 @functools.cache
 def random_tokens():
-    """A file of them, for GPT-2 itself: test/reference has too few."""
+    """A file with enough random tokens to train GPT-2: test/reference/tokens.bin is too short for its context."""
     output(inputs(), "tokens", work() / "tokens.bin")
     return work() / "tokens.bin"
 

@@ -103,17 +103,17 @@ VARIANT(adamw_4_wide, "16 bytes of 16-bit numbers a load") {
 }
 
 // ---- 5: 16 bytes of fp32 numbers, 8 of 16-bit ones ----
-// 4 elements per thread, and what a warp loads at a time is contiguous. A thread needs 40 registers in place of 54, so more threads
-// fit. In fp32 this is variant 4.
+// 4 elements per thread, so that each load of a warp is contiguous. A thread needs 40 registers instead of 54, which leaves space for
+// more threads. In fp32 this is variant 4.
 VARIANT(adamw_5_contiguous, "16 bytes of fp32 numbers a load") {
     unsigned blocks = blocks_for(ceil_div(p.n, ADAMW_PIECE), threads);
     factors_kernel<ADAMW_PIECE><<<blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p));
 }
 
 // ---- 6: llmc/'s ----
-// As 5, and each block sums the squares of its new parameters, of which a second kernel makes their norm. Without that, all parameters
-// are read again: 2 bytes each in 16 bits. So it is worth having if it takes at most 7 % longer than variant 5. llmc/ takes blocks
-// of 256.
+// Variant 5, in which each block also sums the squares of its new parameters. A second kernel adds up these sums for the norm. The
+// alternative is another pass that reads every parameter, 2 bytes in 16 bits, so variant 6 pays if it takes at most 7 % longer than
+// variant 5. llmc/ uses blocks of 256.
 VARIANT(adamw_6_llmc, "also sums the squares of the new parameters") {
     p.blocks = blocks_for(ceil_div(p.n, ADAMW_PIECE), threads);
     adamw_kernel<ADAMW_PIECE, floatX><<<(unsigned)p.blocks, threads, 0, compute_stream>>>(adamw_factors(settings), KERNEL_ARGUMENTS(p),

@@ -95,8 +95,8 @@ static inline void host_adamw_piece(AdamWFactors f, float scale, float* params, 
 
 // adamw_update for host memory. master, m, v (n) fp32, grads (n) fp32 or floatX; params (n) floatX become master's new
 // values, rounded, or are NULL. Where floatX is fp32, master is the weights and params is NULL. The first no_decay elements
-// are not decayed. grad_scale 0: nothing changes at all. *square += host_sum_squares of params (NULL: of master), each chunk while it
-// is in a cache; NULL: it is not wanted.
+// are not decayed. grad_scale 0: nothing changes at all. *square += host_sum_squares of params (of master if params is NULL): each
+// chunk is summed while the cache still holds it. square NULL: no sum.
 static inline void host_adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const void* grads,
                                      DType grad_type, float grad_scale, size_t n, size_t no_decay, double* square) {
     AdamWFactors f = adamw_factors(a);

@@ -192,8 +192,8 @@ typedef struct { double lr, beta1, beta2, eps, weight_decay; int t; } AdamW;
 // master, m, v (n) fp32, grads (n) floatX; params (n) floatX become master's new values, rounded. params NULL: only master, m
 // and v change, and params are made from master when they are needed. Where floatX is fp32, weights are their own master, and
 // one of params and master is NULL. The first no_decay elements are not decayed. *grad_scale (device) multiplies gradients;
-// 0: nothing changes at all. *square (device) += sum of squares of params as they are then, in an order that depends on n alone;
-// NULL: it is not wanted.
+// 0: nothing changes at all. *square (device) += the sum of squares of the params after the call, in an order that depends on n
+// alone; NULL: no sum.
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads, const float* grad_scale,
                   size_t n, size_t no_decay, double* square);
 

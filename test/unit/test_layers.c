@@ -891,7 +891,7 @@ TEST(adamw_changes_nothing_when_the_step_is_skipped) {
     update(adamw_example, o, 0, 100, 10);
     expect_same_optimizer(o, before);
 }
-// The sum of the new params' squares, as a pass of its own finds it, also after a step that is skipped; and the update is the same.
+// The sum equals that of a separate pass, also after a skipped step, and summing does not change the update.
 TEST(adamw_adds_the_squares_of_the_params_to_the_bit) {
     const size_t sizes[] = { 0, 1, 8193, 16390, 3 * 16384 };
     for (int k = 0; k < 5; k++) {

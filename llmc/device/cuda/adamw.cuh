@@ -4,7 +4,7 @@
 #include "../host_adamw.h"
 #include "stats.cuh"
 
-// Elements [i, i + W). Where scale is 0 they stay as they are, else
+// Updates elements [i, i + W), unless scale is 0, which leaves them unchanged:
 // m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p = p decay - lr/(1-b1^t) m / (sqrt(v) / sqrt(1-b2^t) + eps)
 // Each fused multiply-add is written out, so that every way of cutting an array into pieces gives the same bits.
 // 16-bit params have a master copy, and may be NULL; fp32 params have none. Returns the sum of the squares of the params.
@@ -36,12 +36,12 @@ __device__ inline double adamw_piece(AdamWFactors f, float scale, T* params, flo
     return square;
 }
 
-// ADAMW_PIECE elements per thread, one by one if W = 1. With 4 each load of a warp is contiguous: a thread takes 16 bytes of an fp32
-// array, and its neighbour the next 16. With 8 it would take every second 16. partial (blocks) = each block's sum of the squares of
-// the params; NULL: it is not wanted. Moves 28 n bytes, with master weights: reads and writes m, v, master, reads g, writes p (fp32
-// without them: the same 28).
+// Each thread updates ADAMW_PIECE elements, one by one if W = 1. With 4 elements each load of a warp is contiguous: a thread reads
+// 16 bytes of an fp32 array, and its neighbour the next 16. With 8, a load would touch only every second 16 bytes. partial (blocks)
+// becomes each block's sum of the squares of its params; NULL: no sums. Moves 28 n bytes, with master weights: reads and writes m,
+// v, master, reads g, writes p (fp32 without them: the same 28).
 constexpr int ADAMW_PIECE = 16 / sizeof(float), ADAMW_THREADS = 256;
-constexpr size_t ADAMW_BLOCKS = 4 << 20; // at most, if there are sums: of 4 billion params
+constexpr size_t ADAMW_BLOCKS = 4 << 20; // limit where squares are summed: 4 billion params a call
 template <int W, typename T>
 __global__ void adamw_kernel(AdamWFactors f, T* params, float* master, float* m, float* v, const T* grads,
                              const float* grad_scale, size_t n, size_t no_decay, double* partial) {
