@@ -3,18 +3,17 @@ Train GPT-2 with data parallelism that sends less: the gradients of matrices tra
 matrices of low rank. What arrives is not what was computed, so every method but none changes the training. --measure-error
 compares the two.
 
---compress bf16, fp16     rounds each gradient: half of fp32's bytes
+--compress bf16           rounds each gradient: half of fp32's bytes
 --compress int8, int4     blocks of 256 with a scale, summed in fp32 by the rank that owns a part of them
 --compress top-k          the largest elements of each matrix, and where they are
 --compress sign           one bit an element, one scale a matrix
---compress onebit-adam    freezes Adam's v, then sends signs of the momentum
 --compress powersgd       P and Q of low rank instead of a matrix
 (int8, int4 and powersgd are in section 4, the others in llmc/parallel/compress_methods.h.)
 
 Memory    as in train_gpt2_ddp.cu, and the messages, and what was not sent: 4P bytes where errors are fed back (fp16: 8P).
-Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N: bf16, fp16
+Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N: bf16
           4P (N-1)/N; int8 2P (N-1)/N (1 + 4/256), int4 P (N-1)/N (1 + 8/256); top-k 8P (N-1) times --top-k-fraction;
-          sign P/8 (N-1); onebit-adam P/4 (N-1)/N; powersgd 8r(n+k) (N-1)/N a matrix. 1-D tensors travel whole.
+          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N a matrix. 1-D tensors travel whole.
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
 Before    train_gpt2_ddp.cu: the same buckets, which are sent in segments here. --ddp naive is left out.
 */
@@ -29,7 +28,7 @@ Before    train_gpt2_ddp.cu: the same buckets, which are sent in segments here. 
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/compress_methods.h" // defines: Compress, Segment, compress_send, compress_finish, and six of the methods
+#include "llmc/parallel/compress_methods.h" // defines: Compress, Segment, compress_send, compress_finish, and four of the methods
 #include "llmc/parallel/compress_state.h" // defines: compress_share, compress_load
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
@@ -244,7 +243,6 @@ static void gpt2_init(GPT2* g) {
     layers_init(gpt2_shapes(g));
     compress_init(&g->compress, g->grads);
     g->compress.m = g->m;
-    g->compress.grad_scale = &g->stats->grad_scale;
 }
 
 static void gpt2_free(GPT2* g) {
@@ -355,27 +353,24 @@ static void powersgd_end(Compress* c, Segment* p) {
     device_copy(segment_q(c, p, c->next), p->received, p->cols * (size_t)c->o.rank * sizeof(float));
 }
 
-// By default error feedback is on where it does no harm under AdamW (see Errors in compress_methods.h). onebit-adam needs first steps
-// that are sent whole, because they make v; powersgd has them as PyTorch's hook has.
+// By default error feedback is on where it does no harm under AdamW (see Errors in compress_methods.h). powersgd sends its first
+// steps whole, as PyTorch's hook does.
 static const CompressMethod compress_methods[COMPRESS_METHODS] = {
     { "none", "gradients travel whole", false, false, false, 0, NULL, NULL, NULL, NULL },
-    { "bf16", "rounded to bf16", false, false, false, 0, half_cost, half_begin, NULL, half_end },
-    { "fp16", "rounded to fp16", false, false, false, 0, half_cost, half_begin, NULL, half_end },
+    { "bf16", "rounded to bf16", false, false, false, 0, bf16_cost, bf16_begin, NULL, bf16_end },
     { "int8", "8 bits, blocks of 256", false, false, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
     { "int4", "4 bits, blocks of 256", false, true, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
     { "top-k", "the largest of each tensor", true, false, true, 0, top_k_cost, top_k_begin, NULL, top_k_end },
     { "sign", "signs, a scale a tensor", true, false, true, 0, sign_cost, sign_begin, NULL, sign_end },
-    { "onebit-adam", "signs of the momentum", true, true, true, 50, onebit_cost, onebit_begin, onebit_middle, onebit_end },
     { "powersgd", "P and Q of low rank", true, true, true, 50, powersgd_cost, powersgd_begin, powersgd_middle, powersgd_end },
 };
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
 // a bucket's all-reduce begins after its last tensor, or in a step that compresses a segment's message after the segment's last. The sums
-// must not be read before gpt2_reduce has waited for them. onebit-adam's momentum is sent later: it needs the clipped gradient, and so
-// the norm of the whole gradient.
+// must not be read before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     Compress* c = &g->compress;
-    if (!g->last_micro || compress_is_frozen(c)) return;
+    if (!g->last_micro) return;
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
     Segment* p = &c->segments[g->segment_of[u][i]];
     if (--b->missing == 0 && !c->active) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
@@ -551,12 +546,6 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// For onebit-adam: clips this rank's own gradient (1/N of its mean, because of dloss), and sends momentum.
-static void gpt2_send_momentum(GPT2* g, float max_norm, float loss_scale) {
-    gpt2_clip(g, max_norm / (float)g->dp->size, loss_scale);
-    for (int i = 0; i < g->compress.num_segments; i++) compress_send(&g->compress, &g->compress.segments[i]);
-}
-
 // Calls AdamW once per range. It also sums the squares of the new parameters, for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
@@ -604,7 +593,6 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
     g->dp = &run->ranks->context.comm;
-    g->compress.beta1 = run->o.beta1;
     compress_configure(&g->compress, &run->table, compress_methods, g->dp, run->o.seed, gpt2_num_elements(g->config));
     gpt2_init_units(g); // now, because what segments take and send is predicted
     gpt2_init_buckets(g);
@@ -651,8 +639,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
     float dloss = (float)(run->scaler.scale / run->divisor);
     device_zero(g->stats, sizeof *g->stats);
-    compress_step_begin(&g->compress, step, run->scaler.scale, run->updates);
-    bool frozen = compress_is_frozen(&g->compress);
+    compress_step_begin(&g->compress, step, run->scaler.scale);
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -660,15 +647,12 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }
-    if (frozen) gpt2_send_momentum(g, (float)o->grad_clip, (float)run->scaler.scale);
     gpt2_reduce(g);
     trace_compute("update", -1);
-    if (frozen) momentum_check(&g->compress, g->stats, g->ranges, g->num_ranges);
-    else gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
+    gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
     run->lr = learning_rate(o, step);
     AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
-    if (frozen) momentum_update(&g->compress, adamw, g->stats, g->ranges, g->num_ranges);
-    else gpt2_update(g, adamw);
+    gpt2_update(g, adamw);
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) run->updates++;

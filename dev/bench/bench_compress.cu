@@ -18,8 +18,8 @@ typedef struct {
     size_t n, k;                       // elements, and how many of them top-k sends
     int rows;                          // of the matrix
     floatX *grads, *out;               // (n)
-    float *x, *error, *kept, *v;       // (n)
-    float *p, *q, *one;                // (rows,RANK), (COLS,RANK), a 1
+    float *x, *error, *kept;           // (n)
+    float *p, *q;                      // (rows,RANK), (COLS,RANK)
     void *blocks8, *blocks4, *signs, *sparse; // (ROWS, ...) packed
     uint16_t* half;                    // (n)
     Comparison* acc;
@@ -29,15 +29,12 @@ typedef struct {
 #define BYTE_BLOCKS (260 / 256.0)      // bytes an element, packed
 #define HALF_BLOCKS (132 / 256.0)
 #define SENT (1 / 100.0)               // of the elements, by top-k
-static const AdamW adamw = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 30 };
-
 
 // Each kernel, what it is of, its bytes an element, and a call. In an order in which what a kernel reads has been written.
 #define KERNELS(KERNEL) \
     KERNEL(add_error, "x = gradient + error", G + 8, a->x, a->grads, a->error, a->n) \
-    KERNEL(round_16, "bf16", G + 10, a->half, a->kept, a->grads, a->error, DTYPE_BF16, 1, a->n) \
-    KERNEL(round_16, "fp16", G + 10, a->half, a->kept, a->grads, a->error, DTYPE_F16, 1024, a->n) \
-    KERNEL(widen_16, "fp16", 2 + G, a->out, a->half, DTYPE_F16, 1 / 1024.0f, a->n) \
+    KERNEL(round_bf16, "", G + 10, a->half, a->kept, a->grads, a->error, a->n) \
+    KERNEL(widen_bf16, "", 2 + G, a->out, a->half, a->n) \
     KERNEL(quantise, "8 bits", G + 8 + BYTE_BLOCKS, a->blocks8, a->kept, a->grads, FLOATX_DTYPE, a->error, a->n, 8) \
     KERNEL(quantise, "8 bits, no error", G + BYTE_BLOCKS, a->blocks8, NULL, a->grads, FLOATX_DTYPE, NULL, a->n, 8) \
     KERNEL(quantise, "4 bits", G + 8 + HALF_BLOCKS, a->blocks4, a->kept, a->grads, FLOATX_DTYPE, a->error, a->n, 4) \
@@ -45,8 +42,8 @@ static const AdamW adamw = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 30 };
     KERNEL(dequantise_sum, "4 bits, 4 rows", ROWS * HALF_BLOCKS + 4, a->x, DTYPE_F32, a->blocks4, ROWS, a->n, 4) \
     KERNEL(dequantise_sum, "8 bits, 1 row", BYTE_BLOCKS + G, a->out, FLOATX_DTYPE, a->blocks8, 1, a->n, 8) \
     KERNEL(dequantise_sum, "4 bits, 1 row", HALF_BLOCKS + G, a->out, FLOATX_DTYPE, a->blocks4, 1, a->n, 4) \
-    KERNEL(pack_signs, "mean", 8 + 1 / 8.0, a->signs, a->kept, a->error, a->n, a->n, SIGN_MEAN) \
-    KERNEL(unpack_signs_sum, "4 rows", ROWS / 8.0 + G, a->out, FLOATX_DTYPE, a->signs, ROWS, a->n) \
+    KERNEL(pack_signs, "mean", 8 + 1 / 8.0, a->signs, a->kept, a->error, a->n) \
+    KERNEL(unpack_signs_sum, "4 rows", ROWS / 8.0 + G, a->out, a->signs, ROWS, a->n) \
     KERNEL(pack_top_k, "1 %", 8 + 8 * SENT, a->sparse, a->kept, a->error, a->n, a->k) \
     /* a sum is read and written for each */ \
     KERNEL(sparse_sum_fp32, "1 %, 4 rows", 4 + 16 * ROWS * SENT, a->x, a->sparse, ROWS, a->n, a->k) \
@@ -54,9 +51,6 @@ static const AdamW adamw = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 30 };
     KERNEL(orthonormalise, "rank 4, of P", 8.0 * RANK / COLS, a->p, a->rows, RANK) \
     KERNEL(skinny_product_transposed, "rank 4", 4 + 4.0 * RANK / COLS, a->q, a->error, a->p, a->rows, COLS, RANK) \
     KERNEL(low_rank_apply, "rank 4", 8 + G, a->out, a->kept, a->error, a->p, a->q, 0.25f, a->rows, COLS, RANK) \
-    KERNEL(momentum_with_error, "", G + 12, a->x, a->kept, a->grads, a->one, a->error, 0.9, 0.25, a->n) \
-    KERNEL(adamw_update_frozen, "", 20 + (NEEDS_MASTER ? G : 0), adamw, 20, a->out, NEEDS_MASTER ? a->x : NULL, a->kept, a->v, \
-           a->error, a->one, a->n, 0) \
     KERNEL(add_comparison, "", G + 4, a->acc, a->grads, a->error, a->n)
 
 enum { COPY = -2, UPDATE = -1 }; // what kernels are compared with
@@ -81,15 +75,14 @@ static void fill(float* x, size_t n, uint64_t stream, float scale) {
 }
 static Arrays arrays_alloc(size_t n) {
     Arrays a;
-    float one = 1;
     memset(&a, 0, sizeof a);
     a.n = n;
     a.k = top_k_count(n, SENT);
     a.rows = (int)(n / COLS);
     a.grads = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_GRADIENTS);
     a.out = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_GRADIENTS);
-    a.x = floats(n); a.error = floats(n); a.kept = floats(n); a.v = floats(n);
-    a.p = floats((size_t)a.rows * RANK); a.q = floats(COLS * RANK); a.one = floats(1);
+    a.x = floats(n); a.error = floats(n); a.kept = floats(n);
+    a.p = floats((size_t)a.rows * RANK); a.q = floats(COLS * RANK);
     a.blocks8 = bytes_of_rows(quantised_bytes(n, 8));
     a.blocks4 = bytes_of_rows(quantised_bytes(n, 4));
     a.signs = bytes_of_rows(signs_bytes(n));
@@ -99,9 +92,7 @@ static Arrays arrays_alloc(size_t n) {
     fill(a.x, n, 1, 1e-3f);
     from_fp32(a.grads, a.x, n);
     fill(a.error, n, 2, 1e-3f);
-    fill(a.v, n, 3, 1);
     fill(a.q, COLS * RANK, 4, 1);
-    host_to_device(a.one, &one, sizeof one);
     // all ranks send the same
     for (int row = 0; row < ROWS; row++) pack_top_k((char*)a.sparse + (size_t)row * sparse_bytes(a.k), NULL, a.error, n, a.k);
     device_synchronize();
@@ -109,8 +100,7 @@ static Arrays arrays_alloc(size_t n) {
 }
 static void arrays_free(Arrays* a) {
     device_free(a->grads); device_free(a->out); device_free(a->x); device_free(a->error); device_free(a->kept);
-    device_free(a->v); device_free(a->p); device_free(a->q); device_free(a->one); device_free(a->blocks8);
-    device_free(a->blocks4); device_free(a->signs); device_free(a->sparse); device_free(a->half); device_free(a->acc);
+    device_free(a->p); device_free(a->q); device_free(a->blocks8); device_free(a->blocks4); device_free(a->signs); device_free(a->sparse); device_free(a->half); device_free(a->acc);
 }
 
 // ---- time ----

@@ -9,7 +9,7 @@ here, not in the plan. All steps that count are compressed; the first does not c
 import re
 import measure as m
 
-METHODS = "none bf16 fp16 int8 int4 top-k sign onebit-adam powersgd".split()
+METHODS = "none bf16 int8 int4 top-k sign powersgd".split()
 HEAD = """                   sent                              compute / (compute +   the plan                      step
               of ddp's  computing   communi-   exposed  commun.)  exposed)  commun.)  exposed)   of ddp's"""
 
@@ -38,7 +38,7 @@ def measure(d, o):
                             f"ddp's communication takes {o.ratio} of its computing")
     train("ddp", ddp, f"--emulate-link {rate}")
     for method in o.methods:
-        start = "" if method == "none" else f"--compress-from {int(method == 'onebit-adam')}"
+        start = "" if method == "none" else "--compress-from 0"
         train(method, compress, f"--compress {method} {start} --emulate-link {rate}")
 
 

@@ -3,8 +3,7 @@ time.
 
 A size is BLOCKSxCHANNELS, with :sgd, :momentum or :unclipped behind it in place of AdamW with clipping (sgd is AdamW with an eps of
 1, beside which the root of v is small). A variant is a method of --compress, with -ef behind it --error-feedback, else
---no-error-feedback, with @STEP --compress-from STEP. onebit-adam has a sixth of its steps before that, powersgd a tenth. There are
-two kinds of runs:
+--no-error-feedback, with @STEP --compress-from STEP. powersgd has a tenth of its steps before that. There are two kinds of runs:
   losses  a run for each seed, size and variant, in turns. They do not depend on what else the machine does.
   times   --rounds short runs of each, in turns: the time for which rank 0 computes in a step, compression included. This is the
           diagnosis's computing, without waits and without time in which the rank had no core, as the mean of --time-steps steps;
@@ -22,7 +21,7 @@ from types import SimpleNamespace
 import measure as m
 from svg import Panels
 
-VARIANTS = "none bf16 fp16 int8 int4 int4-ef top-k top-k-ef sign sign-ef onebit-adam powersgd powersgd-ef".split()
+VARIANTS = "none bf16 int8 int4 int4-ef top-k top-k-ef sign sign-ef powersgd powersgd-ef".split()
 OPTIMIZERS = {"": "", "sgd": "--eps 1 --weight-decay 0 --grad-clip 0 --beta1 0 --lr 1",
               "momentum": "--eps 1 --weight-decay 0 --grad-clip 0 --lr 0.3", "unclipped": "--grad-clip 0"}
 SKIP = 6 # The first steps, and those after which compression begins, are not counted.
@@ -40,7 +39,7 @@ def check(o):
     if "none" not in o.variants: m.fail("--variants has no none, which the others are compared with")
     for word in o.variants:
         if not re.fullmatch(r"[a-z0-9-]+(@[1-9]\d*)?", word):
-            m.fail(f"--variants wants names such as sign-ef or onebit-adam@75, not '{word}'")
+            m.fail(f"--variants wants names such as sign-ef or powersgd@75, not '{word}'")
         if re.match("none@|none-ef$", word): m.fail(f"--variants: {word}; none has neither error feedback nor a step to begin at")
         if "@" in word and int(word.split("@")[1]) >= o.steps:
             m.fail(f"--variants: {word} begins after the last of {o.steps} steps")
@@ -50,9 +49,8 @@ def check(o):
 def method(variant, steps):
     """The options of a variant in a run of so many steps."""
     name, _, start = variant.partition("@")
-    if not start and name.startswith(("onebit-adam", "powersgd")): start = max(steps // (6 if name.startswith("onebit") else 10), 1)
-    fed_back = name.endswith("-ef") or name == "onebit-adam"
-    feedback = "" if name == "none" else "--error-feedback" if fed_back else "--no-error-feedback"
+    if not start and name.startswith("powersgd"): start = max(steps // 10, 1)
+    feedback = "" if name == "none" else "--error-feedback" if name.endswith("-ef") else "--no-error-feedback"
     return f"--compress {name.removesuffix('-ef')} {feedback} {f'--compress-from {start}' if start else ''}"
 
 
@@ -98,7 +96,7 @@ def measure(d, o):
         d.write(o.into or f"build/bench/{d.header['table']}.jsonl")
 
     def timed(kind, number, size, variant, model, *options):
-        start = "--compress-from 3" if variant.startswith(("onebit-adam", "powersgd")) else ""
+        start = "--compress-from 3" if variant.startswith("powersgd") else ""
         once(kind, number, size, variant, of_times, model, f"--eval-every 0 --steps {SKIP + o.time_steps}",
              method(variant, 0).split("--compress-from")[0], start, *options)
 
@@ -255,8 +253,8 @@ def show(d, o):
 
 
 # ---- pictures: the loss over simulated time, a panel for each rate; and over steps with and without error feedback, by method ----
-COLOURS = {"none": "#000000", "bf16": "#8a8a8a", "fp16": "#bbbbbb", "int8": "#3a86b7", "int4": "#17a398", "top-k": "#f08c00",
-           "sign": "#c1121f", "onebit-adam": "#7b2cbf", "powersgd": "#5a9a2f"}
+COLOURS = {"none": "#000000", "bf16": "#8a8a8a", "int8": "#3a86b7", "int4": "#17a398", "top-k": "#f08c00",
+           "sign": "#c1121f", "powersgd": "#5a9a2f"}
 
 
 def base(variant): return variant.split("@")[0].removesuffix("-ef")
@@ -268,11 +266,10 @@ def curve(variant, points, end, note="", wins=False, dashed=False):
 
 
 def time_picture(variants, rates, name):
-    """Each method with or without error feedback, as has the lower loss after equal steps; not fp16 beside bf16."""
-    # unit: seconds of computing
-    unit, shown, has_bf16 = variants[0].compute / 1000, {}, any(v.name == "bf16" for v in variants)
+    """Each method with or without error feedback, as has the lower loss after equal steps."""
+    unit, shown = variants[0].compute / 1000, {} # unit: seconds of computing
     for v in sorted(variants, key=lambda v: summary(v.ends).mean):
-        if base(v.name) != "fp16" or not has_bf16: shown.setdefault(base(v.name), v.name)
+        shown.setdefault(base(v.name), v.name)
     bottom = min(end.loss for rate in rates for end in rate.ends) - 0.05
     picture = Panels(f"validation loss over simulated time, {name}: computing as measured + bytes / rate", len(rates), bottom,
                      bottom + 1.25)
@@ -293,7 +290,7 @@ def feedback_picture(variants, name):
                      min(ends) - 0.05, max(ends) + 0.3)
     for method in methods:
         picture.add(method, "steps", curves["none"].points[-1][0], [
-            curves[v] for v in names if v == "none" or base(v) == method or method == "sign" and v == "onebit-adam"])
+            curves[v] for v in names if v == "none" or base(v) == method])
     return str(picture.svg)
 
 

@@ -58,7 +58,7 @@ VARIANT(global_norm_2_block_atomics, "one atomic per block; the last bits change
 // the same bits every time. (llmc/'s kernel, reading one element at a time.)
 VARIANT(global_norm_3_two_stages, "sums of blocks, then their sum: the same bits every time") {
     unsigned blocks = stats_blocks(p.n);
-    sum_kernel<1, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, p.n, Square());
+    sum_kernel<1, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
     sum_partial(p.acc.gpu, p.partial, blocks);
 }
 
@@ -66,7 +66,7 @@ VARIANT(global_norm_3_two_stages, "sums of blocks, then their sum: the same bits
 // As 3, in pieces of 16 bytes. llmc/ takes blocks of 256 on every GPU: the order of the sum must not depend on the GPU.
 VARIANT(global_norm_4_llmc, "the same, 16 bytes a load") {
     unsigned blocks = stats_blocks(p.n);
-    sum_kernel<VEC, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, p.n, Square());
+    sum_kernel<VEC, floatX, Square><<<blocks, threads, 0, compute_stream>>>(p.partial, p.x.gpu, p.n, Square());
     sum_partial(p.acc.gpu, p.partial, blocks);
 }
 

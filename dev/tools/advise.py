@@ -79,8 +79,7 @@ def what_halves_bytes(run):
     """What would halve the bytes that are sent; None: no option would."""
     method, is_fp32 = run.options.get("compress"), run.about["precision"] == "fp32"
     methods = {"none": "--compress bf16 sends" if is_fp32 else "--compress int8 sends", "bf16": "--compress int8 sends",
-               "fp16": "--compress int8 sends", "int8": "--compress int4 sends", "top-k": "half of --top-k-fraction sends",
-               "powersgd": "half of --rank sends about"}
+               "int8": "--compress int4 sends", "top-k": "half of --top-k-fraction sends", "powersgd": "half of --rank sends about"}
     if method: return methods.get(method)  # the others send few bits of each element
     if is_fp32: return "make PRECISION=bf16 sends"
     if run.about["stage"] == "train_gpt2_ddp": return "numbers have 16 bits already; train_gpt2_compress --compress int8 sends"

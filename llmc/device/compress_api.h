@@ -24,11 +24,9 @@ void add_error(float* x, const floatX* grads, const float* error, size_t n); // 
 void scale_in_place_fp32(float* x, float factor, size_t n); // x (n) *= factor: for errors, if the loss scale changes
 
 // ---- 16 bits ----
-// out (n) of type `to`, DTYPE_BF16 or DTYPE_F16, = (grads + error) * factor, rounded; kept (n) = grads + error - out /
-// factor. A factor that is a power of two loses nothing; fp16 needs one, because gradients below 6e-8 become 0 in it.
-void round_16(uint16_t* out, float* kept, const floatX* grads, const float* error, DType to, float factor, size_t n);
-// out (n) = in * factor, rounded to floatX
-void widen_16(floatX* out, const uint16_t* in, DType from, float factor, size_t n);
+// out (n) = grads + error, rounded to bf16; kept (n) = grads + error - out
+void round_bf16(uint16_t* out, float* kept, const floatX* grads, const float* error, size_t n);
+void widen_bf16(floatX* out, const uint16_t* in, size_t n); // out (n) = in, rounded to floatX
 
 // ---- 8 and 4 bits, in blocks ----
 // A packed block has QUANTISE_BLOCK elements: an fp32 scale = largest |x| / L, then x / scale rounded to a whole number
@@ -51,18 +49,13 @@ void quantise(void* packed, float* kept, const void* x, DType t, const float* er
 void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits);
 
 // ---- signs, with one scale a row ----
-// A row is an fp32 scale, then a bit for each element: bit i % 32 of word i / 32 is 1 where x is negative. 0 counts as
-// positive. Padding up to a multiple of 16 bytes follows, which nobody writes or reads. SIGN_MEAN: the mean of |x|, which makes
-// the error smallest. SIGN_RMS: the root of the mean of x^2.
-typedef enum { SIGN_MEAN, SIGN_RMS } SignScale;
+// A row is an fp32 scale, the mean of |x|, which makes the error smallest. Then comes a bit for each element: bit i % 32 of word
+// i / 32 is 1 where x is negative. 0 counts as positive. Padding up to a multiple of 16 bytes follows, which nobody writes or reads.
 static inline size_t signs_bytes(size_t n) { return round_up(sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t), 16); }
-// packed (rows, signs_bytes(part)) = the scale and signs of each row of `part` elements of x (n), of which the last may have fewer;
-// kept (n) = x - what packed has. part n: one row
-void pack_signs(void* packed, float* kept, const float* x, size_t n, size_t part, SignScale scale);
-// out (n) = what packed has after that
-void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part);
-// out (n) of type t, fp32 or floatX, = the sum over packed (rows, signs_bytes(n)) of scale or -scale
-void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n);
+// packed (signs_bytes(n)) = the scale and signs of x (n); kept (n) = x - what packed has
+void pack_signs(void* packed, float* kept, const float* x, size_t n);
+// out (n) = the sum over packed (rows, signs_bytes(n)) of scale or -scale
+void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n);
 
 // ---- the k largest ----
 // A row is k indices (uint32_t), ascending, then the k values (float) of these elements, then such padding. n is less than 2^32.
@@ -89,17 +82,6 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
 void orthonormalise(float* p, int n, int r);
 // out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out. share is 1/N where out stands for the sum of N ranks' m.
 void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r);
-
-// ---- Adam with a frozen v, which makes its step linear in the gradient. 1-bit Adam (Tang et al., arXiv 2102.02888) ----
-// x (n) = share * beta1 * m + (1 - beta1) * *grad_scale * grads + error: what this rank adds to the new momentum. With
-// share 1/N the sum over N ranks is the momentum of the summed gradients. x may be error.
-void momentum_with_error(float* x, const float* m, const floatX* grads, const float* grad_scale, const float* error,
-                         double beta1, double share, size_t n);
-// AdamW's step with m (n) = momentum (n) and v (n) as it was at update `frozen`, whose bias correction it keeps; otherwise as
-// adamw_update. *grad_scale 0: nothing changes; any other value has no effect. Where v is 0 there never was a gradient, as in
-// rows of wpe beyond --seq-len: momentum counts as 0 there, because a sign never is, and only eps would divide it.
-void adamw_update_frozen(AdamW a, int frozen, floatX* params, float* master, float* m, const float* v,
-                         const float* momentum, const float* grad_scale, size_t n, size_t no_decay);
 
 // ---- how far what was applied is from what should have been ----
 typedef struct { double xx, yy, xy; } Comparison; // on the device: sums of x^2, y^2 and x y

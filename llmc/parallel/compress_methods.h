@@ -10,7 +10,6 @@ on all of them.
 
 Sums      Papers send means. Here 1/N is in each rank's gradient (train_step), so the sum over the ranks is the mean.
 Clipping  comes after the sum, because the global norm needs all of it, so errors are of gradients that are not clipped.
-          Only onebit-adam clips first, each rank by its own norm: the sum that arrives is momentum.
 Errors    What was not sent is added to the next gradient before that is compressed (error feedback), so it is only late.
           That is harmless where a step is linear in the gradient. AdamW's is not: v remembers the square of a late error.
 State     is fp32 memory of MEMORY_ERRORS, per segment: x, gradient + error; the error of this rank's part of the sum, where
@@ -28,17 +27,16 @@ Alone     On one rank, and before --compress-from, nothing is compressed: bucket
 #include "../device/compress.h"
 #include "../model/param_range.h"
 
-enum { COMPRESS_NONE, COMPRESS_BF16, COMPRESS_FP16, COMPRESS_INT8, COMPRESS_INT4, COMPRESS_TOP_K, COMPRESS_SIGN,
-       COMPRESS_ONEBIT_ADAM, COMPRESS_POWERSGD, COMPRESS_METHODS };
-#define COMPRESS_WORDS "none|bf16|fp16|int8|int4|top-k|sign|onebit-adam|powersgd"
-#define COMPRESS_FP16_FACTOR 1024.0f // gradients times it travel in fp16: those from 6e-11 to 64 are not lost
+enum { COMPRESS_NONE, COMPRESS_BF16, COMPRESS_INT8, COMPRESS_INT4, COMPRESS_TOP_K, COMPRESS_SIGN,
+       COMPRESS_POWERSGD, COMPRESS_METHODS };
+#define COMPRESS_WORDS "none|bf16|int8|int4|top-k|sign|powersgd"
 
 typedef struct {
     int method;          // COMPRESS_NONE, ...
     int feedback;        // what was not sent is kept, and added to the next step's gradient
     double fraction;     // of the elements that top-k sends
     long long rank;      // of PowerSGD's P and Q
-    long long from;      // steps before it are sent whole; onebit-adam: v is frozen there
+    long long from;      // steps before it are sent whole
     long long measure;   // every so many steps what was applied is compared with the true mean; 0: never
 } CompressOptions;
 
@@ -76,16 +74,13 @@ typedef struct {
     bool active;           // this step is compressed
     bool measures;         // and compared
     double loss_scale;     // of the gradients that the errors come from; 0: there are none
-    int frozen;            // onebit-adam: updates when v was frozen; 0: not yet
     floatX* grads;         // (num_elements) view
     size_t state_floats;
     float *state, *next;   // (state_floats) owned; the same memory where there is one copy
     float* scratch;        // owned
     float* truth;          // (num_elements) the gradients without compression, owned; NULL: never measured
     Comparison* comparison; // on the device, owned
-    float* momentum;       // onebit-adam: (num_elements) of the mean gradient, owned
-    const float *m, *grad_scale; // onebit-adam: AdamW's first moment (num_elements); on the device; views
-    double beta1;
+    const float* m;        // (num_elements) AdamW's first moment, by which a file of errors knows its checkpoint; view
 } Compress;
 
 typedef struct CompressMethod {
@@ -122,44 +117,27 @@ static inline size_t compress_x(const Compress* c, const Segment* p) {
 }
 
 // ---- what is not compressed: 1-D tensors, and matrices that would not be smaller ----
-// Returns true if this step is one of AdamW with a frozen v (onebit-adam). Ranks send momentum then, in fp32.
-static inline bool compress_is_frozen(const Compress* c) { return c->active && c->o.method == COMPRESS_ONEBIT_ADAM; }
-// x (n) = this rank's part of the sum that is the momentum, of [at, at+n)
-static inline void compress_momentum(const Compress* c, float* x, size_t at, const float* error, size_t n) {
-    momentum_with_error(x, c->m + at, c->grads + at, c->grad_scale, error, c->beta1, 1.0 / compress_ranks(c), n);
-}
 static inline SegmentCost whole_cost(const Compress* c, const Segment* p) {
-    size_t X = c->o.method == COMPRESS_ONEBIT_ADAM ? sizeof(float) : sizeof(floatX);
-    SegmentCost cost = { 0, 0, 0, 0, 0, 0, ring_bytes((double)(p->n * X), compress_ranks(c)) };
+    SegmentCost cost = { 0, 0, 0, 0, 0, 0, ring_bytes((double)(p->n * sizeof(floatX)), compress_ranks(c)) };
     return cost;
 }
 static inline void whole_begin(Compress* c, Segment* p) {
-    if (compress_is_frozen(c)) {
-        compress_momentum(c, c->momentum + p->at, p->at, NULL, p->n);
-        p->op = (comm_all_reduce)(c->comm, c->momentum + p->at, p->n, COMM_F32);
-    } else p->op = (comm_all_reduce)(c->comm, segment_grads(c, p), p->n, COMM_FLOATX);
+    p->op = (comm_all_reduce)(c->comm, segment_grads(c, p), p->n, COMM_FLOATX);
 }
 static inline void whole_end(Compress* c, Segment* p) { (void)c; (void)p; }
 static const CompressMethod compress_whole = { "whole", "", false, false, false, 0, whole_cost, whole_begin, NULL, whole_end };
 
-// ---- bf16, fp16: an all-reduce of 16 bits an element, as PyTorch's bf16_compress_hook and fp16_compress_hook ----
-static inline DType compress_dtype(const Compress* c) { return c->o.method == COMPRESS_BF16 ? DTYPE_BF16 : DTYPE_F16; }
-static inline float compress_factor(const Compress* c) {
-    return c->o.method == COMPRESS_BF16 ? 1.0f : COMPRESS_FP16_FACTOR;
-}
-static inline SegmentCost half_cost(const Compress* c, const Segment* p) {
+// ---- bf16: an all-reduce of 16 bits an element, as PyTorch's bf16_compress_hook ----
+static inline SegmentCost bf16_cost(const Compress* c, const Segment* p) {
     size_t bytes = p->n * sizeof(uint16_t);
     SegmentCost cost = { bytes, 0, compress_x(c, p), 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
     return cost;
 }
-static inline void half_begin(Compress* c, Segment* p) {
-    round_16((uint16_t*)p->sent, segment_kept(c, p), segment_grads(c, p), segment_error(c, p), compress_dtype(c),
-             compress_factor(c), p->n);
-    p->op = (comm_all_reduce)(c->comm, p->sent, p->n, (CommType)compress_dtype(c));
+static inline void bf16_begin(Compress* c, Segment* p) {
+    round_bf16((uint16_t*)p->sent, segment_kept(c, p), segment_grads(c, p), segment_error(c, p), p->n);
+    p->op = (comm_all_reduce)(c->comm, p->sent, p->n, COMM_BF16);
 }
-static inline void half_end(Compress* c, Segment* p) {
-    widen_16(segment_grads(c, p), (const uint16_t*)p->sent, compress_dtype(c), 1 / compress_factor(c), p->n);
-}
+static inline void bf16_end(Compress* c, Segment* p) { widen_bf16(segment_grads(c, p), (const uint16_t*)p->sent, p->n); }
 
 // ---- int8, int4: what train_gpt2_compress.cu's blocks_begin, blocks_middle and blocks_end need ----
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
@@ -206,48 +184,11 @@ static inline void sign_begin(Compress* c, Segment* p) {
     size_t row = signs_bytes(p->n);
     char* mine = p->sent + (size_t)c->comm->rank * row;
     add_error(segment_x(c, p), segment_grads(c, p), segment_error(c, p), p->n);
-    pack_signs(mine, segment_kept(c, p), segment_x(c, p), p->n, p->n, SIGN_MEAN);
+    pack_signs(mine, segment_kept(c, p), segment_x(c, p), p->n);
     p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
 }
 static inline void sign_end(Compress* c, Segment* p) {
-    unpack_signs_sum(segment_grads(c, p), FLOATX_DTYPE, p->sent, compress_ranks(c), p->n);
-}
-
-// ---- onebit-adam: signs of the momentum (Tang et al. 2021, arXiv 2102.02888) ----
-// Once v is frozen, Adam's step is linear in the momentum, so error feedback works. A rank's share of the new momentum is
-// 1/N of the old one, which all have, and its gradient. It is sent in N parts, whose owners sum and send them as int8's do.
-// A part's scale keeps its length (the rms, as DeepSpeed's).
-// Part q has these elements; the last ones may have less, or nothing.
-static inline size_t signs_part(const Compress* c, const Segment* p) {
-    return round_up(ceil_div(p->n, (size_t)compress_ranks(c)), 32);
-}
-static inline size_t signs_part_elements(const Compress* c, const Segment* p, int q) {
-    size_t part = signs_part(c, p), begin = size_min(p->n, (size_t)q * part);
-    return size_min(part, p->n - begin);
-}
-static inline SegmentCost onebit_cost(const Compress* c, const Segment* p) {
-    size_t part = signs_part(c, p), row = signs_bytes(part), N = (size_t)compress_ranks(c);
-    SegmentCost cost = { N * row, N * row, p->n, c->o.feedback ? part : 0, 0, part, 2 * (double)((N - 1) * row) };
-    return cost;
-}
-static inline void onebit_begin(Compress* c, Segment* p) {
-    size_t part = signs_part(c, p);
-    float* x = segment_x(c, p);
-    compress_momentum(c, x, p->at, segment_error(c, p), p->n);
-    pack_signs(p->sent, segment_kept(c, p), x, p->n, part, SIGN_RMS);
-    p->op = (comm_all_to_all)(c->comm, p->received, p->sent, signs_bytes(part), COMM_BYTE);
-}
-static inline void onebit_middle(Compress* c, Segment* p) {
-    int N = compress_ranks(c), rank = c->comm->rank;
-    size_t part = signs_part(c, p), row = signs_bytes(part), n = signs_part_elements(c, p, rank);
-    char* mine = p->sent + (size_t)rank * row;
-    unpack_signs_sum(c->scratch, DTYPE_F32, p->received, N, part);
-    if (c->o.feedback) add_in_place_fp32(c->scratch, segment_part(c, p, c->state), n);
-    pack_signs(mine, segment_part(c, p, c->next), c->scratch, n, part, SIGN_RMS);
-    p->op = (comm_all_gather)(c->comm, p->sent, mine, row, COMM_BYTE);
-}
-static inline void onebit_end(Compress* c, Segment* p) {
-    unpack_sign_rows(c->momentum + p->at, p->sent, p->n, signs_part(c, p));
+    unpack_signs_sum(segment_grads(c, p), p->sent, compress_ranks(c), p->n);
 }
 
 // ---- powersgd: P and Q of a matrix; the stage has the rest ----
@@ -264,11 +205,10 @@ static inline void options_compress(OptionTable* t, CompressOptions* o) {
     option_choice(t, "compress", &o->method, COMPRESS_WORDS,
                   "how gradients of matrices are sent; others are sent uncompressed");
     option_flag(t, "error-feedback", &o->feedback, "add the part that was not sent to the gradient of the next step;"
-                " on for int4, onebit-adam and powersgd unless --no-error-feedback is given");
+                " on for int4 and powersgd unless --no-error-feedback is given");
     option_float(t, "top-k-fraction", &o->fraction, 1e-6, 1, "share of each matrix's elements that top-k sends");
     option_int(t, "rank", &o->rank, 1, 1024, "columns of P and Q in powersgd");
-    option_int(t, "compress-from", &o->from, 0, 1e9, "first steps, sent uncompressed; onebit-adam then freezes v;"
-               " if not given: 50 for onebit-adam and powersgd");
+    option_int(t, "compress-from", &o->from, 0, 1e9, "first steps, sent uncompressed; if not given: 50 for powersgd");
     option_int(t, "measure-error", &o->measure, 0, 1e9,
                "steps between comparisons of the applied gradient with the mean of"
                " the gradients of all ranks, which are then sent in fp32; 0: none");
@@ -293,13 +233,10 @@ static inline void compress_configure(Compress* c, OptionTable* t, const Compres
     compress_refuse(c, t, "rank", method == COMPRESS_POWERSGD, "powersgd");
     compress_refuse(c, t, "error-feedback", any, "other methods");
     compress_refuse(c, t, "compress-from", any, "other methods");
-    require(!NEEDS_MASTER || (method != COMPRESS_BF16 && method != COMPRESS_FP16),
-            "--compress %s saves nothing: this program's gradients (" FLOATX_NAME ") have 16 bits already; use none",
-            c->method->name);
+    require(!NEEDS_MASTER || method != COMPRESS_BF16,
+            "--compress bf16 saves nothing: this program's gradients (" FLOATX_NAME ") have 16 bits already; use none");
     if (!option_given(t, "error-feedback")) o->feedback = c->method->feedback;
     if (!option_given(t, "compress-from")) o->from = c->method->from;
-    require(method != COMPRESS_ONEBIT_ADAM || o->from > 0,
-            "--compress-from 0 leaves onebit-adam no v to freeze; give 1 or more");
 }
 
 // ---- segments ----
@@ -347,7 +284,6 @@ static inline void compress_predict_memory(const Compress* c, size_t bytes[MEMOR
     size_t copies = FLOATX_DTYPE == DTYPE_F16 ? 2 : 1;
     bytes[MEMORY_ERRORS] += (copies * state + scratch) * sizeof(float);
     if (c->compressed == 0) return;
-    if (c->o.method == COMPRESS_ONEBIT_ADAM) bytes[MEMORY_ERRORS] += c->num_elements * sizeof(float);
     if (c->o.measure > 0) bytes[MEMORY_ERRORS] += c->num_elements * sizeof(float) + sizeof(Comparison);
 }
 
@@ -360,8 +296,7 @@ static inline double compress_predict_sent(const Compress* c) {
 
 // Returns true if the next step needs anything of this one's state. Otherwise it is scratch. compress_init came before.
 static inline bool compress_keeps(const Compress* c) {
-    bool remembers = c->o.feedback || c->o.method == COMPRESS_POWERSGD || c->o.method == COMPRESS_ONEBIT_ADAM;
-    return c->state_floats > 0 && remembers;
+    return c->state_floats > 0 && (c->o.feedback || c->o.method == COMPRESS_POWERSGD);
 }
 
 // Errors become 0, and Q is random: the same numbers on all ranks.
@@ -403,7 +338,6 @@ static inline void compress_init(Compress* c, floatX* grads) {
     if (FLOATX_DTYPE == DTYPE_F16) c->next = errors_alloc(c->state_floats);
     c->scratch = errors_alloc(scratch);
     if (c->compressed == 0) return;
-    if (c->o.method == COMPRESS_ONEBIT_ADAM) c->momentum = errors_alloc(c->num_elements);
     if (c->o.measure > 0) {
         c->truth = errors_alloc(c->num_elements);
         c->comparison = (Comparison*)device_alloc(sizeof(Comparison), MEMORY_ERRORS);
@@ -418,28 +352,20 @@ static inline void compress_free(Compress* c) {
     }
     free(c->segments);
     if (c->next != c->state) device_free(c->next);
-    device_free(c->state); device_free(c->scratch); device_free(c->momentum);
-    device_free(c->truth); device_free(c->comparison);
+    device_free(c->state); device_free(c->scratch); device_free(c->truth); device_free(c->comparison);
 }
 
 // ---- a step ----
 // Returns true if a step, counted from 0, is compressed.
 static inline bool compress_is_active(const Compress* c, long long step) { return c->compressed > 0 && step >= c->o.from; }
-// loss_scale: of the step's gradients; errors follow it. updates: AdamW's so far.
-static inline void compress_step_begin(Compress* c, long long step, double loss_scale, int updates) {
+// loss_scale: of the step's gradients; errors follow it.
+static inline void compress_step_begin(Compress* c, long long step, double loss_scale) {
     c->active = compress_is_active(c, step);
     for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) p->missing = p->tensors;
     c->measures = c->active && c->o.measure > 0 && (step + 1) % c->o.measure == 0;
     if (c->measures) device_zero(c->truth, c->num_elements * sizeof(float)); // padding is in no segment
     c->last = NULL;
-    if (!c->active) { // v changes
-        c->frozen = 0;
-        return;
-    }
-    if (c->o.method == COMPRESS_ONEBIT_ADAM) { // momentum has no loss scale
-        if (c->frozen == 0) c->frozen = updates > 0 ? updates : 1;
-        return;
-    }
+    if (!c->active) return;
     if (c->loss_scale != 0 && c->loss_scale != loss_scale && c->state_floats > 0) // Q too: only its direction counts
         scale_in_place_fp32(c->state, (float)(loss_scale / c->loss_scale), c->state_floats);
     c->loss_scale = loss_scale;
@@ -457,20 +383,15 @@ static inline void compress_step_end(Compress* c, bool skipped) {
 }
 
 // ---- the compression error: what was applied beside the true mean ----
-// onebit-adam compares momenta: the new one with what the last one and all gradients would have made. This cosine is small or
-// below 0 in runs that train well.
 // Call before anything of the segment is sent.
 static inline void compress_measure_begin(Compress* c, const Segment* p) {
-    if (!c->measures) return;
-    if (compress_is_frozen(c)) compress_momentum(c, c->truth + p->at, p->at, NULL, p->n);
-    else to_fp32(c->truth + p->at, c->grads + p->at, p->n);
+    if (c->measures) to_fp32(c->truth + p->at, c->grads + p->at, p->n);
 }
-// After compress_finish, if c->measures. onebit-adam: the gradients are lost.
+// After compress_finish, if c->measures.
 static inline void compress_measure_end(Compress* c) {
     size_t n = c->num_elements;
     comm_trace_data(c->comm, c->grads, n * sizeof(floatX));
     comm_wait(c->comm, (comm_all_reduce)(c->comm, c->truth, n, COMM_F32));
-    if (compress_is_frozen(c)) from_fp32(c->grads, c->momentum, n);
     device_zero(c->comparison, sizeof *c->comparison);
     add_comparison(c->comparison, c->grads, c->truth, n);
 }
@@ -503,29 +424,12 @@ static inline void compress_send(Compress* c, Segment* p) {
     c->last = p;
 }
 
-// On return the gradients of all segments (onebit-adam: the momentum) are the same on all ranks.
+// On return the gradients of all segments are the same on all ranks.
 static inline void compress_finish(Compress* c) {
     if (c->last) compress_advance(c, c->last);
     for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) if (p->round > 0) compress_advance(c, p);
     c->last = NULL;
     if (c->measures) compress_measure_end(c);
-}
-
-// ---- onebit-adam's update ----
-// After the momentum has arrived: its norm is what is logged. If that is not finite, no rank updates.
-static inline void momentum_check(const Compress* c, StepStats* stats, const ParamRange* ranges, int num_ranges) {
-    device_zero(&stats->grad_square, sizeof stats->grad_square);
-    for (int i = 0; i < num_ranges; i++) add_sum_squares_fp32(&stats->grad_square, c->momentum + (ranges[i].m - c->m), ranges[i].n);
-    clip_gradients(stats, 0, 1);
-}
-// Steps along the momentum, which becomes m. v stays as it was when it was frozen.
-static inline void momentum_update(const Compress* c, AdamW adamw, StepStats* stats, const ParamRange* ranges, int num_ranges) {
-    for (int i = 0; i < num_ranges; i++) {
-        ParamRange p = ranges[i];
-        adamw_update_frozen(adamw, c->frozen, p.params, p.master, p.m, p.v, c->momentum + (p.m - c->m), &stats->grad_scale, p.n,
-                            p.no_decay);
-        add_sum_squares(&stats->param_square, p.params, p.n);
-    }
 }
 
 // For the timeline, the caller of these is who communicates.

@@ -3,9 +3,8 @@ compress_state.h - the errors of compressed gradients in a checkpoint: a file pe
 
     OUT/step_00000100/errors_int8_00001_of_00004.safetensors
 
-It has the tensor `state`, as compress_methods.h lays it out. Its metadata say at which update v was frozen, the loss scale of the
-state, what each float stands for (`layout`), a checksum of AdamW's m by which the file knows its checkpoint (`moments`),
-and a checksum of all this.
+It has the tensor `state`, as compress_methods.h lays it out. Its metadata say the loss scale of the state, what each float stands
+for (`layout`), a checksum of AdamW's m by which the file knows its checkpoint (`moments`), and a checksum of all this.
 
 Errors belong to a method and a number of ranks: each rank's is what that rank has not sent. A run with another method,
 other buckets or another number of ranks begins with none, and says so. A stage that does not compress loads the rest of the
@@ -18,7 +17,6 @@ checkpoint. A file that is missing, damaged, or another rank's or checkpoint's i
 #include "compress_methods.h"
 
 typedef struct {
-    int frozen;
     double loss_scale;
     uint64_t layout, moments;
 } ErrorsFacts;
@@ -37,15 +35,15 @@ static inline uint64_t compress_layout(const Compress* c) {
 
 static inline ErrorsFacts errors_facts(const Compress* c) {
     uint64_t moments = device_checksum(c->m, sizeof(float), c->num_elements);
-    ErrorsFacts f = { c->frozen, c->loss_scale, compress_layout(c), moments };
+    ErrorsFacts f = { c->loss_scale, compress_layout(c), moments };
     return f;
 }
 
 // Returns what the checksum of a file has besides its n floats: the facts, and whose they are.
 static inline uint64_t errors_facts_checksum(ErrorsFacts f, size_t n, int rank, int ranks) {
-    uint64_t facts[] = { (uint64_t)f.frozen, 0, f.layout, f.moments, (uint64_t)rank, (uint64_t)ranks }, sum = 0;
-    memcpy(&facts[1], &f.loss_scale, sizeof f.loss_scale);
-    for (int k = 0; k < 6; k++) sum += checksum_element(facts[k], n + (size_t)k);
+    uint64_t facts[] = { 0, f.layout, f.moments, (uint64_t)rank, (uint64_t)ranks }, sum = 0;
+    memcpy(&facts[0], &f.loss_scale, sizeof f.loss_scale);
+    for (int k = 0; k < 5; k++) sum += checksum_element(facts[k], n + (size_t)k);
     return sum;
 }
 
@@ -61,8 +59,8 @@ static inline json_t* errors_metadata(const Compress* c) {
     ErrorsFacts f = errors_facts(c);
     uint64_t sum = errors_facts_checksum(f, c->state_floats, c->comm->rank, compress_ranks(c))
                  + device_checksum(c->state, sizeof(float), c->state_floats);
-    return json_pack("{so, so, so, so, so}", "frozen", json_sprintf("%d", f.frozen), "loss_scale", json_sprintf("%.17g", f.loss_scale),
-                     "layout", checkpoint_hex(f.layout), "moments", checkpoint_hex(f.moments), "checksum", checkpoint_hex(sum));
+    return json_pack("{so, so, so, so}", "loss_scale", json_sprintf("%.17g", f.loss_scale), "layout", checkpoint_hex(f.layout),
+                     "moments", checkpoint_hex(f.moments), "checksum", checkpoint_hex(sum));
 }
 
 // For SaveShare.beside: self is the Compress.
@@ -95,23 +93,21 @@ static inline void compress_share(Compress* c, SaveShare* share) {
 // ---- loading ----
 
 static inline ErrorsFacts errors_read_facts(const SafeTensors* s) {
-    const char* frozen = json_string_value(json_object_get(s->metadata, "frozen"));
     const char* scale = json_string_value(json_object_get(s->metadata, "loss_scale"));
-    require_file(s->source, frozen != NULL && scale != NULL, "its metadata have no \"frozen\" or no \"loss_scale\"");
+    require_file(s->source, scale != NULL, "its metadata have no \"loss_scale\"");
     uint64_t layout = train_state_hex(s->metadata, "layout", s->source);
     uint64_t moments = train_state_hex(s->metadata, "moments", s->source);
-    ErrorsFacts f = { (int)strtol(frozen, NULL, 10), strtod(scale, NULL), layout, moments };
+    ErrorsFacts f = { strtod(scale, NULL), layout, moments };
     return f;
 }
 
-// Checks a whole file, that of rank `rank` of `ranks`. Sets the state if that is this rank with these buckets; true if it does.
-static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int ranks) {
+// Checks this rank's whole file. Sets the state if the file was made with these buckets; true if it was.
+static inline bool errors_read(Compress* c, const SafeTensors* s) {
     ErrorsFacts f = errors_read_facts(s), mine = errors_facts(c);
     const SafeTensor* t = safetensors_find(s, "state");
     require_file(s->source, t != NULL, "has no tensor \"state\"");
-    bool own = rank == c->comm->rank && ranks == compress_ranks(c);
-    bool fits = own && f.layout == mine.layout && t->elements == c->state_floats;
-    uint64_t sum = errors_facts_checksum(f, t->elements, rank, ranks);
+    bool fits = f.layout == mine.layout && t->elements == c->state_floats;
+    uint64_t sum = errors_facts_checksum(f, t->elements, c->comm->rank, compress_ranks(c));
     float* host = (float*)xcalloc(STAGED, sizeof(float));
     for (size_t k = 0, n; k < t->elements; k += n) {
         n = size_min(STAGED, t->elements - k);
@@ -126,19 +122,17 @@ static inline bool errors_read(Compress* c, const SafeTensors* s, int rank, int 
                  "its values do not match their checksum: the file is damaged");
     require_file(s->source, f.moments == mine.moments,
                  "is of another run or step: it was not saved with this checkpoint's moments");
-    c->frozen = f.frozen; // the same on all ranks and in any buckets
     if (fits) c->loss_scale = f.loss_scale;
     return fits;
 }
 
-// Reads this rank's file, or rank 0's if they are others'. Returns true if the state is set.
-static inline bool errors_load(Compress* c, const char* folder, CheckpointErrors there, bool own) {
-    int rank = own ? c->comm->rank : 0;
-    char *path = checkpoint_errors_path(folder, there, rank), *advice = checkpoint_remedy(folder);
+// Reads this rank's file. Returns true if the state is set.
+static inline bool errors_load(Compress* c, const char* folder) {
+    char *path = checkpoint_errors_path(folder, errors_of(c), c->comm->rank), *advice = checkpoint_remedy(folder);
     char* remedy = format_string("%s; without its errors_* files errors begin at 0", advice);
     SafeTensors file;
     safetensors_open(&file, path, remedy);
-    bool loaded = errors_read(c, &file, rank, there.ranks);
+    bool loaded = errors_read(c, &file);
     safetensors_close(&file);
     free(remedy);
     free(advice);
@@ -150,9 +144,8 @@ static inline bool errors_load(Compress* c, const char* folder, CheckpointErrors
 static inline void compress_load(Compress* c, const char* folder) {
     if (folder == NULL || !compress_keeps(c)) return; // then run_load says what is lost
     CheckpointErrors there = checkpoint_errors(folder), mine = errors_of(c);
-    bool same = strcmp(there.method, mine.method) == 0, own = same && there.ranks == mine.ranks;
-    bool frozen = same && c->o.method == COMPRESS_ONEBIT_ADAM; // then others' errors also say when
-    if ((own || frozen) && errors_load(c, folder, there, own)) return;
+    bool own = strcmp(there.method, mine.method) == 0 && there.ranks == mine.ranks;
+    if (own && errors_load(c, folder)) return;
     const char* buckets = "other buckets (--bucket-mb, --rank, --error-feedback, precision)";
     char lost[128] = "";
     if (own) snprintf(lost, sizeof lost, "; those of %s are lost", buckets);

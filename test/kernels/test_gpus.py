@@ -232,8 +232,8 @@ def assert_has_nearly_the_numbers(cpu, gpu, step=None):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("comm, method", [
-    ("nccl", "fp16 --error-feedback --bucket-mb 0.01"), ("mpi", "int8 --error-feedback"), ("nccl", "int4 --bucket-mb 0.01"),
-    ("mpi", "top-k --top-k-fraction 0.05"), ("nccl", "sign --error-feedback"), ("nccl", "onebit-adam --compress-from 1"),
+    ("nccl", "bf16 --error-feedback --bucket-mb 0.01"), ("mpi", "int8 --error-feedback"), ("nccl", "int4 --bucket-mb 0.01"),
+    ("mpi", "top-k --top-k-fraction 0.05"), ("nccl", "sign --error-feedback"),
     ("mpi", "powersgd --compress-from 0 --rank 2"), ("nccl", "powersgd --compress-from 0 --rank 2")])
 def test_compressed_gradients_have_the_cpus_numbers(comm, method):
     options = f"--compress {method}"
@@ -259,7 +259,7 @@ def test_the_compression_error_is_the_cpus(method):
     assert_has_nearly_the_numbers(cpu("compress", 4, options), run)
 
 
-@pytest.mark.parametrize("method", ["int4", "onebit-adam", "powersgd --rank 2"])
+@pytest.mark.parametrize("method", ["int4", "powersgd --rank 2"])
 def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
     options = f"{ORDERED} --compress {method} --compress-from 1 --total-batch-size 96 --save-every 2 --keep 0"
     whole = gpu("compress", "nccl", 3, options)
@@ -359,12 +359,12 @@ def test_what_blocks_exchange_is_in_windows_of_the_ranks_that_share_the_model(op
 
 # Without padding, no method would send rows of a multiple of 16 bytes to 3 or 4 ranks.
 LARGER = "--model d2 --channels 60 --heads 3 --vocab-size 300 --seq-len 12 --batch-size 1 --steps 2"
-INT4, ONEBIT, TOP_K = "--compress int4 --compress-from 0", "--compress onebit-adam --compress-from 1", "--compress top-k --top-k-fraction 0.0501"
+INT4, TOP_K = "--compress int4 --compress-from 0", "--compress top-k --top-k-fraction 0.0501"
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("stage, ranks, options", [
-    *(("compress", ranks, method) for method in ("--compress int8", INT4, "--compress sign", TOP_K, ONEBIT) for ranks in (3, 4)),
+    *(("compress", ranks, method) for method in ("--compress int8", INT4, "--compress sign", TOP_K) for ranks in (3, 4)),
     ("zeropp", 3, "--node-ranks 1"), ("zeropp", 4, NODES), ("zeropp", 4, f"--node-ranks 1 --quantise-gradients int8 {ORDERED}"),
     ("ddp", 3, ""), ("ddp", 4, f"--bucket-mb 0.1 {ORDERED}"), ("ddp", 4, "--bucket-mb 0.1 --allreduce ring"), ("ddp", 3, "--bucket-mb 0.01"),
     ("zero", 3, "--zero-stage 2"), ("zero", 3, f"--zero-stage 3 {ORDERED}"), ("fsdp", 3, ""), ("fsdp", 4, f"--sharding hybrid --shard-group 2 {ORDERED}"),
@@ -398,7 +398,7 @@ def waits(stage, options=""):
     ("zeropp", "--node-ranks 1"), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
     ("cp", ""), ("cp", GATHER), ("cp", f"{RING} {BALANCED}"),
-    ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0"), ("compress", "--compress onebit-adam --compress-from 1")])
+    ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0")])
 def test_the_host_waits_as_often_in_a_step_as_in_ddps(stage, options):
     assert waits(stage, options) == waits("ddp") >= 8
 

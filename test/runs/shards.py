@@ -105,7 +105,7 @@ PROGRAMS = { # the stage, on so many ranks unless a test says otherwise, its opt
 # A method of compression from the fourth step on: with + behind it errors are fed back, with - they are not.
 PROGRAMS |= {f"{method}{sign}": ("compress", 2, f"--compress {method} --compress-from 3 --{'no-' * (sign == '-')}error-feedback" +
                                  " --rank 2" * (method == "powersgd"))
-             for method in ("bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd") for sign in "+-"}
+             for method in ("bf16", "int8", "int4", "top-k", "sign", "powersgd") for sign in "+-"}
 
 
 def train_by(verb, name, ranks, *more, **settings):

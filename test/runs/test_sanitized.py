@@ -61,9 +61,8 @@ ROWS = """
     sampled-strict 4 cp --cp ring --recompute block --deterministic
     sampled 2 cp --cp allgather --cp-balance zigzag
     sampled-LEAKS 3 compress --compress int8 --error-feedback --measure-error 2 --check-every 1
-    sampled 2 compress --compress fp16 --error-feedback
+    sampled 2 compress --compress bf16 --error-feedback
     sampled-strict 2 compress --compress top-k --error-feedback
-    sampled 2 compress --compress onebit-adam --compress-from 1 --error-feedback
     rest 2 compress --compress powersgd --rank 2 --compress-from 1 --recompute block --error-feedback"""
 
 

@@ -52,8 +52,7 @@ ROWS = """
     signs 2 compress --compress sign --error-feedback
     signs 2 compress --compress sign --error-feedback --bucket-mb 0.001 --recompute block
     low 3 compress --compress powersgd --rank 2 --compress-from 1
-    low 3 compress --compress powersgd --rank 2 --compress-from 1 --bucket-mb 0.001 --recompute block
-    momentum 3 compress --compress onebit-adam --compress-from 1 --no-error-feedback"""
+    low 3 compress --compress powersgd --rank 2 --compress-from 1 --bucket-mb 0.001 --recompute block"""
 
 
 def rows():

@@ -99,7 +99,7 @@ def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
     assert rows["ddp"][2] == 10 and rows["ddp"][9] == 1
 
 
-# none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; onebit-adam computes for
+# none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; powersgd computes for
 # 10 ms and sends 125 kB, 10 ms. The loss falls by 0.01 a step, int8's by 0.008 with seed 1, and by 0.012 with seed 2.
 COMPRESS = """
 if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0": sys.exit()
@@ -132,7 +132,7 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
     def table(*options, breaks="", count=None):
         runs.write_text("")
         run = command("python3 dev/bench/compress_table.py --sizes 1x16 --steps 100 --rounds 1 --time-steps 5", ["--seeds", "1 2"],
-                      ["--variants", "none int8 onebit-adam@20"], ["--rates", "0.1 100"], *options,
+                      ["--variants", "none int8 powersgd@20"], ["--rates", "0.1 100"], *options,
                       env={"BUILD": tmp_path / "build", "RUNS": runs, "BREAKS": breaks})
         if count is None: assert run.status != 0, run
         else: assert run.status == 0 and len(runs.read_text().splitlines()) == count, run
@@ -141,10 +141,10 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
     assert "| loss, 16 channels | more than none |" in table("--only losses --into", losses, count=6)  # each variant with both seeds
     table("--only times --into", times, ["--links", "0.1 25"], count=3 * 3)
     page = table("--from", losses, "--beside", times, "--time-svg", tmp_path / "time.svg", count=0)
-    # The rate of learning falls after step 80. At 0.1 Gb/s int8 comes there after 80 x 40 ms = 3.2 s, onebit-adam after 20 x 90 + 60 x 20 =
-    # 3 s, in which none makes 33.3 steps and int8 75; int8 is the best with seed 2. At 100 Gb/s onebit-adam makes 80, int8 40.
+    # The rate of learning falls after step 80. At 0.1 Gb/s int8 comes there after 80 x 40 ms = 3.2 s, powersgd after 20 x 90 + 60 x 20 =
+    # 3 s, in which none makes 33.3 steps and int8 75; int8 is the best with seed 2. At 100 Gb/s powersgd makes 80, int8 40.
     for row in ("| `int8` | 250.0 kB | 4.0 times | 4.1 kB | 2.00 | 0.2500 | 0.500 | 0.750 | 4.500 (4.300 to 4.700) | +0.000 (-0.200 to +0.200) |",
-                "| `onebit-adam` from step 20 | **4.700** (80) | **4.70", "| `none` | 5.167 (33) | 4.70", "| `int8` | **4.750** (75) | 5.099 (40)",
+                "| `powersgd` from step 20 | **4.700** (80) | **4.70", "| `none` | 5.167 (33) | 4.70", "| `int8` | **4.750** (75) | 5.099 (40)",
                 "| 0.1 Gb/s, `none` communicates 89 % |", "| 0.1 Gb/s: simulated | real |",
                 "| `none` | 90.0 ms | 15.1 ms (33 %) | 0.17 | 10.3 ms | 40.0 ms (12 %) | 3.88 |"):
         assert row in page
@@ -161,7 +161,7 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
 @pytest.mark.rest
 def test_the_table_of_compression_methods_measures_the_training_program(tmp_path):
     run = succeeds("python3 dev/bench/compress_table.py --seeds 1 --steps 10 --rounds 1 --time-steps 2", ["--sizes", "1x16 1x16:sgd"],
-                   ["--variants", "none int8 sign sign-ef onebit-adam"], "--feedback-svg", tmp_path / "svg", "--into", tmp_path / "results",
+                   ["--variants", "none int8 sign sign-ef powersgd"], "--feedback-svg", tmp_path / "svg", "--into", tmp_path / "results",
                    "--seq-len 16 --batch-size 2 --data", TOKENS, "--val-data", TOKENS, timeout=900)
     assert len(re.findall(r"^\| .sign.*\| [0-9.]+ times \| .* kB \|", run.out, re.M)) == 2
     assert "| loss, 16 channels, sgd |" in run.out and (tmp_path / "svg").stat().st_size

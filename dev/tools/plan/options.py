@@ -57,7 +57,7 @@ OPTIONS = [
          "bytes/s of host memory for a rank's AdamW, with --cpu-offload; the default is an eighth of a DGX A100's"),
     "Compressed gradients beside ddp, as train_gpt2_compress's options of these names",
     choice("compress", "none", "|".join(METHODS) + "|all", "how the gradients of matrices travel; all: only a table of the methods"),
-    switch("error-feedback", "keep what was not sent; default: on for int4, onebit-adam and powersgd"),
+    switch("error-feedback", "keep what was not sent; default: on for int4 and powersgd"),
     real("top-k-fraction", 0.01, 1e-6, 1, "share of a matrix's elements that top-k sends"),
     whole("rank", 4, 1, 1024, "rank of powersgd's matrices"),
     real("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket"),

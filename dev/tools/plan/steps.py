@@ -85,14 +85,14 @@ class StepTime(NamedTuple):
 
 
 # ---- compressed gradients ----
-METHODS = ("none", "bf16", "fp16", "int8", "int4", "top-k", "sign", "onebit-adam", "powersgd")
-FED_BY_DEFAULT = ("int4", "onebit-adam", "powersgd")
+METHODS = ("none", "bf16", "int8", "int4", "top-k", "sign", "powersgd")
+FED_BY_DEFAULT = ("int4", "powersgd")
 QUANTISE_BLOCK = 256 # elements of int8 and int4 that share a scale
 PACKED_ROW = 4 * QUANTISE_BLOCK # a rank's shard is a multiple of it
 
 
 # Gradients of 16 bits cannot be rounded to 16 bits: the program refuses then.
-def is_possible(plan): return plan.X == 4 or plan.method not in ("bf16", "fp16")
+def is_possible(plan): return plan.X == 4 or plan.method != "bf16"
 
 
 class Segments:
@@ -115,29 +115,28 @@ def touched(plan, n, row):
     method, N, X, F = plan.method, plan.N, plan.X, 4
     fed = F if (method in FED_BY_DEFAULT if plan.feedback is None else plan.feedback) else 0 # an error is read, and written
     exchanged = row + 2 * n * (F + fed) / N + row / N + row # fp32: a part's sum is written and read, its error too
-    if method in ("bf16", "fp16"): return n * (X + 2 + 2 * fed), n * (2 + X)
+    if method == "bf16": return n * (X + 2 + 2 * fed), n * (2 + X)
     if method in ("int8", "int4"): return n * (X + 2 * fed) + row, exchanged + n * X
     # the k largest take four passes for the digits of |x|, one that counts and one that sends
     if method == "top-k": return n * (X + 7 * F + 2 * fed) + row / N, row + n * (F + F + X)
     # one pass for the scale, one for the signs
     if method == "sign": return n * (X + 3 * F + 2 * fed) + row / N, row + n * X
-    if method == "onebit-adam": return n * (X + 4 * F + 2 * fed) + row, exchanged + n * F
     return n * (X + 3 * F + fed), n * (F + X + fed) # powersgd: two products read x, and the last kernel as well
 
 
 def segments_of(plan):
-    """Of the root, and of all blocks. What has no buffers is sent whole, by onebit-adam in fp32."""
+    """Of the root, and of all blocks. What has no buffers is sent whole."""
     root, blocks, method = Segments(), Segments(), plan.method
     for begin, n, sent, received in answer_of(plan, DDP)["more"]: # bytes of its buffers
         u = root if begin < plan.shape.unit(0) else blocks
         if sent == 0:
-            u.add(ALL_REDUCE, float(n * (4 if method == "onebit-adam" else plan.X)))
+            u.add(ALL_REDUCE, float(n * plan.X))
             continue
         packing, unpacking = touched(plan, float(n), float(sent))
         u.packing += packing
         u.unpacking += unpacking
-        if method in ("int8", "int4", "onebit-adam"): u.add(REDUCE_SCATTER, sent)
-        if method in ("bf16", "fp16", "powersgd"): u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
+        if method in ("int8", "int4"): u.add(REDUCE_SCATTER, sent)
+        if method in ("bf16", "powersgd"): u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
         else: u.add(ALL_GATHER, sent)
     return root, blocks
 
@@ -225,7 +224,6 @@ def micro_batch(plan, stage, units, s, micro, t):
     gathers = uses if stage == ZERO3 or frees else head if stage in (ZERO1, ZERO2) and micro == 0 else 0
     last, stays = micro == plan.accumulation - 1, plan.sharding in ("grad-op", "none")
     reduces = last or stage in (ZERO2, ZERO3, FSDP, ZEROPP)
-    late = stage == DDP and plan.method == "onebit-adam" # ranks clip their gradients before momentum is made of them
     arrives, unpacking, gathered = [0.0] * uses, [0.0] * uses, 0
     here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
     for use, k in enumerate(order):
@@ -239,8 +237,8 @@ def micro_batch(plan, stage, units, s, micro, t):
         t.pack(unpacking[use])
         if use == head: t.now += s.head
         t.now += units[k].blocks * (s.block_forward if use < head else s.block_backward)
-        if reduces and use > head and not late: send_gradients(units[k], last, t)
-    for unit in reversed(units if late else units[:1]) if reduces else (): send_gradients(unit, last, t)
+        if reduces and use > head: send_gradients(units[k], last, t)
+    if reduces: send_gradients(units[0], last, t)
 
 
 # ---- tensor parallelism ----

@@ -20,21 +20,17 @@ void scale_in_place_fp32(float* x, float factor, size_t n) {
 }
 
 // ---- 16 bits ----
-void round_16(uint16_t* out, float* kept, const floatX* grads, const float* error, DType to, float factor, size_t n) {
+void round_bf16(uint16_t* out, float* kept, const floatX* grads, const float* error, size_t n) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) {
-        float x = with_error(to_float(grads[i]), error, i), scaled = x * factor;
-        out[i] = to == DTYPE_BF16 ? bf16_bits_from_float(scaled) : f16_bits_from_float(scaled);
-        float sent = to == DTYPE_BF16 ? float_from_bf16_bits(out[i]) : float_from_f16_bits(out[i]);
-        if (kept != NULL) kept[i] = x - sent / factor;
+        float x = with_error(to_float(grads[i]), error, i);
+        out[i] = bf16_bits_from_float(x);
+        if (kept != NULL) kept[i] = x - float_from_bf16_bits(out[i]);
     }
 }
-void widen_16(floatX* out, const uint16_t* in, DType from, float factor, size_t n) {
+void widen_bf16(floatX* out, const uint16_t* in, size_t n) {
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        float x = from == DTYPE_BF16 ? float_from_bf16_bits(in[i]) : float_from_f16_bits(in[i]);
-        out[i] = to_floatX(x * factor);
-    }
+    for (size_t i = 0; i < n; i++) out[i] = to_floatX(float_from_bf16_bits(in[i]));
 }
 
 // ---- 8 and 4 bits, in blocks ----
@@ -121,14 +117,10 @@ static double chunk_magnitudes(const void* array, DType t, size_t begin, size_t 
     for (size_t i = begin; i < end; i++) sum += (double)fabsf(x[i]);
     return sum;
 }
-static inline float sign_scale(const float* x, size_t n, SignScale scale) {
-    if (n == 0) return 0;
-    if (scale == SIGN_MEAN) return (float)(host_sum_chunks(chunk_magnitudes, x, DTYPE_F32, n) / (double)n);
-    return (float)sqrt(host_sum_squares(x, DTYPE_F32, n) / (double)n);
-}
-static inline void pack_signs_row(uint32_t* packed, float* kept, const float* x, size_t n, SignScale scale) {
-    float value = sign_scale(x, n, scale);
-    uint32_t* words = packed + 1;
+void pack_signs(void* packed, float* kept, const float* x, size_t n) {
+    if (n == 0) return;
+    float value = (float)(host_sum_chunks(chunk_magnitudes, x, DTYPE_F32, n) / (double)n);
+    uint32_t* words = (uint32_t*)packed + 1;
     memcpy(packed, &value, sizeof value);
     #pragma omp parallel for schedule(static)
     for (size_t w = 0; w < ceil_div(n, 32); w++) {
@@ -141,19 +133,7 @@ static inline void pack_signs_row(uint32_t* packed, float* kept, const float* x,
         words[w] = word;
     }
 }
-static inline uint32_t* sign_row(const void* packed, size_t row, size_t part) {
-    return (uint32_t*)((char*)packed + row * signs_bytes(part));
-}
-void pack_signs(void* packed, float* kept, const float* x, size_t n, size_t part, SignScale scale) {
-    for (size_t row = 0, at = 0; at < n; row++, at += part)
-        pack_signs_row(sign_row(packed, row, part), kept != NULL ? kept + at : NULL, x + at, size_min(part, n - at), scale);
-}
-void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part) {
-    for (size_t row = 0, at = 0; at < n; row++, at += part)
-        unpack_signs_sum(out + at, DTYPE_F32, sign_row(packed, row, part), 1, size_min(part, n - at));
-}
-
-void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n) {
+void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n) {
     size_t row = signs_bytes(n);
     #pragma omp parallel for schedule(static)
     for (size_t w = 0; w < ceil_div(n, 32); w++) {
@@ -164,7 +144,7 @@ void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n
             memcpy(&scale, begin, sizeof scale);
             for (int i = 0; i < 32; i++) sum[i] += word >> i & 1 ? -scale : scale;
         }
-        convert_slice((char*)out + 32 * w * dtype_size(t), t, sum, DTYPE_F32, size_min(32, n - 32 * w));
+        convert_slice(out + 32 * w, FLOATX_DTYPE, sum, DTYPE_F32, size_min(32, n - 32 * w));
     }
 }
 
@@ -313,29 +293,6 @@ void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, co
                 if (kept != NULL) for (int c = 0; c < cols; c++) kept[at + c] = m[at + c] - share * to_float(out[at + c]);
             }
         }
-}
-
-// ---- Adam with a frozen v ----
-void momentum_with_error(float* x, const float* m, const floatX* grads, const float* grad_scale, const float* error,
-                         double beta1, double share, size_t n) {
-    float old = (float)(share * beta1), factor = (float)(1 - beta1) * *grad_scale;
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) x[i] = with_error(old * m[i] + factor * to_float(grads[i]), error, i);
-}
-void adamw_update_frozen(AdamW a, int frozen, floatX* params, float* master, float* m, const float* v,
-                         const float* momentum, const float* grad_scale, size_t n, size_t no_decay) {
-    AdamWFactors f = adamw_factors(a);
-    float* weights = NEEDS_MASTER || master != NULL ? master : (float*)(void*)params;
-    f.root_correction = (float)sqrt(1 - pow(a.beta2, frozen));
-    if (*grad_scale == 0) return;
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        float denominator = sqrtf(v[i]) / f.root_correction + f.eps, decay = i < no_decay ? 1.0f : f.decay;
-        float moved = v[i] > 0 ? momentum[i] : 0;
-        weights[i] = weights[i] * decay - f.step_size * moved / denominator;
-        m[i] = moved;
-        if (NEEDS_MASTER && params != NULL) params[i] = to_floatX(weights[i]);
-    }
 }
 
 // ---- comparison ----

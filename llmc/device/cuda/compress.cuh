@@ -8,7 +8,6 @@ compiler would make one fused operation of the two.
 #ifndef LLMC_CUDA_COMPRESS_CUH
 #define LLMC_CUDA_COMPRESS_CUH
 #include "../compress_api.h"
-#include "adamw.cuh"
 #include "common.cuh"
 #include "stats.cuh"
 
@@ -41,31 +40,23 @@ void scale_in_place_fp32(float* x, float factor, size_t n) {
 }
 
 // ---- 16 bits ----
-__device__ inline uint16_t rounded_16(float x, DType to) {
-    return to == DTYPE_BF16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x)) : __half_as_ushort(__float2half_rn(x));
-}
-__device__ inline float widened_16(uint16_t x, DType from) {
-    return from == DTYPE_BF16 ? __bfloat162float(__ushort_as_bfloat16(x)) : __half2float(__ushort_as_half(x));
-}
-struct Round16 { // 14 n bytes in fp32
-    uint16_t* out; float* kept; const floatX* grads; const float* error; DType to; float factor;
+struct RoundBf16 { // 14 n bytes in fp32
+    uint16_t* out; float* kept; const floatX* grads; const float* error;
     __device__ void operator()(size_t i) const {
         float x = with_error(widen(grads[i]), error, i);
-        uint16_t sent = rounded_16(__fmul_rn(x, factor), to);
-        out[i] = sent;
-        if (kept != NULL) kept[i] = x - widened_16(sent, to) / factor;
+        __nv_bfloat16 sent = __float2bfloat16_rn(x);
+        out[i] = __bfloat16_as_ushort(sent);
+        if (kept != NULL) kept[i] = x - __bfloat162float(sent);
     }
 };
-void round_16(uint16_t* out, float* kept, const floatX* grads, const float* error, DType to, float factor, size_t n) {
-    for_each(n, Round16 { out, kept, grads, error, to, factor }, "round_16");
+void round_bf16(uint16_t* out, float* kept, const floatX* grads, const float* error, size_t n) {
+    for_each(n, RoundBf16 { out, kept, grads, error }, "round_bf16");
 }
-struct Widen16 {
-    floatX* out; const uint16_t* in; DType from; float factor;
-    __device__ void operator()(size_t i) const { out[i] = narrow<floatX>(widened_16(in[i], from) * factor); }
+struct WidenBf16 {
+    floatX* out; const uint16_t* in;
+    __device__ void operator()(size_t i) const { out[i] = narrow<floatX>(__bfloat162float(__ushort_as_bfloat16(in[i]))); }
 };
-void widen_16(floatX* out, const uint16_t* in, DType from, float factor, size_t n) {
-    for_each(n, Widen16 { out, in, from, factor }, "widen_16");
-}
+void widen_bf16(floatX* out, const uint16_t* in, size_t n) { for_each(n, WidenBf16 { out, in }, "widen_bf16"); }
 
 // ---- 8 and 4 bits, in blocks: a warp has a block, and a lane PART neighbours of it ----
 constexpr int PART = QUANTISE_BLOCK / WARP;
@@ -187,42 +178,34 @@ void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, 
 // ---- signs, with one scale ----
 struct Magnitude { __device__ double operator()(double x) const { return fabs(x); } };
 
-// A block has a row's partial sums (blocks), and begins its packed row of so many words with the scale.
-__global__ void sign_scale_kernel(uint32_t* packed, const double* partial, unsigned blocks, size_t n, size_t part, size_t words,
-                                  SignScale kind) {
+// One block adds up partial sums (blocks), and begins the packed row with the scale.
+__global__ void sign_scale_kernel(uint32_t* packed, const double* partial, unsigned blocks, size_t n) {
     __shared__ double of_warps[WARP];
-    size_t row = blockIdx.x, count = min(part, n - row * part);
     double sum = 0;
-    for (unsigned i = threadIdx.x; i < blocks; i += blockDim.x) sum += partial[row * blocks + i];
-    double mean = block_sum(sum, of_warps) / (double)count;
-    if (threadIdx.x == 0) packed[row * words] = __float_as_uint((float)(kind == SIGN_MEAN ? mean : sqrt(mean)));
+    for (unsigned i = threadIdx.x; i < blocks; i += blockDim.x) sum += partial[i];
+    double mean = block_sum(sum, of_warps) / (double)n;
+    if (threadIdx.x == 0) packed[0] = __float_as_uint((float)mean);
 }
-// A thread has an element of row blockIdx.y, and a warp a word. Reads x, writes kept: with the sum before it, 12 bytes an element.
-__global__ void pack_signs_kernel(uint32_t* packed, float* kept, const float* x, size_t n, size_t part, size_t words) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * part, at = first + i;
-    bool has_one = i < part && at < n;
-    packed += blockIdx.y * words;
-    float scale = __uint_as_float(packed[0]), value = has_one ? x[at] : 0;
+// A thread has an element, and a warp a word. Reads x, writes kept: with the sum before it, 12 bytes an element.
+__global__ void pack_signs_kernel(uint32_t* packed, float* kept, const float* x, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    float scale = __uint_as_float(packed[0]), value = i < n ? x[i] : 0;
     bool negative = value < 0;
     uint32_t word = __ballot_sync(~0u, negative);
-    if (has_one && kept != NULL) kept[at] = value - (negative ? -scale : scale);
-    if (has_one && i % WARP == 0) packed[1 + i / WARP] = word;
+    if (i < n && kept != NULL) kept[i] = value - (negative ? -scale : scale);
+    if (i < n && i % WARP == 0) packed[1 + i / WARP] = word;
 }
-void pack_signs(void* packed, float* kept, const float* x, size_t n, size_t part, SignScale kind) {
+void pack_signs(void* packed, float* kept, const float* x, size_t n) {
     if (n == 0) return;
-    size_t words = signs_bytes(part) / sizeof(uint32_t), rows = ceil_div(n, part);
-    double* partial = (double*)cuda_layers.workspace; // (rows,blocks)
-    unsigned blocks = (unsigned)size_max(1, size_min(stats_blocks(part), COMPRESS_WORKSPACE / sizeof(double) / rows));
-    if (kind == SIGN_MEAN) sum_rows(partial, x, n, part, blocks, Magnitude());
-    else sum_rows(partial, x, n, part, blocks, Square());
-    sign_scale_kernel<<<(unsigned)rows, STATS_THREADS, 0, compute_stream>>>((uint32_t*)packed, partial, blocks, n, part, words,
-                                                                           kind);
-    dim3 grid((unsigned)ceil_div(size_min(n, part), COMPRESS_THREADS), (unsigned)rows);
-    pack_signs_kernel<<<grid, COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, kept, x, n, part, words);
+    double* partial = (double*)cuda_layers.workspace; // (blocks)
+    unsigned blocks = stats_blocks(n);
+    sum_blocks(partial, x, n, blocks, Magnitude());
+    sign_scale_kernel<<<1, STATS_THREADS, 0, compute_stream>>>((uint32_t*)packed, partial, blocks, n);
+    pack_signs_kernel<<<(unsigned)ceil_div(n, COMPRESS_THREADS), COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, kept, x, n);
     check_launch("pack_signs");
 }
-template <typename T> struct UnpackSigns {
-    T* out; const uint32_t* packed; int rows; size_t row_words;
+struct UnpackSigns {
+    floatX* out; const uint32_t* packed; int rows; size_t row_words;
     __device__ void operator()(size_t i) const {
         float sum = 0;
         for (int row = 0; row < rows; row++) {
@@ -230,30 +213,12 @@ template <typename T> struct UnpackSigns {
             float scale = __uint_as_float(in[0]);
             sum += in[1 + i / 32] >> (i % 32) & 1 ? -scale : scale;
         }
-        out[i] = narrow<T>(sum);
+        out[i] = narrow<floatX>(sum);
     }
 };
-void unpack_signs_sum(void* out, DType t, const void* packed, int rows, size_t n) {
-    const uint32_t* words = (const uint32_t*)packed;
-    if (t == DTYPE_F32) for_each(n, UnpackSigns<float> { (float*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
-    else for_each(n, UnpackSigns<floatX> { (floatX*)out, words, rows, signs_bytes(n) / 4 }, "unpack_signs_sum");
+void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n) {
+    for_each(n, UnpackSigns { out, (const uint32_t*)packed, rows, signs_bytes(n) / sizeof(uint32_t) }, "unpack_signs_sum");
 }
-// As pack_signs_kernel.
-__global__ void unpack_sign_rows_kernel(float* out, const uint32_t* packed, size_t n, size_t part, size_t words) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = blockIdx.y * part + i;
-    const uint32_t* row = packed + blockIdx.y * words;
-    if (i >= part || at >= n) return;
-    float scale = __uint_as_float(row[0]);
-    out[at] = row[1 + i / WARP] >> (i % WARP) & 1 ? -scale : scale;
-}
-void unpack_sign_rows(float* out, const void* packed, size_t n, size_t part) {
-    if (n == 0) return;
-    dim3 grid((unsigned)ceil_div(size_min(n, part), COMPRESS_THREADS), (unsigned)ceil_div(n, part));
-    unpack_sign_rows_kernel<<<grid, COMPRESS_THREADS, 0, compute_stream>>>(out, (const uint32_t*)packed, n, part,
-                                                                          signs_bytes(part) / sizeof(uint32_t));
-    check_launch("unpack_sign_rows");
-}
-
 // ---- the k largest ----
 // The k-th's magnitude is found digit by digit, as in cpu/compress.h. Then blocks count what they will send, and write it where
 // their turn is. Counts are whole numbers, so the order of atomic additions does not matter. Reads x five times, and writes kept:
@@ -600,40 +565,6 @@ void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, co
     dim3 blocks((unsigned)ceil_div((size_t)n, ROWS), (unsigned)ceil_div((size_t)k, COMPRESS_THREADS));
     low_rank_kernel<ROWS><<<blocks, COMPRESS_THREADS, 0, compute_stream>>>(out, kept, m, p, q, share, n, k, r);
     check_launch("low_rank_apply");
-}
-
-// ---- Adam with a frozen v ----
-struct Momentum {
-    float* x; const float* m; const floatX* grads; const float *grad_scale, *error; float old, rest;
-    __device__ void operator()(size_t i) const {
-        float own = fmaf(rest * *grad_scale, widen(grads[i]), old * m[i]);
-        x[i] = with_error(own, error, i);
-    }
-};
-void momentum_with_error(float* x, const float* m, const floatX* grads, const float* grad_scale, const float* error,
-                         double beta1, double share, size_t n) {
-    Momentum f = { x, m, grads, grad_scale, error, (float)(share * beta1), (float)(1 - beta1) };
-    for_each(n, f, "momentum_with_error");
-}
-struct AdamWFrozen {
-    AdamWFactors f; floatX* params; float *weights, *m; const float *v, *momentum, *grad_scale; size_t no_decay;
-    __device__ void operator()(size_t i) const {
-        if (*grad_scale == 0) return;
-        float denominator = sqrtf(v[i]) / f.root_correction + f.eps, decay = i < no_decay ? 1.0f : f.decay;
-        float moved = v[i] > 0 ? momentum[i] : 0;
-        weights[i] = fmaf(weights[i], decay, -(f.step_size * moved / denominator));
-        m[i] = moved;
-        if (params != NULL) params[i] = narrow<floatX>(weights[i]);
-    }
-};
-void adamw_update_frozen(AdamW a, int frozen, floatX* params, float* master, float* m, const float* v,
-                         const float* momentum, const float* grad_scale, size_t n, size_t no_decay) {
-    AdamWFactors f = adamw_factors(a);
-    bool own_master = !NEEDS_MASTER && master == NULL;
-    f.root_correction = (float)sqrt(1 - pow(a.beta2, frozen));
-    AdamWFrozen update = { f, NEEDS_MASTER ? params : NULL, own_master ? (float*)(void*)params : master, m, v, momentum,
-                           grad_scale, no_decay };
-    for_each(n, update, "adamw_update_frozen");
 }
 
 // ---- comparison ----

@@ -15,14 +15,10 @@ static inline unsigned stats_blocks(size_t n) {
 struct Identity { __device__ double operator()(double x) const { return x; } };
 struct Square { __device__ double operator()(double x) const { return x * x; } };
 
-// x (n) is rows of `part` elements, the last of which may have fewer. partial (rows,blocks) = sums of f(x) over the elements of
-// each block, of which gridDim.x share row blockIdx.y. Reads x once.
-template <int W, typename T, typename F>
-__global__ void sum_kernel(double* partial, const T* x, size_t n, size_t part, F f) {
+// partial (blocks) = sums of f(x) over the elements of x (n) that each block takes. Reads x once.
+template <int W, typename T, typename F> __global__ void sum_kernel(double* partial, const T* x, size_t n, F f) {
     constexpr int PIECE = 16 / sizeof(T);
     __shared__ double of_warps[WARP];
-    x += blockIdx.y * part;
-    n = min(part, n - blockIdx.y * part);
     size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PIECE, step = (size_t)gridDim.x * blockDim.x * PIECE;
     double sum = 0;
     for (size_t i = first; i < n; i += step) {
@@ -35,14 +31,12 @@ __global__ void sum_kernel(double* partial, const T* x, size_t n, size_t part, F
         }
     }
     sum = block_sum(sum, of_warps);
-    if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 template <typename T, typename F>
-static inline void sum_rows(double* partial, const T* x, size_t n, size_t part, unsigned blocks, F f) {
-    constexpr int PIECE = 16 / sizeof(T);
-    auto kernel = (uintptr_t)x % 16 == 0 && (part % PIECE == 0 || part >= n) ? sum_kernel<PIECE, T, F> : sum_kernel<1, T, F>;
-    dim3 grid(blocks, (unsigned)size_max(1, ceil_div(n, part)));
-    kernel<<<grid, STATS_THREADS, 0, compute_stream>>>(partial, x, n, part, f);
+static inline void sum_blocks(double* partial, const T* x, size_t n, unsigned blocks, F f) {
+    auto kernel = (uintptr_t)x % 16 == 0 ? sum_kernel<16 / sizeof(T), T, F> : sum_kernel<1, T, F>;
+    kernel<<<blocks, STATS_THREADS, 0, compute_stream>>>(partial, x, n, f);
 }
 
 // *acc += the sum of partial (blocks), by one block, whose size depends on blocks alone
@@ -61,7 +55,7 @@ static inline void sum_partial(double* acc, const double* partial, unsigned bloc
 template <typename T, typename F> static inline void add_sum_of(double* acc, const T* x, size_t n, F f, const char* layer) {
     unsigned blocks = stats_blocks(n);
     double* partial = (double*)cuda_layers.workspace;
-    sum_rows(partial, x, n, size_max(1, n), blocks, f);
+    sum_blocks(partial, x, n, blocks, f);
     sum_partial(acc, partial, blocks);
     check_launch(layer);
 }
