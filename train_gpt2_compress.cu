@@ -313,6 +313,8 @@ static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, 
 }
 
 // ---- how a segment travels ----
+// begin packs a segment and sends it when its gradients are final (grad_ready). middle makes the second message, when the next segment
+// is sent. end sets the gradients (gpt2_reduce).
 // int8, int4: whole numbers, and a scale for each block of 256. Bytes cannot be summed: 100 + 100 is no int8, and each rank's blocks
 // have their own scales. So each rank sums its part of all ranks' numbers in fp32, in rank order, and sends that sum to all, quantised
 // again. The sum's error is kept as well. (QSGD, Alistarh et al. 2017, arXiv 1610.02132; two steps as in ZeRO++, arXiv 2306.10209.)
