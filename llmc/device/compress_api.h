@@ -13,7 +13,7 @@ Packed    rows are bytes for COMM_BYTE, and begin at an address that is a multip
           ranks exchange are multiples of 16 bytes, because NCCL copies any other row byte by byte.
 Others    float arrays begin anywhere; from a multiple of 16 bytes on, the GPU reads them faster.
 NaN       A NaN or an infinity that is sent gives NaN or an infinity to everyone, so that all ranks skip the same step.
-Equal     What 16 bits, blocks and the k largest send and keep is the same bits on every device; other results are close.
+Equal     What bf16, blocks and the k largest send and keep is the same bits on every device; other results are close.
 */
 #ifndef LLMC_COMPRESS_API_H
 #define LLMC_COMPRESS_API_H
@@ -23,7 +23,7 @@ Equal     What 16 bits, blocks and the k largest send and keep is the same bits 
 void add_error(float* x, const floatX* grads, const float* error, size_t n); // x (n) = grads + error; x may be error
 void scale_in_place_fp32(float* x, float factor, size_t n); // x (n) *= factor: for errors, if the loss scale changes
 
-// ---- 16 bits ----
+// ---- bf16 ----
 // out (n) = grads + error, rounded to bf16; kept (n) = grads + error - out
 void round_bf16(uint16_t* out, float* kept, const floatX* grads, const float* error, size_t n);
 void widen_bf16(floatX* out, const uint16_t* in, size_t n); // out (n) = in, rounded to floatX

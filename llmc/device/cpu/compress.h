@@ -19,7 +19,7 @@ void scale_in_place_fp32(float* x, float factor, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] *= factor;
 }
 
-// ---- 16 bits ----
+// ---- bf16 ----
 void round_bf16(uint16_t* out, float* kept, const floatX* grads, const float* error, size_t n) {
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) {

@@ -39,7 +39,7 @@ void scale_in_place_fp32(float* x, float factor, size_t n) {
     for_pieces(n, rows_are_vectors(VEC, x), Scale<float> { x, factor }, "scale_in_place_fp32");
 }
 
-// ---- 16 bits ----
+// ---- bf16 ----
 struct RoundBf16 { // 14 n bytes in fp32
     uint16_t* out; float* kept; const floatX* grads; const float* error;
     __device__ void operator()(size_t i) const {
