@@ -2,7 +2,7 @@
 Train GPT-2 with data parallelism: every rank holds the whole model and sees its own part of each global batch. Gradients are
 summed over all ranks, so all ranks take the same step (Li et al., PyTorch Distributed, VLDB 2020, sections 3.2 and 4.2).
 
---ddp naive     The backward pass, then one all-reduce after another, each followed by a division by the number of ranks.
+--ddp naive     The backward pass, then one all-reduce after another.
 --ddp bucketed  Gradients are all-reduced in buckets while the backward pass goes on, so that its computation hides the
                 communication. Micro-batches before a step's last one send nothing (no_sync).
 
@@ -118,7 +118,6 @@ typedef struct {
     Comm* dp;                       // the data-parallel ranks, not owned
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
     double bucket_mb;               // MiB of gradients per bucket
-    bool divide;                    // sums over the ranks are divided by N, the number of ranks; else 1/N is in dloss
     bool last_micro;                // this micro-batch makes the step's gradients final
     int num_buckets;
     Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
@@ -446,17 +445,14 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
 }
 
-// The textbook method: when all gradients are complete, sum them over the ranks, unit by unit, and divide by the number of
-// ranks.
+// The naive method: when all gradients are complete, sum them over the ranks, one unit after another.
 static void gpt2_reduce_naive(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) {
+    for (int u = 0; u < g->num_units; u++)
         comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
-        if (g->divide) scale_in_place(unit_grads(g, u), 1.0f / (float)g->dp->size, g->units[u].size);
-    }
 }
 
 // Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
-// g->stats->loss is the sum over all ranks. The division by the number of ranks happens here or in dloss (see train_step).
+// g->stats->loss is the sum over all ranks. dloss contains the division by the number of ranks (see train_step).
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
@@ -516,7 +512,6 @@ static void gpt2_configure(GPT2* g, Run* run) {
     g->seq_len = (int)run->o.seq_len;
     g->num_units = run->config.L + 1;
     g->dp = &run->ranks->context.comm;
-    g->divide = g->ddp == DDP_NAIVE && !run->o.deterministic; // there 1/3 must round in one place
 }
 
 // Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
@@ -556,12 +551,8 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average. The
-    // textbook takes the mean over this rank's tokens, sums, and divides. Both give the same result except for rounding,
-    // because a gradient is linear in dloss; but only while all ranks have as many tokens that count. Where some are masked, a
-    // mean of the ranks' means weighs a token more on a rank that has few of them. So either way divides by the whole step's.
-    double tokens = g->divide ? run->divisor / g->dp->size : run->divisor;
-    float dloss = (float)(run->scaler.scale / tokens);
+    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
+    float dloss = (float)(run->scaler.scale / run->divisor);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);

@@ -180,7 +180,6 @@ typedef struct {
 } StepStats;
 void add_sum(double* acc, const float* x, size_t n);            // *acc += sum of x (n), in an order that depends on n alone
 void add_sum_squares(double* acc, const floatX* x, size_t n);   // *acc += sum of x^2, in an order that depends on n alone
-void scale_in_place(floatX* x, float factor, size_t n);         // x (n) *= factor, in fp32, rounded once
 void add_in_place(floatX* x, const floatX* y, size_t n);        // x (n) += y (n), in fp32, rounded once; they must not overlap
 // stats->grad_norm = sqrt(grad_square) / loss_scale; grad_scale = min(1, max_norm / grad_norm) / loss_scale, 0 if that is
 // not finite. max_norm 0: no clipping. The same formula as torch.nn.utils.clip_grad_norm_ (which adds 1e-6 to the norm).

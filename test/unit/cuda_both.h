@@ -36,7 +36,7 @@ OF_CPU(matmul_forward) OF_CPU(matmul_gelu_forward) OF_CPU(matmul_backward_input)
 OF_CPU(matmul_gelu_backward_input) OF_CPU(matmul_backward_weight) OF_CPU(attention_forward)
 OF_CPU(attention_backward) OF_CPU(classifier_forward) OF_CPU(classifier_forward_backward) OF_CPU(classifier_part_stats)
 OF_CPU(classifier_part_forward) OF_CPU(classifier_part_forward_backward) OF_CPU(add_sum) OF_CPU(add_sum_squares)
-OF_CPU(scale_in_place) OF_CPU(add_in_place) OF_CPU(add_in_place_fp32) OF_CPU(add_sum_squares_fp32) OF_CPU(clip_gradients)
+OF_CPU(add_in_place) OF_CPU(add_in_place_fp32) OF_CPU(add_sum_squares_fp32) OF_CPU(clip_gradients)
 OF_CPU(adamw_update)
 } }
 

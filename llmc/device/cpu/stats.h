@@ -15,11 +15,6 @@ void add_sum(double* acc, const float* x, size_t n) { *acc += host_sum_chunks(ch
 void add_sum_squares(double* acc, const floatX* x, size_t n) { *acc += host_sum_squares(x, FLOATX_DTYPE, n); }
 void add_sum_squares_fp32(double* acc, const float* x, size_t n) { *acc += host_sum_squares(x, DTYPE_F32, n); }
 
-void scale_in_place(floatX* x, float factor, size_t n) {
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) x[i] = to_floatX(to_float(x[i]) * factor);
-}
-
 void add_in_place(floatX* x, const floatX* y, size_t n) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) x[i] = to_floatX(to_float(x[i]) + to_float(y[i]));

@@ -35,8 +35,17 @@ struct AddError { // 12 n bytes in fp32
 void add_error(float* x, const floatX* grads, const float* error, size_t n) {
     for_each(n, AddError { x, grads, error }, "add_error");
 }
+struct Scale { // reads and writes x: 8 n bytes
+    float* x; float factor;
+    template <int W> __device__ void at(size_t i) const {
+        Floats<W> piece = load<W>(x + i);
+        #pragma unroll
+        for (int k = 0; k < W; k++) piece.x[k] *= factor;
+        store(x + i, piece);
+    }
+};
 void scale_in_place_fp32(float* x, float factor, size_t n) {
-    for_pieces(n, rows_are_vectors(VEC, x), Scale<float> { x, factor }, "scale_in_place_fp32");
+    for_pieces(n, rows_are_vectors(VEC, x), Scale { x, factor }, "scale_in_place_fp32");
 }
 
 // ---- bf16 ----

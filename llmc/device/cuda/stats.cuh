@@ -90,19 +90,6 @@ template <typename F> static inline void for_pieces(size_t n, bool vectors, F f,
     check_launch(layer);
 }
 
-template <typename T> struct Scale { // reads and writes x: 4 n bytes in 16 bits
-    T* x; float factor;
-    template <int W> __device__ void at(size_t i) const {
-        Floats<W> piece = load<W>(x + i);
-        #pragma unroll
-        for (int k = 0; k < W; k++) piece.x[k] *= factor;
-        store(x + i, piece);
-    }
-};
-void scale_in_place(floatX* x, float factor, size_t n) {
-    for_pieces(n, rows_are_vectors(VEC, x), Scale<floatX> { x, factor }, "scale_in_place");
-}
-
 template <typename T> struct Add { // reads x and y, writes x: 6 n bytes in 16 bits
     T* x; const T* y;
     template <int W> __device__ void at(size_t i) const {
