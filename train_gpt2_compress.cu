@@ -698,7 +698,6 @@ int main(int argc, char** argv) {
     g.recompute = ranks_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
-    comm_share_memory(g.dp); // --nccl-windows
     run.ranks->sent = gpt2_predict_sent(&g, run.o.steps - 1); // as from the last step on
     ranks_report(&run);
     report_compress(&g.compress, &run, gpt2_predict_sent(&g, -1)); // before any step that is compressed

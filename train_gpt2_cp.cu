@@ -763,8 +763,6 @@ int main(int argc, char** argv) {
     g.recompute = context_recompute(&run, &g.cp, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
-    comm_share_memory(&g.cp.comm); // --nccl-windows
-    comm_share_memory(g.dp);
     run.ranks->sent = gpt2_predict_sent(&g);
     ranks_report(&run);
     context_report(&run, &g.cp);

@@ -755,7 +755,6 @@ int main(int argc, char** argv) {
     gpt2_predict_memory(&g, run.predicted);
     layout_split(&g.layout, &g.options, g.dp);
     gpt2_init(&g);
-    comm_share_memory(g.layout.shard_ranks); // --nccl-windows
     run.ranks->sent = gpt2_predict_sent(&g);
     ranks_report(&run);
     report_sharding(g.config, &g.options, g.dp->size);

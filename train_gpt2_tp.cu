@@ -629,7 +629,6 @@ int main(int argc, char** argv) {
     g.recompute = mesh_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
-    comm_share_memory(g.dp); // --nccl-windows
     run.ranks->sent = gpt2_predict_sent(&g);
     ranks_report(&run);
     mesh_report(&run);

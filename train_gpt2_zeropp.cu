@@ -797,7 +797,6 @@ int main(int argc, char** argv) {
     g.recompute = ranks_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
     gpt2_predict_memory(&g, run.predicted);
     gpt2_init(&g);
-    comm_share_memory(&g.zpp.node); // --nccl-windows
     run.ranks->sent = gpt2_predict_sent(&g);
     ranks_report(&run);
     report_sharding(g.config, &g.options, g.dp->size);

@@ -385,7 +385,7 @@ static void bench_start(Bench* b, int argc, char** argv) {
     fault_announce(&b->fault);
     b->first = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
     b->second = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
-    comm_share_memory(&b->comm); // --nccl-windows
+    comm_register_memory(&b->comm);
     b->host = (char*)xcalloc(o->max_bytes, 1);
 }
 

@@ -120,7 +120,7 @@ __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, c
     _exit(1);
 }
 
-bool behaves(const char* way) { // a word of CUDA_EMULATOR_NCCL: early, local-windows, no-windows, quiet
+bool behaves(const char* way) { // a word of CUDA_EMULATOR_NCCL: early, local-windows, no-windows, failing-windows, no-memory, quiet
     const char* words = getenv("CUDA_EMULATOR_NCCL");
     return words && strstr(words, way);
 }
@@ -535,7 +535,8 @@ ncclComm* new_comm(const ncclConfig_t* config) {
 
 extern "C" {
 ncclResult_t ncclGetVersion(int* version) {
-    *version = NCCL_VERSION_CODE;
+    const char* of_library = getenv("CUDA_EMULATOR_NCCL_VERSION");
+    *version = of_library ? atoi(of_library) : NCCL_VERSION_CODE;
     return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -613,6 +614,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 // --- memory and windows ---
 ncclResult_t ncclMemAlloc(void** p, size_t bytes) {
+    if (behaves("no-memory")) return ncclUnhandledCudaError;
     if (cudaMalloc(p, (bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT) != cudaSuccess)
         return ncclUnhandledCudaError;
     lent[(const char*)*p] = bytes;
@@ -630,6 +632,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
         return refuse(ncclInvalidArgument, "ncclCommWindowRegister", "%zu bytes at %p of ncclMemAlloc's, flags %d", bytes, buffer, flags);
     if (is_window(buffer)) return refuse(ncclInvalidUsage, "ncclCommWindowRegister", "%p is a window already", buffer);
     if (behaves("no-windows")) { *window = nullptr; return ncclSuccess; }
+    if (behaves("failing-windows") && comm->windows > 0) return ncclSystemError;
     if (behaves("early")) *window = (ncclWindow_t)buffer;
     Window w = {comm, (const char*)buffer, bytes, true};
     uint64_t number = comm->windows++;

@@ -36,7 +36,6 @@ static inline const CommBackend* comm_choose(Comm* c) {
 #if USE_NCCL
     if (asked != COMM_MPI && c->world->options.link == 0 && nccl_is_possible(c)) return &comm_nccl;
 #endif
-    require(!c->world->options.windows, "--nccl-windows: these ranks communicate by MPI, which has no windows; leave it out");
     return &comm_mpi;
 }
 

@@ -58,7 +58,6 @@ typedef struct {
     int backend;     // COMM_AUTO, ...
     int all_reduce;  // ALL_REDUCE_AUTO, ...
     int ordered;     // sums in rank order: Options.deterministic, set by the stage after parsing
-    int windows;     // --nccl-windows: 0 or 1
     double link;     // --emulate-link, Gbit/s; 0: the link is as fast as it is
     double timeout;  // seconds
     const char* out; // folder for the last operations of a run that fails, "": stderr; Options.out, set by the stage
@@ -74,8 +73,6 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     option_choice(t, "allreduce", &o->all_reduce, "auto|library|ring",
                   "library: the all-reduce of NCCL or MPI; ring: our own in llmc/comm/ring.h, built from sends and receives; auto: NCCL's,"
                   " or over MPI our own in rank order, which is faster than MPI_Iallreduce");
-    option_flag(t, "nccl-windows", &o->windows,
-                "let NCCL access the memory of other ranks directly, without copies (NCCL 2.27 or newer, within one machine)");
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6,
                  "seconds to wait for other ranks before the run ends with an error");
     option_float(t, "emulate-link", &o->link, 0, 1e6,
@@ -150,7 +147,7 @@ typedef struct {
     CommOptions options;
     const struct CommBackend* backend; // NULL: this rank is alone
     void *mpi, *nccl;         // the backends' own; NULL: not in use
-    char description[160];    // "MPI (Open MPI 4.1.4), ...", for the log
+    char description[256];    // "MPI (Open MPI 4.1.4), ...", for the log
     bool strict;
     bool skips;               // --fault skip: the next operation with other ranks is left out, and they wait for it
     Control* control;         // not owned
@@ -168,6 +165,7 @@ typedef struct {
     double* number;           // device memory of comm_host_sum, owned
     const char* caller;       // of the operation that is issued next; NULL: not known
     Comm* allocates;          // whose memory comm_alloc allocates; NULL: it does not
+    Comm* registers;          // on which comm_register_memory registers memory; NULL: on the world
     const void* about;        // and the data it is about; NULL: its buffer,
     size_t about_bytes;
 } CommContext;
@@ -195,7 +193,7 @@ typedef struct CommBackend {
     void (*close)(Comm* world);               // NULL: nothing to do
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
     void (*connect)(Comm* c);                 // prepares messages between two ranks; NULL: nothing to do
-    void (*share_memory)(Comm* c);            // makes windows; NULL: it has none
+    void (*register_memory)(Comm* world);     // NULL: it has no use for that
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
     size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
@@ -215,10 +213,14 @@ static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
 static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; free the world last
 static inline void   comm_step(Comm* c, long long step); // from now on operations belong to this step of the run, from 1
 
-// With --nccl-windows all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init
-// becomes windows on c. Collective; all ranks must have allocated the same sizes, in the same order.
-static inline void   comm_share_memory(Comm* c);
-// device_alloc of memory that will be windows on c, whatever its kind is and whichever communicator comm_share_memory is given.
+// Registers all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init, so that
+// NCCL's kernels on other GPUs read and write it in place. Where that is impossible, operations run without it, and
+// comm_description says why. Collective over the world; the ranks of a communicator must have allocated the same sizes, in the
+// same order.
+static inline void   comm_register_memory(Comm* world);
+// That memory will be registered on c, where most of it is exchanged, and not on the world.
+static inline void   comm_register_on(Comm* c);
+// device_alloc of memory that will be registered on c, whatever its kind is.
 static inline void*  comm_alloc(Comm* c, size_t bytes, MemoryKind kind);
 
 // buf (n) = sum over ranks, in place

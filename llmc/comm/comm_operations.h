@@ -207,10 +207,11 @@ static inline void comm_require_pair(const Comm* c, CommKind k, int peer) {
     invariant(c->pairs(c->rank, peer, c->size), "%s: %s of rank %d cannot name rank %d: comm_connect was told that they exchange"
               " no messages", c->name, comm_kind_names[k], c->rank, peer);
 }
-static inline void comm_share_memory(Comm* c) {
-    const CommBackend* b = c->world->backend; // c may be alone, and others not, for which comm_alloc has allocated
-    if (c->world->options.windows && b && b->share_memory) b->share_memory(c);
+static inline void comm_register_memory(Comm* world) {
+    const CommBackend* b = world->world->backend;
+    if (b && b->register_memory) b->register_memory(world);
 }
+static inline void comm_register_on(Comm* c) { c->world->registers = c; }
 static inline void* comm_alloc(Comm* c, size_t bytes, MemoryKind kind) {
     c->world->allocates = c->size > 1 ? c : NULL;
     void* p = device_alloc(bytes, kind);

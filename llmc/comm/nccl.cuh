@@ -19,7 +19,7 @@ had an error. Calls into NCCL block; the watchdog is told of each before, becaus
 
 In first operations hosts wait for one another: nccl_first_sums and nccl_first_message do them where no host can be late.
 
-nccl_library.cuh loads NCCL, and nccl_windows.cuh does --nccl-windows.
+nccl_library.cuh loads NCCL, and nccl_windows.cuh registers memory.
 */
 #ifndef LLMC_COMM_NCCL_CUH
 #define LLMC_COMM_NCCL_CUH
@@ -317,7 +317,7 @@ static inline bool nccl_is_possible(Comm* c) {
     free(all);
     require(!shared || c->world->options.backend != COMM_NCCL, "--comm nccl: %s share a GPU, which NCCL refuses: start"
             " one rank per GPU, or use --comm mpi", who);
-    if (!shared) nccl_load(c->world->options.windows);
+    if (!shared) nccl_load();
     return !shared;
 }
 
@@ -422,13 +422,13 @@ static inline void nccl_open(Comm* c) {
     flight_recorder_finish(w->recorder, &op);
     cuda_waiting.look = nccl_look;
     cuda_waiting.self = e;
-    if (w->options.windows) nccl_lend_memory(e);
     int v = 0;
     nccl_check(nccl.ncclGetVersion(&v), "ncclGetVersion");
     const char* queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     bool one_queue = queues && strcmp(queues, "1") == 0; // some recipes for other programs set it
     snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s%s", v / 10000, v / 100 % 100, v % 100,
              comm_all_reduce_text(&w->options, false), one_queue ? ", CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" : "");
+    nccl_offer_memory(c, v);
 }
 
 static inline void nccl_close(Comm* c) {
@@ -581,7 +581,7 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
 }
 
 static const CommBackend comm_nccl = {
-    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_share_memory, nccl_start, nccl_finish, nccl_device_bytes,
+    nccl_open, nccl_close, nccl_split, nccl_connect, nccl_register_memory, nccl_start, nccl_finish, nccl_device_bytes,
     nccl_note
 };
 #endif

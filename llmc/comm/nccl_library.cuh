@@ -1,7 +1,7 @@
 /*
 nccl_library.cuh - libnccl.so, and what a communicator has of it. Included by nccl.cuh and nccl_windows.cuh.
 
-The library is loaded when it is first needed: one GPU and --comm mpi do not need it. Its calls block, with communicators as NCCL
+The library is loaded when it is first needed: one GPU and --comm mpi do not need it. An older one may lack the functions that register memory. Its calls block, with communicators as NCCL
 makes them by default: a launch is made by the thread that asks for it, where otherwise NCCL makes a thread for each. A call that
 waits for other ranks is between nccl_call and nccl_called, so that the watchdog sees it.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
@@ -21,7 +21,7 @@ static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the heade
     X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommDestroy) \
     X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
     X(ncclGroupStart) X(ncclGroupEnd)
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // only --nccl-windows needs these
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3) // NULL where the library is older
 #define NCCL_WINDOW_FUNCTIONS(X) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommWindowRegister) X(ncclCommWindowDeregister)
 #endif
 typedef struct {
@@ -34,25 +34,22 @@ typedef struct {
 } NcclFunctions;
 static NcclFunctions nccl; // NULL until nccl_load has found them
 
-static inline void nccl_load(bool windows) {
+static inline void nccl_load(void) {
 #ifdef CUDA_EMULATOR // its stand-in for NCCL is a part of the program
 #define X(name) nccl.name = ::name;
 #else
     void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     require(library != NULL, "libnccl.so.2 was not found: get it with sh dev/setup.sh, name its folder in LD_LIBRARY_PATH, or"
             " use --comm mpi");
-#define X(name) \
-    nccl.name = (decltype(nccl.name))dlsym(library, #name); \
-    require(nccl.name != NULL, "libnccl.so.2 has no %s: install a newer NCCL, or use --comm mpi", #name);
+#define X(name) nccl.name = (decltype(nccl.name))dlsym(library, #name);
 #endif
     NCCL_FUNCTIONS(X)
-    if (!windows) return;
 #ifdef NCCL_WINDOW_FUNCTIONS
     NCCL_WINDOW_FUNCTIONS(X)
-#else
-    die("--nccl-windows needs NCCL 2.27, and this program was built with headers of %d.%d: build it with newer ones, or leave"
-        " the option out", NCCL_MAJOR, NCCL_MINOR);
 #endif
+#undef X
+#define X(name) require(nccl.name != NULL, "libnccl.so.2 has no %s: install a newer NCCL, or use --comm mpi", #name);
+    NCCL_FUNCTIONS(X)
 #undef X
 }
 
@@ -80,6 +77,9 @@ typedef struct {
     CommContext* world;
     NcclMemory* memory;      // (num_memory) what nccl_windows.cuh has lent, owned
     int num_memory;
+    bool lends;              // memory for data that ranks exchange comes from ncclMemAlloc
+    bool refused;            // ncclMemAlloc has failed
+    size_t described;        // length of the description without what it says about registered memory
     NcclLink* links;         // owned
     cudaStream_t from_host, to_host; // for copies of shards that are on the host, owned
     NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing

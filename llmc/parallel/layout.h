@@ -185,6 +185,7 @@ static inline void layout_split(Layout* y, const Sharding* options, Comm* world)
         y->replicas = &y->split[1];
     } else if (y->shard_ranks != world) comm_alone(y->shard_ranks, world, "shard");
     else comm_alone(y->replicas, world, "replica");
+    comm_register_on(y->shard_ranks);
 }
 
 // Groups the units, and cuts the groups.

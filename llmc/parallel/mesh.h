@@ -101,6 +101,7 @@ static inline void mesh_split(Mesh* m) {
         if (mesh_all_alone(m, k)) comm_alone(&m->split[k], m->world, m->names[k]);
         else comm_split(&m->split[k], m->world, m->names[k], m->colors[k]);
     }
+    comm_register_on(m->dp);
     m->world->axis = AXIS_ALL;
     m->tied->axis = AXIS_PP;
     m->dp->axis = AXIS_DP;

@@ -168,6 +168,7 @@ static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, 
     z->sum = (float*)device_alloc(zeropp_sum(z, c, own) * sizeof(float), MEMORY_COMMUNICATION);
     comm_split(&z->node, world, "node", world->rank / z->ranks);
     comm_split(&z->across, world, "across", world->rank % z->ranks);
+    comm_register_on(&z->node);
     y->shard_ranks = world;
     y->shard_number = z->node.rank * z->nodes + z->across.rank;
 }

@@ -206,8 +206,7 @@ static inline RankCosts context_costs(RankContext* w, const size_t predicted[MEM
 static inline void report_ranks(const RankContext* w, RankRange bytes) {
     char sent[80];
     const RankInfo* r = &w->control.ranks;
-    const char* no_windows = "; --nccl-windows does nothing: there is no other GPU to share memory with";
-    if (r->size == 1) printf("ranks      1, %s%s\n", r->found, w->options.windows ? no_windows : "");
+    if (r->size == 1) printf("ranks      1, %s\n", r->found);
     else printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size, r->local_size,
                 r->found, comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
                 format_bytes_range(sent, sizeof sent, bytes.min, bytes.max));

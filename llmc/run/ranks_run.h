@@ -126,6 +126,7 @@ static inline int ranks_recompute(Run* run, LayerShapes shapes) {
 // Prints what is about to be trained, on what, and what each rank will take and send. Collective.
 static inline void ranks_report(Run* run) {
     RankContext* w = &run->ranks->context;
+    comm_register_memory(&w->comm); // the program has allocated all of it
     RankCosts costs = context_costs(w, run->predicted, run->ranks->sent);
     char memory[80];
     run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.min, costs.memory.max), w->comm.size);

@@ -141,7 +141,7 @@ def on_gpus(stage, comm, ranks, *options, precision="fp32", strict=False, debug=
     """A run on emulated GPUs with these settings, or on real ones. stricter: settings of a test that is worth while without them."""
     options = " ".join(map(str, options))
     if IS_REAL:
-        if comm == "nccl" and (ranks or 1) > gpus(): comm, options = "mpi", options.replace("--nccl-windows", "")
+        if comm == "nccl" and (ranks or 1) > gpus(): comm = "mpi"
         options += f" --comm {comm}" * ("--comm " not in options)
     else: settings |= stricter
     return trained(stage, SMALL, options, ranks=ranks, strict=strict, again=again, binary=program(stage, precision, debug),

@@ -2,7 +2,7 @@
 does; and what a rank does when NCCL fails, or when another rank does not come."""
 import os, re, signal, subprocess
 import pytest
-from gpus import emulator, gpus_of, missing, needs_gpus, program
+from gpus import emulator, gpus_of, missing, needs_emulator, needs_gpus, program
 from suite import TOKENS, assert_each_says, assert_refused, command, environment, free_port, words
 
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
@@ -20,10 +20,10 @@ def collectives(comm, ranks, *options, strict=False, **env):
     ("mpi", 2, "", {"seed": 1}), ("mpi", 2, "", {"seed": 2}), ("mpi", 2, "--deterministic", {}), ("mpi", 3, "--deterministic", {"strict": True}),
     ("mpi", 3, "--allreduce ring", {}), ("mpi", 4, "", {}), ("nccl", 1, "--comm nccl", {}),
     ("nccl", 2, "", {"seed": 1}), ("nccl", 2, "", {"seed": 2}), ("nccl", 2, "", {"seed": 3}), ("nccl", 2, "--deterministic", {}),
-    ("nccl", 3, "--deterministic", {"strict": True}), ("nccl", 3, "--allreduce ring", {}), ("nccl", 4, "", {}), ("nccl", 3, "--nccl-windows", {}),
-    ("nccl", 3, "--nccl-windows", {"nccl": "early"}), # without blocking NCCL gives communicators before they are ready
-    ("nccl", 2, "--nccl-windows --windows-are local", {"nccl": "local-windows"}), # which the log does not call windows
-    ("nccl", 2, "--nccl-windows --windows-are none", {"nccl": "no-windows"})],
+    ("nccl", 3, "--deterministic", {"strict": True}), ("nccl", 3, "--allreduce ring", {}), ("nccl", 4, "", {}), ("nccl", 3, "--windows-are shared", {}),
+    ("nccl", 3, "--windows-are shared", {"nccl": "early"}), # without blocking NCCL gives communicators before they are ready
+    ("nccl", 2, "--windows-are local", {"nccl": "local-windows"}), ("nccl", 2, "--windows-are none", {"nccl": "no-windows"}),
+    ("nccl", 2, "--windows-are none", {"nccl": "failing-windows"}), ("nccl", 2, "--windows-are none", {"nccl": "no-memory"})],
     ids=lambda x: "-".join(f"{k}_{v}" for k, v in x.items()) if isinstance(x, dict) else str(x).replace("--", "").replace(" ", "_"))
 def test_every_claim_about_collectives_holds(comm, ranks, options, settings):
     run = collectives(comm, ranks, options, **settings)
@@ -61,10 +61,32 @@ def test_ranks_that_torchrun_started_communicate_by_nccl(tmp_path):
 
 
 # ---- errors ----
-@pytest.mark.parametrize("options, says", [("--comm nccl", ["ranks 0-1 share a GPU", "use --comm mpi"]),
-                                           ("--nccl-windows", ["nccl-windows: these ranks communicate by MPI"])])
-def test_what_nccl_cannot_do_on_one_gpu_is_refused(options, says):
-    assert_refused(collectives("mpi", 2, options), *says)
+def test_nccl_between_ranks_that_share_a_gpu_is_refused():
+    assert_refused(collectives("mpi", 2, "--comm nccl"), "ranks 0-1 share a GPU", "use --comm mpi")
+
+
+# ---- registered memory ----
+REACH, LATER = "these GPUs cannot reach one another's", "with it NCCL 2.29 to 2.31.1 may hang"
+
+
+@pytest.mark.parametrize("settings, says", [
+    ({"nccl": ""}, r"registered \((\d+) of \1 buffers\)"), ({"nccl": "local-windows"}, f"registered by each rank alone: {REACH}"),
+    ({"nccl": "no-windows"}, f"not registered: {REACH}"), ({"nccl_version": 22707}, "not registered: this NCCL is older than 2.28"),
+    ({"nccl_version": 22907}, f"not registered: {LATER}"), ({"nccl_version": 23007}, f"not registered: {LATER}"),
+    ({"nccl_version": 23102}, r"registered \((\d+) of \1 buffers\)"),
+    ({"nccl": "failing-windows"}, r"not registered: ncclCommWindowRegister failed on rank 0 \(.+\)")])
+def test_the_log_says_whether_memory_is_registered_and_why_not(settings, says):
+    run = command([program("ddp")], TINY, "--steps 1", ranks=2, env=gpus_of("nccl", 2, **settings))
+    assert run.status == 0 and re.search(rf"^ranks  .*; NCCL [^;]*, memory {says};", run.out, re.M), run
+
+
+@pytest.mark.parametrize("own, says", [("NCCL=no-memory", "ncclMemAlloc failed on rank 1"), ("NCCL_VERSION=22805", "ranks have different versions of NCCL")])
+def test_what_one_rank_cannot_register_no_rank_does(own, says):
+    """Each would wait for the others."""
+    needs_emulator("can be told what one rank cannot do")
+    line = f'[ $OMPI_COMM_WORLD_RANK = 1 ] && export CUDA_EMULATOR_{own}; exec "$0" "$@"'
+    run = command(["sh", "-c", line, program("ddp")], TINY, "--steps 1 --comm-timeout 60", ranks=2, env=gpus_of("nccl", 2))
+    assert run.status == 0 and re.search(rf"^ranks  .*, memory not registered: {says};", run.out, re.M), run
 
 
 @pytest.mark.parametrize("fault, says, dead", [("hang", "rank 1 has not reached all-reduce", None), ("kill", "rank 1 has died .* during step 2", 1)])

@@ -192,6 +192,3 @@ def test_ranks_with_different_options_or_data_say_which(one, other, pattern):
     assert_refused_by_all(command(["sh", "-c", line, program("train_gpt2_ddp")], SMALL, ranks=2), 2, pattern)
 
 
-@pytest.mark.parametrize("stage", ["ddp", *map(rest, ("zero", "fsdp", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
-def test_nccl_windows_on_one_rank_do_nothing_and_the_run_says_so(stage):
-    assert re.search("^ranks  *1, .*; --nccl-windows does nothing", trained(stage, SMALL, "--steps 1 --nccl-windows", ranks=1).out, re.M)

@@ -3,7 +3,7 @@ test_comm_cuda.cu - collectives between GPUs, or ranks that share one: the claim
 test/kernels/test_gpu_comm.py starts it on several ranks, and dev/gpu_check.py on a GPU.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring] [PATTERN...]
-    --nccl-windows --windows-are windows|local|none    what NCCL makes of them here; default: windows
+    --windows-are any|shared|local|none    what NCCL makes of memory that ranks register: the description must say so; default: any
     --journal FILE    what has begun, written there without a flush
 */
 #define COMM_PIECE (1 << 14) // several pieces without much data
@@ -17,8 +17,8 @@ test/kernels/test_gpu_comm.py starts it on several ranks, and dev/gpu_check.py o
 #include <deque>
 #include <vector>
 
-enum { WINDOWS, LOCAL, NONE };
-static int windows_are = WINDOWS;
+enum { ANY, SHARED, LOCAL, NONE };
+static int windows_are = ANY;
 
 // A buffer of floats, which frees itself.
 struct Tensor : Buffer {
@@ -200,19 +200,21 @@ CLAIM(times_cost_one_question_per_operation_and_no_wait_in_a_step) {
 }
 
 static double twice_summed(int rank, size_t i) { return world.size * world.size * whole(rank, i); }
-// With --nccl-windows whole and shard are windows, and the exchanged data lies anywhere in them.
-CLAIM(memory_that_ranks_share_may_be_windows) {
+// wholes and shards are windows where NCCL makes any, and the exchanged data lies anywhere in them.
+CLAIM(memory_that_ranks_exchange_is_registered) {
     const size_t n = 5000, N = (size_t)world.size, at = 48;
     size_t allocations = device_allocations(), before = device_memory(MEMORY_COMMUNICATION);
     float* wholes = (float*)device_alloc((at + N * n) * sizeof(float), MEMORY_COMMUNICATION);
     float* shards = (float*)device_alloc((at + n) * sizeof(float), MEMORY_GRADIENTS);
     require(device_allocations() == allocations + 2 && device_memory(MEMORY_COMMUNICATION) == before + (at + N * n) * sizeof(float),
             "memory that NCCL lends is not accounted for as it was asked for");
-    comm_share_memory(&world);
-    const char* said = strrchr(comm_description(&world), ','); // scratch of other communicators may also be windows
-    static const char* const of_kind[] = { " windows", " registered buffers", ", no windows" };
-    bool enough = strstr(said, of_kind[windows_are]) && (windows_are == NONE || atoi(said + 1) >= 2);
-    require(!world.world->options.windows || enough, "it says '%s', and not two of '%s'", said, of_kind[windows_are]);
+    comm_register_memory(&world);
+    static const char* const of_kind[] = { "", ", memory registered (", ", memory registered by each rank alone: ", ", memory not registered: " };
+    const char* said = strstr(comm_description(&world), of_kind[windows_are]);
+    require(said != NULL, "it says '%s', and not '%s'", comm_description(&world), of_kind[windows_are]);
+    int registered = 0, buffers = 0; // scratch of other communicators may also be registered
+    require(windows_are != SHARED || (sscanf(said, ", memory registered (%d of %d buffers)", &registered, &buffers) == 2
+                                      && registered >= 2 && registered == buffers), "it says '%s'", said);
     Buffer full = { (char*)(wholes + at), N * n, COMM_F32, false }, shard = { (char*)(shards + at), n, COMM_F32, false };
     buffer_set(shard, whole, world.rank, 0);
     comm_wait(&world, comm_all_gather(&world, full.p, shard.p, n, COMM_F32));
@@ -311,7 +313,7 @@ CLAIM(the_streams_of_nccl_have_the_highest_priority) {
 // ---- the program ----
 static const char* journal = "";
 void more_options(OptionTable* table) {
-    option_choice(table, "windows-are", &windows_are, "windows|local|none", "what NCCL makes of windows here");
+    option_choice(table, "windows-are", &windows_are, "any|shared|local|none", "what NCCL makes of memory that ranks register");
     option_text(table, "journal", &journal, "FILE", "writes there what has begun");
 }
 void before_claim(const char* name) {

@@ -14,7 +14,7 @@ static int cuda_device_number;
 static int cuda_host_threads; // of a loop on the host: AdamW's (--cpu-offload), and sums of ranks that share a GPU
 
 // ---- memory ----
-// Another source of memory, which also takes it back: comm/nccl_windows.cuh, for what ranks exchange. alloc NULL: there is none.
+// Another source of memory, which also takes it back: comm/nccl_windows.cuh, for data that ranks exchange. alloc NULL: there is none.
 static struct { void* (*alloc)(void* self, size_t bytes, MemoryKind kind); bool (*free)(void* self, void* p); void* self; } cuda_lender;
 
 void* device_alloc(size_t bytes, MemoryKind kind) {
