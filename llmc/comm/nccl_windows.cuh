@@ -75,18 +75,22 @@ static inline bool nccl_memory_free(void* self, void* p) {
     return true;
 }
 
-// Lends memory from now on, if the library of every rank can register it. version: that of this rank's library. Collective.
+// Lends memory from now on, if the library of every rank can register it, and NCCL's own variable NCCL_WIN_ENABLE does not forbid it.
+// version: that of this rank's library. Collective.
 static inline void nccl_offer_memory(Comm* world, int version) {
     CommContext* w = world->world;
     NcclEngine* e = (NcclEngine*)w->nccl;
     bool has_functions = nccl.ncclMemAlloc && nccl.ncclMemFree && nccl.ncclCommWindowRegister && nccl.ncclCommWindowDeregister;
-    bool is_equal = true;
+    const char* enable = getenv("NCCL_WIN_ENABLE");
+    bool is_off = enable && strcmp(enable, "0") == 0, is_equal = true;
+    int own = is_off ? 0 : version;
     e->described = strlen(w->description);
     if (world->size == 1) return;
-    int* all = (int*)control_all_gather(w->control, &version, sizeof version);
-    for (int q = 0; q < world->size; q++) is_equal = is_equal && all[q] == version;
+    int* all = (int*)control_all_gather(w->control, &own, sizeof own);
+    for (int q = 0; q < world->size; q++) is_equal = is_equal && all[q] == own;
     free(all);
-    if (!is_equal) nccl_describe_memory(e, ", memory not registered: ranks have different versions of NCCL");
+    if (!is_equal) nccl_describe_memory(e, ", memory not registered: ranks differ in NCCL's version or in NCCL_WIN_ENABLE");
+    else if (is_off) nccl_describe_memory(e, ", memory not registered: NCCL_WIN_ENABLE is 0");
     else if (!has_functions || version < NCCL_REGISTERS_FROM)
         nccl_describe_memory(e, ", memory not registered: this NCCL is older than 2.28");
     else if (version >= NCCL_MAY_HANG && version < NCCL_HANGS_NO_MORE)

@@ -80,7 +80,12 @@ def test_the_log_says_whether_memory_is_registered_and_why_not(settings, says):
     assert run.status == 0 and re.search(rf"^ranks  .*; NCCL [^;]*, memory {says};", run.out, re.M), run
 
 
-@pytest.mark.parametrize("own, says", [("NCCL=no-memory", "ncclMemAlloc failed on rank 1"), ("NCCL_VERSION=22805", "ranks have different versions of NCCL")])
+def test_memory_is_not_registered_where_nccls_own_variable_forbids_it():
+    run = command([program("ddp")], TINY, "--steps 1", ranks=2, env=gpus_of("nccl", 2) | {"NCCL_WIN_ENABLE": "0"})
+    assert run.status == 0 and re.search("^ranks  .*, memory not registered: NCCL_WIN_ENABLE is 0;", run.out, re.M), run
+
+
+@pytest.mark.parametrize("own, says", [("NCCL=no-memory", "ncclMemAlloc failed on rank 1"), ("NCCL_VERSION=22805", "ranks differ in NCCL's version or in NCCL_WIN_ENABLE")])
 def test_what_one_rank_cannot_register_no_rank_does(own, says):
     """Each would wait for the others."""
     needs_emulator("can be told what one rank cannot do")
