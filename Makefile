@@ -6,6 +6,7 @@
 # make doctor                 report what is installed, what is missing, and which of these commands will work
 # make bench                  time the programs against PyTorch and llm.c
 # make check-stages           prove that programs differ only where they must
+# make merge-3d               the program of chapter 8 as git's merge of tensor and pipeline parallelism
 # make lab STAGE=ddp          a program to write yourself; make check-lab STAGE=ddp grades it
 # make cluster NODES=4        turn this machine into a cluster; make cluster-down ends it
 # make site                   the course as pages for a browser
@@ -401,6 +402,9 @@ test-rest: test-all-programs
 # Stages differ only where they must; how much there is to read from one to the next.
 check-stages:
 	@$(PYTEST) -q -s test/test_stages.py
+# train_gpt2_3d.cu as the merge of two programs: conflicts, their resolutions, and what it adds.
+merge-3d:
+	@python3 dev/site/merge.py
 clean:
 	rm -rf build $(STAGES)
 clean-data:
@@ -408,7 +412,7 @@ clean-data:
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 # What people type, and what only other rules and scripts ask for.
-COMMANDS := all help demo test test-all test-rest doctor bench check-stages lab check-lab cluster cluster-down site experiments docs fuzz \
+COMMANDS := all help demo test test-all test-rest doctor bench check-stages merge-3d lab check-lab cluster cluster-down site experiments docs fuzz \
     cuda-tests variants run-variants cpu-variants run-cpu-variants programs tools test-programs test-all-programs clean clean-data
 INTERNAL := $(TEST_PROGRAMS) test-build lab-program find-libraries find-mpi find-nccl
 .PHONY: $(COMMANDS) $(STAGES) $(INTERNAL)

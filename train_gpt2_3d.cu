@@ -1,247 +1,319 @@
 /*
-Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d replicas of the model, each in p stages (train_gpt2_pp.cu),
-each of them on t ranks that share its matrices (train_gpt2_tp.cu): N = d*p*t ranks (Narayanan et al., arXiv 2104.04473).
+Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d replicas of the model, each in p pipeline stages of t
+ranks that share its matrices. N = d*p*t (Narayanan et al., arXiv 2104.04473).
 
-Mesh      --mesh dp=2,pp=2,tp=2. Ranks of tp are neighbours, because they send most, and wait for it inside every block. Of dp
-          and pp the one that is named first is the outer one. Each axis has communicators of its own.
---zero-stage 1  shards the optimizer's state over dp, as train_gpt2_zero.cu does.
-Once      The norms count each parameter once: what all t ranks have on the first of them, and the root on the first stage.
+The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged. The merge adds three interactions: a message between
+stages has this rank's rows (--sequence-parallel); the gradients of the tied root are summed over its two stages before
+their sum over dp; and with ZeRO-1 over dp each unit is a bucket.
 
-Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of what is cut. Of the 16 bytes for each parameter --zero-stage 1
-          divides 8 (fp32) or 12 (16 bits) by d.
+Mesh      Ranks along tp are neighbours, because they send most. Of dp and pp, --mesh names the outer axis first.
+--zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu.
+
+Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of each cut tensor. --zero-stage 1 divides 8 (fp32) or 12
+          (16 bits) of the 16 bytes per parameter by d.
 Sent      per rank and micro-batch: the sums of train_gpt2_tp.cu for its blocks, the messages of train_gpt2_pp.cu (with
-          --sequence-parallel 1/t as long). Per step the root, the norms, and over dp what DDP sends, of what the rank has.
+          --sequence-parallel 1/t as long). Per step: the root, the norms, and DDP's traffic for this rank's parameters.
 Run       make train_gpt2_3d && mpirun -np 4 ./train_gpt2_3d --mesh dp=2,tp=2      (--help lists the options)
-Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: what is needed where they meet, and ZeRO on one axis.
+Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut along both, and ZeRO on one axis.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/param_range.h"    // defines: ParamRange, param_range_part
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, attention_unit, mlp_unit, LNFW, ...
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/mesh.h"        // defines: Mesh, TensorParallel, add_range_squares
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_take, messages_result
 #include "llmc/parallel/shard.h"       // defines: shard_of, NO_OP, comm_finish
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, P2P, p2p_wait, p2p_isend
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own, tp_gather, tp_reduce: rows and sums of t ranks
-#include "llmc/run/report_stages.h"    // defines: report_stages, ActionTimes, action_begin, action_end
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
-#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
+#include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
-#include "llmc/run/mesh_run.h"         // defines: mesh_start, mesh_recompute: what a mesh of ranks adds
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_enter, tp_leave, tp_leave_backward, tp_enter_backward
 #include "llmc/run/predict.h"          // defines: run_predict
+#include "llmc/run/report_stages.h"    // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
-// same views. Of t ranks, each has D = C/t channels where a tensor is cut (TensorCut in llmc/model/gpt2.h).
-typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp/t,C)
-typedef struct {
-    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3D) (C)
-    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4D) (C)
-    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3D,C) (C,D) (4D,C) (C,4D)
-} BlockParams;
-
-static RootParams root_view(GPT2Config c, floatX* base) {
-    size_t C = (size_t)c.C;
-    RootParams p;
-    p.lnfw = base; base += C;
-    p.lnfb = base; base += C;
-    p.wpe  = base; base += (size_t)c.max_T*C;
-    p.wte  = base;
-    return p;
-}
-
-static BlockParams block_view(GPT2Config c, int t, floatX* base) {
-    size_t C = (size_t)c.C, D = C / (size_t)t;
-    BlockParams p;
-    p.ln1w    = base; base += C;
-    p.ln1b    = base; base += C;
-    p.qkvb    = base; base += 3*D;
-    p.projb   = base; base += C;
-    p.ln2w    = base; base += C;
-    p.ln2b    = base; base += C;
-    p.fcb     = base; base += 4*D;
-    p.fcprojb = base; base += C;
-    p.qkvw    = base; base += 3*D*C;
-    p.projw   = base; base += C*D;
-    p.fcw     = base; base += 4*D*C;
-    p.fcprojw = base;
-    return p;
-}
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Parameters and
+// gradients use the same views. A block is two units: attention and MLP, each with the layernorm in front of it.
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp/t,C); D = C/t (see TensorCut)
+typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3D) (C) (3D,C) (C,D)
+typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;     // (C) (C) (4D) (C) (4D,C) (C,4D)
 
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and their owners
 
 // The activations that a block's forward pass keeps for its backward pass.
+// With --sequence-parallel, res1, ln1, res2, ln2 and the statistics of layernorms have only this rank's rows of (B,T).
 typedef struct {
-    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *res1;                       // (B,T,C) the residual stream at the block's input
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3D) (B,T,D)
     floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4D) (B,T,4D)
     float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
     float *att_stats;                   // (B,NH/t,T)
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
-    // The gradients of its matrices' outputs, which W needs to compute the gradients of the matrices.
-    floatX *dout, *dgelu, *dmid, *dqkv; // (B,T,C) (B,T,4D) (B,T,C) (B,T,3D)
+    floatX *dout, *dfch, *dres2, *dqkv; // (B,T,C) (B,T,4C) (B,T,C) (B,T,3C) for W, with zb-h1
 } BlockActs;
 
-// What a stage keeps of a micro-batch between its forward and its backward pass.
+// The activations of a micro-batch that a stage keeps between the forward and the backward pass.
 typedef struct {
-    BlockActs acts[MAX_UNITS];      // of the stage's blocks
-    floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm; NULL on ranks without the head
-    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) NULL on ranks without the head
+    BlockActs acts[MAX_BLOCKS];     // of the blocks of the stage
+    floatX *resf, *lnf;             // (B,T,C) (B,T,C) as in GPT2; NULL on ranks without the head
+    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) as in GPT2; NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
 } Slot;
+
+// Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
+// Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
+// before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
+// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+typedef struct {
+    size_t begin, size;             // elements of GPT2.grads
+    int tensors, missing;           // number of tensors; how many of their gradients are not final yet
+    CommOp reduced;                 // the all-reduce, after missing has reached 0
+} Bucket;
+enum { DDP_NAIVE, DDP_BUCKETED };
+#define FIRST_BUCKET_MB 1           // upper bound, so that the first all-reduce starts early with any --bucket-mb
 
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    TpRows rows;                    // this rank's of its B*T, by --sequence-parallel, --keep-gathered, --overlap
+    TpRows rows;                    // this rank's rows of B*T, as --sequence-parallel and --overlap say
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
-    int num_units;                  // L + 1
-    long long zero_stage;           // 0, or 1: each of the dp ranks has the optimizer's state of one shard of every unit
+    int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
-    size_t num_sharded, num_params; // elements of one shard of every unit, of all shards; without ZeRO one shard is all
+    size_t num_params;
+    long long zero_stage;           // 0, or 1: each dp rank has the optimizer's state for its shards
+    size_t own_elements;            // in one shard of every unit; without ZeRO a shard is the whole unit
     floatX *params, *grads;         // (num_params) owned
-    float *master;                  // (num_sharded) fp32 weights, owned; NULL where floatX is fp32
-    float *m, *v;                   // (num_sharded) AdamW moments, owned
+    float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (own_elements) AdamW moments, owned
     int num_ranges;
-    ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
-    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
-    Slot* slots;                    // (num_slots) owned; with recomputation blocks share all but res1 (has_own_acts)
+    ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
+    GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
+    Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
     int num_slots;
-    BlockActs acts[MAX_UNITS];      // acts[l] for block l. acts, resf, lnf, lnf_*, inputs, targets: views of the current slot's
-    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    BlockActs acts[MAX_BLOCKS];     // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
+    floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
-    int logits_rows;                // rows of logits that exist at a time
-    floatX *logits;                 // (logits_rows,Vp/t) of this rank's tokens; for samples (t,Vp/t)
-    float *row_stats;               // (t,logits_rows,3) what the loss needs to know of every rank's logits
+    int logits_rows;                // rows of logits that exist at the same time
+    floatX *logits;                 // (logits_rows,Vp/t) for this rank's tokens; (t,Vp/t) for samples
+    float *row_stats;               // (t,logits_rows,3) statistics of every rank's logits for the loss
     float *losses;                  // (B,T)
-    floatX *dres, *dbtc;            // (B,T,C) gradient of the residual stream; (B,T,C) scratch
-    P2P p2p;                        // (B,T,C) each: what comes next, what goes on to the next stage, and back; owned
+    floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4D) scratch
     int *inputs, *targets;          // (B,T)
-    StepStats *stats;               // on the device, read once a step
+    StepStats *stats;               // on the device; the host reads it once per step
     Mesh mesh;                      // owned
-    Comm *tp, *pp, *tied, *dp;      // ranks with other parts of a stage; other stages; the two with the root; other replicas; views
-    TokenRange tokens;              // whose rows of wte this rank has
-    Stages stages;                  // which blocks are where, by --schedule, --chunks, --split
+    Comm *dp, *tp, *pp, *tied;      // replicas; parts of a stage; stages; the two ranks with the root; views
+    Stages stages;                  // the blocks of each stage, as --schedule, --chunks and --split say
     Pipeline pipeline;              // the schedule
-    Action action;                  // the current action,
-    int stage, first, last;         // its stage, and that stage's blocks: [first, last)
+    Messages messages;              // between stages
+    Action action;                  // the current action
+    int stage, first, last;         // its stage, and the blocks of this stage: [first, last)
     ActionTimes times;              // how long actions take, for the report
+    CommOp gathering[MAX_UNITS];    // with ZeRO, the all-gather of a unit after the update, while it is under way
+    bool root_is_summed;            // the two stages with the root have summed its gradients
+    TokenRange tokens;              // whose rows of wte this rank holds
+    int ddp;                        // DDP_NAIVE or DDP_BUCKETED
+    double bucket_mb;               // MiB of gradients per bucket
     bool last_micro;                // this micro-batch makes the step's gradients final
-    int missing[MAX_UNITS];         // how many of a unit's gradients are not final yet
-    CommOp reduced[MAX_UNITS];      // the sum of its gradients over dp, once missing is 0
-    CommOp gathering[MAX_UNITS];    // the gather of its updated parameters, with ZeRO
+    int num_buckets;
+    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them; owned
+    int bucket_of[MAX_UNITS][MAX_TENSORS]; // the bucket of each tensor of a unit
 } GPT2;
+
+static RootParams root_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)g->config.max_T*C;
+    p.wte  = base;
+    return p;
+}
+
+static AttentionParams attention_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
+    AttentionParams p;
+    p.ln1w  = base; base += C;
+    p.ln1b  = base; base += C;
+    p.qkvb  = base; base += 3*D;
+    p.projb = base; base += C;
+    p.qkvw  = base; base += 3*D*C;
+    p.projw = base;
+    return p;
+}
+
+static MlpParams mlp_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
+    MlpParams p;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*D;
+    p.fcprojb = base; base += C;
+    p.fcw     = base; base += 4*D*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// Both allocate activations: n elements per token, of floatX or of float.
+static floatX* acts_alloc(const GPT2* g, size_t n) {
+    return (floatX*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+static float* stats_alloc(const GPT2* g, size_t n) {
+    return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
+}
+
+// The same for this rank's rows.
+static floatX* own_acts_alloc(const GPT2* g, size_t n) { return tp_gather_alloc(&g->rows, g->rows.max_count * n); }
+static float* own_stats_alloc(const GPT2* g) {
+    return (float*)device_alloc(g->rows.max_count * sizeof(float), MEMORY_ACTIVATIONS);
+}
+
+// Allocates everything except res1, which blocks never share.
+static void block_acts_init(const GPT2* g, BlockActs* a) {
+    size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
+    a->ln1 = own_acts_alloc(g, C); a->ln1_mean = own_stats_alloc(g); a->ln1_rstd = own_stats_alloc(g);
+    a->qkv = acts_alloc(g, 3*D); a->att_stats = stats_alloc(g, NH);
+    a->atty = acts_alloc(g, D);
+    a->res2 = own_acts_alloc(g, C);
+    a->ln2 = own_acts_alloc(g, C); a->ln2_mean = own_stats_alloc(g); a->ln2_rstd = own_stats_alloc(g);
+    a->fch = acts_alloc(g, 4*D);
+    a->gelu = acts_alloc(g, 4*D);
+}
 
 static bool is_first(const GPT2* g) { return g->stage == 0; }
 static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
-static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
-static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+// Returns how many slots keep gradients for a delayed W.
+static int weight_slots(const GPT2* g) { return pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); }
 
-// Allocates everything except res1, which every block has for itself even when the rest is shared.
-static void block_acts_init(BlockActs* a, const GPT2* g, size_t BT) {
-    size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    size_t R = tp_count(&g->rows, BT), ln = g->rows.options.keep_gathered ? BT*C : R*C;
-    a->ln1 = tp_gather_alloc(&g->rows, ln); a->ln1_mean = stats_alloc(R); a->ln1_rstd = stats_alloc(R);
-    a->qkv = acts_alloc(BT*3*D); a->att_stats = stats_alloc(BT*NH);
-    a->atty = acts_alloc(BT*D);
-    a->res2 = acts_alloc(R*C);
-    a->ln2 = tp_gather_alloc(&g->rows, ln); a->ln2_mean = stats_alloc(R); a->ln2_rstd = stats_alloc(R);
-    a->fch = acts_alloc(BT*4*D);
-    a->gelu = acts_alloc(BT*4*D);
+static int num_shards(const GPT2* g) { return g->zero_stage == 1 ? g->dp->size : 1; }
+static size_t shard_size(const GPT2* g, int u) { // without ZeRO nothing is padded, because buckets span units
+    return g->zero_stage == 1 ? shard_of(g->units[u].size, num_shards(g)) : g->units[u].size;
+}
+static size_t shard_begin(const GPT2* g, int u) {
+    return g->zero_stage == 1 ? (size_t)g->dp->rank * shard_size(g, u) : 0;
 }
 
-static int delayed_sets(const GPT2* g) { return pipeline_delayed_sets(g->pipeline, g->pp->rank, g->recompute); }
-// True if block i of slot s has memory of its own for the gradients that its W needs, and for its activations. Others share
-// that of block 0 of slot 0, because B needs both for one block at a time.
-static bool has_own_grads(const GPT2* g, int s, int i) { return s + i == 0 || s < delayed_sets(g); }
-static bool has_own_acts(const GPT2* g, int s, int i) { return has_own_grads(g, s, i) || g->recompute == RECOMPUTE_NONE; }
-
-// Elements that this rank has of a unit; among how many ranks their state is sharded; elements of its shard.
-static size_t unit_size(const GPT2* g, int u) { return stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0; }
-static int sharers(const GPT2* g) { return g->zero_stage == 1 ? g->dp->size : 1; }
-static size_t shard_size(const GPT2* g, int u) { return shard_of(unit_size(g, u), sharers(g)); }
+static void gpt2_init_units(GPT2* g) {
+    g->num_params = g->own_elements = 0;
+    for (int u = 0; u < g->num_units; u++) {
+        g->units[u].offset = g->num_params;
+        g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
+        g->own_elements += shard_size(g, u);
+        g->num_params = (size_t)num_shards(g) * g->own_elements;
+        g->gathering[u] = NO_OP;
+    }
+}
 
 static void gpt2_init_params(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) {
-        g->units[u].offset = (size_t)sharers(g) * g->num_sharded;
-        g->units[u].size = unit_size(g, u);
-        g->num_sharded += shard_size(g, u);
-        g->reduced[u] = g->gathering[u] = NO_OP;
-    }
-    g->num_params = (size_t)sharers(g) * g->num_sharded;
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
-    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
-    g->m = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
-    g->v = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
 }
 
-// Where this rank's shard of unit u begins in it.
-static size_t shard_begin(const GPT2* g, int u) { return g->zero_stage == 1 ? (size_t)g->dp->rank * shard_size(g, u) : 0; }
-
-// Lists what this rank has of the model, and where.
+// Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)sharers(g);
-        if (begin >= g->units[u].size) continue; // of other stages, or all padding
-        ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin, shard_size(g, u));
-        p.is_replicated = u == 0 && g->pp->rank > 0; // the last stage's root is a copy of the first one's
+        size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)num_shards(g);
+        if (begin >= g->units[u].size) continue; // of another stage, or nothing but padding
+        ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin,
+                                          shard_size(g, u));
         p.params = g->params + g->units[u].offset + begin;
         p.grads = g->grads + g->units[u].offset + begin;
         p.master = g->master ? g->master + at : NULL;
         p.m = g->m + at;
         p.v = g->v + at;
+        p.is_replicated = u == 0 && g->pp->rank > 0; // the first and the last stage have the root
         g->ranges[g->num_ranges++] = p;
     }
 }
 
+// Returns true if block i of slot s has its own activations. With recomputation, most share those of block 0 of slot 0.
+static bool has_own_acts(const GPT2* g, int s, int i) { return s + i == 0 || s < weight_slots(g) || !g->recompute; }
+
 static void slot_init(GPT2* g, int s) {
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
+    size_t D = C / (size_t)g->tp->size;
     Slot* slot = &g->slots[s];
     for (int i = 0; i < g->stages.most_blocks; i++) {
-        BlockActs *a = &slot->acts[i], shared = g->slots[0].acts[0];
-        *a = shared;
-        if (has_own_acts(g, s, i)) block_acts_init(a, g, BT);
-        if (has_own_grads(g, s, i)) {
-            a->dout = tp_gather_alloc(&g->rows, BT*C); a->dgelu = acts_alloc(BT*4*D);
-            a->dmid = tp_gather_alloc(&g->rows, BT*C); a->dqkv = acts_alloc(BT*3*D);
-        }
-        a->res1 = acts_alloc(R*C);
+        BlockActs* a = &slot->acts[i];
+        *a = g->slots[0].acts[0];
+        if (has_own_acts(g, s, i)) block_acts_init(g, a);
+        a->res1 = own_acts_alloc(g, C);
+        if (s >= weight_slots(g)) continue;
+        a->dout = acts_alloc(g, C);
+        a->dfch = acts_alloc(g, 4*D);
+        a->dres2 = acts_alloc(g, C);
+        a->dqkv = acts_alloc(g, 3*D);
     }
     if (stages_have_head(&g->stages)) {
-        slot->resf = acts_alloc(R*C);
-        slot->lnf = tp_gather_alloc(&g->rows, BT*C); slot->lnf_mean = stats_alloc(R); slot->lnf_rstd = stats_alloc(R);
+        slot->resf = own_acts_alloc(g, C);
+        slot->lnf = tp_gather_alloc(&g->rows, BT*C);
+        slot->lnf_mean = own_stats_alloc(g); slot->lnf_rstd = own_stats_alloc(g);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     slot->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
 }
 
+// Allocates the activations that the forward pass keeps for the backward pass.
 static void gpt2_init_acts(GPT2* g) {
-    GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, R = tp_count(&g->rows, BT), C = (size_t)c.C, t = (size_t)g->tp->size;
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
-    g->branch = g->rows.gathered = tp_alloc(&g->rows, BT*C); // never needed at the same time
-    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)g->tokens.count);
-    g->row_stats = stats_alloc(t * (size_t)g->logits_rows * 3);
-    g->losses = stats_alloc(BT);
-    g->dres = tp_gather_alloc(&g->rows, R*C);
+    messages_init(&g->messages, g->pp, g->pipeline, g->rows.max_count * (size_t)g->config.C);
+}
+
+static void gpt2_init_scratch(GPT2* g) {
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C, t = (size_t)g->tp->size;
+    g->rows.out = tp_alloc(&g->rows, BT*C);
+    if (g->rows.options.sequence_parallel) g->rows.in = tp_alloc(&g->rows, BT*C);
+    g->logits = (floatX*)device_alloc((size_t)g->logits_rows * (size_t)g->tokens.count * sizeof(floatX),
+                                      MEMORY_ACTIVATIONS);
+    g->row_stats = (float*)device_alloc(t * (size_t)g->logits_rows * 3 * sizeof(float), MEMORY_ACTIVATIONS);
+    g->losses = stats_alloc(g, 1);
+    g->dres = own_acts_alloc(g, C);
     g->dbtc = tp_alloc(&g->rows, BT*C);
-    p2p_init(&g->p2p, g->pp, g->pipeline, R*C);
+    g->dbt4c = acts_alloc(g, 4*C / t);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
+}
+
+// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass computes gradients in
+// nearly that order. The tensor that fills a bucket closes it. The root differs: lnfw and lnfb are final first, but
+// wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
+static void gpt2_init_buckets(GPT2* g) {
+    double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
+    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
+    Bucket* b = NULL;
+    for (int u = g->num_units - 1; u >= 0; u--) {
+        if (g->units[u].size == 0) continue;
+        size_t begin = g->units[u].offset + g->units[u].size; // of the current tensor
+        for (int i = unit_tensors(u) - 1; i >= 0; i--) {
+            size_t n = tensor_part_elements(unit_tensor(g->config, u, i), g->tp->size);
+            begin -= n;
+            bool is_full = b && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
+            if (g->zero_stage == 1) is_full = i == unit_tensors(u) - 1; // a unit is a bucket
+            if (b == NULL || is_full) {
+                if (b != NULL) limit = g->bucket_mb;
+                b = &g->buckets[g->num_buckets++];
+            }
+            b->begin = begin;
+            b->size += n;
+            b->missing = ++b->tensors;
+            g->bucket_of[u][i] = g->num_buckets - 1;
+        }
+    }
 }
 
 static LayerShapes gpt2_shapes(const GPT2* g) {
@@ -249,188 +321,235 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
     return s;
 }
 
-// Allocates everything. The fields of gpt2_configure are set.
+// Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
+    gpt2_init_scratch(g);
+    gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
 }
 
 static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
-    device_free_all(MEMORY_ACTIVATIONS); // slots share some of them
+    device_free_all(MEMORY_ACTIVATIONS);
     free(g->slots);
+    free(g->buckets);
     mesh_free(&g->mesh);
 }
 
-// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
+// Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t t = (size_t)g->tp->size, own = 0, X = sizeof(floatX);
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t;
-    size_t slots = (size_t)g->num_slots, head = slots * stages_have_head(&g->stages);
+    size_t t = (size_t)g->tp->size, P = g->num_params, X = sizeof(floatX), F = sizeof(float);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, slots = (size_t)g->num_slots;
     size_t most = (size_t)g->stages.most_blocks, blocks = slots * most;
-    size_t grads_kept = size_max(size_min(blocks, 1), (size_t)delayed_sets(g) * most);
-    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? grads_kept : blocks;
-    size_t R = tp_count(&g->rows, BT), ln_rows = g->rows.options.keep_gathered ? BT : R, F = sizeof(float);
-    size_t per_row = (blocks + blocks_kept + head + 1) * C*X + p2p_elements(g->pipeline, C) * X // res1, res2, resf, dres
-                   + (4 * blocks_kept + 2 * head) * F;                                               // layernorms
-    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F) + grads_kept * (2*C + 7*D) * X
-                     + (head + 2) * C*X + F + slots * 2 * sizeof(int); // outside the blocks
-    for (int u = 0; u < g->num_units; u++) own += shard_size(g, u);
-    size_t P = own * (size_t)sharers(g);
+    size_t delayed = (size_t)weight_slots(g) * most, head = stages_have_head(&g->stages) ? slots : 0;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
+    size_t R = g->rows.max_count, cut = (size_t)g->rows.options.sequence_parallel;
+    size_t per_row = (blocks + 3*blocks_kept + head + 1) * C*X + messages_elements(g->pipeline, C) * X // resf, dres
+                   + (4*blocks_kept + 2*head) * F;                                                // layernorms
+    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F) + delayed * (2*C + 7*D)*X
+                     + ((head + 2 + cut) * C + 4*D)*X + F + slots * 2 * sizeof(int);              // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
-    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
-    bytes[MEMORY_ACTIVATIONS] = R * per_row + ln_rows * blocks_kept * 2*C*X + BT * per_token + sizeof(StepStats)
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * g->own_elements;
+    bytes[MEMORY_ACTIVATIONS] = R * per_row + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step along each axis, and their sum. tp: sums in its L blocks, and what the losses need.
-// pp: messages and the root. dp: gradients, and with ZeRO parameters. Along each axis a few doubles are summed.
+// Returns the bytes that this rank will send per step.
 static double gpt2_predict_sent(GPT2* g) {
-    int t = g->tp->size, cut = g->rows.options.sequence_parallel, p = g->pp->size, d = g->dp->size, zero = g->zero_stage == 1;
-    int embedding = g->pp->rank == 0, head = stages_have_head(&g->stages), messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
-    double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages), gradients = 0;
-    for (int u = 0; u < g->num_units; u++) gradients += (double)(zero ? (size_t)d * shard_size(g, u) : unit_size(g, u)) * X;
+    int t = g->tp->size, cut = g->rows.options.sequence_parallel, p = g->pp->size, d = g->dp->size;
+    int zero = g->zero_stage == 1, embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
+    int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
+    double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages);
+    double gradients = 0;
+    for (int u = 0; u < g->num_units; u++)
+        gradients += (double)(zero ? (size_t)d * shard_size(g, u) : g->units[u].size) * X;
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
-    sums += again + (cut ? again / 2 : 0) + (g->rows.options.keep_gathered ? 0 : L); // half a sum is a gather or a scattered sum
+    sums += again + cut * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
     double step = ring_bytes(cut * (2*L + (embedding || head)) * 2*C * X + 2*sizeof(double), t);
-    double root = p > 1 ? (double)unit_size(g, 0) * X : 0, *sent = g->mesh.sent_along;
-    sent[MESH_TP] = g->pipeline.m * micro + step;
-    sent[MESH_PP] = g->pipeline.m * messages * (double)tp_count(&g->rows, (size_t)BT) * C * X + root + ring_bytes(3 * sizeof(double), p);
-    sent[MESH_DP] = ring_bytes(gradients + (zero ? 3 : 1) * (double)sizeof(double), d);
+    double root = p > 1 ? (double)g->units[0].size * X : 0, *sent = g->mesh.sent_along;
+    sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
+    sent[MESH_PP] = g->pipeline.m * messages * (double)tp_count(&g->rows, (size_t)BT) * C * X + root
+                  + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
+    sent[MESH_DP] = ring_bytes(gradients + (zero ? 3 : 1) * (double)sizeof(double), d); // with ZeRO also parameters
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
-// the input is x alone, which is then a.res1 itself.
-static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
-    int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
-    const TpRows* r = &g->rows;
-    residual_layernorm_forward(a.res1, tp_kept(r, a.ln1), a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, r->count, C);
-    matmul_forward(a.qkv, tp_gather_norm(r, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
-    attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH);
-    matmul_forward(g->branch, a.atty, p.projw, tp_bias(r, p.projb), BT, D, C); // row-parallel
-    branch = tp_reduce(r, g->branch);
-    residual_layernorm_forward(a.res2, tp_kept(r, a.ln2), a.ln2_mean, a.ln2_rstd, a.res1, branch, p.ln2w, p.ln2b, r->count, C);
-    matmul_gelu_forward(a.gelu, a.fch, tp_gather_norm(r, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
+// The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
+// tp_bias: only one rank adds the bias, because outputs are summed over the ranks.
+static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    int t = g->tp->size, D = C / t;
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows.count, C);
+    matmul_forward(a.qkv, tp_enter(&g->rows, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
+    matmul_forward(g->rows.out, a.atty, p.projw, tp_bias(&g->rows, p.projb), BT, D, C); // row-parallel
+    tp_leave(&g->rows, g->branch, g->rows.out);
 }
 
-// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
-static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
-    int BT = g->B * g->T, C = g->config.C, D = C / g->tp->size;
-    block_activations(g, p, a, x, branch);
-    matmul_forward(g->branch, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
-    tp_reduce(&g->rows, g->branch);
+// Computes all activations of the MLP except its output: the backward pass needs no more.
+static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
+    int D = C / g->tp->size;
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
+                               g->rows.count, C);
+    matmul_gelu_forward(a.gelu, a.fch, tp_enter(&g->rows, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
-// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
-// after a unit's last tensor the sum over dp begins. It must not be read before gpt2_reduce has waited.
+// The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
+static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
+    int D = C / g->tp->size;
+    block_mlp_activations(g, p, a);
+    matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
+    tp_leave(&g->rows, g->branch, g->rows.out);
+}
+
+// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
+// and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
-    (void)i;
-    floatX* grads = g->grads + g->units[u].offset;
-    if (!g->last_micro || --g->missing[u] > 0) return;
-    g->reduced[u] = g->zero_stage == 0 ? comm_all_reduce(g->dp, grads, g->units[u].size, COMM_FLOATX)
-                  : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX);
+    if (g->ddp == DDP_NAIVE || !g->last_micro) return;
+    if (u == 0 && !g->root_is_summed) return; // gpt2_reduce calls this again
+    Bucket* b = &g->buckets[g->bucket_of[u][i]];
+    if (--b->missing > 0) return;
+    b->missing = b->tensors; // for the next step
+    floatX* grads = g->grads + b->begin;
+    b->reduced = g->zero_stage == 0 ? comm_all_reduce(g->dp, grads, b->size, COMM_FLOATX)
+               : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX);
 }
 
-// W, in two halves: only the update waits for the gradients of matrices and their biases.
-static void mlp_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
-    int C = g->config.C, D = C / g->tp->size, BT = g->B * g->T;
-    CommOp regather = tp_regather_begin(&g->rows, a.ln2);
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, a.dout, a.gelu, BT, 4*D, C, g->grad_mode);
+// Returns true if the current action is I, and then copies x (B,T,C) to `kept`: W, a later action, needs it, but the
+// layers before this one overwrite it.
+static bool is_put_off(const GPT2* g, floatX* kept, const floatX* x) {
+    if (g->action.kind != ACT_BACKWARD_INPUT) return false;
+    device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
+    return true;
+}
+
+// Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
+static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
+                                      const floatX* dfch) {
+    if (is_put_off(g, a.dout, dout)) return;
+    int BT = g->B * g->T, C = g->config.C;
+    int D = C / g->tp->size;
+    tp_enter_again(&g->rows, a.ln2);
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
-    matmul_backward_weight(dp.fcw, dp.fcb, a.dgelu, tp_regathered(&g->rows, &regather, a.ln2), BT, C, 4*D, g->grad_mode);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_entered_again(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
-static void attention_backward_weight(GPT2* g, int u, BlockParams dp, BlockActs a) {
-    int C = g->config.C, D = C / g->tp->size, BT = g->B * g->T;
-    CommOp regather = tp_regather_begin(&g->rows, a.ln1);
-    matmul_backward_weight(dp.projw, dp.projb, a.dmid, a.atty, BT, D, C, g->grad_mode);
+
+// g->dres holds the gradient of the block's output on entry, and of res2 on return.
+static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
+    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc;
+    int BT = g->B * g->T, C = g->config.C;
+    int D = C / g->tp->size;
+    floatX* dout = tp_leave_backward(&g->rows, g->dres);
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*D, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*D);
+    tp_enter_backward(&g->rows, dln2); // overlaps with the gradients of the weights
+    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
+    dln2 = tp_entered_backward(&g->rows, dln2);
+    // ln2 = layernorm(res2)
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
+                       g->rows.count, C, g->grad_mode);
+    grad_ready(g, u, LN2W);
+    grad_ready(g, u, LN2B);
+}
+
+// Computes the gradients of attention's matrices and biases.
+static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
+                                            const floatX* dqkv) {
+    if (is_put_off(g, a.dres2, dres2)) return;
+    int BT = g->B * g->T, C = g->config.C;
+    int D = C / g->tp->size;
+    tp_enter_again(&g->rows, a.ln1);
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
-    matmul_backward_weight(dp.qkvw, dp.qkvb, a.dqkv, tp_regathered(&g->rows, &regather, a.ln1), BT, C, 3*D, g->grad_mode);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_entered_again(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
 
-// g->dres holds the gradient of the block's output on entry, of its input on return.
-// This is I, and in B also W, beside the sums of gradients. What W needs stays in a.
-static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
-    int B = g->B, T = g->T, C = g->config.C, t = g->tp->size, D = C / t, NH = g->config.NH / t, BT = B * T;
-    const TpRows* r = &g->rows;
-    GradMode mode = g->grad_mode;
-    bool delayed = g->action.kind != ACT_BACKWARD;
-    floatX *dgelu = a.dgelu, *dqkv = a.dqkv;
-    // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    a.dout = delayed ? tp_gather_kept(r, a.dout, g->dres) : tp_gather(r, a.dout, g->dres); // W comes before it changes
-    matmul_gelu_backward_input(dgelu, a.dout, p.fcprojw, a.fch, BT, 4*D, C);
-    // fch = ln2 fcw^T + fcb
-    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*D);
-    CommOp sum = tp_reduce_begin(r, g->dbtc);
-    if (!delayed) mlp_backward_weight(g, u, dp, a);
-    // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, tp_reduced(r, &sum, g->dbtc), a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, r->count, C, mode);
-    grad_ready(g, u, LN2W);
-    grad_ready(g, u, LN2B);
+// g->dres holds the gradient of res2 on entry, and of the block's input on return.
+static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
+    floatX *datty = g->dbtc, *dqkv = a.dqkv ? a.dqkv : g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 exists
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    int t = g->tp->size, D = C / t;
+    floatX* dres2 = tp_leave_backward(&g->rows, g->dres);
     // res2 = res1 + atty projw^T + projb
-    a.dmid = delayed ? tp_gather_kept(r, a.dmid, g->dres) : tp_gather(r, a.dmid, g->dres);
-    matmul_backward_input(g->dbtc, a.dmid, p.projw, BT, D, C);
+    matmul_backward_input(datty, dres2, p.projw, BT, D, C);
     // atty = attention(qkv)
-    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, D, NH);
+    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, D, NH / t);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*D);
-    sum = tp_reduce_begin(r, g->dbtc);
-    if (!delayed) attention_backward_weight(g, u, dp, a);
+    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*D);
+    tp_enter_backward(&g->rows, dln1);
+    block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
+    dln1 = tp_entered_backward(&g->rows, dln1);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, tp_reduced(r, &sum, g->dbtc), a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, r->count, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
+                       g->rows.count, C, g->grad_mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
 
 // ----------------------------------------------------------------------------
-// 5. the whole model: where a unit lives, forward, backward
+// 5. the whole model: access to units, forward, backward
 
-// Returns unit u's parameters, ready for use until unit_release.
+// Returns the parameters of unit u. They may be used until unit_release.
 static floatX* unit_params(GPT2* g, int u) {
-    comm_finish(g->dp, &g->gathering[u]); // with ZeRO, if the gather that followed the last update is still under way
+    comm_finish(g->dp, &g->gathering[u]); // with ZeRO: the gather that followed the last update
     return g->params + g->units[u].offset;
 }
 
-// Ends the use of unit u's parameters until the next unit_params. Here they stay where they are.
+// Ends the use of unit u's parameters until the next unit_params. In this program they always stay in memory.
 static void unit_release(GPT2* g, int u) {
     (void)g;
     (void)u;
 }
 
-// Returns the memory that unit u's gradients go to.
+// Returns the memory for the gradients of unit u.
 static floatX* unit_grads(GPT2* g, int u) {
     return g->grads + g->units[u].offset;
 }
 
-// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets may be NULL.
+// branch becomes this rank's rows of rows.out.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
     tp_begin(&g->rows, B * T);
+    g->branch = tp_own_rows(&g->rows, g->rows.out);
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-// Makes a slot's activations the model's, and the stage of a chunk the current one. What blocks recompute is in slot `set`.
+static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); }
+
+// Makes a slot and the stage of a chunk the current ones. Blocks use the activations of slot `set`, except res1: that
+// is the same slot, or with recomputation one of fewer, because only some are recomputed at a time.
 static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
     Slot* s = &g->slots[slot];
     g->stage = stages_at(&g->stages, chunk);
@@ -444,40 +563,54 @@ static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
     g->inputs = s->inputs; g->targets = s->targets;
 }
 
-// Computes g->lnf, the classifier's input, from g->inputs.
-// Only the first stage begins with g->inputs, others with what they have received; only the last ends with g->lnf.
+static void embedding_forward(GPT2* g, RootParams root) {
+    trace_compute("forward, embedding", -1);
+    // res1 of block 0 = wte[inputs] + wpe
+    floatX* embedded = g->rows.options.sequence_parallel ? g->rows.out : g->acts[0].res1;
+    encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T,
+                         g->config.C);
+    tp_leave(&g->rows, g->acts[0].res1, embedded); // exact, because one rank has the token's row
+}
+
+// The last block's output is x + branch.
+static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, const floatX* branch) {
+    trace_compute("head", -1);
+    floatX* lnf = tp_own_rows(&g->rows, g->lnf);
+    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count,
+                               g->config.C);
+    tp_gather(&g->rows, g->lnf, lnf);
+}
+
+// Writes x + branch to the message for the next stage. (Inside a stage, the next layernorm adds the two.)
+static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
+    size_t n = message_elements(g);
+    floatX* out = messages_output(&g->messages);
+    device_copy(out, x, n * sizeof(floatX));
+    add_in_place(out, branch, n);
+}
+
+// Computes a stage: the first one from g->inputs, others from a message. The last one ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
-    GPT2Config c = g->config;
-    RootParams root = root_view(c, unit_params(g, 0));
-    if (is_first(g)) {
-        trace_compute("forward, embedding", -1);
-        floatX* embedded = g->rows.options.sequence_parallel ? g->branch : g->acts[0].res1;
-        encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T, c.C);
-        tp_reduce_to(&g->rows, g->acts[0].res1, embedded); // exact: only one rank has a token's row
-    }
+    RootParams root = root_view(g, unit_params(g, 0));
+    if (is_first(g)) embedding_forward(g, root);
     const floatX *x = g->first < g->last ? g->acts[g->first].res1 : g->resf, *branch = NULL;
     for (int l = g->first; l < g->last; l++) {
         trace_compute("forward, block", l);
-        BlockParams p = block_view(c, g->tp->size, unit_params(g, 1 + l));
-        block_forward(g, p, g->acts[l], x, branch);
-        unit_release(g, 1 + l);
+        AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
+        block_attention_forward(g, attention, g->acts[l], x, branch);
+        unit_release(g, attention_unit(l));
+        MlpParams mlp = mlp_view(g, unit_params(g, mlp_unit(l)));
+        block_mlp_forward(g, mlp, g->acts[l]);
+        unit_release(g, mlp_unit(l));
         x = g->acts[l].res2;
-        branch = tp_own(&g->rows, g->branch);
+        branch = g->branch;
     }
-    if (!is_last(g)) { // on one device the next layernorm adds the two
-        floatX* out = p2p_send_buffer(&g->p2p);
-        device_copy(out, x, tp_elements(&g->rows) * sizeof(floatX));
-        add_in_place(out, branch, tp_elements(&g->rows));
-        return;
-    }
-    trace_compute("head", -1);
-    floatX* lnf = tp_own(&g->rows, g->lnf);
-    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count, c.C);
-    tp_gather(&g->rows, g->lnf, lnf);
+    if (is_last(g)) final_layernorm_forward(g, root, x, branch);
+    else stage_output(g, x, branch);
     unit_release(g, 0);
 }
 
-// Computes this rank's logits for n rows of g->lnf from `row` on, and returns what the loss needs of all ranks' logits.
+// Computes this rank's logits for n rows of g->lnf, from `row` on. Returns the statistics of all ranks' logits.
 static const float* head_logits(GPT2* g, const floatX* wte, int row, int n) {
     float* own = g->row_stats + (size_t)g->tp->rank * (size_t)n * 3;
     matmul_forward(g->logits, g->lnf + (size_t)row * (size_t)g->config.C, wte, NULL, n, g->config.C, g->tokens.count);
@@ -486,10 +619,9 @@ static const float* head_logits(GPT2* g, const floatX* wte, int row, int n) {
     return g->row_stats;
 }
 
-// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
+// Computes g->losses. The classifier takes a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     int BT = g->B * g->T;
-    if (!is_last(g)) return; // their losses stay 0
     for (int row = 0; row < BT; row += g->logits_rows) {
         int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
         const float* all = head_logits(g, wte, row, n);
@@ -497,8 +629,8 @@ static void head_forward(GPT2* g, const floatX* wte) {
     }
 }
 
-// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
-// dloss: the weight of one token's loss.
+// Computes g->losses and, while the logits still exist, their gradients: g->dbtc becomes the gradient of g->lnf.
+// dloss is the weight of one token's loss. tp_leave sums the gradients of lnf over the ranks, each from its own tokens.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -506,100 +638,165 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
         const floatX* lnf = g->lnf + (size_t)row*c.C;
         const float* all = head_logits(g, wte, row, n);
-        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens, g->tp->size, n, c.V);
+        classifier_part_forward_backward(g->losses + row, g->logits, all, g->targets + row, dloss, g->tokens,
+                                         g->tp->size, n, c.V);
         // logits = lnf wte^T
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    tp_reduce(&g->rows, g->dbtc);
+    tp_leave(&g->rows, tp_own_rows(&g->rows, g->dbtc), g->dbtc);
 }
 
-// Computes a stage's gradients, from that of its output in g->dres. The last one adds this micro-batch's losses to g->stats.
-static void gpt2_backward(GPT2* g, float dloss) {
-    GPT2Config c = g->config;
-    int BT = g->B * g->T;
-    RootParams root = root_view(c, unit_params(g, 0));
-    RootParams droot = root_view(c, unit_grads(g, 0));
-    if (is_last(g)) {
-        trace_compute("head", -1);
-        head_forward_backward(g, root.wte, droot.wte, dloss);
-        add_sum(&g->stats->loss, g->losses, (size_t)BT);
-        // lnf = layernorm(resf)
-        device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
-        layernorm_backward(g->dres, droot.lnfw, droot.lnfb, tp_own(&g->rows, g->dbtc), g->resf, root.lnfw, g->lnf_mean,
-                           g->lnf_rstd, g->rows.count, c.C, g->grad_mode);
-    }
-    for (int l = g->last - 1; l >= g->first; l--) {
-        trace_compute("backward, block", l);
-        BlockParams p = block_view(c, g->tp->size, unit_params(g, 1 + l));
-        BlockParams dp = block_view(c, g->tp->size, unit_grads(g, 1 + l));
-        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
-        block_backward(g, 1 + l, p, dp, g->acts[l]);
-        unit_release(g, 1 + l);
-    }
-    if (!is_first(g)) return;
+// Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
+static void head_backward(GPT2* g, RootParams root, RootParams droot, float dloss) {
+    int BT = g->B * g->T, C = g->config.C;
+    head_forward_backward(g, root.wte, droot.wte, dloss);
+    add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    // lnf = layernorm(resf)
+    floatX* dlnf = tp_own_rows(&g->rows, g->dbtc);
+    device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, dlnf, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
+                       g->rows.count, C, g->grad_mode);
+    grad_ready(g, 0, LNFW);
+    grad_ready(g, 0, LNFB);
+}
+
+// Always adds to the gradient of wte: the head has written it in the same micro-batch, because wte is tied.
+static void embedding_backward(GPT2* g, RootParams droot) {
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    const floatX* dres = tp_gather(&g->rows, g->branch, g->dres);
-    encoder_part_backward(droot.wte, droot.wpe, dres, g->inputs, g->tokens, g->B, g->T, c.C, g->grad_mode);
+    const floatX* dres = tp_leave_backward(&g->rows, g->dres);
+    encoder_part_backward(droot.wte, droot.wpe, dres, g->inputs, g->tokens, g->B, g->T, g->config.C, g->grad_mode);
+    grad_ready(g, 0, WPE);
+    grad_ready(g, 0, WTE);
+}
+
+// Computes the gradients of a stage from the gradient of its output in g->dres.
+static void gpt2_backward(GPT2* g, float dloss) {
+    RootParams root = root_view(g, unit_params(g, 0));
+    RootParams droot = root_view(g, unit_grads(g, 0));
+    if (is_last(g)) head_backward(g, root, droot, dloss);
+    for (int l = g->last - 1; l >= g->first; l--) {
+        trace_compute("backward, block", l);
+        int attention = attention_unit(l), mlp = mlp_unit(l);
+        if (g->recompute == RECOMPUTE_BLOCK) {
+            block_attention_forward(g, attention_view(g, unit_params(g, attention)), g->acts[l], g->acts[l].res1, NULL);
+            block_mlp_activations(g, mlp_view(g, unit_params(g, mlp)), g->acts[l]);
+        }
+        MlpParams m = mlp_view(g, unit_params(g, mlp));
+        MlpParams dm = mlp_view(g, unit_grads(g, mlp));
+        block_mlp_backward(g, mlp, m, dm, g->acts[l]);
+        unit_release(g, mlp);
+        AttentionParams a = attention_view(g, unit_params(g, attention));
+        AttentionParams da = attention_view(g, unit_grads(g, attention));
+        block_attention_backward(g, attention, a, da, g->acts[l]);
+        unit_release(g, attention);
+    }
+    if (is_first(g)) embedding_backward(g, droot);
     unit_release(g, 0);
 }
 
-// W: computes the gradients of matrices that I has put off.
+// W: computes the gradients of matrices that I has delayed.
 static void gpt2_backward_weight(GPT2* g) {
     for (int l = g->last - 1; l >= g->first; l--) {
         trace_compute("weights, block", l);
-        BlockParams dp = block_view(g->config, g->tp->size, unit_grads(g, 1 + l));
-        mlp_backward_weight(g, 1 + l, dp, g->acts[l]);
-        attention_backward_weight(g, 1 + l, dp, g->acts[l]);
+        BlockActs a = g->acts[l];
+        int attention = attention_unit(l), mlp = mlp_unit(l);
+        block_mlp_backward_weight(g, mlp, mlp_view(g, unit_grads(g, mlp)), a, a.dout, a.dfch);
+        block_attention_backward_weight(g, attention, attention_view(g, unit_grads(g, attention)), a, a.dres2, a.dqkv);
     }
 }
 
-// Call before a step. A stage computes only some of the root's gradients: the rest must be 0, not the sum of the step
-// before, which would be added to the other stage's.
+// Call before a step. A stage computes only some gradients of the root. The rest must be 0, because stages are summed,
+// and because a stage without the head adds to the gradient of wte.
 static void gpt2_begin_step(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) g->missing[u] = unit_tensors(u);
+    g->root_is_summed = g->pp->size == 1;
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B;
     g->T = g->seq_len;
     tp_begin(&g->rows, g->B * g->T);
+    g->branch = tp_own_rows(&g->rows, g->rows.out);
 }
 
-// Call before an action of micro-batch `micro` of a step's `accumulation`. The backward pass of the last one makes gradients final.
+// wte is tied: its gradient is a sum over the first and the last stage, of which one has zeros for the rest of the
+// root.
+static void gpt2_reduce_tied(GPT2* g) {
+    size_t n = g->units[0].size;
+    if (n == 0 || g->root_is_summed) return;
+    comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), n, COMM_FLOATX));
+    g->root_is_summed = true;
+    for (int i = 0; i < ROOT_TENSORS; i++) grad_ready(g, 0, i);
+}
+
+// Call before working on micro-batch `micro` of a step's `accumulation`.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
 }
 
-// With --sequence-parallel a rank's gradients of layernorms are its rows' alone. Weight and bias are side by side.
+// With --sequence-parallel, sums the gradients of layernorms, the first two tensors of each unit, over the t ranks:
+// without it they are equal; with it each rank has seen only its own rows. dbtc (B,T,C) holds B*T/2 times 2C elements.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    floatX* of[2*MAX_UNITS];
+    floatX* of[MAX_UNITS];
     int count = 0;
-    for (int u = 0; u < g->num_units; u++) {
-        if (g->units[u].size == 0) continue;
-        of[count++] = unit_grads(g, u);
-        if (u > 0) of[count++] = block_view(g->config, g->tp->size, unit_grads(g, u)).ln2w;
-    }
+    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) of[count++] = unit_grads(g, u);
     tp_reduce_together(&g->rows, of, count, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
 }
 
-// Call after the last backward pass. On return each gradient in g->ranges is the mean over the global batch, the same on every
-// rank that has it, and g->stats->loss is the sum over all replicas. dloss contains the division by their number.
+// The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
+static void gpt2_reduce_naive(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++)
+        comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
+}
+
+// Call after the backward pass. On return, each gradient is the mean over the global batch times the loss scale, the
+// same on all replicas. g->stats->loss is the sum over the global batch. train_step explains why a sum of gradients is
+// already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
-    // wte is tied: its gradient is a sum over the embedding's stage and the head's. (Of the rest of the root one has zeros.)
-    size_t root = g->units[0].size;
-    if (root > 0) comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), root, COMM_FLOATX));
-    for (int i = 0; i < ROOT_TENSORS && root > 0; i++) grad_ready(g, 0, i);
-    comm_wait(g->dp, loss);
-    loss = comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64); // the last stage has it; beside dp's sums
-    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->reduced[u]);
-    comm_wait(g->pp, loss);
+    gpt2_reduce_tied(g);
+    if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
+    else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     if (g->rows.options.sequence_parallel) gpt2_reduce_layernorms(g);
+    comm_wait(g->dp, loss);
+    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
 
-// With ZeRO: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks for them.
+// Returns the place of a stage's input: res1 of its first block, or resf if it has only the head.
+static floatX** stage_input(GPT2* g, int slot, int chunk) {
+    Slot* s = &g->slots[slot];
+    return g->stages.blocks[stages_at(&g->stages, chunk)] > 0 ? &s->acts[0].res1 : &s->resf;
+}
+// Begins to receive the input of an action, if another rank sends it.
+static void gpt2_receive(GPT2* g, Action a) {
+    Messages* m = &g->messages;
+    int from = messages_from(m, a);
+    if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
+}
+// Begins to send the result of an action, if another rank needs it.
+static void gpt2_send(GPT2* g, Action a) {
+    Messages* m = &g->messages;
+    int to = messages_to(m, a);
+    if (to == NO_NEIGHBOUR) return;
+    const floatX* result = messages_result(m, a, &g->dres);
+    m->sent[a.kind != ACT_FORWARD] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
+}
+
+// Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
+static void gpt2_forward_only(GPT2* g) {
+    for (int chunk = 0; chunk < g->stages.v; chunk++) {
+        Action a = { ACT_FORWARD, 0, chunk };
+        gpt2_receive(g, a);
+        messages_take(&g->messages, a, stage_input(g, 0, chunk), &g->dres);
+        gpt2_select(g, 0, 0, chunk);
+        gpt2_forward(g);
+        gpt2_send(g, a);
+    }
+    messages_finish(&g->messages);
+}
+
+// With ZeRO: begins to gather all parameters from the ranks' shards, in the order of the next forward pass.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage == 1; u++) {
         floatX* whole = g->params + g->units[u].offset;
@@ -607,36 +804,15 @@ static void gpt2_gather(GPT2* g) {
         g->gathering[u] = comm_all_gather(g->dp, whole, whole + shard_begin(g, u), shard_size(g, u), COMM_FLOATX);
     }
 }
-
-// Waits for those gathers of the last update that no forward pass has waited for.
+// Waits for the gathers after the last update, unless a forward pass has done so.
 static void gpt2_gather_finish(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);
-}
-
-// Where a stage's input is: res1 of its first block, or resf if it has only the head.
-static floatX** stage_input(GPT2* g, int slot, int chunk) {
-    Slot* s = &g->slots[slot];
-    return g->stages.blocks[stages_at(&g->stages, chunk)] > 0 ? &s->acts[0].res1 : &s->resf;
-}
-static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); }
-
-// Computes g->lnf on the last stage from g->inputs of slot 0, in all stages, without a backward pass.
-static void gpt2_forward_only(GPT2* g) {
-    for (int chunk = 0; chunk < g->stages.v; chunk++) {
-        Action a = { ACT_FORWARD, 0, chunk };
-        p2p_irecv(&g->p2p, a, message_elements(g));
-        p2p_wait(&g->p2p, a, stage_input(g, 0, chunk), &g->dres);
-        gpt2_select(g, 0, 0, chunk);
-        gpt2_forward(g);
-        p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
-    }
-    p2p_wait_sends(&g->p2p);
 }
 
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares over the whole model of x, which is laid out like the parameters. Copies count once.
+// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -645,13 +821,13 @@ static void add_squares(GPT2* g, double* acc, const floatX* x) {
     if (g->zero_stage == 1) comm_wait(g->dp, comm_all_reduce(g->dp, acc, 1, COMM_F64));
 }
 
-// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
+// Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     add_squares(g, &g->stats->grad_square, g->grads);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per range, then sums the squares of the new parameters for their norm.
+// Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
@@ -664,7 +840,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sends the first replica's weights, master weights and moments to the others.
+// Sends the weights, master weights and moments of the first replica, which has loaded them, to the others.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
     comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
@@ -673,44 +849,64 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
 }
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first replica has it first.
+// Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
-    ranks_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0); // with ZeRO each loads its shards
+    ranks_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0); // ZeRO: each its shards
     if (g->zero_stage == 1) gpt2_gather(g);
     else gpt2_broadcast(g);
 }
 
-// Each rank saves its shards; without ZeRO all replicas are the same, and the ranks of the first one save what they have.
+// All replicas hold the same state, and the first one saves it.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    gpt2_gather_finish(g); // the gathers' output contains this rank's shards
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
 // 8. training
 
-// Sets what gpt2_predict_memory and gpt2_init need to know.
-static void gpt2_configure(GPT2* g, Run* run) {
+// Declares the options of this program.
+static void gpt2_options(GPT2* g, Run* run) {
+    run_options(run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
+    options_ranks(run);
+    options_mesh(&run->table, &g->mesh.text);
+    options_tensor_parallel(&run->table, NULL, &g->rows.options);
+    options_pipeline_parallel(&run->table, NULL, &g->stages.options);
+    option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1,
+               "what is sharded over dp: 0 nothing, 1 optimizer state");
+    g->ddp = DDP_BUCKETED;
+    g->bucket_mb = 25;
+    option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
+                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
+    option_float(&run->table, "bucket-mb", &g->bucket_mb, 1e-6, 1e6,
+                 "MiB of gradients per bucket; the first has 1 at most");
+    ranks_are_mesh(run, &g->mesh);
+}
+
+// Sets the fields that gpt2_predict_memory and gpt2_init need, except recompute, which gpt2_predict sets (section 9).
+static void gpt2_configure(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
-    g->num_units = run->config.L + 1;
+    g->num_units = gpt2_num_units(g->config);
+    g->dp = g->mesh.dp;
     g->tp = g->mesh.tp;
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
-    g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
     stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
     g->pipeline = stages_pipeline(&g->stages, run->accumulation);
     g->num_slots = pipeline_slots(g->pipeline, g->pp->rank);
-    action_times_init(&g->times, &run->ranks->context, &g->stages, &g->p2p);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
-    g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // there is also room for a row of all ranks' logits
+    g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
     tp_init(&g->rows, g->tp, g->config, g->max_B, g->seq_len);
+    action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
+    gpt2_init_units(g); // now, because the predictions need them
     mesh_choose_writers(run, g->zero_stage == 1);
+    require(g->zero_stage == 0 || g->ddp == DDP_BUCKETED, "--zero-stage 1 scatters buckets: leave out --ddp naive");
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
+// Returns the mean loss over the first --eval-steps global batches of the validation data.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -720,7 +916,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
         gpt2_select(g, 0, 0, 0);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
-        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        if (is_last(g)) head_forward(g, root_view(g, unit_params(g, 0)).wte); // elsewhere losses stay 0
         unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
@@ -733,7 +929,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     return mean;
 }
 
-// For samples: logits (V), on the host, of the token that follows tokens (T).
+// For samples: computes on the host the logits (V) of the token that follows tokens (T).
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
@@ -742,30 +938,30 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     gpt2_forward_only(g);
     if (is_last(g)) {
         floatX *last = g->lnf + (size_t)(T - 1)*c.C, *own = g->logits + g->tokens.first;
-        matmul_forward(own, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, g->tokens.count);
+        matmul_forward(own, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, g->tokens.count);
         comm_wait(g->tp, comm_all_gather(g->tp, g->logits, own, (size_t)g->tokens.count, COMM_FLOATX));
     }
     comm_wait(g->pp, comm_broadcast(g->pp, g->logits, (size_t)c.V, COMM_FLOATX, g->pp->size - 1));
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Begins to receive what action number k of a step starts from.
-static void gpt2_expect(GPT2* g, int k) {
-    if (k == pipeline_actions(g->pipeline, g->pp->rank)) return;
-    Action a = pipeline_action(g->pipeline, g->pp->rank, k);
-    action_announce(&g->times, a);
-    p2p_irecv(&g->p2p, a, message_elements(g));
-}
-
-// Action number k of a step: takes what another stage sent, begins to receive what the next action needs, computes, sends.
+// Runs action number k of a step: takes its input, begins to receive the next one, computes, and begins to send.
+// Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
+// messages_take and messages_result swap buffers, so that nothing is copied.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
+    int set = pipeline_acts_slot(g->pipeline, rank, a, g->recompute);
     action_announce(&g->times, a);
-    p2p_wait(&g->p2p, a, stage_input(g, slot, a.chunk), &g->dres);
-    gpt2_select(g, slot, pipeline_set(g->pipeline, rank, a, g->recompute), a.chunk);
-    gpt2_expect(g, k + 1);
+    if (k == 0) gpt2_receive(g, a);
+    messages_take(&g->messages, a, stage_input(g, slot, a.chunk), &g->dres);
+    if (k + 1 < pipeline_actions(g->pipeline, rank)) {
+        Action next = pipeline_action(g->pipeline, rank, k + 1);
+        action_announce(&g->times, next);
+        gpt2_receive(g, next);
+    }
+    gpt2_select(g, slot, set, a.chunk);
     action_begin(&g->times, a);
     g->action = a;
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
@@ -776,19 +972,18 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss);
     action_end(&g->times, a);
-    p2p_isend(&g->p2p, a, message_elements(g), &g->dres);
+    gpt2_send(g, a);
 }
 
-// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+// Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
-    float dloss = (float)(run->scaler.scale / run->divisor);
+    // The share of one token in the mean over the global batch. It includes 1/N, so summing gradients averages them.
+    float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     gpt2_begin_step(g);
-    gpt2_expect(g, 0);
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
-    p2p_wait_sends(&g->p2p);
+    messages_finish(&g->messages);
     actions_end(&g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
@@ -803,37 +998,50 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
-// For --predict: what the formulas say, and nothing else.
+// Reports the model, the parallel layout and the predictions before training begins.
+static void gpt2_report(const GPT2* g, Run* run) {
+    ranks_report(run);
+    report_stages(&g->times, &g->mesh, g->pipeline, g->config, memory_sum(run->predicted));
+}
+
+// Call after the last step. Returns true if all measurements agree with the predictions.
+static bool gpt2_end(GPT2* g, Run* run) {
+    gpt2_gather_finish(g);
+    bool as_predicted = ranks_end(run);
+    report_bubble(&g->times, g->pipeline);
+    return as_predicted;
+}
+
+// ----------------------------------------------------------------------------
+// 9. plumbing: the same text in every program for several ranks
+
+// Evaluates the formulas for this model: for --predict, and before anything is allocated.
 static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
-    mesh_predict(run, &g->mesh);
-    gpt2_configure(g, run);
-    g->recompute = run->o.recompute;
+    g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
     run->ranks->sent = gpt2_predict_sent(g);
+}
+
+// For --check-every: returns a checksum of unit u, which must be equal on all ranks that hold the same part of it.
+static uint64_t unit_checksum(void* model, const Run* run, int u, bool is_replicated) {
+    GPT2* g = (GPT2*)model;
+    if (g->units[u].size == 0) return UNIT_ELSEWHERE;
+    uint64_t sum = ranks_checksum(run, u, unit_params(g, u), g->units[u].size, is_replicated);
+    unit_release(g, u);
+    return sum;
 }
 
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run_options(&run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
-    options_ranks(&run);
-    options_mesh(&run.table, &g.mesh.text);
-    options_tensor_parallel(&run.table, NULL, &g.rows.options);
-    options_pipeline_parallel(&run.table, NULL, &g.stages.options);
-    option_int(&run.table, "zero-stage", &g.zero_stage, 0, 1, "what is sharded over dp: 0 nothing, 1 optimizer state");
-    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
-    mesh_start(&run, &g.mesh, argc, argv);
-
+    gpt2_options(&g, &run);
+    run_predict(&run, argc, argv, gpt2_configure, gpt2_predict, &g, sizeof g); // with --predict the program ends here
+    ranks_start(&run, argc, argv);
     gpt2_configure(&g, &run);
-    gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = mesh_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
-    gpt2_predict_memory(&g, run.predicted);
+    ranks_plan(&run, gpt2_predict, &g, gpt2_shapes(&g)); // --recompute auto: block if memory is too small
     gpt2_init(&g);
-    run.ranks->sent = gpt2_predict_sent(&g);
-    ranks_report(&run);
-    mesh_report(&run);
-    report_stages(&g.times, &g.mesh, g.pipeline, g.config, memory_sum(run.predicted));
+    gpt2_report(&g, &run);
     gpt2_load(&g, &run);
     ranks_begin(&run);
 
@@ -843,15 +1051,12 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        ranks_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
-        if (ranks_checks(&run, step + 1)) gpt2_gather_finish(&g);
-        if (ranks_checks(&run, step + 1)) mesh_check_parts(&run, step + 1, g.units, g.params);
+        ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    gpt2_gather_finish(&g);
-    bool as_predicted = ranks_end(&run);
-    report_bubble(&g.times, g.pipeline);
+    bool as_predicted = gpt2_end(&g, &run);
     gpt2_free(&g);
     ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -1,80 +1,50 @@
 /*
-Train GPT-2 with data parallelism: every rank holds the whole model and sees its own part of each global batch. Gradients are
-summed over all ranks, so all ranks take the same step (Li et al., PyTorch Distributed, VLDB 2020, sections 3.2 and 4.2).
+Train GPT-2 with data parallelism: every rank holds a replica of the model and sees its own part of each global batch.
+Gradients are summed over all ranks, which therefore take the same step (Li et al., VLDB 2020, sections 3.2 and 4.2).
 
---ddp naive     The backward pass, then one all-reduce after another.
---ddp bucketed  Gradients are all-reduced in buckets while the backward pass goes on, so that its computation hides the
-                communication. Micro-batches before a step's last one send nothing (no_sync).
+--ddp naive     runs the backward pass, then one all-reduce after another.
+--ddp bucketed  (default) all-reduces gradients in buckets during the backward pass, so that computation hides
+                communication. A bucket is full at --bucket-mb MiB (25), the first one already at 1 MiB.
+Either way, only the last micro-batch of a step sends gradients (PyTorch's no_sync).
 
-Memory    as in train_gpt2_single.cu, on every rank: 16 bytes per parameter in any precision. More ranks save none.
-Sent      per rank and step, with P parameters on N ranks: 2P (N-1)/N elements of floatX, whatever the accumulation (a ring
-          all-reduce is a reduce-scatter and an all-gather, P (N-1)/N each), and the loss, one double.
+Memory    as in train_gpt2_single.cu, on every rank: 16 bytes per parameter in any precision. More ranks save nothing.
+Sent      per rank and step, with P parameters on N ranks: 2P (N-1)/N elements of floatX for any accumulation, because a
+          ring all-reduce is a reduce-scatter and an all-gather, P (N-1)/N each. The loss adds 2(N-1)/N doubles.
 Run       make train_gpt2_ddp && mpirun -np 4 ./train_gpt2_ddp            (--help lists the options)
-Before    train_gpt2_single.cu: the same step on one device. New here: Comm, buckets, and that rank 0 prints and saves.
-Next      train_gpt2_zero.cu stops keeping N copies of the same state.
+Before    train_gpt2_single.cu: the same step on one device. New here: Comm, buckets; rank 0 prints and saves.
+Next      train_gpt2_zero.cu no longer keeps the same state on every rank.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, attention_unit, mlp_unit, LNFW, ...
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
-#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
-// same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Parameters and
+// gradients use the same views. A block is two units: attention and MLP, each with the layernorm in front of it.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
-typedef struct {
-    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
-    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4C) (C)
-    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3C,C) (C,C) (4C,C) (C,4C)
-} BlockParams;
-
-static RootParams root_view(GPT2Config c, floatX* base) {
-    size_t C = (size_t)c.C;
-    RootParams p;
-    p.lnfw = base; base += C;
-    p.lnfb = base; base += C;
-    p.wpe  = base; base += (size_t)c.max_T*C;
-    p.wte  = base;
-    return p;
-}
-
-static BlockParams block_view(GPT2Config c, floatX* base) {
-    size_t C = (size_t)c.C;
-    BlockParams p;
-    p.ln1w    = base; base += C;
-    p.ln1b    = base; base += C;
-    p.qkvb    = base; base += 3*C;
-    p.projb   = base; base += C;
-    p.ln2w    = base; base += C;
-    p.ln2b    = base; base += C;
-    p.fcb     = base; base += 4*C;
-    p.fcprojb = base; base += C;
-    p.qkvw    = base; base += 3*C*C;
-    p.projw   = base; base += C*C;
-    p.fcw     = base; base += 4*C*C;
-    p.fcprojw = base;
-    return p;
-}
+typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3C) (C) (3C,C) (C,C)
+typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;     // (C) (C) (4C) (C) (4C,C) (C,4C)
 
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and their owners
 
 // The activations that a block's forward pass keeps for its backward pass.
 typedef struct {
-    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *res1;                       // (B,T,C) the residual stream at the block's input
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
     floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
     float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
@@ -82,61 +52,103 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// Whole tensors that lie side by side in the gradient memory. They are all-reduced together, in place.
+// Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
+// Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
+// before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
+// host unless the backend must. All ranks of a communicator issue its operations in the same order.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
-    int tensors, missing;           // how many it has; how many of their gradients are not final yet
-    CommOp reduced;                 // its all-reduce, once missing is 0
+    int tensors, missing;           // number of tensors; how many of their gradients are not final yet
+    CommOp reduced;                 // the all-reduce, after missing has reached 0
 } Bucket;
 enum { DDP_NAIVE, DDP_BUCKETED };
-#define FIRST_BUCKET_MB 1           // at most, so that the first all-reduce starts early with any --bucket-mb
+#define FIRST_BUCKET_MB 1           // upper bound, so that the first all-reduce starts early with any --bucket-mb
 
 typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
-    int num_units;                  // L + 1
+    int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
     size_t num_params;
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (num_params) AdamW moments, owned
     int num_ranges;
-    ParamRange ranges[MAX_UNITS];   // all of this state, as the optimizer and checkpoints walk it; views
-    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
-    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
-    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
+    GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
+    BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
+    floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
-    int logits_rows;                // rows of logits that exist at a time
+    int logits_rows;                // rows of logits that exist at the same time
     floatX *logits;                 // (logits_rows,Vp)
     float *losses;                  // (B,T)
     floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
     int *inputs, *targets;          // (B,T)
-    StepStats *stats;               // on the device, read once a step
-    Comm* dp;                       // the data-parallel ranks, not owned
+    StepStats *stats;               // on the device; the host reads it once per step
+    Comm* dp;                       // the data-parallel ranks; a view
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
     double bucket_mb;               // MiB of gradients per bucket
     bool last_micro;                // this micro-batch makes the step's gradients final
     int num_buckets;
-    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them, owned
-    int bucket_of[MAX_UNITS][BLOCK_TENSORS]; // which bucket a tensor of a unit is in
+    Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them; owned
+    int bucket_of[MAX_UNITS][MAX_TENSORS]; // the bucket of each tensor of a unit
 } GPT2;
 
-static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
-static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+static RootParams root_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)g->config.max_T*C;
+    p.wte  = base;
+    return p;
+}
 
-// Allocates everything except res1, which every block has for itself even when the rest is shared.
-static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
-    size_t C = (size_t)c.C;
-    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
-    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
-    a->atty = acts_alloc(BT*C);
-    a->res2 = acts_alloc(BT*C);
-    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
-    a->fch = acts_alloc(BT*4*C);
-    a->gelu = acts_alloc(BT*4*C);
+static AttentionParams attention_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    AttentionParams p;
+    p.ln1w  = base; base += C;
+    p.ln1b  = base; base += C;
+    p.qkvb  = base; base += 3*C;
+    p.projb = base; base += C;
+    p.qkvw  = base; base += 3*C*C;
+    p.projw = base;
+    return p;
+}
+
+static MlpParams mlp_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    MlpParams p;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*C;
+    p.fcprojb = base; base += C;
+    p.fcw     = base; base += 4*C*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// Both allocate activations: n elements per token, of floatX or of float.
+static floatX* acts_alloc(const GPT2* g, size_t n) {
+    return (floatX*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+static float* stats_alloc(const GPT2* g, size_t n) {
+    return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
+}
+
+// Allocates everything except res1, which blocks never share.
+static void block_acts_init(const GPT2* g, BlockActs* a) {
+    size_t C = (size_t)g->config.C, NH = (size_t)g->config.NH;
+    a->ln1 = acts_alloc(g, C);   a->ln1_mean = stats_alloc(g, 1); a->ln1_rstd = stats_alloc(g, 1);
+    a->qkv = acts_alloc(g, 3*C); a->att_stats = stats_alloc(g, NH);
+    a->atty = acts_alloc(g, C);
+    a->res2 = acts_alloc(g, C);
+    a->ln2 = acts_alloc(g, C);   a->ln2_mean = stats_alloc(g, 1); a->ln2_rstd = stats_alloc(g, 1);
+    a->fch = acts_alloc(g, 4*C);
+    a->gelu = acts_alloc(g, 4*C);
 }
 
 static void gpt2_init_params(GPT2* g) {
@@ -152,7 +164,7 @@ static void gpt2_init_params(GPT2* g) {
     g->v = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
 }
 
-// Lists what is held of the model, and where: all of every unit.
+// Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         size_t at = g->units[u].offset;
@@ -166,44 +178,51 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
+// Allocates the activations that the forward pass keeps for the backward pass.
 static void gpt2_init_acts(GPT2* g) {
-    GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
-    for (int l = 0; l < c.L; l++) {
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
+    for (int l = 0; l < g->config.L; l++) {
         if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
-        else block_acts_init(&g->acts[l], c, BT);
-        g->acts[l].res1 = acts_alloc(BT*C);
+        else block_acts_init(g, &g->acts[l]);
+        g->acts[l].res1 = acts_alloc(g, C);
     }
-    g->branch = acts_alloc(BT*C);
-    g->resf = acts_alloc(BT*C);
-    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
-    g->logits_rows = classifier_rows((int)BT, c.Vp);
-    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)c.Vp);
-    g->losses = stats_alloc(BT);
-    g->dres = acts_alloc(BT*C);
-    g->dbtc = acts_alloc(BT*C);
-    g->dbt4c = acts_alloc(BT*4*C);
+    g->resf = acts_alloc(g, C);
+    g->lnf = acts_alloc(g, C); g->lnf_mean = stats_alloc(g, 1); g->lnf_rstd = stats_alloc(g, 1);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+}
+
+static void gpt2_init_scratch(GPT2* g) {
+    size_t C = (size_t)g->config.C, Vp = (size_t)g->config.Vp;
+    g->branch = acts_alloc(g, C);
+    g->logits = (floatX*)device_alloc((size_t)g->logits_rows * Vp * sizeof(floatX),
+                                      MEMORY_ACTIVATIONS);
+    g->losses = stats_alloc(g, 1);
+    g->dres = acts_alloc(g, C);
+    g->dbtc = acts_alloc(g, C);
+    g->dbt4c = acts_alloc(g, 4*C);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass makes gradients in nearly
-// that order. The tensor that fills a bucket closes it.
+// Cuts the gradient memory into buckets from its end to its beginning, because the backward pass computes gradients in
+// nearly that order. The tensor that fills a bucket closes it. The root differs: lnfw and lnfb are final first, but
+// wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
-    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * BLOCK_TENSORS, sizeof(Bucket)); // one per tensor at most
+    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
     Bucket* b = NULL;
     for (int u = g->num_units - 1; u >= 0; u--) {
+        size_t begin = g->units[u].offset + g->units[u].size; // of the current tensor
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
-            TensorInfo t = unit_tensor(g->config, u, i);
+            size_t n = tensor_elements(unit_tensor(g->config, u, i));
+            begin -= n;
             if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
                 if (b != NULL) limit = g->bucket_mb;
                 b = &g->buckets[g->num_buckets++];
             }
-            b->begin = g->units[u].offset + t.offset;
-            b->size += tensor_elements(t);
-            b->tensors++;
+            b->begin = begin;
+            b->size += n;
+            b->missing = ++b->tensors;
             g->bucket_of[u][i] = g->num_buckets - 1;
         }
     }
@@ -214,11 +233,12 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
     return s;
 }
 
-// Allocates everything. The fields of gpt2_configure are set.
+// Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
+    gpt2_init_scratch(g);
     gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
 }
@@ -226,40 +246,29 @@ static void gpt2_init(GPT2* g) {
 static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
-    for (int l = 0; l < g->config.L; l++) {
-        BlockActs a = g->acts[l];
-        device_free(a.res1);
-        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
-        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
-        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
-        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
-    }
-    device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
-    device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
-    device_free(g->inputs); device_free(g->targets); device_free(g->stats);
+    device_free_all(MEMORY_ACTIVATIONS);
     free(g->buckets);
 }
 
-// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
+// Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t P = gpt2_num_elements(c), X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
-                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
-    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
-                              + sizeof(StepStats);
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step: 2(N-1)/N of all gradients and of the loss.
+// Returns the bytes that this rank will send per step.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX));
     return 2 * (N - 1) / N * (gradients + sizeof(double));
@@ -268,90 +277,124 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
-// the input is x alone, which is then a.res1 itself.
-static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+// The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
+static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, C, NH);
     matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
-    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
+}
+
+// Computes all activations of the MLP except its output: the backward pass needs no more.
+static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
+                               BT, C);
     matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
 }
 
-// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
-static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+// The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
+static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
-    block_activations(g, p, a, x, branch);
+    block_mlp_activations(g, p, a);
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final, and
-// a bucket's all-reduce begins after its last tensor. The sums must not be read before gpt2_reduce has waited for them.
+// The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
+// and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
-    if (--b->missing == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+    if (--b->missing > 0) return;
+    b->missing = b->tensors; // for the next step
+    b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// g->dres holds the gradient of the block's output on entry, of its input on return.
-static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
-    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
-    GradMode mode = g->grad_mode;
-    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+// Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
+static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
+                                      const floatX* dfch) {
+    int BT = g->B * g->T, C = g->config.C;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*C, C, mode);
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
-    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*C, C);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*C, mode);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, a.ln2, BT, C, 4*C, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
-    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
+}
+
+// g->dres holds the gradient of the block's output on entry, and of res2 on return.
+static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
+    floatX *dfch = g->dbt4c, *dln2 = g->dbtc;
+    int BT = g->B * g->T, C = g->config.C;
+    floatX* dout = g->dres;
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*C, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*C);
+    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
+                       BT, C, g->grad_mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
+}
+
+// Computes the gradients of attention's matrices and biases.
+static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
+                                            const floatX* dqkv) {
+    int BT = g->B * g->T, C = g->config.C;
     // res2 = res1 + atty projw^T + projb
-    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, C, C, mode);
+    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, C, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
-    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, C, C);
-    // atty = attention(qkv)
-    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, mode);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
-    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*C);
+}
+
+// g->dres holds the gradient of res2 on entry, and of the block's input on return.
+static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
+    floatX *datty = g->dbtc, *dqkv = g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 is written
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    floatX* dres2 = g->dres;
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_input(datty, dres2, p.projw, BT, C, C);
+    // atty = attention(qkv)
+    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, C, NH);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*C);
+    block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
+                       BT, C, g->grad_mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
 
 // ----------------------------------------------------------------------------
-// 5. the whole model: where a unit lives, forward, backward
+// 5. the whole model: access to units, forward, backward
 
-// Returns unit u's parameters, ready for use until unit_release.
+// Returns the parameters of unit u. They may be used until unit_release.
 static floatX* unit_params(GPT2* g, int u) {
     return g->params + g->units[u].offset;
 }
 
-// Ends the use of unit u's parameters until the next unit_params. Here they stay where they are.
+// Ends the use of unit u's parameters until the next unit_params. In this program they always stay in memory.
 static void unit_release(GPT2* g, int u) {
     (void)g;
     (void)u;
 }
 
-// Returns the memory that unit u's gradients go to.
+// Returns the memory for the gradients of unit u.
 static floatX* unit_grads(GPT2* g, int u) {
     return g->grads + g->units[u].offset;
 }
 
-// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets may be NULL.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
@@ -360,28 +403,40 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-// Computes g->lnf, the classifier's input, from g->inputs.
-static void gpt2_forward(GPT2* g) {
-    GPT2Config c = g->config;
-    int BT = g->B * g->T;
-    RootParams root = root_view(c, unit_params(g, 0));
+static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
-    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, g->config.C);
+}
+
+// The last block's output is x + branch.
+static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, const floatX* branch) {
+    trace_compute("head", -1);
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->B * g->T,
+                               g->config.C);
+}
+
+// Computes g->lnf, the input of the classifier, from g->inputs.
+static void gpt2_forward(GPT2* g) {
+    RootParams root = root_view(g, unit_params(g, 0));
+    embedding_forward(g, root);
     const floatX *x = g->acts[0].res1, *branch = NULL;
-    for (int l = 0; l < c.L; l++) {
+    for (int l = 0; l < g->config.L; l++) {
         trace_compute("forward, block", l);
-        BlockParams p = block_view(c, unit_params(g, 1 + l));
-        block_forward(g, p, g->acts[l], x, branch);
-        unit_release(g, 1 + l);
+        AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
+        block_attention_forward(g, attention, g->acts[l], x, branch);
+        unit_release(g, attention_unit(l));
+        MlpParams mlp = mlp_view(g, unit_params(g, mlp_unit(l)));
+        block_mlp_forward(g, mlp, g->acts[l]);
+        unit_release(g, mlp_unit(l));
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    trace_compute("head", -1);
-    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+    final_layernorm_forward(g, root, x, branch);
     unit_release(g, 0);
 }
 
-// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
+// Computes g->losses. The classifier takes a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -392,8 +447,8 @@ static void head_forward(GPT2* g, const floatX* wte) {
     }
 }
 
-// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
-// dloss: the weight of one token's loss.
+// Computes g->losses and, while the logits still exist, their gradients: g->dbtc becomes the gradient of g->lnf.
+// dloss is the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -408,51 +463,68 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
     }
 }
 
-// Adds this micro-batch's losses to g->stats, and computes its gradients.
-static void gpt2_backward(GPT2* g, float dloss) {
-    GPT2Config c = g->config;
-    int BT = g->B * g->T;
-    RootParams root = root_view(c, unit_params(g, 0));
-    RootParams droot = root_view(c, unit_grads(g, 0));
+// Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
+static void head_backward(GPT2* g, RootParams root, RootParams droot, float dloss) {
+    int BT = g->B * g->T, C = g->config.C;
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
+    device_zero(g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, C,
                        g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
-    for (int l = c.L - 1; l >= 0; l--) {
-        trace_compute("backward, block", l);
-        BlockParams p = block_view(c, unit_params(g, 1 + l));
-        BlockParams dp = block_view(c, unit_grads(g, 1 + l));
-        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
-        block_backward(g, 1 + l, p, dp, g->acts[l]);
-        unit_release(g, 1 + l);
-    }
+}
+
+// Always adds to the gradient of wte: the head has written it in the same micro-batch, because wte is tied.
+static void embedding_backward(GPT2* g, RootParams droot) {
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, c.C, g->grad_mode);
+    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, g->config.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
+}
+
+// Computes the gradients of this micro-batch.
+static void gpt2_backward(GPT2* g, float dloss) {
+    RootParams root = root_view(g, unit_params(g, 0));
+    RootParams droot = root_view(g, unit_grads(g, 0));
+    head_backward(g, root, droot, dloss);
+    for (int l = g->config.L - 1; l >= 0; l--) {
+        trace_compute("backward, block", l);
+        int attention = attention_unit(l), mlp = mlp_unit(l);
+        if (g->recompute == RECOMPUTE_BLOCK) {
+            block_attention_forward(g, attention_view(g, unit_params(g, attention)), g->acts[l], g->acts[l].res1, NULL);
+            block_mlp_activations(g, mlp_view(g, unit_params(g, mlp)), g->acts[l]);
+        }
+        MlpParams m = mlp_view(g, unit_params(g, mlp));
+        MlpParams dm = mlp_view(g, unit_grads(g, mlp));
+        block_mlp_backward(g, mlp, m, dm, g->acts[l]);
+        unit_release(g, mlp);
+        AttentionParams a = attention_view(g, unit_params(g, attention));
+        AttentionParams da = attention_view(g, unit_grads(g, attention));
+        block_attention_backward(g, attention, a, da, g->acts[l]);
+        unit_release(g, attention);
+    }
+    embedding_backward(g, droot);
     unit_release(g, 0);
 }
 
-// Call before micro-batch `micro` of a step's `accumulation`. The backward pass of the last one makes the gradients final.
+// Call before working on micro-batch `micro` of a step's `accumulation`.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
-    for (int i = 0; i < g->num_buckets; i++) g->buckets[i].missing = g->buckets[i].tensors;
 }
 
-// The naive method: when all gradients are complete, sum them over the ranks, one unit after another.
+// The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
 static void gpt2_reduce_naive(GPT2* g) {
     for (int u = 0; u < g->num_units; u++)
         comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
 }
 
-// Call after the backward pass. On return each gradient is the mean over the global batch, the same on every rank, and
-// g->stats->loss is the sum over all ranks. dloss contains the division by the number of ranks (see train_step).
+// Call after the backward pass. On return, each gradient is the mean over the global batch times the loss scale, the
+// same on all replicas. g->stats->loss is the sum over the global batch. train_step explains why a sum of gradients is
+// already their mean. All ranks then have the same gradients, whose norm (gpt2_clip) needs no sum over the ranks.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
@@ -464,13 +536,13 @@ static void gpt2_reduce(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// Computes the global gradient norm, and from it the factor that AdamW multiplies gradients by. Both stay on the device.
+// Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per range. It also sums the squares of the new parameters, for their norm.
+// Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
@@ -482,7 +554,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sends the first replica's weights, master weights and moments to the others.
+// Sends the weights, master weights and moments of the first replica, which has loaded them, to the others.
 static void gpt2_broadcast(GPT2* g) {
     size_t n = g->num_params;
     comm_wait(g->dp, comm_broadcast(g->dp, g->params, n, COMM_FLOATX, 0));
@@ -491,13 +563,13 @@ static void gpt2_broadcast(GPT2* g) {
     comm_wait(g->dp, comm_broadcast(g->dp, g->v, n, COMM_F32, 0));
 }
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. The first replica has it first.
+// Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
 }
 
-// All ranks have the same state, and rank 0 saves it.
+// All replicas hold the same state, and the first one saves it.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
@@ -505,16 +577,30 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 // ----------------------------------------------------------------------------
 // 8. training
 
-// Sets what gpt2_predict_memory and gpt2_init need to know.
-static void gpt2_configure(GPT2* g, Run* run) {
+// Declares the options of this program.
+static void gpt2_options(GPT2* g, Run* run) {
+    run_options(run, "train_gpt2_ddp", "train GPT-2 with data parallelism: every rank has the whole model");
+    options_ranks(run);
+    g->ddp = DDP_BUCKETED;
+    g->bucket_mb = 25;
+    option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
+                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
+    option_float(&run->table, "bucket-mb", &g->bucket_mb, 1e-6, 1e6,
+                 "MiB of gradients per bucket; the first has 1 at most");
+}
+
+// Sets the fields that gpt2_predict_memory and gpt2_init need, except recompute, which gpt2_predict sets (section 9).
+static void gpt2_configure(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
-    g->num_units = run->config.L + 1;
-    g->dp = &run->ranks->context.comm;
+    g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
+    g->num_units = gpt2_num_units(g->config);
+    g->dp = ranks_world(run);
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
+// Returns the mean loss over the first --eval-steps global batches of the validation data.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -523,7 +609,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
         dataloader_next(&run->val);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
-        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        head_forward(g, root_view(g, unit_params(g, 0)).wte);
         unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
@@ -536,23 +622,23 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     return mean;
 }
 
-// For samples: logits (V), on the host, of the token that follows tokens (T).
+// For samples: computes on the host the logits (V) of the token that follows tokens (T).
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
     gpt2_load_batch(g, tokens, NULL, 1, T);
     gpt2_forward(g);
     floatX* last = g->lnf + (size_t)(T - 1)*c.C;
-    matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+    matmul_forward(g->logits, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
     unit_release(g, 0);
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+// Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
-    float dloss = (float)(run->scaler.scale / run->divisor);
+    // The share of one token in the mean over the global batch. It includes 1/N, so summing gradients averages them.
+    float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
@@ -574,44 +660,48 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
-// For --check-every: a number that is the same on all ranks if their parameters of unit u are.
-static uint64_t unit_checksum(void* self, int u) {
-    GPT2* g = (GPT2*)self;
-    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
-    unit_release(g, u);
-    return sum;
+// Reports the model, the parallel layout and the predictions before training begins.
+static void gpt2_report(const GPT2* g, Run* run) {
+    (void)g;
+    ranks_report(run);
 }
 
-// For --predict: what the formulas say, and nothing else.
+// Call after the last step. Returns true if all measurements agree with the predictions.
+static bool gpt2_end(GPT2* g, Run* run) {
+    (void)g;
+    return ranks_end(run);
+}
+
+// ----------------------------------------------------------------------------
+// 9. plumbing: the same text in every program for several ranks
+
+// Evaluates the formulas for this model: for --predict, and before anything is allocated.
 static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
-    ranks_predict(run);
-    gpt2_configure(g, run);
-    g->recompute = run->o.recompute;
+    g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
     run->ranks->sent = gpt2_predict_sent(g);
+}
+
+// For --check-every: returns a checksum of unit u, which must be equal on all ranks that hold the same part of it.
+static uint64_t unit_checksum(void* model, const Run* run, int u, bool is_replicated) {
+    GPT2* g = (GPT2*)model;
+    if (g->units[u].size == 0) return UNIT_ELSEWHERE;
+    uint64_t sum = ranks_checksum(run, u, unit_params(g, u), g->units[u].size, is_replicated);
+    unit_release(g, u);
+    return sum;
 }
 
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run_options(&run, "train_gpt2_ddp", "train GPT-2 with data parallelism: every rank has the whole model");
-    options_ranks(&run);
-    g.ddp = DDP_BUCKETED;
-    g.bucket_mb = 25;
-    option_choice(&run.table, "ddp", &g.ddp, "naive|bucketed",
-                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
-    option_float(&run.table, "bucket-mb", &g.bucket_mb, 1e-6, 1e6, "MiB of gradients per bucket; the first has 1 at most");
-    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
+    gpt2_options(&g, &run);
+    run_predict(&run, argc, argv, gpt2_configure, gpt2_predict, &g, sizeof g); // with --predict the program ends here
     ranks_start(&run, argc, argv);
-
     gpt2_configure(&g, &run);
-    gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = ranks_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
-    gpt2_predict_memory(&g, run.predicted);
+    ranks_plan(&run, gpt2_predict, &g, gpt2_shapes(&g)); // --recompute auto: block if memory is too small
     gpt2_init(&g);
-    run.ranks->sent = gpt2_predict_sent(&g);
-    ranks_report(&run);
+    gpt2_report(&g, &run);
     gpt2_load(&g, &run);
     ranks_begin(&run);
 
@@ -621,12 +711,12 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        ranks_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
-        if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
+        ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = ranks_end(&run);
+    bool as_predicted = gpt2_end(&g, &run);
     gpt2_free(&g);
     ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;

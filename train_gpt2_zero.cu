@@ -1,85 +1,56 @@
 /*
-Train GPT-2 with ZeRO: with data parallelism, the ranks hold N copies of the same state; here each rank keeps a part of it
-(Rajbhandari et al., ZeRO, arXiv 1910.02054, sections 3, 5 and 7). Every unit is cut into N equal shards, and rank r owns
+Train GPT-2 with ZeRO: data-parallel ranks hold the same state N times, and ZeRO gives each rank one part of it instead
+(Rajbhandari et al., ZeRO, arXiv 1910.02054, sections 3, 5 and 7). Every unit is cut into N equal shards; rank r owns
 shard r.
 
---zero-stage 1  The optimizer's state is sharded: gradients are reduce-scattered, each rank updates its shards of the
-                parameters, and an all-gather makes them whole again. Together these send what the all-reduce sent.
---zero-stage 2  Gradients are also sharded: a unit's whole gradients exist only in a bucket, until they are reduced.
---zero-stage 3  Parameters are also sharded: a unit is gathered before its forward pass, and again before its backward pass.
+--zero-stage 1  shards the optimizer's state: gradients are reduce-scattered, each rank updates its shards of the
+                parameters, and an all-gather completes them. The two send as many bytes as the all-reduce did.
+--zero-stage 2  also shards the gradients: those of a whole unit exist only in a bucket, until they are reduced.
+--zero-stage 3  also shards the parameters: a unit is gathered before its forward pass and again before its backward.
 
-Memory    per rank, in bytes, with P parameters on N ranks: stage 1: 4P + KP/N, stage 2: 2P + (2+K)P/N, stage 3: (4+K)P/N
-          (16 bits, K = 12; fp32: 8P + 8P/N, 4P + 12P/N, 16P/N), and activations. Stages 2 and 3 also have buckets for the
-          whole gradients of the root and two blocks. Stage 3 also has rooms for the parameters of the root and one block.
-Sent      per rank and step with A micro-batches, in elements of floatX: stage 1: 2P (N-1)/N, stage 2: (A+1)P (N-1)/N,
-          stage 3: 3AP (N-1)/N. Each stage also sums three doubles.
+Memory    per rank, in bytes, with P parameters on N ranks: ZeRO-1: 4P + KP/N, ZeRO-2: 2P + (2+K)P/N, ZeRO-3: (4+K)P/N
+          in 16 bits, where the optimizer's state takes K = 12 bytes per parameter: fp32 weights and two moments. In
+          fp32 (K = 8): 8P + 8P/N, 4P + 12P/N, 16P/N. Activations are not sharded. ZeRO-2 and ZeRO-3 add buckets for the
+          gradients of the root and one block, and ZeRO-3 adds gather buffers for their parameters.
+Sent      per rank and step with A micro-batches, in elements of floatX: ZeRO-1: 2P (N-1)/N, ZeRO-2: (A+1)P (N-1)/N,
+          ZeRO-3: 3AP (N-1)/N. Each also sums three doubles over the ranks.
 Run       make train_gpt2_zero && mpirun -np 4 ./train_gpt2_zero            (--help lists the options)
-Before    train_gpt2_ddp.cu: all state on every rank. New here: shards, and seams that know where a unit lives.
-Next      train_gpt2_fsdp.cu gathers the next unit while this one is computed.
+Before    train_gpt2_ddp.cu: all state on every rank. New here: shards, and functions that gather and reduce units.
+          A unit is a bucket, so that --ddp naive and --bucket-mb are gone.
+Next      train_gpt2_fsdp.cu gathers the next unit during the computation of the current one.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
 #include "llmc/base/common.h"          // defines: require, die, xcalloc
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, LNFW, ..., FCPROJW
-#include "llmc/model/param_range.h"    // defines: ParamRange, param_range
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, attention_unit, mlp_unit, LNFW, ...
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/shard.h"       // defines: Shard, shard_elements, comm_finish, report_zero
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
-#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports, alike in all stages
+#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
 
-// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Gradients use the
-// same views.
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Parameters and
+// gradients use the same views. A block is two units: attention and MLP, each with the layernorm in front of it.
 typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
-typedef struct {
-    floatX *ln1w, *ln1b, *qkvb, *projb;     // (C) (C) (3C) (C)
-    floatX *ln2w, *ln2b, *fcb, *fcprojb;    // (C) (C) (4C) (C)
-    floatX *qkvw, *projw, *fcw, *fcprojw;   // (3C,C) (C,C) (4C,C) (C,4C)
-} BlockParams;
-
-static RootParams root_view(GPT2Config c, floatX* base) {
-    size_t C = (size_t)c.C;
-    RootParams p;
-    p.lnfw = base; base += C;
-    p.lnfb = base; base += C;
-    p.wpe  = base; base += (size_t)c.max_T*C;
-    p.wte  = base;
-    return p;
-}
-
-static BlockParams block_view(GPT2Config c, floatX* base) {
-    size_t C = (size_t)c.C;
-    BlockParams p;
-    p.ln1w    = base; base += C;
-    p.ln1b    = base; base += C;
-    p.qkvb    = base; base += 3*C;
-    p.projb   = base; base += C;
-    p.ln2w    = base; base += C;
-    p.ln2b    = base; base += C;
-    p.fcb     = base; base += 4*C;
-    p.fcprojb = base; base += C;
-    p.qkvw    = base; base += 3*C*C;
-    p.projw   = base; base += C*C;
-    p.fcw     = base; base += 4*C*C;
-    p.fcprojw = base;
-    return p;
-}
+typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3C) (C) (3C,C) (C,C)
+typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;     // (C) (C) (4C) (C) (4C,C) (C,4C)
 
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and their owners
 
 // The activations that a block's forward pass keeps for its backward pass.
 typedef struct {
-    floatX *res1;                       // (B,T,C) the residual stream as it enters
+    floatX *res1;                       // (B,T,C) the residual stream at the block's input
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
     floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
     float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
@@ -87,19 +58,22 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// A unit's whole gradients, until they are reduced to every rank's shard.
+// The gradients of a whole unit, until each rank has its shard of their sum.
+// Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
+// before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
+// host unless the backend must. All ranks of a communicator issue its operations in the same order.
 typedef struct {
-    floatX* grads;                  // (N,shard) owned; in stage 1 a view of GPT2.grads
-    int unit;                       // whose they are
-    int missing;                    // how many of its tensors' gradients are not final yet
-    CommOp reduced;                 // the reduce-scatter, while it is under way; else NO_OP
-    floatX* sum;                    // (shard) where it puts this rank's shard, a view
+    floatX* grads;                  // (N,shard) owned; with ZeRO-1 a view of GPT2.grads
+    int unit;                       // to which they belong
+    int missing;                    // number of tensors whose gradients are not final yet
+    CommOp reduced;                 // the reduce-scatter, while it is under way; NO_OP otherwise
+    floatX* own_sum;                // (shard) receives this rank's shard of the sum; a view
 } Bucket;
 
-// Stage 3: room for the parameters of one unit at a time.
+// With ZeRO-3: holds the parameters of one unit at a time.
 typedef struct {
     floatX* params;                 // (N,shard) owned
-    int unit;                       // whose they are, NO_UNIT after its release
+    int unit;                       // to which they belong; NO_UNIT after its release
 } GatherBuffer;
 
 typedef struct {
@@ -107,85 +81,125 @@ typedef struct {
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
-    int num_units;                  // L + 1
+    int num_units;                  // 1 + 2L: the root, and two for each block
     long long zero_stage;           // 1, 2 or 3
-    Unit units[MAX_UNITS];          // offset: in whole memory, where every unit has its N shards
-    Shard shards[MAX_UNITS];        // of each unit
-    size_t num_sharded;             // elements of one shard of every unit: 1/N of all parameters, and padding
-    floatX *params;                 // stages 1, 2: whole, (N,num_sharded) unit by unit; 3: (num_sharded); owned
-    floatX *grads;                  // stage 1: whole; 2, 3: (num_sharded); owned
-    float *master;                  // (num_sharded) fp32 weights, owned; NULL where floatX is fp32
-    float *m, *v;                   // (num_sharded) AdamW moments, owned
+    Unit units[MAX_UNITS];          // offset: in the memory of the whole model, with N shards per unit
+    Shard shards[MAX_UNITS];        // this rank's shard of each unit
+    size_t own_elements;            // in one shard of every unit: 1/N of all parameters, and padding
+    floatX *params;                 // ZeRO-1, ZeRO-2: (N,own_elements), unit by unit; ZeRO-3: (own_elements); owned
+    floatX *grads;                  // ZeRO-1: (N,own_elements), unit by unit; ZeRO-2, ZeRO-3: (own_elements); owned
+    float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (own_elements) AdamW moments, owned
     int num_ranges;
-    ParamRange ranges[MAX_UNITS];   // this rank's shards, as the optimizer and checkpoints walk them; views
-    GradMode grad_mode;             // whether this micro-batch's gradients overwrite or add
-    BlockActs acts[MAX_UNITS];      // acts[l] for block l, owned; with recomputation the blocks share all but res1
-    floatX *branch;                 // (B,T,C) a block's output that is not yet added to the residual stream
+    ParamRange ranges[MAX_UNITS];   // views of this rank's shards, over which the optimizer and checkpoints iterate
+    GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
+    BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
+    floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
-    int logits_rows;                // rows of logits that exist at a time
+    int logits_rows;                // rows of logits that exist at the same time
     floatX *logits;                 // (logits_rows,Vp)
     float *losses;                  // (B,T)
     floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
     int *inputs, *targets;          // (B,T)
-    StepStats *stats;               // on the device, read once a step
-    Comm* dp;                       // the data-parallel ranks, not owned
+    StepStats *stats;               // on the device; the host reads it once per step
+    Comm* dp;                       // the data-parallel ranks; a view
     int accumulation;               // micro-batches per step
-    bool first_micro, last_micro;   // the current micro-batch is the step's first; its last
+    bool first_micro, last_micro;   // true in the first micro-batch of a step; in the last
     int num_buckets;
-    Bucket buckets[MAX_UNITS];      // stage 1: each unit's; 2, 3: the root's, and two that the blocks take in turn
-    CommOp gathering[MAX_UNITS];    // stages 1, 2: the all-gather of a unit's updated parameters, while it is under way
-    GatherBuffer gather_buffers[2]; // stage 3: the root's, and one block's
+    Bucket buckets[MAX_UNITS];      // ZeRO-1: one per unit; ZeRO-2, ZeRO-3: for the root, an attention, an MLP
+    CommOp gathering[MAX_UNITS];    // ZeRO-1, ZeRO-2: the all-gather of a unit after the update, while it is under way
+    GatherBuffer gather_buffers[3]; // ZeRO-3: for the root, an attention, an MLP
 } GPT2;
 
-static floatX* acts_alloc(size_t n) { return (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS); }
-static float* stats_alloc(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_ACTIVATIONS); }
+static RootParams root_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)g->config.max_T*C;
+    p.wte  = base;
+    return p;
+}
 
-// Allocates everything except res1, which every block has for itself even when the rest is shared.
-static void block_acts_init(BlockActs* a, GPT2Config c, size_t BT) {
-    size_t C = (size_t)c.C;
-    a->ln1 = acts_alloc(BT*C);   a->ln1_mean = stats_alloc(BT); a->ln1_rstd = stats_alloc(BT);
-    a->qkv = acts_alloc(BT*3*C); a->att_stats = stats_alloc(BT*(size_t)c.NH);
-    a->atty = acts_alloc(BT*C);
-    a->res2 = acts_alloc(BT*C);
-    a->ln2 = acts_alloc(BT*C);   a->ln2_mean = stats_alloc(BT); a->ln2_rstd = stats_alloc(BT);
-    a->fch = acts_alloc(BT*4*C);
-    a->gelu = acts_alloc(BT*4*C);
+static AttentionParams attention_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    AttentionParams p;
+    p.ln1w  = base; base += C;
+    p.ln1b  = base; base += C;
+    p.qkvb  = base; base += 3*C;
+    p.projb = base; base += C;
+    p.qkvw  = base; base += 3*C*C;
+    p.projw = base;
+    return p;
+}
+
+static MlpParams mlp_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    MlpParams p;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*C;
+    p.fcprojb = base; base += C;
+    p.fcw     = base; base += 4*C*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// Both allocate activations: n elements per token, of floatX or of float.
+static floatX* acts_alloc(const GPT2* g, size_t n) {
+    return (floatX*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+static float* stats_alloc(const GPT2* g, size_t n) {
+    return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
+}
+
+// Allocates everything except res1, which blocks never share.
+static void block_acts_init(const GPT2* g, BlockActs* a) {
+    size_t C = (size_t)g->config.C, NH = (size_t)g->config.NH;
+    a->ln1 = acts_alloc(g, C);   a->ln1_mean = stats_alloc(g, 1); a->ln1_rstd = stats_alloc(g, 1);
+    a->qkv = acts_alloc(g, 3*C); a->att_stats = stats_alloc(g, NH);
+    a->atty = acts_alloc(g, C);
+    a->res2 = acts_alloc(g, C);
+    a->ln2 = acts_alloc(g, C);   a->ln2_mean = stats_alloc(g, 1); a->ln2_rstd = stats_alloc(g, 1);
+    a->fch = acts_alloc(g, 4*C);
+    a->gelu = acts_alloc(g, 4*C);
 }
 
 static void gpt2_init_params(GPT2* g) {
     size_t N = (size_t)g->dp->size;
     for (int u = 0; u < g->num_units; u++) {
-        Shard shard = { shard_elements(g->config, u, g->dp->size), g->num_sharded };
+        Shard shard = { shard_elements(g->config, u, g->dp->size), g->own_elements };
         g->shards[u] = shard;
-        g->units[u].offset = N * g->num_sharded;
+        g->units[u].offset = N * g->own_elements;
         g->units[u].size = unit_elements(g->config, u);
-        g->num_sharded += shard.n;
+        g->own_elements += shard.n;
         g->gathering[u] = NO_OP;
     }
-    size_t whole = N * g->num_sharded;
-    g->params = (floatX*)device_alloc((g->zero_stage < 3 ? whole : g->num_sharded) * sizeof(floatX), MEMORY_PARAMETERS);
-    g->grads = (floatX*)device_alloc((g->zero_stage < 2 ? whole : g->num_sharded) * sizeof(floatX), MEMORY_GRADIENTS);
-    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
-    g->m = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
-    g->v = (float*)device_alloc(g->num_sharded * sizeof(float), MEMORY_OPTIMIZER);
+    size_t whole = N * g->own_elements;
+    g->params = (floatX*)device_alloc((g->zero_stage < 3 ? whole : g->own_elements) * sizeof(floatX),
+                                      MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc((g->zero_stage < 2 ? whole : g->own_elements) * sizeof(floatX), MEMORY_GRADIENTS);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
 }
 
-// Both return this rank's shard of unit u: of its parameters; of its gradients.
+// Both return this rank's shard of unit u: of the parameters, and of the gradients.
 static floatX* param_shard(GPT2* g, int u) {
-    if (g->zero_stage == 3) return g->params + g->shards[u].at;
+    if (g->zero_stage == 3) return g->params + g->shards[u].offset;
     return g->params + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
 }
 static floatX* grad_shard(GPT2* g, int u) {
-    if (g->zero_stage > 1) return g->grads + g->shards[u].at;
+    if (g->zero_stage > 1) return g->grads + g->shards[u].offset;
     return g->grads + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
 }
 
-// Lists what this rank keeps of the model, and where: its shard of every unit, without padding.
+// Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t at = g->shards[u].at, begin = (size_t)g->dp->rank * g->shards[u].n;
-        if (begin >= g->units[u].size) continue; // this shard is all padding
+        size_t at = g->shards[u].offset, begin = (size_t)g->dp->rank * g->shards[u].n;
+        if (begin >= g->units[u].size) continue; // this shard is nothing but padding
         ParamRange p = param_range(g->config, u, begin, size_min(g->shards[u].n, g->units[u].size - begin));
         p.params = param_shard(g, u);
         p.grads = grad_shard(g, u);
@@ -196,40 +210,43 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
+// Allocates the activations that the forward pass keeps for the backward pass.
 static void gpt2_init_acts(GPT2* g) {
-    GPT2Config c = g->config;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C;
-    for (int l = 0; l < c.L; l++) {
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
+    for (int l = 0; l < g->config.L; l++) {
         if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
-        else block_acts_init(&g->acts[l], c, BT);
-        g->acts[l].res1 = acts_alloc(BT*C);
+        else block_acts_init(g, &g->acts[l]);
+        g->acts[l].res1 = acts_alloc(g, C);
     }
-    g->branch = acts_alloc(BT*C);
-    g->resf = acts_alloc(BT*C);
-    g->lnf = acts_alloc(BT*C);   g->lnf_mean = stats_alloc(BT); g->lnf_rstd = stats_alloc(BT);
-    g->logits_rows = classifier_rows((int)BT, c.Vp);
-    g->logits = acts_alloc((size_t)g->logits_rows * (size_t)c.Vp);
-    g->losses = stats_alloc(BT);
-    g->dres = acts_alloc(BT*C);
-    g->dbtc = acts_alloc(BT*C);
-    g->dbt4c = acts_alloc(BT*4*C);
+    g->resf = acts_alloc(g, C);
+    g->lnf = acts_alloc(g, C); g->lnf_mean = stats_alloc(g, 1); g->lnf_rstd = stats_alloc(g, 1);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+}
+
+static void gpt2_init_scratch(GPT2* g) {
+    size_t C = (size_t)g->config.C, Vp = (size_t)g->config.Vp;
+    g->branch = acts_alloc(g, C);
+    g->logits = (floatX*)device_alloc((size_t)g->logits_rows * Vp * sizeof(floatX),
+                                      MEMORY_ACTIVATIONS);
+    g->losses = stats_alloc(g, 1);
+    g->dres = acts_alloc(g, C);
+    g->dbtc = acts_alloc(g, C);
+    g->dbt4c = acts_alloc(g, 4*C);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
-// Allocates memory for whole gradients and, in stage 3, whole parameters while they are needed. All blocks have the same
-// size.
+// Allocates buckets, and with ZeRO-3 gather buffers: one for the root, one for all attention units, one for all MLPs.
 static void gpt2_init_buckets(GPT2* g) {
     size_t N = (size_t)g->dp->size;
-    g->num_buckets = g->zero_stage == 1 ? g->num_units : g->config.L > 1 ? 3 : 2;
+    g->num_buckets = g->zero_stage == 1 ? g->num_units : 3;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         if (g->zero_stage == 1) b->grads = g->grads + g->units[k].offset;
         else b->grads = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
         b->reduced = NO_OP;
     }
-    for (int k = 0; k < 2 && g->zero_stage == 3; k++) {
+    for (int k = 0; k < 3 && g->zero_stage == 3; k++) {
         g->gather_buffers[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
         g->gather_buffers[k].unit = NO_UNIT;
     }
@@ -240,11 +257,12 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
     return s;
 }
 
-// Allocates everything. The fields of gpt2_configure are set.
+// Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
+    gpt2_init_scratch(g);
     gpt2_init_buckets(g);
     layers_init(gpt2_shapes(g));
 }
@@ -252,45 +270,35 @@ static void gpt2_init(GPT2* g) {
 static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
-    for (int l = 0; l < g->config.L; l++) {
-        BlockActs a = g->acts[l];
-        device_free(a.res1);
-        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) continue; // the rest belongs to block 0
-        device_free(a.ln1); device_free(a.qkv); device_free(a.atty); device_free(a.res2); device_free(a.ln2);
-        device_free(a.fch); device_free(a.gelu); device_free(a.ln1_mean); device_free(a.ln1_rstd);
-        device_free(a.att_stats); device_free(a.ln2_mean); device_free(a.ln2_rstd);
-    }
-    device_free(g->branch); device_free(g->resf); device_free(g->lnf); device_free(g->lnf_mean); device_free(g->lnf_rstd);
-    device_free(g->logits); device_free(g->losses); device_free(g->dres); device_free(g->dbtc); device_free(g->dbt4c);
-    device_free(g->inputs); device_free(g->targets); device_free(g->stats);
+    device_free_all(MEMORY_ACTIVATIONS);
     for (int k = 0; k < g->num_buckets && g->zero_stage > 1; k++) device_free(g->buckets[k].grads);
-    device_free(g->gather_buffers[0].params); device_free(g->gather_buffers[1].params);
+    for (int k = 0; k < 3; k++) device_free(g->gather_buffers[k].params);
 }
 
-// Bytes by kind that gpt2_init will allocate, from formulas: a run compares them with what it measured.
+// Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t N = (size_t)g->dp->size, own = shard_elements_total(c, g->dp->size), X = sizeof(floatX);
-    size_t root = N * shard_elements(c, 0, g->dp->size), block = N * shard_elements(c, 1, g->dp->size);
+    size_t whole = 0; // elements of the units that are whole at the same time: the root, an attention, an MLP
+    for (int u = 0; u < 3; u++) whole += N * shard_elements(c, u, g->dp->size);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
-                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, its float statistics
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * own * (g->zero_stage < 3 ? N : 1);
     bytes[MEMORY_GRADIENTS] = X * own * (g->zero_stage < 2 ? N : 1);
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
-    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)classifier_rows((int)BT, c.Vp) * (size_t)c.Vp * X
-                              + sizeof(StepStats);
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
-    if (g->zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * (root + (L > 1 ? 2 : 1) * block); // buckets
-    if (g->zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * (root + block);                  // gather buffers
+    if (g->zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * whole; // buckets
+    if (g->zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * whole; // gather buffers
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Bytes that this rank will send per step. In each reduce-scatter and each all-gather it sends N-1 shards of every unit.
-// Three doubles are summed as well.
+// Returns the bytes that this rank will send per step.
+// Each reduce-scatter and each all-gather sends N-1 shards of every unit. The loss and two norms are doubles.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, own = (double)(shard_elements_total(g->config, g->dp->size) * sizeof(floatX));
     double times = g->zero_stage == 1 ? 1 + 1                // gradients once, parameters once
@@ -302,108 +310,145 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Computes everything in a block's forward pass that its backward pass needs. The block's input is x + branch. branch NULL:
-// the input is x alone, which is then a.res1 itself.
-static void block_activations(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+// The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
+static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
     matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, C, NH);
     matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
-    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b, BT, C);
+}
+
+// Computes all activations of the MLP except its output: the backward pass needs no more.
+static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
+                               BT, C);
     matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
 }
 
-// The block's output is the pair a.res2, g->branch: the next layernorm adds the two.
-static void block_forward(GPT2* g, BlockParams p, BlockActs a, const floatX* x, const floatX* branch) {
+// The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
+static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
-    block_activations(g, p, a, x, branch);
+    block_mlp_activations(g, p, a);
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-static Bucket* unit_bucket(GPT2* g, int u) {
-    return &g->buckets[g->zero_stage == 1 || u == 0 ? u : 1 + (u - 1) % 2];
-}
+// Return the memory of unit u for whole gradients, and with ZeRO-3 for whole parameters. Blocks take turns:
+// attention halves, whose u is odd, use number 1, and MLP halves, whose u is even, number 2.
+static Bucket* unit_bucket(GPT2* g, int u) { return &g->buckets[g->zero_stage == 1 || u == 0 ? u : 2 - u % 2]; }
+static GatherBuffer* unit_buffer(GPT2* g, int u) { return &g->gather_buffers[u == 0 ? 0 : 2 - u % 2]; }
 
-// Waits until a bucket's gradients have been reduced and its memory may be used again.
+// Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
     comm_finish(g->dp, &b->reduced);
     floatX* shard = grad_shard(g, b->unit);
-    if (b->sum != shard) add_in_place(shard, b->sum, g->shards[b->unit].n);
+    if (b->own_sum != shard) add_in_place(shard, b->own_sum, g->shards[b->unit].n);
 }
 
-// The backward pass calls this when the gradient of tensor i of unit u is complete. After its last tensor a unit is reduced:
-// in stage 1, which keeps whole gradients, in the last micro-batch; in the others, which keep only shards, in every one.
+// The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a unit starts
+// its reduction. ZeRO-1, which keeps whole gradients, reduces in the last micro-batch; the others reduce in every one.
+// own_sum: the sum of the first micro-batch goes straight into this rank's shard of the gradients, and later ones into
+// the bucket, from where bucket_finish adds them to the shard. (With ZeRO-1 the shard lies in the bucket.)
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     Bucket* b = unit_bucket(g, u);
     if (--b->missing > 0 || (g->zero_stage == 1 && !g->last_micro)) return;
-    b->sum = b->grads + (size_t)g->dp->rank * g->shards[u].n; // in place; later micro-batches' sums are added to the shard
-    if (g->first_micro) b->sum = grad_shard(g, u);
-    b->reduced = comm_reduce_scatter(g->dp, b->sum, b->grads, g->shards[u].n, COMM_FLOATX);
+    b->own_sum = b->grads + (size_t)g->dp->rank * g->shards[u].n; // in place; bucket_finish adds up later micro-batches
+    if (g->first_micro) b->own_sum = grad_shard(g, u);
+    b->reduced = comm_reduce_scatter(g->dp, b->own_sum, b->grads, g->shards[u].n, COMM_FLOATX);
 }
 
-// g->dres holds the gradient of the block's output on entry, of its input on return.
-static void block_backward(GPT2* g, int u, BlockParams p, BlockParams dp, BlockActs a) {
-    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
-    GradMode mode = g->grad_mode;
-    floatX *dgelu = g->dbt4c, *dqkv = g->dbt4c; // never needed at the same time
+// Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
+static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
+                                      const floatX* dfch) {
+    int BT = g->B * g->T, C = g->config.C;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, g->dres, a.gelu, BT, 4*C, C, mode);
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
-    matmul_gelu_backward_input(dgelu, g->dres, p.fcprojw, a.fch, BT, 4*C, C);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dgelu, a.ln2, BT, C, 4*C, mode);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, a.ln2, BT, C, 4*C, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
-    matmul_backward_input(g->dbtc, dgelu, p.fcw, BT, C, 4*C);
+}
+
+// g->dres holds the gradient of the block's output on entry, and of res2 on return.
+static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
+    floatX *dfch = g->dbt4c, *dln2 = g->dbtc;
+    int BT = g->B * g->T, C = g->config.C;
+    floatX* dout = g->dres;
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*C, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*C);
+    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
     // ln2 = layernorm(res2)
-    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, g->dbtc, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, mode);
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
+                       BT, C, g->grad_mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
+}
+
+// Computes the gradients of attention's matrices and biases.
+static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
+                                            const floatX* dqkv) {
+    int BT = g->B * g->T, C = g->config.C;
     // res2 = res1 + atty projw^T + projb
-    matmul_backward_weight(dp.projw, dp.projb, g->dres, a.atty, BT, C, C, mode);
+    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, C, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
-    matmul_backward_input(g->dbtc, g->dres, p.projw, BT, C, C);
-    // atty = attention(qkv)
-    attention_backward(dqkv, g->dbtc, a.qkv, a.atty, a.att_stats, B, T, C, NH);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, mode);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
-    matmul_backward_input(g->dbtc, dqkv, p.qkvw, BT, C, 3*C);
+}
+
+// g->dres holds the gradient of res2 on entry, and of the block's input on return.
+static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
+    floatX *datty = g->dbtc, *dqkv = g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 is written
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    floatX* dres2 = g->dres;
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_input(datty, dres2, p.projw, BT, C, C);
+    // atty = attention(qkv)
+    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, C, NH);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*C);
+    block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
     // ln1 = layernorm(res1)
-    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, g->dbtc, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, mode);
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
+                       BT, C, g->grad_mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
 
 // ----------------------------------------------------------------------------
-// 5. the whole model: where a unit lives, forward, backward
+// 5. the whole model: access to units, forward, backward
 
-// Returns unit u's parameters, ready for use until unit_release. Stages 1 and 2 wait for the gather that followed the last
-// update, if it is still under way; stage 3 gathers them.
+// Returns the parameters of unit u. They may be used until unit_release.
+// ZeRO-1 and ZeRO-2 wait for the gather that followed the last update; ZeRO-3 gathers them now.
 static floatX* unit_params(GPT2* g, int u) {
     if (g->zero_stage < 3) {
         comm_finish(g->dp, &g->gathering[u]);
         return g->params + g->units[u].offset;
     }
-    GatherBuffer* buffer = &g->gather_buffers[u > 0];
+    GatherBuffer* buffer = unit_buffer(g, u);
+    if (buffer->unit == u) return buffer->params; // it was gathered for the recomputation
     invariant(buffer->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, buffer->unit);
     comm_wait(g->dp, comm_all_gather(g->dp, buffer->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
     buffer->unit = u;
     return buffer->params;
 }
 
-// Ends the use of unit u's parameters until the next unit_params. In stage 3 another unit may take their place.
+// Ends the use of unit u's parameters until the next unit_params. With ZeRO-3 another unit may take their place.
 static void unit_release(GPT2* g, int u) {
-    if (g->zero_stage == 3) g->gather_buffers[u > 0].unit = NO_UNIT;
+    if (g->zero_stage == 3) unit_buffer(g, u)->unit = NO_UNIT;
 }
 
-// Returns the memory that unit u's gradients go to.
+// Returns the memory for the gradients of unit u, after waiting until the bucket's old gradients have been reduced.
+// Starts the count of missing gradients.
 static floatX* unit_grads(GPT2* g, int u) {
     Bucket* b = unit_bucket(g, u);
     bucket_finish(g, b); // the backward pass would overwrite what is still being sent
@@ -412,7 +457,7 @@ static floatX* unit_grads(GPT2* g, int u) {
     return b->grads;
 }
 
-// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets NULL: none.
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets may be NULL.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
@@ -421,28 +466,40 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-// Computes g->lnf, the classifier's input, from g->inputs.
-static void gpt2_forward(GPT2* g) {
-    GPT2Config c = g->config;
-    int BT = g->B * g->T;
-    RootParams root = root_view(c, unit_params(g, 0));
+static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
-    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, c.C);
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, g->config.C);
+}
+
+// The last block's output is x + branch.
+static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, const floatX* branch) {
+    trace_compute("head", -1);
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->B * g->T,
+                               g->config.C);
+}
+
+// Computes g->lnf, the input of the classifier, from g->inputs.
+static void gpt2_forward(GPT2* g) {
+    RootParams root = root_view(g, unit_params(g, 0));
+    embedding_forward(g, root);
     const floatX *x = g->acts[0].res1, *branch = NULL;
-    for (int l = 0; l < c.L; l++) {
+    for (int l = 0; l < g->config.L; l++) {
         trace_compute("forward, block", l);
-        BlockParams p = block_view(c, unit_params(g, 1 + l));
-        block_forward(g, p, g->acts[l], x, branch);
-        unit_release(g, 1 + l);
+        AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
+        block_attention_forward(g, attention, g->acts[l], x, branch);
+        unit_release(g, attention_unit(l));
+        MlpParams mlp = mlp_view(g, unit_params(g, mlp_unit(l)));
+        block_mlp_forward(g, mlp, g->acts[l]);
+        unit_release(g, mlp_unit(l));
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    trace_compute("head", -1);
-    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, BT, c.C);
+    final_layernorm_forward(g, root, x, branch);
     unit_release(g, 0);
 }
 
-// Computes g->losses. The classifier runs on a few rows at a time, so that no (B,T,V) tensor exists.
+// Computes g->losses. The classifier takes a few rows at a time, so that no (B,T,V) tensor exists.
 static void head_forward(GPT2* g, const floatX* wte) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -453,8 +510,8 @@ static void head_forward(GPT2* g, const floatX* wte) {
     }
 }
 
-// Computes g->losses and goes backward at once, while the logits exist: g->dbtc becomes the gradient of g->lnf.
-// dloss: the weight of one token's loss.
+// Computes g->losses and, while the logits still exist, their gradients: g->dbtc becomes the gradient of g->lnf.
+// dloss is the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -469,46 +526,64 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
     }
 }
 
-// Adds this micro-batch's losses to g->stats, and computes its gradients.
-static void gpt2_backward(GPT2* g, float dloss) {
-    GPT2Config c = g->config;
-    int BT = g->B * g->T;
-    RootParams root = root_view(c, unit_params(g, 0));
-    RootParams droot = root_view(c, unit_grads(g, 0));
+// Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
+static void head_backward(GPT2* g, RootParams root, RootParams droot, float dloss) {
+    int BT = g->B * g->T, C = g->config.C;
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    device_zero(g->dres, (size_t)BT * (size_t)c.C * sizeof(floatX));
-    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, c.C,
+    device_zero(g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, C,
                        g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
-    for (int l = c.L - 1; l >= 0; l--) {
-        trace_compute("backward, block", l);
-        BlockParams p = block_view(c, unit_params(g, 1 + l));
-        BlockParams dp = block_view(c, unit_grads(g, 1 + l));
-        if (g->recompute == RECOMPUTE_BLOCK) block_activations(g, p, g->acts[l], g->acts[l].res1, NULL);
-        block_backward(g, 1 + l, p, dp, g->acts[l]);
-        unit_release(g, 1 + l);
-    }
+}
+
+// Always adds to the gradient of wte: the head has written it in the same micro-batch, because wte is tied.
+static void embedding_backward(GPT2* g, RootParams droot) {
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, c.C, g->grad_mode);
+    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, g->config.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
+}
+
+// Computes the gradients of this micro-batch.
+static void gpt2_backward(GPT2* g, float dloss) {
+    RootParams root = root_view(g, unit_params(g, 0));
+    RootParams droot = root_view(g, unit_grads(g, 0));
+    head_backward(g, root, droot, dloss);
+    for (int l = g->config.L - 1; l >= 0; l--) {
+        trace_compute("backward, block", l);
+        int attention = attention_unit(l), mlp = mlp_unit(l);
+        if (g->recompute == RECOMPUTE_BLOCK) {
+            block_attention_forward(g, attention_view(g, unit_params(g, attention)), g->acts[l], g->acts[l].res1, NULL);
+            block_mlp_activations(g, mlp_view(g, unit_params(g, mlp)), g->acts[l]);
+        }
+        MlpParams m = mlp_view(g, unit_params(g, mlp));
+        MlpParams dm = mlp_view(g, unit_grads(g, mlp));
+        block_mlp_backward(g, mlp, m, dm, g->acts[l]);
+        unit_release(g, mlp);
+        AttentionParams a = attention_view(g, unit_params(g, attention));
+        AttentionParams da = attention_view(g, unit_grads(g, attention));
+        block_attention_backward(g, attention, a, da, g->acts[l]);
+        unit_release(g, attention);
+    }
+    embedding_backward(g, droot);
     unit_release(g, 0);
 }
 
-// Call before micro-batch `micro` of a step's `accumulation`. Stage 1 adds up whole gradients. The others add up shards, and
-// each micro-batch overwrites their buckets.
+// Call before working on micro-batch `micro` of a step's `accumulation`.
+// ZeRO-1 adds up whole gradients. ZeRO-2 and ZeRO-3 add up shards, and each micro-batch overwrites the buckets.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 || g->zero_stage > 1 ? GRAD_SET : GRAD_ADD;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
 }
 
-// Call after the backward pass. On return this rank's shard of each gradient is that of the mean over the global batch, and
-// g->stats->loss is the sum over all ranks. dloss contains the division by the number of ranks (see train_step).
+// Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
+// the loss scale. g->stats->loss is the sum over the global batch. train_step explains why a sum of gradients is
+// already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
@@ -516,16 +591,15 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->dp, loss);
 }
 
-// Stages 1 and 2: begins to gather all parameters from the ranks' shards, in the order in which the next forward pass asks
-// for them, so that it waits only for what it is about to use.
+// ZeRO-1 and ZeRO-2: begins to gather all parameters from the ranks' shards, in the order of the next forward pass,
+// which then waits only for the unit that it is about to use.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage < 3; u++) {
         floatX* whole = g->params + g->units[u].offset;
         g->gathering[u] = comm_all_gather(g->dp, whole, param_shard(g, u), g->shards[u].n, COMM_FLOATX);
     }
 }
-
-// Waits for those gathers of the last update that no forward pass has waited for.
+// Waits for the gathers after the last update, unless a forward pass has done so.
 static void gpt2_gather_finish(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);
 }
@@ -533,22 +607,22 @@ static void gpt2_gather_finish(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// Computes the global gradient norm, to which each rank adds its shards' part, and from it the factor that AdamW multiplies
-// gradients by. Both stay on the device.
+// Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
     comm_wait(g->dp, comm_all_reduce(g->dp, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per range. It also sums the squares of the new parameters, for their norm.
+// Calls AdamW once per range, and sums the squares of the new parameters for their norm.
+// The all-reduce of the norm is issued before the gathers, so that it does not queue behind them.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
                      &g->stats->param_square);
     }
-    CommOp square = comm_all_reduce(g->dp, &g->stats->param_square, 1, COMM_F64); // before the gathers: the log waits for it
+    CommOp square = comm_all_reduce(g->dp, &g->stats->param_square, 1, COMM_F64); // first, because the log needs it
     gpt2_gather(g);
     comm_wait(g->dp, square);
 }
@@ -556,35 +630,46 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // ----------------------------------------------------------------------------
 // 7. weights and state: initial, loaded, saved
 
-// Sets the weights: random ones, or a checkpoint's; a resumed run loads all its state. Each rank makes or reads only its
-// shards.
+// Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->num_ranges);
     gpt2_gather(g);
 }
 
-// Each rank writes its shards into the same two files, so nothing is gathered.
+// Nothing is gathered: all ranks write their shards into the same two files.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    gpt2_gather_finish(g); // the gathers' output contains this rank's shards
+    gpt2_gather_finish(g); // because this rank's shards lie in the output of the gathers
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
 // ----------------------------------------------------------------------------
 // 8. training
 
-// Sets what gpt2_predict_memory and gpt2_init need to know.
-static void gpt2_configure(GPT2* g, Run* run) {
+// Declares the options of this program.
+static void gpt2_options(GPT2* g, Run* run) {
+    run_options(run, "train_gpt2_zero",
+                "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
+    options_ranks(run);
+    g->zero_stage = 1;
+    option_int(&run->table, "zero-stage", &g->zero_stage, 1, 3,
+               "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
+}
+
+// Sets the fields that gpt2_predict_memory and gpt2_init need, except recompute, which gpt2_predict sets (section 9).
+static void gpt2_configure(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
-    g->num_units = run->config.L + 1;
-    g->dp = &run->ranks->context.comm;
+    g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
+    g->num_units = gpt2_num_units(g->config);
+    g->dp = ranks_world(run);
     g->accumulation = run->accumulation;
     run->ranks->share.writer = g->dp->rank; // each rank saves its shards
     run->ranks->share.writers = g->dp->size;
 }
 
-// Mean loss over the first --eval-steps global batches of the validation data, which are divided as in training.
+// Returns the mean loss over the first --eval-steps global batches of the validation data.
 static EvalLoss evaluate(GPT2* g, Run* run) {
     double tokens = 0, bytes = 0;
     long long micro_batches = run_eval_begin(run);
@@ -593,7 +678,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
         dataloader_next(&run->val);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
-        head_forward(g, root_view(g->config, unit_params(g, 0)).wte);
+        head_forward(g, root_view(g, unit_params(g, 0)).wte);
         unit_release(g, 0);
         add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
         tokens += run->val.valid;
@@ -606,23 +691,23 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     return mean;
 }
 
-// For samples: logits (V), on the host, of the token that follows tokens (T).
+// For samples: computes on the host the logits (V) of the token that follows tokens (T).
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
     gpt2_load_batch(g, tokens, NULL, 1, T);
     gpt2_forward(g);
     floatX* last = g->lnf + (size_t)(T - 1)*c.C;
-    matmul_forward(g->logits, last, root_view(c, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+    matmul_forward(g->logits, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
     unit_release(g, 0);
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// One optimizer step, counted from 0: forward and backward over every micro-batch, clip, update.
+// Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // A token's share of the mean over the global batch. It includes 1/N, so the sum of the gradients is their average.
-    float dloss = (float)(run->scaler.scale / run->divisor);
+    // The share of one token in the mean over the global batch. It includes 1/N, so summing gradients averages them.
+    float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
@@ -644,44 +729,48 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     return stats;
 }
 
-// For --check-every: a number that is the same on all ranks if their parameters of unit u are.
-static uint64_t unit_checksum(void* self, int u) {
-    GPT2* g = (GPT2*)self;
-    uint64_t sum = device_checksum(unit_params(g, u), sizeof(floatX), g->units[u].size);
-    unit_release(g, u);
-    return sum;
+// Reports the model, the parallel layout and the predictions before training begins.
+static void gpt2_report(const GPT2* g, Run* run) {
+    ranks_report(run);
+    report_zero((int)g->zero_stage, g->config, g->dp->size);
 }
 
-// For --predict: what the formulas say, and nothing else.
+// Call after the last step. Returns true if all measurements agree with the predictions.
+static bool gpt2_end(GPT2* g, Run* run) {
+    gpt2_gather_finish(g);
+    return ranks_end(run);
+}
+
+// ----------------------------------------------------------------------------
+// 9. plumbing: the same text in every program for several ranks
+
+// Evaluates the formulas for this model: for --predict, and before anything is allocated.
 static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
-    ranks_predict(run);
-    gpt2_configure(g, run);
-    g->recompute = run->o.recompute;
+    g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
     run->ranks->sent = gpt2_predict_sent(g);
+}
+
+// For --check-every: returns a checksum of unit u, which must be equal on all ranks that hold the same part of it.
+static uint64_t unit_checksum(void* model, const Run* run, int u, bool is_replicated) {
+    GPT2* g = (GPT2*)model;
+    if (g->units[u].size == 0) return UNIT_ELSEWHERE;
+    uint64_t sum = ranks_checksum(run, u, unit_params(g, u), g->units[u].size, is_replicated);
+    unit_release(g, u);
+    return sum;
 }
 
 int main(int argc, char** argv) {
     static Run run;
     static GPT2 g;
-    run_options(&run, "train_gpt2_zero",
-                "train GPT-2 with ZeRO: each rank keeps a part of the optimizer's state, gradients and parameters");
-    options_ranks(&run);
-    g.zero_stage = 1;
-    option_int(&run.table, "zero-stage", &g.zero_stage, 1, 3,
-               "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
-    run_predict(&run, argc, argv, gpt2_predict, &g, sizeof g);
+    gpt2_options(&g, &run);
+    run_predict(&run, argc, argv, gpt2_configure, gpt2_predict, &g, sizeof g); // with --predict the program ends here
     ranks_start(&run, argc, argv);
-
     gpt2_configure(&g, &run);
-    gpt2_predict_memory(&g, run.predicted); // first as if nothing were recomputed
-    g.recompute = ranks_recompute(&run, gpt2_shapes(&g)); // --recompute auto: blocks, where that has no room
-    gpt2_predict_memory(&g, run.predicted);
+    ranks_plan(&run, gpt2_predict, &g, gpt2_shapes(&g)); // --recompute auto: block if memory is too small
     gpt2_init(&g);
-    run.ranks->sent = gpt2_predict_sent(&g);
-    ranks_report(&run);
-    report_zero((int)g.zero_stage, g.config, g.dp->size);
+    gpt2_report(&g, &run);
     gpt2_load(&g, &run);
     ranks_begin(&run);
 
@@ -691,13 +780,12 @@ int main(int argc, char** argv) {
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
         if (step == run.o.steps) break;
 
-        ranks_step_begin(&run, step, g.params);
+        ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
-        if (ranks_checks(&run, step + 1)) context_check_units(&run.ranks->context, step + 1, g.num_units, unit_checksum, &g);
+        ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    gpt2_gather_finish(&g);
-    bool as_predicted = ranks_end(&run);
+    bool as_predicted = gpt2_end(&g, &run);
     gpt2_free(&g);
     ranks_stop(&run);
     return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -24,7 +24,7 @@ MISTAKES = {
     "zero": {"norm-of-one-shard": "no-sync norm parameter-norm stage-2-bytes stage-3-bytes", "accumulation-overwrites": "bucket accumulation"},
     "fsdp": {"root-resharded": "freed resharded ahead forward backward-pre backward-post", "post-is-pre": "backward-post"},
     "tp": {"bias-of-every-rank": "bias-once attention-output part-of-the-vocabulary loss-of-all-parts logits-gradient mlp-backward "
-                                 "attention-backward norm layernorms same-bits same-bits-in-rows", "norm-of-own-part": "sum-bytes norm"},
+                                 "attention-backward norm gathered-again layernorms same-bits same-bits-in-rows", "norm-of-own-part": "sum-bytes norm"},
     "pp": {"gpipe-last-first": "receives gpipe gpipe-order", "warm-up-one-short": "ahead activations 1f1b-order zb-h1-order", "weights-not-delayed": "zb-h1-order"},
     "compress": {"warm-start-that-is-not": "low-rank-right warm-start", "divided-by-N-again": "summed-parts error-added blocks-keep same-bits"},
     "3d": {"norm-of-shards": "moments norm-of-shards", "axes-exchanged": "places hook"},

@@ -25,12 +25,12 @@ class Mistake:
     def make_in(self, folder):
         """Replaces the old lines, which follow one another in exactly one place of the file."""
         path = folder / self.file
-        lines = path.read_text().split("\n")
-        places = [i for i in range(len(lines)) if [line.strip() for line in lines[i:i + len(self.old)]] == self.old]
+        text, end = path.read_text(), r"(?: *// .*)?\n"  # a line may end with a comment,
+        old = (end + r"\s*").join(re.escape(line).replace(r"\ ", r"\s+") for line in self.old)  # and be wrapped where it has a blank
+        places = list(re.finditer(rf"^([ \t]*){old}{end}", text, re.M))
         assert len(places) == 1, f"{self.name}: its old lines are in {len(places)} places of {self.file}, not in one"
-        indent = re.match(r"\s*", lines[places[0]])[0]
-        lines[places[0]:places[0] + len(self.old)] = [indent + line for line in self.new]
-        path.write_text("\n".join(lines))
+        new = "".join(f"{places[0][1]}{line}\n" for line in self.new)
+        path.write_text(text[:places[0].start()] + new + text[places[0].end():])
 
 
 def mistakes_of(path):

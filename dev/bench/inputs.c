@@ -41,7 +41,7 @@ static void write_tensor(FILE* file, const char* path, GPT2Config c, DType dtype
 }
 
 static void write_llmc_model(const char* path, const char* model, const char* precision) {
-    static const int of_a_block[] = { LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB };
+    static const int of_attention[] = { LN1W, LN1B, QKVW, QKVB, PROJW, PROJB }, of_mlp[] = { LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB };
     GPT2Config c;
     DType dtype = strcmp(precision, "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
     require(gpt2_named_config(model, &c), "there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl and dN",
@@ -56,8 +56,10 @@ static void write_llmc_model(const char* path, const char* model, const char* pr
     require(fwrite(header, sizeof header, 1, file) == 1, "%s cannot be written: %s", path, strerror(errno));
     write_tensor(file, path, c, dtype, 0, WTE);
     write_tensor(file, path, c, dtype, 0, WPE);
-    for (size_t i = 0; i < sizeof of_a_block / sizeof of_a_block[0]; i++)
-        for (int l = 0; l < c.L; l++) write_tensor(file, path, c, dtype, 1 + l, of_a_block[i]);
+    for (int i = 0; i < ATTENTION_TENSORS; i++)
+        for (int l = 0; l < c.L; l++) write_tensor(file, path, c, dtype, attention_unit(l), of_attention[i]);
+    for (int i = 0; i < MLP_TENSORS; i++)
+        for (int l = 0; l < c.L; l++) write_tensor(file, path, c, dtype, mlp_unit(l), of_mlp[i]);
     write_tensor(file, path, c, dtype, 0, LNFW);
     write_tensor(file, path, c, dtype, 0, LNFB);
     require(fclose(file) == 0, "%s cannot be written: %s", path, strerror(errno));

@@ -26,7 +26,7 @@ def rows(r):
         head = 2 * C * X + 8 if rank == p - 1 else 0
         kept = tokens * slots * (largest * (16 * C * X + (4 + r["heads"]) * 4 + delayed * 9 * C * X) + head + 8)
         # scratch, messages, losses; a row of logits for samples, and the sums of a step
-        other = tokens * ((0 if delayed else 9) * C * X + 6 * C * X + 4) + Vp * X + 40
+        other = tokens * (10 * C * X + 4) + Vp * X + 40
         if rank == 0 and v == 1 and kept + other != r["activations"]:
             m.fail(f"rank 0 has activations of {r['activations']} bytes, by formula {kept + other}")
         total = total.removesuffix(" MB")

@@ -16,7 +16,7 @@ STAGES = {"single": ("single", 8, "")} | DDP | {f"ZeRO stage {z}": ("zero", 4, f
     "DDP, gradients in int8": ("compress", 4, "--compress int8"),
     "mesh, `dp=2`, ZeRO stage 1": ("3d", 4, "--mesh dp=2 --zero-stage 1")}
 TP = DDP | {"tensor parallel": ("tp", 8, "")} | {f"`{options}`": ("tp", 8, options) for options in (
-    "--no-overlap", "--sequence-parallel", "--sequence-parallel --keep-gathered")}
+    "--no-overlap", "--sequence-parallel")}
 PP = DDP | {"pipeline, 1 micro-batch": ("pp", 8, WHOLE), "4 micro-batches": ("pp", 2, WHOLE)} | {
     "8 micro-batches": ("pp", 1, WHOLE)} | {
     f"8 micro-batches, `--schedule {s}`": ("pp", 1, f"{WHOLE} --schedule {s}") for s in ("gpipe", "interleaved", "zb-h1")}

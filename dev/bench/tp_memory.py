@@ -5,7 +5,7 @@ activations that a block keeps, in numbers for each token and channel, of fp32 o
 workspace. sent: in a step, by a rank. A run that measures another number of bytes than it predicted ends this script."""
 import measure as m
 
-WAYS = {"": "", "sequence parallel": "--sequence-parallel", "keeps gathered": "--sequence-parallel --keep-gathered"}
+WAYS = {"": "", "sequence parallel": "--sequence-parallel"}
 
 
 def measure(d, o):
@@ -21,7 +21,7 @@ def row(r):
     t, X, L, C, T, kinds = r["t"], r["width"], r["layers"], r["channels"], r["context"], r["kinds"]
     Vp, bytes_ = m.padded(r["vocabulary"]), 16 if X == 4 else 2 * X + 12 # of a parameter's state
     copies = (6 * C * L + (T + 2) * C) * bytes_
-    block = {"": 4 + 12 / t, "sequence parallel": 16 / t, "keeps gathered": 2 + 14 / t}[r["way"]]
+    block = {"": 4 + 12 / t, "sequence parallel": 16 / t}[r["way"]]
     kept = [kinds["parameters"], kinds["gradients"], kinds["optimizer state"]]
     state, formula = sum(kept), ((12 * C * C + 7 * C) / t * L + Vp / t * C) * bytes_ + copies
     if state != formula: m.fail(f"state {state}, by formula {formula:.0f}")

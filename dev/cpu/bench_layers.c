@@ -77,7 +77,8 @@ static void model_init(GPT2* g, int B, int T) {
     g->config = c;
     g->max_B = B;
     g->seq_len = T;
-    g->num_units = c.L + 1;
+    g->num_units = gpt2_num_units(c);
+    g->logits_rows = classifier_rows(B * T, c.Vp);
     gpt2_init(g);
     param_ranges_set_weights(g->ranges, g->num_ranges, c, 1, NULL, CHECKPOINT_MODEL);
     size_t n = (size_t)B * (size_t)T;
@@ -99,7 +100,9 @@ static void step(GPT2* g, int t) {
 // ---- what the machine can do ----
 static double sgemm_rate(void) {
     const int n = 2048;
-    float *a = stats_alloc((size_t)n * n), *b = stats_alloc((size_t)n * n), *c = stats_alloc((size_t)n * n);
+    float* x[3];
+    for (int i = 0; i < 3; i++) x[i] = (float*)device_alloc((size_t)n * n * sizeof(float), MEMORY_WORKSPACE);
+    float *a = x[0], *b = x[1], *c = x[2];
     double best = INFINITY;
     for (size_t i = 0; i < (size_t)n * n; i++) a[i] = b[i] = (float)(i % 7) * 0.1f;
     for (int k = 0; k < 5; k++) {

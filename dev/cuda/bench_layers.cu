@@ -222,7 +222,7 @@ static void bench_head(GPT2Config g, int N) {
 }
 static void bench_update(GPT2Config g) {
     size_t n = 0;
-    for (int u = 0; u <= g.L; u++) n += unit_elements(g, u);
+    for (int u = 0; u < gpt2_num_units(g); u++) n += unit_elements(g, u);
     AdamW a = { 1e-5, 0.9, 0.95, 1e-8, 0.1, 1 };
     Random params(n), grads(n, 1e-3f);
     Array<float> master(NEEDS_MASTER ? n : 0), m(n), v(n);
@@ -336,7 +336,8 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
     g.max_B = B;
     g.seq_len = T;
     g.recompute = recompute;
-    g.num_units = c.L + 1;
+    g.num_units = gpt2_num_units(c);
+    g.logits_rows = classifier_rows(B * T, c.Vp);
     layers_prepare(gpt2_shapes(&g));
     gpt2_init(&g);
     param_ranges_set_weights(g.ranges, g.num_ranges, c, 1, NULL, CHECKPOINT_MODEL);

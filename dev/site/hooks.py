@@ -65,7 +65,7 @@ def on_files(files, config):
     for left, right in pairs():
         page = reader.Page(left, right)
         add(page.url.replace(".html", ".md"), page.body)
-    for stage in filter(reader.parents, STAGES): add(f"reader/{stage}.md", reader.Merged(stage, stage, f"reader/{stage}.html").body)
+    for stage in filter(reader.parents, STAGES): add(f"reader/{stage}.md", reader.Merged(stage).body)
     add("reader/index.md", partial(reader.overview, "reader/index.html"))
     add("pictures.md", pictures.page)
     return files
@@ -85,7 +85,7 @@ def on_page_markdown(markdown, page, config, files):
         if name not in IN_NAV:
             page.meta["search"] = {"exclude": True}
             title = re.sub(r"^reader/(\w+)-(\w+)$", r"\1 beside \2", name.removesuffix(".md").removesuffix("/index"))
-            page.title = re.sub(r"^reader/(\w+)$", r"\1 beside its parents", title)
+            page.title = re.sub(r"^reader/(\w+)$", r"\1, a merge", title)
         return ""
     fenced = re.split(r"(^```.*?^```$)", markdown, flags=re.S | re.M)
     for i in range(0, len(fenced), 2): fenced[i] = LINK.sub(partial(rewrite, name), fenced[i])

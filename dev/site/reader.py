@@ -1,9 +1,10 @@
-"""The pages of the stage reader: two stage files side by side, or a stage beside its two parents."""
+"""The pages of the stage reader: two stage files side by side, or a stage beside the merge of its two parents."""
 import re
 from difflib import SequenceMatcher
 from functools import lru_cache
 from html import escape
 
+import merge
 import source
 import stages
 from source import anchor, link, markup, pair_url, url_of, wide_table
@@ -47,6 +48,7 @@ def word_marks(a, b):
 class Page:
     def __init__(self, left, right, url=None):
         self.left, self.right, self.url = left, right, url or pair_url(left, right)
+        self.text = stages.lines(left), stages.lines(right)
         self.files, self.ids, self.told = (stage_file(left), stage_file(right)), "LR", set()  # ids of lines begin so
 
     def line(self, file, n, marks=(), name=""):
@@ -55,7 +57,7 @@ class Page:
         return f'<a class="ln"{name} href="{link(self.url, url_of(file))}#L{n + 1}">{n + 1}</a><code>{code}</code>'
 
     def row(self, pair):
-        text = [None if n is None else stages.lines(stage)[n] for stage, n in zip((self.left, self.right), pair)]
+        text = [None if n is None else lines[n] for lines, n in zip(self.text, pair)]
         kind, marks = "e", ((), ())
         if text[0] != text[1]:
             kind = "c" if None not in text else "d" if text[1] is None else "i"
@@ -63,16 +65,19 @@ class Page:
             if kind == "c": marks = word_marks(*text)
         cells = ""
         for side, n in enumerate(pair):
-            file = self.files[side]
-            cells += (self.line(file, n, marks[side], f' id="{self.ids[side]}{n + 1}"') if n is not None else
+            cells += (self.line(*self.place(side, n), marks[side], f' id="{self.ids[side]}{n + 1}"') if n is not None else
                       '<i></i><code class="none"></code>')
         return f'<div class="r {kind}">{cells}</div>\n'
+
+    def place(self, side, n):
+        """Which file a line of that side is in, and where."""
+        return self.files[side], n
 
     def rows(self, rows): return "".join(self.row(pair) + self.explain(pair) for _, pair in rows)
 
     def explain(self, pair):
         """The functions of llmc/ that this row is the page's first to call, folded."""
-        calls = [x for stage, n in zip((self.left, self.right), pair) if n is not None for x in CALL.findall(stages.lines(stage)[n])]
+        calls = [x for lines, n in zip(self.text, pair) if n is not None for x in CALL.findall(lines[n])]
         out = ""
         for name in dict.fromkeys(x for x in calls if x in explained() and x not in self.told):
             self.told.add(name)
@@ -98,8 +103,13 @@ class Page:
         count = f"{len(equal)} {'' if of else 'equal '}line{'s' * (len(equal) > 1)}{of and f' of {of}'}"
         return f'<details><summary>{count} <span>{escape(what)}</span></summary>{self.rows(equal)}</details>'
 
+    def parts(self): return stages.compare(self.left, self.right)
+
+    def notes(self, hunks): return stages.notes_of_pair(self.left, self.right)
+
     def body(self):
-        parts, its_notes = stages.compare(self.left, self.right), iter(stages.notes_of_pair(self.left, self.right))
+        parts = self.parts()
+        its_notes = iter(self.notes([part for part in parts if part.changed]))
         out, equal, number, listed = [], [], 0, []
 
         def flush(after):
@@ -146,26 +156,33 @@ def parents(stage): return [base for base, other in stages.neighbours() if other
 
 
 class Merged(Page):
-    """A stage beside its parents: a definition that equals a parent's is folded under its name, and others stand beside the nearer one."""
+    """A stage beside git's merge of its parents: a line of the left side leads to the file that it comes from."""
 
-    def nearest(self, name, first, end):
-        """The parent in which the fewest rows of a definition differ, and its rows."""
-        def rows(parent):
-            own = next((range(a, b) for other, a, b in stages.definitions(parent) if other == name), range(0))
-            return stages.definition_rows(stages.lines(parent), stages.lines(self.right), own, range(first, end))
-        return min(((p, rows(p)) for p in parents(self.right)), key=lambda x: sum(changed for changed, _ in x[1]))
+    def __init__(self, right):
+        self.merge = merge.merge(right)
+        super().__init__(stages.bases()[right][0], right, f"reader/{right}.html")
+        self.text = tuple(line.text for line in self.merge), stages.lines(right)
 
-    def body(self):
-        out, number = "", 0
-        for name, first, end in stages.definitions(self.right):
-            self.left, rows = self.nearest(name, first, end)
-            self.files, self.ids = (stage_file(self.left), stage_file(self.right)), (self.left, "R")
-            number += (changes := any(changed for changed, _ in rows))
-            its_notes = {x.text: x for x in stages.notes_of_definition(self.left, self.right, name)}.values()
-            if changes: out += self.hunk(number, stages.Part(name, rows, True), its_notes)
-            else: out += self.fold([(name, row) for _, row in rows], self.left)
-        return (f'<h1>{" + ".join(parents(self.right))} → {self.right}</h1><p>A definition that equals a parent\'s is folded under that '
-                f'stage\'s name. The other {number} stand beside the nearer parent\'s.</p><div class="reader highlight">{out}</div>')
+    def place(self, side, n): return (stage_file(self.merge[n].stage), self.merge[n].n) if side == 0 else super().place(side, n)
+
+    def parts(self): return merge.parts(self.right)
+
+    def notes(self, hunks):
+        first = {part.name: i for i, part in reversed([*enumerate(hunks)])}
+        return [stages.notes_of_definition(self.left, self.right, part.name) if first[part.name] == i else [] for i, part in enumerate(hunks)]
+
+    def names(self):
+        ours, ancestor, theirs = (anchor(self.url, url_of(stage_file(s)), s) for s in merge.MERGED[self.right])
+        return (f'<div class="names"><div>{ours} and {theirs}, merged over {ancestor}</div>'
+                f'<div>{anchor(self.url, url_of(self.files[1]), self.files[1])}</div></div>')
+
+    def head(self, count):
+        ours, ancestor, theirs = merge.MERGED[self.right]
+        conflicts = len(merge.regions(self.right)[0])
+        return (f'<h1>{ours} + {theirs} → {self.right}</h1><p>On the left is what <code>git merge-file</code> makes of {ours} and {theirs}, two changes '
+                f'to {ancestor}. It has {conflicts} conflicts, which show the lines of {ours} and then those of {theirs}. On the right is '
+                f'{self.files[1]}. Equal lines are folded, so the {count} hunks are the conflicts with their resolutions, and what {self.right} adds. '
+                f'Numbers of lines lead to the file that a line comes from. <code>make merge-3d</code> prints the same in a terminal.</p>')
 
 
 def overview(url):

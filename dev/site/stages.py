@@ -16,7 +16,7 @@ NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}  # of the ch
 CHAPTERS = {stage: f"doc/{number:02}_{stage}.md" for stage, number in NUMBERS.items()} | {"zeropp": "doc/10_cluster.md"}
 NOTES = "test/stages.toml"
 USUAL = "the-diff-in-the-files-order"
-INCLUDES = "section 1. libraries, in reading order"
+HEADINGS = {"includes": "section 1. libraries, in reading order", "plumbing": "section 9. plumbing"}  # what notes call them
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
 
 
@@ -37,7 +37,7 @@ def differences():
 @lru_cache
 def notes(stage):
     """{definition: [section, text]}: why it is another one than in the stage's bases."""
-    return {INCLUDES if name == "includes" else name: [USUAL, note] if isinstance(note, str) else note
+    return {HEADINGS.get(name, name): [USUAL, note] if isinstance(note, str) else note
             for names, note in differences().get(stage, {}).items() if names != "bases" for name in names.split()}
 
 
@@ -56,7 +56,7 @@ def lines(stage):
 
 
 DEFINITION = re.compile(r"^#define (\w+)|^typedef .*\b(\w+);|^(?:static |int )[^=;(]*?\b(\w+)\(")
-SECTION = re.compile(r"^// (\d+\. .*)")
+SECTION = re.compile(r"^// (\d+\. [^:]*)")
 
 
 @lru_cache

@@ -18,13 +18,13 @@ epsilon or inner width, untied embeddings, quantised weights, tensors that have 
 #define LLMC_MODEL_MAGIC 20240326
 
 // Our tensors in the order of llm.c's files, and what Hugging Face calls them.
-static const struct { bool in_blocks; int tensor; const char* hf; } theirs[] = {
-    { false, WTE, "wte.weight" }, { false, WPE, "wpe.weight" }, { true, LN1W, "ln_1.weight" }, { true, LN1B, "ln_1.bias" },
-    { true, QKVW, "attn.c_attn.weight" }, { true, QKVB, "attn.c_attn.bias" },
-    { true, PROJW, "attn.c_proj.weight" }, { true, PROJB, "attn.c_proj.bias" },
-    { true, LN2W, "ln_2.weight" }, { true, LN2B, "ln_2.bias" }, { true, FCW, "mlp.c_fc.weight" }, { true, FCB, "mlp.c_fc.bias" },
-    { true, FCPROJW, "mlp.c_proj.weight" }, { true, FCPROJB, "mlp.c_proj.bias" },
-    { false, LNFW, "ln_f.weight" }, { false, LNFB, "ln_f.bias" }
+static const struct { int unit, tensor; const char* hf; } theirs[] = { // unit: the first that has such a tensor
+    { 0, WTE, "wte.weight" }, { 0, WPE, "wpe.weight" }, { 1, LN1W, "ln_1.weight" }, { 1, LN1B, "ln_1.bias" },
+    { 1, QKVW, "attn.c_attn.weight" }, { 1, QKVB, "attn.c_attn.bias" },
+    { 1, PROJW, "attn.c_proj.weight" }, { 1, PROJB, "attn.c_proj.bias" },
+    { 2, LN2W, "ln_2.weight" }, { 2, LN2B, "ln_2.bias" }, { 2, FCW, "mlp.c_fc.weight" }, { 2, FCB, "mlp.c_fc.bias" },
+    { 2, FCPROJW, "mlp.c_proj.weight" }, { 2, FCPROJB, "mlp.c_proj.bias" },
+    { 0, LNFW, "ln_f.weight" }, { 0, LNFB, "ln_f.bias" }
 };
 
 // Hugging Face keeps the Conv1D of OpenAI's code: matrices of blocks are (in, out), where ours and llm.c's are (out, in).
@@ -35,12 +35,12 @@ static bool hf_turns(int u, TensorInfo t) { return u > 0 && t.cols > 0; }
 static SafeTensor* their_tensors(GPT2Config c, DType dtype, bool is_hf, size_t* place) {
     SafeTensor* list = (SafeTensor*)xcalloc(checkpoint_tensor_count(c), sizeof(SafeTensor));
     for (size_t k = 0; k < sizeof theirs / sizeof theirs[0]; k++)
-        for (int i = theirs[k].tensor, u = theirs[k].in_blocks; u <= (theirs[k].in_blocks ? c.L : 0); u++) {
+        for (int i = theirs[k].tensor, u = theirs[k].unit; u < (theirs[k].unit ? gpt2_num_units(c) : 1); u += 2) {
             TensorInfo t = unit_tensor(c, u, i);
             bool turned = is_hf && hf_turns(u, t);
             char* name = !is_hf ? xstrdup(t.name) : u == 0 ? format_string(HF_PREFIX "%s", theirs[k].hf)
-                       : format_string(HF_PREFIX "h.%d.%s", u - 1, theirs[k].hf);
-            SafeTensor* its = &list[u == 0 ? i : ROOT_TENSORS + (u - 1) * BLOCK_TENSORS + i];
+                       : format_string(HF_PREFIX "h.%d.%s", unit_block(u), theirs[k].hf);
+            SafeTensor* its = &list[u == 0 ? i : ROOT_TENSORS + (u - 1) * MAX_TENSORS + i];
             *its = safetensor_wanted(name, dtype, turned ? t.cols : t.stored_rows, turned ? t.stored_rows : t.cols);
             its->begin = *place;
             *place += tensor_elements(t) * dtype_size(dtype);
@@ -206,7 +206,7 @@ static void write_checkpoint(Source s, const char* out) {
     CheckpointWriter w;
     checkpoint_begin_at(&w, out, &state);
     const SafeTensor** from = s.found;
-    for (int u = 0; u <= c.L; u++)
+    for (int u = 0; u < gpt2_num_units(c); u++)
         for (int i = 0; i < unit_tensors(u); i++, from++) {
             TensorInfo t = unit_tensor(c, u, i);
             size_t n = (*from)->elements;
@@ -275,7 +275,7 @@ static void write_weights(CheckpointReader* r, DType dtype) {
     char* path = format_string("%s/model.safetensors", folder_unfinished);
     bool written = safetensors_create(&s, path, wanted, count, metadata);
     const SafeTensor* to = s.tensors;
-    for (int u = 0; u <= c.L; u++)
+    for (int u = 0; u < gpt2_num_units(c); u++)
         for (int i = 0; i < unit_tensors(u) && written; i++, to++) {
             TensorInfo t = unit_tensor(c, u, i);
             float* data = (float*)xcalloc(to->elements, sizeof(float));

@@ -20,7 +20,7 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from itertools import accumulate
-from timeline import MOST_UNITS, PHASES, Trace
+from timeline import MOST_BLOCKS, PHASES, Trace
 from tool import Picture, TimePicture, die, dump_json, parse_options, print_table, real, switch, text, whole
 
 OPTIONS = [
@@ -167,8 +167,8 @@ def name_by(way, o):
     if way == "kind": return o.kind, 0
     if way == "communicator": return o.comm.split(".")[0], 0  # all groups of a split
     if way == "caller": return f"{o.phase} > {o.caller or 'not known'}", PHASES.index(o.phase)
-    if o.first is not None: return unit_name(o.first, o.last), o.first * MOST_UNITS + o.last
-    return "messages" if o.is_message else "no unit", 2 * MOST_UNITS**2 + o.is_message
+    if o.first is not None: return unit_name(o.first, o.last), o.first * (MOST_BLOCKS + 1) + o.last
+    return "messages" if o.is_message else "no unit", 2 * (MOST_BLOCKS + 1)**2 + o.is_message
 
 
 class Split:
@@ -245,7 +245,7 @@ class Split:
                                         ms * (part_of(hidden, more, all) if all > 0 else hidden / len(found)))))
             when = rank.slice_at(o.issued)
             if when: o.phase = when.phase
-            if o.first is None and when and not o.is_message: o.first = o.last = when.unit
+            if o.first is None and when and not o.is_message: o.first = o.last = when.block
 
     # ---- tables ----
     def table(self, way):
@@ -290,7 +290,7 @@ class Split:
         for r in self.ranks:
             for s in r.compute:
                 if s.letter == "." or s.phase is None or s.step not in self.numbers: continue
-                unit = [] if s.unit is None else [(unit_name(s.unit, s.unit), s.unit)]
+                unit = [] if s.block is None else [(unit_name(s.block, s.block), s.block)]
                 root.add((1e-3 * (s.end - s.begin) * self.per_step, 0, 0, 0), (s.phase, PHASES.index(s.phase)), ("computing", -1), *unit)
         for o, parts in self.operations:
             caller = o.caller or "function not known"

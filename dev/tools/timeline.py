@@ -13,7 +13,7 @@ from tool import die, read_json
 REMEDY = "a trace is what --trace FILE of a training program writes"
 COMPUTE, COMMUNICATION = 0, 1  # tracks
 MOST_RANKS = 65536
-MOST_UNITS = 257               # the root and 256 blocks (llmc/model/gpt2.h)
+MOST_UNITS, MOST_BLOCKS = 513, 256 # the root, and two of each block (llmc/model/gpt2.h)
 OPERATION = re.compile("(all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|send|receive|barrier|split) #"
                        r"(\d+)(?: of ([A-Za-z0-9_.-]{1,23}))?(?: \(|$)")  # "all-gather #12 of shard.0 (24992 fp32)"
 PHASES = "forward", "head", "backward", "weights", "wait for gradients", "update", "other"
@@ -29,7 +29,7 @@ class Slice(NamedTuple):
     action: tuple | None  # of a pipeline: ("F", 3)
     letter: str
     phase: str | None     # None: it waits for an operation
-    unit: int | None      # None: of no unit
+    block: int | None     # 0: the root, 1 + l: block l; None: neither
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Operation:
     waited: float
     ranks: int                # how many take part
     caller: str               # "": not known
-    first: int | None         # units whose parameters or gradients it moves; None: none that are known
+    first: int | None         # blocks whose parameters or gradients it moves, as in a Slice; None: none that are known
     last: int | None
     outside: bool             # of the steps
     phase: str = "other"      # in which it was issued
@@ -77,14 +77,14 @@ class Rank:
 
 
 def slice_of(begin, end, step, name):
-    """ "F3 forward, block 2" is the action F3 of a pipeline and its slice. Blocks are units from 1 on."""
+    """ "F3 forward, block 2" is the action F3 of a pipeline and its slice."""
     kind, micro, what = re.match(r"(?:([FBIW])(\d{1,9}) )?(.*)", name).groups()
     phase = ACTIONS.get(kind, None if what.startswith("wait") else "other")
     phase = next((p for p in PHASES[:-1] if what.startswith(p)), phase)
-    block = re.search(r"block (\d*)", name)
-    unit = 1 + int(block[1] or 0) if block else 0 if "embedding" in name or "head" in name else None
+    named = re.search(r"block (\d*)", name)
+    block = 1 + int(named[1] or 0) if named else 0 if "embedding" in name or "head" in name else None
     letter = "." if name.startswith("wait") else "e" if "embedding" in name else name[:1] or " "
-    return Slice(begin, end, step, name, kind and (kind, int(micro)), letter, phase, unit)
+    return Slice(begin, end, step, name, kind and (kind, int(micro)), letter, phase, block)
 
 
 def operation_of(begin, end, step, name, more):
@@ -95,8 +95,8 @@ def operation_of(begin, end, step, name, more):
         case {"ranks": int(ranks), "waited": int() | float() as waited, "units": [int(first), int(last)], "caller": str(caller)}:
             if not found or not -1 <= first <= last < MOST_UNITS or not re.fullmatch(r"[A-Za-z0-9_.-]{0,47}", caller): return None
             kind, number, comm = found.groups("world")
-            units = (first, last) if first >= 0 else (None, None)
-            return Operation(kind, int(number), comm, step, begin, end, begin, waited, ranks, caller, *units, "outside" in more)
+            blocks = ((first + 1) // 2, (last + 1) // 2) if first >= 0 else (None, None) # both halves of a block are units
+            return Operation(kind, int(number), comm, step, begin, end, begin, waited, ranks, caller, *blocks, "outside" in more)
 
 
 class Trace:

@@ -191,8 +191,6 @@ static inline void comm_free(Comm* c) {
 #define comm_all_reduce(c, ...) comm_all_reduce(comm_from(c, __func__), __VA_ARGS__)
 #define comm_reduce_scatter(c, ...) comm_reduce_scatter(comm_from(c, __func__), __VA_ARGS__)
 #define comm_all_gather(c, ...) comm_all_gather(comm_from(c, __func__), __VA_ARGS__)
-#define comm_reduce_scatter_to_host(c, ...) comm_reduce_scatter_to_host(comm_from(c, __func__), __VA_ARGS__)
-#define comm_all_gather_from_host(c, ...) comm_all_gather_from_host(comm_from(c, __func__), __VA_ARGS__)
 #define comm_all_to_all(c, ...) comm_all_to_all(comm_from(c, __func__), __VA_ARGS__)
 #define comm_broadcast(c, ...) comm_broadcast(comm_from(c, __func__), __VA_ARGS__)
 #define comm_send(c, ...) comm_send(comm_from(c, __func__), __VA_ARGS__)

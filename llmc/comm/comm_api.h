@@ -1,25 +1,26 @@
 /*
-comm_api.h - what ranks do together: the collectives a stage may use, documented once. Programs include comm.h.
+comm_api.h - communication between ranks: the collectives that programs use, documented once. Programs include comm.h.
 
-Every operation is asynchronous: it is ordered after all layer calls issued so far, returns at once, and hands back a CommOp.
-Until comm_wait(c, op) its buffers belong to it: an output must not be read, an input must not be written. Waits may come in
-any order, and every operation is waited for exactly once. All ranks of a communicator issue the same collectives in the same
-order, and for every send there is a receive. Buffers are device memory; n counts elements.
+Every operation is asynchronous: it is ordered after all layer calls issued so far, returns immediately, and returns a
+CommOp. Until comm_wait(c, op), the operation owns its buffers: do not read an output or write an input. Waits may come
+in any order, but every operation must be waited for exactly once. All ranks of a communicator issue the same
+collectives in the same order, and every send has a receive. Buffers are device memory; n counts elements.
 
-Sums       are formed in fp32 (COMM_F64: in double) and rounded to the type wherever the backend stores one. Ordered mode
-           (--deterministic) forms each in rank order 0..N-1 and rounds once, whatever the collective and whichever rank owns it.
-Counted    per kind: calls, and what a rank sends: all-reduce 2n(N-1)/N as in a ring, reduce-scatter, all-gather and
-           all-to-all (of n per part) n(N-1), broadcast n(N-1)/N, send n. Multiplied by N these are whole numbers, and they
-           are stored that way.
-Alone      (N = 1) every operation is done at once and sends nothing.
-Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and until then its output is NaN. An output that is read
-           before its wait, an input that is written before it, and a missing wait then give wrong numbers every time instead
-           of rare races. Ranks must wait in the same order; if they run different operations, an error says so (over NCCL
-           only after the watchdog's timeout).
-Emulated   link (--emulate-link, over MPI): an operation takes at least as long as the bytes counted for it need at that rate.
-           That time begins when all ranks of a collective have reached it, and a rank's operations take the link in turns.
-           The receiver of a message sees it when that time is over. Results are the same bits.
-           (--emulate-host-link, of FSDP: the same of copies of shards from the host and to it, of which each way is a queue.)
+Sums       are computed in fp32 (COMM_F64: in double) and rounded to the type wherever the backend stores one. Ordered
+           mode (--deterministic) computes each sum in rank order 0..N-1 and rounds once, in every collective.
+Counted    per kind: calls, and the bytes that a rank sends: all-reduce 2n(N-1)/N as in a ring, reduce-scatter,
+           all-gather and all-to-all (n per part) n(N-1), broadcast n(N-1)/N, send n. These are stored multiplied by N,
+           which makes them whole numbers.
+Alone      (N = 1) every operation runs immediately and sends nothing.
+Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and its output is NaN until then. Reading an
+           output or writing an input before the wait, and missing waits, then give wrong numbers every time instead of
+           rare races. Ranks must wait in the same order; an error reports ranks that run different operations (over
+           NCCL only after the watchdog's timeout).
+Emulated   link (--emulate-link, over MPI): an operation takes at least as long as its counted bytes need at that rate.
+           This time begins when all ranks of a collective have reached it. The operations of a rank use the link one
+           after another, and a message arrives at the end of its time. Results are the same bits.
+           (--emulate-host-link of FSDP does the same for copies of shards between host and device, one queue per
+           direction.)
 Failures   are handled by the watchdog (control.h): it names the rank that died or hangs, and ends this process.
 
 A Comm must stay where it is from comm_init or comm_split to comm_free; there is no global state.
@@ -38,7 +39,9 @@ A Comm must stay where it is from comm_init or comm_split to comm_free; there is
 // The first three have DType's values.
 typedef enum { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE } CommType;
 #define COMM_FLOATX ((CommType)FLOATX_DTYPE)
-static inline size_t comm_type_size(CommType t) { return t == COMM_F64 ? 8 : t == COMM_BYTE ? 1 : dtype_size((DType)t); }
+static inline size_t comm_type_size(CommType t) {
+    return t == COMM_F64 ? 8 : t == COMM_BYTE ? 1 : dtype_size((DType)t);
+}
 static inline const char* comm_type_name(CommType t) {
     return t == COMM_F64 ? "fp64" : t == COMM_BYTE ? "byte" : dtype_name((DType)t);
 }
@@ -57,10 +60,10 @@ enum { ALL_REDUCE_AUTO, ALL_REDUCE_LIBRARY, ALL_REDUCE_RING };
 typedef struct {
     int backend;     // COMM_AUTO, ...
     int all_reduce;  // ALL_REDUCE_AUTO, ...
-    int ordered;     // sums in rank order: Options.deterministic, set by the stage after parsing
-    double link;     // --emulate-link, Gbit/s; 0: the link is as fast as it is
+    int ordered;     // sums in rank order: Options.deterministic, set by the program after parsing
+    double link;     // --emulate-link, Gbit/s; 0: off
     double timeout;  // seconds
-    const char* out; // folder for the last operations of a run that fails, "": stderr; Options.out, set by the stage
+    const char* out; // folder for the last operations of a failed run, "": stderr; Options.out, set by the program
 } CommOptions;
 
 static inline void options_comm(OptionTable* t, CommOptions* o) {
@@ -71,13 +74,13 @@ static inline void options_comm(OptionTable* t, CommOptions* o) {
     option_choice(t, "comm", &o->backend, "auto|nccl|mpi",
                   "library that moves data between ranks; auto: NCCL if every rank has its own GPU, else MPI");
     option_choice(t, "allreduce", &o->all_reduce, "auto|library|ring",
-                  "library: the all-reduce of NCCL or MPI; ring: our own in llmc/comm/ring.h, built from sends and receives; auto: NCCL's,"
-                  " or over MPI our own in rank order, which is faster than MPI_Iallreduce");
+                  "library: the all-reduce of NCCL or MPI; ring: our own in llmc/comm/ring.h, built from sends and"
+                  " receives; auto: NCCL's, or over MPI our own in rank order, which is faster than MPI_Iallreduce");
     option_float(t, "comm-timeout", &o->timeout, 0.1, 1e6,
                  "seconds to wait for other ranks before the run ends with an error");
     option_float(t, "emulate-link", &o->link, 0, 1e6,
-                 "Gbit/s of a slower network to emulate: whatever a rank sends takes at least as long as it would on its own link"
-                 " at this rate (MPI only); 0: off");
+                 "Gbit/s of a slower network to emulate: whatever a rank sends takes at least as long as it would on"
+                 " its own link at this rate (MPI only); 0: off");
     options_group(t, NULL);
 }
 
@@ -92,12 +95,13 @@ typedef long long CommOp; // number of an operation on its communicator, from 0
 typedef struct {
     unsigned long long calls, bytes_times_N; // sent per rank, by the formula
     unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
-    double exposed;            // seconds that compute stood still in comm_wait; comm_collect_times updates this and the next
-    double busy;               // seconds from start to finish of each operation, added up, if CommContext says so
+    double exposed;            // seconds that compute waited in comm_wait; set by comm_collect_times, as is busy
+    double busy;               // seconds from start to finish of all operations, if CommContext.counts_busy
 } CommStats;
 
-// The times of an operation, by now_seconds(): when compute reached its issue and its wait, and when it continued after the wait;
-// when its data began to move, and had arrived. On a GPU they are times of its streams, not of the host, except MPI's last two.
+// The times of an operation, by now_seconds(): when compute reached its issue and its wait, and when it continued after
+// the wait; when its data began to move, and had arrived. On a GPU they are times of its streams, not of the host,
+// except for the last two of MPI.
 typedef struct {
     const char* communicator;
     CommKind kind;
@@ -107,8 +111,8 @@ typedef struct {
     double issued, wait_begun, wait_ended, started, finished;
     int ranks;            // of the communicator
     const char* caller;   // the function that called it; NULL: not known
-    const void* data;     // what it is about: parameters, gradients, activations, as they are before they are packed; a view,
-    size_t bytes;         // and how much of it this rank has there
+    const void* data;     // the parameters, gradients or activations that it sends, before packing; a view
+    size_t bytes;         // of this rank's part of data
 } CommEvent;
 enum { EVENT_ISSUED, EVENT_WAIT_BEGUN, EVENT_WAIT_ENDED, EVENT_STARTED, EVENT_FINISHED, COMM_EVENTS };
 typedef void (*CommObserver)(void* self, const CommEvent* e);
@@ -123,26 +127,26 @@ typedef struct {
     CommOp number;
     void* out;            // views
     const void* in;
-    char *own, *kept;     // strict mode: the part of the input that the output overwrites, a view; its bytes as issued, owned
+    char *own, *kept;     // strict mode: the input that the output overwrites, a view; its bytes, owned
     bool live, begun;     // not yet waited for; handed to the backend
     bool finished;        // set by the backend under the world's lock, as are `event`'s started and finished
-    OpRecord record;      // as the log of operations has it
+    OpRecord record;      // as in the log of operations
     CommEvent event;      // a backend that sets no marks sets started and finished; the rest comes from `marks`
     int events[COMM_EVENTS]; // marks of device.h, owned; -1: none
 } CommSlot;
 
-// An operation that was waited for, and whose times are not known yet.
+// An operation after its wait, whose times are not known yet.
 typedef struct { CommEvent event; CommStats* stats; int events[COMM_EVENTS]; } CommWaited;
 #ifndef COMM_WAITED_CAPACITY
-#define COMM_WAITED_CAPACITY 1024 // for so many of them at first
+#define COMM_WAITED_CAPACITY 1024 // initial capacity
 #endif
 
 struct CommBackend;
 typedef struct Comm Comm;
-typedef bool CommPairs(int a, int b, int N); // whether ranks a and b of N send messages to each other; of b and a it says the same
-enum { AXIS_TP, AXIS_PP, AXIS_DP, AXIS_CP, AXIS_ALL, COMM_AXES }; // the first three as in parallel/axes.h; AXIS_ALL: along several of them
+typedef bool CommPairs(int a, int b, int N); // symmetric: whether ranks a and b of N send messages to each other
+enum { AXIS_TP, AXIS_PP, AXIS_DP, AXIS_CP, AXIS_ALL, COMM_AXES }; // first three as in parallel/axes.h; ALL: several
 
-// What all communicators of a process share.
+// The state that all communicators of a process share.
 typedef struct {
     CommOptions options;
     const struct CommBackend* backend; // NULL: this rank is alone
@@ -161,12 +165,12 @@ typedef struct {
     bool counts_busy;         // CommStats.busy also counts without an observer, for one more time per operation
     CommWaited* waited;       // (waited_capacity) num_waited operations in the order of their waits, owned
     int num_waited, waited_capacity;
-    double host_link, host_until[2]; // --emulate-host-link, Gbit/s; when it has carried all that goes to the host, and from there
+    double host_link, host_until[2]; // --emulate-host-link, Gbit/s; end of its queues to and from the host
     double* number;           // device memory of comm_host_sum, owned
     const char* caller;       // of the operation that is issued next; NULL: not known
-    Comm* allocates;          // whose memory comm_alloc allocates; NULL: it does not
+    Comm* allocates;          // the communicator whose memory comm_alloc is allocating; NULL: none
     Comm* registers;          // on which comm_register_memory registers memory; NULL: on the world
-    const void* about;        // and the data it is about; NULL: its buffer,
+    const void* about;        // data of the operation that is issued next; NULL: its buffer
     size_t about_bytes;
 } CommContext;
 
@@ -174,53 +178,54 @@ typedef struct {
 #define COMM_IN_FLIGHT 1024   // operations of a communicator that may be under way
 #endif
 struct Comm {
-    int rank, size;           // this process, and how many there are
+    int rank, size;           // this process, and the number of processes
     CommStats stats[COMM_KINDS];
     char name[24];            // "world"; "shard.1": group 1 of the split "shard"
     int axis;                 // AXIS_DP unless a mesh has set another
     CommContext* world;       // owned by the world's Comm
-    const struct CommBackend* backend; // the world's; of a rank that is alone here, one that copies
+    const struct CommBackend* backend; // the world's; for a single rank, one that copies
     CommOp issued;            // operations so far
-    CommPairs* pairs;         // who exchanges messages, as comm_connect was told; NULL: it was not called
+    CommPairs* pairs;         // the argument of comm_connect; NULL: not called
     CommSlot* slots;          // (COMM_IN_FLIGHT) operation k has slot k % COMM_IN_FLIGHT, owned
     int* world_rank;          // (size) each rank's number in the world, owned
     void* link;               // the backend's own
 };
 
-// What a backend does. All but `open` and `close` are called by the thread that issues operations.
+// The functions of a backend. The thread that issues operations calls all of them except `open` and `close`.
 typedef struct CommBackend {
     void (*open)(Comm* world);                // sets the world's link and description; all ranks have met
     void (*close)(Comm* world);               // NULL: nothing to do
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
     void (*connect)(Comm* c);                 // prepares messages between two ranks; NULL: nothing to do
-    void (*register_memory)(Comm* world);     // NULL: it has no use for that
+    void (*register_memory)(Comm* world);     // NULL: nothing to do
     void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
     size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
-    void (*look)(CommContext* w);             // notes which operations are over, whose marks are freed next; NULL: no need
+    void (*look)(CommContext* w);             // notes finished operations, whose marks are freed next; or NULL
 } CommBackend;
 
-// ---- what a stage calls ----
-// Sets the environment variables that NCCL needs the driver to read at its start, unless the user has set them. Call it before
+// ---- functions for programs ----
+// Sets the environment variables for NCCL that the driver reads at its start, unless the user has set them. Call before
 // device_init.
 static inline void   comm_choose_environment(const CommOptions* o, int ranks);
-// The world: all ranks. Also starts control, which the caller owns.
+// Opens the world, which contains all ranks. Also starts control, which the caller owns.
 static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control);
-// The ranks of parent that give the same color, in their order there. Collective, with no operation under way.
+// Opens a communicator for the ranks of parent with the same color, in the same order. Collective, with no operation
+// under way.
 static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color);
-// A communicator of this rank alone, for stages whose groups may have one rank. It costs nothing, and is not collective.
+// Opens a communicator of this rank only, for groups of one rank. Costs nothing, and is not collective.
 static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
-static inline void   comm_free(Comm* c);                 // dies if an operation was never waited for; free the world last
-static inline void   comm_step(Comm* c, long long step); // from now on operations belong to this step of the run, from 1
+static inline void   comm_free(Comm* c);                 // dies if an operation has had no wait; free the world last
+static inline void   comm_step(Comm* c, long long step); // sets the step of the following operations, counted from 1
 
-// Registers all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init, so that
-// NCCL's kernels on other GPUs read and write it in place. Where that is impossible, operations run without it, and
-// comm_description says why. Collective over the world; the ranks of a communicator must have allocated the same sizes, in the
-// same order.
+// Registers all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init,
+// so that NCCL's kernels on other GPUs read and write it in place. If that is impossible, operations run without it,
+// and comm_description says why. Collective over the world; the ranks of a communicator must have allocated the same
+// sizes in the same order.
 static inline void   comm_register_memory(Comm* world);
-// That memory will be registered on c, where most of it is exchanged, and not on the world.
+// Makes comm_register_memory register on c, which exchanges most of the memory, instead of on the world.
 static inline void   comm_register_on(Comm* c);
-// device_alloc of memory that will be registered on c, whatever its kind is.
+// Like device_alloc, for memory of any kind that will be registered on c.
 static inline void*  comm_alloc(Comm* c, size_t bytes, MemoryKind kind);
 
 // buf (n) = sum over ranks, in place
@@ -229,45 +234,44 @@ static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t);
 static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t);
 // full (N,n) = every rank's shard (n), by rank; shard may be full + rank*n. Until comm_wait, layers may read the shard.
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t);
-// The same with the shard in host memory, from offload_alloc. On a GPU the copy is part of the operation, and overlaps with
-// compute like the rest of it; this rank's part of full is its scratch, and reduce-scatter destroys what was there. The host may
-// write a shard that is gathered, or read one that was reduced, only after comm_wait and then device_synchronize.
-static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t);
-static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t);
+// For both, the shard may be in host memory from offload_alloc. On a GPU the copy is then part of the operation and
+// overlaps with compute; it uses this rank's part of full as scratch, so that reduce-scatter overwrites it. The host
+// may write a gathered shard, or read a reduced one, only after comm_wait and then device_synchronize.
 // in (N,n), out (N,n): row q of in goes to rank q, row q of out comes from rank q. They must not overlap.
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t);
-// buf (n) = the root's
+// buf (n) = buf of the root
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
-// buf (n) goes to rank `to`. After the wait it may be written again, which does not mean that it has arrived.
+// Sends buf (n) to rank `to`. It may be overwritten after the wait, even if it has not arrived yet.
 // Call comm_connect before the first send or receive: it prepares messages between these pairs of c, and is collective.
 static inline void   comm_connect(Comm* c, CommPairs* pairs);
 static inline CommOp comm_send(Comm* c, const void* buf, size_t n, CommType t, int to);
 static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int from);
-// Layer calls issued later see the result; the host continues at once where the backend allows it.
+// Layer calls issued later see the result. The host continues immediately if the backend allows it.
 static inline void   comm_wait(Comm* c, CommOp op);
-static inline void   comm_barrier(Comm* c);               // returns when every rank is here
-static inline double comm_host_sum(Comm* c, double x);    // the sum over ranks of a number on the host, on every rank; blocks
+static inline void   comm_barrier(Comm* c);               // returns after every rank has called it
+static inline double comm_host_sum(Comm* c, double x);    // sums a number on the host over all ranks; blocks
 
-// Adds up the times of the operations waited for since the last call, and shows each to comm_observe's function. Waits for the
-// device only if it has not passed all these waits. After a step it has, because the stage has read the loss: so the step's line
-// in the log says what this step exposed, without another wait. Without an observer it asks for one time per operation.
+// Adds up the times of all operations since the last call, and passes each to the observer. Waits for the device only
+// if it has not passed all their waits. After a step it has, because the program has read the loss, so the log can
+// print the exposed time of this step without another wait. Without an observer it reads one time per operation.
 static inline void   comm_collect_times(Comm* c);
 
-// Returns what each of N ranks sends to sum so many bytes.
+// Returns the bytes that each of N ranks sends in an all-reduce of `bytes` bytes.
 static inline double ring_bytes(double bytes, int N) { return 2.0 * (N - 1) / N * bytes; }
-// Returns what a rank of c has sent so far by the formulas above.
+// Returns the bytes that a rank of c has sent so far, by the formulas above.
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-// Returns the same of this rank on all existing communicators, and how long it stood still there.
+// Return the same for this rank on all existing communicators, and the seconds that it waited there.
 static inline double comm_rank_bytes(const Comm* world);
 static inline double comm_rank_exposed(const Comm* world);
-// observer sees each operation that is waited for from now on; NULL: no observer.
+// From now on calls observer for each operation after its wait; NULL: no observer.
 static inline void   comm_observe(Comm* c, CommObserver observer, void* self);
 
-// Returns true if operations of c are kernels, which take a part of the GPU from layers beside them.
+// Returns true if operations of c are kernels, which take a part of the GPU from concurrent layers.
 static inline bool comm_has_kernels(const Comm* c) { return c->world->nccl != NULL && c->size > 1; }
 
 static inline const char* comm_description(const Comm* c) { return c->world->description; }
-// Returns the bytes of MEMORY_COMMUNICATION that the world takes, and each communicator of N ranks, until the world's comm_free.
+// Return the bytes of MEMORY_COMMUNICATION for the world, and for each communicator of N ranks, until comm_free of the
+// world.
 static inline size_t comm_world_bytes(const Comm* c);
 static inline size_t comm_split_bytes(const Comm* c, int N);
 #define COMM_NUMBER_BYTES 64 // of the world where there is a backend, for comm_host_sum

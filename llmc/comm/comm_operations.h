@@ -174,17 +174,10 @@ static inline CommOp comm_all_reduce(Comm* c, void* buf, size_t n, CommType t) {
 }
 static inline CommOp comm_reduce_scatter(Comm* c, void* shard, const void* full, size_t n, CommType t) {
     comm_require_sum(c, COMM_REDUCE_SCATTER, t);
-    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, false);
+    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, is_offloaded(shard));
 }
 static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, size_t n, CommType t) {
-    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, false);
-}
-static inline CommOp comm_reduce_scatter_to_host(Comm* c, void* shard, void* full, size_t n, CommType t) {
-    comm_require_sum(c, COMM_REDUCE_SCATTER, t);
-    return comm_issue(c, COMM_REDUCE_SCATTER, shard, full, n, t, -1, 0, true);
-}
-static inline CommOp comm_all_gather_from_host(Comm* c, void* full, const void* shard, size_t n, CommType t) {
-    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, true);
+    return comm_issue(c, COMM_ALL_GATHER, full, shard, n, t, -1, 0, is_offloaded(shard));
 }
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t) {
     uintptr_t a = (uintptr_t)out, b = (uintptr_t)in, bytes = (size_t)c->size * n * comm_type_size(t);

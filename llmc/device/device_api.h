@@ -66,5 +66,6 @@ void device_to_host(void* dst, const void* src, size_t bytes);
 void* host_alloc(size_t bytes);                                 // zeroed host memory that copies fast (pinned on CUDA)
 void  host_free(void* p);
 void* offload_alloc(size_t bytes);                              // host_alloc, aligned to 64 bytes and counted as MEMORY_OFFLOADED
+bool is_offloaded(const void* p);                               // whether p is in memory from offload_alloc
 void  offload_free(void* p);                                    // NULL is fine
 #endif

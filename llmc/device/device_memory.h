@@ -105,6 +105,14 @@ static inline void mark_pool_give(MarkPool* p, int mark) { p->free[p->num_free++
 void device_free_all(MemoryKind kind) {
     for (int i = device_ledger.count - 1; i >= 0; i--) if (device_ledger.blocks[i].kind == kind) device_free(device_ledger.blocks[i].p);
 }
+bool is_offloaded(const void* p) {
+    for (int i = 0; i < device_ledger.count; i++) {
+        DeviceBlock b = device_ledger.blocks[i];
+        size_t at = (size_t)((uintptr_t)p - (uintptr_t)b.p); // wraps around before the block
+        if (b.kind == MEMORY_OFFLOADED && at < b.bytes) return true;
+    }
+    return false;
+}
 size_t device_memory(MemoryKind kind) { return device_ledger.now[kind]; }
 size_t device_memory_total(void) { return device_ledger.total; }
 size_t device_memory_peak(void) { return device_ledger.peak; }

@@ -1,8 +1,8 @@
 /*
-param_range.h - what a rank holds of the model, and where it lies: a list of ranges.
+param_range.h - the part of the model that a rank holds, and its memory, as a list of ranges.
 
-Every stage can say this in a few lines, however it cuts the model. The optimizer walks the list, and save/param_ranges.h sets,
-loads and saves what it names.
+Every program describes its part in a few lines, however it cuts the model. The optimizer iterates over the list, and
+save/param_ranges.h initialises, loads and saves its ranges.
 */
 #ifndef LLMC_PARAM_RANGE_H
 #define LLMC_PARAM_RANGE_H
@@ -10,16 +10,16 @@ loads and saves what it names.
 #include "gpt2.h"
 
 typedef struct {
-    int unit, part, parts;   // of part `part` of `parts` of a unit, as tensor_part of gpt2.h cuts it (1: the whole unit),
-    size_t begin, n;         // elements [begin, begin+n)
-    size_t no_decay;         // the first of which are never decayed
-    bool on_host;            // they are in host memory (parallel/shard_state.h)
-    bool is_replicated;      // another rank has them, too; only there they count and are saved
-    floatX *params, *grads;  // (n) views. params NULL: they are made from master whenever they are needed
+    int unit, part, parts;   // part `part` of `parts` of a unit, as tensor_part in gpt2.h cuts it (1: the whole unit)
+    size_t begin, n;         // elements [begin, begin+n) of that part
+    size_t no_decay;         // the first no_decay of them have no weight decay
+    bool on_host;            // in host memory (parallel/shard_state.h)
+    bool is_replicated;      // another rank also has them; there they count and are saved
+    floatX *params, *grads;  // (n) views. params NULL: rounded from master when needed
     float *master, *m, *v;   // (n) views. master NULL: params are fp32 and their own master
 } ParamRange;
 
-// Returns the elements [begin, begin+n) of unit u, in device memory. The caller sets where they lie.
+// Returns the range of elements [begin, begin+n) of unit u, in device memory. The caller sets the pointers.
 static inline ParamRange param_range(GPT2Config c, int u, size_t begin, size_t n) {
     size_t no_decay = unit_no_decay(c, u);
     ParamRange p;
@@ -32,7 +32,7 @@ static inline ParamRange param_range(GPT2Config c, int u, size_t begin, size_t n
     return p;
 }
 
-// Of all that a range has, elements [begin, begin+n), as far as there are any.
+// Returns elements [begin, begin+n) of a range; fewer if it ends before them.
 static inline ParamRange param_range_within(ParamRange p, size_t begin, size_t n) {
     p.begin += begin;
     p.n = size_min(n, p.n - begin);
@@ -40,7 +40,7 @@ static inline ParamRange param_range_within(ParamRange p, size_t begin, size_t n
     return p;
 }
 
-// All that part `part` of `parts` has of unit u, likewise.
+// Returns the range of part `part` of `parts` of unit u. The caller sets the pointers.
 static inline ParamRange param_range_part(GPT2Config c, int u, int part, int parts) {
     ParamRange p = param_range(c, u, 0, unit_part_elements(c, u, parts));
     p.part = part;

@@ -1,22 +1,23 @@
 /*
-compress_methods.h - what a data-parallel rank sends in place of its gradients: the methods but int8 and powersgd, which are in
-train_gpt2_compress.cu with the table of all, and a segment's way through them.
+compress_methods.h - compressed messages in place of gradients: segments, and all methods but int8, int4 and powersgd,
+which are in train_gpt2_compress.cu together with the table of methods.
 
-A segment is what of a bucket travels in one message: tensors side by side that are compressed alike, or that travel whole. Its method
-packs it and issues its first operation when its gradients are final (compress_send). A method of two rounds makes the second message out of the first one's result
-when the next such segment is sent, or at the end. Then the sum over the ranks, as far as it was sent, replaces the gradients
-(compress_finish). Segments are sent in the same order on all ranks, which compute the result from the same bytes: it is the same bits
-on all of them.
+A segment is the part of a bucket that one message contains: neighbouring tensors that are compressed in the same way,
+or not at all. When its gradients are final, its method packs it and issues the first operation (compress_send). A
+method of two rounds computes the second message from the result of the first one when the next such segment is sent, or
+at the end. Then the sum over the ranks replaces the gradients (compress_finish). All ranks send segments in the same
+order and compute the result from the same bytes, so that they get the same bits.
 
-Sums      Papers send means. Here 1/N is in each rank's gradient (train_step), so the sum over the ranks is the mean.
-Clipping  comes after the sum, because the global norm needs all of it, so errors are of gradients that are not clipped.
-Errors    What was not sent is added to the next gradient before that is compressed (error feedback), so it is only late.
-          That is harmless where a step is linear in the gradient. AdamW's is not: v remembers the square of a late error.
-State     is fp32 memory of MEMORY_ERRORS, per segment: x, gradient + error; the error of this rank's part of the sum, where
-          a method compresses the sum as well; Q of PowerSGD. In fp16, where a step may be skipped, there are two copies: a
-          step reads `state` and writes `next`, and they are exchanged if it was made. Elsewhere a step that was not finite
-          clears the state.
-Alone     On one rank, and before --compress-from, nothing is compressed: buckets travel as ddp's.
+Sums      Papers send means. Here each rank's gradient includes 1/N (train_step), so the sum over the ranks is the mean.
+Clipping  comes after the sum, because the global norm needs all of it. Errors therefore belong to unclipped gradients.
+Errors    The part of a gradient that was not sent is added to the next gradient before compression (error feedback), so
+          it arrives late. This is harmless if a step is linear in the gradient. A step of AdamW is not: v remembers the
+          square of a late error.
+State     is fp32 memory of MEMORY_ERRORS, per segment: x, gradient + error; the error of this rank's part of the sum,
+          if a method compresses the sum as well; Q of PowerSGD. With fp16, which may skip a step, two copies exist: a
+          step reads `state` and writes `next`, and the two are exchanged unless it was skipped. With other types a step
+          that was not finite clears the state.
+Alone     On one rank, and before --compress-from, nothing is compressed: buckets are sent as in train_gpt2_ddp.cu.
 */
 #ifndef LLMC_COMPRESS_METHODS_H
 #define LLMC_COMPRESS_METHODS_H
@@ -33,31 +34,31 @@ enum { COMPRESS_NONE, COMPRESS_BF16, COMPRESS_INT8, COMPRESS_INT4, COMPRESS_TOP_
 
 typedef struct {
     int method;          // COMPRESS_NONE, ...
-    int feedback;        // what was not sent is kept, and added to the next step's gradient
-    double fraction;     // of the elements that top-k sends
+    int feedback;        // errors are kept and added to the gradients of the next step
+    double fraction;     // of the elements, which top-k sends
     long long rank;      // of PowerSGD's P and Q
-    long long from;      // steps before it are sent whole
-    long long measure;   // every so many steps what was applied is compared with the true mean; 0: never
+    long long from;      // first step that is compressed
+    long long measure;   // compares every so many steps with the true mean; 0: never
 } CompressOptions;
 
 struct CompressMethod;
 typedef struct {
     const struct CompressMethod* method; // the run's, or compress_whole
-    int bucket;          // of which it is a part
-    int tensors, missing; // how many it has; how many of their gradients are not final yet
+    int bucket;          // that contains it
+    int tensors, missing; // number of tensors; how many of their gradients are not final yet
     size_t at, n;        // elements [at, at+n) of the flat gradients
-    size_t rows, cols;   // of the matrix that it is, where segments are single tensors
-    size_t state;        // where its state begins
-    int round;           // of its operation under way; 0: none is
+    size_t rows, cols;   // of its matrix, if segments are single tensors
+    size_t state;        // first element of its state
+    int round;           // of the operation under way; 0: none
     CommOp op;
-    char *sent, *received; // owned; NULL: the method needs none, or one buffer
+    char *sent, *received; // owned; NULL if the method does not need it
 } Segment;
 
-// What a segment costs a rank.
+// The costs of a segment for a rank.
 typedef struct {
     size_t sent, received; // bytes of its buffers
     size_t x, part, q;     // floats of its state, in this order
-    size_t scratch;        // floats that segments share, because they need them one after another
+    size_t scratch;        // floats that all segments share, one after another
     double bytes;          // sent per step
 } SegmentCost;
 
@@ -69,30 +70,30 @@ typedef struct {
     size_t num_elements;   // of the flat gradients
     int num_segments;
     Segment* segments;     // (num_segments) in the order in which the backward pass fills them, owned
-    Segment* last;         // of two rounds, and in its first; NULL: none
-    size_t compressed;     // elements of all that are compressed
-    bool active;           // this step is compressed
-    bool measures;         // and compared
-    double loss_scale;     // of the gradients that the errors come from; 0: there are none
+    Segment* last;         // the segment of two rounds that is in its first; NULL: none
+    size_t compressed;     // elements of all compressed segments
+    bool active;           // this step compresses
+    bool measures;         // and is compared with the true mean
+    double loss_scale;     // of the gradients that caused the errors; 0: no errors yet
     floatX* grads;         // (num_elements) view
     size_t state_floats;
-    float *state, *next;   // (state_floats) owned; the same memory where there is one copy
+    float *state, *next;   // (state_floats) owned; the same memory if there is one copy
     float* scratch;        // owned
     float* truth;          // (num_elements) the gradients without compression, owned; NULL: never measured
     Comparison* comparison; // on the device, owned
-    const float* m;        // (num_elements) AdamW's first moment, by which a file of errors knows its checkpoint; view
+    const float* m;        // (num_elements) AdamW's first moment, which ties a file of errors to its checkpoint; view
 } Compress;
 
 typedef struct CompressMethod {
     const char *name, *text;
     bool per_tensor;       // a segment is one tensor
     bool feedback;         // by default
-    bool needs_x;          // keeps gradient + error in fp32 also without error feedback
+    bool needs_x;          // keeps gradient + error in fp32 even without error feedback
     long long from;        // by default
     SegmentCost (*cost)(const Compress* c, const Segment* p);
     void (*begin)(Compress* c, Segment* p); // packs p, and issues p->op
-    void (*middle)(Compress* c, Segment* p); // p->op has been waited for: issues the second. NULL: there is none
-    void (*end)(Compress* c, Segment* p); // the last has been waited for: sets the gradients
+    void (*middle)(Compress* c, Segment* p); // after the first p->op: issues the second; NULL: one round
+    void (*end)(Compress* c, Segment* p); // after the last p->op: sets the gradients
 } CompressMethod;
 
 // ---- a segment's memory ----
@@ -102,8 +103,10 @@ static inline float* segment_x(const Compress* c, const Segment* p) { return c->
 static inline const float* segment_error(const Compress* c, const Segment* p) {
     return c->o.feedback ? c->state + p->state : NULL;
 }
-static inline float* segment_kept(const Compress* c, const Segment* p) { return c->o.feedback ? segment_x(c, p) : NULL; }
-// Returns the same of this rank's part of the sum, and Q, in one copy of the state.
+static inline float* segment_kept(const Compress* c, const Segment* p) {
+    return c->o.feedback ? segment_x(c, p) : NULL;
+}
+// Return the error of this rank's part of the sum, and Q, in one copy of the state.
 static inline float* segment_part(const Compress* c, const Segment* p, float* copy) {
     return c->o.feedback ? copy + p->state + p->method->cost(c, p).x : NULL;
 }
@@ -111,12 +114,12 @@ static inline float* segment_q(const Compress* c, const Segment* p, float* copy)
     SegmentCost cost = p->method->cost(c, p);
     return copy + p->state + cost.x + cost.part;
 }
-// Returns the elements of x: without error feedback only where the method works on it.
+// Returns the elements of x: without error feedback only if the method needs it.
 static inline size_t compress_x(const Compress* c, const Segment* p) {
     return c->o.feedback || c->method->needs_x ? p->n : 0;
 }
 
-// ---- what is not compressed: 1-D tensors, and matrices that would not be smaller ----
+// ---- no compression: 1-D tensors, and matrices that would not become smaller ----
 static inline SegmentCost whole_cost(const Compress* c, const Segment* p) {
     SegmentCost cost = { 0, 0, 0, 0, 0, 0, ring_bytes((double)(p->n * sizeof(floatX)), compress_ranks(c)) };
     return cost;
@@ -125,9 +128,10 @@ static inline void whole_begin(Compress* c, Segment* p) {
     p->op = (comm_all_reduce)(c->comm, segment_grads(c, p), p->n, COMM_FLOATX);
 }
 static inline void whole_end(Compress* c, Segment* p) { (void)c; (void)p; }
-static const CompressMethod compress_whole = { "whole", "", false, false, false, 0, whole_cost, whole_begin, NULL, whole_end };
+static const CompressMethod compress_whole = { "whole", "", false, false, false, 0, whole_cost, whole_begin, NULL,
+                                               whole_end };
 
-// ---- bf16: an all-reduce of 16 bits an element, as PyTorch's bf16_compress_hook ----
+// ---- bf16: an all-reduce of 16 bits per element, as in PyTorch's bf16_compress_hook ----
 static inline SegmentCost bf16_cost(const Compress* c, const Segment* p) {
     size_t bytes = p->n * sizeof(uint16_t);
     SegmentCost cost = { bytes, 0, compress_x(c, p), 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
@@ -137,12 +141,14 @@ static inline void bf16_begin(Compress* c, Segment* p) {
     round_bf16((uint16_t*)p->sent, segment_kept(c, p), segment_grads(c, p), segment_error(c, p), p->n);
     p->op = (comm_all_reduce)(c->comm, p->sent, p->n, COMM_BF16);
 }
-static inline void bf16_end(Compress* c, Segment* p) { widen_bf16(segment_grads(c, p), (const uint16_t*)p->sent, p->n); }
+static inline void bf16_end(Compress* c, Segment* p) {
+    widen_bf16(segment_grads(c, p), (const uint16_t*)p->sent, p->n);
+}
 
-// ---- int8, int4: what train_gpt2_compress.cu's blocks_begin, blocks_middle and blocks_end need ----
+// ---- int8, int4: helpers of blocks_begin, blocks_middle and blocks_end in train_gpt2_compress.cu ----
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
-// Returns the elements of each of the N parts, which are cut between blocks, where bytes are a multiple of 16. The last parts may
-// have less, or nothing.
+// Returns the elements of each of the N parts, which are cut between blocks, at multiples of 16 bytes. The last parts
+// may be shorter or empty.
 static inline size_t blocks_part(const Compress* c, const Segment* p) {
     return round_up(ceil_div(p->n, (size_t)compress_ranks(c)), PACKED_ROW);
 }
@@ -153,8 +159,8 @@ static inline SegmentCost blocks_cost(const Compress* c, const Segment* p) {
     return cost;
 }
 
-// ---- top-k: the largest elements and where they are (with error feedback: Stich et al. 2018, arXiv 1809.07599) ----
-// Ranks send different elements, so these cannot be summed on the way: all are gathered, (N-1) 8k bytes.
+// ---- top-k: the largest elements and their positions (with error feedback: Stich et al. 2018, arXiv 1809.07599) ----
+// Ranks send different elements, which cannot be summed on the way. Each rank gathers all of them: (N-1) 8k bytes.
 static inline size_t segment_k(const Compress* c, const Segment* p) { return top_k_count(p->n, c->o.fraction); }
 static inline SegmentCost top_k_cost(const Compress* c, const Segment* p) {
     size_t row = sparse_bytes(segment_k(c, p)), N = (size_t)compress_ranks(c);
@@ -191,7 +197,7 @@ static inline void sign_end(Compress* c, Segment* p) {
     unpack_signs_sum(segment_grads(c, p), p->sent, compress_ranks(c), p->n);
 }
 
-// ---- powersgd: P and Q of a matrix; the stage has the rest ----
+// ---- powersgd: P and Q of a matrix; train_gpt2_compress.cu has the rest ----
 static inline SegmentCost powersgd_cost(const Compress* c, const Segment* p) {
     size_t r = (size_t)c->o.rank, P = p->rows * r * sizeof(float), Q = p->cols * r * sizeof(float);
     SegmentCost cost = { P, Q, compress_x(c, p), 0, p->cols * r, 0, ring_bytes((double)(P + Q), compress_ranks(c)) };
@@ -215,12 +221,15 @@ static inline void options_compress(OptionTable* t, CompressOptions* o) {
 }
 
 // Dies if an option was given that does nothing with this method. works: it does something; with: these methods.
-static inline void compress_refuse(const Compress* c, OptionTable* t, const char* option, bool works, const char* with) {
-    require(works || !option_given(t, option), "--%s does nothing with --compress %s, only with %s; leave it out", option,
+static inline void compress_refuse(const Compress* c, OptionTable* t, const char* option, bool works,
+                                   const char* with) {
+    require(works || !option_given(t, option), "--%s does nothing with --compress %s, only with %s; leave it out",
+            option,
             c->method->name, with);
 }
 // Sets what follows from the options; no segments yet. methods: the table of all. The ranks have met.
-static inline void compress_configure(Compress* c, OptionTable* t, const CompressMethod* methods, Comm* comm, long long seed,
+static inline void compress_configure(Compress* c, OptionTable* t, const CompressMethod* methods, Comm* comm,
+                                      long long seed,
                                       size_t num_elements) {
     CompressOptions* o = &c->o;
     int method = o->method;
@@ -240,15 +249,15 @@ static inline void compress_configure(Compress* c, OptionTable* t, const Compres
 }
 
 // ---- segments ----
-// Returns true if a tensor travels compressed: a matrix, with powersgd one of which P and Q have at most half the elements.
+// Returns true if a tensor is compressed: a matrix; with powersgd only if P and Q have at most half of its elements.
 static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
     if (c->o.method == COMPRESS_NONE || compress_ranks(c) == 1 || cols == 0) return false;
     return c->o.method != COMPRESS_POWERSGD || 2 * (rows + cols) * (size_t)c->o.rank <= rows * cols;
 }
 
-// Adds a tensor of a bucket, whose first element is `at`, in front of the last segment; or as a new one, where the bucket or the method
-// is another, or each tensor is a segment. Call for all tensors, from the end of the gradient memory to its beginning. Returns which
-// segment it is in.
+// Adds a tensor of a bucket, whose first element is `at`, to the front of the last segment, or to a new one if bucket
+// or method differ or each tensor is a segment. Call for all tensors, from the end of the gradient memory to its
+// beginning. Returns the number of its segment.
 static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at) {
     bool takes = compress_takes(c, t.rows, t.cols);
     const CompressMethod* method = takes ? c->method : &compress_whole;
@@ -262,7 +271,7 @@ static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at)
         p->rows = t.stored_rows;
         p->cols = t.cols;
     }
-    size_t n = takes ? tensor_stored_elements(t) : tensor_elements(t); // signs have no 0: wte's padding, its end, must stay out
+    size_t n = takes ? tensor_stored_elements(t) : tensor_elements(t); // signs have no 0, so no padding
     p->at = at;
     p->n += n;
     p->tensors++;
@@ -272,7 +281,7 @@ static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at)
 
 static inline size_t segment_state_floats(SegmentCost cost) { return round_up(cost.x + cost.part + cost.q, 16); }
 
-// Bytes by kind that compress_init allocates, added to bytes.
+// Adds the bytes that compress_init allocates, by kind.
 static inline void compress_predict_memory(const Compress* c, size_t bytes[MEMORY_KINDS]) {
     size_t state = 0, scratch = 0;
     for (int i = 0; i < c->num_segments; i++) {
@@ -287,19 +296,19 @@ static inline void compress_predict_memory(const Compress* c, size_t bytes[MEMOR
     if (c->o.measure > 0) bytes[MEMORY_ERRORS] += c->num_elements * sizeof(float) + sizeof(Comparison);
 }
 
-// Returns the bytes that a rank sends for all segments, in a step that is compressed.
+// Returns the bytes that a rank sends for all segments in a step that compresses.
 static inline double compress_predict_sent(const Compress* c) {
     double bytes = 0;
     for (int i = 0; i < c->num_segments; i++) bytes += c->segments[i].method->cost(c, &c->segments[i]).bytes;
     return bytes;
 }
 
-// Returns true if the next step needs anything of this one's state. Otherwise it is scratch. compress_init came before.
+// Returns true if the next step needs the state of this one; otherwise it is scratch. Call after compress_init.
 static inline bool compress_keeps(const Compress* c) {
     return c->state_floats > 0 && (c->o.feedback || c->o.method == COMPRESS_POWERSGD);
 }
 
-// Errors become 0, and Q is random: the same numbers on all ranks.
+// Sets errors to 0, and Q to random numbers, which are the same on all ranks.
 static inline void compress_forget(Compress* c) {
     size_t r = (size_t)c->o.rank;
     if (c->state_floats > 0) device_zero(c->state, c->state_floats * sizeof(float));
@@ -321,7 +330,7 @@ static inline float* errors_alloc(size_t n) {
     return n > 0 ? (float*)device_alloc(n * sizeof(float), MEMORY_ERRORS) : NULL;
 }
 
-// Allocates everything; layers_init came before. grads (num_elements) is a view.
+// Allocates everything. Call after layers_init. grads (num_elements) is a view.
 static inline void compress_init(Compress* c, floatX* grads) {
     size_t scratch = 0;
     c->grads = grads;
@@ -356,9 +365,11 @@ static inline void compress_free(Compress* c) {
 }
 
 // ---- a step ----
-// Returns true if a step, counted from 0, is compressed.
-static inline bool compress_is_active(const Compress* c, long long step) { return c->compressed > 0 && step >= c->o.from; }
-// loss_scale: of the step's gradients; errors follow it.
+// Returns true if a step, counted from 0, compresses.
+static inline bool compress_is_active(const Compress* c, long long step) {
+    return c->compressed > 0 && step >= c->o.from;
+}
+// loss_scale: of the gradients of this step; errors are scaled accordingly.
 static inline void compress_step_begin(Compress* c, long long step, double loss_scale) {
     c->active = compress_is_active(c, step);
     for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) p->missing = p->tensors;
@@ -370,7 +381,7 @@ static inline void compress_step_begin(Compress* c, long long step, double loss_
         scale_in_place_fp32(c->state, (float)(loss_scale / c->loss_scale), c->state_floats);
     c->loss_scale = loss_scale;
 }
-// skipped: the gradients were not finite, so the errors that this step has made are of no use.
+// skipped: the gradients were not finite, so the errors of this step are useless.
 static inline void compress_step_end(Compress* c, bool skipped) {
     if (!c->active) return;
     if (skipped && c->next == c->state && compress_keeps(c))
@@ -382,12 +393,12 @@ static inline void compress_step_end(Compress* c, bool skipped) {
     c->next = old;
 }
 
-// ---- the compression error: what was applied beside the true mean ----
-// Call before anything of the segment is sent.
+// ---- the compression error: the applied gradients compared with the true mean ----
+// Call before the segment is sent.
 static inline void compress_measure_begin(Compress* c, const Segment* p) {
     if (c->measures) to_fp32(c->truth + p->at, c->grads + p->at, p->n);
 }
-// After compress_finish, if c->measures.
+// Call after compress_finish, if c->measures.
 static inline void compress_measure_end(Compress* c) {
     size_t n = c->num_elements;
     comm_trace_data(c->comm, c->grads, n * sizeof(floatX));
@@ -399,8 +410,8 @@ static inline double compress_measure_bytes(const Compress* c) { // in this step
     return c->measures ? ring_bytes((double)(c->num_elements * sizeof(float)), compress_ranks(c)) : 0;
 }
 
-// ---- a segment's way ----
-// Waits for a segment's operation. Begins its second round, or sets its gradients.
+// ---- the rounds of a segment ----
+// Waits for a segment's operation. Then begins its second round, or sets its gradients.
 static inline void compress_advance(Compress* c, Segment* p) {
     comm_wait(c->comm, p->op);
     if (p->round == 1 && p->method->middle) {
@@ -413,7 +424,7 @@ static inline void compress_advance(Compress* c, Segment* p) {
     p->round = 0;
 }
 
-// Sends a segment whose gradients are final. The last one of two rounds goes into its second, behind this one.
+// Sends a segment whose gradients are final. The previous segment of two rounds then begins its second one.
 static inline void compress_send(Compress* c, Segment* p) {
     compress_measure_begin(c, p);
     comm_trace_data(c->comm, segment_grads(c, p), p->n * sizeof(floatX));
@@ -424,7 +435,7 @@ static inline void compress_send(Compress* c, Segment* p) {
     c->last = p;
 }
 
-// On return the gradients of all segments are the same on all ranks.
+// Finishes all segments. On return, their gradients are the same on all ranks.
 static inline void compress_finish(Compress* c) {
     if (c->last) compress_advance(c, c->last);
     for (Segment* p = c->segments; p < c->segments + c->num_segments; p++) if (p->round > 0) compress_advance(c, p);

@@ -1,13 +1,14 @@
 /*
-context.h - context parallelism: which tokens of a sequence a rank has, the buffers in which ranks exchange what attention needs,
-and how much that is.
+context.h - context parallelism: the tokens of a sequence that belong to each rank, the buffers through which ranks
+exchange data for attention, and the number of bytes that they exchange.
 
-A sequence of T tokens is cut into equal chunks. Of c ranks that share it, rank r has chunk r of c (contiguous), or chunks r and
-2c-1-r of 2c (zigzag): so each has an early one, whose queries see few keys, and a late one, whose queries see many. A rank's rows
-are (pieces,B,P): the P tokens of its first chunk in all B sequences, then those of its second. All that has to do with positions
-(inputs, targets, wpe, causal masks, samples) asks context_chunk.
+A sequence of T tokens is cut into equal chunks. Rank r of the c ranks that share it has chunk r of c (contiguous), or
+chunks r and 2c-1-r of 2c (zigzag): an early one, whose queries see few keys, and a late one, whose queries see many. A
+rank's rows are (pieces,B,P): the P tokens of its first chunk in all B sequences, then those of its second chunk. All
+code that depends on positions (inputs, targets, wpe, causal masks, samples) uses context_chunk.
 
-A target is the token after its input, whoever has that: tokens and targets are cut alike after the data loader has paired them.
+The target of a token is the next token, even if another rank has it: the data loader pairs inputs with targets before
+both are cut.
 */
 #ifndef LLMC_CONTEXT_H
 #define LLMC_CONTEXT_H
@@ -23,35 +24,38 @@ typedef struct {
     long long ranks;          // --context-parallel: c
     int how, balance;         // --cp, --cp-balance
     Comm comm;                // the c ranks that share each sequence, owned
-    int c, rank, pieces;      // how many ranks there are; which one this is; chunks of a sequence that each has: 1 or 2
+    int c, rank, pieces;      // number of ranks; this rank's number; chunks per rank and sequence: 1 or 2
     int above, below;         // its neighbours in a ring: (rank + 1) mod c, (rank - 1) mod c
     size_t C, NH;             // channels; heads
-    int B, P;                 // of the micro-batch at hand: sequences, and tokens of a chunk
+    int B, P;                 // of the current micro-batch: sequences, and tokens per chunk
     floatX *send, *received;  // Ulysses: (B,T/c,3C) each, owned
     floatX *kv[2];            // ring: (pieces,B,P,2C) each; all-gather: kv[0] (c,pieces,B,P,2C); owned
-    float *dkv[4];            // ring: (pieces,B,P,2C) each; all-gather: dkv[0] (c,pieces,B,P,2C), dkv[1] of one rank; owned
-    float *sum;               // ring and all-gather: (pieces,B,P,C) attention's output so far, or the queries' gradient; owned
-    unsigned long long pairs; // of a query and a key that it sees, over all heads, so far in backward passes
+    float *dkv[4];            // ring: (pieces,B,P,2C) each; all-gather: [0] (c,pieces,B,P,2C), [1] one rank's; owned
+    float *sum;               // ring, all-gather: (pieces,B,P,C) output so far, or gradient of the queries; owned
+    unsigned long long pairs; // pairs of a query and a key that it sees, over all heads and backward passes so far
 } ContextParallel;
 
 static inline void options_context_parallel(OptionTable* table, ContextParallel* cp) {
-    option_int(table, "context-parallel", &cp->ranks, 0, 1 << 20, "neighbouring ranks that share each sequence; groups of them are"
+    option_int(table, "context-parallel", &cp->ranks, 0, 1 << 20,
+               "neighbouring ranks that share each sequence; groups of them are"
                " data parallel; 0: all ranks form one group");
     option_choice(table, "cp", &cp->how, "ulysses|allgather|ring",
-                  "data that attention exchanges; ulysses: heads for tokens, so that a rank has all tokens of some heads;"
-                  " allgather: all keys and values at once; ring: those of one rank after another, while attention computes");
+                  "data that attention exchanges; ulysses: heads for tokens, so that a rank has all tokens of some"
+                  " heads; allgather: all keys and values at once; ring: those of one rank after another, while"
+                  " attention computes");
     option_choice(table, "cp-balance", &cp->balance, "contiguous|zigzag",
                   "tokens of each rank, with --cp allgather or ring; contiguous:"
                   " consecutive ones, which gives the last rank the most work; zigzag: an early and a late part");
 }
 
 // ---- the partition ----
-// Returns which chunk of each sequence is piece i of rank r.
+// Returns the chunk of each sequence that is piece i of rank r.
 static inline int context_chunk(const ContextParallel* cp, int r, int i) { return i == 0 ? r : 2*cp->c - 1 - r; }
-// Returns how many tokens of each sequence of T a rank has.
+// Returns a rank's number of tokens per sequence of T.
 static inline int context_tokens(const ContextParallel* cp, int T) { return T / cp->c; }
 
-// Sets who shares what among the ranks of `world`. Dies unless the options fit the ranks, the heads and sequences of T tokens.
+// Sets the groups of ranks in `world` that share sequences. Dies unless the options fit the ranks, the heads and
+// sequences of T tokens.
 static inline void context_plan(ContextParallel* cp, const Comm* world, GPT2Config config, int T) {
     mesh_check_ranks("--context-parallel ", &cp->ranks, world->size);
     cp->c = (int)cp->ranks;
@@ -61,41 +65,48 @@ static inline void context_plan(ContextParallel* cp, const Comm* world, GPT2Conf
     cp->pieces = cp->balance == CP_ZIGZAG ? 2 : 1;
     cp->C = (size_t)config.C;
     cp->NH = (size_t)config.NH;
-    require(cp->how != CP_ULYSSES || cp->balance == CP_CONTIGUOUS, "--cp ulysses has all tokens of a head on one rank, which"
+    require(cp->how != CP_ULYSSES || cp->balance == CP_CONTIGUOUS,
+            "--cp ulysses has all tokens of a head on one rank, which"
             " leaves nothing to balance: leave out --cp-balance, or choose --cp allgather or ring");
-    require(cp->how != CP_ULYSSES || config.NH % cp->c == 0, "--cp ulysses divides the heads among the ranks of --context-parallel,"
-            " and %d does not divide %d; choose --heads %d, or --cp ring", cp->c, config.NH, (int)round_up((size_t)config.NH, (size_t)cp->c));
+    require(cp->how != CP_ULYSSES || config.NH % cp->c == 0,
+            "--cp ulysses divides the heads among the ranks of --context-parallel,"
+            " and %d does not divide %d; choose --heads %d, or --cp ring", cp->c, config.NH,
+            (int)round_up((size_t)config.NH, (size_t)cp->c));
     int chunks = cp->c * cp->pieces, below = T / chunks * chunks;
-    require(T % chunks == 0, "--seq-len %d does not divide into %d equal chunks for --context-parallel %d%s; choose %d%s%.0d", T, chunks,
+    require(T % chunks == 0, "--seq-len %d does not divide into %d equal chunks for --context-parallel %d%s; choose"
+            " %d%s%.0d", T, chunks,
             cp->c, cp->pieces == 2 ? " in zigzag" : "", below + chunks, below > 0 ? " or " : "", below);
 }
-// What the layers see.
+// Returns the shapes that the layers see.
 static inline LayerShapes context_shapes(const ContextParallel* cp, int B, int T, GPT2Config c) {
     LayerShapes s = layer_shapes(B, T, c.C, c.NH, c.Vp, 1);
     s.context = cp->c;
     s.chunk = cp->how == CP_ULYSSES ? 0 : T / (cp->c * cp->pieces);
     return s;
 }
-// Call it when a micro-batch of B sequences begins, of which this rank has T tokens each.
+// Call at the beginning of a micro-batch of B sequences with T tokens each on this rank.
 static inline void context_begin(ContextParallel* cp, int B, int T) {
     cp->B = B;
     cp->P = T / cp->pieces;
 }
-// Elements of this rank's rows of n elements: all of them, and those before piece i.
-static inline size_t context_piece(const ContextParallel* cp, int i, int n) { return (size_t)i * (size_t)cp->B * (size_t)cp->P * (size_t)n; }
+// Return the number of elements in this rank's rows of n elements: in all rows, and in those before piece i.
+static inline size_t context_piece(const ContextParallel* cp, int i, int n) {
+    return (size_t)i * (size_t)cp->B * (size_t)cp->P * (size_t)n;
+}
 static inline size_t context_rows(const ContextParallel* cp, int n) { return context_piece(cp, cp->pieces, n); }
-// Elements of wpe (max_T,C) before the positions of piece i.
+// Returns the number of elements of wpe (max_T,C) before the positions of piece i.
 static inline size_t context_position(const ContextParallel* cp, int i, int C) {
     return (size_t)context_chunk(cp, cp->rank, i) * (size_t)cp->P * (size_t)C;
 }
 
-// Copies what this rank has of tokens (B,cT), on the host, to out (pieces,B,P) on the device.
+// Copies this rank's part of tokens (B,cT) from the host to out (pieces,B,P) on the device.
 static inline void context_load(const ContextParallel* cp, int* out, const int* tokens) {
     size_t part = (size_t)cp->P * sizeof(int), sequence = part * (size_t)(cp->c * cp->pieces);
     for (int i = 0; i < cp->pieces; i++)
-        device_copy_rows(out + context_piece(cp, i, 1), part, tokens + context_chunk(cp, cp->rank, i) * cp->P, sequence, part, (size_t)cp->B);
+        device_copy_rows(out + context_piece(cp, i, 1), part, tokens + context_chunk(cp, cp->rank, i) * cp->P, sequence,
+                         part, (size_t)cp->B);
 }
-// Returns which rank has token t of a sequence; *row: where among its rows, if there is one sequence.
+// Returns the rank that has token t of a sequence, and sets *row to its number among that rank's rows, for B = 1.
 static inline int context_owner(const ContextParallel* cp, int t, int* row) {
     int chunk = t / cp->P, piece = chunk >= cp->c;
     *row = piece * cp->P + t % cp->P;
@@ -112,12 +123,13 @@ static inline void context_split(ContextParallel* cp, Comm* world) {
     if (cp->how == CP_RING && cp->c > 1) comm_connect(&cp->comm, context_neighbours);
 }
 
-// Elements of each buffer, of which `rows` are this rank's: Ulysses' two, K and V, their gradients, and the sum.
+// The elements of each buffer, for `rows` rows on this rank: two for Ulysses, K and V, their gradients, and the sum.
 typedef struct { size_t exchanged, kv[2], dkv[4], sum; } ContextBuffers;
 static inline ContextBuffers context_buffers(const ContextParallel* cp, size_t rows) {
     size_t n = 2*cp->C * rows, all = (size_t)cp->c * n;
     ContextBuffers ulysses = { 3*cp->C * rows, { 0, 0 }, { 0, 0, 0, 0 }, 0 };
-    ContextBuffers gather = { 0, { all, 0 }, { all, n, 0, 0 }, cp->C * rows }, ring = { 0, { n, n }, { n, n, n, n }, cp->C * rows };
+    ContextBuffers gather = { 0, { all, 0 }, { all, n, 0, 0 }, cp->C * rows },
+                   ring = { 0, { n, n }, { n, n, n, n }, cp->C * rows };
     return cp->how == CP_ULYSSES ? ulysses : cp->how == CP_RING ? ring : gather;
 }
 static inline void* context_alloc(ContextParallel* cp, size_t bytes) {
@@ -131,7 +143,7 @@ static inline void context_init(ContextParallel* cp, size_t rows) {
     for (int i = 0; i < 4; i++) cp->dkv[i] = (float*)context_alloc(cp, n.dkv[i] * sizeof(float));
     cp->sum = (float*)context_alloc(cp, n.sum * sizeof(float));
 }
-// Bytes of MEMORY_COMMUNICATION.
+// Returns the bytes of MEMORY_COMMUNICATION.
 static inline size_t context_bytes(const ContextParallel* cp, const Comm* world, size_t rows) {
     ContextBuffers n = context_buffers(cp, rows);
     size_t floats = n.dkv[0] + n.dkv[1] + n.dkv[2] + n.dkv[3] + n.sum;
@@ -146,8 +158,8 @@ static inline void context_free(ContextParallel* cp) {
 }
 
 // ---- copies ----
-// Of Ulysses: x (B,T/c,k,C) on the left, where a row has all channels, as k = 1 or 3 tensors; and for each rank the channels of its
-// heads, parts (c,B,T/c,k,C/c).
+// For Ulysses: copies between x (B,T/c,k,C), whose rows have all channels of k = 1 or 3 tensors, and parts
+// (c,B,T/c,k,C/c), which contain for each rank the channels of its heads.
 static inline void context_heads(const ContextParallel* cp, floatX* x, floatX* parts, size_t k, bool to_parts) {
     size_t R = context_rows(cp, 1), C = cp->C, D = C / (size_t)cp->c, X = sizeof(floatX);
     for (size_t q = 0; q < (size_t)cp->c; q++)
@@ -157,7 +169,8 @@ static inline void context_heads(const ContextParallel* cp, floatX* x, floatX* p
             else device_copy_rows(row, k*C*X, part, k*D*X, D*X, R);
         }
 }
-// And x (B,T,width), where a sequence has all tokens; and for each rank its tokens, parts (c,B,T/c,width).
+// The same between x (B,T,width), with all tokens of each sequence, and parts (c,B,T/c,width) with the tokens of each
+// rank.
 static inline void context_sequences(const ContextParallel* cp, floatX* x, floatX* parts, size_t width, bool to_parts) {
     size_t c = (size_t)cp->c, B = (size_t)cp->B, bytes = (size_t)cp->P * width * sizeof(floatX);
     for (size_t q = 0; q < c; q++) {
@@ -172,7 +185,8 @@ static inline void context_take_kv(const ContextParallel* cp, floatX* kv, const 
     device_copy_rows(kv, 2*row, qkv + cp->C, 3*row, 2*row, context_rows(cp, 1));
 }
 // dqkv (pieces,B,P,3C) = dq (pieces,B,P,C) and dkv (pieces,B,P,2C), rounded to floatX in scratch (pieces,B,P,2C)
-static inline void context_put_gradients(const ContextParallel* cp, floatX* dqkv, const float* dq, const float* dkv, floatX* scratch) {
+static inline void context_put_gradients(const ContextParallel* cp, floatX* dqkv, const float* dq, const float* dkv,
+                                         floatX* scratch) {
     size_t row = cp->C * sizeof(floatX), R = context_rows(cp, 1);
     from_fp32(scratch, dq, R * cp->C);
     device_copy_rows(dqkv, 3*row, scratch, row, row, R);
@@ -180,14 +194,15 @@ static inline void context_put_gradients(const ContextParallel* cp, floatX* dqkv
     device_copy_rows(dqkv + cp->C, 3*row, scratch, 2*row, 2*row, R);
 }
 
-// ---- what is sent, and who works how much: formulas, of a block and a micro-batch in which this rank has `rows` rows ----
-// How many pieces of rank u's keys and values travel to rank r. They go down: from r + 1 to r, and from rank 0 to the last one. In
-// zigzag a rank below u needs both, because its own late chunk is behind u's; after rank 0 only u's early chunk is still needed.
+// ---- formulas for traffic and work, for one block and a micro-batch with `rows` rows on this rank ----
+// Returns how many pieces of rank u's keys and values are sent to rank r. They move down: from r + 1 to r, and from
+// rank 0 to the last one. With zigzag, a rank below u needs both pieces, because its own late chunk comes after both;
+// after rank 0 only the early chunk of u is still needed.
 static inline size_t context_pieces_sent(const ContextParallel* cp, int r, int u) {
     return cp->pieces == 2 && u < r ? 1 : (size_t)cp->pieces;
 }
 
-// Bytes that this rank sends for attention's forward pass,
+// Returns the bytes that this rank sends in the forward pass of attention.
 static inline double context_sent_forward(const ContextParallel* cp, double rows) {
     double c = cp->c, kv = 2 * rows * (double)cp->C * sizeof(floatX), sent = 0;
     if (cp->how == CP_ULYSSES) return 2*kv * (c - 1) / c; // q, k, v, and the output
@@ -196,31 +211,33 @@ static inline double context_sent_forward(const ContextParallel* cp, double rows
         sent += kv * (double)context_pieces_sent(cp, cp->below, (cp->rank + s) % cp->c) / cp->pieces;
     return sent;
 }
-// and for its backward pass, in which keys and values are sent again, and their gradients in fp32.
+// Returns the bytes that this rank sends in the backward pass: keys and values again, and their gradients in fp32.
 static inline double context_sent_backward(const ContextParallel* cp, double rows) {
     double gradients = cp->how == CP_ULYSSES ? 0 : 2 * rows * (double)cp->C * sizeof(float) * (cp->c - 1);
     return context_sent_forward(cp, rows) + gradients;
 }
 
-// Pairs of a query and a key that it sees, in one head of one sequence: P queries of a chunk with P keys.
+// Returns the pairs of a query and a key that it sees, for P queries and P keys in one head of one sequence.
 static inline unsigned long long context_chunk_pairs(int P, bool causal) {
     unsigned long long n = (unsigned long long)P;
     return causal ? n * (n + 1) / 2 : n * n;
 }
-// Counts them where a backward pass computes them: of a micro-batch's B sequences, in all heads that this rank has of them.
+// Counts these pairs in a backward pass, for B sequences and all heads that this rank computes.
 static inline void context_count(ContextParallel* cp, bool backward, bool causal) {
     if (!backward) return;
     bool ulysses = cp->how == CP_ULYSSES;
     size_t heads = (size_t)cp->B * cp->NH / (ulysses ? (size_t)cp->c : 1);
     cp->pairs += heads * context_chunk_pairs(ulysses ? cp->P * cp->c : cp->P, causal);
 }
-// The same of rank r, in all its heads and B sequences of T tokens, by formula: its queries with the keys before them.
+// Returns the pairs of rank r by formula, for all its heads and B sequences of T tokens: its queries and the keys
+// before them.
 static inline unsigned long long context_pairs(const ContextParallel* cp, int r, int B, int T, int NH) {
     unsigned long long pairs = 0, heads = (unsigned long long)B * (unsigned long long)NH;
     if (cp->how == CP_ULYSSES) return heads / (unsigned long long)cp->c * context_chunk_pairs(T, true);
     int P = T / (cp->c * cp->pieces);
     for (int i = 0; i < cp->pieces; i++)
-        pairs += (unsigned long long)context_chunk(cp, r, i) * context_chunk_pairs(P, false) + context_chunk_pairs(P, true);
+        pairs += (unsigned long long)context_chunk(cp, r, i) * context_chunk_pairs(P, false)
+               + context_chunk_pairs(P, true);
     return heads * pairs;
 }
 #endif

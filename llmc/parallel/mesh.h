@@ -1,7 +1,7 @@
 /*
-mesh.h - the ranks as a mesh: n neighbours together hold one replica of the model, each a part of every matrix (tensor
-parallelism) or some of the blocks (pipeline parallelism); ranks that are n apart hold the same of different replicas (data
-parallelism).
+mesh.h - the ranks as a mesh: n neighbours together hold one replica of the model, each with a part of every matrix
+(tensor parallelism) or some of the blocks (pipeline parallelism). Ranks that are n apart hold the same part of
+different replicas (data parallelism).
 */
 #ifndef LLMC_MESH_H
 #define LLMC_MESH_H
@@ -13,18 +13,17 @@ parallelism).
 #include "axes.h"
 
 // ---- options ----
-typedef struct { int sequence_parallel, keep_gathered, overlap; } TensorParallel; // each 0 or 1
+typedef struct { int sequence_parallel, overlap; } TensorParallel; // each 0 or 1
 
-// t NULL: the stage has --mesh.
+// t is NULL for a program that has --mesh.
 static inline void options_tensor_parallel(OptionTable* table, long long* t, TensorParallel* options) {
     options->overlap = 1;
     if (t) *t = 0;
-    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20, "neighbouring ranks that share one replica of the model; replicas are"
+    if (t) option_int(table, "tensor-parallel", t, 0, 1 << 20,
+                      "neighbouring ranks that share one replica of the model; replicas are"
                       " data parallel; 0: all ranks share one");
     option_flag(table, "sequence-parallel", &options->sequence_parallel,
                 "split the rows of layernorms and of the residual stream as well among the ranks that share a replica");
-    option_flag(table, "keep-gathered", &options->keep_gathered,
-                "with --sequence-parallel: keep gathered rows for the backward pass instead of gathering them again");
     option_flag(table, "overlap", &options->overlap,
                 "overlap communication with computation in the backward pass of each block");
 }
@@ -33,11 +32,11 @@ static inline void options_mesh(OptionTable* table, const char** text) {
     *text = "";
     option_text(table, "mesh", text, "dp=N,tp=N,pp=N",
                 "ranks along each axis: replicas of the model, parts of each matrix,"
-                " pipeline stages; an omitted axis has size 1, or takes the remaining ranks. Ranks of tp are neighbours; of"
-                " dp and pp, the first one named is the outer one");
+                " pipeline stages; an omitted axis has size 1, or takes the remaining ranks. Ranks of tp are"
+                " neighbours; of dp and pp, the first one named is the outer one");
 }
 
-// Dies unless the model has n parts. option: what has asked for them.
+// Dies if the model cannot be cut into n parts. option: the one that asked for them, for the message.
 static inline void mesh_check_model(const char* option, int n, GPT2Config c) {
     require(c.NH % n == 0, "%s%d does not divide %d heads, and a head is not cut; choose --heads as a"
             " multiple of %d, or fewer ranks that share a replica of the model", option, n, c.NH, n);
@@ -47,26 +46,27 @@ static inline void mesh_check_model(const char* option, int n, GPT2Config c) {
             " --vocab-size %zu", option, n, c.Vp, round_up((size_t)c.V, multiple));
 }
 
-// Dies unless N ranks can be replicas of n ranks. n 0 becomes N. option: what has asked for them.
+// Dies if N ranks cannot form replicas of n ranks. Sets n to N if it is 0. option: the one that asked for n.
 static inline void mesh_check_ranks(const char* option, long long* n, int N) {
     if (*n == 0) *n = N;
-    require(N % *n == 0, "%s%lld does not divide %d ranks; start a multiple of %lld, or choose a divisor of %d", option, *n, N, *n, N);
+    require(N % *n == 0, "%s%lld does not divide %d ranks; start a multiple of %lld, or choose a divisor of %d",
+            option, *n, N, *n, N);
 }
 
 // ---- the ranks ----
 typedef struct Mesh {
     Axes axes;
-    Comm *tp, *pp, *dp;      // of this rank: those that have parts of the same matrices; those that have other blocks; those
-                             // that have the same of other replicas of the model. Views
-    Comm* tied;              // the first and the last of pp, in that order; any rank between them is alone. A view
-    Comm *world, split[4];   // a view; these, where they are not the world
-    const char* names[4];    // of split, which ranks open it with these colors
+    Comm *tp, *pp, *dp;      // ranks with other parts of the same matrices; with other blocks of the same replica;
+                             // with the same parts and blocks of other replicas. Views
+    Comm* tied;              // the first and the last rank of pp, in this order; ranks between them are alone. A view
+    Comm *world, split[4];   // a view; the communicators above, unless they are the world
+    const char* names[4];    // of split
     int colors[4], num_splits;
-    const char* text;        // --mesh; NULL: the stage has no such option
-    double sent_along[MESH_AXES]; // bytes that this rank will send per step along each axis, set by a stage that has --mesh
+    const char* text;        // --mesh; NULL if the program has no such option
+    double sent_along[MESH_AXES]; // bytes per step and axis, set by a program that has --mesh
 } Mesh;
 
-// The ranks that give the same color, of which there are `size`: sets sizes and ranks, which can be used at once.
+// Returns the communicator of the `size` ranks with the same color. Its size and rank may be used before mesh_split.
 static inline Comm* mesh_group(Mesh* m, const char* name, int size, int rank, int color) {
     if (size == m->world->size) return m->world;
     Comm* c = &m->split[m->num_splits];
@@ -80,7 +80,8 @@ static inline Comm* mesh_group(Mesh* m, const char* name, int size, int rank, in
 // Sets who shares what. The fields of `m` are 0 before.
 static inline void mesh_plan_axes(Mesh* m, Comm* world, Axes axes) {
     AxesPlace place = axes_place(axes, world->rank);
-    int t = axes.size[MESH_TP], p = axes.size[MESH_PP], tp = place.at[MESH_TP], pp = place.at[MESH_PP], replica = place.at[MESH_DP];
+    int t = axes.size[MESH_TP], p = axes.size[MESH_PP], tp = place.at[MESH_TP], pp = place.at[MESH_PP];
+    int replica = place.at[MESH_DP];
     bool root = pp == 0 || pp == p - 1;
     m->axes = axes;
     m->world = world;
@@ -90,8 +91,8 @@ static inline void mesh_plan_axes(Mesh* m, Comm* world, Axes axes) {
     m->tied = p <= 2 ? m->pp
             : mesh_group(m, "tied", root ? 2 : 1, root && pp > 0, root ? replica * t + tp : world->size + world->rank);
 }
-// True if every rank is alone in its communicator number k, so that none has to be opened. (A rank between the first and the
-// last stage is alone in `tied`, which these two open.)
+// Returns true if every rank is alone in communicator number k, which is then not opened. (A rank between the first and
+// the last stage is also alone in `tied`, but those two open it.)
 static inline bool mesh_all_alone(const Mesh* m, int k) {
     return m->split[k].size == 1 && m->colors[k] < m->world->size;
 }
@@ -106,7 +107,7 @@ static inline void mesh_split(Mesh* m) {
     m->tied->axis = AXIS_PP;
     m->dp->axis = AXIS_DP;
     m->pp->axis = AXIS_PP;
-    m->tp->axis = AXIS_TP; // that of a communicator with several names is the first of tp, pp and dp
+    m->tp->axis = AXIS_TP; // last: a communicator that is several of these counts as tp, pp or dp
 }
 
 // Returns the bytes of MEMORY_COMMUNICATION that the world and these communicators take.
@@ -121,28 +122,19 @@ static inline void mesh_free(Mesh* m) {
     while (m->num_splits > 0) comm_free(&m->split[--m->num_splits]);
 }
 
-// ---- parts of a unit, x: the tensors that are cut, and those that every part has ----
-// *acc += the squares of what counts of a range, x: what other parts also have counts in part 0, and nothing that is replicated
+// ---- parts of a unit ----
+// *acc += the squares of x, elements of a range, counting each once: tensors that are not cut count in part 0, and
+// replicated ranges not at all.
 static inline void add_range_squares(double* acc, GPT2Config c, const ParamRange* p, const floatX* x) {
     size_t first = 0;
     if (p->is_replicated) return;
     if (p->part == 0) { add_sum_squares(acc, x, p->n); return; }
     for (int i = 0; i < unit_tensors(p->unit); i++) {
         TensorInfo t = unit_tensor(c, p->unit, i);
-        size_t n = tensor_part_elements(t, p->parts), low = size_max(p->begin, first), high = size_min(p->begin + p->n, first + n);
+        size_t n = tensor_part_elements(t, p->parts);
+        size_t low = size_max(p->begin, first), high = size_min(p->begin + p->n, first + n);
         if (t.cut != CUT_NONE && low < high) add_sum_squares(acc, x + (low - p->begin), high - low);
         first += n;
     }
-}
-
-// For --check-every: returns a checksum of the replicated tensors.
-static inline uint64_t replicated_checksum(GPT2Config c, int u, int parts, const floatX* x) {
-    uint64_t sum = 0;
-    for (int i = 0; i < unit_tensors(u); i++) {
-        TensorInfo t = unit_tensor(c, u, i);
-        if (t.cut == CUT_NONE) sum = 31 * sum + device_checksum(x, sizeof(floatX), tensor_elements(t));
-        x += tensor_part_elements(t, parts);
-    }
-    return sum;
 }
 #endif

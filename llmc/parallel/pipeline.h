@@ -102,19 +102,19 @@ static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
 // Returns how many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot keeps only
 // what its blocks began with; a set lives from I or B, which computes it again, to the end of W or B, so a rank that delays r W
 // has r + 1 of them.
-static inline int pipeline_sets(Pipeline l, int rank, bool recomputed) {
+static inline int pipeline_act_slots(Pipeline l, int rank, bool recomputed) {
     int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
 }
 // Returns how many of them keep gradients until a W that is an action of its own.
-static inline int pipeline_delayed_sets(Pipeline l, int rank, bool recomputed) {
-    return l.schedule == SCHEDULE_ZB_H1 ? pipeline_sets(l, rank, recomputed) : 0;
+static inline int pipeline_weight_slots(Pipeline l, int rank, bool recomputed) {
+    return l.schedule == SCHEDULE_ZB_H1 ? pipeline_act_slots(l, rank, recomputed) : 0;
 }
 // Returns the set that an action uses. A recomputed F's is scratch, and takes the set of the rank's next I: no W waits for that.
-static inline int pipeline_set(Pipeline l, int rank, Action a, bool recomputed) {
+static inline int pipeline_acts_slot(Pipeline l, int rank, Action a, bool recomputed) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
     if (!recomputed) return pipeline_slot(l, rank, a.micro, a.chunk);
-    return (a.kind == ACT_FORWARD ? next_b : a.micro) % pipeline_sets(l, rank, true);
+    return (a.kind == ACT_FORWARD ? next_b : a.micro) % pipeline_act_slots(l, rank, true);
 }
 
 // ---- the schedules ----

@@ -1,8 +1,8 @@
 /*
-shard.h - shards of units: how long they are, and where this rank's lie.
+shard.h - shards of units: their size, and the place of this rank's shards.
 
-Shard r of unit u is its elements [r*n, (r+1)*n), n = shard_elements(c, u, N). Where a unit does not divide, its last shards
-end in padding: zeros that have zero gradients and stay zero. They are in no file.
+Shard r of unit u consists of its elements [r*n, (r+1)*n), n = shard_elements(c, u, N). If N does not divide a unit, its
+last shards end in padding: zeros with zero gradients, which stay zero and are never saved.
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
@@ -10,29 +10,32 @@ end in padding: zeros that have zero gradients and stay zero. They are in no fil
 #include "../model/gpt2.h"
 
 enum { NO_UNIT = -1 };
-#define SHARD_ALIGNMENT 16 // elements: every shard begins at an address that kernels may read 16 bytes at a time
+#define SHARD_ALIGNMENT 16 // elements, so that kernels may read every shard 16 bytes at a time
 
 typedef struct {
-    size_t n;  // elements of each rank's shard of a unit
-    size_t at; // where this rank's begins in memory that has one shard of every unit
+    size_t n;      // elements of each rank's shard of a unit
+    size_t offset; // of this rank's shard, in memory with one shard of every unit
 } Shard;
 
-// Returns the elements of each of N shards of `elements`.
-static inline size_t shard_of(size_t elements, int N) { return round_up(ceil_div(elements, (size_t)N), SHARD_ALIGNMENT); }
+// Returns the size of each of N shards of `elements` elements.
+static inline size_t shard_of(size_t elements, int N) {
+    return round_up(ceil_div(elements, (size_t)N), SHARD_ALIGNMENT);
+}
 static inline size_t shard_elements(GPT2Config c, int u, int N) { return shard_of(unit_elements(c, u), N); }
-// All units together: what each rank keeps of P parameters, P/N plus padding.
+// Returns the size of one shard of every unit: P/N for P parameters, plus padding.
 static inline size_t shard_elements_total(GPT2Config c, int N) {
-    return shard_elements(c, 0, N) + (size_t)c.L * shard_elements(c, 1, N);
+    return shard_elements(c, 0, N)
+         + (size_t)c.L * (shard_elements(c, attention_unit(0), N) + shard_elements(c, mlp_unit(0), N));
 }
 
-// Waits for an operation if it is under way; then it is not.
+// Waits for an operation if it is under way, and sets it to NO_OP.
 #define NO_OP ((CommOp)-1)
 static inline void comm_finish(Comm* c, CommOp* op) {
     if (*op != NO_OP) comm_wait(c, *op);
     *op = NO_OP;
 }
 
-// Prints what ZeRO shards among N ranks, and how much of it is padding.
+// Prints the state that ZeRO shards among N ranks, and the share of padding in it.
 static inline void report_zero(int zero_stage, GPT2Config c, int N) {
     static const char* const sharded[] = { "optimizer state", "optimizer state and gradients",
                                            "optimizer state, gradients and parameters" };

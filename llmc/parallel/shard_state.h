@@ -1,13 +1,13 @@
 /*
-shard_state.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients and
-of AdamW's moments. They lie on the device, or on the host (--cpu-offload all). A stage need not know where: it gathers, reduces
-and updates them here.
+shard_state.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients
+and of AdamW's moments. They lie on the device, or on the host (--cpu-offload all). The functions of this file gather,
+reduce and update them in either place.
 
-On the host a rank also keeps the weights rounded to floatX, as they are gathered (in 16 bits), and room into which the
-gradients of later micro-batches arrive (with accumulation). AdamW then runs on the CPU, and its cores wait for the
-gradients. With --cpu-offload optimizer the device has a copy of the rounded weights, and ranks gather from it.
-Copied to the host in a step: each micro-batch's reduced gradients. From the host: for each gather this rank's shard; with a copy
-on the device only the new weights, once.
+On the host, a rank also keeps the weights rounded to floatX for gathers (in 16 bits), and a buffer for the gradients of
+later micro-batches (with accumulation). AdamW then runs on the CPU and waits for the gradients. With --cpu-offload
+optimizer, the device has a copy of the rounded weights, and ranks gather from it.
+Each micro-batch copies reduced gradients to the host. Each gather copies this rank's shard from the host; if the device
+has a copy of the weights, only the new weights are copied, once per step.
 */
 #ifndef LLMC_SHARD_STATE_H
 #define LLMC_SHARD_STATE_H
@@ -18,16 +18,16 @@ on the device only the new weights, once.
 #include "layout.h"
 
 typedef struct {
-    bool on_host;          // these are: all but `copy`
+    bool on_host;          // the memory below is, except `copy`
     CommType grad_type;    // COMM_F32 or COMM_FLOATX
     size_t n;              // elements
     float *params, *m, *v; // (n) owned
     char* grads;           // (n) of grad_type, owned
     char* arrived;         // (n) of grad_type, owned; NULL: none
-    floatX* rounded;       // (n) params as they are gathered, owned; NULL: they are rounded on the way
-    floatX* copy;          // (n) the same on the device, owned; NULL: gathers read the host's
-    float grad_scale;      // on the host: what AdamW multiplies gradients by
-    Comm* world;           // a view; its context has the emulated link
+    floatX* rounded;       // (n) params rounded for gathers, owned; NULL: each gather rounds them
+    floatX* copy;          // (n) rounded params on the device, owned; NULL: gathers read the host
+    float grad_scale;      // on the host: the factor by which AdamW scales gradients
+    Comm* world;           // a view; its context contains the emulated link
 } Shards;
 
 // ---- memory ----
@@ -39,7 +39,7 @@ static inline void shards_give(const Shards* s, void* p) {
     else device_free(p);
 }
 
-// accumulates: a step has several micro-batches.
+// accumulates: true if a step has several micro-batches.
 static inline void shards_init(Shards* s, const Sharding* options, Comm* world, size_t n, bool accumulates) {
     CommType grad_type = reduce_type(options);
     bool on_host = options->offload != OFFLOAD_NONE;
@@ -74,7 +74,7 @@ static inline void shards_predict(const Sharding* options, size_t n, bool accumu
     if (options->offload == OFFLOAD_OPTIMIZER) bytes[MEMORY_PARAMETERS] += sizeof(floatX) * n;
 }
 
-// Says where a range lies whose first element is number `at` of the shards.
+// Sets the pointers of a range whose first element is number `at` of the shards.
 static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
     p->on_host = s->on_host;
     p->params = NEEDS_MASTER ? s->rounded ? s->rounded + at : NULL : (floatX*)(s->params + at);
@@ -83,74 +83,67 @@ static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
     p->v = s->v + at;
 }
 
-// The host has changed elements [at, at+n) of the parameters: renews the device's copy, if there is one.
+// Call after the host has changed elements [at, at+n) of the parameters: updates the device's copy, if there is one.
 static inline void shards_renew(const Shards* s, size_t at, size_t n) {
     if (s->copy == NULL) return;
     host_to_device(s->copy + at, s->rounded ? (const void*)(s->rounded + at) : s->params + at, n * sizeof(floatX));
     comm_host_link_until(s->world, true, n * sizeof(floatX));
 }
 
-// ---- parameters and gradients on their way; n elements from `at` on are this rank's shard of a group ----
+// ---- parameters and gradients for the collectives of a program ----
 
-// Begins to gather: whole (S,n) becomes the parameters of all ranks' shards, in floatX.
-static inline CommOp shards_gather(const Shards* s, Comm* c, floatX* whole, size_t at, size_t n) {
-    floatX* own = whole + (size_t)c->rank * n;
-    const void* shard = s->rounded ? (const void*)(s->rounded + at) : s->params + at;
-    comm_trace_data(c, s->params + at, n * sizeof(float));
-    if (s->copy) return (comm_all_gather)(c, whole, s->copy + at, n, COMM_FLOATX);
-    if (s->on_host) return (comm_all_gather_from_host)(c, whole, shard, n, COMM_FLOATX);
-    from_fp32(own, s->params + at, n);
-    return (comm_all_gather)(c, whole, own, n, COMM_FLOATX);
+// Returns this rank's shard of a group's parameters, in floatX, for a gather into whole (S,shard). If only fp32 weights
+// are kept, rounds them to their place in `whole`.
+static inline const floatX* shards_weights(const Shards* s, Comm* c, floatX* whole, Shard shard) {
+    const float* weights = s->params + shard.offset;
+    floatX* mine = whole + (size_t)c->rank * shard.n;
+    comm_trace_data(c, weights, shard.n * sizeof(float));
+    if (s->copy) return s->copy + shard.offset;
+    if (s->rounded) return s->rounded + shard.offset;
+    if (!NEEDS_MASTER) return (const floatX*)weights;
+    from_fp32(mine, weights, shard.n);
+    return mine;
 }
 
-// Returns where a reduction puts this rank's sum. first: of a step's first micro-batch, which overwrites the gradients; that of
-// a later one is added to them.
-static inline char* shards_sum(const Shards* s, const Comm* c, void* whole, size_t at, size_t n, bool first) {
+static inline char* shards_grads_at(const Shards* s, Shard shard) {
+    return s->grads + shard.offset * comm_type_size(s->grad_type);
+}
+// Returns this rank's shard of a group's gradients, for sending.
+static inline void* shards_grads(const Shards* s, Shard shard) {
+    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
+    return shards_grads_at(s, shard);
+}
+
+// Returns the output of a reduce-scatter of whole (S,shard): in the first micro-batch of a step the gradients
+// themselves, in later ones other memory, from which shards_add adds it.
+static inline void* shards_sum(const Shards* s, Comm* c, void* whole, Shard shard, bool first_micro) {
     size_t size = comm_type_size(s->grad_type);
-    if (first) return s->grads + at * size;
-    return s->on_host ? s->arrived + at * size : (char*)whole + (size_t)c->rank * n * size;
+    void* grads = shards_grads(s, shard);
+    if (first_micro) return grads;
+    return s->on_host ? s->arrived + shard.offset * size : (char*)whole + (size_t)c->rank * shard.n * size;
 }
-// Begins to reduce whole (S,n) of grad_type to every rank's shard.
-static inline CommOp shards_reduce(const Shards* s, Comm* c, void* whole, size_t at, size_t n, bool first) {
-    char* sum = shards_sum(s, c, whole, at, n, first);
-    comm_trace_data(c, s->params + at, n * sizeof(float)); // whose gradients they are
-    return s->on_host ? (comm_reduce_scatter_to_host)(c, sum, whole, n, s->grad_type)
-                      : (comm_reduce_scatter)(c, sum, whole, n, s->grad_type);
-}
-// After the wait for it: adds what a later micro-batch has brought.
-static inline void shards_add(const Shards* s, const Comm* c, void* whole, size_t at, size_t n, bool first) {
-    if (first) return;
-    char *sum = shards_sum(s, c, whole, at, n, first), *grads = s->grads + at * comm_type_size(s->grad_type);
+static inline void shards_add(const Shards* s, const void* sum, Shard shard) {
+    char* grads = shards_grads_at(s, shard);
+    if (sum == grads) return;
     if (s->on_host) {
         device_synchronize(); // the host is about to read it
-        comm_add(grads, sum, n, s->grad_type);
-    } else if (s->grad_type == COMM_F32) add_in_place_fp32((float*)grads, (const float*)sum, n);
-    else add_in_place((floatX*)grads, (const floatX*)sum, n);
+        comm_add(grads, sum, shard.n, s->grad_type);
+    } else if (s->grad_type == COMM_F32) add_in_place_fp32((float*)grads, (const float*)sum, shard.n);
+    else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
 }
 
-// Sums the gradients of the ranks of c, which hold the same shard. Begins at once on the device; on the host all of it is
-// left to shards_replicated, which passes it through `there` (n), device memory that nothing else uses.
-static inline CommOp shards_replicate(const Shards* s, Comm* c, size_t at, size_t n) {
-    if (s->on_host) return NO_OP;
-    comm_trace_data(c, s->params + at, n * sizeof(float));
-    return (comm_all_reduce)(c, s->grads + at * comm_type_size(s->grad_type), n, s->grad_type);
-}
-static inline void shards_replicated(const Shards* s, Comm* c, CommOp* op, void* there, size_t at, size_t n) {
-    size_t size = comm_type_size(s->grad_type);
-    if (!s->on_host) { comm_finish(c, op); return; }
+// Copy a shard of the gradients from the host to `there` (shard) on the device, and back.
+static inline void shards_grads_to_device(const Shards* s, void* there, Shard shard) {
+    size_t bytes = shard.n * comm_type_size(s->grad_type);
     device_synchronize(); // the gradients have arrived
-    host_to_device(there, s->grads + at * size, n * size);
-    sleep_until(comm_host_link_until(c, true, n * size));
-    comm_trace_data(c, s->params + at, n * sizeof(float));
-    comm_wait(c, (comm_all_reduce)(c, there, n, s->grad_type));
-    device_to_host(s->grads + at * size, there, n * size);
-    sleep_until(comm_host_link_until(c, false, n * size));
+    host_to_device(there, shards_grads(s, shard), bytes);
+    sleep_until(comm_host_link_until(s->world, true, bytes));
 }
-// For the timeline, the caller of these is who communicates.
-#define shards_gather(s, c, ...) shards_gather(s, comm_from(c, __func__), __VA_ARGS__)
-#define shards_reduce(s, c, ...) shards_reduce(s, comm_from(c, __func__), __VA_ARGS__)
-#define shards_replicate(s, c, ...) shards_replicate(s, comm_from(c, __func__), __VA_ARGS__)
-#define shards_replicated(s, c, ...) shards_replicated(s, comm_from(c, __func__), __VA_ARGS__)
+static inline void shards_grads_to_host(const Shards* s, const void* there, Shard shard) {
+    size_t bytes = shard.n * comm_type_size(s->grad_type);
+    device_to_host(shards_grads_at(s, shard), there, bytes);
+    sleep_until(comm_host_link_until(s->world, false, bytes));
+}
 
 // ---- the optimizer ----
 
@@ -180,7 +173,7 @@ static inline void shards_add_param_squares(const Shards* s, double* acc) {
 static inline void shards_begin_update(Shards* s, const StepStats* stats) {
     if (s->on_host) device_to_host(&s->grad_scale, &stats->grad_scale, sizeof s->grad_scale);
 }
-// AdamW on a range.
+// Runs AdamW on a range.
 static inline void shards_update(const Shards* s, const ParamRange* p, AdamW adamw, const StepStats* stats) {
     size_t at = (size_t)(p->m - s->m);
     const void* grads = s->grads + at * comm_type_size(s->grad_type);
@@ -191,6 +184,7 @@ static inline void shards_update(const Shards* s, const ParamRange* p, AdamW ada
         shards_renew(s, at, p->n);
     } else if (s->grad_type == COMM_F32)
         adamw_update_fp32(adamw, weights, p->m, p->v, (const float*)grads, &stats->grad_scale, p->n, p->no_decay);
-    else adamw_update(adamw, NULL, weights, p->m, p->v, (const floatX*)grads, &stats->grad_scale, p->n, p->no_decay, NULL);
+    else adamw_update(adamw, NULL, weights, p->m, p->v, (const floatX*)grads, &stats->grad_scale, p->n, p->no_decay,
+                      NULL);
 }
 #endif

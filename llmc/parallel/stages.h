@@ -1,9 +1,10 @@
 /*
-stages.h - pipeline parallelism besides its schedules (pipeline.h): its options, what each rank has of the model, and
-messages between stages.
+stages.h - pipeline parallelism except for its schedules (pipeline.h): options, the stages of each rank, and messages
+between stages.
 
-Of p ranks that share a replica of the model, rank r has v chunks: stages r, p + r, 2p + r, ... of p*v. The first stage, on
-rank 0, also embeds; the last one, on rank p-1, also has the head. Both of these ranks have the root, whose wte is tied.
+Rank r of the p ranks that share a replica of the model has v chunks: stages r, p + r, 2p + r, ... of p*v. The first
+stage, on rank 0, also computes embeddings, and the last one, on rank p-1, also has the head. Both ranks store the root,
+because its wte is tied.
 */
 #ifndef LLMC_STAGES_H
 #define LLMC_STAGES_H
@@ -15,35 +16,39 @@ rank 0, also embeds; the last one, on rank p-1, also has the head. Both of these
 #include "shard.h"
 #include "split.h"
 
+enum { MAX_STAGES = MAX_BLOCKS + 1 }; // one block each, and one stage for the head
+
 // ---- options ----
 typedef struct {
     int schedule;              // as Schedule
     bool from_mesh;            // --mesh says how many stages there are
     long long chunks;
     const char *split, *emulate;
-    double ms[3];              // --emulate-ms: of F, I and W on all chunks of a rank; 0: they last as long as they last
-    double head;               // if it is not 0, ms are those of a block, and the head lasts as long as so many blocks
+    double ms[3];              // --emulate-ms: of F, I and W on all chunks of a rank; 0: as measured
+    double head;               // if not 0, ms are those of a block, and the head costs `head` blocks
 } PipelineParallel;
 
-// p NULL: the stage has --mesh.
+// p is NULL for a program that has --mesh.
 static inline void options_pipeline_parallel(OptionTable* table, long long* p, PipelineParallel* options) {
     if (p) *p = 0;
     options->from_mesh = p == NULL;
     options->schedule = SCHEDULE_1F1B;
     options->split = "auto";
     options->emulate = "";
-    if (p) option_int(table, "pipeline-parallel", p, 0, MAX_UNITS, "neighbouring ranks that share one replica of the model;"
+    if (p) option_int(table, "pipeline-parallel", p, 0, MAX_STAGES,
+                      "neighbouring ranks that share one replica of the model;"
                       " replicas are data parallel; 0: all ranks share one");
     option_choice(table, "schedule", &options->schedule, SCHEDULE_WORDS,
                   "order in which a rank runs the forward and backward passes of its micro-batches");
-    option_int(table, "chunks", &options->chunks, 0, MAX_UNITS,
+    option_int(table, "chunks", &options->chunks, 0, MAX_STAGES,
                "parts of the model per rank; 0: 2 with --schedule interleaved, 1 with others");
     option_text(table, "split", &options->split, "auto|N,N,...",
-                "blocks of each pipeline stage; auto: so that all stages, one of which has the head, take about equal time");
+                "blocks of each pipeline stage; auto: so that all stages, one of which has the head, take about equal"
+                " time");
     option_text(table, "emulate-ms", &options->emulate, "F,I,W[,HEAD]",
-                "for tests: sleep after each action until it has taken this many milliseconds: forward, backward for the"
-                " input, backward for the weights; with HEAD, these are for one block, and the head costs HEAD blocks;"
-                " '': never");
+                "for tests: sleep after each action until it has taken this many milliseconds: forward, backward for"
+                " the input, backward for the weights; with HEAD, these are for one block, and the head costs HEAD"
+                " blocks; '': never");
 }
 
 // Dies if --emulate-ms is malformed.
@@ -52,26 +57,28 @@ static inline void stages_parse_emulation(PipelineParallel* options) {
     double* ms = options->ms;
     options->head = 0;
     if (options->emulate[0] == '\0') return;
-    bool good = sscanf(options->emulate, "%lf,%lf,%lf%n,%lf%n", &ms[0], &ms[1], &ms[2], &used, &options->head, &all) >= 3;
-    good = good && options->emulate[size_max((size_t)used, (size_t)all)] == '\0' && options->head >= 0 && options->head <= 1e6;
+    bool good = sscanf(options->emulate, "%lf,%lf,%lf%n,%lf%n", &ms[0], &ms[1], &ms[2], &used,
+                       &options->head, &all) >= 3;
+    good = good && options->emulate[size_max((size_t)used, (size_t)all)] == '\0' && options->head >= 0
+           && options->head <= 1e6;
     for (int i = 0; i < 3; i++) good = good && ms[i] >= 0 && ms[i] <= 1e6;
-    require(good, "--emulate-ms wants three numbers of milliseconds, as in 20,24,16, each from 0 to 1000000, and perhaps how"
-            " many blocks the head costs, not '%s'", options->emulate);
+    require(good, "--emulate-ms wants three numbers of milliseconds, as in 20,24,16, each from 0 to 1000000, and"
+            " perhaps how many blocks the head costs, not '%s'", options->emulate);
 }
 
-// ---- what a rank has ----
+// ---- the stages of a rank ----
 typedef struct {
     int rank, p, v, count;    // this rank of p, with v chunks; count: p*v stages
-    int blocks[MAX_UNITS];    // (count) how many blocks a stage has
-    int begin[MAX_UNITS + 1]; // (count+1) stage s has blocks [begin[s], begin[s+1])
-    int most_blocks;          // of this rank's largest stage
+    int blocks[MAX_STAGES];    // (count) number of blocks in each stage
+    int begin[MAX_STAGES + 1]; // (count+1) stage s has blocks [begin[s], begin[s+1])
+    int most_blocks;          // in this rank's largest stage
     PipelineParallel options;
 } Stages;
 
-// Returns the number of a chunk of this rank among all stages.
+// Returns the stage that is this rank's chunk number `chunk`.
 static inline int stages_at(const Stages* y, int chunk) { return chunk * y->p + y->rank; }
 
-// The options are set.
+// Call after the options are set.
 static inline void stages_cut(Stages* y, GPT2Config c, int rank, int p) {
     PipelineParallel* options = &y->options;
     stages_parse_emulation(options);
@@ -79,29 +86,32 @@ static inline void stages_cut(Stages* y, GPT2Config c, int rank, int p) {
     y->rank = rank;
     y->p = p;
     y->v = (int)options->chunks;
-    split_check(options->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y->v); // before p*v numbers are written
+    split_check(options->from_mesh ? "--mesh pp=" : "--pipeline-parallel ", c.L, p, y->v); // before arrays of p*v
     y->count = p * y->v;
     split_blocks(y->blocks, options->split, c.L, p, y->v, split_costs(c.Vp, c.C));
     y->begin[0] = y->most_blocks = 0;
     for (int s = 0; s < y->count; s++) y->begin[s + 1] = y->begin[s] + y->blocks[s];
-    for (int k = 0; k < y->v; k++) if (y->blocks[stages_at(y, k)] > y->most_blocks) y->most_blocks = y->blocks[stages_at(y, k)];
+    for (int k = 0; k < y->v; k++)
+        if (y->blocks[stages_at(y, k)] > y->most_blocks) y->most_blocks = y->blocks[stages_at(y, k)];
 }
 
 static inline bool stages_have_head(const Stages* y) { return y->rank == y->p - 1; }
-// Returns the chunk whose forward passes take the next micro-batch of the data: that of the embedding, else that of the head.
-// (Where one rank has both, forward passes of a micro-batch follow one another.)
+// Returns the chunk whose forward passes load micro-batches: the one with the embedding, or if there is none, the one
+// with the head. (If one rank has both, the forward passes of a micro-batch follow one another.)
 static inline int stages_data_chunk(const Stages* y) { return y->rank > 0 && stages_have_head(y) ? y->v - 1 : 0; }
-// True if this rank has unit u.
+// Returns true if this rank has unit u.
 static inline bool stages_have(const Stages* y, int u) {
     if (u == 0) return y->rank == 0 || stages_have_head(y);
     int s = 0;
-    while (y->begin[s + 1] < u) s++;
+    while (y->begin[s + 1] <= unit_block(u)) s++;
     return s % y->p == y->rank;
 }
-// Sleeps until an action that began at `began` has lasted as long as --emulate-ms says. All of the head is in the last stage's B or I.
+// Sleeps until an action that began at `began` has taken as long as --emulate-ms says. The whole head counts in B or I
+// of the last stage.
 static inline void stages_emulate(const Stages* y, Action a, double began) {
     const PipelineParallel* options = &y->options;
-    double F = options->ms[0], I = options->ms[1], W = options->ms[2], of[] = { F, I + W, I, W }; // in the order of ActionKind
+    double F = options->ms[0], I = options->ms[1], W = options->ms[2];
+    double of[] = { F, I + W, I, W }; // in the order of ActionKind
     int stage = stages_at(y, a.chunk);
     bool has_head = stage == y->count - 1 && (a.kind == ACT_BACKWARD || a.kind == ACT_BACKWARD_INPUT);
     double ms = of[a.kind] * (options->head > 0 ? y->blocks[stage] : 1.0 / (double)options->chunks);
@@ -110,7 +120,7 @@ static inline void stages_emulate(const Stages* y, Action a, double began) {
     device_synchronize();
     sleep_until(began + 1e-3 * ms);
 }
-// Returns the number of blocks that this rank has, and the elements of all that it has.
+// Return the number of blocks, and of parameters, that this rank has.
 static inline int stages_num_blocks(const Stages* y) {
     int n = 0;
     for (int k = 0; k < y->v; k++) n += y->blocks[stages_at(y, k)];
@@ -118,11 +128,11 @@ static inline int stages_num_blocks(const Stages* y) {
 }
 static inline size_t stages_elements(const Stages* y, GPT2Config c) {
     size_t n = 0;
-    for (int u = 0; u <= c.L; u++) if (stages_have(y, u)) n += unit_elements(c, u);
+    for (int u = 0; u < gpt2_num_units(c); u++) if (stages_have(y, u)) n += unit_elements(c, u);
     return n;
 }
 
-// Returns the schedule of m micro-batches. Dies unless it can be played.
+// Returns the schedule of m micro-batches. Dies if m does not suit it.
 static inline Pipeline stages_pipeline(const Stages* y, int m) {
     Pipeline l = { (Schedule)y->options.schedule, y->p, m, y->v };
     pipeline_check(l);
@@ -130,79 +140,78 @@ static inline Pipeline stages_pipeline(const Stages* y, int m) {
 }
 
 // ---- messages between stages: (B,T,C) activations forward, and their gradients back ----
-typedef struct { floatX* data; CommOp op; } Message; // memory of MEMORY_ACTIVATIONS; what is under way there, or NO_OP
 typedef struct {
-    Comm* pp;                   // a view
+    Comm* pp;                           // a view
     Pipeline pipeline;
-    Message inbox, forth, back; // what comes next; what goes on to the next stage; what goes back
-    int held[2];                // marks before and after the last wait of p2p_send_buffer, which is in an action; -1: none
-} P2P;
+    floatX *inbox, *output, *gradient;  // (B,T,C) each: from another stage; to the next; to the one before; owned
+    CommOp received, sent[2];           // operations under way on the inbox; on output and gradient; NO_OP otherwise
+    int held[2];                        // marks before and after the last wait in messages_output; -1: none
+} Messages;
 
-// n: elements of the longest message. Nothing is allocated where one stage is all there is.
-static inline void p2p_init(P2P* m, Comm* pp, Pipeline l, size_t n) {
-    Message empty = { NULL, NO_OP };
-    Message* all[] = { &m->inbox, &m->forth, &m->back };
+// n: elements of the longest message. Allocates nothing for a pipeline of one stage.
+static inline void messages_init(Messages* m, Comm* pp, Pipeline l, size_t n) {
+    floatX** const all[] = { &m->inbox, &m->output, &m->gradient };
     m->pp = pp;
     m->pipeline = l;
     m->held[0] = m->held[1] = -1;
-    for (int i = 0; i < 3; i++) {
-        *all[i] = empty;
-        if (l.p * l.v > 1) all[i]->data = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
-    }
+    m->received = m->sent[0] = m->sent[1] = NO_OP;
+    for (int i = 0; i < 3 && l.p * l.v > 1; i++)
+        *all[i] = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
     comm_connect(pp, pipeline_are_neighbours);
 }
-static inline size_t p2p_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
+static inline size_t messages_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
 
-// Exchanges the message's memory and *there, so that nothing is copied.
-static inline void message_swap(Message* m, floatX** there) {
-    floatX* data = m->data;
-    m->data = *there;
-    *there = data;
+// Return the rank that sends the input of an action, and the rank that receives its result. NO_NEIGHBOUR: nobody, or
+// this rank itself.
+static inline int messages_from(const Messages* m, Action a) {
+    int from = pipeline_from(m->pipeline, m->pp->rank, a);
+    return from == m->pp->rank ? NO_NEIGHBOUR : from;
+}
+static inline int messages_to(const Messages* m, Action a) {
+    int to = pipeline_to(m->pipeline, m->pp->rank, a);
+    return to == m->pp->rank ? NO_NEIGHBOUR : to;
 }
 
-// Begins to receive what an action starts from, n elements.
-static inline void p2p_irecv(P2P* m, Action a, size_t n) {
-    int from = pipeline_from(m->pipeline, m->pp->rank, a);
-    if (from != NO_NEIGHBOUR && from != m->pp->rank) m->inbox.op = (comm_recv)(m->pp, m->inbox.data, n, COMM_FLOATX, from);
+// Exchanges two buffers without copying.
+static inline void buffers_swap(floatX** a, floatX** b) {
+    floatX* x = *a;
+    *a = *b;
+    *b = x;
 }
-// Waits for it: *input becomes the stage's input, or *gradient that of its output. Their memory takes the next message.
-static inline void p2p_wait(P2P* m, Action a, floatX** input, floatX** gradient) {
+
+// Waits for the input of an action: *input becomes the input of the stage, or *gradient the gradient of its output. The
+// next message goes into the memory that they used before.
+static inline void messages_take(Messages* m, Action a, floatX** input, floatX** gradient) {
     int from = pipeline_from(m->pipeline, m->pp->rank, a);
+    bool itself = from == m->pp->rank; // its output is the input; a gradient is in place
     if (from == NO_NEIGHBOUR) return;
-    bool alone = from == m->pp->rank; // it has made this input itself, just before; the gradient is in its place
-    comm_finish(m->pp, &m->inbox.op);
-    if (a.kind == ACT_FORWARD) message_swap(alone ? &m->forth : &m->inbox, input);
-    else if (!alone) message_swap(&m->inbox, gradient);
+    comm_finish(m->pp, &m->received);
+    if (a.kind == ACT_FORWARD) buffers_swap(itself ? &m->output : &m->inbox, input);
+    else if (!itself) buffers_swap(&m->inbox, gradient);
 }
 
-// Returns where a stage's output may be written: the message before it has been sent.
-static inline floatX* p2p_send_buffer(P2P* m) {
-    for (int i = 0; i < 2; i++) { // those of an evaluation, which nobody has taken
+// Returns the memory for a stage's output, after the previous output has been sent.
+static inline floatX* messages_output(Messages* m) {
+    for (int i = 0; i < 2; i++) { // marks of an evaluation, which nobody has read
         if (m->held[i] >= 0) device_event_free(m->held[i]);
         m->held[i] = -1;
     }
-    if (m->forth.op == NO_OP) return m->forth.data;
+    if (m->sent[0] == NO_OP) return m->output;
     m->held[0] = device_event();
-    comm_finish(m->pp, &m->forth.op);
+    comm_finish(m->pp, &m->sent[0]);
     m->held[1] = device_event();
-    return m->forth.data;
+    return m->output;
 }
-// Sends what an action has made: that output, or *gradient, which gets other memory and may be written at once.
-static inline void p2p_isend(P2P* m, Action a, size_t n, floatX** gradient) {
-    int to = pipeline_to(m->pipeline, m->pp->rank, a);
-    Message* out = a.kind == ACT_FORWARD ? &m->forth : &m->back;
-    if (to == NO_NEIGHBOUR || to == m->pp->rank) return;
-    comm_finish(m->pp, &out->op);
-    if (out == &m->back) message_swap(out, gradient);
-    out->op = (comm_send)(m->pp, out->data, n, COMM_FLOATX, to);
+// Returns the result of an action for sending: that output, or *gradient, which is exchanged for memory that may be
+// written immediately.
+static inline const floatX* messages_result(Messages* m, Action a, floatX** gradient) {
+    if (a.kind == ACT_FORWARD) return m->output;
+    comm_finish(m->pp, &m->sent[1]);
+    buffers_swap(&m->gradient, gradient);
+    return m->gradient;
 }
-// Waits until all has been sent.
-static inline void p2p_wait_sends(P2P* m) {
-    comm_finish(m->pp, &m->forth.op);
-    comm_finish(m->pp, &m->back.op);
+// Waits until everything has been sent.
+static inline void messages_finish(Messages* m) {
+    for (int i = 0; i < 2; i++) comm_finish(m->pp, &m->sent[i]);
 }
-
-// For the timeline, the caller of these is who communicates.
-#define p2p_irecv(m, ...) (comm_from((m)->pp, __func__), p2p_irecv(m, __VA_ARGS__))
-#define p2p_isend(m, ...) (comm_from((m)->pp, __func__), p2p_isend(m, __VA_ARGS__))
 #endif

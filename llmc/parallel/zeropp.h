@@ -1,17 +1,18 @@
 /*
-zeropp.h - ZeRO++ (Wang et al., arXiv 2306.10209), as train_gpt2_zeropp.cu has it: nodes, what weights and gradients travel as, and
-the tensors that do not travel.
+zeropp.h - ZeRO++ (Wang et al., arXiv 2306.10209) for train_gpt2_zeropp.cu: the nodes, the format of weights and
+gradients in messages, and 1-D tensors, which every rank stores. The program itself issues all collectives.
 
-Nodes     N ranks are K nodes of g neighbours each: rank a*g + b of the world is number b of node a. `node` is the communicator of the
-          ranks with equal a, `across` that of those with equal b, which are on different nodes.
-Rows      A group's whole memory is N shards, one behind the other, and this rank's is number b*K + a. So the K shards of the ranks
-          with equal b are neighbours: what `across` gathers or adds up is one part of what `node` gathers or adds up, and nothing
-          has to be moved between the two. (DeepSpeed numbers shards by rank, and moves pieces instead: its swizzle.)
-Packed    Shards are a multiple of PACKED_ROW elements. These are whole blocks, so packed shards, one behind the other, are the packed
-          whole; and each packed shard begins at a multiple of 16 bytes.
-Secondary shard (hpZ): these K shards of every group's weights, as they travel. A node has all weights, a rank 1/g of them.
-Vectors   1-D tensors are few, and are not rounded. Every rank has all their state, as in DDP. Their gradients are added up in
-          fp32: over micro-batches, then once a step over the ranks of a node, and of that sum each rank a part over nodes.
+Nodes     N ranks are K nodes of g neighbours each: rank a*g + b of the world is number b of node a. `node` is the
+          communicator of the ranks with equal a, `across` that of the ranks with equal b, which are on different nodes.
+Rows      The memory of a whole group consists of N consecutive shards, and this rank owns number b*K + a. The K shards
+          of the ranks with equal b are therefore neighbours: `across` gathers or sums one part of the data that `node`
+          gathers or sums, and nothing has to be moved between the two. (DeepSpeed numbers shards by rank, and moves
+          pieces: its swizzle.)
+Packed    The size of a shard is a multiple of PACKED_ROW elements, which are whole blocks. Consecutive packed shards
+          are therefore the packed whole, and each of them begins at a multiple of 16 bytes.
+Secondary shard (hpZ): these K shards of every group's weights, as in messages. A node has all weights, a rank 1/g.
+Vectors   1-D tensors are small, and are not rounded. Every rank has all their state, as in DDP. Their gradients are
+          summed in fp32: over micro-batches, and once per step over ranks.
 */
 #ifndef LLMC_ZEROPP_H
 #define LLMC_ZEROPP_H
@@ -21,19 +22,22 @@ Vectors   1-D tensors are few, and are not rounded. Every rank has all their sta
 // The state of all 1-D tensors, unit by unit in the order of gpt2.h, and padding: (n).
 typedef struct {
     Shards state;       // fp32 weights, gradients and moments
-    floatX* params;     // what layers read; owned, or a view of the state's where that is the same
-    floatX* grads;      // what the layers of a micro-batch leave, owned
+    floatX* params;     // in floatX for layers; owned, or a view of the state if that is the same
+    floatX* grads;      // gradients of one micro-batch, owned
 } Vectors;
+
+// The memory of a unit's parameters or gradients: its 1-D tensors, which every rank has, and its matrices.
+typedef struct { floatX *vectors, *matrices; } UnitMemory;
 
 typedef struct {
     long long node_ranks;            // --node-ranks
-    int weights, gradients;          // --quantise-weights, --quantise-gradients: which of their words
-    int weight_bits, gradient_bits;  // of an element on its way; 0: it is not quantised
+    int weights, gradients;          // --quantise-weights, --quantise-gradients: index of the word
+    int weight_bits, gradient_bits;  // of an element in messages; 0: not quantised
     int nodes, ranks;                // K, g; set by zeropp_check, as are the bits
     Comm node, across;
-    char* secondary;                 // (K,shard) of every group, one behind the other, as they travel; owned
+    char* secondary;                 // (K,shard) of every group, one after another, as in messages; owned
     Vectors vectors;
-    float* sum;                      // scratch for sums of gradients: (K,shard) of the largest group, or the vectors'; owned
+    float* scratch;                  // for sums of gradients: (K,shard) of the largest group, or the vectors'; owned
 } ZeroPP;
 
 // ---- options ----
@@ -54,15 +58,16 @@ static inline int zeropp_machine(Control* control) {
     RankInfo r = control->ranks;
     int g = r.local_size;
     control_share(control, &g, sizeof g);
-    require(r.local_size == g && r.local_rank == r.rank % g, "--node-ranks: rank %d is number %d of %d on its machine, and rank 0's"
-            " has %d: start equally many neighbouring ranks on each, or give --node-ranks", r.rank, r.local_rank, r.local_size, g);
+    require(r.local_size == g && r.local_rank == r.rank % g, "--node-ranks: rank %d is number %d of %d on its machine,"
+            " and rank 0's has %d: start equally many neighbouring ranks on each, or give --node-ranks",
+            r.rank, r.local_rank, r.local_size, g);
     return g;
 }
 
-// Dies if options do not go together. Sets what follows from them.
+// Dies if options contradict each other. Sets the fields that follow from them.
 static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world) {
     static const int gradient_bits[] = { 4, 8, 0 };
-    Control* control = world->world->control; // NULL: --predict, which knows no machine
+    Control* control = world->world->control; // NULL with --predict, which knows no machine
     int N = world->size;
     z->weight_bits = z->weights == 0 ? 8 : 0;
     z->gradient_bits = gradient_bits[z->gradients];
@@ -74,18 +79,26 @@ static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world)
     sharding_check(options, N);
 }
 
-// ---- n elements on their way, n a multiple of PACKED_ROW ----
+// ---- weights and gradients in messages: n elements, a multiple of PACKED_ROW ----
 static inline size_t weight_bytes(const ZeroPP* z, size_t n) {
     return z->weight_bits ? quantised_bytes(n, z->weight_bits) : n * sizeof(floatX);
 }
 static inline size_t gradient_bytes(const ZeroPP* z, size_t n) {
     return z->gradient_bits ? quantised_bytes(n, z->gradient_bits) : n * sizeof(float);
 }
-// x (n) of type t, fp32 or floatX
-static inline void pack_gradients(const ZeroPP* z, void* packed, const void* x, DType t, size_t n) {
+// out (n) = gathered weights. Does nothing if weights are sent as floatX, because they are then in place.
+static inline void unpack_weights(const ZeroPP* z, floatX* out, const void* packed, size_t n) {
+    if (z->weight_bits) dequantise_sum(out, FLOATX_DTYPE, packed, 1, n, z->weight_bits);
+}
+// packed (rows,shard) = gradients x of type t, fp32 or floatX. shard: this rank's of the group. Returns a row's bytes.
+static inline size_t pack_gradients(const ZeroPP* z, const Shards* s, void* packed, const void* x, DType t, int rows,
+                                    Shard shard) {
+    size_t n = (size_t)rows * shard.n;
+    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
     if (z->gradient_bits) quantise(packed, NULL, x, t, NULL, n, z->gradient_bits);
     else if (t == DTYPE_F32) device_copy(packed, x, n * sizeof(float));
     else to_fp32((float*)packed, (const floatX*)x, n);
+    return gradient_bytes(z, shard.n);
 }
 // out (n) = the sum of packed (rows,n), in their order
 static inline void sum_gradients(const ZeroPP* z, float* out, const void* packed, int rows, size_t n) {
@@ -95,77 +108,76 @@ static inline void sum_gradients(const ZeroPP* z, float* out, const void* packed
 }
 
 // ---- the secondary shard ----
-// Begins to renew this rank's K rows of a group: its own from s, where it has changed, and the others from the other nodes.
-static inline CommOp secondary_refresh(ZeroPP* z, const Shards* s, Shard shard) {
-    size_t row = weight_bytes(z, shard.n);
-    char *rows = z->secondary + (size_t)z->nodes * weight_bytes(z, shard.at), *own = rows + (size_t)z->across.rank * row;
-    if (z->weight_bits) quantise(own, NULL, s->params + shard.at, DTYPE_F32, NULL, shard.n, z->weight_bits);
-    else from_fp32((floatX*)own, s->params + shard.at, shard.n);
-    comm_trace_data(&z->across, s->params + shard.at, shard.n * sizeof(float));
-    return (comm_all_gather)(&z->across, rows, own, row, COMM_BYTE);
+static inline size_t secondary_bytes(const ZeroPP* z, size_t n) { return (size_t)z->nodes * weight_bytes(z, n); }
+// Returns this rank's secondary shard (K,shard) of a group, to be sent or received.
+static inline char* secondary_shard(const ZeroPP* z, const Shards* s, Shard shard) {
+    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // whose weights they are
+    return z->secondary + secondary_bytes(z, shard.offset);
 }
-// Begins to gather whole (N,n), as it travels, from the ranks of this node.
-static inline CommOp secondary_gather(ZeroPP* z, const Shards* s, void* whole, Shard shard) {
-    size_t K = (size_t)z->nodes;
-    comm_trace_data(&z->node, s->params + shard.at, shard.n * sizeof(float));
-    return (comm_all_gather)(&z->node, whole, z->secondary + K * weight_bytes(z, shard.at), K * weight_bytes(z, shard.n), COMM_BYTE);
+// Packs the new weights of this rank's own shard into its row, and returns that.
+static inline char* secondary_pack(const ZeroPP* z, const Shards* s, Shard shard) {
+    char* row = secondary_shard(z, s, shard) + (size_t)z->across.rank * weight_bytes(z, shard.n);
+    if (z->weight_bits) quantise(row, NULL, s->params + shard.offset, DTYPE_F32, NULL, shard.n, z->weight_bits);
+    else from_fp32((floatX*)row, s->params + shard.offset, shard.n);
+    return row;
 }
-#define secondary_refresh(z, ...) (comm_from(&(z)->across, __func__), secondary_refresh(z, __VA_ARGS__))
-#define secondary_gather(z, ...) (comm_from(&(z)->node, __func__), secondary_gather(z, __VA_ARGS__))
 
 // ---- 1-D tensors ----
-// Returns where those of FSDP's unit u begin; behind the last unit, how many there are.
-static inline size_t vectors_at(GPT2Config c, int u) {
-    int l = (u - 1) / 2;
-    return u == 0 ? 0 : (size_t)c.C * (size_t)(2 + 13*l + (u == mlp_unit(l) ? 6 : 0));
+// Returns the first element of unit u; after the last unit, the number of elements.
+static inline size_t vectors_offset(GPT2Config c, int u) {
+    size_t n = 0;
+    for (int before = 0; before < u; before++) n += unit_no_decay(c, before);
+    return n;
 }
 static inline size_t vectors_size(const ZeroPP* z, GPT2Config c) { // in g parts
-    return (size_t)z->ranks * shard_of(vectors_at(c, attention_unit(c.L)), z->ranks);
+    return (size_t)z->ranks * shard_of(vectors_offset(c, gpt2_num_units(c)), z->ranks);
 }
-// What every rank has of unit u of gpt2.h. It counts on rank 0.
-static inline ParamRange vectors_range(const Vectors* v, GPT2Config c, int u, int rank) {
+// Returns the memory of unit u. vectors: the 1-D tensors of all units; matrices: those of this unit.
+static inline UnitMemory unit_memory(GPT2Config c, int u, floatX* vectors, floatX* matrices) {
+    UnitMemory unit = { vectors + vectors_offset(c, u), matrices };
+    return unit;
+}
+// Returns the range of the 1-D tensors of unit u. They count on rank 0.
+static inline ParamRange vectors_range(const ZeroPP* z, GPT2Config c, int u) {
     ParamRange p = param_range(c, u, 0, unit_no_decay(c, u));
-    size_t at = vectors_at(c, u == 0 ? 0 : attention_unit(u - 1));
-    shards_place(&v->state, &p, at);
-    p.params = v->params + at;
-    p.is_replicated = rank > 0;
+    shards_place(&z->vectors.state, &p, vectors_offset(c, u));
+    p.is_replicated = z->node.rank > 0 || z->across.rank > 0;
     return p;
 }
-// After a micro-batch: the gradients become what it has left, or it is added to them.
-static inline void vectors_add(const ZeroPP* z, bool first) {
+// Call after a micro-batch: adds its gradients to the sum, or sets the sum to them.
+static inline void vectors_add(const ZeroPP* z, bool first_micro) {
     const Vectors* v = &z->vectors;
     float* grads = (float*)v->state.grads;
-    to_fp32(first ? grads : z->sum, v->grads, v->state.n);
-    if (!first) add_in_place_fp32(grads, z->sum, v->state.n);
+    to_fp32(first_micro ? grads : z->scratch, v->grads, v->state.n);
+    if (!first_micro) add_in_place_fp32(grads, z->scratch, v->state.n);
 }
-// The gradients become their sums over all ranks.
-static inline void vectors_reduce(ZeroPP* z) {
-    size_t n = z->vectors.state.n / (size_t)z->ranks;
-    float *all = (float*)z->vectors.state.grads, *part = all + (size_t)z->node.rank * n;
-    comm_wait(&z->node, (comm_reduce_scatter)(&z->node, part, all, n, COMM_F32));
-    comm_wait(&z->across, (comm_all_reduce)(&z->across, part, n, COMM_F32));
-    comm_wait(&z->node, (comm_all_gather)(&z->node, all, part, n, COMM_F32));
-}
-#define vectors_reduce(z) (comm_from(&(z)->node, __func__), vectors_reduce(z))
-// After an update: layers read the new weights.
+// Call after an update: gives the new weights to the layers.
 static inline void vectors_renew(const Vectors* v) {
     if (NEEDS_MASTER) from_fp32(v->params, v->state.params, v->state.n);
 }
 
 // ---- memory, and the ranks ----
-static inline size_t zeropp_sum(const ZeroPP* z, GPT2Config c, ShardSizes own) { // elements
-    return size_max((size_t)z->nodes * size_max(own.root, own.other), vectors_size(z, c));
+static inline size_t scratch_elements(const ZeroPP* z, GPT2Config c, ShardSizes sizes) {
+    return size_max((size_t)z->nodes * size_max(sizes.root, sizes.largest), vectors_size(z, c));
+}
+// Returns the bytes of a bucket for n elements: gradients, and messages in both directions.
+static inline size_t bucket_bytes(const ZeroPP* z, size_t n) { return n * sizeof(floatX) + 2 * gradient_bytes(z, n); }
+// Returns the bytes of a gather buffer for n elements: parameters, and if they are quantised the arriving bytes.
+static inline size_t gather_buffer_bytes(const ZeroPP* z, size_t n) {
+    return n * sizeof(floatX) + (z->weight_bits ? weight_bytes(z, n) : 0);
 }
 // Collective.
-static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, ShardSizes own) {
+static inline void zeropp_init(ZeroPP* z, Layout* y, const Sharding* options, GPT2Config c, Comm* world) {
     Vectors* v = &z->vectors;
-    Sharding whole; // every rank has all, on the device, and gradients in fp32
+    ShardSizes sizes = shard_sizes(c, options);
+    Sharding whole; // for 1-D tensors: all on every rank's device, gradients in fp32
     memset(&whole, 0, sizeof whole);
     shards_init(&v->state, &whole, world, vectors_size(z, c), false);
-    v->params = NEEDS_MASTER ? (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_PARAMETERS) : (floatX*)v->state.params;
+    v->params = (floatX*)v->state.params;
+    if (NEEDS_MASTER) v->params = (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_PARAMETERS);
     v->grads = (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_GRADIENTS);
-    z->secondary = (char*)device_alloc((size_t)z->nodes * weight_bytes(z, own.all), MEMORY_PARAMETERS);
-    z->sum = (float*)device_alloc(zeropp_sum(z, c, own) * sizeof(float), MEMORY_COMMUNICATION);
+    z->secondary = (char*)device_alloc(secondary_bytes(z, sizes.all), MEMORY_PARAMETERS);
+    z->scratch = (float*)device_alloc(scratch_elements(z, c, sizes) * sizeof(float), MEMORY_COMMUNICATION);
     comm_split(&z->node, world, "node", world->rank / z->ranks);
     comm_split(&z->across, world, "across", world->rank % z->ranks);
     comm_register_on(&z->node);
@@ -174,38 +186,49 @@ static inline void zeropp_init(ZeroPP* z, Layout* y, GPT2Config c, Comm* world, 
 }
 static inline void zeropp_free(ZeroPP* z) {
     if (NEEDS_MASTER) device_free(z->vectors.params);
-    device_free(z->vectors.grads); device_free(z->secondary); device_free(z->sum);
+    device_free(z->vectors.grads); device_free(z->secondary); device_free(z->scratch);
     shards_free(&z->vectors.state);
     comm_free(&z->across);
     comm_free(&z->node);
 }
-// Adds what zeropp_init will allocate, and the world, to bytes by kind.
-static inline void zeropp_predict(const ZeroPP* z, GPT2Config c, const Comm* world, ShardSizes own, size_t bytes[MEMORY_KINDS]) {
-    size_t V = vectors_size(z, c), X = sizeof(floatX), K = (size_t)z->nodes;
-    bytes[MEMORY_PARAMETERS] += V * (4 + (NEEDS_MASTER ? X : 0)) + K * weight_bytes(z, own.all);
+// Adds the bytes that zeropp_init and the world will allocate, by kind.
+static inline void zeropp_predict(const ZeroPP* z, GPT2Config c, const Comm* world, ShardSizes sizes,
+                                  size_t bytes[MEMORY_KINDS]) {
+    size_t V = vectors_size(z, c), X = sizeof(floatX);
+    bytes[MEMORY_PARAMETERS] += V * (4 + (NEEDS_MASTER ? X : 0)) + secondary_bytes(z, sizes.all);
     bytes[MEMORY_GRADIENTS] += V * (4 + X);
     bytes[MEMORY_OPTIMIZER] += V * 8;
-    bytes[MEMORY_COMMUNICATION] += zeropp_sum(z, c, own) * sizeof(float);
-    bytes[MEMORY_COMMUNICATION] += comm_world_bytes(world) + comm_split_bytes(world, z->ranks) + comm_split_bytes(world, z->nodes);
+    bytes[MEMORY_COMMUNICATION] += scratch_elements(z, c, sizes) * sizeof(float);
+    bytes[MEMORY_COMMUNICATION] += comm_world_bytes(world);
+    bytes[MEMORY_COMMUNICATION] += comm_split_bytes(world, z->ranks) + comm_split_bytes(world, z->nodes);
 }
 
-// ---- what crosses between nodes, per rank and step: bytes of weights, of gradients, and of the gradients of 1-D tensors ----
-typedef struct { double weights, gradients, vectors, all; } BetweenNodes;
-static inline BetweenNodes between_nodes(const ZeroPP* z, GPT2Config c, const Sharding* options, int accumulation) {
-    size_t n = shard_sizes(c, options).all;
-    double others = z->nodes - 1, vectors = (double)(vectors_size(z, c) / (size_t)z->ranks * sizeof(float));
-    BetweenNodes b = { others * (double)weight_bytes(z, n), others * accumulation * (double)gradient_bytes(z, n),
-                       ring_bytes(vectors, z->nodes), 0 };
-    b.all = b.weights + b.gradients + b.vectors;
+// ---- bytes that a rank sends per step ----
+typedef struct {
+    double weights, gradients, vectors; // between nodes: weights, gradients, and gradients of 1-D tensors
+    double between, within;             // these together; within a node
+} ZeroPPSent;
+// Within its node a rank sends K rows of every group to each other rank: gradients in each micro-batch, weights once
+// a step if they stay gathered after their forward pass, and the rest twice a micro-batch.
+static inline ZeroPPSent zeropp_sent(const ZeroPP* z, GPT2Config c, const Sharding* options, int accumulation) {
+    ShardSizes sizes = shard_sizes(c, options);
+    size_t all = sizes.all, returns = reshards_after_forward(options) ? all - sizes.root : 0;
+    double A = accumulation, K = z->nodes, g = z->ranks, vectors = (double)(vectors_size(z, c) * sizeof(float));
+    double gathered = (double)weight_bytes(z, all - returns) + 2 * A * (double)weight_bytes(z, returns);
+    double updated = (double)weight_bytes(z, all), reduced = A * (double)gradient_bytes(z, all);
+    ZeroPPSent b = { (K - 1) * updated, (K - 1) * reduced, ring_bytes(vectors / g, z->nodes), 0, 0 };
+    b.between = b.weights + b.gradients + b.vectors;
+    b.within = (g - 1) * K * (gathered + reduced) + ring_bytes(vectors, z->ranks);
     return b;
 }
-static inline void report_zeropp(const ZeroPP* z, BetweenNodes b) {
+static inline void report_zeropp(const ZeroPP* z, ZeroPPSent b) {
     char text[4][32];
-    printf("nodes      %d of %d ranks; between them, per rank and step: weights %s in %s, gradients %s in %s, 1-D tensors' %s;"
-           " of 1-D tensors each rank keeps all, %s\n",
-           z->nodes, z->ranks, format_bytes(text[0], 32, b.weights), z->weight_bits ? "int8" : FLOATX_NAME,
-           format_bytes(text[1], 32, b.gradients), z->gradient_bits == 4 ? "int4" : z->gradient_bits == 8 ? "int8" : "fp32",
-           format_bytes(text[2], 32, b.vectors), format_bytes(text[3], 32, 20 * (double)z->vectors.state.n));
+    const char *weights = z->weight_bits ? "int8" : FLOATX_NAME;
+    const char *gradients = z->gradient_bits == 4 ? "int4" : z->gradient_bits == 8 ? "int8" : "fp32";
+    printf("nodes      %d of %d ranks; between them, per rank and step: weights %s in %s, gradients %s in %s,"
+           " 1-D tensors' %s; of 1-D tensors each rank keeps all, %s\n",
+           z->nodes, z->ranks, format_bytes(text[0], 32, b.weights), weights, format_bytes(text[1], 32, b.gradients),
+           gradients, format_bytes(text[2], 32, b.vectors), format_bytes(text[3], 32, 20 * (double)z->vectors.state.n));
     fflush(stdout);
 }
 #endif

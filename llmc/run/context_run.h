@@ -8,36 +8,25 @@ data, and who works how much is said, predicted and counted.
 #include "ranks_run.h"
 
 // ---- before the model ----
-// Who shares what, and what each group reads.
-static inline DataReaders context_readers(Run* run, ContextParallel* cp) {
-    const Comm* world = &run->ranks->context.comm;
+// Sets who shares what; each group reads a part of every step. For --predict this is a rank that sends most.
+static inline DataReaders context_readers(void* self, Run* run, bool predicts) {
+    ContextParallel* cp = (ContextParallel*)self;
+    Comm* world = ranks_world(run);
+    if (predicts) world->rank = cp->ranks == 1 || world->size == 1 ? 0 : 1;
     context_plan(cp, world, run->config, (int)run->o.seq_len);
     DataReaders groups = { world->rank / cp->c, world->size / cp->c, cp->c > 1 ? "groups of ranks" : "ranks", 1 };
     run->ranks->context_parallel = cp->c;
     return groups;
 }
-static inline void context_start(Run* run, ContextParallel* cp, int argc, char** argv) {
-    ranks_join(run, argc, argv);
-    ranks_open_data(run, context_readers(run, cp), false);
-}
-// The same for --predict (predict.h), which starts nothing: for a rank that sends most.
-static inline void context_predict(Run* run, ContextParallel* cp) {
-    run->ranks->context.comm.rank = cp->ranks == 1 || run->ranks->context.comm.size == 1 ? 0 : 1;
-    run_choose_batch(run, context_readers(run, cp));
-}
-
-static inline int context_recompute(Run* run, ContextParallel* cp, LayerShapes shapes) {
-    run_prepare(run, shapes);
-    context_split(cp, &run->ranks->context.comm);
-    return ranks_choose_recompute(run);
-}
+static inline void context_open(void* self, Run* run) { context_split((ContextParallel*)self, ranks_world(run)); }
 
 // ---- before the first step, and after the last ----
 // Prints who shares what, and the most that a rank works, over the mean.
-static inline void context_report(Run* run, const ContextParallel* cp) {
+static inline void context_report(void* self, Run* run) {
+    const ContextParallel* cp = (const ContextParallel*)self;
     static const char* const ways[] = { "heads for tokens (ulysses)", "all keys and values at once (allgather)",
                                         "keys and values in a ring" };
-    int T = (int)run->o.seq_len, groups = run->ranks->context.comm.size / cp->c;
+    int T = (int)run->o.seq_len, groups = run->ranks->all.comm.size / cp->c;
     unsigned long long most = 0, all = 0;
     for (int r = 0; r < cp->c; r++) {
         unsigned long long pairs = context_pairs(cp, r, 1, T, (int)cp->NH);
@@ -53,7 +42,7 @@ static inline void context_report(Run* run, const ContextParallel* cp) {
 // Prints the pairs that ranks have counted per step in backward passes, of the rank with most, beside the formula's. Returns true if
 // all are as predicted. Collective.
 static inline bool context_report_pairs(Run* run, const ContextParallel* cp) {
-    RankContext* w = &run->ranks->context;
+    Ranks* w = &run->ranks->all;
     typedef struct { unsigned long long counted, predicted; } Pairs;
     Pairs mine = { w->steps > 0 ? cp->pairs / (unsigned long long)w->steps : 0, 0 };
     mine.predicted = (unsigned long long)(run->accumulation * run->config.L)
@@ -71,5 +60,12 @@ static inline bool context_report_pairs(Run* run, const ContextParallel* cp) {
            as_predicted ? "as predicted" : "NOT AS PREDICTED");
     fflush(stdout);
     return as_predicted;
+}
+
+// Call it after the stage's options.
+static inline void ranks_share_sequences(Run* run, ContextParallel* cp) {
+    static const RankSharing sharing = { context_readers, context_open, context_report };
+    run->ranks->sharing = &sharing;
+    run->ranks->sharing_self = cp;
 }
 #endif

@@ -11,7 +11,7 @@ mesh_run.h - what a mesh of ranks adds to a run on several ranks (ranks_run.h): 
 // Dies if the options do not fit the ranks or the model.
 static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     RanksRun* r = run->ranks;
-    int N = r->context.comm.size;
+    int N = r->all.comm.size;
     if (mesh->text) {
         Axes axes = axes_choose(mesh->text, N);
         r->tensor_parallel = axes.size[MESH_TP];
@@ -26,49 +26,32 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     return axes_of(t, p, N / (t * p), false);
 }
 
-// Sets who shares what, in `mesh`. mesh_recompute opens its communicators: layers_prepare comes before any messages.
-static inline void mesh_choose(Run* run, Mesh* mesh) {
+// Sets who shares what. For --predict this is a rank of stage predicted_stage. Ranks that share a replica of the model see the
+// same data.
+static inline DataReaders mesh_readers(void* self, Run* run, bool predicts) {
+    Mesh* mesh = (Mesh*)self;
     RanksRun* r = run->ranks;
-    mesh_plan_axes(mesh, &r->context.comm, mesh_choose_axes(run, mesh));
-    r->mesh = mesh;
-    AxesPlace place = axes_place(mesh->axes, r->context.comm.rank);
-    if (r->pipeline_parallel > 1) r->pipe = place.at[MESH_DP] * mesh->axes.size[MESH_TP] + place.at[MESH_TP];
-}
-// Ranks that share a replica of the model see the same data.
-static inline DataReaders mesh_readers(const Run* run) {
-    const RanksRun* r = run->ranks;
-    Axes axes = r->mesh->axes;
-    int rank = axes_place(axes, r->context.comm.rank).at[MESH_DP], d = axes.size[MESH_DP]; // of replicas of the model
+    Axes axes = mesh_choose_axes(run, mesh);
+    AxesPlace predicted = { { 0, r->predicted_stage, 0 } }; // tp, pp, dp
+    if (predicts) r->all.comm.rank = axes_rank(axes, predicted);
+    if (predicts && mesh->text) r->sent_along = mesh->sent_along;
+    mesh_plan_axes(mesh, &r->all.comm, axes);
+    AxesPlace place = axes_place(axes, r->all.comm.rank);
+    if (r->pipeline_parallel > 1) r->pipe = place.at[MESH_DP] * axes.size[MESH_TP] + place.at[MESH_TP];
     bool shared = r->tensor_parallel * r->pipeline_parallel > 1;
-    DataReaders copies = { rank, d, shared ? "replicas of the model" : "ranks", r->pipeline_parallel };
-    return copies;
+    DataReaders replicas = { place.at[MESH_DP], axes.size[MESH_DP], shared ? "replicas of the model" : "ranks", r->pipeline_parallel };
+    return replicas;
 }
 
-static inline void mesh_start(Run* run, Mesh* mesh, int argc, char** argv) {
-    bool pipelined = run->ranks->pipeline_parallel == 0 || mesh->text; // as options_pipeline_parallel has set it
-    ranks_join(run, argc, argv);
-    mesh_choose(run, mesh);
-    ranks_open_data(run, mesh_readers(run), pipelined);
+// Opens the communicators. Where the axes are given by --mesh, messages name ranks by their place on them.
+static inline void mesh_open(void* self, Run* run) {
+    Mesh* mesh = (Mesh*)self;
+    int N = run->ranks->all.comm.size;
+    mesh_split(mesh);
     if (mesh->text == NULL) return;
-    int N = run->ranks->context.comm.size;
-    char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)N, RANK_NAME); // messages name ranks by where they are
+    char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)N, RANK_NAME);
     for (int r = 0; r < N; r++) axes_text(mesh->axes, r, names[r], RANK_NAME);
-    control_name_ranks(&run->ranks->context.control, names);
-}
-
-// The same for --predict (predict.h), which starts nothing: for a rank of stage predicted_stage.
-static inline void mesh_predict(Run* run, Mesh* mesh) {
-    AxesPlace place = { { 0, run->ranks->predicted_stage, 0 } }; // tp, pp, dp
-    run->ranks->context.comm.rank = axes_rank(mesh_choose_axes(run, mesh), place);
-    mesh_choose(run, mesh);
-    run_choose_batch(run, mesh_readers(run));
-    if (mesh->text) run->ranks->sent_along = mesh->sent_along;
-}
-
-static inline int mesh_recompute(Run* run, LayerShapes shapes) {
-    run_prepare(run, shapes);
-    mesh_split(run->ranks->mesh);
-    return ranks_choose_recompute(run);
+    control_name_ranks(&run->ranks->all.control, names);
 }
 
 // Says which ranks save: all of them, where each has shards of its own, else those of the first replica of the model.
@@ -106,10 +89,11 @@ static inline void axes_record(json_t* run, Axes a, const double sent[MESH_AXES]
     json_object_set_new(run, "predicted_comm_bytes_along", bytes);
 }
 
-// Prints the mesh, after ranks_report. From here on what is sent along each axis of --mesh is counted beside what was predicted.
-static inline void mesh_report(Run* run) {
+// Prints the mesh. From here on what is sent along each axis of --mesh is counted beside what was predicted.
+static inline void mesh_report(void* self, Run* run) {
+    (void)self;
     RanksRun* r = run->ranks;
-    RankContext* w = &r->context;
+    Ranks* w = &r->all;
     const Mesh* m = r->mesh;
     int t = (int)r->tensor_parallel, replicas = w->comm.size / t;
     if (m->text == NULL && t > 1)
@@ -122,29 +106,16 @@ static inline void mesh_report(Run* run) {
     const Comm* const comms[MESH_AXES] = { m->tp, m->pp, m->dp };
     for (int k = 0; k < MESH_AXES; k++) {
         const Comm* also = k == MESH_PP && m->tied != m->pp ? m->tied : NULL;
-        context_count_along(w, mesh_axis_names[k], comms[k], also, m->sent_along[k]);
+        ranks_count_along(w, mesh_axis_names[k], comms[k], also, m->sent_along[k]);
     }
 }
 
-// ---- --check-every ----
-
-// Of units of which each rank has a part (parallel/mesh.h): dies unless ranks with the same part have the same parameters, and all
-// ranks the same replicated tensors. params has the parts of the units, one after another.
-typedef struct { const Run* run; const Unit* units; const floatX* params; } PartsOfUnits;
-static inline uint64_t part_checksum(void* self, int u) {
-    PartsOfUnits* p = (PartsOfUnits*)self;
-    if (p->units[u].size == 0) return UNIT_ELSEWHERE;
-    return device_checksum(p->params + p->units[u].offset, sizeof(floatX), p->units[u].size);
-}
-static inline uint64_t part_copies_checksum(void* self, int u) {
-    PartsOfUnits* p = (PartsOfUnits*)self;
-    if (p->units[u].size == 0) return UNIT_ELSEWHERE;
-    return replicated_checksum(p->run->config, u, (int)p->run->ranks->tensor_parallel, p->params + p->units[u].offset);
-}
-static inline void mesh_check_parts(Run* run, long long step, const Unit* units, const floatX* params) {
-    PartsOfUnits p = { run, units, params };
-    int t = (int)run->ranks->tensor_parallel, num_units = run->config.L + 1;
-    if (t > 1) context_check_units(&run->ranks->context, step, num_units, part_copies_checksum, &p);
-    context_check_parts(&run->ranks->context, step, t, num_units, part_checksum, &p);
+// Call it after the stage's options.
+static inline void ranks_are_mesh(Run* run, Mesh* mesh) {
+    static const RankSharing sharing = { mesh_readers, mesh_open, mesh_report };
+    run->ranks->mesh = mesh;
+    run->ranks->sharing = &sharing;
+    run->ranks->sharing_self = mesh;
+    run->ranks->is_pipeline = mesh->text != NULL || run->ranks->pipeline_parallel == 0; // as options_pipeline_parallel has set it
 }
 #endif

@@ -14,8 +14,8 @@ same message.
 #define LLMC_RUN_PREDICT_H
 #include "ranks_run.h"
 
-// Sets run->predicted and run->ranks->sent of a model by its formulas, after ranks_predict or mesh_predict.
-typedef void PredictModel(void* model, Run* run);
+// Sets what the formulas need to know of a stage's model.
+typedef void ConfigureModel(void* model, Run* run);
 typedef struct { const char* ranks; int device; double gpu_memory; } PredictOptions;
 enum { PREDICT_OWN, PREDICT_CPU, PREDICT_GPU }; // of --predict-device
 #define PREDICT_GPU_MEMORY 80 // GB: an A100's or an H100's
@@ -29,6 +29,7 @@ typedef struct {
     RanksRun* clean_ranks;     // the same of run->ranks, owned
     void *model, *clean_model; // the same of the stage's model
     size_t size;               // bytes of the model
+    ConfigureModel* configure;
     PredictModel* predict;
     PredictOptions o;
     CommContext world;         // of ranks that nobody joins
@@ -56,8 +57,8 @@ static inline void predict_ranks(Predictor* p) {
     if (gpu) classifier_elements = classifier_elements_cuda(1e9 * p->o.gpu_memory, run->o.deterministic);
     p->backend.device_bytes = gpu ? predict_nccl_bytes : predict_mpi_bytes;
     p->world.backend = N > 1 ? &p->backend : NULL; // a rank that is alone has none
-    run->ranks->context.comm.world = &p->world;
-    run->ranks->context.comm.size = (int)N;
+    run->ranks->all.comm.world = &p->world;
+    run->ranks->all.comm.size = (int)N;
 }
 
 // Sets run as run_start does, for a rank of this stage of the pipeline.
@@ -85,7 +86,7 @@ static inline void predict_print_rank(const Run* run) {
     size_t bytes[MEMORY_KINDS];
     memcpy(bytes, run->predicted, sizeof bytes);
     bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float);
-    printf("{\"rank\":%d,\"bytes\":{", r->context.comm.rank);
+    printf("{\"rank\":%d,\"bytes\":{", r->all.comm.rank);
     for (int k = 0, n = 0; k < MEMORY_KINDS; k++)
         if (bytes[k] > 0) printf("%s\"%s\":%zu", n++ ? "," : "", memory_kind_names[k], bytes[k]);
     printf("},\"sent\":%.17g", r->sent);
@@ -100,20 +101,23 @@ static inline void predict_answer(Predictor* p, int argc, char** argv) {
     RanksRun* r = run->ranks;
     for (int stage = 0; stage == 0 || stage < r->pipeline_parallel; stage++) {
         predict_start(p, argc, argv, stage);
+        ranks_predict(run);
+        p->configure(p->model, run);
         p->predict(p->model, run);
         long long tp = r->tensor_parallel, pp = r->pipeline_parallel, cp = r->context_parallel;
         if (stage == 0) printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"cp\":%lld,\"pp\":%lld,\"dp\":%lld},"
                                "\"ranks\":[", gpt2_num_parameters(run->config), run->accumulation, tp, cp, pp,
-                               r->context.comm.size / (tp * cp * pp));
+                               r->all.comm.size / (tp * cp * pp));
         else printf(",");
         predict_print_rank(run);
     }
     printf("]");
-    if (r->predicted_more) {
-        char* more = json_dumps(r->predicted_more, JSON_COMPACT);
+    if (r->predict_more) {
+        json_t* object = r->predict_more(r->predict_self);
+        char* more = json_dumps(object, JSON_COMPACT);
         printf(",\"more\":%s", more);
         free(more);
-        json_decref(r->predicted_more);
+        json_decref(object);
     }
     printf("}\n");
     fflush(stdout);
@@ -139,7 +143,8 @@ static inline bool predict_is_asked(int argc, char** argv) {
     return false;
 }
 // Adds its options to the table. If --predict is given, answers, and the program ends. model: of `size` bytes.
-static inline void run_predict(Run* run, int argc, char** argv, PredictModel* predict, void* model, size_t size) {
+static inline void run_predict(Run* run, int argc, char** argv, ConfigureModel* configure, PredictModel* predict, void* model,
+                               size_t size) {
     static Predictor p; // the table points to its options
     p.o.ranks = "";
     p.o.gpu_memory = PREDICT_GPU_MEMORY;
@@ -155,6 +160,7 @@ static inline void run_predict(Run* run, int argc, char** argv, PredictModel* pr
     p.run = run;
     p.model = model;
     p.size = size;
+    p.configure = configure;
     p.predict = predict;
     p.clean = (Run*)memcpy(xcalloc(1, sizeof *run), run, sizeof *run);
     p.clean_ranks = (RanksRun*)memcpy(xcalloc(1, sizeof *run->ranks), run->ranks, sizeof *run->ranks);

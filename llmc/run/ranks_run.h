@@ -13,30 +13,46 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 #include "report_diagnosis.h"
 #include "report_links.h"
 #include "run.h"
-#include "rank_context.h"
+#include "all_ranks.h"
 
 typedef struct RanksRun {
-    RankContext context;
+    Ranks all;
     SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     double sent;                    // bytes that this rank will send per step, set by the stage
     const double* sent_along;       // (3) of these along tp, pp and dp; a view of a stage's that has --mesh, else NULL
-    json_t* predicted_more;         // what else --predict prints, set by the stage; NULL: nothing
+    json_t* (*predict_more)(const void*); // what else --predict prints, of predict_self; both set by the stage. NULL: nothing
+    const void* predict_self;
     int predicted_stage;            // --predict: the stage of the pipeline whose rank this is
     StepTimes times;                // what each step's time went for
     long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
     long long pipeline_parallel;    // those of a pipeline; 1 where a stage has no such option
     long long context_parallel;     // neighbouring ranks that share each sequence, and see the same data; 1 likewise
     struct Mesh* mesh;              // a view; NULL: the ranks are no mesh
+    const struct RankSharing* sharing; // how ranks share more than data; NULL: they do not
+    void* sharing_self;
+    void* state;                    // device memory that --fault bitflip may change; set by ranks_load
+    bool is_pipeline;               // the stage has stages of a pipeline: --fault may name a micro-batch
     int pipe;                       // which pipeline this rank is in; -1: in none
 } RanksRun;
+
+// How some ranks share a replica of the model, or sequences (mesh_run.h, context_run.h). The options set it.
+typedef struct RankSharing {
+    DataReaders (*readers)(void* self, Run* run, bool predicts); // sets who shares what, and returns who reads what. predicts:
+                                                                 // for --predict, which joins no ranks
+    void (*open)(void* self, Run* run);                          // opens the communicators. Collective
+    void (*report)(void* self, Run* run);                        // says who shares what, after ranks_report
+} RankSharing;
+
+// The communicator of all ranks.
+static inline Comm* ranks_world(Run* run) { return &run->ranks->all.comm; }
 
 // Call it in programs that run on several ranks, after run_options.
 static inline void options_ranks(Run* run) {
     run->ranks = (RanksRun*)xcalloc(1, sizeof(RanksRun));
     run->ranks->tensor_parallel = run->ranks->pipeline_parallel = run->ranks->context_parallel = 1;
     run->ranks->pipe = -1;
-    options_context(&run->table, &run->ranks->context);
+    options_all_ranks(&run->table, &run->ranks->all);
 }
 
 // ---- before the model ----
@@ -44,7 +60,7 @@ static inline void options_ranks(Run* run) {
 // Rank 0 claims --out for this run: sets run->ranks->writes. Dies on every rank if another run is still writing there after
 // OUT_PATIENCE. makes: --out is made if it is not there. Collective.
 static inline void ranks_claim_out(Run* run, bool makes) {
-    Control* c = &run->ranks->context.control;
+    Control* c = &run->ranks->all.control;
     bool alone = c->ranks.size == 1; // else the other ranks wait for rank 0, which must not take longer than they do
     double patience = alone ? OUT_PATIENCE : fmin(OUT_PATIENCE, c->timeout / 2);
     control_die_together(c, c->ranks.rank == 0 ? out_claim(&run->o, patience, makes) : NULL, "");
@@ -64,7 +80,7 @@ static inline void ranks_agree_on_chunks(Control* c) {
 
 // Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
-    RankContext* w = &run->ranks->context;
+    Ranks* w = &run->ranks->all;
     say_once_begin(); // before the ranks meet: most of them find the same wrong option
     options_parse(&run->table, argc, argv);
     RankInfo ranks = ranks_find();
@@ -82,12 +98,12 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     ranks_agree_on_chunks(&w->control);
 }
 
-// Opens the data, and has the ranks agree on it and on all else. pipelined: --fault may name a micro-batch.
-static inline void ranks_open_data(Run* run, DataReaders readers, bool pipelined) {
+// Opens the data, and has the ranks agree on it and on all else.
+static inline void ranks_open_data(Run* run, DataReaders readers) {
     RanksRun* r = run->ranks;
-    RankContext* w = &r->context;
+    Ranks* w = &r->all;
     run_open_data(run, readers);
-    fault_check_micro(&w->fault, pipelined ? run->accumulation : 0);
+    fault_check_micro(&w->fault, r->is_pipeline ? run->accumulation : 0);
     require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train, run->data_sum));
     r->share.writer = w->comm.rank == 0 ? 0 : -1;
     r->share.writers = 1;
@@ -95,61 +111,64 @@ static inline void ranks_open_data(Run* run, DataReaders readers, bool pipelined
     if (w->comm.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
 
-// Each rank reads a part of every step.
-static inline DataReaders ranks_readers(const Run* run) {
-    DataReaders all = { run->ranks->context.comm.rank, run->ranks->context.comm.size, "ranks", 1 };
-    return all;
+// Who reads the data: each rank a part of every step, unless ranks share more.
+static inline DataReaders ranks_readers(Run* run, bool predicts) {
+    RanksRun* r = run->ranks;
+    DataReaders all = { r->all.comm.rank, r->all.comm.size, "ranks", 1 };
+    return r->sharing ? r->sharing->readers(r->sharing_self, run, predicts) : all;
 }
 
 static inline void ranks_start(Run* run, int argc, char** argv) {
     ranks_join(run, argc, argv);
-    ranks_open_data(run, ranks_readers(run), false);
+    DataReaders readers = ranks_readers(run, false);
+    ranks_open_data(run, readers);
 }
 // The same for --predict (predict.h), which starts nothing.
-static inline void ranks_predict(Run* run) { run_choose_batch(run, ranks_readers(run)); }
+static inline void ranks_predict(Run* run) { run_choose_batch(run, ranks_readers(run, true)); }
 
-// --recompute; auto: none if the bytes in run->predicted fit, on every rank, else block.
-static inline int ranks_choose_recompute(Run* run) {
+// As run_plan. auto becomes none if it fits on every rank. Communicators are opened after layers_prepare. Collective.
+static inline void ranks_plan(Run* run, PredictModel* predict, void* model, LayerShapes shapes) {
+    RanksRun* r = run->ranks;
     Options* o = &run->o;
-    if (o->recompute == RECOMPUTE_AUTO)
-        o->recompute = context_memory_fits(&run->ranks->context, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
-    return o->recompute;
-}
-// Called before anything is allocated.
-static inline int ranks_recompute(Run* run, LayerShapes shapes) {
+    predict(model, run);
     run_prepare(run, shapes);
-    return ranks_choose_recompute(run);
+    if (r->sharing) r->sharing->open(r->sharing_self, run);
+    if (o->recompute == RECOMPUTE_AUTO)
+        o->recompute = ranks_memory_fits(&r->all, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
+    predict(model, run);
 }
 
 // ---- before the first step ----
 
 // Prints what is about to be trained, on what, and what each rank will take and send. Collective.
 static inline void ranks_report(Run* run) {
-    RankContext* w = &run->ranks->context;
+    Ranks* w = &run->ranks->all;
     comm_register_memory(&w->comm); // the program has allocated all of it
-    RankCosts costs = context_costs(w, run->predicted, run->ranks->sent);
+    RankCosts costs = ranks_costs(w, run->predicted, run->ranks->sent);
     char memory[80];
     run_describe(run, format_bytes_range(memory, sizeof memory, costs.memory.min, costs.memory.max), w->comm.size);
     report_ranks(w, costs.sent);
     json_object_set_new(run->record, "ranks_found_by", json_text(w->control.ranks.found));
     json_object_set_new(run->record, "communication", json_text(comm_description(&w->comm)));
     json_object_set_new(run->record, "predicted_comm_bytes", json_real(run->ranks->sent));
+    if (run->ranks->sharing) run->ranks->sharing->report(run->ranks->sharing_self, run);
 }
 
 // As run_load, collective; a rank whose state comes from others gives no pieces.
 static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges) {
+    run->ranks->state = ranges[0].params ? (void*)ranges[0].params : ranges[0].master;
     trace_ranges(run->o.trace, ranges, num_ranges);
     CheckpointReader* r = run_read(run, ranges, num_ranges, run->ranks->share.beside != NULL);
     if (r == NULL) return;
     if (run->ranks->share.writer < 0) memset(&r->sums, 0, sizeof r->sums); // another rank holds the same, and counts what it read
-    checkpoint_add_up(&run->ranks->context.comm, &r->sums);
+    checkpoint_add_up(ranks_world(run), &r->sums);
     checkpoint_close(r);
 }
 
 // The other ranks that write share the lock on --out. Dies on every rank, with the same error, if one of them cannot. Collective.
 static inline void ranks_share_out(Run* run) {
     RanksRun* r = run->ranks;
-    Control* c = &r->context.control;
+    Control* c = &r->all.control;
     bool writes = c->ranks.rank > 0 && (r->share.writer >= 0 || r->share.beside);
     char *error = writes ? writer_lock_join(run->o.out, r->writes) : NULL, *first = NULL;
     ControlBytes* given = control_gather(c, error, error ? strlen(error) : 0);
@@ -163,33 +182,64 @@ static inline void ranks_share_out(Run* run) {
 // Opens the log and the timeline. From here on nothing but this run writes under --out.
 static inline void ranks_begin(Run* run) {
     RanksRun* r = run->ranks;
-    RankContext* w = &r->context;
+    Ranks* w = &r->all;
     if (run->o.out[0] && r->writes == NULL) ranks_claim_out(run, true);
     if (r->writes) ranks_share_out(run);
     run_open_log(run, w->comm.rank == 0 ? run->o.out : "");
     run->log.ranks = w->comm.size;
-    context_trace(w, run->o.trace);
+    ranks_trace(w, run->o.trace);
     run->allocations = device_allocations();
 }
 
-static inline bool ranks_checks(const Run* run, long long step) {
-    return step > run->first && is_due(run->ranks->context.check_every, step, run->o.steps);
+// ---- --check-every ----
+
+// Returns a checksum of `part` (n), what this rank has of unit u; is_replicated: of the tensors alone that every rank has that
+// shares a replica of the model (model/gpt2.h: CUT_NONE).
+static inline uint64_t ranks_checksum(const Run* run, int u, const floatX* part, size_t n, bool is_replicated) {
+    uint64_t sum = 0;
+    if (!is_replicated) return device_checksum(part, sizeof(floatX), n);
+    for (int i = 0; i < unit_tensors(u); i++) {
+        TensorInfo t = unit_tensor(run->config, u, i);
+        if (t.cut == CUT_NONE) sum = 31 * sum + device_checksum(part, sizeof(floatX), tensor_elements(t));
+        part += tensor_part_elements(t, (int)run->ranks->tensor_parallel);
+    }
+    return sum;
+}
+// Returns that of unit u, gathered if need be; UNIT_ELSEWHERE if this rank has nothing of it.
+typedef uint64_t UnitChecksum(void* model, const Run* run, int u, bool is_replicated);
+
+// Dies on every rank, naming ranks and unit, unless every parts-th rank has the same parameters to the bit. Collective.
+static inline void ranks_check_parts(Run* run, long long step, int parts, UnitChecksum* checksum, void* model, bool is_replicated) {
+    Ranks* w = &run->ranks->all;
+    uint64_t sums[MAX_UNITS];
+    int num_units = gpt2_num_units(run->config);
+    ranks_check_messages(w, step);
+    for (int u = 0; u < num_units; u++) sums[u] = checksum(model, run, u, is_replicated);
+    require_same_units(&w->control, "parameters", sums, num_units, parts, step);
+}
+// Where it is due, dies unless ranks with the same part of a unit have the same parameters, and all ranks the same replicated
+// tensors. Collective.
+static inline void ranks_check(Run* run, long long step, UnitChecksum* checksum, void* model) {
+    int t = (int)run->ranks->tensor_parallel;
+    if (step == run->first || !is_due(run->ranks->all.check_every, step, run->o.steps)) return;
+    if (t > 1) ranks_check_parts(run, step, 1, checksum, model, true);
+    ranks_check_parts(run, step, t, checksum, model, false);
 }
 
 // As run_save, collective; who writes is run->ranks->share.
 static inline void ranks_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
-    ranks_pieces_save(&run->ranks->context.comm, run->o.out, &state, run_keeps(run), run->ranks->share, ranges, num_ranges);
+    ranks_pieces_save(ranks_world(run), run->o.out, &state, run_keeps(run), run->ranks->share, ranges, num_ranges);
     free(state.options);
     logger_say("saved step %lld under %s\n", step, run->o.out);
 }
 
 // ---- a step ----
 
-// Before step `step`, counted from 0. state: device memory that --fault bitflip may change.
-static inline void ranks_step_begin(Run* run, long long step, void* state) {
-    RankContext* w = &run->ranks->context;
-    context_step_begin(w, step + 1, state);
+// Before step `step`, counted from 0.
+static inline void ranks_step_begin(Run* run, long long step) {
+    Ranks* w = &run->ranks->all;
+    ranks_count_begin(w, step + 1, run->ranks->state);
     run_step_begin(run);
     step_times_begin(&run->ranks->times, w);
     fault_delay(&w->fault, w->comm.rank, step + 1);
@@ -198,12 +248,12 @@ static inline void ranks_step_begin(Run* run, long long step, void* state) {
 static inline void ranks_step_end(Run* run, long long step, const StepStats* stats) {
     RanksRun* r = run->ranks;
     double seconds = now_seconds() - run->step_began;
-    context_step_end(&r->context, seconds);
-    step_times_end(&r->times, &r->context, step + 1, seconds, dataloader_waited(&run->train));
-    run->comm_bytes = r->context.bytes;
-    run->comm_exposed = r->context.exposed;
+    ranks_count_end(&r->all, seconds);
+    step_times_end(&r->times, &r->all, step + 1, seconds, dataloader_waited(&run->train));
+    run->comm_bytes = r->all.bytes;
+    run->comm_exposed = r->all.exposed;
     run_log_step(run, step, stats, seconds);
-    if (r->context.comm.world->strict) context_check_messages(&r->context, step + 1);
+    if (r->all.comm.world->strict) ranks_check_messages(&r->all, step + 1);
 }
 
 // ---- the end ----
@@ -211,7 +261,7 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
 // Finds where the time went, and writes it to the open log. Returns true if there is something to print. Collective.
 static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     RanksRun* r = run->ranks;
-    RankContext* w = &r->context;
+    Ranks* w = &r->all;
     r->times.mine.pipe = r->pipe;
     if (!find_breakdown(&f->diagnosis, &r->times, w, &run->table) || w->comm.rank > 0) return false;
     f->local_ranks = w->control.ranks.local_size;
@@ -230,14 +280,14 @@ static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
 
 // As run_end, with what was sent, and where the time went. Collective.
 static inline bool ranks_end(Run* run) {
-    RankContext* w = &run->ranks->context;
+    Ranks* w = &run->ranks->all;
     DiagnosisReport diagnosis;
     bool found = ranks_find_breakdown(run, &diagnosis);
     run_close(run);
     free(trace_memories.list);
     memset(&trace_memories, 0, sizeof trace_memories);
     comm_barrier(&w->comm); // all parts of the timeline are written
-    context_check_messages(w, run->o.steps);
+    ranks_check_messages(w, run->o.steps);
     if (w->comm.rank == 0) trace_merge(run->o.trace, w->comm.size);
     bool as_predicted = report_memory(w, run->predicted);
     as_predicted &= report_sent(w, run->ranks->sent);
@@ -253,7 +303,7 @@ static inline bool ranks_end(Run* run) {
 }
 
 static inline void ranks_stop(Run* run) {
-    comm_free(&run->ranks->context.comm);
+    comm_free(ranks_world(run));
     free(run->ranks->writes);
     free(run->ranks);
     run_stop(run);

@@ -28,7 +28,8 @@ static inline void report_compress(const Compress* c, const Run* run, double who
 }
 
 // For --predict: of each segment its first element, its elements, and the bytes of its buffers; 0: it is sent whole.
-static inline json_t* compress_predict_segments(const Compress* c) {
+static inline json_t* compress_predict_segments(const void* self) {
+    const Compress* c = (const Compress*)self;
     json_t* segments = json_array();
     for (const Segment* p = c->segments; p < c->segments + c->num_segments; p++) {
         SegmentCost cost = p->method->cost(c, p);

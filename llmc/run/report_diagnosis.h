@@ -10,7 +10,7 @@ to try first if too much is lost.
 #include "logger.h"
 #include "single_run.h"
 #include "trace.h"
-#include "rank_context.h"
+#include "all_ranks.h"
 
 // What is found at the end, on rank 0.
 typedef struct {
@@ -45,7 +45,7 @@ static inline double thread_seconds(void) {
 static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
 // Before and after a step. The world has settled.
-static inline void step_times_begin(StepTimes* t, RankContext* w) {
+static inline void step_times_begin(StepTimes* t, Ranks* w) {
     const CommContext* all = w->comm.world;
     for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].outside = true; // waited for before this step
     if (w->actions_done) device_event_free(w->actions_over);
@@ -59,7 +59,7 @@ static inline void step_times_begin(StepTimes* t, RankContext* w) {
     t->began = device_event();
 }
 // seconds: of the step, of which `data` were waits for data.
-static inline void step_times_end(StepTimes* t, const RankContext* w, long long step, double seconds, double data) {
+static inline void step_times_end(StepTimes* t, const Ranks* w, long long step, double seconds, double data) {
     const CommContext* all = w->comm.world;
     double until = w->actions_done ? device_event_seconds(t->began, w->actions_over) : 0;
     bool first = t->last == 0;
@@ -92,7 +92,7 @@ static inline bool is_emulated(const OptionTable* t) {
     return false;
 }
 // What makes the times others than those of this machine; "": nothing.
-static inline void what_is_artificial(char* out, size_t size, const OptionTable* t, const RankContext* w) {
+static inline void what_is_artificial(char* out, size_t size, const OptionTable* t, const Ranks* w) {
     snprintf(out, size, "%s%s%s%s%s", is_emulated(t) ? " EMULATED TIMES (--emulate-ms);" : "",
              w->options.link > 0 ? " EMULATED LINK (--emulate-link);" : "",
              w->comm.world->host_link > 0 ? " EMULATED LINK TO THE HOST;" : "",
@@ -187,7 +187,7 @@ static inline void trace_steps(const StepTimes* t) {
     }
 }
 // Finds the causes and sets *d on rank 0. Returns false, on all ranks, if there is one rank or no step but the first. Collective.
-static inline bool find_breakdown(Diagnosis* d, StepTimes* t, RankContext* w, const OptionTable* table) {
+static inline bool find_breakdown(Diagnosis* d, StepTimes* t, Ranks* w, const OptionTable* table) {
     if (w->comm.size == 1 || t->steps == 0) return false;
     for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1; // it sleeps instead of computing
     trace_steps(t);

@@ -9,7 +9,7 @@ ranks is too much to set up for this.
 #ifndef LLMC_REPORT_LINKS_H
 #define LLMC_REPORT_LINKS_H
 #include "diagnosis.h"
-#include "rank_context.h"
+#include "all_ranks.h"
 
 #define LINK_BYTES ((size_t)1 << 20)
 #define LINK_ROUNDS 3
@@ -49,7 +49,7 @@ static inline int links_slowest(const float* seconds, int N, int apart, float* o
 }
 
 // Prints whose link is slow, if one is. Collective.
-static inline void report_links(RankContext* w) {
+static inline void report_links(Ranks* w) {
     const Control* control = &w->control;
     int N = w->comm.size, apart = 1; // from a rank to one of the next machine
     if (control->hosts == NULL || w->comm.world->nccl) return;

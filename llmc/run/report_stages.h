@@ -8,7 +8,7 @@ action a rank is at, how long actions take, and at the end how large the bubble 
 #include "../parallel/stages.h"
 #include "logger.h"
 #include "trace.h"
-#include "rank_context.h"
+#include "all_ranks.h"
 
 // ---- how long actions take, by marks, so that a GPU's own times count ----
 typedef struct { ActionKind kind; int events[4]; } TimedAction; // it begins, ends; a wait in it begins, ends; -1: there is none
@@ -21,15 +21,15 @@ typedef struct {
     bool warm;              // an earlier step, which makes caches and communicators warm, is over
     ActionSums sums;        // of all steps after the first: seconds of actions and how many, by kind
     double clock;           // when the current action began, for --emulate-ms
-    RankContext* context;   // these are views
+    Ranks* ranks;     // these are views
     const Stages* stages;
-    P2P* p2p;
+    Messages* messages;
 } ActionTimes;
 
-static inline void action_times_init(ActionTimes* t, RankContext* w, const Stages* y, P2P* m) {
-    t->context = w;
+static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, Messages* m) {
+    t->ranks = w;
     t->stages = y;
-    t->p2p = m;
+    t->messages = m;
 }
 
 // Adds up the last step. The device has done all of it.
@@ -56,7 +56,7 @@ static inline void action_announce(ActionTimes* t, Action a) {
     static const char* const letters[] = { "F", "B", "I", "W" }; // as in parallel/pipeline.h
     char task[OP_TASK];
     snprintf(task, sizeof task, "%s%d on stage %d", letters[a.kind], a.micro, stages_at(t->stages, a.chunk));
-    flight_recorder_task(t->context->comm.world->recorder, task);
+    flight_recorder_task(t->ranks->comm.world->recorder, task);
     task[strcspn(task, " ")] = '\0';
     trace_task(task);
     if (t->over) action_times_settle(t);
@@ -66,7 +66,7 @@ static inline void action_announce(ActionTimes* t, Action a) {
 // The same, as the action begins: --fault may want to strike in it. The mark "start" is the action's first slice in the
 // timeline, so that an action of a stage without blocks also has one.
 static inline void action_begin(ActionTimes* t, Action a) {
-    RankContext* w = t->context;
+    Ranks* w = t->ranks;
     action_announce(t, a);
     trace_compute("start", -1);
     if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, flight_recorder_step_now(w->comm.world->recorder), a.micro);
@@ -81,13 +81,13 @@ static inline void action_end(ActionTimes* t, Action a) {
     stages_emulate(t->stages, a, t->clock);
     x->events[1] = device_event();
     for (int i = 0; i < 2; i++) {
-        x->events[2 + i] = t->p2p->held[i];
-        t->p2p->held[i] = -1;
+        x->events[2 + i] = t->messages->held[i];
+        t->messages->held[i] = -1;
     }
 }
 // From now on what is computed belongs to no action, until the next step begins.
 static inline void actions_end(ActionTimes* t) {
-    RankContext* w = t->context;
+    Ranks* w = t->ranks;
     flight_recorder_task(w->comm.world->recorder, "");
     trace_task("");
     t->over = true;
@@ -123,7 +123,7 @@ static inline Bubble bubble_of(Pipeline l, const ActionSums* ranks, int size) {
 // Prints how much of the time the ranks computed beside what the formula says with their own times, and frees these. Nothing
 // is said of a single stage, nor of the first step. Collective; call it when the last step is over.
 static inline void report_bubble(ActionTimes* t, Pipeline l) {
-    RankContext* w = t->context;
+    Ranks* w = t->ranks;
     action_times_settle(t);
     free(t->actions);
     t->actions = NULL;
@@ -160,7 +160,7 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
 
 // Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take. Collective.
 static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline l, GPT2Config c, size_t bytes) {
-    RankContext* w = t->context;
+    Ranks* w = t->ranks;
     const Stages* y = t->stages;
     static const char* const names[] = { "gpipe", "1f1b", "interleaved", "zb-h1" };
     if (y->p == 1) { report_emulation(&y->options, l); return; } // there is nothing to balance
@@ -187,7 +187,7 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
                y->v > 1 ? " and chunks" : "", text);
     }
     free(all);
-    int even[MAX_UNITS];
+    int even[MAX_STAGES];
     split_even(even, c.L, y->p, y->v);
     printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is %.0f %%\n",
            100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));

@@ -3,7 +3,7 @@ run.h - a run: all that a stage's main does in the same words whatever it teache
 from; the log, the timeline and what is saved; what was predicted beside what was measured.
 
 The order in which a stage calls these is that of its main:
-    run_options - its own options - run_start - its model - run_report - run_load - run_begin -
+    run_options - its own options - run_start - run_plan - its model - run_report - run_load - run_begin -
     for each step: run_evaluates, run_samples, run_saves, then run_step_begin and run_step_end -
     run_end - frees its model - run_stop
 
@@ -35,7 +35,7 @@ typedef struct {
     long long tokens_per_step;
     int accumulation;               // micro-batches per step
     long long counted;              // targets of the step at hand that count in the loss, of all ranks and micro-batches
-    double divisor;                 // of the sum of their losses: the same number; 1 where none counts, and the sum is 0
+    double loss_tokens;             // the same number, by which the sum of their losses is divided; 1 where none counts
     LossScaler scaler;
     double lr;                      // the learning rate that the last step had; set by the stage
     Logger log;
@@ -50,6 +50,10 @@ typedef struct {
     size_t allocations;             // before the first step
     struct RanksRun* ranks;         // what several ranks have besides (ranks_run.h), owned; NULL on one device
 } Run;
+
+// Sets run->predicted, and on several ranks run->ranks->sent, by the formulas of a stage's model, which is configured. Takes
+// --recompute from run->o: auto is as none.
+typedef void PredictModel(void* model, Run* run);
 
 // ---- before the model ----
 
@@ -145,12 +149,13 @@ static inline void run_prepare(const Run* run, LayerShapes shapes) {
     if (memory_fits(least)) layers_prepare(shapes);
 }
 
-// --recompute; auto: none if the bytes in run->predicted fit, else block. Called before anything is allocated.
-static inline int run_recompute(Run* run, LayerShapes shapes) {
+// Predicts what the model takes. --recompute auto becomes none if that fits, else block. Called before anything is allocated.
+static inline void run_plan(Run* run, PredictModel* predict, void* model, LayerShapes shapes) {
     Options* o = &run->o;
+    predict(model, run);
     run_prepare(run, shapes);
     if (o->recompute == RECOMPUTE_AUTO) o->recompute = memory_fits(run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
-    return o->recompute;
+    predict(model, run);
 }
 
 // ---- before the first step ----
@@ -285,14 +290,14 @@ static inline void run_save(Run* run, long long step, const ParamRange* ranges, 
 static inline void run_step_begin(Run* run) {
     run->step_began = now_seconds();
     run->counted = dataloader_targets(&run->train);
-    run->divisor = run->counted > 0 ? (double)run->counted : 1;
+    run->loss_tokens = run->counted > 0 ? (double)run->counted : 1;
 }
 
 static inline StepLog run_step_log(const Run* run, const StepStats* s, long long step, double seconds) {
     StepLog l;
     memset(&l, 0, sizeof l);
     l.step = step + 1;
-    l.loss = s->loss / run->divisor;
+    l.loss = s->loss / run->loss_tokens;
     l.masked = run->train.masked;
     l.counted = run->counted;
     l.grad_norm = logged_norm(s->grad_norm);

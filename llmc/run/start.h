@@ -15,7 +15,7 @@ static inline GPT2Config config_from_options(const Options* o, const Tokenizer* 
     GPT2Config c;
     memset(&c, 0, sizeof c);
     require(gpt2_named_config(o->model, &c),
-            "--model %s is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to %d", o->model, MAX_UNITS - 1);
+            "--model %s is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to %d", o->model, MAX_BLOCKS);
     bool from_paper = c.max_T != 0;
     if (!from_paper) c.max_T = context;
     if (o->layers) c.L = (int)o->layers;

@@ -193,28 +193,37 @@ static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const 
     free(path);
 }
 
-// Elements [begin, end) of unit u, laid out as in memory (with wte's padding rows, which are left out of the file).
+// Writes a tensor's places [first, last). host: of state.dtype for CHECKPOINT_MODEL, else float.
+static inline void checkpoint_write_places(CheckpointWriter* w, const CheckpointTensor* t, size_t first, size_t last, const void* host) {
+    SafeTensors* file = &w->files[checkpoint_part_file(t->part)];
+    size_t size = dtype_size(checkpoint_part_dtype(&w->state, t->part));
+    for (size_t place = first, n; place < last; place += n) {
+        const CheckpointPiece* p = checkpoint_find_piece(&w->pieces[t->part], place);
+        invariant(p != NULL, "%s: element %zu of tensor '%s' is in none of the ranges that this rank was to write",
+                  w->final_path, place - t->begin, t->name);
+        n = size_min(p->end, last) - place;
+        const char* data = (const char*)host + (place - first) * size;
+        bool written = pwrite_all(file->fd, data, n * size, p->offset + (place - p->begin) * size);
+        checkpoint_require_written(w, written, file);
+    }
+    w->sums.checksum[t->part] += checksum_elements(host, size, last - first, first);
+    w->sums.elements[t->part] += last - first;
+}
+
+// Writes elements [begin, end) of unit u, laid out as in memory (with wte's padding rows, which are left out of the file).
 // host (end - begin): of state.dtype for CHECKPOINT_MODEL, else float.
 static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end,
                                          const void* host) {
     invariant(checkpoint_has_part(&w->state, part),
               "%s: a checkpoint in %s %s optimizer state has no part \"%s\" to write", w->final_path,
               dtype_name(w->state.dtype), w->state.has_optimizer ? "with" : "without", checkpoint_part_names[part]);
-    SafeTensors* file = &w->files[checkpoint_part_file(part)];
     CheckpointRange range = { u, begin, end };
     size_t size = dtype_size(checkpoint_part_dtype(&w->state, part)), first, last;
-    checkpoint_range_places(w->state.config, range, &first, &last);
-    for (size_t place = first, n; place < last; place += n) {
-        const CheckpointPiece* p = checkpoint_find_piece(&w->pieces[part], place);
-        invariant(p != NULL, "%s: element %zu of unit %d is in none of the ranges that this rank was to write",
-                  w->final_path, begin + (place - first), u);
-        n = size_min(p->end, last) - place;
-        const char* data = (const char*)host + (place - first) * size;
-        bool written = pwrite_all(file->fd, data, n * size, p->offset + (place - p->begin) * size);
-        checkpoint_require_written(w, written, file);
+    for (int i = 0; i < unit_tensors(u); i++) {
+        CheckpointTensor t = checkpoint_tensor(w->state.config, part, u, i);
+        checkpoint_range_places(&t, range, &first, &last);
+        if (first < last) checkpoint_write_places(w, &t, first, last, (const char*)host + (t.offset + (first - t.begin) - begin) * size);
     }
-    w->sums.checksum[part] += checksum_elements(host, size, last - first, first);
-    w->sums.elements[part] += last - first;
 }
 
 static inline void checkpoint_sync_files(CheckpointWriter* w) {
@@ -404,15 +413,20 @@ static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part
     require(checkpoint_has_part(&r->state, stored_part),
             "%s: holds weights only; start from it with --init-from instead of resuming", r->path);
     CheckpointRange range = { u, begin, end };
-    size_t first, last;
-    checkpoint_range_places(r->state.config, range, &first, &last);
-    for (size_t place = first; place < last; )
-        place += checkpoint_read_some(r, part, stored_part, place, last - place, host + (place - first));
-    memset(host + (last - first), 0, (end - begin - (last - first)) * sizeof(float));
-    r->sums.elements[part] += last - first;
-    size_t at = 0, large = part <= CHECKPOINT_MASTER ? count_too_large(host, last - first, r->into, &at) : 0;
-    CheckpointSums more = { { 0 }, { 0 }, large, first + at };
-    checkpoint_sums_add(&r->sums, &more);
+    memset(host, 0, (end - begin) * sizeof(float));
+    for (int i = 0; i < unit_tensors(u); i++) {
+        CheckpointTensor t = checkpoint_tensor(r->state.config, part, u, i);
+        size_t first, last, at = 0;
+        checkpoint_range_places(&t, range, &first, &last);
+        if (first == last) continue;
+        float* here = host + (t.offset + (first - t.begin) - begin);
+        for (size_t place = first; place < last; )
+            place += checkpoint_read_some(r, part, stored_part, place, last - place, here + (place - first));
+        r->sums.elements[part] += last - first;
+        size_t large = part <= CHECKPOINT_MASTER ? count_too_large(here, last - first, r->into, &at) : 0;
+        CheckpointSums more = { { 0 }, { 0 }, large, first + at };
+        checkpoint_sums_add(&r->sums, &more);
+    }
 }
 
 // Dies if weights that were read are too large for their new precision, because every loss would be NaN.

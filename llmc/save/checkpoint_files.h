@@ -48,21 +48,14 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // ---- places ----
 
-// Returns the place of unit u's first element; past the last unit, how many places a part has. Padding, at unit 0's end, has none.
-static inline size_t checkpoint_place(GPT2Config c, int u) {
-    size_t padding = (size_t)(c.Vp - c.V) * (size_t)c.C;
-    return u == 0 ? 0 : unit_elements(c, 0) - padding + (size_t)(u - 1) * unit_elements(c, 1);
+// Returns the place of the first element of tensor i of unit u. wte's padding, at the root's end, has no places.
+static inline size_t checkpoint_place(GPT2Config c, int u, int i) {
+    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C, block = u == 0 ? 0 : root + (size_t)unit_block(u) * block_elements(c);
+    return block + unit_tensor(c, u, i).block_offset;
 }
 
 // Elements [begin, end) of a unit, laid out as in memory: what a writer of a shard says that it will write.
 typedef struct { int unit; size_t begin, end; } CheckpointRange;
-
-// The places of a range, without padding: *end - *begin of them, 0 if it is all padding.
-static inline void checkpoint_range_places(GPT2Config c, CheckpointRange range, size_t* begin, size_t* end) {
-    size_t first = checkpoint_place(c, range.unit), after = checkpoint_place(c, range.unit + 1);
-    *begin = size_min(first + range.begin, after);
-    *end = size_min(first + range.end, after);
-}
 
 // ---- tensors ----
 
@@ -70,31 +63,51 @@ static inline void checkpoint_range_places(GPT2Config c, CheckpointRange range, 
 typedef struct {
     char name[48];         // "wte", "m.h.3.qkv.weight"
     CheckpointPart part;
+    int unit;
+    size_t offset;         // of its first element within the unit
     size_t begin, end;     // places
     size_t rows, cols;     // as stored; cols 0: 1-D
 } CheckpointTensor;
 
-static inline size_t checkpoint_tensor_count(GPT2Config c) { return ROOT_TENSORS + (size_t)c.L * BLOCK_TENSORS; }
+static inline CheckpointTensor checkpoint_tensor(GPT2Config c, CheckpointPart part, int u, int i) {
+    TensorInfo t = unit_tensor(c, u, i);
+    CheckpointTensor whole;
+    snprintf(whole.name, sizeof whole.name, part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s", checkpoint_part_names[part], t.name);
+    whole.part = part;
+    whole.unit = u;
+    whole.offset = t.offset;
+    whole.begin = checkpoint_place(c, u, i);
+    whole.end = whole.begin + tensor_stored_elements(t);
+    whole.rows = t.stored_rows;
+    whole.cols = t.cols;
+    return whole;
+}
 
-// Puts all tensors of the parts that are in file(s) f, in their order, into a new array. Returns how many.
+// The places of what a range has of a tensor: none if *begin == *end, as where it has only padding.
+static inline void checkpoint_range_places(const CheckpointTensor* t, CheckpointRange range, size_t* begin, size_t* end) {
+    size_t n = range.unit == t->unit ? t->end - t->begin : 0;
+    *begin = t->begin + size_min(n, range.begin - size_min(range.begin, t->offset));
+    *end = t->begin + size_min(n, range.end - size_min(range.end, t->offset));
+}
+
+static inline size_t checkpoint_tensor_count(GPT2Config c) { return ROOT_TENSORS + (size_t)c.L * (ATTENTION_TENSORS + MLP_TENSORS); }
+
+static inline int checkpoint_compare_tensors(const void* a, const void* b) {
+    const CheckpointTensor *x = (const CheckpointTensor*)a, *y = (const CheckpointTensor*)b;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+// Puts all tensors of the parts that are in file(s) f, in the order of their places, into a new array. Returns how many.
 static inline int checkpoint_tensors(const TrainState* s, CheckpointFile f, CheckpointTensor** tensors) {
     int count = 0;
     *tensors = (CheckpointTensor*)xcalloc(checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS, sizeof **tensors);
     for (int p = 0; p < CHECKPOINT_PARTS; p++) {
         CheckpointPart part = (CheckpointPart)p;
         if (!checkpoint_has_part(s, part) || checkpoint_part_file(part) != f) continue;
-        for (int u = 0; u <= s->config.L; u++)
-            for (int i = 0; i < unit_tensors(u); i++) {
-                TensorInfo t = unit_tensor(s->config, u, i);
-                CheckpointTensor* whole = &(*tensors)[count++];
-                snprintf(whole->name, sizeof whole->name, part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s",
-                         checkpoint_part_names[part], t.name);
-                whole->part = part;
-                whole->begin = checkpoint_place(s->config, u) + t.offset;
-                whole->end = whole->begin + tensor_stored_elements(t);
-                whole->rows = t.stored_rows; whole->cols = t.cols;
-            }
+        for (int u = 0; u < gpt2_num_units(s->config); u++)
+            for (int i = 0; i < unit_tensors(u); i++) (*tensors)[count++] = checkpoint_tensor(s->config, part, u, i);
     }
+    qsort(*tensors, (size_t)count, sizeof **tensors, checkpoint_compare_tensors);
     return count;
 }
 
@@ -134,8 +147,7 @@ static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const
         for (int k = 0; k < per_tensor; k++) {
             const CheckpointTensor* t = &tensors[i];
             size_t low = t->begin, high = t->end;
-            if (s->shards > 0) checkpoint_range_places(s->config, ranges[k], &low, &high);
-            low = size_max(low, t->begin); high = size_min(high, t->end);
+            if (s->shards > 0) checkpoint_range_places(t, ranges[k], &low, &high);
             if (low >= high) continue;
             char* name = s->shards == 0 ? xstrdup(t->name) : checkpoint_piece_name(t, low - t->begin, high - t->begin);
             DType dtype = checkpoint_part_dtype(s, t->part);

@@ -120,7 +120,7 @@ static inline uint64_t train_state_hex(const json_t* object, const char* key, Fi
 static inline GPT2Config train_state_config(const json_t* root, FileSource from) {
     const json_t* model = json_object_get(root, "model");
     GPT2Config c;
-    c.L = (int)train_state_integer(model, "layers", 1, MAX_UNITS - 1, from);
+    c.L = (int)train_state_integer(model, "layers", 1, MAX_BLOCKS, from);
     c.NH = (int)train_state_integer(model, "heads", 1, 1 << 16, from);
     c.C = (int)train_state_integer(model, "channels", 1, 1 << 16, from);
     c.V = (int)train_state_integer(model, "vocab_size", 1, 1 << 24, from);

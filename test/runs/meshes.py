@@ -7,7 +7,7 @@ SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 4 --channels 16 --seq-
          "--eval-every 0 --sample-every 0 --deterministic")
 EVALUATIONS = f"--val-data {TOKENS} --eval-every 5 --eval-steps 2 --sample-every 5 --sample-tokens 9 --vocab-size 300"
 LARGE_SCALE = "--loss-scale 8388608 --max-bad-steps 20 --steps 20" # too large for the first gradients of fp16
-SEQUENCE, KEEP, AGAIN = "--sequence-parallel", "--keep-gathered", "--recompute block"
+SEQUENCE, AGAIN = "--sequence-parallel", "--recompute block"
 # What test/split's headers read from the environment when a reference runs: see test/split/README.md.
 PARTS = {"DATA_PARTS": 1, "TENSOR_PARTS": 1, "SEQUENCE_PARTS": 1, "SEQUENCE_SUM": 0, "TIED_APART": 0, "TIED_EARLY": 0, "CONTEXT_PARTS": 1,
          "CONTEXT_PIECES": 1, "CONTEXT_WAY": 0}

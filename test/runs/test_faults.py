@@ -163,7 +163,6 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
     (4, "tp", "--heads 4 --sequence-parallel --batch-size 1 --seq-len 15 --total-batch-size 0",
      "--sequence-parallel .* --batch-size 1 x --seq-len 15 = 15 does not divide; choose a multiple of 4"),
     rest(4, "tp", "--tensor-parallel 3", "--tensor-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
-    rest(2, "tp", "--keep-gathered", "--keep-gathered is about what --sequence-parallel gathers"),
     rest(4, "tp", "--tensor-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 replicas of the model = 256"),
     (3, "pp", "", "--pipeline-parallel 3 with --chunks 1 makes 3 parts of the model, more than its 2 blocks"),
     (2, "pp", "--layers 8 --split 4,5", "--split 4,5 adds up to 9 blocks, and the model has 8"),

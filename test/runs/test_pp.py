@@ -147,11 +147,11 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedul
         blocks, most, head, root = sum(mine), max(mine), r == p - 1, r in (0, p - 1)
         slots = {"gpipe": m, "1f1b": p - r, "zb-h1": p, "interleaved": 2 * (p - r - 1) + (v - 1) * p + 1}[schedule]
         slots = min(slots, m * v)
-        acts, kept, grads = slots * most, int(most > 0) if recompute else slots * most, int(most > 0)
+        acts, kept, grads = slots * most, int(most > 0) if recompute else slots * most, 0
         if schedule == "zb-h1": # what a W needs that has been put off
             grads = kept = most * min(r + 1, m) if recompute else kept
         P = blocks * (12*C*C + 13*C) + root * (384 + 16 + 2) * C
-        activations = BT * (C*X * (acts + 15*kept + 9*grads + 2*head*slots + 6) + 32*kept + 8*head*slots + 8*slots + 4)
+        activations = BT * (C*X * (acts + 15*kept + 9*grads + 2*head*slots + 10) + 32*kept + 8*head*slots + 8*slots + 4)
         activations += (BT if head else 1) * 384*X + 40 # logits, StepStats
         # staging for each communicator of several ranks: the world's, that of the two with the root, and of a mesh one each way
         communication = 64 + 4 * 2**20 * (1 + (p > 2 and root) + 2 * (D > 1))

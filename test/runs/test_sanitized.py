@@ -45,7 +45,7 @@ ROWS = """
     sampled-LEAKS 2 tp --total-batch-size 64 --sequence-parallel --check-every 1
     rest 4 tp --tensor-parallel 2 --total-batch-size 128 --sequence-parallel --check-every 1
     sampled 4 tp --heads 4 --total-batch-size 64 --recompute block --no-overlap
-    sampled-strict 2 tp --total-batch-size 64 --sequence-parallel --keep-gathered --deterministic
+    sampled-strict 2 tp --total-batch-size 64 --sequence-parallel --deterministic
     sampled-LEAKS 2 pp --check-every 1
     rest 4 pp --pipeline-parallel 2 --schedule zb-h1 --check-every 1
     sampled-strict 3 pp --schedule gpipe --split 1,2,0 --recompute block --deterministic
@@ -54,7 +54,7 @@ ROWS = """
     sampled-LEAKS 4 3d --mesh dp=2,tp=2 --total-batch-size 128 --zero-stage 1 --check-every 1
     rest-strict 8 3d --mesh dp=2,tp=2,pp=2 --total-batch-size 128 --zero-stage 1 --sequence-parallel --schedule zb-h1 --check-every 1
     sampled 4 3d --mesh pp=2,dp=2 --layers 4 --schedule interleaved --recompute block
-    sampled 4 3d --mesh tp=2,pp=2 --total-batch-size 128 --split 3,0 --sequence-parallel --keep-gathered --no-overlap --deterministic
+    sampled 4 3d --mesh tp=2,pp=2 --total-batch-size 128 --split 3,0 --sequence-parallel --no-overlap --deterministic
     sampled 1 3d --zero-stage 1
     sampled-LEAKS 2 cp --cp ulysses --check-every 1
     rest 4 cp --context-parallel 2 --cp ring --cp-balance zigzag --check-every 1

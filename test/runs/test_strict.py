@@ -33,7 +33,7 @@ ROWS = """
     parts 2 tp
     parts 2 tp --no-overlap
     rows 4 tp --tensor-parallel 2 --sequence-parallel
-    rows 4 tp --tensor-parallel 2 --sequence-parallel --keep-gathered --recompute block
+    rows 4 tp --tensor-parallel 2 --sequence-parallel --recompute block
     stages 2 pp
     stages 2 pp --schedule gpipe --recompute block
     copies 4 3d --mesh dp=2,pp=2 --zero-stage 1
@@ -41,7 +41,7 @@ ROWS = """
     mesh 4 3d --mesh tp=2,pp=2
     mesh 4 3d --mesh tp=2,pp=2 --schedule gpipe --recompute block
     spread 4 3d --mesh dp=2,tp=2 --zero-stage 1 --sequence-parallel
-    spread 4 3d --mesh dp=2,tp=2 --sequence-parallel --zero-stage 1 --keep-gathered --recompute block
+    spread 4 3d --mesh dp=2,tp=2 --sequence-parallel --zero-stage 1 --recompute block
     *ring 4 cp --cp ring --cp-balance zigzag
     ring 4 cp --cp ring --cp-balance zigzag --ddp naive --recompute block
     gathered 4 cp --context-parallel 2 --cp allgather

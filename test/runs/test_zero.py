@@ -46,12 +46,12 @@ def test_every_stage_summed_by_the_library_has_the_losses_norms_and_weights_of_p
 
 # ---- what a rank holds and sends ----
 # The model of the reference run: 32 channels, 2 blocks, a vocabulary of 384 with its padding, 32 positions. fp32.
-ROOT, BLOCK = (384 + 32 + 2) * 32, 12 * 32 * 32 + 13 * 32
+ROOT, ATTENTION, MLP = (384 + 32 + 2) * 32, 4 * 32 * 32 + 6 * 32, 8 * 32 * 32 + 7 * 32
 
 
 def kept(ranks):
     """The elements of a rank's shards of all units."""
-    return shard(ROOT, ranks) + 2 * shard(BLOCK, ranks)
+    return shard(ROOT, ranks) + 2 * (shard(ATTENTION, ranks) + shard(MLP, ranks))
 
 
 @by_ranks
@@ -60,12 +60,10 @@ def kept(ranks):
 def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
     """It sends some times P (N-1)/N elements, its shards of all units to every other rank; and three sums of a double."""
     run, others = zero(stage, ranks, micro), ddp(ranks, micro).about["predicted_bytes"]
-    units = 0
-    if stage >= 2: units += ranks * (shard(ROOT, ranks) + 2 * shard(BLOCK, ranks)) # buckets: of the root and two blocks
-    if stage == 3: units += ranks * (shard(ROOT, ranks) + shard(BLOCK, ranks)) # gathered: the root and a block
+    once = ranks * (shard(ROOT, ranks) + shard(ATTENTION, ranks) + shard(MLP, ranks)) # a bucket for each; in stage 3 they are gathered, too
     expected = others | {"parameters": 4 * kept(ranks) * (ranks if stage < 3 else 1),
                          "gradients": 4 * kept(ranks) * (ranks if stage < 2 else 1), "optimizer state": 8 * kept(ranks),
-                         "communication": others["communication"] + 4 * units}
+                         "communication": others["communication"] + 4 * once * (stage - 1)}
     assert run.about["predicted_bytes"] == expected
     assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {sum(expected.values())} # as measured
     times = {1: 2, 2: micro + 1, 3: 3 * micro}[stage]
@@ -82,7 +80,7 @@ def test_a_model_that_is_too_large_for_ddp_trains_with_the_same_limit(stage, opt
     trained(stage, *big, options, ranks=4)
 
 
-# ---- other shapes: two blocks have one bucket each, so with five blocks each bucket is reused within a step ----
+# ---- other shapes: blocks share a bucket for their attention and one for their MLP, so each bucket is reused within a step ----
 SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --heads 2 --channels 16 --seq-len 16 --batch-size 4 --total-batch-size 192 --lr 3e-3 "
          "--warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic")
 DEEP = (SMALL, f"--model d5 --val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20")
@@ -128,7 +126,7 @@ def test_16_bits_have_ddps_bits_also_of_master_weights_and_skip_its_steps(precis
     ddp, zero = half("ddp", precision, ranks), half("zero", precision, ranks, options=f"--zero-stage {stage}")
     assert_same(ddp, zero)
     if precision == "fp16": assert skipped_steps(ddp) == skipped_steps(zero)
-    kept = shard((384 + 16 + 2) * 16, ranks) + 3 * shard(12 * 16 * 16 + 13 * 16, ranks)
+    kept = shard((384 + 16 + 2) * 16, ranks) + 3 * (shard(4 * 16 * 16 + 6 * 16, ranks) + shard(8 * 16 * 16 + 7 * 16, ranks))
     expected = {"parameters": 2 * kept * (ranks if stage < 3 else 1), "gradients": 2 * kept * (ranks if stage < 2 else 1),
                 "optimizer state": 12 * kept}
     assert expected.items() <= zero.about["predicted_bytes"].items()

@@ -9,8 +9,9 @@ SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-
 BLOCKS = {"root", "block 0", "block 1", "block 2", "no unit"}
 FSDP = f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1"  # what an evaluation sends counts in no step
 OUTSIDE = ["gpt2_reduce", "gpt2_clip", "gpt2_update"]
-PARTS = ["gpt2_forward", "block_activations", "block_forward", "head_logits", "head_forward_backward", "block_backward", "add_squares"]
-PIPE = ["gpt2_expect", "gpt2_act", "gpt2_reduce"]
+PARTS = ["embedding_forward", "block_attention_forward", "block_mlp_forward", "head_logits", "head_forward_backward", "block_mlp_backward",
+         "block_attention_backward", "add_squares"]
+PIPE = ["gpt2_send", "gpt2_receive", "gpt2_reduce_tied", "gpt2_reduce"]
 SHARDS = ["group_gather", "grad_ready", *OUTSIDE]
 
 
@@ -121,9 +122,9 @@ def made_up():
     events = []
     for r in 0, 1:
         events += [slice_of(r, "forward, block 0", 1000, 40, 2), slice_of(r, "backward, block 0", 1040, 60, 2)]
-        units = {} if r else {"units": [0, 1]} # rank 1 does not know what it reduces, but rank 0 does
+        units = {} if r else {"units": [0, 1]} # half of block 0. Rank 1 does not know what it reduces, but rank 0 does
         for name, begin, duration, at, more in [
-                ("all-gather #1 (8 fp32)", 1000 + 25*r, 45 - 25*r, 1000, {"waited": (30 - 20*r) * 1e3, "caller": "unit_params", "units": [1, 1]}),
+                ("all-gather #1 (8 fp32)", 1000 + 25*r, 45 - 25*r, 1000, {"waited": (30 - 20*r) * 1e3, "caller": "unit_params", "units": [1, 2]}),
                 ("reduce-scatter #2 (8 fp32)", 1080, 16, 1075, {"waited": 10e3, "caller": "grad_ready", **units}),
                 ("all-reduce #0 (1 fp64)", 900, 50, 900, {"waited": 50e3, "caller": "evaluate", "outside": True})]:
             events += [slice_of(r, name, begin, duration, 2, 1, ranks=2, **more), {"ph": "s", "name": "issued", "pid": r, "tid": 0, "ts": at * 1e3}]

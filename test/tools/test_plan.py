@@ -264,7 +264,6 @@ def test_json_has_what_the_tables_have():
 --model gpt2-xl --tensor-parallel 2 => tensor-parallel 2 does not divide 25 heads
 --model gpt2 --ranks 6 --tensor-parallel 3 --vocab-size 500 => tensor-parallel 3 does not divide the vocabulary
 --model gpt2 --tensor-parallel 4 --sequence-parallel --seq-len 1 --batch-size 1 => sequence-parallel cuts .* choose a multiple of 4
---model gpt2 --keep-gathered => keep-gathered is about what --sequence-parallel gathers
 --model gpt2 --context-parallel 3 => context-parallel 3 does not divide 8 ranks; start a multiple of 3
 --model gpt2 --context-parallel 8 --cp ulysses => divides the heads .* and 8 does not divide 12
 --model gpt2 --context-parallel 8 --seq-len 12 => seq-len 12 does not divide into 8 equal chunks
@@ -333,7 +332,7 @@ def test_a_stage_answers_what_it_predicts_without_data_tokenizer_or_device():
     alone = succeeds(program("train_gpt2_zero"), one).out
     answer, (rank,) = json.loads(alone), json.loads(alone)["ranks"]
     assert answer["axes"] == {"tp": 1, "cp": 1, "pp": 1, "dp": 1048576}
-    assert rank["bytes"]["parameters"] == 4 * (5 * 16) # 16 elements of each unit
+    assert rank["bytes"]["parameters"] == 4 * (9 * 16) # 16 elements of each unit
     many = subprocess.run([ROOT / program("train_gpt2_pp"), "--predict", "-"], capture_output=True, text=True, input=f"""
 --predict 8 --model gpt2 --pipeline-parallel 4 {nothing}
 --predict 4 --model gpt2 --pipeline-parallel 4
@@ -381,7 +380,6 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     rest("tp", "tp 2", 2, 2, 1, "--tensor-parallel 2"), rest("tp", "tp 1", 1, 1, 1, "--tensor-parallel 1"),
     ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
     ("tp", "tp 2", 4, 2, 2, ROWS), rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --recompute block"),
-    rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --keep-gathered"),
     ("cp", "cp 2", 4, 2, 2, "--context-parallel 2 --cp ring --cp-balance zigzag --recompute block"),
     rest("cp", "cp 4", 4, 4, 1, "--context-parallel 4 --cp ulysses"), rest("cp", "cp 3", 3, 3, 2, "--context-parallel 3 --cp allgather"),
     rest("bf16 cp", "cp 2", 2, 2, 1, "--context-parallel 2 --cp ring"),
@@ -453,7 +451,7 @@ def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what
     (2, 2, 2, 4, "--zero-stage 1 --sequence-parallel --schedule zb-h1 --recompute block", "fp32"),
     (1, 2, 2, 4, "--schedule interleaved --chunks 2", "fp32"), rest(2, 2, 2, 4, "", "fp32"), rest(2, 2, 1, 2, "--zero-stage 1", "fp32"),
     rest(2, 1, 2, 3, "--zero-stage 1 --schedule gpipe --split 5,3", "fp32"), rest(1, 1, 1, 2, "", "fp32"),
-    rest(1, 4, 1, 1, "--sequence-parallel --keep-gathered", "fp32"), rest(1, 1, 4, 4, "--split 3,3,2,0", "fp32"),
+    rest(1, 4, 1, 1, "--sequence-parallel", "fp32"), rest(1, 1, 4, 4, "--split 3,3,2,0", "fp32"),
     rest(2, 2, 1, 2, "--zero-stage 1 --sequence-parallel", "bf16")], ids=short)
 def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, precision):
     of_run, of_plan = options_of_both(f"--layers 8 --mesh dp={dp},tp={tp},pp={pp} {options}", 4, dp, micro)

@@ -6,8 +6,8 @@ import pytest
 from planned import network_of, network_with, piped, plan_of
 from machines import ALL_GATHER, ALL_REDUCE, GPUS, REDUCE_SCATTER, Network, link_of, read_link
 from nccl import choose, gpu_group
-from pipelines import (gather_delay, mesh_step, message_seconds, parse_emulation, pipe_times, pipeline_step, tied_group, unit_sent,
-                       weight_seconds)
+from pipelines import (block_sent, gather_delay, mesh_step, message_seconds, parse_emulation, pipe_times, pipeline_step, tied_group,
+                       unit_sent, weight_seconds)
 from questions import (CP, DDP, FSDP, PP, SCHEDULES, STAGES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, blocks_of, bytes_of, extreme_rank,
                        largest_depth, mesh_name, of_depth, play, sent_by_kind, sent_of_all, slots, total_of)
 from steps import (METHODS, Segments, UnitSeconds, attend_across, attention_share, flops_done, is_possible, ring_hides, segments_of, step,
@@ -61,7 +61,7 @@ def test_our_stages_follow_the_papers_formulas_but_for_padding():
         p = plan_of("gpt2", N)
         kept = sum(kind(p, stage, name) for name in ("parameters", "gradients", "optimizer state"))
         formula = p.shape.elements() * (each[stage][0] + each[stage][1] / N)
-        assert formula * (1 - 1e-12) <= kept <= formula + 13 * 16 * (4.0 * N + 12) # 13 units, each less than 16 elements longer per rank
+        assert formula * (1 - 1e-12) <= kept <= formula + 25 * 16 * (4.0 * N + 12) # 25 units, each less than 16 elements longer per rank
 
 
 def test_the_largest_model_fits_and_the_next_does_not():
@@ -103,12 +103,10 @@ def test_a_blocks_activations_are_megatrons_without_dropout_masks(model, t):
     p = megatron(L, NH, C, 2048, B, t, 8)
     assert block_activations(p) == near(10 + 24 / t - 2)
     assert block_activations(p._replace(rows=True)) == near((34 - 2) / t)
-    kept = p._replace(rows=True, keep_gathered=True) # two tensors whole, as the paper says before it gathers them again
-    assert block_activations(kept) == near((34 - 2) / t + 4 * (1 - 1 / t))
     assert block_activations(p._replace(recompute=True)) == near(2) # the paper's 2sbh
 
 
-@pytest.mark.parametrize("model, percent", zip(KORTHIKANTI, (99, 96, 96, 96)))
+@pytest.mark.parametrize("model, percent", zip(KORTHIKANTI, (100, 97, 96, 96)))
 def test_all_activations_are_near_megatrons(model, percent):
     """Of 34sbhL/t, the paper's equation 6: without masks, and with what is outside of blocks."""
     NH, C, L, B = KORTHIKANTI[model]
@@ -240,11 +238,13 @@ def test_nccls_choice_is_asked_of_the_gpu():
     # an all-reduce 2. Compute 0-18. In the second micro-batch block 2 is done at 16 and sent until 18, block 1 18-20, the root
     # 20-22
     (DDP, 2, 2, 1, 18, 6, 22, "full", 2, 2),
-    # root 0-1, block 1 1-2, block 2 2-3: forward begins at 2, backward ends at 11, or with a second micro-batch at 20; the last two
-    # reductions follow. Of zero-2 the first micro-batch's are hidden behind the second
-    (ZERO1, 1, 2, 1, 9, 6, 13, "full", 2, 2), (ZERO1, 2, 2, 1, 18, 6, 22, "full", 2, 2), (ZERO2, 2, 2, 1, 18, 9, 22, "full", 2, 2),
+    # of a block's seconds, its attention takes 0.4. Root 0-1, then a half in each second until 5: forward computes from 2 to 2.4, from 3
+    # to 3.6, from 4 to 4.4, and from 5 to 5.6; backward ends at 12.6, or with a second micro-batch at 21.6. Gradients of the halves are
+    # sent 9.8-10.8 (ready at 9.8), until 11.8 (10.6), 12.8 (11.8) and 13.8 (12.6), and then the root's. Of zero-2 the first
+    # micro-batch's are hidden behind the second
+    (ZERO1, 1, 2, 1, 9, 10, 14.8, "full", 2, 2), (ZERO1, 2, 2, 1, 18, 10, 23.8, "full", 2, 2), (ZERO2, 2, 2, 1, 18, 15, 23.8, "full", 2, 2),
     # nothing is sent ahead, and gathers queue behind reductions: nothing is hidden
-    (ZERO3, 2, 2, 1, 18, 18, 36, "full", 2, 2),
+    (ZERO3, 2, 2, 1, 18, 30, 48, "full", 2, 2),
     # root 0-1, kept for the whole step, block 1 1-2, compute from 2 on; then each unit has been gathered when it is needed. In the
     # second micro-batch only blocks are gathered, after the first one's reductions: block 1 13-14, compute 14-23
     (FSDP, 2, 2, 1, 18, 15, 25, "full", 2, 2),
@@ -264,8 +264,8 @@ def test_steps_that_can_be_drawn_by_hand(stage, accumulation, blocks, wrap, comp
     p = plan_of("gpt2", N, L=blocks, accumulation=accumulation, wrap_blocks=wrap, buffers=buffers, sharding=sharding,
                 shard_group=2 if sharding == "hybrid" else 0)
     t = step(p, stage, network_with(1, math.inf), ONE)
-    assert (t.compute, t.communication, t.seconds) == (compute, communication, seconds)
-    assert t.exposed == t.seconds - t.compute and t.efficiency == t.compute / t.seconds
+    assert (t.compute, t.communication, t.seconds) == near((compute, communication, seconds))
+    assert t.exposed == near(t.seconds - t.compute) and t.efficiency == t.compute / t.seconds
 
 
 def test_nodes_exchange_weights_before_a_step_and_gradients_in_two_hops():
@@ -288,7 +288,7 @@ def test_halves_of_blocks_take_as_long_as_blocks():
 
 def test_the_last_group_is_the_first_to_go_backward():
     p = plan_of("gpt2", 2, L=3, wrap_blocks=2)
-    block, root = p.shape.unit(1), p.shape.unit(0) / p.shape.unit(1)
+    block, root = p.shape.block(), p.shape.unit(0) / p.shape.block()
     w = network_with(0, block) # a block is gathered in a second, its gradients are reduced in two
     # compute waits for the root and the first two blocks; their reductions, 2 root and 4 s, follow it
     assert step(p, FSDP, w, UnitSeconds(10, 20, 30)).seconds == near(root + 2 + 120 + 4 + 2 * root)
@@ -361,21 +361,21 @@ def test_compression_is_summed_or_exchanged_or_gathered():
 
 
 # ---- tensor parallelism ----
-DW = (4 + 3) * 768.0 / (12 * 768 + 13 + 1024) # of fc and qkv, of a forward pass
+DW = 12 * 768.0 / (12 * 768 + 13 + 1024) # of all matrices, of a forward pass
 
 
-@pytest.mark.parametrize("forward, N, accumulation, rows, kept, again, compute, communication, exposed", [
+@pytest.mark.parametrize("forward, N, accumulation, rows, again, compute, communication, exposed", [
     # embedding 2, two sums of the block's forward pass 4, what the losses need 1, the head's dX 2; two sums backward 4, both hidden
     # behind a long dW, or as much of them as dW lasts
-    (100, 2, 1, 0, 0, 0, 300, 13, 9), (1, 2, 3, 0, 0, 0, 9, 39, 3 * (13 - DW)),
+    (100, 2, 1, 0, 0, 300, 13, 9), (1, 2, 3, 0, 0, 9, 39, 3 * (13 - DW)),
     # reduce-scatter 1 and gather 1 for each of these; dres is gathered twice more and in the end, the layernorms' gradients are
-    # summed 2: 1 + 4 + 1 + 1 + 1 + 2 + 1 + 2. Backward the two reduce-scatters are hidden, and so are the gathers beside dX
-    (100, 2, 1, 1, 0, 0, 300, 13 + 2 + 2, 13), (100, 2, 1, 1, 1, 0, 300, 15, 13),
-    (100, 2, 1, 0, 0, 1, 400, 15, 11), (100, 2, 1, 1, 0, 1, 400, 20, 16), # proj's sum again; as two, and a gather
+    # summed 2: 1 + 4 + 1 + 1 + 1 + 2 + 1 + 2. Backward the two reduce-scatters are hidden, and so are the gathers of ln1 and ln2
+    (100, 2, 1, 1, 0, 300, 13 + 2 + 2, 13),
+    (100, 2, 1, 0, 1, 400, 15, 11), (100, 2, 1, 1, 1, 400, 20, 16), # proj's sum again; as two, and a gather
     # with a second replica the block's gradients and the root's, 2 s each, when the last micro-batch's backward pass has ended
-    (100, 4, 2, 0, 0, 0, 600, 2 * 13 + 4, 2 * 9 + 4)])
-def test_sums_are_exposed_but_for_what_dw_hides(forward, N, accumulation, rows, kept, again, compute, communication, exposed):
-    p = plan_of("gpt2", N, L=1, t=2, accumulation=accumulation, rows=bool(rows), keep_gathered=bool(kept), recompute=bool(again))
+    (100, 4, 2, 0, 0, 600, 2 * 13 + 4, 2 * 9 + 4)])
+def test_sums_are_exposed_but_for_what_dw_hides(forward, N, accumulation, rows, again, compute, communication, exposed):
+    p = plan_of("gpt2", N, L=1, t=2, accumulation=accumulation, rows=bool(rows), recompute=bool(again))
     t = step(p, TP, network_with(1, math.inf), UnitSeconds(2 * forward, 2 * (2 + again) * forward, 0))
     assert (t.compute, t.communication, t.exposed) == near((compute, communication, exposed))
 
@@ -496,7 +496,7 @@ def test_the_update_moves_28_bytes_a_parameter(precision):
         update = step(q, stage, NV, ONE).seconds - step(p, stage, NV, ONE).seconds
         assert update == near(28e-12 * c.elements() / (1 if stage == DDP else 8), 1e-3) # shards may be padded
     update = pipeline_step(q, NV, ONE).seconds - pipeline_step(p, NV, ONE).seconds
-    assert update == near(28e-12 * 9 * c.unit(1), 1e-6) # of the stage that has most
+    assert update == near(28e-12 * 9 * c.block(), 1e-6) # of the stage that has most
 
 
 # ---- on a link without latency, where a byte takes a second, the timeline's seconds of communication are the bytes of a formula
@@ -512,11 +512,10 @@ def test_what_a_step_sends_is_what_the_stages_say(stage, N, precision, m, wrap):
     assert abs(step(p, stage, BYTES, ONE).communication + doubles - sent_of_all(p, stage) / N) < 1e-3
 
 
-@pytest.mark.parametrize("t, m, again, rows, kept", [
-    x for x in itertools.product((1, 2, 3, 4, 6, 12), (1, 2), (False, True), (False, True), (False, True)) if x[3] or not x[4]])
-def test_what_tensor_parallelism_sends_is_what_the_stage_says(t, m, again, rows, kept):
+@pytest.mark.parametrize("t, m, again, rows", itertools.product((1, 2, 3, 4, 6, 12), (1, 2), (False, True), (False, True)))
+def test_what_tensor_parallelism_sends_is_what_the_stage_says(t, m, again, rows):
     for precision in ("bf16", "fp32"):
-        p = plan_of("gpt2", 12, B=3, t=t, precision=precision, accumulation=m, recompute=again, rows=rows, keep_gathered=kept)
+        p = plan_of("gpt2", 12, B=3, t=t, precision=precision, accumulation=m, recompute=again, rows=rows)
         doubles = 2 * 8 * (2 * (t - 1) / t + (12 / t - 1) / (12 / t)) # norms, loss
         assert abs(step(p, TP, BYTES, ONE).communication + doubles - sent_of_all(p, TP) / 12) < 1e-2
 
@@ -604,8 +603,8 @@ def test_stages_outside_replicas_send_across_nodes_and_sum_within():
     q = p._replace(pp_outside=True)
     nbytes = 2.0 * 4 * 1024 * 768
     assert message_seconds(p, w) == near(A + nbytes / 450e9) and message_seconds(q, w) == near(B + 2 * nbytes / 50e9)
-    total = 2.0 * p.shape.unit(1)
-    assert unit_sent(p, w, 1)[0] == near(2 * B + 2 * total / 50e9) and unit_sent(q, w, 1)[0] == near(2 * A + total / 450e9)
+    total = 2.0 * p.shape.block()
+    assert block_sent(p, w)[0] == near(2 * B + 2 * total / 50e9) and block_sent(q, w)[0] == near(2 * A + total / 450e9)
     assert mesh_name(p) == "dp=2,tp=1,pp=2" and mesh_name(q) == "pp=2,dp=2,tp=1"
 
 
@@ -626,8 +625,8 @@ def test_actions_last_as_emulated(capsys):
 def test_gathers_after_an_update():
     """A gather that takes longer than the blocks before it are computed delays a step by the difference."""
     w, p = network_of("nvlink", "infiniband", 1)._replace(between=link_of(0, 1e9)), mesh_of(2, 1, 1, zero_stage=1)
-    (reduce, gather), (_, root) = unit_sent(p, w, 1), unit_sent(p, w, 0)
-    assert (reduce, gather) == near((p.shape.unit(1) / 1e9, p.shape.unit(1) / 1e9)) # half of 2 bytes
+    (reduce, gather), (_, root) = block_sent(p, w), unit_sent(p, w, 0)
+    assert (reduce, gather) == near((p.shape.block() / 1e9, p.shape.block() / 1e9)) # half of 2 bytes
     y = play(p, ((12, 1, 1),), 0) # a second for each block
     assert gather_delay(p, y, gather, root) == near(root + gather) # later ones are there in time
     assert gather_delay(p, y, 2, root) == near(root + 12 * 2 - 11)
@@ -670,8 +669,8 @@ def test_korthikantis_22b_within_eight_percent():
     """Table 5: 8 A100, one micro-batch of 4."""
     p, rows = (megatron(48, 64, 6144, 2048, 4, 8, 8, **how) for how in (FULL, {"rows": True}))
     assert_differs(a100_step_seconds(p), 1.42, 7.5)
-    assert_differs(a100_step_seconds(rows), 1.10, 6.6)
-    assert_differs(a100_step_seconds(p) / a100_step_seconds(rows), 1.42 / 1.10, 0.9) # what rows and memory save
+    assert_differs(a100_step_seconds(rows), 1.10, 6.7)
+    assert_differs(a100_step_seconds(p) / a100_step_seconds(rows), 1.42 / 1.10, 0.7) # what rows and memory save
 
 
 def test_shoeybis_eight_ranks_are_predicted_too_fast():

@@ -125,6 +125,8 @@ static Buffer shard_begin(Buffer own, int where) {
     size_t bytes = own.n * comm_type_size(own.t) + SPARE;
     Buffer shard = { (char*)offload_alloc(bytes), own.n, own.t, true };
     require(device_memory(MEMORY_OFFLOADED) == bytes, "%zu bytes are offloaded", device_memory(MEMORY_OFFLOADED));
+    require(is_offloaded(shard.p) && is_offloaded(shard.p + bytes - 1), "memory from offload_alloc is not known as such");
+    require(!is_offloaded(shard.p + bytes) && !is_offloaded(own.p), "other memory is taken for memory from offload_alloc");
     set_spare(shard);
     return shard;
 }
@@ -136,7 +138,7 @@ static void shard_end(Buffer shard, int where) {
 static void reduce_scatter_on(Comm* c, size_t n, CommType t, int where) {
     size_t first = (size_t)c->rank * n;
     Buffer full = buffer((size_t)c->size * n, t, whole, c->rank, 0), own = part_of(full, first, n), shard = shard_begin(own, where);
-    comm_wait(c, where == ON_HOST ? comm_reduce_scatter_to_host(c, shard.p, full.p, n, t) : comm_reduce_scatter(c, shard.p, full.p, n, t));
+    comm_wait(c, comm_reduce_scatter(c, shard.p, full.p, n, t));
     device_synchronize();
     check_numbers(shard, whole_sum, c->size, first, "reduce-scatter");
     if (where != APART) buffer_set(own, whole, c->rank, first); // from the host this part may be anything
@@ -150,7 +152,7 @@ CLAIM(reduce_scatter_leaves_each_rank_its_part_of_the_sum_in_place_or_not) {
 static void all_gather_on(Comm* c, size_t n, CommType t, int where) {
     Buffer full = buffer((size_t)c->size * n, t, zero, 0, 0), shard = shard_begin(part_of(full, (size_t)c->rank * n, n), where);
     buffer_set(shard, whole, c->rank, 0);
-    comm_wait(c, where == ON_HOST ? comm_all_gather_from_host(c, full.p, shard.p, n, t) : comm_all_gather(c, full.p, shard.p, n, t));
+    comm_wait(c, comm_all_gather(c, full.p, shard.p, n, t));
     for (int q = 0; q < c->size; q++) check_numbers(part_of(full, (size_t)q * n, n), whole, q, 0, "all-gather");
     check_numbers(shard, whole, c->rank, 0, "all-gather's input");
     check_spare(full);

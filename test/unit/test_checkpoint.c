@@ -60,7 +60,7 @@ static void write_range(CheckpointWriter* w, CheckpointPart part, int u, size_t 
 }
 
 // The ranges of shard `shard` of `shards`: a slice of each unit, which may end within a tensor. Of more than 20 some are empty.
-enum { UNITS = 3 };
+enum { UNITS = 5 };
 static void ranges_of(int shard, int shards, CheckpointRange ranges[UNITS]) {
     size_t slice = (size_t)shard, slices = size_min((size_t)shards, 20);
     for (int u = 0; u < UNITS; u++) {
@@ -113,7 +113,7 @@ static void save_step(long long step, long long keep, DType dtype) { save_in_sha
 static size_t count_wrong(CheckpointReader* r) {
     size_t wrong = 0;
     for (int p = 0; p < CHECKPOINT_PARTS; p++)
-        for (int u = 0; u <= config.L; u++)
+        for (int u = 0; u < UNITS; u++)
             for (size_t begin = 0, piece = 0, n = unit_elements(config, u); begin < n; begin += piece) {
                 float host[100];
                 CheckpointPart part = (CheckpointPart)p;
@@ -167,6 +167,36 @@ TEST(what_is_saved_comes_back_without_the_padding) {
     assert_true(wte->shape[0] == (size_t)config.V && wte->shape[1] == (size_t)config.C);
 }
 
+// A full checkpoint's tensors, part by part, are in the order of their places, without a gap: in a block the vectors of both halves,
+// then the matrices of both. Other programs may rely on these files, so the order must never change.
+static void assert_in_order(const char* file, const char* const* parts, int num_parts) {
+    static const char* const of_the_root[] = { "ln_f.weight", "ln_f.bias", "wpe", "wte" };
+    static const char* const of_a_block[] = { "ln_1.weight", "ln_1.bias", "qkv.bias", "proj.bias", "ln_2.weight", "ln_2.bias", "fc.bias",
+                                              "fcproj.bias", "qkv.weight", "proj.weight", "fc.weight", "fcproj.weight" };
+    FREED_BY(safetensors_close) SafeTensors s;
+    safetensors_open(&s, in_step_2(file), "");
+    size_t next = s.tensors[0].begin;
+    int i = 0, tensors = (int)COUNT(of_the_root) + config.L * (int)COUNT(of_a_block);
+    assert_int_equal(s.count, num_parts * tensors);
+    for (int part = 0; part < num_parts; part++) for (int k = 0; k < tensors; k++, i++) {
+        int l = (k - (int)COUNT(of_the_root)) / (int)COUNT(of_a_block), number = (k - (int)COUNT(of_the_root)) % (int)COUNT(of_a_block);
+        FREED char* name = k < (int)COUNT(of_the_root) ? format_string("%s%s", parts[part], of_the_root[k])
+                                                       : format_string("%sh.%d.%s", parts[part], l, of_a_block[number]);
+        assert_string_equal(s.tensors[i].name, name);
+        assert_int_equal(s.tensors[i].begin, next);
+        next = s.tensors[i].end;
+    }
+}
+TEST(a_full_checkpoints_tensors_are_in_the_order_of_their_places) {
+    static const char* const parts[] = { "", "master.", "m.", "v." };
+    save_step(2, 0, DTYPE_BF16);
+    assert_in_order("model.safetensors", parts, 1);
+    assert_in_order("optimizer.safetensors", parts + 1, 3);
+    save_step(2, 0, DTYPE_F32); // the model is its own master
+    assert_in_order("model.safetensors", parts, 1);
+    assert_in_order("optimizer.safetensors", parts + 2, 2);
+}
+
 // `out` must have entries of these names, hidden ones included, in order.
 static void assert_entries(const char* expected) {
     struct dirent** entries;
@@ -185,7 +215,7 @@ TEST(weights_at_a_path_of_their_own_remove_no_steps_and_resume_no_run) {
     weights.has_optimizer = false;
     save_step(3, 0, DTYPE_F32);
     expect_success(checkpoint_begin_at(&w, in_out("imported/"), &weights);
-                   for (int u = 0; u <= config.L; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
+                   for (int u = 0; u < UNITS; u++) write_range(&w, CHECKPOINT_MODEL, u, 0, unit_elements(config, u));
                    checkpoint_commit(&w, 1));
     expect_no_load(in_out("imported"), "imported", "holds weights only", "--init-from");
     assert_entries("imported step_00000003");
@@ -299,7 +329,7 @@ TEST(every_piece_of_a_shard_is_checked) {
     static const char* const edits[][5] = { // file, old text, new text, and the phrases of the error
         { FIRST, "\"wte[0:8]\"", "\"wte[1:9]\"", "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing" },
         { SECOND, "\"wte[8:40]\"", "\"wte[7:39]\"", "model-*-of-00002.safetensors", "element 7 of tensor 'wte' is there twice" },
-        { SECOND, "\"h.1.fc.weight[6:64]\"", "\"h.0.fc.weight[5:63]\"", "*", "5 of tensor 'h.0.fc.weight' is there twice" },
+        { SECOND, "\"h.1.fc.weight[50:64]\"", "\"h.0.fc.weight[49:63]\"", "*", "49 of tensor 'h.0.fc.weight' is there twice" },
         { FIRST, "\"h.0.ln_1.bias[0:4]\"", "\"h.0.fc.bias[0:4]\"", "*", "element 0 of tensor 'h.0.ln_1.bias' is missing" },
         { SECOND, "wte[8:40]", "wte[9:41]", SECOND, "'wte[9:41]' is not in state.json's model, nor a piece of a tensor" },
         { FIRST, "\"wte[0:8]\"", "\"wte[0:9]\"", FIRST, "'wte[0:9]' does not have the shape (9, 0)" },
@@ -367,15 +397,15 @@ static void write_a_shard(int shard, size_t end, bool begins) {
     CheckpointRange ranges[UNITS];
     ranges_of(shard, 2, ranges);
     checkpoint_attach_shard(&w, out, &s, shard, 2, ranges, UNITS);
-    write_range(&w, CHECKPOINT_M, 1, 100, end);
+    write_range(&w, CHECKPOINT_M, 2, 60, end);
 }
 // One writer's ranges, which are not the whole model although the writer claims to have written it.
 static void save_too_little(size_t end, int shards) {
     TrainState s = state_at(2, DTYPE_F32);
-    CheckpointRange ranges[] = { { 0, 0, 536 }, { 1, 0, 244 }, { 2, 0, end } };
+    CheckpointRange ranges[] = { { 0, 0, 536 }, { 1, 0, 88 }, { 2, 0, 156 }, { 3, 0, 88 }, { 4, 0, end } };
     CheckpointWriter w;
     checkpoint_begin_sharded(out, &s);
-    checkpoint_attach_shard(&w, out, &s, 0, shards, ranges, 3);
+    checkpoint_attach_shard(&w, out, &s, 0, shards, ranges, UNITS);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) w.sums.elements[part] = gpt2_num_parameters(config);
     ranks_checkpoint_commit(&w, 0);
 }
@@ -384,12 +414,12 @@ TEST(what_is_written_must_be_the_whole) {
     CheckpointWriter w;
     expect_error(checkpoint_begin(&w, out, &s); write_range(&w, CHECKPOINT_MASTER, 0, 0, 1),
                  "a checkpoint in fp32 with optimizer state has no part \"master\"");
-    expect_error(write_a_shard(0, 123, true), "step_00000002: element 122 of unit 1 is in none of the ranges that");
-    expect_error(write_a_shard(1, 110, false), ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
+    expect_error(write_a_shard(0, 79, true), "step_00000002: element 50 of tensor 'm.h.0.fc.weight' is in none of the ranges that");
+    expect_error(write_a_shard(1, 79, false), ".tmp_step_00000002/model-00002-of-00002.safetensors: cannot be written: No such file",
                  "make it a folder that every rank sees or choose another --out");
-    expect_error(save_too_little(244, 2), SECOND ": cannot be opened", "--out must be a folder that every rank sees");
-    expect_error(save_too_little(243, 1), "model-*-of-00001", "element 63 of tensor 'h.1.fcproj.weight' is missing");
-    expect_error(write_a_shard(2, 110, false), "shard 2 of 2: a checkpoint has 1 to 65536 shards, counted from 0");
+    expect_error(save_too_little(156, 2), SECOND ": cannot be opened", "--out must be a folder that every rank sees");
+    expect_error(save_too_little(155, 1), "model-*-of-00001", "element 63 of tensor 'h.1.fcproj.weight' is missing");
+    expect_error(write_a_shard(2, 79, false), "shard 2 of 2: a checkpoint has 1 to 65536 shards, counted from 0");
     assert_entries("");
 }
 

@@ -63,7 +63,7 @@ CLAIM(so_it_does_where_shards_are_on_the_host) {
     }
     for (int k = 0; k < STEPS; k++) {
         device_copy(full.p, inputs[k].p, N * bytes);
-        comm_wait(&world, comm_reduce_scatter_to_host(&world, shards[k].p, full.p, n, COMM_F32));
+        comm_wait(&world, comm_reduce_scatter(&world, shards[k].p, full.p, n, COMM_F32));
         device_zero(full.p, N * bytes);
     }
     device_synchronize();
@@ -72,7 +72,7 @@ CLAIM(so_it_does_where_shards_are_on_the_host) {
         buffer_set(shards[k], whole, world.rank, (size_t)k);
     }
     for (int k = 0; k < STEPS; k++) {
-        comm_wait(&world, comm_all_gather_from_host(&world, full.p, shards[k].p, n, COMM_F32));
+        comm_wait(&world, comm_all_gather(&world, full.p, shards[k].p, n, COMM_F32));
         device_copy(results[k].p, full.p, N * bytes);
         device_zero(full.p, N * bytes);
     }
@@ -91,7 +91,7 @@ CLAIM(copies_of_host_shards_hold_up_no_operation) {
     Tensor full(N * n, whole, world.rank), x(n, whole, world.rank);
     float *down = (float*)offload_alloc(n * sizeof(float)), *up = (float*)offload_alloc(n * sizeof(float));
     auto event = [](CommOp op, int mark) { return cuda_marks.events[world.slots[op % COMM_IN_FLIGHT].events[mark]]; };
-    CommOp reduce = comm_reduce_scatter_to_host(&world, down, full.p, n, COMM_F32), next = comm_all_reduce(&world, x.p, n, COMM_F32);
+    CommOp reduce = comm_reduce_scatter(&world, down, full.p, n, COMM_F32), next = comm_all_reduce(&world, x.p, n, COMM_F32);
     cuda_check(cudaEventSynchronize(event(next, EVENT_FINISHED)), "the all-reduce");
     require(isnan(down[0]), "an all-reduce waited until the shard before it was on the host");
     comm_wait(&world, reduce);
@@ -99,7 +99,7 @@ CLAIM(copies_of_host_shards_hold_up_no_operation) {
     device_synchronize();
     require((double)down[n - 1] == whole_sum(world.size, (size_t)world.rank * n + n - 1), "the shard is wrong");
     for (size_t i = 0; i < n; i++) up[i] = (float)whole(world.rank, i);
-    CommOp before = comm_all_reduce(&world, x.p, n, COMM_F32), gather = comm_all_gather_from_host(&world, full.p, up, n, COMM_F32);
+    CommOp before = comm_all_reduce(&world, x.p, n, COMM_F32), gather = comm_all_gather(&world, full.p, up, n, COMM_F32);
     cuda_check(cudaEventSynchronize(((NcclLink*)world.link)->passed_on), "the copy");
     require(cudaEventQuery(event(before, EVENT_FINISHED)) == cudaErrorNotReady, "the copy of a shard waited for an all-reduce");
     comm_wait(&world, before);
@@ -162,7 +162,7 @@ CLAIM(operations_that_are_over_give_their_marks_back_within_a_step) {
     require(unseen == 0, "the ends of %lld operations were not seen before their marks were given back", unseen);
     Tensor full((size_t)world.size * n, zero, 0);
     char* shard = (char*)offload_alloc(n * sizeof(float));
-    CommOp to_host = comm_reduce_scatter_to_host(&world, shard, full.p, n, COMM_F32); // it may end after the next one
+    CommOp to_host = comm_reduce_scatter(&world, shard, full.p, n, COMM_F32); // it may end after the next one
     comm_wait(&world, comm_all_reduce(&world, x.p, n, COMM_F32));
     poll_for_device();
     comm_collect_times(&world);

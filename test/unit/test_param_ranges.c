@@ -16,18 +16,18 @@ void before_all(void) { world_alone(&world, &control); }
 void after_all(void) { world_end(&world); }
 
 // ---- what a model holds, unit by unit ----
-enum { MOST_UNITS = 4, SEED = 5 }; // of the initial weights
+enum { MOST_UNITS = 7, SEED = 5 }; // of the initial weights
 // Values of all parts of a checkpoint. MODEL: the masters, rounded as floatX.
 typedef struct { GPT2Config c; float* of[CHECKPOINT_PARTS][MOST_UNITS]; } Values; // (unit) owned
 
 #define VALUES FREED_BY(values_free) Values
 static void values_free(Values* v) {
-    for (int u = 0; u <= v->c.L; u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
+    for (int u = 0; u < gpt2_num_units(v->c); u++) for (int part = 0; part < CHECKPOINT_PARTS; part++) free(v->of[part][u]);
 }
 // Initial weights, without moments; or random numbers that 16 bits cannot hold, except in the padding of wte, which is 0.
 static Values values_make(GPT2Config c, uint64_t seed, bool initial) {
     Values v = { c, { { NULL } } };
-    for (int u = 0; u <= c.L; u++) for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--) {
+    for (int u = 0; u < gpt2_num_units(c); u++) for (int part = CHECKPOINT_PARTS - 1; part >= 0; part--) {
         size_t n = unit_elements(c, u), stored = n - (u == 0 ? (size_t)(c.Vp - c.V) * (size_t)c.C : 0);
         float* values = v.of[part][u] = (float*)xcalloc(n, sizeof(float));
         if (initial && part == CHECKPOINT_MASTER) unit_init_weights(c, seed, u, 0, n, values);
@@ -61,7 +61,7 @@ static size_t part_places(GPT2Config c, int u, int part, int parts, size_t** pla
 }
 
 // ---- a rank's pieces ----
-enum { MOST_PIECES = 32, GUARD = 64, FILL = 0x5a }; // bytes around each array, and in arrays that nothing has written
+enum { MOST_PIECES = 48, GUARD = 64, FILL = 0x5a }; // bytes around each array, and in arrays that nothing has written
 typedef enum { AS_PARAMS, AS_MASTER, AS_BOTH, STORED_AS } StoredAs; // which of params and master there is
 // Owns its pieces' memory, and the places that its part has of each unit.
 typedef struct { GPT2Config c; int count; ParamRange ranges[MOST_PIECES]; size_t* places[MOST_UNITS]; } Rank;
@@ -90,7 +90,7 @@ static const Cut whole = { 0, 1, 0, 1, 1, 0, AS_BOTH, false };
 static void rank_make(Rank* r, GPT2Config c, Cut cut) {
     memset(r, 0, sizeof *r);
     r->c = c;
-    for (int u = 0; u <= c.L; u++) {
+    for (int u = 0; u < gpt2_num_units(c); u++) {
         size_t n = part_places(c, u, cut.part, cut.parts, &r->places[u]), ends[MOST_PIECES] = { 0 };
         int count = cut.shares * cut.pieces;
         for (int i = 0; i < count; i++) ends[i] = i == 0 ? n : philox(cut.seed, (uint64_t)u, (uint64_t)i).x[0] % (n + 1);
@@ -132,7 +132,7 @@ static void ranks_free(Ranks* ranks) {
             guarded_free(p, p->m, sizeof(float));
             guarded_free(p, p->v, sizeof(float));
         }
-        for (int u = 0; u <= r->c.L; u++) free(r->places[u]);
+        for (int u = 0; u < gpt2_num_units(r->c); u++) free(r->places[u]);
     }
     free(ranks->of);
 }

@@ -105,15 +105,15 @@ TEST(slots_never_collide_and_are_as_many_as_the_formula_says) { for_all(slots_ho
 // writes into a set that waits for none. For every rank, each set is needed.
 static void sets_hold(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
-        int sets = pipeline_sets(l, r, true), most = 0, expected = l.schedule == SCHEDULE_ZB_H1 ? r + 1 : 1;
+        int sets = pipeline_act_slots(l, r, true), most = 0, expected = l.schedule == SCHEDULE_ZB_H1 ? r + 1 : 1;
         int waits[MOST_P], waiting = 0; // the micro-batch whose W a set waits for; -1: none
         if (sets != (expected < l.m ? expected : l.m)) fail_in(l, r, "%d sets of recomputed activations\n", sets);
-        if (pipeline_sets(l, r, false) != pipeline_slots(l, r)) fail_in(l, r, "slots without activations of their own\n");
+        if (pipeline_act_slots(l, r, false) != pipeline_slots(l, r)) fail_in(l, r, "slots without activations of their own\n");
         for (int i = 0; i < MOST_P; i++) waits[i] = -1;
         for (int k = 0; k < pipeline_actions(l, r); k++) {
             Action a = pipeline_action(l, r, k);
-            int set = pipeline_set(l, r, a, true), slot = pipeline_slot(l, r, a.micro, a.chunk);
-            if (pipeline_set(l, r, a, false) != slot) fail_in(l, r, "action %d without recomputation is in another slot\n", k);
+            int set = pipeline_acts_slot(l, r, a, true), slot = pipeline_slot(l, r, a.micro, a.chunk);
+            if (pipeline_acts_slot(l, r, a, false) != slot) fail_in(l, r, "action %d without recomputation is in another slot\n", k);
             if (set < 0 || set >= sets) fail_in(l, r, "action %d has set %d of %d\n", k, set, sets);
             int must_be = a.kind == ACT_BACKWARD_WEIGHT ? a.micro : -1;
             if (waits[set] != must_be) fail_in(l, r, "action %d finds micro-batch %d in set %d\n", k, waits[set], set);

@@ -1,7 +1,7 @@
 // test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what differs, and by how much.
 #include "../../llmc/run/report.h"
 #include "../../llmc/run/report_stages.h"
-#include "../../llmc/run/rank_context.h"
+#include "../../llmc/run/all_ranks.h"
 #include "expect_death.h"
 #include "world_alone.h"
 
@@ -20,7 +20,7 @@ typedef struct { size_t predicted[MEMORY_KINDS], taken[MEMORY_KINDS], briefly; i
 
 // Takes bytes of parameters briefly, then what is to be taken. Exits with 0 if the report finds all as predicted, else with 2.
 static void take_and_report(const MemoryCase* t) {
-    static RankContext w;
+    static Ranks w;
     device_init(0, 1);
     device_memory_limit(memory_sum(t->taken) + t->briefly); // the device's, without what is offloaded
     void* first = device_alloc(t->briefly, MEMORY_PARAMETERS);
@@ -101,17 +101,17 @@ TEST(a_range_of_bytes_is_one_number_where_its_ends_look_alike) {
 
 // ---- steps, in a world of this rank alone ----
 TEST(a_step_counts_what_is_sent_in_it) {
-    static RankContext w;
+    static Ranks w;
     world_alone(&w.comm, &w.control);
     assert_true(report_sent(&w, 5)); // nothing was sent in a run of no steps
     w.comm.stats[COMM_ALL_GATHER].bytes_times_N = 99; // by what comes before the steps
     static const unsigned long long sent[] = { 40, 60, 20, 50 }, least[] = { 41, 41, 21, 21 }, most[] = { 41, 61, 61, 61 };
     for (int i = 0; i < 4; i++) {
         static float state[1];
-        context_step_begin(&w, 1 + i, state);
+        ranks_count_begin(&w, 1 + i, state);
         w.comm.stats[COMM_ALL_GATHER].bytes_times_N += sent[i];
         w.comm.stats[COMM_SEND].bytes_times_N += 1;
-        context_step_end(&w, 0.25);
+        ranks_count_end(&w, 0.25);
         w.comm.stats[COMM_ALL_GATHER].bytes_times_N += 7; // between steps, by an evaluation
         assert_true(w.bytes == 1.0 + (double)sent[i] && w.sent.min == (double)least[i] && w.sent.max == (double)most[i]);
         assert_int_equal(w.steps, 1 + i);
@@ -144,9 +144,9 @@ static void sleep_ms(double ms) {
 }
 // Three steps of two actions; the first one does not count. In the second action 30 ms are a wait for a message.
 TEST(times_of_actions_leave_out_the_first_step_and_waits) {
-    static RankContext w;
+    static Ranks w;
     ActionTimes t = { 0 };
-    P2P m = { 0 };
+    Messages m = { .received = NO_OP };
     Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 }, 2, { .emulate = "" } };
     world_alone(&w.comm, &w.control);
     action_times_init(&t, &w, &y, &m);
@@ -174,15 +174,15 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
 
 // ---- bytes sent, which each rank predicts and counts for itself ----
 // N ranks predict and send so much, and in a second step `more`. The first that differs is shown, else the one that sent most.
-typedef struct { int N; double predicted[3], sent[3], more[3]; int status; const char* row; } Ranks;
-static bool report_of(const Ranks* t) {
+typedef struct { int N; double predicted[3], sent[3], more[3]; int status; const char* row; } RanksSent;
+static bool report_of(const RanksSent* t) {
     SentBytes all[3];
     for (int q = 0; q < t->N; q++)
         all[q] = (SentBytes){ t->predicted[q], t->sent[q] + fmin(0, t->more[q]), t->sent[q] + fmax(0, t->more[q]) };
     return report_sent_by(all, t->N);
 }
 TEST(every_rank_must_send_as_it_predicted_in_every_step) {
-    static const Ranks cases[] = {
+    static const RanksSent cases[] = {
         { 3, { 5000, 5000, 5000 }, { 5000, 5000, 5000 }, { 0 }, 0,
           "sent per rank and step predicted measured\n bytes 5.0 kB 5.0 kB as predicted\n" },
         { 3, { 32 / 3.0, 32 / 3.0, 32 / 3.0 }, { 10.6666, 10.6667, 32 / 3.0 }, { 0 }, 0, " bytes 11 B 11 B as predicted\n" },

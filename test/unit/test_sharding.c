@@ -14,9 +14,9 @@ static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
     { 1, 1, 128, 1, 1, 1 },          // a block of 25 elements: most ranks have none of it
     { 1, 1, 128, 7, 1, 1 },          // two such blocks still end within the shards of the first ranks
     { 32, 384, 384, 2, 4, 32 },
-    { 2, 3, 128, MAX_UNITS - 1, 1, 2 },
+    { 2, 3, 128, MAX_BLOCKS, 1, 2 },
 };
-static const int wraps[] = { HALVES, 0, 1, 2, 3, 4, 5, 7, MAX_UNITS - 1 }; // --wrap-blocks: that of a model with fewer blocks, too
+static const int wraps[] = { HALVES, 0, 1, 2, 3, 4, 5, 7, MAX_BLOCKS }; // --wrap-blocks: that of a model with fewer blocks, too
 
 static bool matrices_only; // shards are those of ZeRO++, in blocks of 256
 // A case: a layout as rank `rank` of S has it.
@@ -65,7 +65,7 @@ static void check_groups(Case* t) {
             assert_int_equal(y->group_of[unit], k);
             assert_int_equal(y->units[unit].offset, offset);
             offset += y->units[unit].size;
-            tensors += unit == 0 ? ROOT_TENSORS : BLOCK_TENSORS / 2;
+            tensors += unit == 0 ? ROOT_TENSORS : MAX_TENSORS;
         }
         assert_int_equal(group->tensors, tensors);
     }
@@ -74,24 +74,24 @@ static void check_groups(Case* t) {
 TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
 
 TEST(a_blocks_halves_have_the_tensors_that_their_layers_use) {
-    static const int tensors[2][BLOCK_TENSORS / 2] = { { LN1W, LN1B, QKVB, PROJB, QKVW, PROJW }, { LN2W, LN2B, FCB, FCPROJB, FCW, FCPROJW } };
+    static const char* const names[2][MAX_TENSORS] = {
+        { "ln_1.weight", "ln_1.bias", "qkv.bias", "proj.bias", "qkv.weight", "proj.weight" },
+        { "ln_2.weight", "ln_2.bias", "fc.bias", "fcproj.bias", "fc.weight", "fcproj.weight" } };
     for (size_t i = 0; i < COUNT(shapes); i++) for (int half = 0; half < 2; half++) {
         GPT2Config c = shapes[i];
-        int l = c.L - 1, run = 0;
-        FsdpUnit f = fsdp_unit(c, half ? mlp_unit(l) : attention_unit(l));
-        size_t end = f.begin[0];
-        assert_int_equal(f.unit, 1 + l);
-        for (int k = 0; k < f.tensors; k++) {
-            TensorInfo tensor = unit_tensor(c, f.unit, tensors[half][k]);
-            if (run == 0 && tensor.cols > 0) { // the first in two dimensions
-                assert_int_equal(end, f.begin[0] + f.n[0]);
-                end = f.begin[run = 1];
-            }
+        int l = c.L - 1, u = half ? mlp_unit(l) : attention_unit(l);
+        size_t end = 0;
+        assert_int_equal(unit_block(u), l);
+        assert_int_equal(unit_tensors(u), MAX_TENSORS);
+        for (int k = 0; k < MAX_TENSORS; k++) {
+            TensorInfo tensor = unit_tensor(c, u, k);
+            FREED char* name = format_string("h.%d.%s", l, names[half][k]);
+            assert_string_equal(tensor.name, name);
             assert_int_equal(tensor.offset, end);
+            if (k == 4) assert_int_equal(end, unit_no_decay(c, u)); // the first in two dimensions
             end += tensor_elements(tensor);
         }
-        assert_int_equal(end, f.begin[1] + f.n[1]);
-        assert_int_equal(f.size, f.n[0] + f.n[1]);
+        assert_int_equal(end, unit_elements(c, u));
     }
 }
 
@@ -99,17 +99,17 @@ static void check_shards(Case* t) {
     size_t at = 0, S = (size_t)t->options.shards;
     for (int k = 0; k < t->y.num_groups; k++) {
         Shard shard = t->y.groups[k].shard;
-        const FsdpUnit* last = &t->y.units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
+        const Unit* last = &t->y.units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
         size_t elements = last->offset + last->size; // of the group
-        assert_int_equal(shard.at, at);
+        assert_int_equal(shard.offset, at);
         assert_true(shard.n > 0 && shard.n % t->options.alignment == 0);
         assert_true(S * shard.n >= elements);
         assert_true(S * shard.n < elements + S * t->options.alignment); // no more padding than alignment needs
         if (k > 2) assert_true(shard.n <= t->y.groups[k - 2].shard.n); // their bucket has room for all that take it in turn
-        if (k > 0) assert_true(shard.n <= shard_sizes(t->c, &t->options).other); // and a gather buffer for any
+        if (k > 0) assert_true(shard.n <= shard_sizes(t->c, &t->options).largest); // and a gather buffer for any
         at += shard.n;
     }
-    assert_int_equal(t->y.num_sharded, at);
+    assert_int_equal(t->y.own_elements, at);
 }
 TEST(shards_are_aligned_and_lie_side_by_side) { for_all(check_shards); }
 
@@ -117,19 +117,19 @@ TEST(shards_are_aligned_and_lie_side_by_side) { for_all(check_shards); }
 // Marks in seen (elements of all units of gpt2.h, one after another) the elements that the rank of t has.
 static void mark_pieces(const Case* t, unsigned char* seen) {
     size_t end = 0; // of the piece before, in sharded memory
-    for (int i = 0; i < 2 * t->y.num_units; i++) {
+    for (int u = 0; u < t->y.num_units; u++) {
         ParamRange p;
-        size_t at, before = 0;
-        int u = i / 2, run = i % 2;
-        if (!layout_range(&t->y, t->c, u, run, &p, &at)) continue;
-        FsdpUnit unit = t->y.units[u];
+        size_t at, before = 0, begin = matrices_only ? unit_no_decay(t->c, u) : 0; // of what is sharded
+        if (!layout_range(&t->y, &t->options, t->c, u, &p, &at)) continue;
+        Unit unit = t->y.units[u];
         Shard shard = t->y.groups[t->y.group_of[u]].shard;
         size_t first = (size_t)t->y.shard_number * shard.n; // of this rank's shard, in the group's whole memory
-        assert_true(p.unit == unit.unit && p.parts == 1);
-        assert_true(p.n > 0 && p.begin >= unit.begin[run] && p.begin + p.n <= unit.begin[run] + unit.n[run]);
-        assert_true(at >= end && at >= shard.at && at + p.n <= shard.at + shard.n);
+        assert_true(p.unit == u && p.parts == 1);
+        assert_true(unit.size == unit_elements(t->c, u) - begin);
+        assert_true(p.n > 0 && p.begin >= begin && p.begin + p.n <= unit_elements(t->c, u));
+        assert_true(at >= end && at >= shard.offset && at + p.n <= shard.offset + shard.n);
         // Gathered, it comes to its place.
-        assert_int_equal(unit.offset + (run ? unit.n[0] : 0) + (p.begin - unit.begin[run]), first + (at - shard.at));
+        assert_int_equal(unit.offset + (p.begin - begin), first + (at - shard.offset));
         for (int k = 0; k < p.unit; k++) before += unit_elements(t->c, k);
         for (size_t e = 0; e < p.n; e++) {
             seen[before + p.begin + e]++;
@@ -157,13 +157,15 @@ TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 static void check_sizes(Case* t) {
     const Layout* y = &t->y;
     ShardSizes s = shard_sizes(t->c, &t->options);
-    assert_true(s.all == y->num_sharded && s.root == y->groups[0].shard.n && (int)s.others == y->num_groups - 1);
-    size_t largest = 0, pair = 0;
+    assert_true(s.all == y->own_elements && s.root == y->groups[0].shard.n);
+    size_t largest = 0, in_buckets = s.root, others = (size_t)y->num_groups - 1;
     for (int k = 1; k < y->num_groups; k++) {
         largest = size_max(largest, y->groups[k].shard.n);
-        if (k < 3) pair += y->groups[k].shard.n;
+        if (k < 3) in_buckets += y->groups[k].shard.n;
     }
-    assert_true(s.other == largest && s.pair == pair);
+    assert_true(s.largest == largest && s.in_buckets == in_buckets);
+    assert_int_equal(s.gather_buffers, size_min((size_t)t->options.limit_all_gathers, others)); // --sharding full
+    assert_int_equal(s.in_gather_buffers, s.root + s.gather_buffers * largest);
 }
 TEST(sizes_by_formula_are_the_layouts) {
     static Case t;
@@ -190,8 +192,8 @@ TEST(rooms_are_bounded_where_groups_are_freed) {
         t.options.limit_all_gathers = rooms;
         ShardSizes s = shard_sizes(t.c, &t.options);
         size_t others = t.y.groups[1].shard.n + t.y.groups[2].shard.n + t.y.groups[3].shard.n; // the last of one block
-        assert_int_equal(sharding_buffers(&t.options, s), frees && rooms < 3 ? rooms : 3);
-        assert_int_equal(sharding_gathered(&t.options, s), s.root + (frees ? size_min((size_t)rooms, 3) * s.other : others));
+        assert_int_equal(s.gather_buffers, frees && rooms < 3 ? rooms : 3);
+        assert_int_equal(s.in_gather_buffers, s.root + (frees ? size_min((size_t)rooms, 3) * s.largest : others));
     }
 }
 

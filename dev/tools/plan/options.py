@@ -5,7 +5,7 @@ from tool import SIZES, choice, parse_options, real, require, switch, text, whol
 from machines import ALL_REDUCE, GPU_NAMES, GPUS, LINKS, MEASURED, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine
 from pipelines import parse_emulation
 from shapes import SHAPES, Shape, is_gpt2
-from questions import CP, FSDP, MAX_UNITS, MESH, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of, model_of
+from questions import CP, FSDP, MAX_BLOCKS, MESH, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of, model_of
 from steps import METHODS
 from validate import PUBLISHED
 
@@ -28,10 +28,9 @@ OPTIONS = [
     whole("ranks", 8, 1, 1 << 20, "number of ranks, N"),
     whole("tensor-parallel", 0, 0, 1 << 20, "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8"),
     switch("sequence-parallel", "they also cut the rows of layernorms and of the residual stream"),
-    switch("keep-gathered", "with --sequence-parallel: gathered rows are kept for the backward pass"),
-    whole("pipeline-parallel", 0, 0, MAX_UNITS - 1, "neighbouring ranks that each have some blocks of a copy; 0: 2, 4 and 8"),
+    whole("pipeline-parallel", 0, 0, MAX_BLOCKS, "neighbouring ranks that each have some blocks of a copy; 0: 2, 4 and 8"),
     choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared"),
-    whole("chunks", 0, 0, MAX_UNITS - 1, "parts of the model on each rank; 0: 2 if interleaved, else 1"),
+    whole("chunks", 0, 0, MAX_BLOCKS, "parts of the model on each rank; 0: 2 if interleaved, else 1"),
     text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times"),
     whole("context-parallel", 0, 0, 1 << 20, "neighbouring ranks that share each sequence and micro-batch; 0: 2, 4 and 8"),
     choice("cp", "ulysses", "ulysses|allgather|ring|all", "what their attention exchanges; not given: all ways are compared of one"
@@ -45,7 +44,7 @@ OPTIONS = [
     choice("sharding", "full", "full|grad-op|hybrid|none",
           "full: freed after each use; grad-op: kept until the backward pass; hybrid: full in groups; none: as DDP"),
     whole("shard-group", 0, 0, 1 << 20, "ranks that hold one replica of the model; with --sharding hybrid"),
-    whole("wrap-blocks", 1, 0, MAX_UNITS - 1, "blocks gathered at a time; 0: the whole model"),
+    whole("wrap-blocks", 1, 0, MAX_BLOCKS, "blocks gathered at a time; 0: the whole model"),
     switch("wrap-halves", "a block's attention and its MLP are gathered apart"),
     whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
@@ -241,8 +240,8 @@ def check(o):
 def shape_of(o):
     """A published shape or a dN, with the numbers that are given in place of its own."""
     d = int(o.model[1:]) if re.fullmatch("d[0-9]{1,3}", o.model) else 0
-    require(o.model in SHAPES or 1 <= d < MAX_UNITS,
-            f"--model {o.model} is not known: dN with N from 1 to {MAX_UNITS - 1}, {', '.join(SHAPES)}")
+    require(o.model in SHAPES or 1 <= d <= MAX_BLOCKS,
+            f"--model {o.model} is not known: dN with N from 1 to {MAX_BLOCKS}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
     require(o.recommend or o.cp == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no"
             " stage of this course has: only --recommend plans it, and --cp all counts it")
@@ -283,7 +282,7 @@ def plan_of(o):
     """Dies, in the stages' words, if they cannot be run so. These errors come before any table."""
     plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, False, o.device == "gpu",
                 o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
-                o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel, o.keep_gathered,
+                o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel,
                 wrap_halves=o.wrap_halves, node_ranks=o.node_ranks, gpu_memory=o.gpu_memory)
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
     else:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tool import require
 from machines import ALL_REDUCE, Group
 from questions import MESH, PP, blocks_of, play, split_of
-from steps import (StepTime, Timeline, abreast, block_flops, crosses, hop_seconds, layernorms_sum, tensor_backward, tensor_forward,
-                   tensor_messages, unit_sent, update_seconds)
+from steps import (StepTime, Timeline, abreast, block_flops, block_sent, crosses, hop_seconds, layernorms_sum, tensor_backward,
+                   tensor_forward, tensor_messages, unit_sent, update_seconds)
 
 
 # ---- messages ----
@@ -115,7 +115,7 @@ def pipe_times(plan, s):
 def pipeline_step(plan, w, s):
     """Of plan.N ranks. s: of a whole model on one rank."""
     plan = plan._replace(t=1, zero_stage=0)
-    sums = Sums(w.neighbours(plan.N, plan.p), tied_group(plan, w), message_seconds(plan, w), unit_sent(plan, w, 1),
+    sums = Sums(w.neighbours(plan.N, plan.p), tied_group(plan, w), message_seconds(plan, w), block_sent(plan, w),
                 unit_sent(plan, w, 0), each=(s.block_backward, weight_seconds(plan, s)))
     return played_step(plan, PP, w, pipe_times(plan, s), sums)
 
@@ -137,11 +137,12 @@ def block_times(plan, m, s):
     F = t.now
     if plan.recompute: tensor_forward(m, s.block_again / plan.t, True, t)
     again = t.now - F
-    tensor_backward(plan, m, forward, t)
+    tensor_backward(m, forward, t)
     B, W = t.now - F, weight_seconds(plan, s) / plan.t
     if plan.schedule != "zb-h1": return F, B - W, W
     I = again + 2 * forward - W + 2 * (m.gather + m.sum)
-    return F, I, W + (0 if plan.keep_gathered else 2 * max(0, m.gather - W / 2))
+    # The gather of a layernorm's output overlaps with the first of a half's two products: 1 and 4 of the 12 C^2 weights of W.
+    return F, I, W + sum(max(0, m.gather - n / 12 * W) for n in (1, 4))
 
 
 def mesh_step(plan, w, s, emulation):
@@ -149,7 +150,7 @@ def mesh_step(plan, w, s, emulation):
     m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
     share = abreast(plan, w) if node else plan.t
     sums = Sums(Group(plan.p, node or plan.p, share), Group(2 if plan.p > 1 else 1, node or 2, share), message_seconds(plan, w),
-                unit_sent(plan, w, 1), unit_sent(plan, w, 0))
+                block_sent(plan, w), unit_sent(plan, w, 0))
     if emulation:
         F, I, W = each = [1e-3 * ms for ms in emulation[:3]]
         times = [[x / plan.v for x in each]] * len(split_of(plan)) # equal ones, if no head is given

@@ -15,7 +15,7 @@ PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp", "zero
 STAGES = range(5)
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
 SCHEDULES = schedule_play.SCHEDULES[:4]
-MAX_UNITS = 257 # the root and 256 blocks
+MAX_BLOCKS = 256
 FOLDER = os.environ.get("PLAN_STAGES", "build/predict") # of the stages' programs
 PLAYER = os.path.join(FOLDER, "..") # of schedule_order
 
@@ -40,8 +40,7 @@ class Plan(NamedTuple):
     host_link: float = 0     # bytes per second between a rank's device and the host, each way; 0: it takes no time
     host_bandwidth: float = 0 # of the host's memory, for one rank's AdamW; 0: it takes no time
     t: int = 1               # tp: ranks that share a replica of the model
-    rows: bool = False       # --sequence-parallel, --keep-gathered
-    keep_gathered: bool = False
+    rows: bool = False       # --sequence-parallel
     p: int = 1               # pp: ranks that share one, each with v parts of it; split: as train_gpt2_pp's --split
     schedule: str = "1f1b"
     v: int = 1
@@ -80,7 +79,7 @@ def logits_of(plan):
 
 def options_of(plan, stage):
     """What the stage's program is told besides the model and the batch."""
-    rows = " --sequence-parallel" * plan.rows + " --keep-gathered" * plan.keep_gathered
+    rows = " --sequence-parallel" * plan.rows
     pipe = f" --schedule {plan.schedule}" * (plan.p > 1 or plan.schedule != "1f1b")
     pipe += f" --chunks {plan.v}" * (plan.v > 1 or plan.schedule == "interleaved") + f" --split {plan.split}" * (plan.split != "auto")
     if stage == DDP and plan.method != "none":
@@ -207,7 +206,7 @@ def of_depth(plan, d): return plan._replace(shape=plan.shape._replace(L=d, NH=d,
 def largest_depth(plan, stage, room):
     """The largest dN that a rank with so many bytes can train; 0: none. Bytes grow with N."""
     divides = {TP: tensor_divides, PP: pipe_divides, CP: context_divides}.get(stage, lambda plan: True)
-    can = [d for d in range(1, MAX_UNITS) if divides(of_depth(plan, d))]
+    can = [d for d in range(1, MAX_BLOCKS + 1) if divides(of_depth(plan, d))]
     return ([0] + can)[bisect.bisect_right(can, room, key=lambda d: total_of(of_depth(plan, d), stage))]
 
 

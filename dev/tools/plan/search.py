@@ -8,7 +8,7 @@ from tool import format_bytes, print_table, require
 from machines import GPU_NAMES
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
 from options import shape_of
-from questions import (DDP, FSDP, KINDS, MAX_UNITS, MESH, PP, PROGRAMS, TP, ZERO1, ZERO2, Plan, bytes_of, mesh_name, options_of,
+from questions import (DDP, FSDP, KINDS, MAX_BLOCKS, MESH, PP, PROGRAMS, TP, ZERO1, ZERO2, Plan, bytes_of, mesh_name, options_of,
                        total_of)
 from shapes import is_gpt2
 from steps import QUANTISE_BLOCK, segments_of, touched_seconds
@@ -79,7 +79,7 @@ def try_way(asked, p):
     """With the bytes of this course's program, if there is one."""
     error, ours = p.error(), not p.shape.llama
     if ours and p.shape.Vp % p.tp != 0: error = error or "the vocabulary does not divide"
-    if ours and p.shape.L >= MAX_UNITS: error = error or "there are more blocks than this course's programs have"
+    if ours and p.shape.L > MAX_BLOCKS: error = error or "there are more blocks than this course's programs have"
     if error: return Result(p, error=error)
     used = p.bytes()
     if ours:

@@ -40,12 +40,16 @@ class Shape(NamedTuple):
         return 2 * self.V * self.C + self.C if self.llama else (self.V + self.T + 2) * self.C
 
     def unit(self, u, t=1):
-        """Elements of GPT-2's root (0) or of a block that one of t ranks has, with padded tokens."""
+        """Elements that one of t ranks has of GPT-2's root (0), with padded tokens, of a block's attention half (1) or of its MLP
+        half (2)."""
         C = self.C
-        return self.Vp * C // t + (self.T + 2) * C if u == 0 else 12 * C * C // t + 7 * C // t + 6 * C
+        if u == 0: return self.Vp * C // t + (self.T + 2) * C
+        return (4 * C * C + 3 * C if u == 1 else 8 * C * C + 4 * C) // t + 3 * C
+
+    def block(self, t=1): return self.unit(1, t) + self.unit(2, t)
 
     def parameters(self): return self.L * (self.block_weights() + self.block_vectors()) + self.root_parameters()
-    def elements(self): return self.unit(0) + self.L * self.unit(1)
+    def elements(self): return self.unit(0) + self.L * self.block()
 
     # flops: 6 per weight of a matrix that a token passes, the head among them. flops_per_token, as our programs and llm.c count: 6
     # for every parameter, and causal attention. flops_recomputed: with every block's forward pass done again; without the causal

@@ -1,7 +1,8 @@
 """Seconds of a step of the stages that have no pipeline (doc/plan.md).
 
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
-          waits is exposed. Where fsdp gathers groups of blocks, "unit" means such a group. A third queue, "shared", has what a
+          waits is exposed. A unit is the root or half a block; where fsdp gathers groups of
+          units, "unit" means such a group. A third queue, "shared", has what a
           communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
           Where context parallelism crosses nodes, both queues share a link, and what they send takes turns.
 Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
@@ -23,7 +24,7 @@ class UnitSeconds(namedtuple("UnitSeconds", "block_forward block_backward head")
 
 # FLOPs of a token: in a block, a third forward and two thirds backward; what a block recomputes, its forward pass without fcproj,
 # whose output no backward pass needs (full: with it); all, including recomputed ones, which flops_per_token and so MFU leave out.
-def block_flops(plan): return 6.0 * plan.shape.unit(1) + 6.0 * plan.shape.C * plan.T
+def block_flops(plan): return 6.0 * plan.shape.block() + 6.0 * plan.shape.C * plan.T
 def attention_share(plan): return 6.0 * plan.shape.C * plan.T / block_flops(plan)
 def again_flops(plan): return block_flops(plan) / 3 - (0 if plan.full else 8.0 * plan.shape.C ** 2) if plan.recompute else 0
 def flops_done(plan): return plan.shape.flops_per_token(plan.T) + plan.shape.L * again_flops(plan)
@@ -146,7 +147,8 @@ def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan
 
 # ---- what a stage gathers and reduces at a time ----
 class Unit(NamedTuple):
-    """A unit, or a group of fsdp's units, with its seconds. The root's has no blocks unless it is the whole model."""
+    """A unit, or a group of fsdp's units, or a block of ddp's, with its seconds. The root's has no blocks unless it is the whole
+    model."""
     blocks: float            # halves of one by their FLOPs
     gather: float
     reduce: float
@@ -193,12 +195,12 @@ def units_of(plan, stage, w):
         block = Unit(1, 0, blocks.seconds(w, plan.N) / c.L, packing=touched_seconds(plan, blocks.packing / c.L))
         return [Unit(0, 0, root.seconds(w, plan.N), packing=touched_seconds(plan, root.packing)), *[block] * c.L]
     if wrap == 0: return [unit(c.L, c.elements())]
-    if stage in (FSDP, ZEROPP) and plan.wrap_halves:
+    if ZERO1 <= stage <= ZERO3 or stage in (FSDP, ZEROPP) and plan.wrap_halves:
         attention = 1 - 6 * 8 * c.C**2 / c.block_flops(plan.T, True)
-        halves = [unit(attention, (4 * c.C + 6) * c.C), unit(1 - attention, (8 * c.C + 7) * c.C)]
+        halves = [unit(attention, c.unit(1)), unit(1 - attention, c.unit(2))]
         return [unit(0, c.unit(0)), *halves * c.L]
     counts = [min(wrap, c.L - first) for first in range(0, c.L, wrap)]
-    return [unit(0, c.unit(0)), *(unit(n, n * c.unit(1)) for n in counts)]
+    return [unit(0, c.unit(0)), *(unit(n, n * c.block()) for n in counts)]
 
 
 def send_gradients(unit, last, t):
@@ -210,7 +212,7 @@ def send_gradients(unit, last, t):
 
 
 def micro_batch(plan, stage, units, s, micro, t):
-    """Units are used in the order root (embedding), blocks 1..L, root (head, both passes), blocks L..1. A stage that gathers does
+    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A stage that gathers does
     so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first micro-batch; ZeRO-3
     gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step, while the blocks are
     updated. How long the update takes is not known here, so none of the root's gather is counted as hidden. What stays after its
@@ -247,7 +249,7 @@ class TensorMessages(NamedTuple):
     sum: float               # of an activation (B,T,C): an all-reduce, or a reduce-scatter where rows are cut
     gather: float            # of its rows, where they are cut; else 0
     stats: float             # what the losses of a micro-batch need
-    hides: tuple             # the share of a block's forward compute that makes the weight gradient of qkv, of fc
+    weights: tuple           # shares of a block's forward compute that make the weight gradients of qkv and proj, and of fc and fcproj
 
 
 def tensor_messages(plan, w):
@@ -258,7 +260,7 @@ def tensor_messages(plan, w):
     total = w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp)
     stats = chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp)
     gather = w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0
-    return TensorMessages(total, gather, stats, (3.0 * C * C / forward, 4.0 * C * C / forward))
+    return TensorMessages(total, gather, stats, tuple((n * C * C / forward, m * C * C / forward) for n, m in ((3.0, 1.0), (4.0, 4.0))))
 
 
 def layernorms_sum(plan, w, blocks):
@@ -274,18 +276,18 @@ def tensor_forward(m, seconds, recomputed, t):
         if half == 0 or not recomputed: t.wait_shared(m.sum)
 
 
-def tensor_backward(plan, m, forward, t):
-    """Both halves of its backward pass, which takes 2 x `forward` seconds. The sum of dX travels beside dW; layernorm's output, if
-    it is gathered again, beside dX."""
+def tensor_backward(m, forward, t):
+    """Both halves of its backward pass, which takes 2 x `forward` seconds. The sum of dX overlaps with both products that
+    make dW. Where rows are cut, layernorm's output is gathered again for the second one, which overlaps with the first."""
     for half in (1, 0):
-        product = m.hides[half] * forward # as long for dX as for dW
+        column, row = (share * forward for share in m.weights[half]) # as long for dX as for dW
         t.wait_shared(m.gather)
-        t.now += (1 - m.hides[0] - m.hides[1]) * forward # all that is not one of these four products
-        again = 0 if plan.keep_gathered else t.send_shared(m.gather)
-        t.now += product
+        t.now += (1 - sum(map(sum, m.weights))) * forward + column + row # all that makes no weight's gradient
         summed = t.send_shared(m.sum)
+        again = t.send_shared(m.gather) if m.gather > 0 else 0
+        t.now += row
         t.wait(again)
-        t.now += product
+        t.now += column
         t.wait(summed)
 
 
@@ -294,16 +296,21 @@ def data_parallel(plan, w):
     return w.strided(plan.N, plan.N // (plan.t * plan.p), plan.t * (1 if plan.pp_outside else plan.p))
 
 
-def unit_sent(plan, w, unit):
-    """Seconds of what is sent of a unit over the copies before the update, and after it."""
-    dp, nbytes = data_parallel(plan, w), float(plan.shape.unit(unit, plan.t)) * plan.X
+def elements_sent(plan, w, elements):
+    """Seconds of what is sent of so many elements over the copies before the update, and after it."""
+    dp, nbytes = data_parallel(plan, w), float(elements) * plan.X
     if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
     return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
 
 
-def tensor_micro_batch(plan, m, s, units, t):
-    """s: of a rank that has 1/t of the compute. units: seconds of the root's and a block's gradients, which in the last micro-batch are
-    sent as ddp's are, on a queue of their own; else 0."""
+def unit_sent(plan, w, unit): return elements_sent(plan, w, plan.shape.unit(unit, plan.t))
+# Of a block, as if its gradients had a bucket of their own.
+def block_sent(plan, w): return elements_sent(plan, w, plan.shape.block(plan.t))
+
+
+def tensor_micro_batch(plan, m, s, gradients, t):
+    """s: of a rank that has 1/t of the compute. gradients: seconds of the root's and a block's, which in the last micro-batch are sent
+    as ddp's are, on a queue of their own; else 0."""
     t.wait_shared(m.sum) # of embeddings
     for _ in range(plan.shape.L): tensor_forward(m, s.block_forward, False, t)
     t.wait_shared(m.gather)
@@ -312,10 +319,10 @@ def tensor_micro_batch(plan, m, s, units, t):
     t.wait_shared(m.sum)
     for _ in range(plan.shape.L):
         if plan.recompute: tensor_forward(m, s.block_again, True, t)
-        tensor_backward(plan, m, s.block_forward, t)
-        t.send(units[1])
+        tensor_backward(m, s.block_forward, t)
+        t.send(gradients[1])
     t.wait_shared(m.gather)
-    t.send(units[0])
+    t.send(gradients[0])
 
 
 # ---- context parallelism ----
@@ -370,8 +377,8 @@ def attend_across(plan, w, seconds, backward):
     return t
 
 
-def context_micro_batches(plan, w, s, units, t):
-    """s: of a rank that has 1/c of the compute. units: as in tensor_micro_batch."""
+def context_micro_batches(plan, w, s, gradients, t):
+    """s: of a rank that has 1/c of the compute. gradients: as in tensor_micro_batch."""
     attention, rest = attention_share(plan) * s.block_forward, (1 - attention_share(plan)) * s.block_forward
     forward, backward = (attend_across(plan, w, n * plan.c * attention, n == 2) for n in (1, 2))
     for left in range(plan.accumulation - 1, -1, -1):
@@ -385,8 +392,8 @@ def context_micro_batches(plan, w, s, units, t):
                 t.follow(forward)
             t.now += 2 * rest
             t.follow(backward)
-            if left == 0: t.send(units[1])
-    t.send(units[0])
+            if left == 0: t.send(gradients[1])
+    t.send(gradients[0])
 
 
 def ring_hides(plan, w, s):
@@ -417,12 +424,13 @@ def update_seconds(plan, stage):
 def step(plan, stage, w, s):
     t, shared, compressing, uneven = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, stage), 0, 0
     s = UnitSeconds(*(x / shared for x in s))
+    gradients = (unit_sent(plan, w, 0)[0], block_sent(plan, w)[0]) if stage in (TP, CP) else ()
     if stage == TP:
-        sums, units = tensor_messages(plan, w), [unit_sent(plan, w, unit)[0] for unit in (0, 1)]
-        for left in range(plan.accumulation - 1, -1, -1): tensor_micro_batch(plan, sums, s, (0, 0) if left else units, t)
+        sums = tensor_messages(plan, w)
+        for left in range(plan.accumulation - 1, -1, -1): tensor_micro_batch(plan, sums, s, (0, 0) if left else gradients, t)
         t.wait_all()
         t.send_shared(layernorms_sum(plan, w, plan.shape.L))
-    elif stage == CP: context_micro_batches(plan, w, s, [unit_sent(plan, w, unit)[0] for unit in (0, 1)], t)
+    elif stage == CP: context_micro_batches(plan, w, s, gradients, t)
     else:
         units = units_of(plan, stage, w)
         for micro in range(plan.accumulation): micro_batch(plan, stage, units, s, micro, t)

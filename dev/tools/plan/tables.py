@@ -253,7 +253,7 @@ def print_compressed(o, ways):
 
 
 def print_tensor(o, plan, ways):
-    how = "; they cut its rows" * plan.rows + ", and keep what they gather" * plan.keep_gathered
+    how = "; they cut its rows" * plan.rows
     if len(ways) > 1 or o.tensor_parallel:
         print(f"\ntp t: t ranks share a replica of the model, and {plan.B} x {plan.T} tokens per micro-batch{how}", end="")
         print_memory(o, ways)

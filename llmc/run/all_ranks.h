@@ -1,9 +1,9 @@
 /*
-rank_context.h - all that a stage on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
+all_ranks.h - all that a stage on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
 agree on, faults on purpose, and what communication costs per step.
 */
-#ifndef LLMC_RANK_CONTEXT_H
-#define LLMC_RANK_CONTEXT_H
+#ifndef LLMC_ALL_RANKS_H
+#define LLMC_ALL_RANKS_H
 #include "../comm/comm.h"
 #include "../watch/consistency.h"
 #include "../watch/fault.h"
@@ -44,9 +44,9 @@ typedef struct {
     bool actions_done;                // all its actions were issued;
     int actions_over;                 // a mark, passed when they are over
     const char* single_text;          // --single-throughput
-} RankContext;
+} Ranks;
 
-static inline void options_context(OptionTable* t, RankContext* w) {
+static inline void options_all_ranks(OptionTable* t, Ranks* w) {
     options_comm(t, &w->options);
     w->fault_text = w->single_text = "";
     options_group(t, "ranks");
@@ -63,7 +63,7 @@ static inline void options_context(OptionTable* t, RankContext* w) {
 }
 
 // Puts an operation that has been waited for onto the timeline.
-static inline void context_trace_operation(void* self, const CommEvent* e) {
+static inline void ranks_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";
     (void)self;
     if (strcmp(e->communicator, "world") != 0) snprintf(group, sizeof group, " of %s", e->communicator);
@@ -71,21 +71,21 @@ static inline void context_trace_operation(void* self, const CommEvent* e) {
              comm_type_name(e->type));
     trace_operation(name, e);
 }
-static inline void context_settle(void* self) { comm_collect_times(&((RankContext*)self)->comm); }
+static inline void ranks_settle(void* self) { comm_collect_times(&((Ranks*)self)->comm); }
 // Begins a timeline of all ranks, if path is not "".
-static inline void context_trace(RankContext* w, const char* path) {
+static inline void ranks_trace(Ranks* w, const char* path) {
     comm_barrier(&w->comm); // time 0 for all
     trace_open(path, w->comm.rank);
     if (path[0] == '\0') return;
-    comm_observe(&w->comm, context_trace_operation, NULL);
-    trace.collect = context_settle;
+    comm_observe(&w->comm, ranks_trace_operation, NULL);
+    trace.collect = ranks_settle;
     trace.collect_self = w;
 }
 
 typedef struct { DeviceId device; size_t needed, free; bool fits; } DeviceMemoryLeft;
 // Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone
 // recomputed what the others keep would make them wait. Collective.
-static inline bool context_memory_fits(RankContext* w, const size_t predicted[MEMORY_KINDS]) {
+static inline bool ranks_memory_fits(Ranks* w, const size_t predicted[MEMORY_KINDS]) {
     DeviceMemoryLeft mine;
     bool all_fit = true;
     memset(&mine, 0, sizeof mine); // its padding is also sent
@@ -106,7 +106,7 @@ static inline bool context_memory_fits(RankContext* w, const size_t predicted[ME
 
 // ---- the cost of a step ----
 // From now on counts what this rank sends by a, and by b if it is not NULL, under this name.
-static inline void context_count_along(RankContext* w, const char* name, const Comm* a, const Comm* b, double predicted) {
+static inline void ranks_count_along(Ranks* w, const char* name, const Comm* a, const Comm* b, double predicted) {
     SentAlong s = { name, { a, b }, 0, { predicted, 0, 0 } };
     w->along[w->num_along++] = s;
 }
@@ -118,7 +118,7 @@ static inline double sent_along(const SentAlong* s) {
     return sent;
 }
 // Before step `step`, counted from 1, and after it. state: device memory in whose first byte --fault bitflip flips a bit.
-static inline void context_step_begin(RankContext* w, long long step, void* state) {
+static inline void ranks_count_begin(Ranks* w, long long step, void* state) {
     comm_step(&w->comm, step);
     fault_strike(&w->fault, w->comm.rank, step);
     if (fault_now(&w->fault, w->comm.rank, step, FAULT_SKIP)) w->comm.world->skips = true;
@@ -139,7 +139,7 @@ static inline void sent_note(SentBytes* s, double sent, long long steps) {
     if (steps == 1 || sent < s->min) s->min = sent;
     if (steps == 1 || sent > s->max) s->max = sent;
 }
-static inline void context_step_end(RankContext* w, double seconds) {
+static inline void ranks_count_end(Ranks* w, double seconds) {
     comm_collect_times(&w->comm);
     w->bytes = comm_rank_bytes(&w->comm) - w->bytes_before;
     w->exposed = comm_rank_exposed(&w->comm) - w->exposed_before;
@@ -152,25 +152,10 @@ static inline void context_step_end(RankContext* w, double seconds) {
 
 // ---- checks between ranks ----
 // Dies on every rank if a message was sent and not received. Nothing is asked where ranks exchange none. Collective.
-static inline void context_check_messages(RankContext* w, long long step) {
+static inline void ranks_check_messages(Ranks* w, long long step) {
     bool exchanged = false;
     for (int i = 0; i < w->comm.world->num_comms; i++) exchanged = exchanged || w->comm.world->comms[i]->pairs;
     if (exchanged && w->comm.size > 1) require_same_messages(&w->control, step);
-}
-
-typedef uint64_t UnitChecksum(void* self, int u); // of unit u's parameters, gathered
-
-// Dies on every rank, naming ranks and unit, unless every parts-th rank has the same parameters to the bit. Collective.
-static inline void context_check_parts(RankContext* w, long long step, int parts, int num_units, UnitChecksum* unit_checksum,
-                                     void* self) {
-    uint64_t sums[MAX_UNITS];
-    context_check_messages(w, step);
-    for (int u = 0; u < num_units; u++) sums[u] = unit_checksum(self, u);
-    require_same_units(&w->control, "parameters", sums, num_units, parts, step);
-}
-// The same where all ranks have them.
-static inline void context_check_units(RankContext* w, long long step, int num_units, UnitChecksum* unit_checksum, void* self) {
-    context_check_parts(w, step, 1, num_units, unit_checksum, self);
 }
 
 // ---- reports ----
@@ -188,7 +173,7 @@ typedef struct { double min, max; } RankRange;            // bytes of the rank t
 typedef struct { RankRange memory, sent; } RankCosts;     // on the device; per step
 
 // Returns what ranks will take and send, from what each of them has predicted: bytes. Collective.
-static inline RankCosts context_costs(RankContext* w, const size_t predicted[MEMORY_KINDS], double sent) {
+static inline RankCosts ranks_costs(Ranks* w, const size_t predicted[MEMORY_KINDS], double sent) {
     double mine[2] = { (double)memory_sum(predicted), sent };
     double* all = (double*)control_all_gather(&w->control, mine, sizeof mine);
     RankCosts costs = { { all[0], all[0] }, { all[1], all[1] } };
@@ -203,7 +188,7 @@ static inline RankCosts context_costs(RankContext* w, const size_t predicted[MEM
 }
 
 // Prints how many ranks there are, how they communicate, and what each will send per step.
-static inline void report_ranks(const RankContext* w, RankRange bytes) {
+static inline void report_ranks(const Ranks* w, RankRange bytes) {
     char sent[80];
     const RankInfo* r = &w->control.ranks;
     if (r->size == 1) printf("ranks      1, %s\n", r->found);
@@ -232,7 +217,7 @@ static inline RankMemory memory_choose(const RankMemory* all, int N) {
     return chosen;
 }
 // Prints the memory of a rank, beside what was predicted. Returns true if that of every rank is as it has predicted. Collective.
-static inline bool report_memory(RankContext* w, const size_t predicted[MEMORY_KINDS]) {
+static inline bool report_memory(Ranks* w, const size_t predicted[MEMORY_KINDS]) {
     RankMemory m = rank_memory(w->control.ranks.rank, predicted);
     RankMemory* all = (RankMemory*)control_gather_array(&w->control, &m, sizeof m);
     if (all) m = memory_choose(all, w->comm.size);
@@ -269,7 +254,7 @@ static inline bool report_sent_by(const SentBytes* all, int N) {
     return sent_as_predicted(s);
 }
 // Collective.
-static inline bool report_sent(RankContext* w, double predicted) {
+static inline bool report_sent(Ranks* w, double predicted) {
     if (w->steps == 0) return true;
     SentBytes s = { predicted, w->sent.min, w->sent.max };
     SentBytes* all = (SentBytes*)control_all_gather(&w->control, &s, sizeof s);
@@ -279,7 +264,7 @@ static inline bool report_sent(RankContext* w, double predicted) {
 }
 
 // The rows of the axes of a mesh, of this rank. Returns true if every step was as predicted.
-static inline bool report_sent_along(const RankContext* w) {
+static inline bool report_sent_along(const Ranks* w) {
     bool as_predicted = true;
     for (int i = 0; i < w->num_along && w->steps > 0; i++) {
         const SentAlong* a = &w->along[i];
