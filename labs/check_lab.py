@@ -266,12 +266,13 @@ class Grader:
 
     def by_formula(self, field, word, name, *formula):
         """So many bytes are sent per rank in each step, or kept on the device. The formula may use N, C, T, L, P, root, block,
-        shard(n, N), which is 1/N up to a multiple of 16, and kept('RUN')."""
+        shard(n, N), which is 1/N up to a multiple of 16, halves(N), the shards of both halves of a block, and kept('RUN')."""
         run, = self.get(name)
         C, T, L, Vp = run.of["channels"], run.of["context"], run.of["layers"], (run.of["vocabulary"] + 127) // 128 * 128
         root, block = (Vp + T + 2) * C, 12 * C * C + 13 * C
+        def shard(n, N): return (n + 16 * N - 1) // (16 * N) * 16
         names = {"N": run.ranks, "C": C, "T": T, "L": L, "root": root, "block": block, "P": root + L * block,
-                 "shard": lambda n, N: (n + 16 * N - 1) // (16 * N) * 16,
+                 "shard": shard, "halves": lambda N: shard(4 * C * C + 6 * C, N) + shard(8 * C * C + 7 * C, N),
                  "kept": lambda other: self.get(other)[0].steps[0]["mem_bytes"]}
         expected = eval(" ".join(formula), {"__builtins__": {}}, names)
         for number, step in enumerate(run.steps, 1):

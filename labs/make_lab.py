@@ -15,7 +15,7 @@ stage's file or in a header of llmc/, and in parentheses which part of it is mea
                        written; a part that begins with `if` has its condition already; in a function that returns something
                        also `otherwise`, a statement that returns if it does not
   from, to             of a part: its first line, and its last one if it has more, as they are in the function, without the blanks
-                       around them
+                       around them and the comments behind them
   keep                 of a part: a line that stands in place of declarations that later lines of the function need"""
 import hashlib, re, sys, textwrap, tomllib
 from pathlib import Path
@@ -104,12 +104,16 @@ def find_function(lines, task, path):
     return found[0], end or fail(f"{where}: the body of {name} has no end")
 
 
+def without_comment(line):
+    return re.sub(r"(?<=\S) *// .*", "", line.strip())
+
+
 def find_part(lines, task, first, last):
     """The part of a function's lines first to last that the task leaves to write."""
-    found = [i for i in range(first, last + 1) if lines[i].strip() == task["from"]]
+    found = [i for i in range(first, last + 1) if without_comment(lines[i]) == task["from"]]
     if len(found) != 1: fail(f"{task['where']}: the line '{task['from']}' is in {len(found)} places of {task['name']}, not in one")
     to = task.get("to", task["from"])
-    end = next((i for i in range(found[0], last + 1) if lines[i].strip() == to), None)
+    end = next((i for i in range(found[0], last + 1) if without_comment(lines[i]) == to), None)
     return found[0], end or fail(f"{task['where']}: {task['name']} has no line '{to}' from there on")
 
 
