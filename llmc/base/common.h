@@ -105,8 +105,9 @@ static inline void warn(const char* format, ...) {
 }
 
 // Returns zeroed host memory; dies with a clear message if there is not enough.
+// A negative int that became an n is refused too, which also shows gcc that calloc never gets one.
 static inline void* xcalloc(size_t n, size_t size) {
-    void* p = calloc(n ? n : 1, size ? size : 1);
+    void* p = n <= PTRDIFF_MAX ? calloc(n ? n : 1, size ? size : 1) : NULL;
     require(p != NULL, "out of host memory: %zu x %zu bytes were asked for", n, size);
     return p;
 }
