@@ -5,9 +5,9 @@
 # make test-all               also sanitizers, thread races, emulated GPUs, mistakes on purpose, fuzzing: hours
 # make doctor                 report what is installed, what is missing, and which of these commands will work
 # make bench                  time the programs against PyTorch and llm.c
-# make check-stages           prove that programs differ only where they must
+# make check-programs         prove that programs differ only where they must
 # make merge-3d               the program of chapter 8 as git's merge of tensor and pipeline parallelism
-# make lab STAGE=ddp          a program to write yourself; make check-lab STAGE=ddp grades it
+# make lab PROGRAM=ddp        a program to write yourself; make check-lab PROGRAM=ddp grades it
 # make cluster NODES=4        turn this machine into a cluster; make cluster-down ends it
 # make site                   the course as pages for a browser
 # make experiments            questions, with scripts and answers
@@ -74,8 +74,8 @@ CFLAGS_ALL = -std=c11 $(OPTIMISE) $(FOR_ARCH) -ffp-contract=off -fno-math-errno 
 # ccache keeps objects, not programs, so a program is compiled and then linked. Every clone finds what another one compiled.
 CACHE := $(if $(shell command -v ccache),CCACHE_BASEDIR="$(CURDIR)" CCACHE_NOHASHDIR=1 ccache)
 BUILD_C = mkdir -p $(@D) && $(CACHE) $(CC) -x c $(CFLAGS_ALL) -c $< -o $@.o && $(CC) -fopenmp $(filter -fsanitize%,$(OPTIMISE)) $@.o -o $@ $(LDFLAGS)
-STAGE_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
-LIBRARIES = -ldnnl $(STAGE_LIBRARIES)
+PROGRAM_LIBRARIES = -ljansson -lpcre2-8 -lpthread -lm
+LIBRARIES = -ldnnl $(PROGRAM_LIBRARIES)
 BUILD_CUDA_TEST = $(error these tests are a GPU's: make DEVICE=cuda cuda-tests, or DEVICE=emulated where there is none)
 BUILD_VARIANT = $(error these kernels are a GPU's: make DEVICE=cuda variants, or DEVICE=emulated where there is none)
 
@@ -84,7 +84,7 @@ WITH_COMM := $(patsubst %,$(BUILD)/%,train_gpt2_ddp train_gpt2_ddp.o train_gpt2_
 WITH_MPI := $(WITH_COMM) $(BUILD)/test/test_comm $(BUILD)/test/test_sharding
 $(WITH_MPI): CFLAGS_ALL += -DUSE_MPI=1 $(shell mpicc --showme:compile)
 $(WITH_MPI): COMM_CUDA = $(call of_mpi,compile) -DUSE_MPI=1 -DUSE_NCCL=$(USE_NCCL)
-$(WITH_MPI) build/tsan/test/test_comm: STAGE_LIBRARIES += $(call of_mpi,link)
+$(WITH_MPI) build/tsan/test/test_comm: PROGRAM_LIBRARIES += $(call of_mpi,link)
 # nvcc knows these flags by other names.
 of_mpi = $(if $(filter cuda,$(DEVICE)),$(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(mpicc_says))),$(mpicc_says))
 # Some builds of Open MPI ask for the new style of rpath, which does not apply to libraries that libraries open (dev/find_cuda.sh).
@@ -103,9 +103,9 @@ $(WITH_COMM): | $(if $(NCCL),find-nccl)
 find-nccl:
 	@sh dev/find_cuda.sh compile nccl >/dev/null || { echo "Or build without it: make USE_NCCL=0." >&2; exit 1; }
 
-# --- how a stage file becomes a program: C to the CPU's compiler, CUDA to nvcc ---
+# --- how a program is compiled: as C by the CPU's compiler, as CUDA by nvcc ---
 ifeq ($(DEVICE),cpu)
-BUILD_STAGE = $(BUILD_C) $(LIBRARIES)
+BUILD_PROGRAM = $(BUILD_C) $(LIBRARIES)
 COMPILER := CC
 endif
 
@@ -133,7 +133,7 @@ BUILD_CUDA = mkdir -p $(@D) && $(CACHE) $(NVCC) $(NVCC_FLAGS) $(shell sh dev/fin
 LINK_CUDA = $(LDFLAGS) $(shell sh dev/find_cuda.sh link cublasLt) $(if $(CUDNN),$(shell sh dev/find_cuda.sh rpath cudnn nvrtc)) \
     $(if $(NCCL),$(shell sh dev/find_cuda.sh rpath nccl 2>/dev/null))
 LINK_OBJECT = $(NVCC) $(NVCC_HOST) $(GENCODE) -Xcompiler -fopenmp $@.o -o $@ $(LINK_CUDA)
-BUILD_STAGE = $(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(STAGE_LIBRARIES)
+BUILD_PROGRAM = $(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(PROGRAM_LIBRARIES)
 # Only compiled: what a program links, as clang's OpenMP, may not be here.
 $(BUILD)/train_gpt2_%.o: train_gpt2_%.cu | find-libraries
 	$(call say,NVCC)
@@ -152,13 +152,13 @@ EMULATOR := $(wildcard dev/emulator/*.cpp dev/emulator/*.h dev/emulator/*.sh dev
 STAND_INS = $(CUDNN) $(if $(COMM_CUDA),$(NCCL))
 EMULATE = mkdir -p $(@D) && CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublasLt $(STAND_INS))" EMULATOR_LIBRARIES="cublaslt $(STAND_INS)" \
     sh dev/emulator/compile.sh $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN)
-BUILD_STAGE = $(EMULATE) $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(STAGE_LIBRARIES)
+BUILD_PROGRAM = $(EMULATE) $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(PROGRAM_LIBRARIES)
 BUILD_VARIANT = $(EMULATE) $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
 BUILD_CUDA_TEST = $(BUILD_VARIANT)
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
-STAGES := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
+PROGRAMS := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 TOOLS := tokenize train_bpe convert schedule_order
 CONVERTERS := hf_export hf_import llmc_import
 PYTHON_TOOLS := advise overlap ranks schedule
@@ -168,20 +168,20 @@ C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 CPU_MAKE = $(MAKE) --no-print-directory $(if $(Q),-s) DEVICE=cpu PRECISION=fp32 DEBUG=
 
 .DEFAULT_GOAL := all
-all: $(STAGES)
+all: $(PROGRAMS)
 
 # The program under the name that people type. It is a link to the build of the last PRECISION or DEBUG asked for.
-$(STAGES): %: $(BUILD)/% data/train.bin
+$(PROGRAMS): %: $(BUILD)/% data/train.bin
 	@ln -sf $< $@
 
 # The linker's own message about a missing library would not say how to get it.
 find-libraries:
 	@$(FIND_LIBRARIES)
 
-programs: $(STAGES:%=$(BUILD)/%)
+programs: $(PROGRAMS:%=$(BUILD)/%)
 $(BUILD)/train_gpt2_%: train_gpt2_%.cu $(EMULATOR) | find-libraries
 	$(call say,$(COMPILER))
-	$(Q)$(BUILD_STAGE)
+	$(Q)$(BUILD_PROGRAM)
 
 tools: $(TOOLS:%=$(BUILD)/%) $(CONVERTERS:%=$(BUILD)/%) $(PYTHON_TOOLS:%=$(BUILD)/%) $(BUILD)/plan
 $(TOOLS:%=$(BUILD)/%): $(BUILD)/%:
@@ -197,27 +197,27 @@ $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@mkdir -p $(@D)
 	@ln -sf $(if $(variant),../)../$< $@
 $(BUILD)/schedule: | $(BUILD)/schedule_order
-# build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_order, and the stages' --predict. The latter compute
+# build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_order, and the training programs' --predict. The latter compute
 # little, so they are hardly optimised, and they need no MPI.
-PLAN_STAGES := $(foreach s,ddp zero fsdp zeropp tp pp 3d cp compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
+PLAN_PROGRAMS := $(foreach s,ddp zero fsdp zeropp tp pp 3d cp compress,$(foreach p,fp32 bf16,$(BUILD)/predict/train_gpt2_$s.$p)) \
     $(BUILD)/predict/train_gpt2_compress.fp16
-$(BUILD)/plan: Makefile $(PLAN_STAGES) $(BUILD)/schedule_order
-	@printf '#!/bin/sh\nPLAN_STAGES="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' "$(CURDIR)" >$@
+$(BUILD)/plan: Makefile $(PLAN_PROGRAMS) $(BUILD)/schedule_order
+	@printf '#!/bin/sh\nPLAN_PROGRAMS="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' "$(CURDIR)" >$@
 	@chmod +x $@
-$(PLAN_STAGES): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
+$(PLAN_PROGRAMS): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
 # A search of meshes asks two of them for every stage of every pipeline.
-PLAN_SEARCHED := $(filter $(BUILD)/predict/train_gpt2_pp.% $(BUILD)/predict/train_gpt2_3d.%,$(PLAN_STAGES))
+PLAN_SEARCHED := $(filter $(BUILD)/predict/train_gpt2_pp.% $(BUILD)/predict/train_gpt2_3d.%,$(PLAN_PROGRAMS))
 $(PLAN_SEARCHED): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
-$(filter-out $(PLAN_SEARCHED),$(PLAN_STAGES)): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))
+$(filter-out $(PLAN_SEARCHED),$(PLAN_PROGRAMS)): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))
 .SECONDEXPANSION:
-$(PLAN_STAGES): $(BUILD)/predict/%: $$(basename $$*).cu
+$(PLAN_PROGRAMS): $(BUILD)/predict/%: $$(basename $$*).cu
 	$(call say,CC)
 	$(Q)$(BUILD_C) $(LIBRARIES)
 # What computes little need not compile for long: all but the tools that read whole corpora, and the layers, tested as the programs have them.
 SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers,$(C_TESTS)))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 
-# The default data: the stages and llmc/ of one day, as bytes.
+# The default data: the programs and llmc/ of one day, as bytes.
 data/train.bin: | build/tokenize
 	$(Q)sh dev/data/default.sh data build/tokenize
 # The same text in 2048 tokens that are learned from it.
@@ -247,30 +247,30 @@ bench:
 	+$(Q)$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
 	python3 dev/bench/bench.py
 
-# --- labs: stages with bodies to write (labs/README.md) ---
-#   make lab STAGE=ddp         makes labs/ddp, with a list of what to write
-#   make check-lab STAGE=ddp   builds it and says which claims hold; LAB=FOLDER: one that is elsewhere
+# --- labs: programs with bodies to write (labs/README.md) ---
+#   make lab PROGRAM=ddp         makes labs/ddp, with a list of what to write
+#   make check-lab PROGRAM=ddp   builds it and says which claims hold; LAB=FOLDER: one that is elsewhere
 # A blank compiles, but not everything is called yet. -O1 because a student waits for each build.
 LABS := $(patsubst labs/%.toml,%,$(wildcard labs/*.toml))
 ifneq ($(filter lab lab-program check-lab,$(MAKECMDGOALS)),)
-ifeq ($(filter $(LABS),$(STAGE)),)
-$(error STAGE must be one of: $(LABS); not '$(STAGE)'. For example: make $(firstword $(filter lab lab-program check-lab,$(MAKECMDGOALS))) STAGE=ddp)
+ifeq ($(filter $(LABS),$(PROGRAM)),)
+$(error PROGRAM must be one of: $(LABS); not '$(PROGRAM)'. For example: make $(firstword $(filter lab lab-program check-lab,$(MAKECMDGOALS))) PROGRAM=ddp)
 endif
-LAB ?= labs/$(STAGE)
-LAB_PROGRAM := $(LAB)/build/train_gpt2_$(STAGE)
-ifneq ($(STAGE),single)
+LAB ?= labs/$(PROGRAM)
+LAB_PROGRAM := $(LAB)/build/train_gpt2_$(PROGRAM)
+ifneq ($(PROGRAM),single)
 $(LAB_PROGRAM): LAB_MPI = -DUSE_MPI=1 $(shell mpicc --showme:compile)
 $(LAB_PROGRAM): LAB_LIBRARIES = $(shell mpicc --showme:link)
 $(LAB_PROGRAM): | find-mpi
 endif
 lab:
-	@python3 labs/make_lab.py $(STAGE) $(LAB)
+	@python3 labs/make_lab.py $(PROGRAM) $(LAB)
 lab-program: $(LAB_PROGRAM) data/train.bin
 check-lab:
-	@python3 labs/check_lab.py $(STAGE) $(LAB)
-$(LAB)/train_gpt2_$(STAGE).cu:
-	@echo "error: there is no $@: make lab STAGE=$(STAGE)$(if $(filter-out labs/$(STAGE),$(LAB)), LAB=$(LAB)) makes it" >&2; exit 1
-$(LAB_PROGRAM): $(LAB)/train_gpt2_$(STAGE).cu
+	@python3 labs/check_lab.py $(PROGRAM) $(LAB)
+$(LAB)/train_gpt2_$(PROGRAM).cu:
+	@echo "error: there is no $@: make lab PROGRAM=$(PROGRAM)$(if $(filter-out labs/$(PROGRAM),$(LAB)), LAB=$(LAB)) makes it" >&2; exit 1
+$(LAB_PROGRAM): $(LAB)/train_gpt2_$(PROGRAM).cu
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) -x c -std=c11 -O1 -g $(FOR_ARCH) -ffp-contract=off -fno-math-errno -fopenmp -DPRECISION_FP32 -Wall -Wextra -Wno-unused \
@@ -286,7 +286,7 @@ experiments:
 docs:
 	@status=0; python3 dev/doc_outputs.py --write || status=1; python3 dev/doc_numbers.py --write --missing || status=1; exit $$status
 
-# The documents, and stages side by side, as pages for a browser: build/site/index.html. build/plan has the numbers of its pictures.
+# The documents, and programs side by side, as pages for a browser: build/site/index.html. build/plan has the numbers of its pictures.
 site:
 	+$(Q)$(CPU_MAKE) build/plan
 	sh dev/site/build.sh
@@ -306,7 +306,7 @@ $(BUILD)/test/test_comm_cuda: test/unit/test_comm_cuda.cu
 BENCHES := $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress test/test_comm_cuda)
 $(BENCHES): | find-libraries
 	$(call say,$(COMPILER))
-	$(Q)$(BUILD_STAGE)
+	$(Q)$(BUILD_PROGRAM)
 $(BENCHES): $(EMULATOR)
 # The CPU's layers, each written in several ways: checked, and timed.
 CPU_VARIANTS := $(filter-out bench_layers,$(patsubst dev/cpu/%.c,%,$(wildcard dev/cpu/*.c)))
@@ -356,7 +356,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(STAGES:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
+test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
 FLOATX_TESTS := test/test_layers test/test_compress test/test_param_ranges
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_zeropp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress
 # (+: these are makes, and share -j.)
@@ -386,7 +386,7 @@ JOBS ?= 4
 RUN_TESTS = $(PYTEST) -rs -n $(JOBS) $(TESTS)
 BEGAN := $(if $(filter test test-all,$(MAKECMDGOALS)),$(shell date +%s))
 SECONDS_SINCE = $$(($$(date +%s) - $(BEGAN)))
-RELIED_ON := layers and 20-step runs of every stage agree with PyTorch, stages with each other to the bit, bytes are as predicted, bad input \
+RELIED_ON := layers and 20-step runs of every program agree with PyTorch, programs with each other to the bit, bytes are as predicted, bad input \
     and dead ranks lose nothing
 # Every claim about the CPU's programs once, some minutes. TESTS='-k tp' chooses.
 test: test-programs
@@ -399,27 +399,27 @@ test-all: test-all-programs
 # The files of the commit choose a part of what test-all adds to test: a tenth of long tables, a fifth of all else.
 test-rest: test-all-programs
 	@$(RUN_TESTS) --durations=20 --tier rest --part
-# Stages differ only where they must; how much there is to read from one to the next.
-check-stages:
-	@$(PYTEST) -q -s test/test_stages.py
+# Programs differ only where they must; how much there is to read from one to the next.
+check-programs:
+	@$(PYTEST) -q -s test/test_programs.py
 # train_gpt2_3d.cu as the merge of two programs: conflicts, their resolutions, and what it adds.
 merge-3d:
 	@python3 dev/site/merge.py
 clean:
-	rm -rf build $(STAGES)
+	rm -rf build $(PROGRAMS)
 clean-data:
 	rm -rf data
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 # What people type, and what only other rules and scripts ask for.
-COMMANDS := all help demo test test-all test-rest doctor bench check-stages merge-3d lab check-lab cluster cluster-down site experiments docs fuzz \
+COMMANDS := all help demo test test-all test-rest doctor bench check-programs merge-3d lab check-lab cluster cluster-down site experiments docs fuzz \
     cuda-tests variants run-variants cpu-variants run-cpu-variants programs tools test-programs test-all-programs clean clean-data
 INTERNAL := $(TEST_PROGRAMS) test-build lab-program find-libraries find-mpi find-nccl
-.PHONY: $(COMMANDS) $(STAGES) $(INTERNAL)
+.PHONY: $(COMMANDS) $(PROGRAMS) $(INTERNAL)
 # A goal that is neither of these nor a path is a slip of the pen.
-UNKNOWN := $(firstword $(foreach goal,$(filter-out $(COMMANDS) $(STAGES) $(INTERNAL),$(MAKECMDGOALS)),$(if $(findstring /,$(goal)),,$(goal))))
+UNKNOWN := $(firstword $(foreach goal,$(filter-out $(COMMANDS) $(PROGRAMS) $(INTERNAL),$(MAKECMDGOALS)),$(if $(findstring /,$(goal)),,$(goal))))
 ifneq ($(UNKNOWN),)
-NEAR := $(shell sh dev/nearest.sh '$(UNKNOWN)' $(COMMANDS) $(STAGES))
+NEAR := $(shell sh dev/nearest.sh '$(UNKNOWN)' $(COMMANDS) $(PROGRAMS))
 $(error there is no target '$(UNKNOWN)'; $(if $(NEAR),did you mean make $(NEAR)? )make help lists the targets)
 endif
 .DELETE_ON_ERROR:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # demo.sh - trains a small GPT-2 from scratch on 4 ranks that each keep a quarter of its state (ZeRO stage 3), lets it write, plots
-# its loss, and measures what a rank keeps in every stage. Takes about a minute on two cores.
+# its loss, and measures what a rank keeps with DDP and each stage of ZeRO. Takes about a minute on two cores.
 #
 #   make demo                             DEMO='--steps 100' adds options of train_gpt2_zero
 #
@@ -51,7 +51,7 @@ if command -v python3 >/dev/null; then
     python3 dev/bench/plot.py "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
     printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
     python3 dev/bench/zero_memory.py --ranks 4 "$@"
-else echo "(no plot, and no table of what each stage keeps: python3 is missing; sh dev/setup.sh installs it)"; fi
+else echo "(no plot, and no table of what each stage of ZeRO keeps: python3 is missing; sh dev/setup.sh installs it)"; fi
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
 step=${checkpoint##*_} step=${step#"${step%%[!0]*}"}
 steps=$((2 * ${step:-0}))

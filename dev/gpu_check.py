@@ -40,7 +40,7 @@ LIBS, DEVICE = Path(m.environ("GPU_CHECK_LIBS", "build/carry")).resolve(), m.env
 OUT, ARCHIVE = (Path(m.environ(f"GPU_CHECK_{name}", f"build/gpu_check{end}")).resolve() for name, end in (("OUT", ""), ("ARCHIVE", ".tar.gz")))
 IS_REAL, IS_BUILT = DEVICE == "cuda", bool(m.environ("GPU_CHECK_BUILT", ""))
 PATIENCE = float(m.environ("GPU_CHECK_PATIENCE", "2" if IS_REAL else "60"))
-STAGES = sorted(path.stem.removeprefix("train_gpt2_") for path in Path().glob("train_gpt2_*.cu"))
+PROGRAMS = sorted(path.stem.removeprefix("train_gpt2_") for path in Path().glob("train_gpt2_*.cu"))
 LAYERS = sorted(path.stem.removeprefix("test_cuda_") for path in Path("test/unit").glob("test_cuda_*.cu"))
 
 
@@ -241,7 +241,7 @@ def schedule():
 
 def targets(half, is_hopper):
     """What make builds, by precision."""
-    programs, tests_of_layers = [f"train_gpt2_{stage}" for stage in STAGES], [f"test/test_cuda_{name}" for name in LAYERS]
+    programs, tests_of_layers = [f"train_gpt2_{program}" for program in PROGRAMS], [f"test/test_cuda_{name}" for name in LAYERS]
     yield half, programs + tests_of_layers + ["bench_layers"] + ["variants/matmul_forward", "variants/matmul_backward"] * is_hopper
     yield "fp32", programs + tests_of_layers + ["test/test_comm_cuda", "comm_bench"]
     if half != "fp16": yield "fp16", programs + tests_of_layers

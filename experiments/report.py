@@ -99,10 +99,10 @@ def fold(text):
 
 def command(r):
     """A run as it is typed, with its program."""
-    if r["stage"] == "plan": return f"build/plan, the line {r['run']}"
-    stage, _, precision = r["stage"].partition(":")
+    if r["program"] == "plan": return f"build/plan, the line {r['run']}"
+    program, _, precision = r["program"].partition(":")
     precision = f" (PRECISION={precision})" if precision else ""
-    return f"mpirun -np {r['ranks']} " * (r["ranks"] > 1) + f"train_gpt2_{stage}{precision} {r['options']}"
+    return f"mpirun -np {r['ranks']} " * (r["ranks"] > 1) + f"train_gpt2_{program}{precision} {r['options']}"
 
 
 def load(folder):

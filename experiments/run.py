@@ -62,35 +62,35 @@ class Experiment:
         self.name, self.quick, self.device, self.more, self.round = name, o.quick, device, o.more, 1
         self.rounds = 1 if o.quick else o.rounds or e.ROUNDS
         self.speed = not o.no_speed and not getattr(e, "BYTES_ONLY_RUNS", False)
-        for stage in e.NEEDS: make(self.program(stage), device, stage.partition(":")[2])
+        for program in e.NEEDS: make(self.program(program), device, program.partition(":")[2])
         header = m.header(device) | {"experiment": name, "device": device, "quick": "yes" * o.quick, "speed": "yes" * self.speed}
         self.d = m.Results(header)
 
-    def program(self, stage):
-        """The path of STAGE[:PRECISION]."""
-        stage, _, precision = stage.partition(":")
+    def program(self, program):
+        """The path of PROGRAM[:PRECISION]."""
+        program, _, precision = program.partition(":")
         variant = "-".join(filter(None, (self.device * (self.device != "cpu"), precision)))
-        return "/".join(filter(None, ("build", variant, f"train_gpt2_{stage}")))
+        return "/".join(filter(None, ("build", variant, f"train_gpt2_{program}")))
 
     def in_turns(self):
         for self.round in range(1, self.rounds + 1): yield self.round
 
-    def run(self, name, ranks, stage, *options, until=None, refused=False, launched=False):
+    def run(self, name, ranks, program, *options, until=None, refused=False, launched=False):
         """One run, whose record is added to the results. until: it ends after so many steps, so that a large model writes no
         checkpoint; refused: it may be out of memory; launched: also one rank is started by the launcher."""
         m.note(f"  {self.name}{f', round {self.round}' if self.rounds > 1 else ''}: {name}")
         options = m.words(*options, self.more)
-        run = m.train(f"{name} on {ranks} ranks", self.program(stage), options, m.QUIET, "--eval-every 0", until=until,
+        run = m.train(f"{name} on {ranks} ranks", self.program(program), options, m.QUIET, "--eval-every 0", until=until,
                       refused=refused, ranks=ranks if ranks > 1 or launched else None, threads=m.environ("OMP_NUM_THREADS", 1))
         measured = {"refused": run} if isinstance(run, str) else summary(name, run, self.speed)
-        self.d.add(name, self.round, ranks=ranks, stage=stage, options=" ".join(options), **measured)
+        self.d.add(name, self.round, ranks=ranks, program=program, options=" ".join(options), **measured)
 
     def plan(self, name, *options):
         """Adds what build/plan predicts that a rank keeps this way with blocks recomputed."""
         plan = json.loads(m.output(make("build/plan"), *options, "--device", "cpu" if self.device == "cpu" else "gpu",
                                    "--json"))
         way = next((way for way in plan["ways"] if way["name"] == name), None) or m.fail(f"build/plan has no line for {name}")
-        self.d.add(name, stage="plan", ranks=plan["ranks"], parameters=plan["model"]["parameters"],
+        self.d.add(name, program="plan", ranks=plan["ranks"], parameters=plan["model"]["parameters"],
                    memory=way["bytes_recomputed"]["total"], sent=way["sent_per_step"])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_lab.py STAGE [FOLDER] - builds a lab's program (make lab STAGE=...) and says which claims of labs/STAGE.toml hold.
+"""check_lab.py PROGRAM [FOLDER] - builds a lab's program (make lab PROGRAM=...) and says which claims of labs/PROGRAM.toml hold.
 
 What the student has not written yet is the course's own version in the program that is graded, so that each task can be graded
 before the others are written. A claim about a task that is not written is not yet met. Results are compared with the course's own
@@ -8,15 +8,15 @@ programs, built with the same flags, on the same data. The status is 0 if all cl
 LAB_SECONDS=N  no run is begun when runs have taken so many seconds (50). The deadline of one run is 0.6 of it; ranks wait for one
                another for 8 seconds, or for a twentieth of it if that is more
 
-labs/STAGE.toml has `options`, of every run beside OPTIONS; `runs`, where a program is lab, strict (the lab's in strict mode) or a
-stage, and course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made
+labs/PROGRAM.toml has `options`, of every run beside OPTIONS; `runs`, where a program is lab, strict (the lab's in strict mode) or a
+program, and course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made
 when a claim asks for it first. The checks are methods of Grader."""
 import contextlib, fcntl, itertools, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from pathlib import Path
 
-from make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, stages
+from make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, programs
 
 sys.path.append(str(ROOT / "dev/bench"))
 from measure import fail, launcher, note as say, operations
@@ -35,7 +35,7 @@ def claims_of(lab):
     claims = [(name, about.split(", "), *claim) for name, (about, *claim) in lab["claims"].items()]
     for _, _, check, *_ in claims:
         for run in set(re.findall(r"course-(\S+)", check)) & lab["runs"].keys():
-            lab["runs"][f"course-{run}"] = re.sub(r"^\w+", lab["stage"], lab["runs"][run])
+            lab["runs"][f"course-{run}"] = re.sub(r"^\w+", lab["program"], lab["runs"][run])
     return claims
 
 
@@ -85,17 +85,17 @@ def locked(folder):
     os.close(lock)
 
 
-def build(stage, folder):
+def build(program, folder):
     """Builds the program in a folder. Returns whether it compiles, and what make said."""
-    command = "make --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG= lab-program".split() + [f"STAGE={stage}", f"LAB={folder}"]
+    command = "make --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG= lab-program".split() + [f"PROGRAM={program}", f"LAB={folder}"]
     with locked(folder / "build"):
         run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
     return run.returncode == 0, run.stdout
 
 
-def own_folder(stage):
-    """A folder with a copy of the course's own stage file, whose headers are those of llmc/."""
-    folder, source = Path("build/labs", stage), f"train_gpt2_{stage}.cu"
+def own_folder(program):
+    """A folder with a copy of the course's own program, whose headers are those of llmc/."""
+    folder, source = Path("build/labs", program), f"train_gpt2_{program}.cu"
     with locked(folder):
         if not (folder / source).exists() or (folder / source).read_text() != Path(source).read_text(): shutil.copy(source, folder)
     return folder
@@ -108,7 +108,7 @@ def say_first_error(said):
 
 def build_all(lab, folder):
     """Builds the lab and what it is compared with. Returns the folder of the program that is graded."""
-    stage, written = lab["stage"], [task for task in lab["tasks"] if not unwritten_at(task, folder)]
+    program, written = lab["program"], [task for task in lab["tasks"] if not unwritten_at(task, folder)]
     graded = folder
     if len(written) < len(lab["tasks"]):
         graded = folder / "build/completed"
@@ -116,7 +116,7 @@ def build_all(lab, folder):
     references = sorted({run.split()[0] for run in lab["runs"].values()} - {"lab", "strict"})
     say(f"building {folder} and the course's own {' '.join(references)} ...")
     with ThreadPoolExecutor() as pool:
-        student = pool.submit(build, stage, folder)
+        student = pool.submit(build, program, folder)
         for name in references:
             compiles, said = build(name, own_folder(name))
             if not compiles:
@@ -126,9 +126,9 @@ def build_all(lab, folder):
     if not compiles:
         say_first_error(said)
         say(f"--- all that the compiler said:\n{said}")
-        fail(f"{folder}/train_gpt2_{stage}.cu does not compile, see above: no claim can be checked")
+        fail(f"{folder}/train_gpt2_{program}.cu does not compile, see above: no claim can be checked")
     if graded != folder and written:
-        compiles, said = build(stage, graded)
+        compiles, said = build(program, graded)
         if not compiles:
             say_first_error(said)
             say("note: with the course's own version of what you have not written, the program does not compile, see above; "
@@ -158,16 +158,16 @@ class Grader:
     """Makes runs, once each, and compares them. A check returns the number that says that a claim holds, or raises NotYet with the
     one that says that it does not."""
     def __init__(self, lab, graded, work):
-        self.stage, self.options, self.graded, self.work = lab["stage"], f"{OPTIONS} {lab['options']}".split(), graded, work
+        self.program, self.options, self.graded, self.work = lab["program"], f"{OPTIONS} {lab['options']}".split(), graded, work
         self.runs = {name: Run(name, line) for name, line in lab["runs"].items()}
         self.limit, self.begun, self.made = float(os.environ.get("LAB_SECONDS", 50)), time.monotonic(), 0
 
     def command(self, run, seconds):
-        stage, folder = run.program, Path("build/labs", run.program)
-        if stage in ("lab", "strict"): stage, folder = self.stage, self.graded
+        program, folder = run.program, Path("build/labs", run.program)
+        if program in ("lab", "strict"): program, folder = self.program, self.graded
         out, wait = self.work / run.name, 8 if self.limit < 160 else self.limit / 20
-        command = [folder / f"build/train_gpt2_{stage}", *self.options, *run.options, "--out", out, "--trace", f"{out}.trace"]
-        if stage != "single": command = [*launcher(run.ranks), *command, "--comm-timeout", f"{wait:g}"]
+        command = [folder / f"build/train_gpt2_{program}", *self.options, *run.options, "--out", out, "--trace", f"{out}.trace"]
+        if program != "single": command = [*launcher(run.ranks), *command, "--comm-timeout", f"{wait:g}"]
         return ["timeout", "-k", "2", f"{seconds:.0f}", *command]
 
     def make(self, run):
@@ -355,8 +355,8 @@ def verdict(claim, missing, grader):
 
 def grade(lab, claims, folder, grader, begun):
     """Prints which claims hold. Returns whether all do."""
-    stage, missing = lab["stage"], {task["title"]: task for task in lab["tasks"] if unwritten_at(task, folder)}
-    print(f"lab {stage} in {folder}: {len(lab['tasks']) - len(missing)} of {len(lab['tasks'])} tasks are written\n")
+    program, missing = lab["program"], {task["title"]: task for task in lab["tasks"] if unwritten_at(task, folder)}
+    print(f"lab {program} in {folder}: {len(lab['tasks']) - len(missing)} of {len(lab['tasks'])} tasks are written\n")
     failed = []
     for claim in claims:
         holds, why = verdict(claim, missing, grader)
@@ -369,23 +369,23 @@ def grade(lab, claims, folder, grader, begun):
         where = f"{folder}/{task['file']}:{unwritten_at(task, folder)}"
         print(f"write next: {task['title']}, {where} (task {task['number']} in {folder}/TASKS.md)")
     if not missing and not failed:
-        source = f"train_gpt2_{stage}.cu"
+        source = f"train_gpt2_{program}.cu"
         print(f"All is written and holds. Now compare yours with the course's: diff {folder}/{source} {source}")
     return not failed
 
 
-def main(stage="", folder=None):
+def main(program="", folder=None):
     begun = time.time()
     os.chdir(ROOT)
     for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM:
         signal.signal(number, lambda *_: sys.exit(1))  # the folder of the runs is removed
-    if stage not in stages():
-        fail(f"the lab must be one of: {' '.join(stages())} - not '{stage}'. For example: python3 labs/check_lab.py ddp, or make "
-             "check-lab STAGE=ddp")
-    folder = Path(folder or f"labs/{stage}")
-    source = folder / f"train_gpt2_{stage}.cu"
-    if not source.exists(): fail(f"there is no {source}: make lab STAGE={stage}{elsewhere(stage, folder)} makes it")
-    lab = read_lab(stage)
+    if program not in programs():
+        fail(f"the lab must be one of: {' '.join(programs())} - not '{program}'. For example: python3 labs/check_lab.py ddp, or make "
+             "check-lab PROGRAM=ddp")
+    folder = Path(folder or f"labs/{program}")
+    source = folder / f"train_gpt2_{program}.cu"
+    if not source.exists(): fail(f"there is no {source}: make lab PROGRAM={program}{elsewhere(program, folder)} makes it")
+    lab = read_lab(program)
     claims, graded = claims_of(lab), build_all(lab, folder)
     with tempfile.TemporaryDirectory() as work: sys.exit(not grade(lab, claims, folder, Grader(lab, graded, Path(work)), begun))
 

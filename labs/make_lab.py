@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""make_lab.py STAGE [FOLDER]   makes a lab: the stage's file with the bodies taken out that labs/STAGE.toml lists, the headers of
-                             llmc/, and TASKS.md. Default FOLDER, seen from the repository's root: labs/STAGE. What a student has
+"""make_lab.py PROGRAM [FOLDER]   makes a lab: the program with the bodies taken out that labs/PROGRAM.toml lists, the headers of
+                             llmc/, and TASKS.md. Default FOLDER, seen from the repository's root: labs/PROGRAM. What a student has
                              written there is not overwritten.
-make_lab.py STAGE FOLDER N   the same with tasks 1 to N written, as the course writes them (a test tries how far each task gets)
+make_lab.py PROGRAM FOLDER N   the same with tasks 1 to N written, as the course writes them (a test tries how far each task gets)
 make_lab.py --table          prints the table of all labs that labs/README.md contains
 
-labs/STAGE.toml has title, hours, difficulty (1 to 5), before (what to have done), writes (what is written, for the table), what
+labs/PROGRAM.toml has title, hours, difficulty (1 to 5), before (what to have done), writes (what is written, for the table), what
 labs/check_lab.py reads, and a table for each task, in the order in which to write them. Its name is that of the function, in the
-stage's file or in a header of llmc/, and in parentheses which part of it is meant. The chapter is that of the stage.
+program or in a header of llmc/, and in parentheses which part of it is meant. The chapter is that of the program.
   step                 a heading for this task and those that follow
   task, given, result  the text
   section              which heading of the chapter explains this task and those that follow
@@ -29,12 +29,12 @@ def fail(message):
     sys.exit(f"{Path(sys.argv[0]).name}: {message}")
 
 
-def stages():
+def programs():
     return sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
 
 
-def elsewhere(stage, folder):
-    return "" if str(folder) == f"labs/{stage}" else f" LAB={folder}"
+def elsewhere(program, folder):
+    return "" if str(folder) == f"labs/{program}" else f" LAB={folder}"
 
 
 def unwrapped(value):
@@ -44,29 +44,29 @@ def unwrapped(value):
     return " ".join(value.split()) if isinstance(value, str) else value
 
 
-def file_with(stage, name):
-    """The file that defines a function: the stage's, if no header does."""
+def file_with(program, name):
+    """The file that defines a function: the program's, if no header does."""
     defined = re.compile(rf"^\w[^=;(\n]*?\b{name}\([^;]*?\{{", re.M)
     found = [path for path in (ROOT / "llmc").rglob("*.h") if defined.search(path.read_text())]
-    return str(found[0].relative_to(ROOT)) if found else f"train_gpt2_{stage}.cu"
+    return str(found[0].relative_to(ROOT)) if found else f"train_gpt2_{program}.cu"
 
 
-def read_lab(stage):
-    """labs/STAGE.toml, checked. `tasks` is a list; each also has its title, number, function's name and `where` for messages."""
-    path = f"labs/{stage}.toml"
-    if stage not in stages(): fail(f"there is no lab '{stage}'; there are: {' '.join(stages())}")
+def read_lab(program):
+    """labs/PROGRAM.toml, checked. `tasks` is a list; each also has its title, number, function's name and `where` for messages."""
+    path = f"labs/{program}.toml"
+    if program not in programs(): fail(f"there is no lab '{program}'; there are: {' '.join(programs())}")
     try:
         lab = unwrapped(tomllib.loads((ROOT / path).read_text()))
     except tomllib.TOMLDecodeError as error:
         fail(f"{path}: {error}")
-    chapter = next((ROOT / "doc").glob(f"[0-9][0-9]_{stage}.md"))
-    lab |= {"stage": stage, "chapter": f"doc/{chapter.name}"}
+    chapter = next((ROOT / "doc").glob(f"[0-9][0-9]_{program}.md"))
+    lab |= {"program": program, "chapter": f"doc/{chapter.name}"}
     step, section, tasks = "", "", []
     for number, (title, table) in enumerate(lab["tasks"].items(), 1):
         step, section = table.get("step", step), table.get("section", section)
         name, condition = title.split()[0], re.match(r"if \((.+?)\) \w", table.get("from", ""))
         task = {"step": step, "section": section, "chapter": lab["chapter"]} | ({"when": condition[1]} if condition else {}) | table
-        task |= {"title": title, "number": number, "name": name, "file": file_with(stage, name), "where": f"{path}: {title}"}
+        task |= {"title": title, "number": number, "name": name, "file": file_with(program, name), "where": f"{path}: {title}"}
         tasks.append(task)
         if ("from" in task) != ("(" in title): fail(f"{path}: {title}: a part needs 'from', and a whole body has none")
         if not re.search(rf"^#+ +{re.escape(task['section'])} *$", (ROOT / task["chapter"]).read_text(), re.M):
@@ -134,7 +134,7 @@ def take_out(lines, task):
 def lab_files(lab, written=0):
     """The lab's files, {path: text}, with its blanks but for those of the first `written` tasks. Notes in a task how many lines it
     has in the course's version."""
-    paths = [f"train_gpt2_{lab['stage']}.cu", *(str(path.relative_to(ROOT)) for path in (ROOT / "llmc").rglob("*.h"))]
+    paths = [f"train_gpt2_{lab['program']}.cu", *(str(path.relative_to(ROOT)) for path in (ROOT / "llmc").rglob("*.h"))]
     files = {path: (ROOT / path).read_text() for path in paths}
     for task in lab["tasks"][written:]:
         lines = files[task["file"]].split("\n")
@@ -151,8 +151,8 @@ def tasks_md(lab, folder):
         "Write the tasks in this order. Each body is marked in its file by a comment that begins with TASK and says the same as "
         "this list; replace the comment and the statement `die_here(...)` below it. All else is as in the course's own program. After "
         "each task:",
-        f"    make check-lab STAGE={lab['stage']}{elsewhere(lab['stage'], folder)}",
-        f"shows which claims hold, and what to write next. The course's version is train_gpt2_{lab['stage']}.cu and llmc/ in the "
+        f"    make check-lab PROGRAM={lab['program']}{elsewhere(lab['program'], folder)}",
+        f"shows which claims hold, and what to write next. The course's version is train_gpt2_{lab['program']}.cu and llmc/ in the "
         "repository's root: read it after your own version works."]
     step = ""
     for task in lab["tasks"]:
@@ -169,7 +169,7 @@ def sum_of(text):
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def check_folder(stage, folder, files):
+def check_folder(program, folder, files):
     """Ends if anything in the folder would be overwritten that this script has not written."""
     manifest = Path(folder, MANIFEST)
     made = dict(reversed(line.split(" ", 1)) for line in manifest.read_text().splitlines()) if manifest.exists() else {}
@@ -177,39 +177,39 @@ def check_folder(stage, folder, files):
         there = Path(folder, path)
         if there.exists() and (path not in made or sum_of(there.read_text()) != made[path]):
             why = "has been changed since the lab was made" if path in made else "was not made by this script"
-            fail(f"{there} {why}, so nothing is overwritten. Go on with make check-lab STAGE={stage}; to begin again, first move "
+            fail(f"{there} {why}, so nothing is overwritten. Go on with make check-lab PROGRAM={program}; to begin again, first move "
                  f"the folder away: mv {folder} {folder}.old")
 
 
-def make_lab(stage, folder=None, written="0"):
-    lab, folder = read_lab(stage), (folder or f"labs/{stage}").rstrip("/")
+def make_lab(program, folder=None, written="0"):
+    lab, folder = read_lab(program), (folder or f"labs/{program}").rstrip("/")
     tasks = lab["tasks"]
     if not written.isdigit() or int(written) > len(tasks):
-        fail(f"{stage} has {len(tasks)} tasks; N must be 0 to that, not '{written}'")
+        fail(f"{program} has {len(tasks)} tasks; N must be 0 to that, not '{written}'")
     lab_files(lab)  # counts their lines
     files = lab_files(lab, int(written)) | {"TASKS.md": tasks_md(lab, folder)}
-    check_folder(stage, folder, files)
+    check_folder(program, folder, files)
     for path, text in (files | {MANIFEST: "".join(f"{sum_of(files[path])} {path}\n" for path in sorted(files))}).items():
         Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
         Path(folder, path).write_text(text)
     print(f"{folder}: {len(tasks)} tasks, about {lab['hours']} hours; {folder}/TASKS.md lists them.")
     for first in tasks[int(written):][:1]:
-        check = f"make check-lab STAGE={stage}{elsewhere(stage, folder)}"
+        check = f"make check-lab PROGRAM={program}{elsewhere(program, folder)}"
         print(f"Begin with {first['title']} in {folder}/{first['file']}, then: {check}")
 
 
 def print_table():
     print("| lab | hours | difficulty | what is written | tasks | lines of the course's version | chapter |")
     print("|---" * 7 + "|")
-    for lab in sorted(map(read_lab, stages()), key=lambda lab: lab["chapter"]):
+    for lab in sorted(map(read_lab, programs()), key=lambda lab: lab["chapter"]):
         lab_files(lab)
         number = int(re.match(r"doc/(\d+)_", lab["chapter"])[1])
-        print(f"| {lab['stage']} | {lab['hours']} | {lab['difficulty']} | {lab['writes']} | {len(lab['tasks'])} "
+        print(f"| {lab['program']} | {lab['hours']} | {lab['difficulty']} | {lab['writes']} | {len(lab['tasks'])} "
               f"| {sum(task['lines'] for task in lab['tasks'])} | [{number}](../{lab['chapter']}) |")
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--table"]: print_table()
-        case [stage, *rest] if len(rest) <= 2 and not stage.startswith("-"): make_lab(stage, *rest)
-        case _: sys.exit("usage: python3 labs/make_lab.py STAGE [FOLDER [N]] | --table; STAGE is one of: " + " ".join(stages()))
+        case [program, *rest] if len(rest) <= 2 and not program.startswith("-"): make_lab(program, *rest)
+        case _: sys.exit("usage: python3 labs/make_lab.py PROGRAM [FOLDER [N]] | --table; PROGRAM is one of: " + " ".join(programs()))

@@ -221,10 +221,10 @@ def virtual_environment(folder, wanted):
     once(f"virtual environment {folder}", make_it)
 
 
-def train(stage, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None, timeout=None):
-    """Trains with a stage's program, `ranks` of it if they are given, into a folder of its own (Run.folder). The same command gives the same
+def train(name, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None, timeout=None):
+    """Trains with train_gpt2_NAME, `ranks` of it if they are given, into a folder of its own (Run.folder). The same command gives the same
     Run for the rest of the session, so nobody may write in its folder, unless `again` differs. binary: another program's path."""
-    binary = binary or program(f"train_gpt2_{stage}", precision, device, debug)
+    binary = binary or program(f"train_gpt2_{name}", precision, device, debug)
 
     def run(place):
         done = command([binary], *options, ["--out", place / "out"], ranks=ranks, strict=strict, env=env, timeout=timeout)

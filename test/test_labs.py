@@ -10,8 +10,8 @@ sys.path.append(str(ROOT / "labs"))
 from make_lab import read_lab
 
 LONG = 2
-STAGES = sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
-# stage, ranks and options with which a blank itself ends at a task
+PROGRAMS = sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
+# program, ranks and options with which a blank itself ends at a task
 RUNS = {"single": (None, ""), "ddp": (2, ""), "zero": (2, ""), "fsdp": (2, ""), "tp": (2, "--tensor-parallel 2"),
         "pp": (2, "--pipeline-parallel 2 --split 1,1 --total-batch-size 256"), "compress": (2, "--compress int8"), "3d": (4, "--mesh dp=2,tp=2 --total-batch-size 256"),
         "cp": (2, "--cp ring")}
@@ -40,50 +40,50 @@ def assert_not_made(run, why):
     assert run.status != 0 and re.search(why, run.err), run
 
 
-def made(stage, folder, tasks=None):
+def made(program, folder, tasks=None):
     """A lab whose first tasks are the course's own: all of them with "all"."""
-    run = make_lab(stage, folder, *[len(blanks(stage)) if tasks == "all" else tasks] * (tasks is not None))
+    run = make_lab(program, folder, *[len(blanks(program)) if tasks == "all" else tasks] * (tasks is not None))
     assert run.status == 0, run
     return folder
 
 
-def blanks(stage):
+def blanks(program):
     """(number, function, file) of each task."""
-    return [(task["number"], task["title"], task["file"]) for task in read_lab(stage)["tasks"]]
+    return [(task["number"], task["title"], task["file"]) for task in read_lab(program)["tasks"]]
 
 
-def claims(stage):
+def claims(program):
     """{claim: the functions that it is about}."""
-    return {claim: about.split(", ") for claim, (about, *_) in read_lab(stage)["claims"].items()}
+    return {claim: about.split(", ") for claim, (about, *_) in read_lab(program)["claims"].items()}
 
 
-def grade(stage, folder, seconds=600):
+def grade(program, folder, seconds=600):
     """The Run, and the names of claims that passed and that did not."""
-    run = command("python3 labs/check_lab.py", stage, folder, env={"LAB_SECONDS": seconds}, timeout=1200)
+    run = command("python3 labs/check_lab.py", program, folder, env={"LAB_SECONDS": seconds}, timeout=1200)
     return run, *(re.findall(rf"^{verdict} +([^:]*):", run.out, re.M) for verdict in ("passed", "not yet"))
 
 
 # ---- blanks ----
-@pytest.mark.parametrize("stage", STAGES)
-def test_each_blank_dies_with_its_name_and_tasks_md_has_it(stage, tmp_path):
-    made(stage, tmp_path)
-    for number, name, file in blanks(stage):
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_blank_dies_with_its_name_and_tasks_md_has_it(program, tmp_path):
+    made(program, tmp_path)
+    for number, name, file in blanks(program):
         assert f'die_here("{name} is not written yet: it is task {number} in TASKS.md")' in (tmp_path / file).read_text()
         assert f"\n### Task {number}. {name}\n" in (tmp_path / "TASKS.md").read_text()
     sources = [path.read_text() for pattern in ("*.cu", "llmc/**/*.h") for path in tmp_path.glob(pattern)]
-    assert sum(text.count("is not written yet: it is task") for text in sources) == len(blanks(stage))
+    assert sum(text.count("is not written yet: it is task") for text in sources) == len(blanks(program))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_with_all_tasks_written_it_is_the_stage(stage, tmp_path):
-    made(stage, tmp_path, "all")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_with_all_tasks_written_it_is_the_program(program, tmp_path):
+    made(program, tmp_path, "all")
     for path in tmp_path.rglob("*.[ch]*"):
         if path.suffix in (".cu", ".h"): assert path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text(), path
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_each_task_has_a_claim_about_nothing_else(stage):
-    assert {name for _, name, _ in blanks(stage)} == {about[0] for about in claims(stage).values() if len(about) == 1}
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_task_has_a_claim_about_nothing_else(program):
+    assert {name for _, name, _ in blanks(program)} == {about[0] for about in claims(program).values() if len(about) == 1}
 
 
 def test_the_readme_has_the_table_of_labs():
@@ -122,39 +122,39 @@ def test_a_lab_whose_sources_have_changed_is_an_error(file, old, new, why, tmp_p
     assert_not_made(make_lab("ddp", tmp_path / "lab", cwd=tmp_path), why)
 
 
-def test_make_lab_without_a_stage_lists_the_stages():
-    for arguments in "lab", "check-lab STAGE=nothing": assert re.search("STAGE must be one of: .*ddp.*; not", command("make", arguments).said)
+def test_make_lab_without_a_program_lists_the_programs():
+    for arguments in "lab", "check-lab PROGRAM=nothing": assert re.search("PROGRAM must be one of: .*ddp.*; not", command("make", arguments).said)
 
 
 # ---- labs ----
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_blank_ends_at_a_task_and_meets_no_claim(stage, tmp_path):
-    run, passed, not_yet = grade(stage, made(stage, tmp_path))
-    assert run.status != 0 and passed == [] and set(not_yet) == claims(stage).keys(), run
-    for pattern in rf"^0 of {len(not_yet)} claims hold; 0 runs", f"^write next: {blanks(stage)[0][1]}, {tmp_path}/":
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_blank_ends_at_a_task_and_meets_no_claim(program, tmp_path):
+    run, passed, not_yet = grade(program, made(program, tmp_path))
+    assert run.status != 0 and passed == [] and set(not_yet) == claims(program).keys(), run
+    for pattern in rf"^0 of {len(not_yet)} claims hold; 0 runs", f"^write next: {blanks(program)[0][1]}, {tmp_path}/":
         assert re.search(pattern, run.out, re.M), run
-    for claim, about in claims(stage).items():  # each says what is not written
+    for claim, about in claims(program).items():  # each says what is not written
         assert re.search(rf"^not yet  {re.escape(claim)}: .*\n.*{re.escape(about[0])}.*not written yet$", run.out, re.M), run
-    ranks, options = RUNS[stage]
-    ends = command(tmp_path / f"build/train_gpt2_{stage}", TINY, "--batch-size 4 --steps 1", options, "--out", tmp_path / "out", ranks=ranks)
+    ranks, options = RUNS[program]
+    ends = command(tmp_path / f"build/train_gpt2_{program}", TINY, "--batch-size 4 --steps 1", options, "--out", tmp_path / "out", ranks=ranks)
     assert_refused(ends, r"error: [a-z0-9_]*.* is not written yet: it is task \d+ in TASKS.md")
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_courses_own_bodies_meet_all_claims(stage, tmp_path):
-    run, passed, not_yet = grade(stage, made(stage, tmp_path, "all"))
-    assert run.status == 0 and not_yet == [] and set(passed) == claims(stage).keys() and "All is written and holds" in run.out, run
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_courses_own_bodies_meet_all_claims(program, tmp_path):
+    run, passed, not_yet = grade(program, made(program, tmp_path, "all"))
+    assert run.status == 0 and not_yet == [] and set(passed) == claims(program).keys() and "All is written and holds" in run.out, run
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage, name", [(stage, name) for stage in STAGES for name in MISTAKES[stage]])
-def test_a_mistake_fails_the_claims_meant_for_it_and_no_others(stage, name, tmp_path):
+@pytest.mark.parametrize("program, name", [(program, name) for program in PROGRAMS for name in MISTAKES[program]])
+def test_a_mistake_fails_the_claims_meant_for_it_and_no_others(program, name, tmp_path):
     mistake, = {m.name: m for m in mistakes_of("test/labs_mistakes.toml") + mistakes_of("test/exercises/list.toml") if m.name == name}.values()
-    mistake.make_in(made(stage, tmp_path, "all"))
-    run, _, not_yet = grade(stage, tmp_path, seconds=160 if name == "rank-1-stays" else 600)
-    assert run.status != 0 and sorted(not_yet) == sorted(MISTAKES[stage][name].split()), run
+    mistake.make_in(made(program, tmp_path, "all"))
+    run, _, not_yet = grade(program, tmp_path, seconds=160 if name == "rank-1-stays" else 600)
+    assert run.status != 0 and sorted(not_yet) == sorted(MISTAKES[program][name].split()), run
     # Where a rank hangs, the watchdog ends the runs, and claims say its words.
     if name == "rank-1-stays": assert re.search("^not yet  overlap:.*\n.*buckets: .*rank 1", run.out, re.M), run
 
@@ -182,4 +182,4 @@ def test_a_lab_that_does_not_compile_or_is_not_there_is_an_error(tmp_path):
     run, *_ = grade("ddp", tmp_path)
     assert run.status != 0 and "does not compile" in run.err and re.match(r"(.*\n){0,2}.*train_gpt2_ddp.cu:.*error: .*no_such_name", run.err), run
     assert_refused(grade("dpp", tmp_path)[0], "error: the lab must be one of: 3d .*zero .*'dpp'")
-    assert_refused(grade("ddp", tmp_path / "none")[0], "error: there is no .*/none/train_gpt2_ddp.cu: make lab STAGE=ddp LAB=.*/none makes it")
+    assert_refused(grade("ddp", tmp_path / "none")[0], "error: there is no .*/none/train_gpt2_ddp.cu: make lab PROGRAM=ddp LAB=.*/none makes it")

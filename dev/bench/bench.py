@@ -89,7 +89,7 @@ class Bench:
         return False
 
     def has_ranks(self):
-        if not all(os.access(f"{self.build}/train_gpt2_{stage}", os.X_OK) for stage in ("ddp", "fsdp")):
+        if not all(os.access(f"{self.build}/train_gpt2_{program}", os.X_OK) for program in ("ddp", "fsdp")):
             self.absent.append(f"two ranks: there is no {self.build}/train_gpt2_ddp or no {self.build}/train_gpt2_fsdp; make bench "
                                "builds them where MPI is")
         elif m.cores() < 2: self.absent.append("two ranks: they need two cores to overlap anything")
@@ -119,9 +119,9 @@ class Bench:
 
     def measure_ranks(self, number):
         """What communication costs two ranks. A launcher that is missing costs these rows, not the others."""
-        for name, (stage, options) in MODES.items():
+        for name, (program, options) in MODES.items():
             try:
-                run = m.train(name, f"{self.build}/train_gpt2_{stage}", options, f"--data {m.TOKENS} --eval-every 0 --steps "
+                run = m.train(name, f"{self.build}/train_gpt2_{program}", options, f"--data {m.TOKENS} --eval-every 0 --steps "
                               f"{self.steps + 1}", m.QUIET, ranks=2)
             except m.Interrupted: raise
             except SystemExit as error:

@@ -25,7 +25,7 @@ MICROS = 32 # micro-batches of ours-accumulate's step: of 16 x 1024 tokens they 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 WARMUP = 5
 LLMC = [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r1")]
-# By name: the stage, its options and what a table says of them
+# By name: the program, its options and what a table says of them
 OURS = {"ours": ("single", "", ""), "ours-recompute": ("single", "--recompute block", ", --recompute block"),
         "ours-fsdp": ("fsdp", "", ", FSDP on one rank"), "ours-fsdp-recompute": ("fsdp", "--recompute block", ", FSDP on one rank, --recompute block"),
         "ours-deterministic": ("single", "--deterministic", ", --deterministic"), "ours-own": ("single", "--attention own", ", --attention own"),
@@ -106,8 +106,8 @@ class Bench:
             return ["env", f"LD_LIBRARY_PATH={self.libraries}", "stdbuf", "-oL", self.llmc_path, *m.words(
                 f"-i tokens.bin -j tokens.bin -e model.bin -b {B} -t {o.seq_len} -x 1000000 -v 1000000 -m 1 -s 0 -l 0.0001 -c 0.1 "
                 f"-ge {ge} -r {r}")]
-        stage, own, _ = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
-        return [self.build / f"train_gpt2_{stage}", *m.words(
+        program, own, _ = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
+        return [self.build / f"train_gpt2_{program}", *m.words(
             m.QUIET, "--data tokens.bin --vocab-size 50257 --steps 1000000 --eval-every 0",
             f"--model {o.model} --batch-size {B} --seq-len {o.seq_len}", "--recompute none" * ("--recompute" not in own), own,
             f"--total-batch-size {B * o.seq_len * (MICROS if name == 'ours-accumulate' else 1)}")]

@@ -14,7 +14,7 @@ import here
 import losses
 import measure as m
 
-# name: nodes, stage (with its precision), options. Stages that cut the model have all sequences in one rank's batch.
+# name: nodes, program (with its precision), options. Programs that cut the model have all sequences in one rank's batch.
 ROWS = {
     "ddp": (4, "ddp", ""), "ddp, ring": (4, "ddp", "--allreduce ring"),
     **{f"zero {z}": (4, "zero", f"--zero-stage {z}") for z in (1, 2, 3)}, "fsdp": (4, "fsdp", ""),
@@ -80,18 +80,18 @@ def crossing(trace, ring, node, steps):
 
 def planned(row, clusters, files, alone):
     """ms of its step."""
-    nodes, stage, options = ROWS[row]
-    stage, _, precision = stage.partition(" ")
+    nodes, program, options = ROWS[row]
+    program, _, precision = program.partition(" ")
     words, is_ring = m.words("--batch-size 4", options.replace(RING, "").replace("--compress-from 0", "")), RING in options
-    one, key = alone["in turns" if stage == "pp" or "pp=" in options else precision], (nodes, is_ring)
+    one, key = alone["in turns" if program == "pp" or "pp=" in options else precision], (nodes, is_ring)
     if key not in files: files[key] = clusters[nodes].measured(alone[""], RING * is_ring)
     table = {"zero": f"zero-{words[-1]}", "3d": "mesh", "zeropp": "zero++", "local-sgd": "ddp",
-             "compress": f"ddp {m.option(words, '--compress')}"}.get(stage, stage if stage in ("ddp", "fsdp") else f"{stage} 4")
-    if stage in ("zero", "local-sgd"): words = words[:2]
-    if stage == "zeropp": words += ["--node-ranks", "2"]
-    if stage == "pp": words = ["--schedule", "1f1b", *words]
+             "compress": f"ddp {m.option(words, '--compress')}"}.get(program, program if program in ("ddp", "fsdp") else f"{program} 4")
+    if program in ("zero", "local-sgd"): words = words[:2]
+    if program == "zeropp": words += ["--node-ranks", "2"]
+    if program == "pp": words = ["--schedule", "1f1b", *words]
     found = here.planned(files[key], 4, table, one, MODEL, STEP, words, f"--precision {precision or 'fp32'}")
-    return 1e3 * (found["seconds"] - (found["exposed"] - found["communication"] / 10) * (stage == "local-sgd"))
+    return 1e3 * (found["seconds"] - (found["exposed"] - found["communication"] / 10) * (program == "local-sgd"))
 
 
 def measure(d, o):
@@ -106,8 +106,8 @@ def measure(d, o):
     alone, files = dict(ones()), {}
     for number in range(1, o.rounds + 1):
         for row in o.rows:
-            nodes, stage, options = ROWS[row]
-            period = 10 if stage == "local-sgd" else 1 # steps from one sum to the next
+            nodes, program, options = ROWS[row]
+            period = 10 if program == "local-sgd" else 1 # steps from one sum to the next
             steps = -(-o.steps // period) * period
             def train(*more): return clusters[nodes].train(row, programs[row], "--batch-size 4", options, "--steps", *more)
             (_, before), (run, after) = train(1), train(steps + 1)

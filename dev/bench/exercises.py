@@ -1,8 +1,8 @@
 """exercises.py - what the chapters' mistakes on purpose do to losses and gradient norms, and what a run says of them at its end.
 
-exercises.py [RUN, RUN ...] makes runs and stores them --into FILE, where others are kept. A RUN is STAGE [MISTAKE[+MISTAKE]] [OPTIONS],
-such as "ddp forget-1-over-N --grad-clip 0": the training run of test/reference with the stage's usual options and these, among which
-are --ranks N and --rounds N. Mistakes are those of test/exercises/list.toml. They are made in a copy of the sources, where the stage
+exercises.py [RUN, RUN ...] makes runs and stores them --into FILE, where others are kept. A RUN is PROGRAM [MISTAKE[+MISTAKE]] [OPTIONS],
+such as "ddp forget-1-over-N --grad-clip 0": the training run of test/reference with the program's usual options and these, among which
+are --ranks N and --rounds N. Mistakes are those of test/exercises/list.toml. They are made in a copy of the sources, where the program
 is built. Without a RUN the file is made anew, from all runs that the chapters quote as "doc/results/exercises.jsonl RUN".
 
 --from FILE shows the runs named, or all: a table of --steps, and the lines that say what is not as predicted."""
@@ -31,19 +31,19 @@ def quoted():
 
 
 def parts(run):
-    """The stage, the names of mistakes and the options."""
-    stage, names, options = re.fullmatch(r"(\S+)(?: (?!--)(\S+))?(.*)", run).groups()
-    return stage, names.split("+") if names else [], options
+    """The program, the names of mistakes and the options."""
+    program, names, options = re.fullmatch(r"(\S+)(?: (?!--)(\S+))?(.*)", run).groups()
+    return program, names.split("+") if names else [], options
 
 
 def trained(copy, run):
     """What is kept of a run in the copy."""
     import suite
-    stage, _, options = parts(run)
-    options = USUAL[stage] + options
+    program, _, options = parts(run)
+    options = USUAL[program] + options
     ranks, options = m.option(options.split(), "--ranks"), re.sub(r"--(ranks|rounds) \d+", "", options)
     shutil.rmtree(copy / "runs", ignore_errors=True)
-    done = suite.command([copy / f"build/train_gpt2_{stage}"], "" if stage == "compress" else suite.PYTORCH, options, "--out runs/a",
+    done = suite.command([copy / f"build/train_gpt2_{program}"], "" if program == "compress" else suite.PYTORCH, options, "--out runs/a",
                          ranks=int(ranks) if ranks else None, cwd=copy)
     metrics = copy / "runs/a/metrics.jsonl"
     if not metrics.exists(): m.fail(f"{run}: {done}")
@@ -66,17 +66,17 @@ def measure(d, o):
         old = m.Results.read(o.into)
         d.header, d.rounds = old.header, old.rounds
     runs = sorted({*(named or quoted())})
-    for stage, names, _ in map(parts, runs):
-        if stage not in USUAL: m.fail(f"there is no stage '{stage}'; there are {', '.join(USUAL)}")
+    for program, names, _ in map(parts, runs):
+        if program not in USUAL: m.fail(f"there is no program '{program}'; there are {', '.join(USUAL)}")
         if missing := {*names} - {*known}: m.fail(f"test/exercises/list.toml has no '{missing.pop()}'")
     copy_sources(copy := m.work())
     shutil.copy(m.TOKENS, copy / "test/reference/masked")
-    for (stage, names), group in itertools.groupby(runs, lambda run: parts(run)[:2]):
+    for (program, names), group in itertools.groupby(runs, lambda run: parts(run)[:2]):
         files = {name: copy / known[name].file for name in names}
         sound = {file: file.read_text() for file in files.values()}
         for name in names: known[name].make_in(copy)
         suite.make(["CFLAGS=-O1 -Wno-error"], "-s -C", copy, "DEVICE=cpu PRECISION=fp32 DEBUG= BUILD=build",
-                   "data/train.bin" if stage == "compress" else "", f"build/train_gpt2_{stage}")
+                   "data/train.bin" if program == "compress" else "", f"build/train_gpt2_{program}")
         for run in group:
             d.rounds.pop(run, None)
             for number in range(1, int(m.option(run.split(), "--rounds", 1)) + 1): d.add(run, number, **trained(copy, run))

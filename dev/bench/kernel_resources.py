@@ -4,7 +4,7 @@ shared memory). It needs nvcc, and no GPU.
 
   python3 dev/bench/kernel_resources.py [--precision bf16] [--capabilities "80 90"] [SOURCE.cu...]
 
-The source is train_gpt2_compress.cu unless others are given: it has every kernel of every stage. Those of dev/cuda want "80 90a".
+The source is train_gpt2_compress.cu unless others are given: it has every kernel of every program. Those of dev/cuda want "80 90a".
 The status is 1 if a kernel has local memory, into which ptxas spills what has no register; or if it may be launched with more
 threads than there are registers for: without __launch_bounds__ that is a block of 1024."""
 import re, subprocess, sys, tempfile
@@ -45,7 +45,7 @@ BOUND = re.compile(r"\.entry (\w+)\([^)]*\)\s*(?:\.maxntid (\d+), (\d+), (\d+))?
 
 
 def libraries():
-    """Where headers are that a stage includes. Without Open MPI a program is for one rank, and adds up nothing for others."""
+    """Where headers are that a program includes. Without Open MPI a program is for one rank, and adds up nothing for others."""
     cuda, mpi = m.ask("sh dev/find_cuda.sh compile cublasLt cudnn nccl"), m.ask("mpicc --showme:compile")
     if not cuda: m.fail("NVIDIA's libraries are missing; sh dev/setup.sh --with-cuda installs them")
     return m.words(cuda.replace("\n", " ")) + (m.words("-DUSE_MPI=1 -DUSE_NCCL=1", mpi) if mpi else [])

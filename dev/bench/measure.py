@@ -80,7 +80,7 @@ def script(doc, measure, show, check=None, more=True, placeholders={}, least={},
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. Below the doc stands what
     the environment says: the program or its folder, how ranks are started. Before it measures, the program must be there (o.program),
     and as many ranks can be started as --ranks, --tp or --stages say at the most."""
-    name, path = Path(sys.argv[0]).stem, program if "/" in program else f"build/train_gpt2_{program}" # of a stage
+    name, path = Path(sys.argv[0]).stem, program if "/" in program else f"build/train_gpt2_{program}" # of a training program
     where = f"PROGRAM  default {path}    " if program else f"BUILD   folder of the programs (default {folder})    " * bool(folder)
     others = "\nAll other options are those of the programs." if more else ""
     o = options(f"{doc}\n\n{where}MPIRUN  how to start ranks (dev/on_ranks.sh){others}", more=more, placeholders=placeholders,
@@ -151,8 +151,8 @@ def need(path, make=None):
     return str(path)
 
 
-def built(stage):
-    return need(f"{environ('BUILD', 'build')}/train_gpt2_{stage}")
+def built(program):
+    return need(f"{environ('BUILD', 'build')}/train_gpt2_{program}")
 
 
 def on_ranks_sh(script, *arguments, **settings):

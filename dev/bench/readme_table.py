@@ -1,4 +1,4 @@
-"""readme_table.py - the table in README.md: what each stage keeps on a rank, sends, and gains, measured here.
+"""readme_table.py - the table in README.md: what each program keeps on a rank, sends, and gains, measured here.
 
 Two ranks with a thread each; the single program has the batch of both on one thread. Memory and bytes sent are measured, and a run
 in which they differ from the program's prediction ends this script. Speeds are medians over all steps but each run's first, as
@@ -9,9 +9,9 @@ DDP with the same global batch. --table pp makes that of chapter 6: pipelines wi
 import re
 import measure as m
 
-# table: {title: (stage, sequences of a micro-batch, options)}. Both ranks of tp and pp see the whole batch; @ is its tokens.
+# table: {title: (program, sequences of a micro-batch, options)}. Both ranks of tp and pp see the whole batch; @ is its tokens.
 WHOLE, DDP = "--total-batch-size @", {"DDP": ("ddp", 4, "")}
-STAGES = {"single": ("single", 8, "")} | DDP | {f"ZeRO stage {z}": ("zero", 4, f"--zero-stage {z}") for z in (1, 2, 3)} | {
+PROGRAMS = {"single": ("single", 8, "")} | DDP | {f"ZeRO stage {z}": ("zero", 4, f"--zero-stage {z}") for z in (1, 2, 3)} | {
     "FSDP": ("fsdp", 4, ""), "tensor parallel": ("tp", 8, ""), "pipeline parallel": ("pp", 1, WHOLE),
     "DDP, gradients in int8": ("compress", 4, "--compress int8"),
     "mesh, `dp=2`, ZeRO stage 1": ("3d", 4, "--mesh dp=2 --zero-stage 1")}
@@ -20,7 +20,7 @@ TP = DDP | {"tensor parallel": ("tp", 8, "")} | {f"`{options}`": ("tp", 8, optio
 PP = DDP | {"pipeline, 1 micro-batch": ("pp", 8, WHOLE), "4 micro-batches": ("pp", 2, WHOLE)} | {
     "8 micro-batches": ("pp", 1, WHOLE)} | {
     f"8 micro-batches, `--schedule {s}`": ("pp", 1, f"{WHOLE} --schedule {s}") for s in ("gpipe", "interleaved", "zb-h1")}
-TABLES = {"stages": STAGES, "tp": TP, "pp": PP}
+TABLES = {"programs": PROGRAMS, "tp": TP, "pp": PP}
 
 
 def most_memory(run):
@@ -32,11 +32,11 @@ def most_memory(run):
 
 def measure(d, o):
     rows, tokens = TABLES[o.table], 8 * int(m.option(o.more, "--seq-len", 64))
-    programs = {stage: m.built(stage) for stage, *_ in rows.values()}
+    programs = {program: m.built(program) for program, *_ in rows.values()}
     for number in range(1, o.rounds + 1):
-        for title, (stage, sequences, options) in rows.items():
-            run = m.train(title, programs[stage], f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences} {m.QUIET}",
-                          options.replace("@", str(tokens)), o.more, f"--steps {o.steps}", ranks=None if stage == "single" else 2)
+        for title, (program, sequences, options) in rows.items():
+            run = m.train(title, programs[program], f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences} {m.QUIET}",
+                          options.replace("@", str(tokens)), o.more, f"--steps {o.steps}", ranks=None if program == "single" else 2)
             d.add(title, number, memory=most_memory(run), sent=run.last("comm_bytes"), **run.shape, **run.speeds)
             m.note(f"  round {number}: {title}")
 
@@ -49,7 +49,7 @@ def row(d, title):
 
 
 def check(o):
-    if o.table not in TABLES: m.fail(f"--table wants stages, tp or pp, not '{o.table}'")
+    if o.table not in TABLES: m.fail(f"--table wants programs, tp or pp, not '{o.table}'")
 
 
 def show(d, o):
@@ -58,4 +58,4 @@ def show(d, o):
                   *(row(d, title) for title in d.runs()), trust="these speeds")
 
 
-m.script(__doc__, measure, show, check, placeholders={"table": "stages|tp|pp"}, table="stages", steps=12, rounds=3)
+m.script(__doc__, measure, show, check, placeholders={"table": "programs|tp|pp"}, table="programs", steps=12, rounds=3)

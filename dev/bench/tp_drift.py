@@ -9,9 +9,9 @@ import measure as m
 
 def measure(d, o):
     build = m.environ("BUILD", "build")
-    programs = {(precision, stage): m.need(f"{build}{'/bf16' * (precision == 'bf16')}/train_gpt2_{stage}", f"PRECISION={precision} "
-                                           f"train_gpt2_{stage}")
-                for precision in ("fp32", "bf16") for stage in ("single", "tp")}
+    programs = {(precision, program): m.need(f"{build}{'/bf16' * (precision == 'bf16')}/train_gpt2_{program}", f"PRECISION={precision} "
+                                           f"train_gpt2_{program}")
+                for precision in ("fp32", "bf16") for program in ("single", "tp")}
 
     def add(name, like, precision, ranks=None, *options):
         run = m.train(name, programs[precision, "tp" if ranks else "single"], f"--data {m.TOKENS} --model d4 --channels 128 "

@@ -1,6 +1,6 @@
-"""zero_memory.py - what each stage keeps on a rank and sends, measured in a step of training beside the formulas.
+"""zero_memory.py - what each program keeps on a rank and sends, measured in a step of training beside the formulas.
 
---stages also takes fsdp, tp, pp, cp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks, and cp (a ring)
+--programs also takes fsdp, tp, pp, cp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks, and cp (a ring)
 each sequence; 3d has two copies, two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of the ranks as
 stages.
 Megabytes per rank by kind. state: parameters, gradients and optimizer state together, as a share of what DDP keeps; beside it
@@ -12,43 +12,43 @@ import os
 import measure as m
 from svg import Svg
 
-STAGES = "ddp zero-1 zero-2 zero-3 fsdp tp pp cp 3d".split()
+PROGRAMS = "ddp zero-1 zero-2 zero-3 fsdp tp pp cp 3d".split()
 STATE = "parameters", "gradients", "optimizer state"
 
 
-def program(stage):
-    return f"{m.environ('BUILD', '.')}/train_gpt2_{'zero' if stage.startswith('zero') else stage}"
+def path(program):
+    return f"{m.environ('BUILD', '.')}/train_gpt2_{'zero' if program.startswith('zero') else program}"
 
 
-def layout(stage, N):
+def layout(program, N):
     """Replicas of the model, each of which has micro-batches of its own, and options."""
-    if stage in ("tp", "pp", "cp"): return 1, "--cp ring" * (stage == "cp")
-    if stage != "3d": return N, f"--zero-stage {stage[-1]}" if stage.startswith("zero") else ""
+    if program in ("tp", "pp", "cp"): return 1, "--cp ring" * (program == "cp")
+    if program != "3d": return N, f"--zero-stage {program[-1]}" if program.startswith("zero") else ""
     copies, t = 1 if N % 2 else 2, 1 if N % 4 else 2
     return copies, f"--mesh dp={copies},tp={t},pp={N // copies // t} --zero-stage 1"
 
 
 def measure(d, o):
-    for stage in o.stages: m.need(program(stage))
+    for program in o.programs: m.need(path(program))
     for N in o.ranks:
-        for stage in o.stages:
-            copies, options = layout(stage, N)
-            run = m.train(f"{os.path.basename(program(stage))} on {N} rank(s)", program(stage), o.more, options,
+        for program in o.programs:
+            copies, options = layout(program, N)
+            run = m.train(f"{os.path.basename(path(program))} on {N} rank(s)", path(program), o.more, options,
                           "--steps 1 --save-every 0", m.QUIET, ranks=N, threads=None)
             micro = run.last("tokens") // (run.shape["B"] * run.shape["T"] * copies)
-            d.add(f"{N} {stage}", ranks=N, stage=stage, copies=copies, micro=micro, kinds=run.kinds(),
+            d.add(f"{N} {program}", ranks=N, program=program, copies=copies, micro=micro, kinds=run.kinds(),
                   memory=run.last("mem_peak_bytes"), sent=run.last("comm_bytes"), **run.shape)
 
 
 def formulas(r):
     """The share of DDP's state, and the numbers sent for each parameter in a micro-batch's worth of steps."""
-    N, A, X, stage = r["ranks"], r["micro"], r["width"], r["stage"]
+    N, A, X, program = r["ranks"], r["micro"], r["width"], r["program"]
     K = 8 if X == 4 else 12 # of the optimizer's
-    level = 0 if stage in ("ddp", "cp") else int(stage[-1]) if stage.startswith("zero") else 3 if stage == "fsdp" else 4
+    level = 0 if program in ("ddp", "cp") else int(program[-1]) if program.startswith("zero") else 3 if program == "fsdp" else 4
     state = X / (N if level > 2 else 1) + X / (N if level > 1 else 1) + K / (N if level > 0 else 1)
-    if stage == "3d": state = (2 * X + K / r["copies"]) * r["copies"] / N
-    times = 2 if level < 2 else A + 1 if level == 2 else (2 + 4 / X) * A if stage == "fsdp" else 3 * A # FSDP sums gradients in fp32
-    return state / (2 * X + K), times * (N - 1) / N if level < 4 and stage != "cp" else None
+    if program == "3d": state = (2 * X + K / r["copies"]) * r["copies"] / N
+    times = 2 if level < 2 else A + 1 if level == 2 else (2 + 4 / X) * A if program == "fsdp" else 3 * A # FSDP sums gradients in fp32
+    return state / (2 * X + K), times * (N - 1) / N if level < 4 and program != "cp" else None
 
 
 def groups(r):
@@ -60,23 +60,23 @@ def groups(r):
 def show(d, o):
     rows = d.records()
     print(rows[0]["model"], "fp32; MB per rank\n" if rows[0]["width"] == 4 else "16 bits; MB per rank\n", sep="\n")
-    print("ranks stage  parameters gradients optimizer    state formula communication  other   total micro   sent formula")
+    print("ranks program parameters gradients optimizer    state formula communication  other   total micro   sent formula")
     for i, r in enumerate(rows):
         kept = groups(r)
-        if r["stage"] == "ddp":
+        if r["program"] == "ddp":
             ddp, parameters = sum(kept[:3]), kept[0]
             if i: print()
         state, sent = formulas(r)
         other = kept[3] / 1e6, kept[4] / 1e6, r["memory"] / 1e6, r["micro"], r["sent"] / parameters
-        print("%5d %-6s %10.1f %9.1f %9.1f" % (r["ranks"], r["stage"].replace("-", " "), *(x / 1e6 for x in kept[:3])),
+        print("%5d %-7s %10.1f %9.1f %9.1f" % (r["ranks"], r["program"].replace("-", " "), *(x / 1e6 for x in kept[:3])),
               "%6.1f %% %5.1f %% %13.1f %6.1f %7.1f %5d %6.3f" % (100 * sum(kept[:3]) / ddp, 100 * state, *other),
               "%7.3f" % sent if sent is not None else "%7s" % "-")
     m.picture(o.svg, lambda: picture(rows))
 
 
 def picture(rows):
-    top, stages = max(r["memory"] for r in rows), max(sum(x["ranks"] == r["ranks"] for x in rows) for r in rows)
-    bar, high, base, width = 34, 260, 330, max(700, 60 + len({r["ranks"] for r in rows}) * (34 * stages + 30))
+    top, programs = max(r["memory"] for r in rows), max(sum(x["ranks"] == r["ranks"] for x in rows) for r in rows)
+    bar, high, base, width = 34, 260, 330, max(700, 60 + len({r["ranks"] for r in rows}) * (34 * programs + 30))
     colours = "#3a86b7 #f4a259 #1d3557 #c1121f #d9d9d9".split()
     svg, x = Svg(width, 380), 60
     svg.text(60, 16, rows[0]["model"])
@@ -93,21 +93,21 @@ def picture(rows):
     for r in rows:
         if r["ranks"] != N:
             N, x = r["ranks"], x + 30
-            svg.text(x + bar * stages / 2, base + 36, f"{N} rank{'s' * (N > 1)}", "middle")
+            svg.text(x + bar * programs / 2, base + 36, f"{N} rank{'s' * (N > 1)}", "middle")
         y = base
         for bytes_, colour in zip(groups(r), colours):
             y -= high * bytes_ / top
             svg.rect(x, y, bar - 4, high * bytes_ / top, colour)
         svg.text(x + bar / 2 - 2, y - 4, f"{r['memory'] / 1e6:.0f}", "middle")
-        svg.text(x + bar / 2 - 2, base + 16, r["stage"].removeprefix("zero-"), "middle")
+        svg.text(x + bar / 2 - 2, base + 16, r["program"].removeprefix("zero-"), "middle")
         x += bar
     return str(svg)
 
 
 def check(o):
-    if o.stages[0] != "ddp": m.fail(f"--stages begins with ddp, which the others are compared with, not '{' '.join(o.stages)}'")
-    for stage in o.stages:
-        if stage not in STAGES: m.fail(f"--stages wants some of {', '.join(STAGES[:-1])} and 3d, not '{stage}'")
+    if o.programs[0] != "ddp": m.fail(f"--programs begins with ddp, which the others are compared with, not '{' '.join(o.programs)}'")
+    for program in o.programs:
+        if program not in PROGRAMS: m.fail(f"--programs wants some of {', '.join(PROGRAMS[:-1])} and 3d, not '{program}'")
 
 
-m.script(__doc__, measure, show, check, ranks=[1, 2, 4, 8], stages=STAGES[:4], svg="", folder=".")
+m.script(__doc__, measure, show, check, ranks=[1, 2, 4, 8], programs=PROGRAMS[:4], svg="", folder=".")

@@ -1,6 +1,6 @@
 /*
 comm_bench - how fast the collectives of llmc/comm/comm.h are, and whether they are right: what nccl-tests does for NCCL, with its
-options and its columns, for every backend that a stage can run on.
+options and its columns, for every backend that a program can run on.
 
     make build/comm_bench && mpirun -np 4 build/comm_bench --op all -b 8 -e 64M -f 2
     ... --allreduce ring       all-reduce by llmc/comm/ring.h; --allreduce library: by MPI_Iallreduce; default: in rank order

@@ -8,7 +8,7 @@ layer's time is its minimum over the steps. Products and attention (whose FLOPs 
 computes again) are compared with the rate of a large dnnl_sgemm, everything else with the rate at which memory is updated in place.
 Both rates are measured between the steps, because the speed of a shared machine changes from second to second.
 */
-// The stage file itself: the step is its own. Only its calls of layers are timed: their macros come after what they call.
+// The program itself: the step is its own. Only its calls of layers are timed: their macros come after what they call.
 #include "../../llmc/device/layers.h"
 
 typedef struct { const char *layer, *call; double flops, bytes, step_seconds, best_seconds; int calls; } Row;

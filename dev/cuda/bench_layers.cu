@@ -19,7 +19,7 @@ At the end it times a whole step as train_gpt2_single issues it: how long the ho
 and how long the GPU takes. Then it times the same step as a CUDA graph, captured once and issued by one call: the difference is
 what graphs would gain. It checks that this is the same step; if not, the status is 1.
 */
-// The stage file itself: the step that is issued is its own.
+// The program itself: the step that is issued is its own.
 #define main train_gpt2_single_main
 #include "../../train_gpt2_single.cu"
 #undef main
@@ -202,7 +202,7 @@ static void bench_attention(GPT2Config g, int B, int T) {
     row("attention backward", g.L, 2 * F, 8 * bytes + stats_bytes,
         [&] { attention_backward(dqkv, dout, qkv, out, stats, B, T, g.C, g.NH); });
 }
-// The head: logits of some rows at a time, as a stage file does it.
+// The head: logits of some rows at a time, as a program does it.
 static void bench_head(GPT2Config g, int N) {
     int rows = classifier_rows(N, g.Vp), C = g.C, Vp = g.Vp;
     double F = 2.0 * rows * C * Vp, calls = (double)N / rows, X = sizeof(floatX);
@@ -234,7 +234,7 @@ static void bench_update(GPT2Config g) {
         [&] { adamw_update(a, params, master, m, v, grads, &stats.x->grad_scale, n, 0, &stats.x->param_square); });
 }
 
-// ---- a whole step, as the stage file issues it, and as a CUDA graph ----
+// ---- a whole step, as the program issues it, and as a CUDA graph ----
 #define STEP_BLOCKS 12     // at most: a GPU queues about a thousand kernels, and then the host waits before it issues more
 #define HELD_SECONDS 5.0
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Makes the default data from course.tar.gz, the stages and llmc/ as they were on 2026-11-25: nothing is downloaded, and a loss that a
+# Makes the default data from course.tar.gz, the programs and llmc/ as they were on 2026-11-25: nothing is downloaded, and a loss that a
 # document quotes does not change with the code.
 #   sh dev/data/default.sh OUT_FOLDER TOKENIZE_PROGRAM                              as bytes
 #   sh dev/data/default.sh OUT_FOLDER TOKENIZE_PROGRAM TRAIN_BPE_PROGRAM TOKENS     with a vocabulary trained on the same text
 #
-# Each file is a document: train.bin and val.bin, and for a vocabulary vocab.json and merges.txt. The stages are near copies of each
+# Each file is a document: train.bin and val.bin, and for a vocabulary vocab.json and merges.txt. The programs are near copies of each
 # other, so none of them is for validation: a model would only have to memorise them.
 set -eu
 [ $# -eq 2 ] || [ $# -eq 4 ] ||

@@ -1,4 +1,4 @@
-"""MkDocs' hooks: the repository's documents and sources become pages, and so do the stage reader and the pictures."""
+"""MkDocs' hooks: the repository's documents and sources become pages, and so do the program reader and the pictures."""
 import re
 import sys
 from functools import partial
@@ -12,8 +12,8 @@ from mkdocs.structure.files import File, InclusionLevel
 import pictures
 import reader
 import source
-import stages
-from stages import ROOT, STAGES, pairs, stage_file
+import programs
+from programs import ROOT, PROGRAMS, pairs, program_file
 
 IN_NAV = ("reader/index.md", "pictures.md")
 made = {}  # the pages that are not Markdown: their HTML, by the name that MkDocs knows them by
@@ -25,8 +25,8 @@ def documents():
 
 
 def linked_sources():
-    """Every file or folder that has no Markdown and that a document leads to, all that stages include, and the stages."""
-    found = {stage_file(s) for s in STAGES} | {n for n in source.tracked() if n.startswith("llmc/") and not n.endswith(".md")}
+    """Every file or folder that has no Markdown and that a document leads to, all that programs include, and the programs."""
+    found = {program_file(s) for s in PROGRAMS} | {n for n in source.tracked() if n.startswith("llmc/") and not n.endswith(".md")}
     for document in documents():
         for _, target, _ in LINK.findall((ROOT / document).read_text()):
             path = source.resolve(document, target)
@@ -39,8 +39,8 @@ def linked_sources():
 
 def on_config(config):
     config.mdx_configs["toc"] = {**config.mdx_configs.get("toc", {}), "slugify": github_anchor}
-    if wrong := stages.wrong_notes():
-        raise SystemExit("error: the stage reader's notes are not those of today's hunks:\n" + "\n".join(wrong))
+    if wrong := programs.wrong_notes():
+        raise SystemExit("error: the program reader's notes are not those of today's hunks:\n" + "\n".join(wrong))
     return config
 
 
@@ -65,7 +65,7 @@ def on_files(files, config):
     for left, right in pairs():
         page = reader.Page(left, right)
         add(page.url.replace(".html", ".md"), page.body)
-    for stage in filter(reader.parents, STAGES): add(f"reader/{stage}.md", reader.Merged(stage).body)
+    for program in filter(reader.parents, PROGRAMS): add(f"reader/{program}.md", reader.Merged(program).body)
     add("reader/index.md", partial(reader.overview, "reader/index.html"))
     add("pictures.md", pictures.page)
     return files

@@ -5,12 +5,12 @@ from collections import Counter, namedtuple
 from difflib import SequenceMatcher
 from functools import lru_cache
 
-import stages
+import programs
 
 MERGED = {"3d": ("tp", "ddp", "pp")}  # as git merge-file takes them: one change, the ancestor, the other change
-# One line of the merge. `stage` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `conflict`: its number,
+# One line of the merge. `program` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `conflict`: its number,
 # counted from 1, or 0: a conflict has the lines of one change, then those of the other.
-Line = namedtuple("Line", "text stage n conflict")
+Line = namedtuple("Line", "text program n conflict")
 
 
 def has_git():
@@ -19,30 +19,30 @@ def has_git():
 
 def git_merge(files, *options):
     """git merge-file's lines; it needs no repository."""
-    labels = [word for stage in files for word in ("-L", stage)]
-    made = subprocess.run(["git", "merge-file", "-p", *options, *labels, *map(stages.stage_file, files)], cwd=stages.ROOT,
+    labels = [word for program in files for word in ("-L", program)]
+    made = subprocess.run(["git", "merge-file", "-p", *options, *labels, *map(programs.program_file, files)], cwd=programs.ROOT,
                           capture_output=True, text=True)
     if made.returncode not in range(128): raise RuntimeError(f"git merge-file: {made.stderr}")
     return made.stdout.splitlines()
 
 
-def positions(text, stage):
+def positions(text, program):
     """{a line of `text`: the same line in the program}, for lines that both have in the same order."""
-    blocks = SequenceMatcher(None, text, stages.lines(stage), False).get_matching_blocks()
+    blocks = SequenceMatcher(None, text, programs.lines(program), False).get_matching_blocks()
     return {block.a + k: block.b + k for block in blocks for k in range(block.size)}
 
 
 @lru_cache
-def merge(stage):
+def merge(program):
     """The merge that a program began as, [Line]."""
-    ours, ancestor, theirs = MERGED[stage]
+    ours, ancestor, theirs = MERGED[program]
     found, conflict, side = [], 0, None
-    for line in git_merge(MERGED[stage]):
+    for line in git_merge(MERGED[program]):
         if line == f"<<<<<<< {ours}": conflict, side = conflict + 1, ours
         elif side and line == "=======": side = theirs
         elif side and line == f">>>>>>> {theirs}": side = None
         else: found.append((line, side, conflict if side else 0))
-    places = {name: positions([line for line, *_ in found], name) for name in MERGED[stage]}
+    places = {name: positions([line for line, *_ in found], name) for name in MERGED[program]}
     def of(k, side):
         """Where line k comes from: a side of a conflict, all three programs, or the one that has it."""
         if side: return side
@@ -58,27 +58,27 @@ def merge(stage):
 
 
 @lru_cache
-def rows(stage):
+def rows(program):
     """[(changed, (line of the merge or None, line of the program or None))]."""
-    text = [line.text for line in merge(stage)]
-    return stages.definition_rows(text, stages.lines(stage), range(len(text)), range(len(stages.lines(stage))))
+    text = [line.text for line in merge(program)]
+    return programs.definition_rows(text, programs.lines(program), range(len(text)), range(len(programs.lines(program))))
 
 
 @lru_cache
-def parts(stage):
-    """The same in parts of one definition of the program each, as stages.compare makes them of two programs."""
-    text, found = [line.text for line in merge(stage)], []
-    names = {n: name for name, first, end in stages.definitions(stage) for n in range(first, end)}
-    for row in rows(stage):
+def parts(program):
+    """The same in parts of one definition of the program each, as programs.compare makes them of two programs."""
+    text, found = [line.text for line in merge(program)], []
+    names = {n: name for name, first, end in programs.definitions(program) for n in range(first, end)}
+    for row in rows(program):
         name = names[row[1][1]] if row[1][1] is not None else found[-1][0] if found else "head"
         if not found or found[-1][0] != name: found.append((name, []))
         found[-1][1].append(row)
-    return [part for name, of_name in found for part in stages.join(name, of_name, text, stages.lines(stage))]
+    return [part for name, of_name in found for part in programs.join(name, of_name, text, programs.lines(program))]
 
 
-def regions(stage):
+def regions(program):
     """The rows of each conflict, [[row]], and all others: a line that the program has added next to a conflict resolves it."""
-    lines, pairs = merge(stage), [row for _, row in rows(stage)]
+    lines, pairs = merge(program), [row for _, row in rows(program)]
     of, last = [0] * len(pairs), max((line.conflict for line in lines), default=0)
     for number in range(1, last + 1):
         inside = [i for i, (a, _) in enumerate(pairs) if a is not None and lines[a].conflict == number]
@@ -90,9 +90,9 @@ def regions(stage):
     return found[1:], found[0]
 
 
-def names(stage):
+def names(program):
     """Which definition each line of a program belongs to."""
-    return {n: name for name, first, end in stages.definitions(stage) for n in range(first, end)}
+    return {n: name for name, first, end in programs.definitions(program) for n in range(first, end)}
 
 
 def resolution(ours, theirs, chosen, files):
@@ -102,12 +102,12 @@ def resolution(ours, theirs, chosen, files):
     return "lines of both" if set(sides[2]) <= {*sides[0], *sides[1]} else "lines of its own"
 
 
-def own_lines(stage):
+def own_lines(program):
     """What the program changes outside of conflicts and its head: [(definition, removed lines, added lines)]."""
-    lines, program, name_of, name, found = merge(stage), stages.lines(stage), names(stage), "head", []
-    for a, b in regions(stage)[1]:
+    lines, own, name_of, name, found = merge(program), programs.lines(program), names(program), "head", []
+    for a, b in regions(program)[1]:
         if b is not None: name = name_of[b]
-        before, after = (None if a is None else lines[a].text), (None if b is None else program[b])
+        before, after = (None if a is None else lines[a].text), (None if b is None else own[b])
         if before == after or name == "head" or not any(x and x.strip() for x in (before, after)): continue
         if not found or found[-1][0] != name: found.append((name, [], []))
         for x, side in ((before, 1), (after, 2)):
@@ -115,27 +115,27 @@ def own_lines(stage):
     return found
 
 
-def report(stage):
-    ours, ancestor, theirs = MERGED[stage]
-    file, lines, program, name_of = stages.stage_file(stage), merge(stage), stages.lines(stage), names(stage)
-    where = Counter(line.stage for line in lines if not line.conflict)
-    conflicts = regions(stage)[0]
-    print(f"git merge-file -p {' '.join(map(stages.stage_file, MERGED[stage]))}\n{where[ancestor]} lines are the same in all three, "
+def report(program):
+    ours, ancestor, theirs = MERGED[program]
+    file, lines, own, name_of = programs.program_file(program), merge(program), programs.lines(program), names(program)
+    where = Counter(line.program for line in lines if not line.conflict)
+    conflicts = regions(program)[0]
+    print(f"git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}\n{where[ancestor]} lines are the same in all three, "
           f"{where[ours]} come from {ours} and {where[theirs]} from {theirs}; there are {len(conflicts)} conflicts.\n")
     for number, pairs in enumerate(conflicts, 1):
-        sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].stage == side] for side in (ours, theirs)]
+        sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
         chosen = [b for _, b in pairs if b is not None]
         if name_of[chosen[0]] == "head":
             print(f"conflict {number}: the comment at the head of the file, of which each program has its own\n")
             continue
-        sides.append([program[b] for b in chosen])
-        print(f"conflict {number}, in {name_of[chosen[0]]}: {stage} takes {resolution(*sides, (ours, theirs))}")
-        for side, its in zip((ours, theirs, stage), sides): print("\n".join(f"  {side:2} | {line}".rstrip() for line in its))
+        sides.append([own[b] for b in chosen])
+        print(f"conflict {number}, in {name_of[chosen[0]]}: {program} takes {resolution(*sides, (ours, theirs))}")
+        for side, its in zip((ours, theirs, program), sides): print("\n".join(f"  {side:2} | {line}".rstrip() for line in its))
         print()
     print(f"What {file} changes besides (- the merge, + {file}):\n")
-    for name, removed, added in own_lines(stage):
+    for name, removed, added in own_lines(program):
         print("\n".join([name, *(f"  - {line}" for line in removed), *(f"  + {line}" for line in added)]))
-    added, removed = (sum(len(change[side]) for change in own_lines(stage)) for side in (2, 1))
+    added, removed = (sum(len(change[side]) for change in own_lines(program)) for side in (2, 1))
     print(f"\n{file}: {len(conflicts)} conflicts; outside of them and the head {added} lines are added, {removed} removed.")
 
 

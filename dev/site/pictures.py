@@ -1,10 +1,10 @@
-"""Memory and time of every stage, as build/plan predicts them: all combinations are asked of it once, and the page only looks them up."""
+"""Memory and time of every program, as build/plan predicts them: all combinations are asked of it once, and the page only looks them up."""
 import json, subprocess
 from functools import lru_cache
 from html import escape
 
 from source import wide_table
-from stages import ROOT
+from programs import ROOT
 
 MODELS = ["gpt2", "gpt2-medium", "gpt2-xl"]
 RANKS = [1, 2, 4, 8, 16, 32, 64]
@@ -53,7 +53,7 @@ def page():
 
     model, precision, ranks = DEFAULT
     controls = (f'<form class="controls" hidden>{slider("ranks", RANKS, ranks)}{select("precision", PRECISIONS, precision)}'
-                f'{select("model", MODELS, model)}{select("stage", ["all", *WAYS], "all")}</form>')
+                f'{select("model", MODELS, model)}{select("program", ["all", *WAYS], "all")}</form>')
     tables = ""
     for m in MODELS:
         for p in PRECISIONS:
@@ -64,8 +64,8 @@ def page():
                        f'{wide_table("<th>ranks</th>" + "".join(f"<th>{n}</th>" for n in RANKS), rows)}</details>')
     shown = " ".join(command(model, precision, ranks))
     embedded = json.dumps({"ways": WAYS, "kinds": KINDS, "cases": data(), "default": list(DEFAULT)}, separators=(",", ":")).replace("<", "\\u003c")
-    return (f'<h1>Memory and time by stage</h1><p>What a rank keeps, and where its time goes, for 4 sequences of 1024 tokens in a '
-            f'micro-batch and 8 micro-batches a step, on H100s. Every number is <code>build/plan</code>\'s, which uses the stages\' own '
+    return (f'<h1>Memory and time by program</h1><p>What a rank keeps, and where its time goes, for 4 sequences of 1024 tokens in a '
+            f'micro-batch and 8 micro-batches a step, on H100s. Every number is <code>build/plan</code>\'s, which uses the programs\' own '
             f'formulas; <a href="doc/plan.html">its chapter</a> says what it assumes. The page was made by</p>'
             f'<pre><code>{escape(shown)}</code></pre><p>and the same for the other numbers of ranks, precisions and models.</p>'
             f'{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div>'

@@ -1,4 +1,4 @@
-"""The pages of the stage reader: two stage files side by side, or a stage beside the merge of its two parents."""
+"""The pages of the program reader: two programs side by side, or a program beside the merge of its two parents."""
 import re
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -6,11 +6,11 @@ from html import escape
 
 import merge
 import source
-import stages
+import programs
 from source import anchor, link, markup, pair_url, url_of, wide_table
-from stages import CHAPTERS, NUMBERS, STAGES, WORDS, stage_file
+from programs import CHAPTERS, NUMBERS, PROGRAMS, WORDS, program_file
 
-# What stages leave to llmc/ and their chapters explain: functions by their file and how their names begin.
+# What programs leave to llmc/ and their chapters explain: functions by their file and how their names begin.
 EXPLAINED = {"llmc/parallel/pipeline.h": "pipeline_", "llmc/parallel/layout.h": "layout_", "llmc/comm/ring.h": "ring_"}
 CALL = re.compile(r"\b(\w+)\(")
 CONTEXT = 3  # so many equal lines are shown beside a hunk; the rest is folded
@@ -21,12 +21,12 @@ def explained():
     """{a function: (file, lines)} of it and of all that it calls there."""
     found = {}
     for path, beginning in EXPLAINED.items():
-        closed = [k for k, line in enumerate(stages.lines(path)) if line.endswith("}")]  # what follows belongs to no function
-        places = {name: range(first, 1 + max(k for k in [first, *closed] if k < end)) for name, first, end in stages.definitions(path)}
+        closed = [k for k, line in enumerate(programs.lines(path)) if line.endswith("}")]  # what follows belongs to no function
+        places = {name: range(first, 1 + max(k for k in [first, *closed] if k < end)) for name, first, end in programs.definitions(path)}
         for name in [x for x in places if x.startswith(beginning)]:
             inner = [name]
             for x in inner:
-                calls = CALL.findall("\n".join(stages.lines(path)[k] for k in places[x]))
+                calls = CALL.findall("\n".join(programs.lines(path)[k] for k in places[x]))
                 inner += dict.fromkeys(y for y in calls if y in places and y not in inner)
             found[name] = path, [k for x in inner for k in places[x]]
     return found | {"comm_all_reduce": found["ring_advance"]}  # with --allreduce ring
@@ -48,8 +48,8 @@ def word_marks(a, b):
 class Page:
     def __init__(self, left, right, url=None):
         self.left, self.right, self.url = left, right, url or pair_url(left, right)
-        self.text = stages.lines(left), stages.lines(right)
-        self.files, self.ids, self.told = (stage_file(left), stage_file(right)), "LR", set()  # ids of lines begin so
+        self.text = programs.lines(left), programs.lines(right)
+        self.files, self.ids, self.told = (program_file(left), program_file(right)), "LR", set()  # ids of lines begin so
 
     def line(self, file, n, marks=(), name=""):
         """A line's number, which leads to it in its file, and the line."""
@@ -103,9 +103,9 @@ class Page:
         count = f"{len(equal)} {'' if of else 'equal '}line{'s' * (len(equal) > 1)}{of and f' of {of}'}"
         return f'<details><summary>{count} <span>{escape(what)}</span></summary>{self.rows(equal)}</details>'
 
-    def parts(self): return stages.compare(self.left, self.right)
+    def parts(self): return programs.compare(self.left, self.right)
 
-    def notes(self, hunks): return stages.notes_of_pair(self.left, self.right)
+    def notes(self, hunks): return programs.notes_of_pair(self.left, self.right)
 
     def body(self):
         parts = self.parts()
@@ -139,9 +139,9 @@ class Page:
         choosers = ""
         for label, own, other in (("Left", self.left, self.right), ("Right", self.right, self.left)):
             items = "".join(f"<b>{s}</b>" if s == own else f'<span>{s}</span>' if s == other else
-                            anchor(self.url, pair_url(s, other), s) for s in STAGES)
+                            anchor(self.url, pair_url(s, other), s) for s in PROGRAMS)
             choosers += f'<div class="choose"><span class="label">{label}</span>{items}</div>'
-        steps = stages.way(self.left, self.right)
+        steps = programs.way(self.left, self.right)
         way = "" if len(steps) == 1 else "<p>These two are no neighbours: notes are those of the steps between them, " + ", ".join(
             anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
         if self.left in parents(self.right): way = f"<p>{anchor(self.url, f'reader/{self.right}.html', 'Both parents')}</p>"
@@ -152,27 +152,27 @@ class Page:
                 f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds all.</span></p>{way}')
 
 
-def parents(stage): return [base for base, other in stages.neighbours() if other == stage and len(stages.bases()[stage]) > 1]
+def parents(program): return [base for base, other in programs.neighbours() if other == program and len(programs.bases()[program]) > 1]
 
 
 class Merged(Page):
-    """A stage beside git's merge of its parents: a line of the left side leads to the file that it comes from."""
+    """A program beside git's merge of its parents: a line of the left side leads to the file that it comes from."""
 
     def __init__(self, right):
         self.merge = merge.merge(right)
-        super().__init__(stages.bases()[right][0], right, f"reader/{right}.html")
-        self.text = tuple(line.text for line in self.merge), stages.lines(right)
+        super().__init__(programs.bases()[right][0], right, f"reader/{right}.html")
+        self.text = tuple(line.text for line in self.merge), programs.lines(right)
 
-    def place(self, side, n): return (stage_file(self.merge[n].stage), self.merge[n].n) if side == 0 else super().place(side, n)
+    def place(self, side, n): return (program_file(self.merge[n].program), self.merge[n].n) if side == 0 else super().place(side, n)
 
     def parts(self): return merge.parts(self.right)
 
     def notes(self, hunks):
         first = {part.name: i for i, part in reversed([*enumerate(hunks)])}
-        return [stages.notes_of_definition(self.left, self.right, part.name) if first[part.name] == i else [] for i, part in enumerate(hunks)]
+        return [programs.notes_of_definition(self.left, self.right, part.name) if first[part.name] == i else [] for i, part in enumerate(hunks)]
 
     def names(self):
-        ours, ancestor, theirs = (anchor(self.url, url_of(stage_file(s)), s) for s in merge.MERGED[self.right])
+        ours, ancestor, theirs = (anchor(self.url, url_of(program_file(s)), s) for s in merge.MERGED[self.right])
         return (f'<div class="names"><div>{ours} and {theirs}, merged over {ancestor}</div>'
                 f'<div>{anchor(self.url, url_of(self.files[1]), self.files[1])}</div></div>')
 
@@ -188,16 +188,16 @@ class Merged(Page):
 def overview(url):
     """The table of all pairs."""
     def cell(left, right):
-        if (left, right) not in stages.pairs(): return "<td></td>"
-        near = ' class="near"' if (left, right) in stages.neighbours() else ""
+        if (left, right) not in programs.pairs(): return "<td></td>"
+        near = ' class="near"' if (left, right) in programs.neighbours() else ""
         return f"<td{near}>{anchor(url, pair_url(left, right), len(stages.hunks(left, right)))}</td>"
-    head = "<th></th>" + "".join(f"<th>{s}</th>" for s in STAGES[1:])
-    rows = [f"<th>{left}</th>" + "".join(cell(left, right) for right in STAGES[1:]) for left in STAGES[:-1]]
-    steps = [(pair_url(a, b), f"{a} → {b}", b) for a, b in stages.neighbours() if not parents(b)]
-    steps += [(f"reader/{s}.html", f"{' + '.join(parents(s))} → {s}", s) for s in STAGES if parents(s)]
-    chapters = {s: anchor(url, url_of(CHAPTERS[s]), f"chapter {NUMBERS[s]}") for s in STAGES}
+    head = "<th></th>" + "".join(f"<th>{s}</th>" for s in PROGRAMS[1:])
+    rows = [f"<th>{left}</th>" + "".join(cell(left, right) for right in PROGRAMS[1:]) for left in PROGRAMS[:-1]]
+    steps = [(pair_url(a, b), f"{a} → {b}", b) for a, b in programs.neighbours() if not parents(b)]
+    steps += [(f"reader/{s}.html", f"{' + '.join(parents(s))} → {s}", s) for s in PROGRAMS if parents(s)]
+    chapters = {s: anchor(url, url_of(CHAPTERS[s]), f"chapter {NUMBERS[s]}") for s in PROGRAMS}
     way = "".join(f"<li>{anchor(url, to, name)}, with {chapters[s]}</li>" for to, name, s in steps)
-    return (f'<h1>Stages side by side</h1><p>Each stage is a diff of the one before. A page shows two of them with the equal parts folded, '
+    return (f'<h1>Programs side by side</h1><p>Each program is a diff of the one before. A page shows two of them with the equal parts folded, '
             f'the differences marked to the word, and a note at each definition.</p><h2>In the order of the course</h2><ol>{way}</ol>'
             f'<h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'
             + wide_table(head, rows, ' class="pairs"'))

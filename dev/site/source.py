@@ -9,7 +9,7 @@ from pygments.lexers import CLexer, TextLexer, get_lexer_for_filename
 from pygments.token import STANDARD_TYPES, Comment, Name
 from pygments.util import ClassNotFound
 
-from stages import ROOT, STAGES, stage_file
+from programs import ROOT, PROGRAMS, program_file
 
 
 @lru_cache
@@ -68,7 +68,7 @@ Contract = namedtuple("Contract", "path first text")  # the first line of its co
 
 @lru_cache
 def contracts():
-    """{name: Contract} of what llmc/ declares for the stages. Where a name is declared more than once, a contract's header wins."""
+    """{name: Contract} of what llmc/ declares for the programs. Where a name is declared more than once, a contract's header wins."""
     found = {}
     headers = sorted(name for name in tracked() if name.startswith("llmc/") and name.endswith(".h"))
     cpu = [name for name in headers if name.startswith("llmc/device/cpu/")]
@@ -146,16 +146,16 @@ def html(row, url, marks=()):
 
 def page(path, url):
     """A source file's page."""
-    stage = next((s for s in STAGES if path == stage_file(s)), None)
-    places = ", ".join(anchor(url, pair_url(stage, s), s) for s in STAGES if stage and s != stage)
-    readers = f"<p>Side by side with {places}.</p>" if stage else ""
+    program = next((s for s in PROGRAMS if path == program_file(s)), None)
+    places = ", ".join(anchor(url, pair_url(program, s), s) for s in PROGRAMS if program and s != program)
+    readers = f"<p>Side by side with {places}.</p>" if program else ""
     rows = "".join(f'<a class="ln" id="L{n}" href="#L{n}">{n}</a><code>{html(row, url)}</code>\n'
                    for n, row in enumerate(pieces(path), 1))
     return f'<h1>{escape(path)}</h1>{readers}<div class="source highlight">{rows}</div>'
 
 
 def pair_url(a, b):
-    a, b = sorted((a, b), key=STAGES.index)
+    a, b = sorted((a, b), key=PROGRAMS.index)
     return f"reader/{a}-{b}.html"
 
 

@@ -70,7 +70,7 @@ def what_hides_more(run, axis):
     if axis == "tp" and run.options.get("overlap") is False: return "leave out --no-overlap"
     if axis == "cp": return {"ring": "longer sequences"}.get(run.options.get("cp"), "take --cp ring")
     if axis == "dp" and run.options.get("prefetch") not in (None, "backward-pre"): return "take --prefetch backward-pre"
-    if axis == "dp" and run.about["stage"] == "train_gpt2_zero": return "train_gpt2_fsdp gathers a block ahead"
+    if axis == "dp" and run.about["program"] == "train_gpt2_zero": return "train_gpt2_fsdp gathers a block ahead"
     ways = {"naive": "take --ddp bucketed", "bucketed": "a smaller --bucket-mb begins earlier"} if axis == "dp" else {}
     return ways.get(run.options.get("ddp"), "no option would hide more")
 
@@ -82,7 +82,7 @@ def what_halves_bytes(run):
                "int8": "--compress int4 sends", "top-k": "half of --top-k-fraction sends", "powersgd": "half of --rank sends about"}
     if method: return methods.get(method)  # the others send few bits of each element
     if is_fp32: return "make PRECISION=bf16 sends"
-    if run.about["stage"] == "train_gpt2_ddp": return "numbers have 16 bits already; train_gpt2_compress --compress int8 sends"
+    if run.about["program"] == "train_gpt2_ddp": return "numbers have 16 bits already; train_gpt2_compress --compress int8 sends"
     return "numbers have 16 bits already; 8 would be"
 
 

@@ -18,8 +18,8 @@ def runs(x):
     if x.device != "cpu": limit = 0.0386 if x.quick else 0.33 # matrix products have a workspace of 32 MiB there
     for _ in x.in_turns():
         for name in WORDS:
-            stage, times_deep = name.split("-")
-            x.run(name, 2, stage, shape, f"--layers {12 * int(times_deep)}", rest, f"--memory-limit {limit}",
+            program, times_deep = name.split("-")
+            x.run(name, 2, program, shape, f"--layers {12 * int(times_deep)}", rest, f"--memory-limit {limit}",
                   "--recompute block --cpu-offload all" if name == "fsdp-8" else "", refused=name == "ddp-2")
 
 

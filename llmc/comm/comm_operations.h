@@ -102,7 +102,7 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
 
 // ---- who calls, and what an operation is about: for the observer ----
 // From now on operations are this function's: the macros at the end of comm.h say so. A function of llmc/ that issues operations for a
-// stage names the stage's function in the same way, and writes (comm_send)(c, ...), in parentheses, which is no macro.
+// program names the program's function in the same way, and writes (comm_send)(c, ...), in parentheses, which is no macro.
 static inline Comm* comm_from(Comm* c, const char* caller) {
     c->world->caller = caller;
     return c;

@@ -369,7 +369,7 @@ static inline void nccl_first_sums(Comm* c, const OpRecord* op) {
     NcclLink* l = (NcclLink*)c->link;
     const size_t lengths[] = { (size_t)c->size, NCCL_LARGE / sizeof(float) };
     CommStats before = c->stats[COMM_ALL_REDUCE];
-    void* zeros; // not accounted for: it is gone before a stage allocates anything
+    void* zeros; // not accounted for: it is gone before a program allocates anything
     cuda_check(cudaMalloc(&zeros, NCCL_LARGE), "the first sums");
     cuda_check(cudaMemsetAsync(zeros, 0, NCCL_LARGE, l->stream), "the first sums");
     for (int k = 0; k < (nccl_adds_itself(&c->world->options) ? 2 : 1); k++) {

@@ -316,7 +316,7 @@ static inline void dataloader_stop(DataLoader* d) {
     d->error = NULL;
 }
 
-// ---- what a stage calls ----
+// ---- what a program calls ----
 
 // Makes the next global batch the one that begins `position` sequences into an epoch: (0, 0) is the start. Both numbers
 // come from a checkpoint, which may have been written with other data: a position beyond the end is an error. If too few

@@ -1,5 +1,5 @@
 /*
-layers_api.h - every layer's forward and backward: what a stage file may call, documented once.
+layers_api.h - every layer's forward and backward: what a program may call, documented once.
 
 Implemented by cpu/ (C and OpenMP, the readable reference) and cuda/; programs include layers.h, which picks one. Tensors are
 row-major in device memory; floatX is their stored precision, all sums are fp32 or wider. N is a number of rows, usually B*T.

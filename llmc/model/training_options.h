@@ -8,13 +8,13 @@ training_options.h - the options of every program, in the groups that --help sho
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK, RECOMPUTE_AUTO };
 
-// What every stage understands. Strings are not owned. 0 or "" stands for "not given" where a comment says so.
+// What every program understands. Strings are not owned. 0 or "" stands for "not given" where a comment says so.
 typedef struct {
     const char *data, *val_data, *tokenizer;
     int mask;                                             // data/mask.h
     const char* model;
     long long layers, heads, channels, vocab_size;        // 0: what --model (or the tokenizer) says
-    long long seq_len, batch_size, total_batch_size;      // total in tokens, 0: one micro-batch per rank or stage
+    long long seq_len, batch_size, total_batch_size;      // total in tokens, 0: one micro-batch per rank or pipeline stage
     long long steps;
     double lr;
     long long warmup_steps;

@@ -1,5 +1,5 @@
 /*
-all_ranks.h - all that a stage on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
+all_ranks.h - all that a program on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
 agree on, faults on purpose, and what communication costs per step.
 */
 #ifndef LLMC_ALL_RANKS_H
@@ -35,7 +35,7 @@ typedef struct {
     double bytes, exposed;            // in it
     // of all steps
     long long steps;
-    double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all; set by the stage
+    double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all; set by the program
     SentBytes sent;                   // in a step, less these
     SentAlong along[MAX_SENT_ALONG];  // parts of what is sent, which a mesh or ZeRO++ counts
     int num_along;

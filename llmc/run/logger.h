@@ -4,7 +4,7 @@ logger.h - what a run says about itself: lines for people, and OUT/metrics.jsonl
 In a file or a pipe every step has a line. On a terminal one line is rewritten as the run goes on, and every --log-every steps a
 full line stays.
 
-metrics.jsonl holds one JSON object a line: first {"run": {"stage", "options": {...}, ...}}, then per step
+metrics.jsonl holds one JSON object a line: first {"run": {"program", "options": {...}, ...}}, then per step
 {"step", "loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "tokens_per_s", "step_ms", "mem_bytes",
 "mem_peak_bytes", "comm_bytes", "comm_exposed_ms", "skipped"}, and with a mask "counted", the targets that count in the loss; per
 evaluation {"step", "val_loss", "val_loss_per_byte"}.
@@ -40,7 +40,7 @@ typedef struct {
 typedef struct { double per_token, per_byte; } EvalLoss;
 
 typedef struct {
-    int ranks;                // 1; a stage with more says so after logger_open
+    int ranks;                // 1; a program with more says so after logger_open
     char* path;               // of metrics.jsonl, owned; NULL: none is written
     FILE* file;
     long long steps;          // in the whole run
@@ -139,7 +139,7 @@ static inline void logger_open(Logger* g, const OptionTable* table, const Option
     g->every = o->log_every ? o->log_every : g->terminal && o->steps > 20 ? o->steps / 20 : 1;
     g->last_time = now_seconds();
     if (run == NULL) run = json_object();
-    json_object_set_new(run, "stage", json_text(table->program));
+    json_object_set_new(run, "program", json_text(table->program));
     json_object_set_new(run, "options", options_to_json(table));
     if (out[0] != '\0') {
         require(folder_make(out), "--out %s: this folder cannot be made: %s; give another", out, path_reason(out, errno));
@@ -166,7 +166,7 @@ static inline void logger_close(Logger* g) {
 
 static inline int logger_step_digits(const Logger* g) { return snprintf(NULL, 0, "%lld", g->steps); }
 
-// Prints to stdout as printf would, in place of the live line. What a stage says while it trains goes through here.
+// Prints to stdout as printf would, in place of the live line. What a program says while it trains goes through here.
 PRINTF_LIKE(1, 2)
 static inline void logger_say(const char* format, ...) {
     va_list args;

@@ -1,6 +1,6 @@
 /*
-predict.h - --predict N: what a stage's formulas say about a run on N ranks, as a line of JSON. No rank is started, and no device,
-data, tokenizer or MPI is touched, so N may be any number. build/plan (dev/tools/plan) asks the stages so.
+predict.h - --predict N: what a program's formulas say about a run on N ranks, as a line of JSON. No rank is started, and no device,
+data, tokenizer or MPI is touched, so N may be any number. build/plan (dev/tools/plan) asks the programs so.
 
     ./train_gpt2_zero --predict 64 --model gpt2-xl --zero-stage 3 --batch-size 4
     {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"cp":1,"pp":1,"dp":64},"ranks":[{"rank":0,"bytes":{...},"sent":...}]}
@@ -14,7 +14,7 @@ same message.
 #define LLMC_RUN_PREDICT_H
 #include "ranks_run.h"
 
-// Sets what the formulas need to know of a stage's model.
+// Sets what the formulas need to know of a program's model.
 typedef void ConfigureModel(void* model, Run* run);
 typedef struct { const char* ranks; int device; double gpu_memory; } PredictOptions;
 enum { PREDICT_OWN, PREDICT_CPU, PREDICT_GPU }; // of --predict-device
@@ -27,7 +27,7 @@ enum { PREDICT_OWN_IS_GPU = 0 };
 typedef struct {
     Run *run, *clean;          // clean: as before its options were read, owned
     RanksRun* clean_ranks;     // the same of run->ranks, owned
-    void *model, *clean_model; // the same of the stage's model
+    void *model, *clean_model; // the same of the program's model
     size_t size;               // bytes of the model
     ConfigureModel* configure;
     PredictModel* predict;

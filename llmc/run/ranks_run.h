@@ -2,7 +2,7 @@
 ranks_run.h - what several ranks add to a run (run.h): they find one another, agree on what they train, share the data and what is
 saved, count what they send, and say at the end where the time went.
 
-A stage calls ranks_start where one device has run_start, and so on. What has no such name here is alike on one device and on many.
+A program calls ranks_start where one device has run_start, and so on. What has no such name here is alike on one device and on many.
 */
 #ifndef LLMC_RANKS_RUN_H
 #define LLMC_RANKS_RUN_H
@@ -17,22 +17,22 @@ A stage calls ranks_start where one device has run_start, and so on. What has no
 
 typedef struct RanksRun {
     Ranks all;
-    SaveShare share;                // who saves; set by the stage, at first: rank 0 alone
+    SaveShare share;                // who saves; set by the program, at first: rank 0 alone
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
-    double sent;                    // bytes that this rank will send per step, set by the stage
-    const double* sent_along;       // (3) of these along tp, pp and dp; a view of a stage's that has --mesh, else NULL
-    json_t* (*predict_more)(const void*); // what else --predict prints, of predict_self; both set by the stage. NULL: nothing
+    double sent;                    // bytes that this rank will send per step, set by the program
+    const double* sent_along;       // (3) of these along tp, pp and dp; a view of a program's that has --mesh, else NULL
+    json_t* (*predict_more)(const void*); // what else --predict prints, of predict_self; both set by the program. NULL: nothing
     const void* predict_self;
     int predicted_stage;            // --predict: the stage of the pipeline whose rank this is
     StepTimes times;                // what each step's time went for
     long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
-    long long pipeline_parallel;    // those of a pipeline; 1 where a stage has no such option
+    long long pipeline_parallel;    // those of a pipeline; 1 where a program has no such option
     long long context_parallel;     // neighbouring ranks that share each sequence, and see the same data; 1 likewise
     struct Mesh* mesh;              // a view; NULL: the ranks are no mesh
     const struct RankSharing* sharing; // how ranks share more than data; NULL: they do not
     void* sharing_self;
     void* state;                    // device memory that --fault bitflip may change; set by ranks_load
-    bool is_pipeline;               // the stage has stages of a pipeline: --fault may name a micro-batch
+    bool is_pipeline;               // the program has stages of a pipeline: --fault may name a micro-batch
     int pipe;                       // which pipeline this rank is in; -1: in none
 } RanksRun;
 

@@ -26,7 +26,7 @@ typedef struct {
     char artificial[160]; // as what_is_artificial says
 } DiagnosisReport;
 
-#define DIAGNOSIS_COMMS 8 // a stage has five at most
+#define DIAGNOSIS_COMMS 8 // a program has five at most
 typedef struct {
     SingleRun single;
     RankSteps mine;       // step k of the run, counted from 1, is at (k - 2) % DIAGNOSIS_STEPS; the first has no place

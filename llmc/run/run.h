@@ -1,13 +1,13 @@
 /*
-run.h - a run: all that a stage's main does in the same words whatever it teaches. Options, data and the checkpoint to start
+run.h - a run: all that a program's main does in the same words whatever it teaches. Options, data and the checkpoint to start
 from; the log, the timeline and what is saved; what was predicted beside what was measured.
 
-The order in which a stage calls these is that of its main:
+The order in which a program calls these is that of its main:
     run_options - its own options - run_start - run_plan - its model - run_report - run_load - run_begin -
     for each step: run_evaluates, run_samples, run_saves, then run_step_begin and run_step_end -
     run_end - frees its model - run_stop
 
-That is a run on one device. Stages on several ranks call ranks_start, ranks_report, ... of ranks_run.h, which do what ranks add and
+That is a run on one device. Programs on several ranks call ranks_start, ranks_report, ... of ranks_run.h, which do what ranks add and
 call what is here.
 */
 #ifndef LLMC_RUN_H
@@ -37,27 +37,27 @@ typedef struct {
     long long counted;              // targets of the step at hand that count in the loss, of all ranks and micro-batches
     double loss_tokens;             // the same number, by which the sum of their losses is divided; 1 where none counts
     LossScaler scaler;
-    double lr;                      // the learning rate that the last step had; set by the stage
+    double lr;                      // the learning rate that the last step had; set by the program
     Logger log;
     json_t* record;                 // the facts in the log's first line; owned, until run_begin
     int updates;                    // AdamW updates so far
     long long tokens;               // seen so far, by all ranks, including the runs that this one continues
     bool skipped;                   // the last step was skipped: its gradients were not finite
     long long first;                // steps done before this run
-    size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the stage
+    size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the program
     double step_began;              // now_seconds
     double comm_bytes, comm_exposed; // sent in the step at hand, and seconds that it waited for that; 0 on one device
     size_t allocations;             // before the first step
     struct RanksRun* ranks;         // what several ranks have besides (ranks_run.h), owned; NULL on one device
 } Run;
 
-// Sets run->predicted, and on several ranks run->ranks->sent, by the formulas of a stage's model, which is configured. Takes
+// Sets run->predicted, and on several ranks run->ranks->sent, by the formulas of a program's model, which is configured. Takes
 // --recompute from run->o: auto is as none.
 typedef void PredictModel(void* model, Run* run);
 
 // ---- before the model ----
 
-// The options of every stage. The caller adds its own to run->table.
+// The options of every program. The caller adds its own to run->table.
 static inline void run_options(Run* run, const char* program, const char* purpose) {
     run->o = options_defaults();
     run->table = options_table(program, purpose);

@@ -4,12 +4,12 @@ trace.h - the timeline of a run: --trace FILE writes it as Chrome's JSON, for ht
 Each rank is a process there, with two tracks: what it computes, and its communication, which ranks_trace.h adds. build/overlap
 reads the same file and says in a terminal how much of the communication was hidden.
 
-Compute is marked where it begins, by trace_compute in the stage files: a slice ends where the next one begins. On a GPU marks are
+Compute is marked where it begins, by trace_compute in the programs: a slice ends where the next one begins. On a GPU marks are
 events on the stream: they say when the GPU reached the work, not when the host issued it.
 
 The same marks are ranges for a profiler (NVTX), with or without --trace.
 
-Global state: `trace`, so that the lines in the stage files stay short. Without --trace they only make those ranges.
+Global state: `trace`, so that the lines in the programs stay short. Without --trace they only make those ranges.
 */
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H

@@ -1,5 +1,5 @@
 /*
-checkpoint.h - a run's state on disk. Every stage on any number of ranks can read it, whatever stage and ranks wrote it.
+checkpoint.h - a run's state on disk. Every program on any number of ranks can read it, whatever program and ranks wrote it.
 
     OUT/step_00000100/model.safetensors      parameters in the precision they were trained in, without the padding of wte
                       optimizer.safetensors  fp32 master.NAME (where the model has 16 bits), m.NAME, v.NAME

@@ -1,5 +1,5 @@
 /*
-param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever stage and cut it comes
+param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever program and cut it comes
 from. A rank makes, reads and writes only what it has, so nothing is gathered, and a checkpoint knows nothing of the ranks
 that wrote it (ranks_param_ranges.h: how they save together).
 */

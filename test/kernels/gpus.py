@@ -85,10 +85,10 @@ def cpu_layers(precision):
 
 
 # ---- training programs ----
-def program(stage, precision="fp32", debug=False):
+def program(name, precision="fp32", debug=False):
     """A GPU's training program, or another one by its path. The emulated one is compiled when the first test asks for it."""
     variant = "-".join([DEVICE, *[precision] * (precision != "fp32"), *["debug"] * debug])
-    path = f"build/{variant}/{stage if '/' in stage else f'train_gpt2_{stage}'}"
+    path = f"build/{variant}/{name if '/' in name else f'train_gpt2_{name}'}"
     if IS_REAL:
         if debug: pytest.skip("debug builds are tested under the emulator")
         if precision == "bf16" and capability() < 8: pytest.skip("bf16 needs a GPU of compute capability 8.0")
@@ -137,14 +137,14 @@ def gpus_of(comm, ranks, **settings):
     return emulator(devices=(ranks or 1) if comm == "nccl" else 1, workers=1, **settings) | {"TMPDIR": str(session())}
 
 
-def on_gpus(stage, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", stricter={}, **settings):
+def on_gpus(name, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", stricter={}, **settings):
     """A run on emulated GPUs with these settings, or on real ones. stricter: settings of a test that is worth while without them."""
     options = " ".join(map(str, options))
     if IS_REAL:
         if comm == "nccl" and (ranks or 1) > gpus(): comm = "mpi"
         options += f" --comm {comm}" * ("--comm " not in options)
     else: settings |= stricter
-    return trained(stage, SMALL, options, ranks=ranks, strict=strict, again=again, binary=program(stage, precision, debug),
+    return trained(name, SMALL, options, ranks=ranks, strict=strict, again=again, binary=program(name, precision, debug),
                    env=gpus_of(comm, ranks, **settings))
 
 

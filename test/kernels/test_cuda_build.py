@@ -104,7 +104,7 @@ def test_programs_are_compiled_for_the_gpus_that_are_here_and_bf16_for_none_of_c
 @pytest.mark.skipif(not shutil.which("nvcc") or gpus.flags("cublasLt", "cudnn") is None, reason="nvcc, or one of NVIDIA's libraries, is not here")
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_every_kernel_of_a_program_compiles_for_capability_7_5(precision, tmp_path):
-    """The program of compressed gradients has every kernel of every stage. Some instructions begin with 8.0."""
+    """The program of compressed gradients has every kernel of every program. Some instructions begin with 8.0."""
     program = tmp_path / "train_gpt2_compress.o"
     succeeds(f"make --no-print-directory DEVICE=cuda CAPABILITIES=75 PRECISION={precision} WERROR=1 BUILD={tmp_path}", [program], timeout=1200)
     assert program.exists()

@@ -1,4 +1,4 @@
-"""Training on several GPUs, over MPI between ranks that share one and over NCCL where each has its own: every stage has the CPU's losses, norms and
+"""Training on several GPUs, over MPI between ranks that share one and over NCCL where each has its own: every program has the CPU's losses, norms and
 weights and the bytes that were predicted, on emulated GPUs in whatever order the emulator's seed runs streams, blocks and threads."""
 import functools, json, re, shutil
 from pathlib import Path
@@ -9,8 +9,8 @@ from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, as
 
 LONG = 5
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
-# The model and batch of each stage. ZeRO's and FSDP's third block reuses the first one's bucket, and with two rooms its room.
-OF_STAGE = {
+# The model and batch of each program. ZeRO's and FSDP's third block reuses the first one's bucket, and with two rooms its room.
+OF_PROGRAM = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
     "zero": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",
     "fsdp": "--model d3 --seq-len 8 --batch-size 1 --steps 2",
@@ -31,19 +31,19 @@ OF_3 = "--seq-len 12 --total-batch-size 48"
 EVALUATES = f"--val-data {TOKENS} --eval-every 2 --eval-steps 2 --sample-every 2 --sample-tokens 5"
 
 
-def gpu(stage, *arguments, **settings):
-    return on_gpus(stage, *arguments[:2], OF_STAGE[stage], *arguments[2:], **settings)
+def gpu(name, *arguments, **settings):
+    return on_gpus(name, *arguments[:2], OF_PROGRAM[name], *arguments[2:], **settings)
 
 
-def cpu(stage, ranks, *options, **settings):
-    return trained(stage, SMALL, OF_STAGE[stage], *options, ranks=ranks, **settings)
+def cpu(name, ranks, *options, **settings):
+    return trained(name, SMALL, OF_PROGRAM[name], *options, ranks=ranks, **settings)
 
 
 def mesh(dp, tp, pp):
     return f"--mesh dp={dp},tp={tp},pp={pp}"
 
 
-# stage, comm, ranks, what the CPU's run has as well, what only the GPUs' has; S: in strict mode, in which data is NaN until it is waited for;
+# program, comm, ranks, what the CPU's run has as well, what only the GPUs' has; S: in strict mode, in which data is NaN until it is waited for;
 # U: unregistered memory, because the emulated GPUs cannot reach one another's
 NUMBERS = [
     ("ddp", "mpi", 2, "", ""), ("ddp", "nccl", 2, "", ""), ("ddp", "nccl", 2, "", f"{NAIVE} U"), ("ddp", "mpi", 2, "", "S"), ("ddp", "nccl", 2, "", "S"),
@@ -73,12 +73,12 @@ NUMBERS = [
     ("3d", "mpi", 4, mesh(1, 2, 2), f"{DELAYED} {SEQUENCE} S"), ("3d", "mpi", 4, mesh(2, 2, 1), "--zero-stage 1 S"),
     ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE),
     # one rank, with which NCCL can be tried on one GPU
-    *((stage, "nccl", 1, one, f"{ALONE} {only}") for stage, one, only in [
+    *((name, "nccl", 1, one, f"{ALONE} {only}") for name, one, only in [
         ("ddp", "", ""), ("fsdp", "", ""), ("zero", "", "--zero-stage 3"), ("tp", "--tensor-parallel 1", SEQUENCE), ("pp", "--pipeline-parallel 1", CHUNKS),
         ("cp", "--context-parallel 1", RING), ("3d", mesh(1, 1, 1), "--zero-stage 1")])]
 
 
-FIRST = [next(i for i, row in enumerate(NUMBERS) if row[:2] == (stage, "nccl")) for stage in OF_STAGE if stage != "compress"]
+FIRST = [next(i for i, row in enumerate(NUMBERS) if row[:2] == (name, "nccl")) for name in OF_PROGRAM if name != "compress"]
 SMOKE = [NUMBERS.index(row) for row in NUMBERS if row == ("ddp", "mpi", 2, "", "") or ALONE in row[4] and row[0] in ("ddp", "fsdp")]
 
 
@@ -87,10 +87,10 @@ SMOKE = [NUMBERS.index(row) for row in NUMBERS if row == ("ddp", "mpi", 2, "", "
                          ids=["+".join(f"{x}" for x in row if x).replace("--", "").replace(" ", "_")
                               .replace(",", ".").replace("=", "")[:90] for row in NUMBERS])
 def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
-    stage, comm, ranks, both, only = row
+    name, comm, ranks, both, only = row
     unregistered = {"nccl": "no-windows"} if "U" in only else {}
-    run = gpu(stage, comm, ranks, both, re.sub("[SU]", "", only), strict="S" in only, seed=seed, stricter=unregistered)
-    assert_has_numbers(cpu(stage, ranks, both), run)
+    run = gpu(name, comm, ranks, both, re.sub("[SU]", "", only), strict="S" in only, seed=seed, stricter=unregistered)
+    assert_has_numbers(cpu(name, ranks, both), run)
     assert ("val_loss" in json.dumps(run.metrics)) == (EVALUATES in both)
 
 
@@ -98,41 +98,41 @@ def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
 ONE_MICRO, TWO_MICRO, SLOW = "--total-batch-size 32", "--total-batch-size 64", "--emulate-ms 1,1,1"
 
 
-@pytest.mark.parametrize("stage, ranks, both, only, debug", [
+@pytest.mark.parametrize("name, ranks, both, only, debug", [
     ("pp", 2, ONE_MICRO, "", False), ("pp", 3, ONE_MICRO, DELAYED, False), ("pp", 2, "", f"{GPIPE} {SLOW}", False), ("pp", 2, "", GPIPE, True),
     ("pp", 4, f"{STAGES} {TWO_MICRO}", "", False), ("pp", 4, "--layers 8", CHUNKS, False), ("3d", 4, f"{mesh(1, 2, 2)} {ONE_MICRO}", SEQUENCE, False),
     ("3d", 4, f"{mesh(2, 1, 2)} {TWO_MICRO}", "--zero-stage 1", False), ("cp", 4, f"{RING} {GROUPS}", "", False),
     ("cp", 3, f"{RING} {BALANCED} {OF_3}", "", False)])
-def test_ranks_are_connected_before_the_first_step(stage, ranks, both, only, debug):
+def test_ranks_are_connected_before_the_first_step(name, ranks, both, only, debug):
     """Nothing is evaluated before, and a connection while an operation is under way ends the run. With --emulate-ms and in a debug build
     the host waits for its GPU within a step. NCCL may hold 4 multiprocessors for each message, and 16 for each other operation: pp has a
     receive and two sends beside one sum, or two sums (tied, and dp's of blocks); 3d has them beside two (tp and dp). cp's rings send and
     receive keys and values, and gradients, beside one sum."""
-    ctas = {"pp": max(3 * 4 + 16, 2 * 16), "3d": 3 * 4 + 2 * 16, "cp": 4 * 4 + 16}[stage]
-    assert_has_numbers(cpu(stage, ranks, both), gpu(stage, "nccl", ranks, both, only, debug=debug, stricter={"nccl": "quiet", "nccl_ctas": ctas}))
+    ctas = {"pp": max(3 * 4 + 16, 2 * 16), "3d": 3 * 4 + 2 * 16, "cp": 4 * 4 + 16}[name]
+    assert_has_numbers(cpu(name, ranks, both), gpu(name, "nccl", ranks, both, only, debug=debug, stricter={"nccl": "quiet", "nccl_ctas": ctas}))
 
 
 def test_a_resumed_pipeline_is_connected_before_its_first_step(tmp_path):
     options = f"--val-data {TOKENS} --eval-every 2 --eval-steps 1 {ONE_MICRO} {ORDERED} --steps 3 --save-every 1 --keep 0" # it resumes with no evaluation
     whole = gpu("pp", "nccl", 2, options)
-    assert_same(whole, resumed(half(whole, tmp_path / "run", step=1), "pp", SMALL, OF_STAGE["pp"], options, ranks=2, binary=program("pp"),
+    assert_same(whole, resumed(half(whole, tmp_path / "run", step=1), "pp", SMALL, OF_PROGRAM["pp"], options, ranks=2, binary=program("pp"),
                                env=gpus_of("nccl", 2, nccl="quiet")))
 
 
 def test_a_kernel_that_is_loaded_while_a_receive_waits_is_named_by_the_deadline():
     """Programs ask for modules to be loaded at the start, unless the environment says something else."""
     needs_emulator("always wait then")
-    run = command([program("pp")], SMALL, OF_STAGE["pp"], ONE_MICRO, "--comm-timeout 15", ranks=2, env=gpus_of("nccl", 2) | {"CUDA_MODULE_LOADING": "LAZY"})
+    run = command([program("pp")], SMALL, OF_PROGRAM["pp"], ONE_MICRO, "--comm-timeout 15", ranks=2, env=gpus_of("nccl", 2) | {"CUDA_MODULE_LOADING": "LAZY"})
     assert_refused(run, "rank [01] has not reached its side of receive #0 from rank [01] of world .*, step 1, [BF]0 on stage [01]")
 
 
-@pytest.mark.parametrize("stage, comm, ranks, loaded", [
+@pytest.mark.parametrize("name, comm, ranks, loaded", [
     ("single", "mpi", None, "when first launched"), ("ddp", "mpi", None, "when first launched"), ("ddp", "nccl", None, "when first launched"),
     ("ddp", "mpi", 2, "when first launched"), ("ddp", "nccl", 2, "at once")])
-def test_only_several_ranks_that_may_use_nccl_load_all_kernels_at_once(stage, comm, ranks, loaded, tmp_path):
+def test_only_several_ranks_that_may_use_nccl_load_all_kernels_at_once(name, comm, ranks, loaded, tmp_path):
     """Loading takes each process seconds: cuBLASLt 13 alone has 140 MB of kernels."""
-    options = "--model d1 --seq-len 8 --batch-size 1 --steps 1" + (f" --comm {comm}" if stage != "single" else "")
-    on_gpus(stage, comm, ranks, options, waits=tmp_path / "said")
+    options = "--model d1 --seq-len 8 --batch-size 1 --steps 1" + (f" --comm {comm}" if name != "single" else "")
+    on_gpus(name, comm, ranks, options, waits=tmp_path / "said")
     assert re.findall("; kernels were loaded (.*)", (tmp_path / "said").read_text()) == [loaded] * (ranks or 1)
 
 
@@ -154,7 +154,7 @@ def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
     """With offload AdamW runs on the host, where it rounds differently: such runs agree with one another to the bit."""
     options = FSDP_BITS[setting]
     offload = "--cpu-offload" in options
-    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload all") if offload else on_gpus("ddp", comm, 2, OF_STAGE["fsdp"], ORDERED)
+    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload all") if offload else on_gpus("ddp", comm, 2, OF_PROGRAM["fsdp"], ORDERED)
     run = gpu("fsdp", comm, 2, ORDERED, options, strict=strict, seed=100 + setting)
     assert_predicted(run)
     assert_same(reference, run)
@@ -164,24 +164,24 @@ def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
                                                   ("nccl", 3, "--zero-stage 3 --total-batch-size 96")])  # 3: shards have padding
 def test_zero_has_the_bits_of_ddp(comm, ranks, options):
     batch = "--total-batch-size 96" if ranks == 3 else ""
-    assert_same(on_gpus("ddp", comm, ranks, OF_STAGE["zero"], ORDERED, batch), gpu("zero", comm, ranks, ORDERED, options, seed=5))
+    assert_same(on_gpus("ddp", comm, ranks, OF_PROGRAM["zero"], ORDERED, batch), gpu("zero", comm, ranks, ORDERED, options, seed=5))
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage, ranks, options, other", [
+@pytest.mark.parametrize("name, ranks, options, other", [
     ("ddp", 2, "", ""), ("ddp", 2, "", NAIVE), ("ddp", 4, "", ""), ("fsdp", 2, "", ""), ("zeropp", 4, NODES, ""), ("tp", 2, "", ""),
     ("pp", 2, "", CHUNKS),
     ("cp", 4, f"{RING} {BALANCED}", ""), ("cp", 4, f"{GATHER} {GROUPS}", ""), ("cp", 2, "", NAIVE),
     ("3d", 4, mesh(2, 2, 1), "--zero-stage 1"), ("compress", 3, "--compress int4 --compress-from 1 --total-batch-size 96", "")])
-def test_in_rank_order_nccl_has_the_bits_of_mpi(stage, ranks, options, other):
+def test_in_rank_order_nccl_has_the_bits_of_mpi(name, ranks, options, other):
     needs_gpus(ranks)
-    mpi, nccl = (gpu(stage, comm, ranks, options, ORDERED, more) for comm, more in (("mpi", ""), ("nccl", other)))
+    mpi, nccl = (gpu(name, comm, ranks, options, ORDERED, more) for comm, more in (("mpi", ""), ("nccl", other)))
     assert_predicted(nccl)
     assert_same(mpi, nccl)
 
 
 BY_DDP = "ddp" # DDP's run with the same model and batch
-SAME = [ # stage, ranks, what all runs have, what each has by itself, precision
+SAME = [ # program, ranks, what all runs have, what each has by itself, precision
     ("ddp", 4, "", ["", NAIVE, "--bucket-mb 0.02"], "fp32"), ("tp", 2, "", [BY_DDP, "--tensor-parallel 1"], "fp32"),
     ("tp", 4, f"{SEQUENCE} --heads 4", ["", "--no-overlap"], "bf16"), ("cp", 2, "", [BY_DDP, "--context-parallel 1"], "fp32"),
     ("cp", 4, f"{RING} {BALANCED}", ["", AGAIN], "bf16"), ("pp", 2, "", [BY_DDP, "--pipeline-parallel 1"], "fp32"),
@@ -194,11 +194,11 @@ SAME = [ # stage, ranks, what all runs have, what each has by itself, precision
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("comm", ["mpi", "nccl"])
-@pytest.mark.parametrize("stage, ranks, common, runs, precision", SAME)
-def test_these_runs_have_the_same_bits(comm, stage, ranks, common, runs, precision):
+@pytest.mark.parametrize("name, ranks, common, runs, precision", SAME)
+def test_these_runs_have_the_same_bits(comm, name, ranks, common, runs, precision):
     """A replica of the model on each rank has DDP's; schedules, what travels beside what, and who keeps which shard change nothing."""
     if comm == "nccl": needs_gpus(ranks)
-    first, *others = (on_gpus("ddp" if own == BY_DDP else stage, comm, ranks, OF_STAGE[stage], ORDERED, common, own * (own != BY_DDP), precision=precision,
+    first, *others = (on_gpus("ddp" if own == BY_DDP else name, comm, ranks, OF_PROGRAM[name], ORDERED, common, own * (own != BY_DDP), precision=precision,
                               seed=seed, again=str(seed)) for seed, own in enumerate(runs))
     for run in others: assert_same(first, run)
 
@@ -265,25 +265,25 @@ def test_the_compression_error_is_the_cpus(method):
 def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
     options = f"{ORDERED} --compress {method} --compress-from 1 --total-batch-size 96 --save-every 2 --keep 0"
     whole = gpu("compress", "nccl", 3, options)
-    assert_same(whole, resumed(half(whole, tmp_path / "run", step=2), "compress", SMALL, OF_STAGE["compress"], options, ranks=3,
+    assert_same(whole, resumed(half(whole, tmp_path / "run", step=2), "compress", SMALL, OF_PROGRAM["compress"], options, ranks=3,
                                binary=program("compress"), env=gpus_of("nccl", 3)))
 
 
 # ---- 16 bits: CPU and GPU round in different places ----
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage, comm, ranks, both, only", [
+@pytest.mark.parametrize("name, comm, ranks, both, only", [
     ("3d", "nccl", 4, mesh(2, 2, 1), "--attention own --zero-stage 1"), ("3d", "nccl", 4, mesh(2, 2, 1), "--attention cudnn"),
     ("3d", "mpi", 4, mesh(2, 2, 1), "--attention cudnn --zero-stage 1 " + SEQUENCE), ("3d", "nccl", 4, mesh(1, 2, 2), f"{SEQUENCE} {DELAYED} S"),
     ("3d", "nccl", 4, mesh(1, 2, 2), CHUNKS), ("3d", "mpi", 4, mesh(2, 2, 1), f"{SEQUENCE} S"),
     ("cp", "nccl", 4, f"{RING} {BALANCED}", ""), ("cp", "mpi", 2, GATHER, "S"), ("cp", "nccl", 2, "", "--attention own"),
     ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("zeropp", "nccl", 4, NODES, ""), ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
     ("compress", "nccl", 2, "--compress powersgd --compress-from 1 --rank 2", "")])
-def test_in_bf16_losses_and_norms_are_near_the_cpus(stage, comm, ranks, both, only):
+def test_in_bf16_losses_and_norms_are_near_the_cpus(name, comm, ranks, both, only):
     cudnn = "cudnn" in only # then an own kernel for attention would fail
-    run = gpu(stage, comm, ranks, both, only.replace("S", ""), strict="S" in only, precision="bf16", **{"fault": "cuda/attention"} if cudnn else {})
+    run = gpu(name, comm, ranks, both, only.replace("S", ""), strict="S" in only, precision="bf16", **{"fault": "cuda/attention"} if cudnn else {})
     assert not cudnn or re.search("^device .*cuDNN .*attention", run.out, re.M), run
     assert_predicted(run)
-    assert_metrics(cpu(stage, ranks, both, precision="bf16"), run, 2e-3)
+    assert_metrics(cpu(name, ranks, both, precision="bf16"), run, 2e-3)
 
 
 # ---- a GPU with more memory computes more logits at a time ----
@@ -293,10 +293,10 @@ SEVERAL_CHUNKS = "--seq-len 64 --batch-size 8 --total-batch-size 1024 --model d2
 
 
 @functools.cache
-def few_logits(stage):
+def few_logits(name):
     needs_emulator("can be told how much memory they have")
     folder = "build/emulated-few-logits"
-    return make("DEVICE=emulated PRECISION=bf16", f"BUILD={folder}", [f"CFLAGS={FEW_LOGITS}"], f"{folder}/train_gpt2_{stage}")
+    return make("DEVICE=emulated PRECISION=bf16", f"BUILD={folder}", [f"CFLAGS={FEW_LOGITS}"], f"{folder}/train_gpt2_{name}")
 
 
 def activations_of(run): return run.about["predicted_bytes"]["activations"]
@@ -331,7 +331,7 @@ NONE_TRIED = f"with a bias gradient 0, for fewer processors 0, failed 0, repeate
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage, ranks, options, counts, more", [
+@pytest.mark.parametrize("name, ranks, options, counts, more", [
     ("fsdp", 2, f"--limit-all-gathers 3 --wrap-blocks 2 {AGAIN} --total-batch-size 32", TRIED, {}),
     ("fsdp", 2, "", "failed [1-9].*, after a collective 0$", {"cublaslt_fails": 4}), ("fsdp", 2, ORDERED, NONE_TRIED, {}),
     ("tp", 2, f"{SEQUENCE} {AGAIN} --total-batch-size 64", BESIDE, {}), ("tp", 4, COPIES, BESIDE, {}), ("tp", 2, ORDERED, NONE_TRIED, {}),
@@ -339,9 +339,9 @@ NONE_TRIED = f"with a bias gradient 0, for fewer processors 0, failed 0, repeate
     ("pp", 2, DELAYED, TRIED, {}), ("pp", 2, f"{CHUNKS} {AGAIN}", TRIED, {}), ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {AGAIN}", BESIDE, {}),
     ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1", BESIDE, {"precision": "bf16"}), ("3d", 4, f"{mesh(1, 2, 2)} {DELAYED} {SEQUENCE}", TRIED, {}),
     ("compress", 2, "--compress powersgd --compress-from 0", TRIED, {})])
-def test_every_product_of_a_step_is_tried_before_ranks_exchange_anything(stage, ranks, options, counts, more, tmp_path):
+def test_every_product_of_a_step_is_tried_before_ranks_exchange_anything(name, ranks, options, counts, more, tmp_path):
     """A deterministic run tries none, because what is timed may choose another order of sums."""
-    run = gpu(stage, "nccl", ranks, options, cublaslt_counts=tmp_path / "counts", **more)
+    run = gpu(name, "nccl", ranks, options, cublaslt_counts=tmp_path / "counts", **more)
     assert_predicted(run)
     said = (tmp_path / "counts").read_text()
     assert len(re.findall(counts, said, re.M)) == ranks, said
@@ -364,7 +364,7 @@ INT4, TOP_K = "--compress int4 --compress-from 0", "--compress top-k --top-k-fra
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage, ranks, options", [
+@pytest.mark.parametrize("name, ranks, options", [
     *(("compress", ranks, method) for method in ("--compress int8", INT4, "--compress sign", TOP_K) for ranks in (3, 4)),
     ("zeropp", 3, "--node-ranks 1"), ("zeropp", 4, NODES), ("zeropp", 4, f"--node-ranks 1 --quantise-gradients int8 {ORDERED}"),
     ("ddp", 3, ""), ("ddp", 4, f"--bucket-mb 0.1 {ORDERED}"), ("ddp", 4, "--bucket-mb 0.1 --allreduce ring"), ("ddp", 3, "--bucket-mb 0.01"),
@@ -372,21 +372,21 @@ INT4, TOP_K = "--compress int4 --compress-from 0", "--compress top-k --top-k-fra
     ("tp", 3, ""), ("tp", 3, f"{SEQUENCE} {ORDERED}"), ("pp", 3, "--layers 3"), ("pp", 4, f"{STAGES} {ORDERED}"),
     ("cp", 3, ""), ("cp", 3, f"{GATHER} {ORDERED}"), ("cp", 3, f"{RING} {BALANCED}"),
     ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {SEQUENCE} --channels 64 --heads 4"), ("3d", 4, f"{mesh(2, 1, 2)} --zero-stage 1 {ORDERED}")])
-def test_large_messages_and_the_parts_of_ranks_begin_at_multiples_of_16_bytes(stage, ranks, options, tmp_path):
+def test_large_messages_and_the_parts_of_ranks_begin_at_multiples_of_16_bytes(name, ranks, options, tmp_path):
     """NCCL copies any other one element by element, and packed rows are bytes. Operations below 64 bytes are a few numbers, such as losses, norms and
     the ranks of a new communicator, for which that does not matter."""
-    on_gpus(stage, "nccl", ranks, LARGER, options, nccl_counts=tmp_path / "counts")
+    on_gpus(name, "nccl", ranks, LARGER, options, nccl_counts=tmp_path / "counts")
     found = re.findall(r"^largest not at multiples of 16 bytes: (\d+) bytes, (\w+)$", (tmp_path / "counts").read_text(), re.M)
     assert len(found) >= ranks
     assert [row for row in found if int(row[0]) >= 64] == []
 
 
-def waits(stage, options=""):
+def waits(name, options=""):
     """How often the hosts of two ranks wait in four steps."""
     counted = []
     for steps in 2, 6:
-        file = session() / "-".join(["waits", stage, *options.split(), str(steps)])
-        on_gpus(stage, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file, nccl_calls=f"{file}.nccl")
+        file = session() / "-".join(["waits", name, *options.split(), str(steps)])
+        on_gpus(name, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file, nccl_calls=f"{file}.nccl")
         counts = [int(line.split()[3]) for line in file.read_text().splitlines()]
         assert len(counts) == 2
         assert len(re.findall("0 times to ask one that was not done; it made 0 threads$", Path(f"{file}.nccl").read_text(), re.M)) == 2
@@ -395,13 +395,13 @@ def waits(stage, options=""):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("stage, options", [
+@pytest.mark.parametrize("name, options", [
     ("zeropp", "--node-ranks 1"), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
     ("cp", ""), ("cp", GATHER), ("cp", f"{RING} {BALANCED}"),
     ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0")])
-def test_the_host_waits_as_often_in_a_step_as_in_ddps(stage, options):
-    assert waits(stage, options) == waits("ddp") >= 8
+def test_the_host_waits_as_often_in_a_step_as_in_ddps(name, options):
+    assert waits(name, options) == waits("ddp") >= 8
 
 
 def test_what_operations_took_is_asked_while_the_gpu_still_computes(tmp_path):

@@ -14,12 +14,12 @@ PARTS = {"DATA_PARTS": 1, "TENSOR_PARTS": 1, "SEQUENCE_PARTS": 1, "SEQUENCE_SUM"
 
 
 @functools.lru_cache
-def split_program(stage, precision="fp32", headers="tensor tied data sequence context"):
-    """A stage that is compiled with headers of test/split. One program serves all meshes. With little optimisation, because compiling
+def split_program(name, precision="fp32", headers="tensor tied data sequence context"):
+    """A program that is compiled with headers of test/split. One program serves all meshes. With little optimisation, because compiling
     takes longer than running: the bits are the same."""
     folder = f"build/split/{headers.replace(' ', '-')}/{precision}"
     flags = [f"-include test/split/{name}.h" for name in headers.split()] + [f"'-D{name}=atoi(getenv(\"{name}\"))'" for name in PARTS]
-    return make("DEVICE=cpu", f"PRECISION={precision}", f"BUILD={folder}", [f"CFLAGS={' '.join(flags)} -O1"], f"{folder}/train_gpt2_{stage}")
+    return make("DEVICE=cpu", f"PRECISION={precision}", f"BUILD={folder}", [f"CFLAGS={' '.join(flags)} -O1"], f"{folder}/train_gpt2_{name}")
 
 
 def reference(*options, ranks=None, precision="fp32", headers=None, **parts):
@@ -27,8 +27,8 @@ def reference(*options, ranks=None, precision="fp32", headers=None, **parts):
     thread, as a rank has: a product with more may have other bits."""
     headers = headers or ("tensor tied" if ranks else "tensor tied data sequence context")
     env = {"OMP_NUM_THREADS": 1} | PARTS | {name.upper(): int(value) for name, value in parts.items()}
-    stage = "ddp" if ranks else "single"
-    return trained(stage, SMALL, *options, ranks=ranks, env=env, binary=split_program(stage, precision, headers))
+    name = "ddp" if ranks else "single"
+    return trained(name, SMALL, *options, ranks=ranks, env=env, binary=split_program(name, precision, headers))
 
 
 def axes(mesh):

@@ -29,9 +29,9 @@ def skipped_steps(run):
     return skipped
 
 
-def in_folder(folder, stage, *options, ranks=None, precision="fp32", binary=None, **settings):
+def in_folder(folder, name, *options, ranks=None, precision="fp32", binary=None, **settings):
     """A run in a folder of the test's own."""
-    run = command([binary or program(f"train_gpt2_{stage}", precision)], *options, ["--out", folder], ranks=ranks, **settings)
+    run = command([binary or program(f"train_gpt2_{name}", precision)], *options, ["--out", folder], ranks=ranks, **settings)
     run.folder = Path(folder)
     return run
 
@@ -76,9 +76,9 @@ def assert_same_samples(a, b):
     assert texts[0] == texts[1] and len(texts[0]) == 2 and all(texts[0]) and len(b.series("val_loss")) > 2, b
 
 
-def faulty(stage, *options, ranks, timeout=60, **settings):
+def faulty(name, *options, ranks, timeout=60, **settings):
     """A run with a --fault that does not end well. Where a rank has to wait for another one in vain, it need not be so long."""
-    run = train(stage, "--check-every 1 --comm-timeout", timeout, *options, ranks=ranks, **settings)
+    run = train(name, "--check-every 1 --comm-timeout", timeout, *options, ranks=ranks, **settings)
     assert run.status not in (0, "no end"), run
     return run
 
@@ -89,7 +89,7 @@ SAVES = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 4 --channel
          "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 10 --save-every 5 --deterministic")
 PLAIN = "--quantise-weights none --quantise-gradients none" # zeropp rounds nothing on the way
 MICRO_BATCHES = {"pp": 4, "3d": 4, "compress": 2}
-PROGRAMS = { # the stage, on so many ranks unless a test says otherwise, its options
+PROGRAMS = { # the program, on so many ranks unless a test says otherwise, its options
     "single": ("single", 1, ""), "ddp": ("ddp", 3, ""), "zero1": ("zero", 8, "--zero-stage 1"), "zero2": ("zero", 2, "--zero-stage 2"),
     "zero3": ("zero", 4, "--zero-stage 3"), "full": ("fsdp", 3, "--wrap-blocks 2"), "model": ("fsdp", 3, "--wrap-blocks 0"),
     "sharded": ("fsdp", 3, "--checkpoint sharded --wrap-halves"), "whole": ("fsdp", 3, "--checkpoint sharded --wrap-blocks 0"),
@@ -109,10 +109,10 @@ PROGRAMS |= {f"{method}{sign}": ("compress", 2, f"--compress {method} --compress
 
 
 def train_by(verb, name, ranks, *more, **settings):
-    stage, usual, options = PROGRAMS[name]
+    which, usual, options = PROGRAMS[name]
     ranks = ranks or usual
     copies = ranks // math.prod(map(int, re.findall(r"(?:parallel |tp=|pp=)(\d)", options)))
-    return verb(stage, SAVES, "--batch-size", 48 // copies // MICRO_BATCHES.get(stage, 1), options, *more, ranks=ranks, **settings)
+    return verb(which, SAVES, "--batch-size", 48 // copies // MICRO_BATCHES.get(which, 1), options, *more, ranks=ranks, **settings)
 
 
 def saved(name, ranks=None, *more, **settings):

@@ -114,14 +114,14 @@ def test_llm_cs_tokens_of_4_bytes_are_named(tmp_path):
 QUIET = "--model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 1 --sample-every 0"
 
 
-@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2), *(rest(stage, 2) for stage in (
+@pytest.mark.parametrize("name, ranks", [("single", None), ("ddp", 2), *(rest(name, 2) for name in (
     "zero", "fsdp", "tp", "pp", "3d", "compress", "cp", "zeropp"))])
-def test_the_default_evaluation_belongs_to_the_default_data_alone(stage, ranks, tmp_path):
+def test_the_default_evaluation_belongs_to_the_default_data_alone(name, ranks, tmp_path):
     (tmp_path / "data").mkdir()
     for side in "train", "val": shutil.copy(TOKENS, tmp_path / f"data/{side}.bin")
 
     def says(*options):
-        run = succeeds([Path(program(f"train_gpt2_{stage}")).resolve()], QUIET, *options, ranks=ranks, cwd=tmp_path)
+        run = succeeds([Path(program(f"train_gpt2_{name}")).resolve()], QUIET, *options, ranks=ranks, cwd=tmp_path)
         return [bool(re.search(line, run.out, re.M)) for line in (r"\| val loss ", r"^eval +none: --data is given without --val-data$")]
     assert says() == says("--data data/train.bin --val-data data/val.bin") == [True, False]
     assert says("--data data/train.bin") == [False, True]
@@ -228,15 +228,15 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(file, copy):
     if "/" in file: assert_refused(run("--init-from", copy / "step_00000002"), "is a pipe, not a file")
 
 
-@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2), rest("pp", 2)])
-def test_a_run_that_diverges_keeps_its_last_checkpoint_before(stage, ranks, tmp_path):
-    run = in_folder(tmp_path, stage, TINY, "--batch-size 8 --warmup-steps 0 --lr-schedule constant --lr 1000 --save-every 1 --keep 2 --steps 40",
+@pytest.mark.parametrize("name, ranks", [("single", None), ("ddp", 2), rest("pp", 2)])
+def test_a_run_that_diverges_keeps_its_last_checkpoint_before(name, ranks, tmp_path):
+    run = in_folder(tmp_path, name, TINY, "--batch-size 8 --warmup-steps 0 --lr-schedule constant --lr 1000 --save-every 1 --keep 2 --steps 40",
                     ranks=ranks)
     assert_refused(run, "steps in a row")
     diverged = 1 + run.series("skipped").index(True)
     assert 2 < diverged < newest(tmp_path) # skipped steps were saved as well
     assert min(int(path.name[5:]) for path in tmp_path.glob("step_*")) == diverged - 2
-    assert command([program(f"train_gpt2_{stage}")], TINY, "--steps 0 --init-from", tmp_path / f"step_{diverged - 1:08}", ranks=ranks).status == 0
+    assert command([program(f"train_gpt2_{name}")], TINY, "--steps 0 --init-from", tmp_path / f"step_{diverged - 1:08}", ranks=ranks).status == 0
 
 
 def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
@@ -271,23 +271,23 @@ def test_a_file_system_without_inodes_is_not_said_to_be_full(inodes, tmp_path):
 OTHER_DATA = "^start +--data has other tokens than when .*step_00000002 was saved: from sequence 64 of epoch 0 on, the order differs"
 
 
-@pytest.mark.parametrize("stage, ranks", [("single", None), ("ddp", 2)])
-def test_other_data_on_resume_is_reported(stage, ranks, copy, tmp_path):
+@pytest.mark.parametrize("name, ranks", [("single", None), ("ddp", 2)])
+def test_other_data_on_resume_is_reported(name, ranks, copy, tmp_path):
     (tmp_path / "data").mkdir()
     shutil.copy(TOKENS, tmp_path / "data/a.bin")
     data = ["--data", tmp_path / "data/*.bin"]
-    same = in_folder(copy, stage, TINY, data, "--resume --steps 2", ranks=ranks)
+    same = in_folder(copy, name, TINY, data, "--resume --steps 2", ranks=ranks)
     assert_says(same.out, "^start +step 2 of 2", no=["other tokens"])
     shutil.copy(TOKENS, tmp_path / "data/b.bin")
-    other = in_folder(copy, stage, TINY, data, "--resume --steps 3", ranks=ranks)
+    other = in_folder(copy, name, TINY, data, "--resume --steps 3", ranks=ranks)
     assert other.status == 0
     assert_says(other.out, OTHER_DATA)
-    assert_says(in_folder(copy, stage, TINY, data, "--resume --steps 3", ranks=ranks).out, "^start +step 3 of 3", no=["other tokens"])
+    assert_says(in_folder(copy, name, TINY, data, "--resume --steps 3", ranks=ranks).out, "^start +step 3 of 3", no=["other tokens"])
 
 
 # ---- options: --help, the documents, the record ----
-def options_of_help(stage="single", *more):
-    said = command([program(f"train_gpt2_{stage}")], *more, "--help")
+def options_of_help(name="single", *more):
+    said = command([program(f"train_gpt2_{name}")], *more, "--help")
     assert said.status == 0 and said.err == ""
     assert max(map(len, said.out.splitlines())) <= 80
     return re.findall(r"^  (?:-\w, )?(--[a-z][a-z0-9-]*) ", said.out, re.M)[:-1] # the last one is --help
@@ -298,19 +298,19 @@ def test_a_run_records_every_option_and_nothing_else():
     assert {f"--{name}" for name in recorded} == {*options_of_help()} and len(recorded) > 35
 
 
-@pytest.mark.parametrize("stage, first", [("single", "--data"), ("ddp", "--ddp"), ("zero", "--zero-stage"), ("fsdp", "--wrap-blocks"),
+@pytest.mark.parametrize("name, first", [("single", "--data"), ("ddp", "--ddp"), ("zero", "--zero-stage"), ("fsdp", "--wrap-blocks"),
                                           ("zeropp", "--wrap-blocks"), ("tp", "--tensor-parallel"), ("pp", "--pipeline-parallel"),
                                           ("3d", "--mesh"), ("compress", "--compress"), ("cp", "--ddp")])
-def test_help_begins_with_a_programs_own_options_and_suggests_what_was_meant(stage, first):
-    assert options_of_help(stage)[0] == first
-    run = command([program(f"train_gpt2_{stage}")], first[:-1], 1)
+def test_help_begins_with_a_programs_own_options_and_suggests_what_was_meant(name, first):
+    assert options_of_help(name)[0] == first
+    run = command([program(f"train_gpt2_{name}")], first[:-1], 1)
     assert_refused(run, f"unknown option '{first[:-1]}'; did you mean {first}[?] --help lists them all")
 
 
-@pytest.mark.parametrize("stage", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress", "cp"])
-def test_commands_in_the_documents_have_options_that_exist(stage):
+@pytest.mark.parametrize("name", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress", "cp"])
+def test_commands_in_the_documents_have_options_that_exist(name):
     """What follows the program's name, up to the command's end, because mpirun has options as well."""
     text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]).replace("\\\n", "")
-    commands = re.findall(rf"train_gpt2_{stage}([ \"`].*)", text)
+    commands = re.findall(rf"train_gpt2_{name}([ \"`].*)", text)
     named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*", re.sub(r"[`|;].*| (?:sh|python3) .*", "", line))}
-    assert len(named) > 3 and named <= {*options_of_help(stage), "--help"}
+    assert len(named) > 3 and named <= {*options_of_help(name), "--help"}

@@ -1,4 +1,4 @@
-"""Checkpoints of all stages, whole and sharded: every program on any number of ranks and any mesh continues every other's. Whatever
+"""Checkpoints of all programs, whole and sharded: every program on any number of ranks and any mesh continues every other's. Whatever
 goes wrong while ranks write or read their shards, the last good checkpoint stays, and all ranks end."""
 import json, os, re, shutil
 import pytest
@@ -125,10 +125,10 @@ def test_bf16_is_continued_on_other_ranks_with_nearly_the_same_losses(name, by, 
 
 
 # ---- a checkpoint that was moved to another disk, and linked back ----
-@pytest.mark.parametrize("stage, ranks", [("single", None), rest("fsdp", 2)])
-def test_pruning_unlinks_a_link_and_leaves_what_it_leads_to(stage, ranks, tmp_path):
+@pytest.mark.parametrize("name, ranks", [("single", None), rest("fsdp", 2)])
+def test_pruning_unlinks_a_link_and_leaves_what_it_leads_to(name, ranks, tmp_path):
     """test/unit/test_checkpoint.c has links in every place."""
-    out, archive, run = tmp_path / "out", tmp_path / "archive", [stage, TINY, "--batch-size 8 --save-every 1 --keep 2"]
+    out, archive, run = tmp_path / "out", tmp_path / "archive", [name, TINY, "--batch-size 8 --save-every 1 --keep 2"]
     assert in_folder(out, *run, "--steps 2", ranks=ranks).status == 0
     (out / "step_00000001").rename(archive)
     (out / "step_00000001").symlink_to(archive)
@@ -139,10 +139,10 @@ def test_pruning_unlinks_a_link_and_leaves_what_it_leads_to(stage, ranks, tmp_pa
 
 
 # ---- what a run counts and keeps ----
-@pytest.mark.parametrize("stage", ["ddp", rest("zero"), rest("fsdp")])
-def test_tokens_are_counted_by_what_each_step_had(stage, tmp_path):
+@pytest.mark.parametrize("name", ["ddp", rest("zero"), rest("fsdp")])
+def test_tokens_are_counted_by_what_each_step_had(name, tmp_path):
     """Even if the checkpoint is older than this count: then all earlier steps are assumed to have been as large."""
-    run = [stage, TINY, "--seq-len 16 --batch-size 4 --total-batch-size 0"]
+    run = [name, TINY, "--seq-len 16 --batch-size 4 --total-batch-size 0"]
     assert in_folder(tmp_path, *run, "--steps 3", ranks=2).status == 0
     shutil.copytree(tmp_path, tmp_path / "old")
     again = resumed(tmp_path, *run, "--steps 4", ranks=4)
@@ -201,11 +201,11 @@ LIMITED = 'ulimit -c 0; [ $0 != $OMPI_COMM_WORLD_RANK ] || { [ -n "$DIES" ] || t
 
 
 @pytest.mark.parametrize("rank, dies", [(1, ""), rest(0, "yes"), rest(1, "yes")], ids=["has_no_space", "0_dies", "1_dies"])
-@pytest.mark.parametrize("stage", [rest("zero"), rest("compress"), "fsdp"])
-def test_the_last_checkpoint_survives_a_rank_that_fails_in_a_save(stage, rank, dies, tmp_path):
-    out, (how, file) = tmp_path / "out", SAVERS[stage]
-    assert in_folder(out, stage, LARGE, how, "--steps 2", ranks=2).status == 0
-    run = command(["bash", "-c", LIMITED, rank], [program(f"train_gpt2_{stage}")], LARGE, how, "--resume --steps 4",
+@pytest.mark.parametrize("name", [rest("zero"), rest("compress"), "fsdp"])
+def test_the_last_checkpoint_survives_a_rank_that_fails_in_a_save(name, rank, dies, tmp_path):
+    out, (how, file) = tmp_path / "out", SAVERS[name]
+    assert in_folder(out, name, LARGE, how, "--steps 2", ranks=2).status == 0
+    run = command(["bash", "-c", LIMITED, rank], [program(f"train_gpt2_{name}")], LARGE, how, "--resume --steps 4",
                   ["--out", out], ranks=2, env={"DIES": dies, "OMPI_MCA_btl_sm_segment_size": 4 << 20})
     assert run.status not in (0, "no end"), run
     if not dies: assert re.search(f"^rank 1: error: .*{file}: cannot be written: File too large", run.err, re.M), run
@@ -213,5 +213,5 @@ def test_the_last_checkpoint_survives_a_rank_that_fails_in_a_save(stage, rank, d
     left = [x.name for x in out.iterdir() if x.name.startswith((".tmp_step", "step"))]
     assert sorted(left) == [*[".tmp_step_00000003"] * bool(dies), "step_00000001", "step_00000002"]
     for steps, ranks in (3, 3), (4, 1): # it loads, and then nothing half-written is left
-        resumed(out, stage, LARGE, how, "--steps", steps, ranks=ranks)
+        resumed(out, name, LARGE, how, "--steps", steps, ranks=ranks)
     assert [*out.glob(".*")] == []

@@ -1,4 +1,4 @@
-"""What a run on several ranks says at its end about its time: the causes add up to the step, each stage names its own, and --single-throughput takes
+"""What a run on several ranks says at its end about its time: the causes add up to the step, each program names its own, and --single-throughput takes
 what can be compared. (test/unit/test_diagnosis.c has what cannot, and made-up times.)"""
 import re
 import pytest
@@ -9,7 +9,7 @@ SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-
 STRICT = {"strict": True}
 
 
-@pytest.mark.parametrize("ranks, stage, options, settings, causes", [
+@pytest.mark.parametrize("ranks, program, options, settings, causes", [
     (2, "ddp", "", {}, ["dp: all-reduce"]), (2, "pp", "", {}, ["pp: all-reduce"]), rest(2, "tp", "", {}, ["tp: all-reduce"]),
     rest(2, "fsdp", "", {}, ["dp: all-gather", "dp: reduce-scatter"]), rest(2, "zero", "--zero-stage 2", {}, ["dp: reduce-scatter", "dp: all-gather"]),
     rest(2, "compress", "--compress int8", {}, ["dp: all-to-all", "dp: all-gather"]), rest(4, "ddp", "--ddp naive", STRICT, ["dp: all-reduce"]),
@@ -17,8 +17,8 @@ STRICT = {"strict": True}
     rest(4, "tp", "--tensor-parallel 2 --sequence-parallel --heads 4", {}, ["tp: all-gather", "dp: all-reduce"]),
     rest(4, "3d", "--mesh dp=2,tp=2 --zero-stage 1", {}, ["tp: all-reduce", "dp: reduce-scatter"]),
     (2, "cp", "--cp ring", {}, ["cp: (send|receive)", "dp: all-reduce"]), rest(2, "cp", "", {}, ["cp: all-to-all", "dp: all-reduce"])])
-def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, stage, options, settings, causes):
-    run = trained(stage, SMALL, options, ranks=ranks, **settings)
+def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, program, options, settings, causes):
+    run = trained(program, SMALL, options, ranks=ranks, **settings)
     assert_says(run.said, f"^diagnosis  in ms, means of steps 2 to 8  *rank 0   of {ranks} ranks",
                 *(f"^  exposed, {cause}" for cause in causes),
                 r"^compute / \(compute \+ communication\) = [\d.]* %; compute / \(compute \+ exposed\) = [\d.]* %")
@@ -30,13 +30,13 @@ def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, stage, option
         assert abs(sum(run.series(field)[1:]) / 7 - mean) < 0.01
     printed = [float(ms) for ms in re.findall(r"^  .* (-?[\d.]+) +[\d.]+ to [\d.]+$", run.said.split("\ndiagnosis ")[1].split("\ncompute ")[0], re.M)]
     assert len(printed) > 2 and min(printed) >= 0 and abs(sum(printed[:-1]) - printed[-1]) < 0.01 * len(printed)
-    assert ("bubble" in "".join(run.said.split("\ndiagnosis ")[1])) == (stage == "pp" or "pp=2" in options)
+    assert ("bubble" in "".join(run.said.split("\ndiagnosis ")[1])) == (program == "pp" or "pp=2" in options)
 
 
-@pytest.mark.parametrize("stage, options, settings, what", [
+@pytest.mark.parametrize("program, options, settings, what", [
     ("ddp", "--fault 1:3:slow", {}, "A FAULT ON PURPOSE"), rest("pp", "--emulate-ms 2,2,2", {}, "EMULATED TIMES"), rest("ddp", "", STRICT, "STRICT MODE")])
-def test_times_that_are_not_this_machines_are_named(stage, options, settings, what):
-    assert_says(trained(stage, SMALL, options, ranks=2, **settings).said, f"NOT THE TIMES OF THIS MACHINE: {what}")
+def test_times_that_are_not_this_machines_are_named(program, options, settings, what):
+    assert_says(trained(program, SMALL, options, ranks=2, **settings).said, f"NOT THE TIMES OF THIS MACHINE: {what}")
 
 
 # A step may be longer than its bytes need on the link, but not shorter.

@@ -44,22 +44,22 @@ FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SI
 
 
 @contextlib.contextmanager
-def running(folder, stage, *options, ranks=2, **env):
+def running(folder, name, *options, ranks=2, **env):
     """A run that has made its first step and goes on: a future with its Run, the number of steps it has logged (a function), and the
     process ids of its ranks, by rank."""
-    name, pids = program(f"train_gpt2_{stage}"), {}
+    path, pids = program(f"train_gpt2_{name}"), {}
 
     def steps():
         return (folder / "metrics.jsonl").read_text().count('"step"') if (folder / "metrics.jsonl").exists() else 0
 
     with ThreadPoolExecutor() as threads:
-        run = threads.submit(command, [name], *options, ["--out", folder], ranks=ranks, env=env)
+        run = threads.submit(command, [path], *options, ["--out", folder], ranks=ranks, env=env)
         try:
             until(lambda: steps() > 0 or run.done())
             for place in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError): # a process that has ended, or is somebody else's
                     words, variables = ((place / file).read_bytes().split(b"\0") for file in ("cmdline", "environ"))
-                    if words[0] == name.encode() and str(folder).encode() in words:
+                    if words[0] == path.encode() and str(folder).encode() in words:
                         rank = next(v for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK="))
                         pids[int(rank.split(b"=")[1])] = int(place.name)
             assert len(pids) == ranks and not run.done(), run.result() if run.done() else pids
@@ -75,17 +75,17 @@ def signals(task, field):
     return {s for s in signal.valid_signals() if mask >> (s - 1) & 1}
 
 
-@pytest.mark.parametrize("stage", ["ddp", "fsdp", *map(rest, ("zero", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
-def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(stage, tmp_path):
+@pytest.mark.parametrize("name", ["ddp", "fsdp", *map(rest, ("zero", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
+def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(name, tmp_path):
     """Every rank gets SIGTERM 1,000 times. It goes on while rank 0 may still say why (SHARD_LEAVE_SECONDS): here, until killed."""
-    ranks, mesh = (4, "--mesh dp=2,tp=2") if stage == "3d" else (2, "")
+    ranks, mesh = (4, "--mesh dp=2,tp=2") if name == "3d" else (2, "")
     options = [SMALL, "--deterministic --lr-schedule constant --save-every 20 --keep 2", mesh]
     out = tmp_path / "out"
 
     def saved():
         return max((int(path.name[5:]) for path in out.glob("step_*")), default=0)
 
-    with running(out, stage, *options, "--steps 1000000", ranks=ranks, SHARD_LEAVE_SECONDS=3600) as (run, _, pids):
+    with running(out, name, *options, "--steps 1000000", ranks=ranks, SHARD_LEAVE_SECONDS=3600) as (run, _, pids):
         for pid in pids:
             handled = signals(Path(f"/proc/{pid}"), "SigCgt") - FAULTS
             blocked = [signals(task, "SigBlk") for task in Path(f"/proc/{pid}/task").iterdir()]
@@ -100,7 +100,7 @@ def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(sta
         for pid in pids: os.kill(pid, signal.SIGSTOP) # so that what is compared is not pruned
         step = saved()
         kept = shutil.copytree(out / f"step_{step:08}", tmp_path / "kept")
-    undisturbed = trained(stage, *options, "--steps", step, ranks=ranks).folder / f"step_{step:08}"
+    undisturbed = trained(name, *options, "--steps", step, ranks=ranks).folder / f"step_{step:08}"
     for file in sorted(path for path in undisturbed.iterdir() if path.suffix == ".safetensors"):
         assert (kept / file.name).read_bytes() == file.read_bytes(), file
 
@@ -151,7 +151,7 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
 
 
 # ---- errors that every rank finds (test/unit has more: test_sharding.c, test_axes.c, test_pipeline.c) ----
-@pytest.mark.parametrize("ranks, stage, options, pattern", [
+@pytest.mark.parametrize("ranks, name, options, pattern", [
     (2, "ddp", "--fault 1:3/4:kill", "only a pipeline, as in train_gpt2_pp"),
     (2, "pp", f"{PIPELINE} --fault 1:3/12:kill", "there is no micro-batch 12; a step has 12"),
     (4, "ddp", "--fault 4:1:kill", "there is no rank 4"), (3, "ddp", "", "--total-batch-size 512 must be a multiple.*3 ranks"),
@@ -179,8 +179,8 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
     # of what every mesh must divide, with the names of this one's options
     rest(4, "3d", "--mesh pp=4 --layers 3", "--mesh pp=4 with --chunks 1 makes 4 parts of the model, more than its 3 blocks"),
     rest(3, "3d", "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24", "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768")])
-def test_what_does_not_fit_the_ranks_is_said_by_each(ranks, stage, options, pattern):
-    assert_refused_by_all(train(stage, SMALL, options, ranks=ranks), ranks, pattern)
+def test_what_does_not_fit_the_ranks_is_said_by_each(ranks, name, options, pattern):
+    assert_refused_by_all(train(name, SMALL, options, ranks=ranks), ranks, pattern)
 
 
 @pytest.mark.parametrize("one, other, pattern", [

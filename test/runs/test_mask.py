@@ -1,4 +1,4 @@
-"""Masks: runs in which some tokens do not count agree with PyTorch's ignore_index, on any number of ranks and in every stage, though the
+"""Masks: runs in which some tokens do not count agree with PyTorch's ignore_index, on any number of ranks and in every program, though the
 ranks have very different numbers of tokens that count. test/reference/masked_reference.py made what they are compared with."""
 import functools, json, shutil
 import pytest
@@ -16,11 +16,11 @@ def data():
     return once("masked data", copies)
 
 
-def masked(stage, ranks, *options, **settings):
-    return trained(stage, PYTORCH, ["--data", data() / "tokens.bin"], *options, ranks=None if stage == "single" else ranks, **settings)
+def masked(program, ranks, *options, **settings):
+    return trained(program, PYTORCH, ["--data", data() / "tokens.bin"], *options, ranks=None if program == "single" else ranks, **settings)
 
 
-@pytest.mark.parametrize("stage, ranks, options", [
+@pytest.mark.parametrize("program, ranks, options", [
     ("single", 1, "--batch-size 16"), rest("single", 1, "--batch-size 1"), ("ddp", 4, "--batch-size 4 --bucket-mb 0.02"),
     ("ddp", 2, "--batch-size 4 --ddp naive"), rest("ddp", 4, "--batch-size 4 --ddp naive"), ("zero", 4, "--batch-size 4 --zero-stage 3"),
     rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"), rest("zeropp", 4, f"--batch-size 4 --node-ranks 2 {PLAIN}"),
@@ -29,8 +29,8 @@ def masked(stage, ranks, *options, **settings):
     rest("3d", 4, "--batch-size 8 --mesh dp=2,tp=2"), rest("3d", 4, "--batch-size 4 --mesh dp=2,pp=2"),
     rest("compress", 4, "--batch-size 4 --compress none"), ("cp", 4, "--batch-size 16 --cp ring --cp-balance zigzag"),
     rest("cp", 4, "--batch-size 8 --context-parallel 2 --cp allgather"), rest("cp", 2, "--batch-size 16 --cp ulysses --ddp naive")])
-def test_masked_runs_have_the_losses_norms_and_weights_of_pytorchs_ignore_index(stage, ranks, options):
-    run = masked(stage, ranks, options)
+def test_masked_runs_have_the_losses_norms_and_weights_of_pytorchs_ignore_index(program, ranks, options):
+    run = masked(program, ranks, options)
     for field in "loss", "grad_norm", "param_norm":
         assert_close(Stored("masked/pytorch_fp32"), run, only=field)
     assert_close(Stored("masked/pytorch_fp64"), run)
@@ -53,10 +53,10 @@ def test_a_mean_of_the_ranks_means_is_another():
 IN_ORDER = "--batch-size 4 --deterministic --save-every 5 --keep 0"
 
 
-@pytest.mark.parametrize("stage, options", [("zero", "--zero-stage 3"), rest("zero", "--zero-stage 1"), rest("zero", "--zero-stage 2"),
+@pytest.mark.parametrize("program, options", [("zero", "--zero-stage 3"), rest("zero", "--zero-stage 1"), rest("zero", "--zero-stage 2"),
                                             rest("fsdp", ""), rest("ddp", "--ddp naive")], ids=["zero3", "zero1", "zero2", "fsdp", "naive"])
-def test_masked_runs_have_the_same_bits_in_rank_order(stage, options):
-    assert_same(masked("ddp", 4, IN_ORDER), masked(stage, 4, "--batch-size 4 --deterministic", options))
+def test_masked_runs_have_the_same_bits_in_rank_order(program, options):
+    assert_same(masked("ddp", 4, IN_ORDER), masked(program, 4, "--batch-size 4 --deterministic", options))
 
 
 def test_a_masked_run_is_continued_to_the_bit(tmp_path):

@@ -9,7 +9,7 @@ from suite import ROOT, TOKENS, assert_refused, assert_same, command, environmen
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 16 --total-batch-size 768 --warmup-steps 0 "
          "--lr-schedule constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --deterministic")
-STAGES = { # the stage, its options
+PROGRAMS = { # the program, its options
     "single": ("single", ""), "ddp": ("ddp", ""), "zero3": ("zero", "--zero-stage 3"), "sharded": ("fsdp", "--checkpoint sharded"),
     "mesh": ("tp", "--tensor-parallel 2"), "stages": ("pp", "--pipeline-parallel 2"), "axes": ("3d", "--mesh dp=2,tp=2 --zero-stage 1"),
     "sequences": ("cp", "--context-parallel 2 --cp ring"), "compressed": ("compress", "--compress int8 --error-feedback")}
@@ -17,18 +17,18 @@ HOST, WAITS = socket.gethostname(), "waiting    up to"
 
 
 def options(name, ranks):
-    return [SMALL, "--batch-size", 48 // (ranks or 1), STAGES[name][1]]
+    return [SMALL, "--batch-size", 48 // (ranks or 1), PROGRAMS[name][1]]
 
 
 def second(folder, name, ranks, *more):
-    return in_folder(folder, STAGES[name][0], *options(name, ranks), *more, ranks=ranks, env={"OMP_NUM_THREADS": 1})
+    return in_folder(folder, PROGRAMS[name][0], *options(name, ranks), *more, ranks=ranks, env={"OMP_NUM_THREADS": 1})
 
 
 @contextlib.contextmanager
 def first(tmp_path, name, ranks=None):
     """A run that would never end, and has saved: its folder, its process, and the process ids of its ranks."""
-    folder, stage, pids = tmp_path / "out", STAGES[name][0], tmp_path / "pid"
-    line = words([[program(f"train_gpt2_{stage}")], *options(name, ranks), "--steps 1000000", ["--out", folder]])
+    folder, which, pids = tmp_path / "out", PROGRAMS[name][0], tmp_path / "pid"
+    line = words([[program(f"train_gpt2_{which}")], *options(name, ranks), "--steps 1000000", ["--out", folder]])
     # In a session of its own a rank that is stopped is not woken when mpirun dies.
     if ranks: line = [*launcher(), "-np", str(ranks), "setsid", "--wait", "sh", "-c",
                       'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"', str(pids), *line]
@@ -94,7 +94,7 @@ def test_others_wait_and_each_names_the_first_which_goes_on_to_the_bit(name, ran
         run = assert_continues(folder, name, ranks)
     assert WAITS not in run.out
     assert not re.search("cannot be|is not there", (tmp_path / "first.log").read_text()) # said by ranks that lived on
-    assert_same(trained(STAGES[name][0], *options(name, ranks), "--save-every 0 --steps", newest(folder), ranks=ranks), run)
+    assert_same(trained(PROGRAMS[name][0], *options(name, ranks), "--save-every 0 --steps", newest(folder), ranks=ranks), run)
 
 
 def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
@@ -132,7 +132,7 @@ def test_a_run_that_saves_nothing_needs_no_lock(tmp_path):
 
 # ---- ranks ----
 @pytest.mark.rest
-@pytest.mark.parametrize("name", [name for name in STAGES if name not in ("single", "zero3")])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ("single", "zero3")])
 def test_after_mpirun_was_killed_the_next_run_continues(name, tmp_path):
     with first(tmp_path, name, 4) as (folder, run, pids):
         kill(run)

@@ -1,4 +1,4 @@
-"""Runs of each stage under the sanitizers for addresses and undefined behaviour, of some also for leaks: two micro-batches a step,
+"""Runs of each program under the sanitizers for addresses and undefined behaviour, of some also for leaks: two micro-batches a step,
 evaluation, samples, a checkpoint, and a second run that continues from it. Rows are chosen for the code that they reach."""
 import re
 import pytest
@@ -18,7 +18,7 @@ def clean(run):
     return run
 
 
-# make test has the rows of `quick`, CI half of `rest` and a quarter of `sampled`. LEAKS: also for leaks. Ranks, stage.precision, options;
+# make test has the rows of `quick`, CI half of `rest` and a quarter of `sampled`. LEAKS: also for leaks. Ranks, program.precision, options;
 # a step has two sequences in two micro-batches for each rank, or as many tokens as --total-batch-size says.
 ROWS = """
     quick 3 ddp --bucket-mb 0.02 --check-every 1
@@ -69,17 +69,17 @@ ROWS = """
 def rows():
     marks = {"quick": pytest.param, "rest": rest, "sampled": sampled}
     for line in ROWS.strip().splitlines():
-        (mark, _, how), ranks, stage, *options = line.split()[0].partition("-"), *line.split()[1:]
-        name = re.sub(r"[^\w.+-]+", "_", "_".join([f"{ranks}_ranks", stage, *[how] * bool(how), *options])).replace("_--", "-")
-        yield marks[mark](int(ranks), *(stage.split(".") + ["fp32"])[:2], how, options, id=name)
+        (mark, _, how), ranks, which, *options = line.split()[0].partition("-"), *line.split()[1:]
+        name = re.sub(r"[^\w.+-]+", "_", "_".join([f"{ranks}_ranks", which, *[how] * bool(how), *options])).replace("_--", "-")
+        yield marks[mark](int(ranks), *(which.split(".") + ["fp32"])[:2], how, options, id=name)
 
 
-@pytest.mark.parametrize("ranks, stage, precision, how, options", [*rows()])
-def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, stage, precision, how, options, tmp_path):
+@pytest.mark.parametrize("ranks, which, precision, how, options", [*rows()])
+def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, which, precision, how, options, tmp_path):
     options = [str(tmp_path / "trace.json") if x == "TRACE" else x for x in options]
     for steps, more in (3, ""), (5, "--resume"):
-        run = clean(command([program(f"train_gpt2_{stage}", precision, debug=True)], SMALL, "--total-batch-size", 64 * ranks,
-                            "--steps", steps, more, options, ["--out", tmp_path / "out"], ranks=None if stage == "single" else ranks,
+        run = clean(command([program(f"train_gpt2_{which}", precision, debug=True)], SMALL, "--total-batch-size", 64 * ranks,
+                            "--steps", steps, more, options, ["--out", tmp_path / "out"], ranks=None if which == "single" else ranks,
                             strict=how == "strict", env=LEAKS if how == "LEAKS" else {}))
         assert run.status == 0, run
     assert (tmp_path / "out/step_00000005").is_dir()
@@ -87,19 +87,19 @@ def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, stage,
 
 
 # ---- runs that end in an error ----
-@pytest.mark.parametrize("stage, ranks, options, pattern", [
+@pytest.mark.parametrize("which, ranks, options, pattern", [
     ("ddp", 2, "--memory-limit 0.0001", "out of memory"), rest("fsdp", 2, "--memory-limit 0.0001 --cpu-offload all", "out of memory"),
     ("ddp", 2, "--init-from test/reference/nothing", "nothing"), rest("zero", 2, "--zero-stage 4", "--zero-stage"),
     rest("pp", 2, "--split 4,4", "--split"), rest("3d", 2, "--mesh dp=3", "--mesh"), rest("cp", 2, "--cp ring --seq-len 15", "--seq-len"),
     rest("ddp", 2, "--fault 1:2:bitflip --check-every 1", "differ")])
-def test_no_sanitizer_finds_anything_in_a_run_that_is_refused(stage, ranks, options, pattern):
-    assert_refused(clean(command([program(f"train_gpt2_{stage}", debug=True)], SMALL, "--steps 3 --out=", options, ranks=ranks)), pattern)
+def test_no_sanitizer_finds_anything_in_a_run_that_is_refused(which, ranks, options, pattern):
+    assert_refused(clean(command([program(f"train_gpt2_{which}", debug=True)], SMALL, "--steps 3 --out=", options, ranks=ranks)), pattern)
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("stage, options", [("zero", "--zero-stage 3"), ("fsdp", "--checkpoint sharded")], ids=["zero", "fsdp"])
-def test_no_sanitizer_finds_anything_where_a_checkpoint_is_damaged(stage, options, tmp_path):
-    line = words([[program(f"train_gpt2_{stage}", debug=True)], SMALL, options, ["--out", tmp_path], "--total-batch-size 192"])
+@pytest.mark.parametrize("which, options", [("zero", "--zero-stage 3"), ("fsdp", "--checkpoint sharded")], ids=["zero", "fsdp"])
+def test_no_sanitizer_finds_anything_where_a_checkpoint_is_damaged(which, options, tmp_path):
+    line = words([[program(f"train_gpt2_{which}", debug=True)], SMALL, options, ["--out", tmp_path], "--total-batch-size 192"])
     assert command(line, "--steps 2", ranks=3).status == 0
     flip(max(tmp_path.glob("step_*/optimizer*.safetensors")), 0.9)
     assert_refused(clean(command(line, "--steps 3 --resume", ranks=3)), "do not match their checksum")

@@ -77,11 +77,11 @@ DEEP = f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 16 --seq-le
        "--sample-every 0"
 
 
-@pytest.mark.parametrize("stage, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""), rest("zeropp", "--node-ranks 1"), rest("tp", ""), rest("pp", ""),
+@pytest.mark.parametrize("program, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""), rest("zeropp", "--node-ranks 1"), rest("tp", ""), rest("pp", ""),
                                             rest("3d", ""), rest("compress", "--compress int8"), rest("cp", ""), rest("cp", "--cp ring")])
-def test_auto_recomputes_only_if_not_all_activations_fit(stage, options):
+def test_auto_recomputes_only_if_not_all_activations_fit(program, options):
     def chosen(*more):
-        run = trained(stage, DEEP, options, *more, ranks=None if stage == "single" else 2)
+        run = trained(program, DEEP, options, *more, ranks=None if program == "single" else 2)
         assert "than predicted" not in run.out and run.about["options"]["recompute"] in ("none", "block")
         assert ("; blocks are recomputed\n" in run.out) == (run.about["options"]["recompute"] == "block")
         return run
@@ -90,7 +90,7 @@ def test_auto_recomputes_only_if_not_all_activations_fit(stage, options):
     assert peak(chosen()) == peak(chosen("--memory-limit", f"{peak(kept)}e-9")) == peak(kept)
     less = chosen("--memory-limit", f"{peak(kept) - 8}e-9")
     assert less.about["options"]["recompute"] == "block"
-    assert_same(kept, less) if stage == "single" else assert_close(kept, less, only="loss")
+    assert_same(kept, less) if program == "single" else assert_close(kept, less, only="loss")
 
 
 def test_a_memory_limit_that_is_too_small_is_an_error():

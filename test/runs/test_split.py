@@ -1,4 +1,4 @@
-"""References of test/split: a stage that is compiled with headers that form sums in parts has the bits of ranks that share the work.
+"""References of test/split: a program that is compiled with headers that form sums in parts has the bits of ranks that share the work.
 Here are DDP and what a header leaves as it is; test_tp.py, test_pp.py and test_3d.py compare meshes, and see that other parts have other bits."""
 import pytest
 from meshes import EVALUATIONS, SMALL, batch, reference, split_program

@@ -1,4 +1,4 @@
-"""Strict mode, where what a stage must not read is NaN: every stage has the bits that it has without it, and those of a setting that keeps its
+"""Strict mode, where what a program must not read is NaN: every program has the bits that it has without it, and those of a setting that keeps its
 gradients elsewhere. Sequences have 16 tokens and the model 1024 positions, so most rows of the position embedding's gradient are written by
 no layer: a buffer in which something else has been must be zero there."""
 import re
@@ -8,8 +8,8 @@ from suite import TOKENS, assert_same, trained
 
 SHORT = (f"--model gpt2 --layers 3 --heads 2 --channels 16 --data {TOKENS} --val-data= --seq-len 16 --batch-size 1 --steps 3 --lr 3e-3 "
          "--warmup-steps 1 --eval-every 0 --sample-every 0 --deterministic")
-# Settings with the same first word have the same bits: those of a stage that adds up micro-batches in another place have others. * before a
-# row: make test has it. Ranks, stage, options.
+# Settings with the same first word have the same bits: those of a program that adds up micro-batches in another place have others. * before a
+# row: make test has it. Ranks, program, options.
 ROWS = """
     *pair 2 zero --zero-stage 3
     *pair 2 fsdp --sharding full --cpu-offload all --recompute block
@@ -57,15 +57,15 @@ ROWS = """
 
 def rows():
     first = {}
-    for quick, bits, ranks, stage, options in re.findall(r"^ +(\*?)(\w+) (\d) (\w+) ?(.*)", ROWS, re.M):
-        setting = (int(ranks), stage, options)
-        name = re.sub(r"[^\w.+-]+", "_", f"{ranks}_ranks-{stage}{options.replace('--', '-')}".replace(" -", "-"))
+    for quick, bits, ranks, program, options in re.findall(r"^ +(\*?)(\w+) (\d) (\w+) ?(.*)", ROWS, re.M):
+        setting = (int(ranks), program, options)
+        name = re.sub(r"[^\w.+-]+", "_", f"{ranks}_ranks-{program}{options.replace('--', '-')}".replace(" -", "-"))
         yield (pytest.param if quick else sampled)(first.setdefault(bits, setting), setting, id=name)
 
 
-def run(ranks, stage, options, **settings):
+def run(ranks, program, options, **settings):
     """Two micro-batches a step, or four where two ranks share a replica of the model."""
-    return trained(stage, SHORT, "--total-batch-size", 32 * ranks, options, ranks=None if stage == "single" else ranks, **settings)
+    return trained(program, SHORT, "--total-batch-size", 32 * ranks, options, ranks=None if program == "single" else ranks, **settings)
 
 
 @pytest.mark.parametrize("first, setting", [*rows()])

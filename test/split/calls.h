@@ -1,5 +1,5 @@
 /*
-calls.h - tensor.h and data.h include this at their ends: of these layers the stage then calls SPLIT_CALL(name), their own version. For a
+calls.h - tensor.h and data.h include this at their ends: of these layers the program then calls SPLIT_CALL(name), their own version. For a
 matrix product the name of its weights is noted.
 */
 #define matmul_forward(out, inp, w, ...) (SPLIT_ROLE(w), SPLIT_CALL(matmul_forward)(out, inp, w, __VA_ARGS__))

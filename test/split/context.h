@@ -1,5 +1,5 @@
 /*
-context.h - the reference of context parallelism, after data.h. With -DCONTEXT_PARTS=c and -DDATA_PARTS=N a stage for one device computes,
+context.h - the reference of context parallelism, after data.h. With -DCONTEXT_PARTS=c and -DDATA_PARTS=N a program for one device computes,
 to the bit, what train_gpt2_cp computes on N ranks, of which c share each sequence, with --deterministic.
 
 Rows lie as ranks have them, (N,pieces,B,P), so that data.h's parts are the ranks' rows. Here are the layers that know positions.
@@ -145,7 +145,7 @@ static inline void context_attention_backward(floatX* dqkv, const floatX* dout, 
     split_free(kv); split_free(rounded); split_free(dq); split_free(dkv); split_free(terms);
 }
 
-// ---- what the stage calls ----
+// ---- what the program calls ----
 #define encoder_forward context_encoder_forward
 #define encoder_backward context_encoder_backward
 #define attention_forward context_attention_forward

@@ -1,5 +1,5 @@
 /*
-data.h - the reference of data parallelism. A stage for one device that is compiled with -include test/split/data.h and -DDATA_PARTS=N
+data.h - the reference of data parallelism. A program for one device that is compiled with -include test/split/data.h and -DDATA_PARTS=N
 computes with batches of N*B sequences, to the bit, what N ranks with batches of B compute under --deterministic.
 
 Every layer is called once for each rank's rows. Each part has memory of its own for the gradients of all parameters, where they are added
@@ -61,11 +61,11 @@ static inline void data_add_sum_squares(double* acc, const floatX* x, size_t n) 
     for (int i = 0; i < split_data.gradients.num; i++) {
         SplitGradient g = split_data.gradients.all[i];
         if (!split_is_in(&g, x, n)) continue;
-        require(g.stages + g.n <= x + n, "a gradient lies in two pieces of memory");
+        require(g.in_program + g.n <= x + n, "a gradient lies in two pieces of memory");
 #ifdef SPLIT_TIED_H
         tied_meet(g.apart, (size_t)DATA_PARTS * g.n);
 #endif
-        split_sum(g.stages, g.apart, DATA_PARTS, g.n);
+        split_sum(g.in_program, g.apart, DATA_PARTS, g.n);
     }
     add_sum_squares(acc, x, n);
 }
@@ -138,7 +138,7 @@ static inline void data_matmul_backward_weight(floatX* dw, floatX* dbias, const 
         DATA_LAYER(matmul_backward_weight)(part_dw, part_dbias, dout + s.first * OC, inp + s.first * C, s.rows, C, OC, part_mode);
     }
 }
-// The stage has one chunk, which is cut as each rank cuts its rows.
+// The program has one chunk, which is cut as each rank cuts its rows.
 static inline void data_matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N,
                                                      int C, int OC, GradMode mode) {
     require(row == 0 && n == N, "rows %d to %d of %d at once, not all", row, row + n, N);
@@ -169,7 +169,7 @@ static inline void data_classifier_forward_backward(float* losses, floatX* logit
         DATA_LAYER(classifier_forward_backward)(losses + s.first, logits + s.first * Vp, targets + s.first, dloss, s.rows, V, Vp);
 }
 
-// ---- what the stage calls ----
+// ---- what the program calls ----
 #undef SPLIT_CALL
 #undef matmul_backward_weight_chunk // tied.h's, as are the next two
 #undef encoder_backward

@@ -52,7 +52,7 @@ static inline void sequence_sum(SplitGradient g, int outer, int inner) {
     size_t C = g.n;
     floatX* sums = (floatX*)split_alloc((size_t)outer * C * sizeof(floatX));
     for (int i = 0; i < outer; i++) split_sum(sums + (size_t)i * C, g.apart + (size_t)(i * inner) * C, inner, C);
-    split_sum(g.stages, sums, outer, C);
+    split_sum(g.in_program, sums, outer, C);
     split_free(sums);
 }
 
@@ -66,6 +66,6 @@ static inline void sequence_add_sum_squares(double* acc, const floatX* x, size_t
     data_add_sum_squares(acc, x, n);
 }
 
-// ---- what the stage calls ----
+// ---- what the program calls ----
 #define layernorm_backward sequence_layernorm_backward
 #define add_sum_squares sequence_add_sum_squares

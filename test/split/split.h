@@ -26,7 +26,7 @@ static inline void split_free(void* p) {
 #endif
 }
 
-// ---- which weights a call is about: its role, told by the name of the argument in the stage file ----
+// ---- which weights a call is about: its role, told by the name of the argument in the program ----
 typedef enum { ROLE_QKV, ROLE_PROJ, ROLE_FC, ROLE_FCPROJ, ROLE_WTE } SplitRole;
 static SplitRole split_role __attribute__((unused)); // of the call that is being made; tied.h asks for none
 
@@ -73,29 +73,29 @@ static inline void split_move(void* part, void* whole, SplitCut c, size_t size, 
 }
 static inline void split_put(floatX* part, floatX* whole, SplitCut c) { split_move(part, whole, c, sizeof(floatX), true); }
 
-// ---- gradients that a header keeps apart, found by where the stage has them ----
+// ---- gradients that a header keeps apart, found by where the program has them ----
 typedef struct {
-    floatX* stages; // (n) a view of the stage's memory
-    floatX* apart;  // some times n elements: terms of the stage's, owned, never freed
+    floatX* in_program; // (n) a view of the program's memory
+    floatX* apart;  // some times n elements: terms of the program's, owned, never freed
     size_t n;
     bool waits;     // tied.h: apart is still to be added
 } SplitGradient;
 typedef struct { SplitGradient* all; int num; } SplitGradients; // all (num) owned, never freed
 
-// That of the stage's gradient (n). If there is none it is made, with room for so many times n elements. n 0: there must be one.
-static inline SplitGradient* split_gradient(SplitGradients* g, floatX* stages, size_t n, int times) {
+// That of the program's gradient (n). If there is none it is made, with room for so many times n elements. n 0: there must be one.
+static inline SplitGradient* split_gradient(SplitGradients* g, floatX* in_program, size_t n, int times) {
     for (int i = 0; i < g->num; i++) {
-        if (g->all[i].stages != stages) continue;
+        if (g->all[i].in_program != in_program) continue;
         require(n == 0 || n == g->all[i].n, "a gradient had %zu elements and has %zu now", g->all[i].n, n);
         return &g->all[i];
     }
     require(n > 0, "the embedding's gradient comes before the classifier's, or is elsewhere");
     g->all = (SplitGradient*)xrealloc(g->all, (size_t)(g->num + 1) * sizeof(SplitGradient));
-    SplitGradient made = { stages, (floatX*)split_alloc((size_t)times * n * sizeof(floatX)), n, false };
+    SplitGradient made = { in_program, (floatX*)split_alloc((size_t)times * n * sizeof(floatX)), n, false };
     g->all[g->num] = made;
     return &g->all[g->num++];
 }
-static inline bool split_is_in(const SplitGradient* g, const floatX* x, size_t n) { return g->stages >= x && g->stages < x + n; }
+static inline bool split_is_in(const SplitGradient* g, const floatX* x, size_t n) { return g->in_program >= x && g->in_program < x + n; }
 
 // ---- sums ----
 // out (n) = terms[0] + terms[1] + ... + terms[t-1], each (n). They are added in rank order, in fp32, and rounded once,

@@ -1,5 +1,5 @@
 /*
-tensor.h - the reference of tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3). A stage that is compiled with -include
+tensor.h - the reference of tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3). A program that is compiled with -include
 test/split/tensor.h and -DTENSOR_PARTS=t computes, to the bit, what t ranks compute that share every matrix, if they form sums in rank
 order:
 
@@ -217,7 +217,7 @@ static inline void tensor_classifier_forward_backward(float* losses, floatX* log
     }
 }
 
-// ---- what the stage calls ----
+// ---- what the program calls ----
 #define SPLIT_CALL(name) tensor_##name
 #include "calls.h"
 #endif

@@ -1,5 +1,5 @@
 /*
-tied.h - the reference of pipeline parallelism. A stage that is compiled with -include test/split/tied.h computes, to the bit, what the
+tied.h - the reference of pipeline parallelism. A program that is compiled with -include test/split/tied.h computes, to the bit, what the
 ranks of a pipeline compute with as many micro-batches, whatever the schedule: train_gpt2_single for one replica of the model,
 train_gpt2_ddp for several.
 
@@ -27,13 +27,13 @@ nothing, so that one program also serves meshes of one stage.
 #define TIED_APART 1
 #endif
 
-static SplitGradients split_tied; // of wte, of the stage or of a part of its batch: the head's is the stage's, the embedding's is apart
+static SplitGradients split_tied; // of wte, of the program or of a part of its batch: the head's is the program's, the embedding's is apart
 
 // The two sums meet if the head's lies in x (n).
 static inline void tied_meet(const floatX* x, size_t n) {
     for (SplitGradient* g = split_tied.all; g < split_tied.all + split_tied.num; g++) {
         if (!g->waits || !split_is_in(g, x, n)) continue;
-        add_in_place(g->stages, g->apart, g->n);
+        add_in_place(g->in_program, g->apart, g->n);
         g->waits = false;
     }
 }

@@ -4,7 +4,7 @@ import sys
 from suite import ROOT
 
 sys.path[:0] = [str(ROOT / "dev/tools/plan"), str(ROOT / "dev/tools")]
-os.environ.setdefault("PLAN_STAGES", str(ROOT / "build/predict"))
+os.environ.setdefault("PLAN_PROGRAMS", str(ROOT / "build/predict"))
 
 from machines import Network, link_of, open_link  # noqa: E402 (the path comes first)
 from questions import Plan  # noqa: E402

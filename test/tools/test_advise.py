@@ -12,8 +12,8 @@ def advise(path, start=succeeds):
 
 
 def metrics(folder, mean={}, others={}, slowest={}, options={}, **found):
-    """A metrics.jsonl whose diagnosis has these ms of a step of 100, of which 50 are computing. found: also stage, precision and sent."""
-    about = {"world_size": 4, "stage": found.pop("stage", "train_gpt2_x"), "precision": found.pop("precision", "fp32"),
+    """A metrics.jsonl whose diagnosis has these ms of a step of 100, of which 50 are computing. found: also program, precision and sent."""
+    about = {"world_size": 4, "program": found.pop("program", "train_gpt2_x"), "precision": found.pop("precision", "fp32"),
              "predicted_comm_bytes": found.pop("sent", 3.2e6), "options": {"batch-size": 16, **options}}
     diagnosis = {"from": 2, "to": 4, "artificial": "", "local_ranks": 4, "cores": 4, "micro_batches": 2, "stages": 4, "tokens_per_step": 1000,
                  "single_tokens_per_second": None, "scaling_efficiency": None, "slowest_rank": 3, "mean": NOTHING | {"computing": 50} | mean,
@@ -80,8 +80,8 @@ def test_communication_is_hidden_then_outweighed_then_compressed(tmp_path):
 
 @pytest.mark.parametrize("found, hides, halves", [
     ({"options": {"ddp": "bucketed"}}, "a smaller --bucket-mb begins earlier", "make PRECISION=bf16 sends"),
-    ({"stage": "train_gpt2_ddp", "precision": "bf16"}, "no option would hide more", "16 bits already; train_gpt2_compress --compress int8 sends"),
-    ({"stage": "train_gpt2_zero", "precision": "fp16"}, "train_gpt2_fsdp gathers a block ahead", "numbers have 16 bits already; 8 would be"),
+    ({"program": "train_gpt2_ddp", "precision": "bf16"}, "no option would hide more", "16 bits already; train_gpt2_compress --compress int8 sends"),
+    ({"program": "train_gpt2_zero", "precision": "fp16"}, "train_gpt2_fsdp gathers a block ahead", "numbers have 16 bits already; 8 would be"),
     ({"options": {"prefetch": "none", "compress": "none"}}, "take --prefetch backward-pre", "--compress bf16 sends"),
     ({"options": {"prefetch": "backward-pre", "compress": "none"}, "precision": "bf16"}, "no option would hide more", "--compress int8 sends"),
     ({"options": {"compress": "int8"}}, "no option would hide more", "--compress int4 sends"),

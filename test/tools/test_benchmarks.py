@@ -220,7 +220,7 @@ def gpu_check(tmp_path):
     (copy / "llmc").symlink_to(ROOT / "llmc")
     (copy / "test").mkdir()
     for name in "unit", "reference", "kernels": (copy / "test" / name).symlink_to(ROOT / "test" / name)
-    for stage in ROOT.glob("train_gpt2_*.cu"): (copy / stage.name).touch()
+    for program in ROOT.glob("train_gpt2_*.cu"): (copy / program.name).touch()
     for name in "asked", "fails", "hangs": (copy / name).touch()
     (copy / "gpus").write_text("1")
     (copy / "card").write_text("NVIDIA H100 80GB HBM3, 9.0")

@@ -26,8 +26,8 @@ class Cluster:
         assert run.status == 0, run
         return self
 
-    def run(self, stage, *options, out=None, start=succeeds, through=[], **settings):
-        run = start("dev/cluster/run", through, program(f"train_gpt2_{stage}"), SMALL, *options, *(["--out", out] if out else []), env=self.env,
+    def run(self, name, *options, out=None, start=succeeds, through=[], **settings):
+        run = start("dev/cluster/run", through, program(f"train_gpt2_{name}"), SMALL, *options, *(["--out", out] if out else []), env=self.env,
                     **settings)
         return Run(run.command, run.status, run.out, run.err, out)
 
@@ -134,14 +134,14 @@ def test_killed_a_cluster_leaves_nothing(cluster):
 
 
 # ---- what crosses ----
-@pytest.mark.parametrize("stage, options", [("ddp", "--allreduce ring"), rest("zero", "--zero-stage 3"), rest("fsdp", "--reduce-dtype fp32")])
-def test_the_kernel_counts_on_a_link_what_a_program_says_that_it_sends(cluster, stage, options, tmp_path):
+@pytest.mark.parametrize("name, options", [("ddp", "--allreduce ring"), rest("zero", "--zero-stage 3"), rest("fsdp", "--reduce-dtype fp32")])
+def test_the_kernel_counts_on_a_link_what_a_program_says_that_it_sends(cluster, name, options, tmp_path):
     """Twice as many steps send twice as much: what a start sends is not counted. Headers and acknowledgements take up to 3 %."""
     cluster.up(4, 1, "unlimited")
     counts = [cluster.sent()]
     for steps in 10, 30:
         out = tmp_path / f"{steps}"
-        run = cluster.run(stage, options, f"--channels 128 --steps {steps}", out=out)
+        run = cluster.run(name, options, f"--channels 128 --steps {steps}", out=out)
         counts.append(cluster.sent())
     for begin, middle, end in zip(*counts):
         a_step = ((end - middle) - (middle - begin)) / 20
@@ -179,7 +179,7 @@ ROUNDS = int(os.environ.get("CLUSTER_FAULT_ROUNDS", 1))
 LONG_RUN = "--deterministic --steps 40 --save-every 5"
 
 
-def interrupted(cluster, stage, out, links):
+def interrupted(cluster, name, out, links):
     """A LONG_RUN whose links change so when it has saved twice; it has 3 s for each wait. Returns it, what each rank said, and the seconds
     until it ended. A rank that is cut off says it to a file."""
     def fail():
@@ -188,48 +188,48 @@ def interrupted(cluster, stage, out, links):
         return time.time()
     with ThreadPoolExecutor() as beside:
         failed = beside.submit(fail)
-        run = cluster.run(stage, LONG_RUN, "--comm-timeout 3", out=out, through=["sh", "-c", f'"$0" "$@" 2>{out}.$OMPI_COMM_WORLD_RANK'],
+        run = cluster.run(name, LONG_RUN, "--comm-timeout 3", out=out, through=["sh", "-c", f'"$0" "$@" 2>{out}.$OMPI_COMM_WORLD_RANK'],
                           start=command, timeout=60)
         return run, [Path(f"{out}.{rank}").read_text() for rank in range(4)], time.time() - failed.result()
 
 
 # says: of the ranks on rank 0's side, and of those on the other, which hear nothing of rank 0.
 @pytest.mark.rest
-@pytest.mark.parametrize("stage, links, gone, says", [
+@pytest.mark.parametrize("name, links, gone, says", [
     ("ddp", "2 down", [2], "rank 2 on node2 has"), ("fsdp", "0 down", [1, 2, 3], "ranks 1-3 on node1, node2, node3 have"),
     ("fsdp", "2,3 part=1", [2, 3], "ranks 2-3 on node2, node3 have")])
-def test_ranks_that_the_network_loses_are_named_and_the_run_resumes_to_the_bit(cluster, tmp_path, stage, links, gone, says):
+def test_ranks_that_the_network_loses_are_named_and_the_run_resumes_to_the_bit(cluster, tmp_path, name, links, gone, says):
     """Nobody goes on alone: all ranks end soon after the deadline and write their last operations, and mpirun ends, too."""
     cluster.up(4, 1, "200mbit")
     for i in range(ROUNDS):
         out = tmp_path / f"{i}"
-        run, said, seconds = interrupted(cluster, stage, out, links)
+        run, said, seconds = interrupted(cluster, name, out, links)
         assert run.status not in (0, "no end") and seconds < 20, run
         for rank in range(4):
             assert_says(said[rank], f"^rank {rank}: error: .*{'rank 0 on node0 has' if rank in gone else says} been silent for .*--resume")
         assert len([*out.glob("ops_rank_*.txt")]) == 4
         saved = run.checkpoint().name
         cluster.sh("link all up,part=0")
-        again = cluster.run(stage, LONG_RUN, "--resume", out=out)
+        again = cluster.run(name, LONG_RUN, "--resume", out=out)
         assert_says(again.out, f"^start      step .* of 40, from .*{saved}")
-        assert_same(trained(stage, SMALL, LONG_RUN, ranks=4), again)
-        print(f"{stage}, link {links}: named by all, ended after {seconds:.1f} s, resumed from {saved}")
+        assert_same(trained(name, SMALL, LONG_RUN, ranks=4), again)
+        print(f"{name}, link {links}: named by all, ended after {seconds:.1f} s, resumed from {saved}")
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("stage, node, link, says", [
+@pytest.mark.parametrize("name, node, link, says", [
     ("ddp", 1, "loss=5%", "^step 5/5 "), ("ddp", 2, "20mbit", r"^slow link  rank 2 on node2: [12]\.. MB/s to and from other machines"),
     ("fsdp", 0, "20mbit", r"^slow link  rank 0 on node0: [12]\.. MB/s")])
-def test_a_bad_link_makes_a_run_slower_and_not_different(cluster, tmp_path, stage, node, link, says):
+def test_a_bad_link_makes_a_run_slower_and_not_different(cluster, tmp_path, name, node, link, says):
     """A link that is ten times slower is named. One that loses every twentieth frame makes TCP send again."""
     cluster.up(4, 1, "200mbit")
     cluster.sh("link", node, link)
     for i in range(ROUNDS):
         begun = time.time()
-        run = cluster.run(stage, "--deterministic", out=tmp_path / f"{i}")
+        run = cluster.run(name, "--deterministic", out=tmp_path / f"{i}")
         assert_says(run.out, says)
-        assert_same(trained(stage, SMALL, "--deterministic", ranks=4), run)
-        print(f"{stage}, link {node} {link}: {time.time() - begun:.1f} s", *re.findall("^slow link.*", run.out, re.M))
+        assert_same(trained(name, SMALL, "--deterministic", ranks=4), run)
+        print(f"{name}, link {node} {link}: {time.time() - begun:.1f} s", *re.findall("^slow link.*", run.out, re.M))
 
 
 @pytest.mark.rest

@@ -174,18 +174,18 @@ def test_an_export_refuses_weights_that_would_be_infinite(dtype, fits, values, c
     run("hf_export", large(0, fits, -fits), tmp_path / "also", "--dtype", dtype)
 
 
-@pytest.mark.parametrize("stage, ranks, precision, value", [
+@pytest.mark.parametrize("name, ranks, precision, value", [
     ("single", None, "fp16", 1e5), ("single", None, "bf16", 3.4e38), ("ddp", 2, "bf16", 3.4e38), rest("zero", 2, "bf16", 3.4e38),
     rest("fsdp", 2, "bf16", 3.4e38)])
-def test_a_run_refuses_weights_that_would_be_infinite(stage, ranks, precision, value, large, tmp_path):
+def test_a_run_refuses_weights_that_would_be_infinite(name, ranks, precision, value, large, tmp_path):
     options = f"--data {TOKENS} --val-data= --seq-len 16 --batch-size 8 --total-batch-size 0 --sample-every 0 --steps 0"
     out = tmp_path / "out"
-    how = " --zero-stage 3" * (stage == "zero")
+    how = " --zero-stage 3" * (name == "zero")
     says = f"2 of its weights are too large for {precision}, the first of them in tensor 'h.1.fc.weight'; choose "
     init = ["--init-from", large(0, value, -value)]
-    assert_refused(command([program(f"train_gpt2_{stage}", precision)], options, how, init, ranks=ranks), says)
+    assert_refused(command([program(f"train_gpt2_{name}", precision)], options, how, init, ranks=ranks), says)
     assert command([program("train_gpt2_single")], options, init, ["--out", out]).status == 0
-    again = command([program(f"train_gpt2_{stage}", precision)], options, how, "--resume", ["--out", out], ranks=ranks)
+    again = command([program(f"train_gpt2_{name}", precision)], options, how, "--resume", ["--out", out], ranks=ranks)
     assert_refused(again, f"step_00000000: {says}")
 
 

@@ -1,4 +1,4 @@
-"""The demo on a tiny model, how scripts start ranks, the tables of what stages keep and send, and plots: what is drawn is what the metrics say."""
+"""The demo on a tiny model, how scripts start ranks, the tables of what programs keep and send, and plots: what is drawn is what the metrics say."""
 import os, re, shutil
 import pytest
 from suite import ROOT, assert_refused, assert_says, command, executable, launcher, program, succeeds
@@ -16,8 +16,8 @@ def done(*arguments, **settings):
 
 
 # ---- the demo ----
-def test_the_demo_trains_samples_saves_and_says_what_each_stage_keeps_and_how_to_go_on(tmp_path):
-    for stage in "ddp", "zero": (tmp_path / f"train_gpt2_{stage}").symlink_to(ROOT / program(f"train_gpt2_{stage}"))
+def test_the_demo_trains_samples_saves_and_says_what_each_program_keeps_and_how_to_go_on(tmp_path):
+    for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
     run = done("demo", SMALL, "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8 --check-every 2 --no-deterministic",
                ["--prompt", "It's 'so'"], env={"BUILD": tmp_path})
     assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of",
@@ -34,7 +34,7 @@ def test_the_demo_trains_samples_saves_and_says_what_each_stage_keeps_and_how_to
 
 
 def test_a_slow_machine_trains_fewer_steps_and_says_so(tmp_path):
-    for stage in "ddp", "zero": (tmp_path / f"train_gpt2_{stage}").symlink_to(ROOT / program(f"train_gpt2_{stage}"))
+    for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
     run = done("demo", SMALL, "--batch-size 4 --eval-steps 1 --sample-tokens 8", env={"BUILD": tmp_path, "MINUTES": 0})
     assert_says(run.out, "^a step takes 0[.]. s here, so the demo trains 10 steps, not 400; DEMO='--steps 400' trains them all$",
                 "^step +10/10 ", f"^checkpoint: {tmp_path}/demo/step_00000010$", "--steps 20$")
@@ -74,16 +74,16 @@ def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_pat
 
 # ---- the tables ----
 @pytest.mark.rest
-def test_any_stages_can_be_put_beside_ddp_and_keep_and_send_what_the_formulas_say(tmp_path):
+def test_any_programs_can_be_put_beside_ddp_and_keep_and_send_what_the_formulas_say(tmp_path):
     """Tensor, pipeline and mixed parallelism keep what their shapes say, sharded data parallelism half, a ring all."""
-    run = done("bench/zero_memory", ["--stages", "ddp zero-1 zero-3 fsdp tp pp cp 3d", "--svg", tmp_path / "stages.svg"],
+    run = done("bench/zero_memory", ["--programs", "ddp zero-1 zero-3 fsdp tp pp cp 3d", "--svg", tmp_path / "programs.svg"],
                "--ranks 2 --layers 4 --channels 64 --heads 4 --seq-len 16 --batch-size 2 --total-batch-size 192")
     sent = re.findall(r"^ +2 (?:ddp|zero [13]) .* 3 +([\d.]+) +([\d.]+)$", run.out, re.M) # in 3 micro-batches
     assert len(sent) == 3 and all(0.999 <= float(x) / float(formula) <= 1.02 for x, formula in sent), run
     assert_says(run.out, "^ +2 zero 1 .* 75.0 %  75.0 % ", "^ +2 3d .* 75.0 %  75.0 % ", "^ +2 cp .* 100.0 % 100.0 % .* -$", r"^ +2 fsdp .* 50.\d %  50.0 % ",
-                *(rf"^ +2 {stage} .* [5-9][\d.]+ %  50.0 % .* -$" for stage in ("tp", "pp")))
-    svg = (tmp_path / "stages.svg").read_text()
-    assert len(re.findall('fill="#(?!cccccc)[0-9a-f]*"', svg)) == 5 + 8 * 5  # a legend, and five kinds of eight stages
+                *(rf"^ +2 {name} .* [5-9][\d.]+ %  50.0 % .* -$" for name in ("tp", "pp")))
+    svg = (tmp_path / "programs.svg").read_text()
+    assert len(re.findall('fill="#(?!cccccc)[0-9a-f]*"', svg)) == 5 + 8 * 5  # a legend, and five kinds of eight programs
     assert ">2 ranks</text>" in svg and svg.endswith("</svg>\n")
 
 
@@ -96,7 +96,7 @@ OF_A_RUN = r"\d+ MB \| [\d.]+ MB \| x [\d.]+ \| [\d.]+ %"
              r"single \| \d+ MB \| \| 1 \|": 1}),
     (f"--table tp {SMALL}", {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 4, r"DDP \| .* \| x 1.00 \| .*": 1}),
     (f"--table pp {SMALL} --layers 4", {fr"(?:pipeline, 1 micro-batch|[48] micro-batches(?:, `--schedule [-a-z\d]*`)?) \| {OF_A_RUN}": 6,
-                                        r"DDP \| .* \| x 1.00 \| .*": 1})], ids=["stages", "tp", "pp"])
+                                        r"DDP \| .* \| x 1.00 \| .*": 1})], ids=["programs", "tp", "pp"])
 def test_readmes_tables_have_a_row_for_each_way(options, rows):
     run = done("bench/readme_table", "--rounds 1 --steps 3", options)
     for row, count in rows.items(): assert len(re.findall(rf"^\| {row} \|$", run.out, re.M)) == count, (row, run)

@@ -19,5 +19,5 @@ def test_mistakes_are_made_one_after_another_and_earlier_runs_are_kept(tmp_path)
 
 def test_what_is_not_there_is_refused(tmp_path):
     assert_refused(command(SCRIPT, "ddp forget-it"), "list.toml has no 'forget-it'")
-    assert_refused(command(SCRIPT, "ddq"), "there is no stage 'ddq'; there are ddp, zero")
+    assert_refused(command(SCRIPT, "ddq"), "there is no program 'ddq'; there are ddp, zero")
     assert_refused(command(SCRIPT, "--from doc/results/exercises.jsonl ddp forget-it"), "there is no run 'ddp forget-it'")

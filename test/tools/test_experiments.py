@@ -207,7 +207,7 @@ def report(*arguments, start=command):
 
 def page(folder, experiment, *runs, **header):
     """The page that results by hand make, as one line: runs are (name, round, {field: value})."""
-    lines = [HEADER | header, *[{"run": name, "round": number, "ranks": 2, "stage": "fsdp", "options": "--steps 3"} | fields for name, number, fields in runs]]
+    lines = [HEADER | header, *[{"run": name, "round": number, "ranks": 2, "program": "fsdp", "options": "--steps 3"} | fields for name, number, fields in runs]]
     (folder / "made.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     run = report("--results", folder / "made.jsonl", "--out", folder / "made", f"experiments/{experiment}")
     return run if run.status else (folder / "made/README.md").read_text().replace("\n", " ")
@@ -298,7 +298,7 @@ def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     ("experiments/run", "recompute --quick", "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
     ("experiments/run", "recompute --quick --store", "--quick measures nothing"),
     ("dev/bench/mesh_table", ["--meshes", "2x2"], "--meshes wants meshes such as .* not '2x2'"),
-    ("dev/bench/readme_table", "--steps 1", "from 2 on"), ("dev/bench/zero_memory", ["--stages", "tp pp"], "--stages begins with ddp")])
+    ("dev/bench/readme_table", "--steps 1", "from 2 on"), ("dev/bench/zero_memory", ["--programs", "tp pp"], "--programs begins with ddp")])
 def test_what_cannot_be_measured_is_refused(script, options, why):
     assert_refused(command(f"python3 {script}.py", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
 
@@ -308,7 +308,7 @@ def test_what_cannot_be_measured_is_refused(script, options, why):
 @pytest.mark.parametrize("experiment, device", [*((name, "cpu") for name in EXPERIMENTS), *(
     pytest.param(name, "emulated", marks=gpus.missing("cublasLt", "cudnn", "nccl")) for name in ("offload", "out_of_memory"))])
 def test_an_experiment_runs_to_its_end_in_its_quick_form_and_has_a_page(tmp_path, experiment, device):
-    for stage in ("ddp", "fsdp") if device == "emulated" else (): gpus.program(stage)
+    for program in ("ddp", "fsdp") if device == "emulated" else (): gpus.program(program)
     def files(): return {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*") if "__pycache__" not in str(path) and path.is_file()}
     before = files()
     succeeds(f"python3 experiments/run.py {experiment} --quick --into", tmp_path / "results.jsonl", timeout=900,

@@ -43,12 +43,12 @@ def test_two_ranks_on_this_machine_are_started_from_a_hostfile(tmp_path):
 
 
 # ---- mpiexec of another MPI ----
-@pytest.mark.parametrize("stage", ["single", "ddp", *map(rest, ("zero", "fsdp", "zeropp", "tp", "pp", "3d", "cp", "compress"))])
-def test_ranks_of_another_mpi_do_not_train_one_by_one(stage, tmp_path):
+@pytest.mark.parametrize("name", ["single", "ddp", *map(rest, ("zero", "fsdp", "zeropp", "tp", "pp", "3d", "cp", "compress"))])
+def test_ranks_of_another_mpi_do_not_train_one_by_one(name, tmp_path):
     """MPICH's mpiexec sets these variables, which say nothing to Open MPI: each process would be a rank alone."""
     of_mpich = [{"PMI_SIZE": 2, "PMI_RANK": rank, "MPI_LOCALNRANKS": 2} for rank in range(2)]
-    for env in *of_mpich, {"PMIX_RANK": 1}, *[{"OMPI_COMM_WORLD_SIZE": 2}, {"LOCAL_WORLD_SIZE": 2}, {"SLURM_STEP_NUM_TASKS": 2}] * (stage == "single"):
-        run = command([program(f"train_gpt2_{stage}")], SMALL, "--out", tmp_path / "out", env=env)
+    for env in *of_mpich, {"PMIX_RANK": 1}, *[{"OMPI_COMM_WORLD_SIZE": 2}, {"LOCAL_WORLD_SIZE": 2}, {"SLURM_STEP_NUM_TASKS": 2}] * (name == "single"):
+        run = command([program(f"train_gpt2_{name}")], SMALL, "--out", tmp_path / "out", env=env)
         name = next(iter(env))
         assert_refused(run, f"error: {name}={env[name]}: a launcher .* several processes, .*or unset {name}")
         assert "step" not in run.out and not (tmp_path / "out").exists(), run

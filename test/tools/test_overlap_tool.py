@@ -19,10 +19,10 @@ def overlap(trace, *options, start=succeeds):
     return start([program("overlap"), trace], *options)
 
 
-def traced(ranks, stage, *options, **settings):
+def traced(ranks, program, *options, **settings):
     """A run with a timeline, and its path."""
-    trace = once(f"timeline {ranks} {stage} {options} {settings}", lambda place: None) / "trace.json"
-    return trained(stage, SMALL, *options, "--trace", trace, ranks=ranks, **settings), trace
+    trace = once(f"timeline {ranks} {program} {options} {settings}", lambda place: None) / "trace.json"
+    return trained(program, SMALL, *options, "--trace", trace, ranks=ranks, **settings), trace
 
 
 def functions_of(found):
@@ -30,7 +30,7 @@ def functions_of(found):
     return {re.fullmatch(r"(?:forward|head|backward|weights|wait for gradients|update|other) > (\w+)", name)[1] for name in found["by_caller"]}
 
 
-@pytest.mark.parametrize("ranks, stage, options, callers, units, strict", [
+@pytest.mark.parametrize("ranks, program, options, callers, units, strict", [
     (2, "ddp", "--bucket-mb 0.04", ["grad_ready", "gpt2_reduce"], {"root", "root to block 0", "blocks 0 to 1", "blocks 1 to 2", "block 2", "no unit"}, False),
     (2, "fsdp", FSDP, SHARDS, BLOCKS, False),
     rest(2, "fsdp", "", SHARDS, BLOCKS, True),
@@ -47,8 +47,8 @@ def functions_of(found):
     rest(2, "cp", "--cp allgather", ["gather_attention", "grad_ready", "gpt2_reduce"], None, False),
     rest(4, "cp", "--cp ring", ["ring_begin", "ring_backward", "grad_ready", "gpt2_reduce"], None, False)],
     ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d", "cp", "ring"])
-def test_every_split_adds_up_to_what_the_run_has_measured(ranks, stage, options, callers, units, strict):
-    run, trace = traced(ranks, stage, options, strict=strict)
+def test_every_split_adds_up_to_what_the_run_has_measured(ranks, program, options, callers, units, strict):
+    run, trace = traced(ranks, program, options, strict=strict)
     found, mean = json.loads(overlap(trace, "--json").out), run.lines[-1]["diagnosis"]["mean"]
     of_kind = {}
     for kinds in mean["exposed"].values():

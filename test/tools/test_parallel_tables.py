@@ -14,10 +14,10 @@ def table(script, options, binary, more=[], **env):
     return succeeds(f"python3 dev/bench/{script}.py", more, options, env={"PROGRAM": binary, **env} if binary else env).out
 
 
-def skewed(folder, stage, line, field):
+def skewed(folder, name, line, field):
     """A program like it whose metrics.jsonl says something else of a field in a line."""
     return executable(folder / "skewed", f"""
-"{ROOT}/{program(f'train_gpt2_{stage}')}" "$@" || exit 1
+"{ROOT}/{program(f'train_gpt2_{name}')}" "$@" || exit 1
 while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
 [ "${{OMPI_COMM_WORLD_RANK:-0}}" != 0 ] || sed -i '{line}s/"{field}":[0-9]*/"{field}":1000/' "$out/metrics.jsonl"
 """)

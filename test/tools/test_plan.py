@@ -326,7 +326,7 @@ RUN = f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0"
 KINDS = ("parameters", "gradients", "optimizer state", "communication", "activations")
 
 
-def test_a_stage_answers_what_it_predicts_without_data_tokenizer_or_device():
+def test_a_program_answers_what_it_predicts_without_data_tokenizer_or_device():
     nothing = "--data /none --val-data /none --tokenizer /none --out /none --init-from /none"
     one = f"--predict 1048576 --model d1 --layers 4 --zero-stage 3 {nothing}"
     alone = succeeds(program("train_gpt2_zero"), one).out
@@ -368,7 +368,7 @@ def total_of(options):
 ROWS = "--tensor-parallel 2 --sequence-parallel"
 
 
-@pytest.mark.parametrize("stage, column, ranks, shared, micro, options", [
+@pytest.mark.parametrize("name, column, ranks, shared, micro, options", [
     ("ddp", "ddp", 2, 1, 1, ""), rest("ddp", "ddp", 1, 1, 1, ""), ("ddp", "ddp", 3, 1, 2, "--recompute block"),
     *[rest("zero", f"zero-{z}", 3, 1, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
     *[("zero", f"zero-{z}", 2, 1, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
@@ -388,10 +388,10 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--cpu-offload optimizer"),
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), rest("bf16 fsdp", "fsdp", 2, 1, 1, "--sharding none"),
     rest("bf16 tp", "tp 2", 4, 2, 1, ROWS), rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
-def test_bytes_are_the_stages_own(stage, column, ranks, shared, micro, options):
-    stage, precision = stage.split()[-1], "bf16" if " " in stage else "fp32"
+def test_bytes_are_the_programs_own(name, column, ranks, shared, micro, options):
+    name, precision = name.split()[-1], "bf16" if " " in name else "fp32"
     of_run, of_plan = options_of_both(options, 3, ranks // shared, micro)
-    run = trained(stage, of_run, RUN, "--steps 1", ranks=ranks, precision=precision)
+    run = trained(name, of_run, RUN, "--steps 1", ranks=ranks, precision=precision)
     planned = columns(said(*re.sub("--zero-stage .", "", of_plan).split(), f"--precision {precision}", f"--ranks {ranks}"))[column]
     assert_same_bytes(run, planned, options, (*KINDS, "state on the host") if "offload" in options else KINDS)
 
@@ -478,8 +478,8 @@ def assert_runs_as_said(mesh):
     """The command of one of --recommend's meshes is accepted, and memory is what was printed, on the rank that needs most."""
     words = mesh["command"].split()
     ranks = int(words[2]) if words[0] == "mpirun" else None
-    stage, *options = words[3 if ranks else 0:]
-    run = trained(stage.removeprefix("./train_gpt2_"), options, RUN, "--steps 2", ranks=ranks)
+    name, *options = words[3 if ranks else 0:]
+    run = trained(name.removeprefix("./train_gpt2_"), options, RUN, "--steps 2", ranks=ranks)
     for kind in KINDS:
         if mesh["bytes_of"][kind] == 0: continue
         shown = re.search(rf"^ *{kind}  +([0-9.]+ [kMG]*B)  .*as predicted$", run.out.split("predicted     measured")[1], re.M)

@@ -1,5 +1,5 @@
 """build/plan's predictions: figures that papers give, steps whose timeline can be drawn by hand, and properties that every model
-and link must have. Bytes of stages are those of their own formulas: test/runs counts them by hand, and test_plan.py compares them
+and link must have. Bytes of programs are those of their own formulas: test/runs counts them by hand, and test_plan.py compares them
 with runs. Here is only what no run on a CPU shows."""
 import itertools, json, math
 import pytest
@@ -8,7 +8,7 @@ from machines import ALL_GATHER, ALL_REDUCE, GPUS, REDUCE_SCATTER, Network, link
 from nccl import choose, gpu_group
 from pipelines import (block_sent, gather_delay, mesh_step, message_seconds, parse_emulation, pipe_times, pipeline_step, tied_group,
                        unit_sent, weight_seconds)
-from questions import (CP, DDP, FSDP, PP, SCHEDULES, STAGES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, blocks_of, bytes_of, extreme_rank,
+from questions import (CP, DDP, FSDP, PP, SCHEDULES, STRATEGIES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, blocks_of, bytes_of, extreme_rank,
                        largest_depth, mesh_name, of_depth, play, sent_by_kind, sent_of_all, slots, total_of)
 from steps import (METHODS, Segments, UnitSeconds, attend_across, attention_share, flops_done, is_possible, ring_hides, segments_of, step,
                    unit_seconds, units_of, update_seconds)
@@ -19,8 +19,8 @@ MS = UnitSeconds(1e-3, 2e-3, 3e-3)
 NV = network_of("nvlink", "infiniband", 8)
 
 
-def kind(plan, stage, name):
-    return bytes_of(plan, stage).memory.get(name, 0)
+def kind(plan, strategy, name):
+    return bytes_of(plan, strategy).memory.get(name, 0)
 
 
 def assert_rounds_to(x, given, unit):
@@ -28,11 +28,11 @@ def assert_rounds_to(x, given, unit):
     assert abs(x - given) <= unit / 2 * (1 + 1e-9), f"{x} does not round to {given}"
 
 
-# ---- our stages ----
+# ---- our programs ----
 def test_a_gpu_keeps_other_logits_sums_and_numbers_of_ranks():
     p = plan_of("gpt2", 2, B=8, gpu_memory=24e9) # 8192 rows of logits, of which such a GPU has 4096 at a time, a CPU 320
-    for stage in STAGES:
-        assert kind(p, stage, "activations") - kind(p._replace(gpu=False), stage, "activations") == (4096 - 320) * 50304 * 2
+    for strategy in STRATEGIES:
+        assert kind(p, strategy, "activations") - kind(p._replace(gpu=False), strategy, "activations") == (4096 - 320) * 50304 * 2
     # more rows than it has at a time need memory to add up their gradients, but not in fp32; of half the vocabulary it has twice as
     # many
     for B, t, precision, columns in ((5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0), (16, 2, "bf16", 25152)):
@@ -55,20 +55,20 @@ def test_what_ranks_of_a_pipeline_send_is_counted_by_kind(p, schedule, v, m, N, 
     assert tuple(sent_by_kind(plan).values()) == near((messages * 48 * 16 * 4, 4 * root, copies, numbers), absolute=1e-6)
 
 
-def test_our_stages_follow_the_papers_formulas_but_for_padding():
+def test_our_programs_follow_the_papers_formulas_but_for_padding():
     each = {DDP: (16, 0), ZERO1: (4, 12), ZERO2: (2, 14), ZERO3: (0, 16), FSDP: (0, 16)} # bytes of a parameter, whole and divided
-    for N, stage in itertools.product((1, 4, 13, 40, 121, 364), STAGES):
+    for N, strategy in itertools.product((1, 4, 13, 40, 121, 364), STRATEGIES):
         p = plan_of("gpt2", N)
-        kept = sum(kind(p, stage, name) for name in ("parameters", "gradients", "optimizer state"))
-        formula = p.shape.elements() * (each[stage][0] + each[stage][1] / N)
+        kept = sum(kind(p, strategy, name) for name in ("parameters", "gradients", "optimizer state"))
+        formula = p.shape.elements() * (each[strategy][0] + each[strategy][1] / N)
         assert formula * (1 - 1e-12) <= kept <= formula + 25 * 16 * (4.0 * N + 12) # 25 units, each less than 16 elements longer per rank
 
 
 def test_the_largest_model_fits_and_the_next_does_not():
     p = plan_of("gpt2", 16)
-    for stage in STAGES:
-        d = largest_depth(p, stage, 40e9)
-        assert 20 < d < 256 and total_of(of_depth(p, d), stage) <= 40e9 < total_of(of_depth(p, d + 1), stage)
+    for strategy in STRATEGIES:
+        d = largest_depth(p, strategy, 40e9)
+        assert 20 < d < 256 and total_of(of_depth(p, d), strategy) <= 40e9 < total_of(of_depth(p, d + 1), strategy)
     assert largest_depth(p, DDP, 1e6) == 0
 
 
@@ -233,7 +233,7 @@ def test_nccls_choice_is_asked_of_the_gpu():
 
 
 # ---- a step ----
-@pytest.mark.parametrize("stage, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, buffers", [
+@pytest.mark.parametrize("strategy, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, buffers", [
     # blocks on N ranks: forward 1 s, backward 2 s, the head 3 s; every reduce-scatter and all-gather takes 1 s, whatever its bytes,
     # an all-reduce 2. Compute 0-18. In the second micro-batch block 2 is done at 16 and sent until 18, block 1 18-20, the root
     # 20-22
@@ -260,10 +260,10 @@ def test_nccls_choice_is_asked_of_the_gpu():
     (FSDP, 1, 3, 2, 12, 8, 16, "full", 2, 2),
     # one group, gathered 0-1; all of compute, then a reduction, of which the first is behind the second micro-batch
     (FSDP, 2, 3, 0, 24, 3, 26, "full", 2, 2), (FSDP, 1, 2, 7, 9, 5, 13, "full", 2, 2)]) # the last: more than there are blocks
-def test_steps_that_can_be_drawn_by_hand(stage, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, buffers):
+def test_steps_that_can_be_drawn_by_hand(strategy, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, buffers):
     p = plan_of("gpt2", N, L=blocks, accumulation=accumulation, wrap_blocks=wrap, buffers=buffers, sharding=sharding,
                 shard_group=2 if sharding == "hybrid" else 0)
-    t = step(p, stage, network_with(1, math.inf), ONE)
+    t = step(p, strategy, network_with(1, math.inf), ONE)
     assert (t.compute, t.communication, t.seconds) == near((compute, communication, seconds))
     assert t.exposed == near(t.seconds - t.compute) and t.efficiency == t.compute / t.seconds
 
@@ -492,9 +492,9 @@ def test_neighbours_in_different_nodes_use_the_link_between_them():
 def test_the_update_moves_28_bytes_a_parameter(precision):
     p = piped(plan_of("gpt2", 8, precision=precision), 4, split="1,9,1,1")
     q, c = p._replace(memory_bandwidth=1e12), p.shape
-    for stage in STAGES:
-        update = step(q, stage, NV, ONE).seconds - step(p, stage, NV, ONE).seconds
-        assert update == near(28e-12 * c.elements() / (1 if stage == DDP else 8), 1e-3) # shards may be padded
+    for strategy in STRATEGIES:
+        update = step(q, strategy, NV, ONE).seconds - step(p, strategy, NV, ONE).seconds
+        assert update == near(28e-12 * c.elements() / (1 if strategy == DDP else 8), 1e-3) # shards may be padded
     update = pipeline_step(q, NV, ONE).seconds - pipeline_step(p, NV, ONE).seconds
     assert update == near(28e-12 * 9 * c.block(), 1e-6) # of the stage that has most
 
@@ -504,16 +504,16 @@ def test_the_update_moves_28_bytes_a_parameter(precision):
 BYTES = network_with(0, 1)
 
 
-@pytest.mark.parametrize("stage, N, precision, m, wrap", itertools.product(STAGES, (3, 8), ("bf16", "fp32"), (1, 2), (1, 5, 0, "halves")))
-def test_what_a_step_sends_is_what_the_stages_say(stage, N, precision, m, wrap): # 5 do not divide 12
+@pytest.mark.parametrize("strategy, N, precision, m, wrap", itertools.product(STRATEGIES, (3, 8), ("bf16", "fp32"), (1, 2), (1, 5, 0, "halves")))
+def test_what_a_step_sends_is_what_the_programs_say(strategy, N, precision, m, wrap): # 5 do not divide 12
     how = {"wrap_halves": True} if wrap == "halves" else {"wrap_blocks": wrap}
     p = plan_of("gpt2", N, precision=precision, accumulation=m, **how)
-    doubles = (1 if stage == DDP else 3) * 2 * 8 * (N - 1) / N
-    assert abs(step(p, stage, BYTES, ONE).communication + doubles - sent_of_all(p, stage) / N) < 1e-3
+    doubles = (1 if strategy == DDP else 3) * 2 * 8 * (N - 1) / N
+    assert abs(step(p, strategy, BYTES, ONE).communication + doubles - sent_of_all(p, strategy) / N) < 1e-3
 
 
 @pytest.mark.parametrize("t, m, again, rows", itertools.product((1, 2, 3, 4, 6, 12), (1, 2), (False, True), (False, True)))
-def test_what_tensor_parallelism_sends_is_what_the_stage_says(t, m, again, rows):
+def test_what_tensor_parallelism_sends_is_what_the_program_says(t, m, again, rows):
     for precision in ("bf16", "fp32"):
         p = plan_of("gpt2", 12, B=3, t=t, precision=precision, accumulation=m, recompute=again, rows=rows)
         doubles = 2 * 8 * (2 * (t - 1) / t + (12 / t - 1) / (12 / t)) # norms, loss
@@ -524,7 +524,7 @@ def test_what_tensor_parallelism_sends_is_what_the_stage_says(t, m, again, rows)
     (1, "ring", "contiguous"), *((c, how, "contiguous") for c in (2, 3, 6) for how in ("ulysses", "allgather", "ring")),
     *((c, how, "zigzag") for c in (2, 4) for how in ("allgather", "ring"))])
 @pytest.mark.parametrize("m, again, precision", [(1, False, "bf16"), (2, True, "fp32")])
-def test_what_context_parallelism_sends_is_what_the_stage_says(c, how, balance, m, again, precision):
+def test_what_context_parallelism_sends_is_what_the_program_says(c, how, balance, m, again, precision):
     p = shared(12, c, how, balance, T=768, precision=precision, accumulation=m, recompute=again)
     loss = 2 * 8 * 11 / 12
     assert abs(step(p, CP, BYTES, ONE).communication + loss - sent_of_all(p, CP) / 12) < 1e-2
@@ -533,7 +533,7 @@ def test_what_context_parallelism_sends_is_what_the_stage_says(c, how, balance, 
 @pytest.mark.parametrize("p, schedule, v, split", [
     (2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"), (8, "zb-h1", 1, "auto"), (1, "1f1b", 1, "auto")])
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_what_a_pipeline_sends_is_what_the_stage_says(p, schedule, v, split, copies): # all but the copies' loss
+def test_what_a_pipeline_sends_is_what_the_program_says(p, schedule, v, split, copies): # all but the copies' loss
     plan = piped(plan_of("gpt2", copies * p, L=8, accumulation=4), p, schedule, v, split)
     most = max(b.sent for b in all_ranks(plan, PP)) - 2 * (copies - 1) * 8.0 / copies
     assert pipeline_step(plan, BYTES, ONE).communication == near(most)
@@ -556,14 +556,14 @@ def test_recomputation_costs_what_was_measured():
         assert least < flops_done(p._replace(recompute=True)) / flops_done(p) < most
 
 
-@pytest.mark.parametrize("stage, model, m, algorithm", itertools.product(STAGES, ("gpt2", "gpt2-xl"), (1, 4), ("ring", "tree")))
-def test_what_holds_for_every_model_and_link(stage, model, m, algorithm):
+@pytest.mark.parametrize("strategy, model, m, algorithm", itertools.product(STRATEGIES, ("gpt2", "gpt2-xl"), (1, 4), ("ring", "tree")))
+def test_what_holds_for_every_model_and_link(strategy, model, m, algorithm):
     tokens = {}
     for link in ("nvlink", "pcie", "infiniband"):
         w, efficiency = network_of(link, "infiniband", 8, algorithm=algorithm), 1
         for N in (1 << k for k in range(13)):
             p = plan_of(model, N, accumulation=m)
-            t = step(p, stage, w, unit_seconds(p, 0.1))
+            t = step(p, strategy, w, unit_seconds(p, 0.1))
             assert 0 <= t.exposed <= t.communication * (1 + 1e-9) and t.seconds >= t.compute
             assert N > 1 or (t.efficiency, t.communication) == (1, 0)
             assert 0 < t.efficiency <= efficiency # never rises with N

@@ -370,7 +370,7 @@ def test_where_no_bare_system_can_be_made_the_command_runs_on_this_machine(machi
 
 
 # ---- make ----
-@pytest.mark.parametrize("word, near", [("tets", "test"), ("chek-stages", "check-stages"), ("train_gpt2_zeroo", "train_gpt2_zero"), ("xyzzy", None)])
+@pytest.mark.parametrize("word, near", [("tets", "test"), ("chek-programs", "check-programs"), ("train_gpt2_zeroo", "train_gpt2_zero"), ("xyzzy", None)])
 def test_an_unknown_target_suggests_the_nearest(word, near):
     run = command("make", word)
     suggestion = f"did you mean make {near}? " if near else ""
@@ -378,7 +378,7 @@ def test_an_unknown_target_suggests_the_nearest(word, near):
 
 
 def test_a_lab_is_made_without_a_word_about_files_that_are_not_built_yet(tmp_path):
-    run = command("make lab STAGE=ddp", [f"LAB={tmp_path}/lab"])
+    run = command("make lab PROGRAM=ddp", [f"LAB={tmp_path}/lab"])
     assert run.status == 0 and run.err == "", run
 
 
@@ -405,8 +405,8 @@ def test_a_clone_in_a_folder_with_a_space_builds_programs_data_and_labs(tmp_path
     done("make DEVICE=cpu OPTIMISE=-O0 build/schedule_order build/train_gpt2_single data/train.bin", *["CACHE="] * (not ccache))
     assert log.exists() == ccache
     assert_says(done("build/train_gpt2_single --model d1 --channels 16 --heads 2 --batch-size 1 --steps 1 --val-data= --sample-every 0").out, "^step 1/1 ")
-    done("make lab STAGE=single")
-    done("make DEVICE=cpu PRECISION=fp32 lab-program STAGE=single", *["CACHE="] * (not ccache))
+    done("make lab PROGRAM=single")
+    done("make DEVICE=cpu PRECISION=fp32 lab-program PROGRAM=single", *["CACHE="] * (not ccache))
     plan = done("make -n DEVICE=cpu build/plan").out
     line, = [x for x in plan.splitlines() if x.startswith("printf") and "dev/tools/plan" in x]
     script = done("sh -c", [line.replace(">build/plan", "")]).out

@@ -1,4 +1,4 @@
-"""make site: every hunk of the stage reader has its note, links lead somewhere, and pages are what a reader in a browser expects. Screenshots are
+"""make site: every hunk of the program reader has its note, links lead somewhere, and pages are what a reader in a browser expects. Screenshots are
 kept in build/site_shots."""
 import functools, re, shutil, sys
 from html.parser import HTMLParser
@@ -15,16 +15,16 @@ LONG = 200
 def copy(tmp_path):
     shutil.copytree(ROOT / "dev/site", tmp_path / "dev/site")
     (tmp_path / "test").mkdir()
-    shutil.copy(ROOT / "test/stages.toml", tmp_path / "test")
-    for stage in ROOT.glob("train_gpt2_*.cu"): shutil.copy(stage, tmp_path)
+    shutil.copy(ROOT / "test/programs.toml", tmp_path / "test")
+    for program in ROOT.glob("train_gpt2_*.cu"): shutil.copy(program, tmp_path)
     return tmp_path
 
 
 def notes(folder, start=command):
-    return start([sys.executable, "dev/site/stages.py"], cwd=folder)
+    return start([sys.executable, "dev/site/programs.py"], cwd=folder)
 
 
-def test_every_hunk_of_two_neighbouring_stages_has_a_note_and_every_note_a_hunk():
+def test_every_hunk_of_two_neighbouring_programs_has_a_note_and_every_note_a_hunk():
     notes(ROOT, succeeds)
 
 
@@ -32,9 +32,9 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
 
 
 @pytest.mark.parametrize("file, change, says", [
-    ("test/stages.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1), "zero: no note for unit_release, which differs from ddp"),
-    ("test/stages.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
-    ("test/stages.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
+    ("test/programs.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1), "zero: no note for unit_release, which differs from ddp"),
+    ("test/programs.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
+    ("test/programs.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
     ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for gpt2_forward, which differs from ddp")],
     ids=["no_note", "no_difference", "no_section", "new_hunk"])
 def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
@@ -45,20 +45,20 @@ def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
     assert run.status != 0 and re.search(says, run.said), run
 
 
-# ---- the stage reader, which needs Pygments as well ----
-def test_the_reader_shows_what_llmc_does_where_a_stage_calls_it_and_of_3d_what_is_in_neither_parent(monkeypatch):
+# ---- the program reader, which needs Pygments as well ----
+def test_the_reader_shows_what_llmc_does_where_a_program_calls_it_and_of_3d_what_is_in_neither_parent(monkeypatch):
     pytest.importorskip("pygments")
     monkeypatch.syspath_prepend(ROOT / "dev/site")
-    import reader, stages
+    import reader, programs
     for pair, called, shown in [(("ddp", "pp"), "pipeline_action", "zb_h1_action"), (("zero", "fsdp"), "layout_cut", "layout_cut"),
                                 (("single", "ddp"), "comm_all_reduce", "ring_step")]:
         folds = re.findall(f"<details><summary>{called} .*?</details>", reader.Page(*pair).body(), re.S)
         assert len(folds) == 1 and shown in folds[0], pair
-    page, text = reader.Merged("3d").body(), stages.lines("3d")
+    page, text = reader.Merged("3d").body(), programs.lines("3d")
     assert re.findall(r'id="R(\d+)"', page) == [str(n + 1) for n in range(len(text))]
     hunks = "".join(re.findall('<section class="hunk".*?</section>', page, re.S))
     shown = {text[int(n) - 1] for n in re.findall(r'id="R(\d+)"', hunks)}
-    in_a_parent = {line for parent in ("tp", "pp") for line in stages.lines(parent)}
+    in_a_parent = {line for parent in ("tp", "pp") for line in programs.lines(parent)}
     assert {line for line in text if line.strip()} - in_a_parent <= shown
     assert len(shown) < len(text) / 3
 
@@ -118,18 +118,18 @@ def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_another_hos
 
 @pytest.mark.sampled("site")
 def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
-    """What a stage calls and does not define, and what a header of llmc/ declares at the beginning of a line."""
+    """What a program calls and does not define, and what a header of llmc/ declares at the beginning of a line."""
     declared = {name for header in (ROOT / "llmc").rglob("*.h")
                 for name in re.findall(r"^(?:#define |[a-z]\w*[\w *]*[ *])(\w+)\(", header.read_text(), re.M)}
-    for stage in ROOT.glob("train_gpt2_*.cu"):
-        own = set(re.findall(r"^(?:static |int )[^=;(\n]*?\b(\w+)\(", stage.read_text(), re.M))
-        code = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', re.sub(r"/\*.*?\*/|//[^\n]*", "", stage.read_text(), flags=re.S))
+    for program in ROOT.glob("train_gpt2_*.cu"):
+        own = set(re.findall(r"^(?:static |int )[^=;(\n]*?\b(\w+)\(", program.read_text(), re.M))
+        code = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', re.sub(r"/\*.*?\*/|//[^\n]*", "", program.read_text(), flags=re.S))
         called = [name for name in re.findall(r"\b(\w+)\(", code) if name in declared - own]
-        linked = re.findall(r'<a href="(llmc/[^"#]+\.h)\.html#L(\d+)"[^>]*>(\w+)</a>', (site / f"{stage.name}.html").read_text())
-        assert called and sorted(called) == sorted(name for _, _, name in linked), stage
+        linked = re.findall(r'<a href="(llmc/[^"#]+\.h)\.html#L(\d+)"[^>]*>(\w+)</a>', (site / f"{program.name}.html").read_text())
+        assert called and sorted(called) == sorted(name for _, _, name in linked), program
         for header, line, name in set(linked):
             below = [x for x in (ROOT / header).read_text().split("\n")[int(line) - 1:] if not x.startswith("//")]
-            assert re.search(rf"\b{name}\(", below[0]), f"{stage.name}: the link of {name} leads to {header}:{line}, which does not declare it"
+            assert re.search(rf"\b{name}\(", below[0]), f"{program.name}: the link of {name} leads to {header}:{line}, which does not declare it"
 
 
 @pytest.mark.sampled("site")

@@ -204,7 +204,7 @@ def files_of(path):
     return {name for x in documents(path) for name in re.findall(rb"\A/\*\s*(\S+)", x)}
 
 
-def test_the_default_data_is_the_courses_text_with_no_stage_for_validation(here):
+def test_the_default_data_is_the_courses_text_with_no_program_for_validation(here):
     default_data(here, "default")
     assert len(tokens("default/train.bin")) > 1000000 and len(tokens("default/val.bin")) > 40000
     val, train = files_of("default/val.bin"), files_of("default/train.bin")

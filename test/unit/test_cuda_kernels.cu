@@ -489,7 +489,7 @@ TEST(adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit) {
     update_range(elsewhere, 0, n, 1001);
     expect_same_optimizer("AdamW of arrays that are not aligned", elsewhere, whole, on_gpu);
 }
-// fp32 params and widened gradients, as a sharded stage updates them; and weights that nobody needs in floatX.
+// fp32 params and widened gradients, as a sharded program updates them; and weights that nobody needs in floatX.
 TEST(adamw_of_fp32_and_without_params_gives_the_master_weights_to_the_bit) {
     for (size_t n : { 1, 8, 4099 }) {
         for (size_t place = 0; place < 8; place++) { // the arrays' alignment must not change the result

@@ -212,7 +212,7 @@ TEST(what_cannot_be_compared_is_refused) {
                      i < 5 ? "must be a number above 0" : "neither a number of tokens per second above 0 nor a file");
     const struct { File f; const char* says; } cases[] = {
         { { NULL, "" }, "the file is empty" },
-        { { "\"stage\":\"x\"", two }, "its first line is not that of a metrics.jsonl" },
+        { { "\"program\":\"x\"", two }, "its first line is not that of a metrics.jsonl" },
         { { "\"precision\":\"fp32\"", two }, "its first line is not that of a metrics.jsonl" },
         { { "\"world_size\":2,\"precision\":\"fp32\"", two }, "that run had 2 ranks; give a run on one rank" },
         { { "\"world_size\":1,\"precision\":\"int4\"", two }, "that run was in int4, this one is in " FLOATX_NAME },

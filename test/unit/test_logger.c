@@ -84,14 +84,14 @@ TEST(a_step_has_every_field_and_numbers_come_back_to_the_bit) {
     assert_true(json_is_real(line_value(lines, 3, "comm_exposed_ms")) && json_is_false(line_value(lines, 3, "skipped")));
 }
 
-TEST(the_first_line_has_the_options_and_what_the_stage_adds) {
+TEST(the_first_line_has_the_options_and_what_the_program_adds) {
     options.prompt = "caf\xE9"; // Latin-1
     expect_success(Logger g; logger_open(&g, &table, &options, in_folder("facts/deep/down"), 0, json_pack("{s:i}", "world_size", 4));
                    logger_close(&g));
     LINES lines = read_metrics("facts/deep/down");
     json_t* run = line_value(lines, 0, "run");
     assert_int_equal(json_integer_value(json_object_get(run, "world_size")), 4);
-    assert_string_equal(json_string_value(json_object_get(run, "stage")), "train_gpt2_test");
+    assert_string_equal(json_string_value(json_object_get(run, "program")), "train_gpt2_test");
     json_t* given = json_object_get(run, "options");
     assert_int_equal(json_object_size(given), table.count);
     assert_true(json_real_value(json_object_get(given, "lr")) == options.lr);

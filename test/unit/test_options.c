@@ -140,7 +140,7 @@ TEST(an_unknown_option_gets_a_suggestion_if_one_is_near) {
     for (size_t i = 0; i < COUNT(far); i++) expect_error(parsed(&p, far[i]), "'; --help lists them all");
 }
 
-TEST(mistakes_of_a_stage_file_do_not_go_unseen) {
+TEST(mistakes_of_a_program_file_do_not_go_unseen) {
     Parsed p;
     parsed(&p, NULL);
     expect_error(for (int i = 0; i <= MAX_OPTIONS; i++) option_int(&p.table, "one_more", &p.o.steps, 0, 1, ""), "option table is full");

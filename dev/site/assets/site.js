@@ -1,4 +1,4 @@
-// What the pages of the site do beyond being read: keys in the stage reader, and the pictures' controls.
+// What the pages of the site do beyond being read: keys in the program reader, and the pictures' controls.
 (() => {
   const hunks = [...document.querySelectorAll(".hunk")];
   if (hunks.length) {
@@ -63,7 +63,7 @@
       };
       const ranks = value("ranks"), found = plan.cases[`${value("model")}/${value("precision")}/${ranks}`];
       form.querySelector("output").textContent = ranks;
-      const ways = Object.entries(found).filter(([key]) => value("stage") === "all" || value("stage") === key);
+      const ways = Object.entries(found).filter(([key]) => value("program") === "all" || value("program") === key);
       const name = ([key, way]) => plan.ways[key] + (/ \d/.test(way.name) ? way.name.replace(/^\S+/, "") : "");
       const memory = element("div"), most = Math.max(...Object.values(found).map((way) => way.total));
       for (const entry of ways) {

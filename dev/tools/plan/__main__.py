@@ -2,7 +2,7 @@
 print, and what the models assume; GB are 1e9 bytes.
 
     options.py        the options, what a device (machines.py) says of those that are not given, and the run that they describe
-    questions.py      bytes, by the stages' own formulas: it asks train_gpt2_* --predict, and schedule_play for pipelines
+    questions.py      bytes, by the programs' own formulas: it asks train_gpt2_* --predict, and schedule_play for pipelines
     machines.py       devices and links, and seconds of messages; nccl.py: of a collective, as NCCL expects them
     steps.py          seconds of a step, also with compressed gradients; pipelines.py: of pipelines and meshes
     tables.py         what is compared, as tables and JSON

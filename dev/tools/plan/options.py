@@ -24,7 +24,7 @@ OPTIONS = [
           "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it"),
     whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it"),
     choice("recompute", "none", "none|block|full", "for the times; bytes are printed for both; full: all of a block, as papers count"),
-    "Ranks, and how they divide the work (bytes of the first five stages are always printed)",
+    "Ranks, and how they divide the work (bytes of the first five strategies are always printed)",
     whole("ranks", 8, 1, 1 << 20, "number of ranks, N"),
     whole("tensor-parallel", 0, 0, 1 << 20, "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8"),
     switch("sequence-parallel", "they also cut the rows of layernorms and of the residual stream"),
@@ -173,7 +173,7 @@ OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len 
                 " json exact")
 OF_VALIDATE = "validate published reserve json"
 OF_CP = "cp model layers heads channels vocab-size json"
-OF_STAGES = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype cpu-offload"
+OF_PROGRAMS = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype cpu-offload"
              " node-ranks compress")
 
 
@@ -190,7 +190,7 @@ def needs(o, names, holds, why):
 
 
 def check(o):
-    # --params, --recommend and --validate leave out what the tables of stages need
+    # --params, --recommend and --validate leave out what the tables of strategies need
     require(not (o.recommend and o.validate), "--recommend and --validate are two questions: give one of them")
     needs(o, "published", o.validate, "is for --validate; give it as well")
     if o.recommend: forbid(o, OF_RECOMMEND, True, "recommend", "tries all of them")
@@ -200,7 +200,7 @@ def check(o):
     # model and batch
     total = f"--total-batch-size {o.total_batch_size}"
     require(o.params == 0 or o.params >= 1, f"--params must be at least 1, not {o.params:g}")
-    needs(o, "master", o.params > 0, "is for --params: our stages always keep an fp32 copy of 16-bit weights; leave it out")
+    needs(o, "master", o.params > 0, "is for --params: our programs always keep an fp32 copy of 16-bit weights; leave it out")
     needs(o, "master", o.precision != "fp32", "cannot be used with --precision fp32, whose weights are the master copy")
     require(o.compute_ms == 0 or not {"peak-flops", "mfu"} & o.given,
             "--compute-ms replaces --peak-flops and --mfu: give either that or these")
@@ -209,7 +209,7 @@ def check(o):
     require(o.total_batch_size % o.seq_len == 0, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
     needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
     # ranks
-    if o.mesh: forbid(o, OF_STAGES, False, "mesh", "is train_gpt2_3d, without fsdp, cp and compression")
+    if o.mesh: forbid(o, OF_PROGRAMS, False, "mesh", "is train_gpt2_3d, without fsdp, cp and compression")
     needs(o, "host-link host-bandwidth", o.cpu_offload != "none", "is for --cpu-offload; give it as well")
     require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
     needs(o, "top-k-fraction", o.compress in ("all", "top-k"), "is for --compress top-k; give it as well")
@@ -244,7 +244,7 @@ def shape_of(o):
             f"--model {o.model} is not known: dN with N from 1 to {MAX_BLOCKS}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
     require(o.recommend or o.cp == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no"
-            " stage of this course has: only --recommend plans it, and --cp all counts it")
+            " program of this course has: only --recommend plans it, and --cp all counts it")
     require(not s.llama or not (o.layers or o.heads or o.channels or o.vocab_size),
             f"--model {o.model}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
     s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
@@ -279,7 +279,7 @@ def with_compression(o, plan, method):
 
 
 def plan_of(o):
-    """Dies, in the stages' words, if they cannot be run so. These errors come before any table."""
+    """Dies, in the programs' words, if they cannot be run so. These errors come before any table."""
     plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, False, o.device == "gpu",
                 o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
                 o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel,

@@ -81,15 +81,15 @@ def end_of(plan, w, y, m):
     return end + 3 * number + gather_delay(plan, y, m.block[1], m.root[1]), communication
 
 
-def played_step(plan, stage, w, times, sums, compute=None):
+def played_step(plan, strategy, w, times, sums, compute=None):
     """Of plan.N ranks, by the times of actions. compute: of these, what an average rank computes; None: all."""
     y = play(plan, times, 0)
     busy = sum(rank["busy"] / plan.p for rank in y["ranks"])
     waits, compute = y["step"] - busy, busy if compute is None else compute
     seconds, communication = end_of(plan, w, play(plan, times, sums.message), sums)
     exposed = seconds - busy - waits
-    if stage == MESH: seconds += w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
-    seconds += update_seconds(plan, stage)
+    if strategy == MESH: seconds += w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
+    seconds += update_seconds(plan, strategy)
     formula = math.nan if y["bubble"] is None else y["bubble"]
     tokens = float(plan.N // (plan.t * plan.p)) * plan.accumulation * plan.tokens
     return StepTime(compute, communication, exposed, seconds, tokens, bubble=waits, formula=formula, tensor=busy - compute)
@@ -122,7 +122,7 @@ def pipeline_step(plan, w, s):
 
 # ---- train_gpt2_3d ----
 def parse_emulation(text):
-    """Of --emulate-ms: F, I and W of a rank, and if there is a head of a block; () of ''. Dies if a stage would not accept it."""
+    """Of --emulate-ms: F, I and W of a rank, and if there is a head of a block; () of ''. Dies if a program would not accept it."""
     try: numbers = [float(x) for x in text.split(",")] if text else []
     except ValueError: numbers = [-1]
     require(text == "" or len(numbers) in (3, 4) and all(x >= 0 for x in numbers), "--emulate-ms wants three numbers of"

@@ -1,6 +1,6 @@
-"""Asks the stage programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
+"""Asks the programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
 ranks of a pipeline do when; and the few formulas of layouts that the times need. A run is a Plan. It is asked of the program of its
-stage, built for the precision; fp16 has bf16's size, but for train_gpt2_compress."""
+strategy, built for the precision; fp16 has bf16's size, but for train_gpt2_compress."""
 import bisect, functools, math, os
 from typing import NamedTuple
 import schedule_play
@@ -10,13 +10,13 @@ from tool import ask, started
 # Data parallel alone, where every rank has a micro-batch of its own: DDP to FSDP. In TP t ranks share one; in PP micro-batches pass
 # through p ranks; 3D has copies of p stages of t ranks; in CP c ranks share the tokens of a micro-batch. ZERO++ is FSDP on nodes.
 DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH, CP, ZEROPP = range(10)
-STAGE_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d", "cp", "zero++")
+STRATEGY_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d", "cp", "zero++")
 PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp", "zeropp")
-STAGES = range(5)
+STRATEGIES = range(5)
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
 SCHEDULES = schedule_play.SCHEDULES[:4]
 MAX_BLOCKS = 256
-FOLDER = os.environ.get("PLAN_STAGES", "build/predict") # of the stages' programs
+FOLDER = os.environ.get("PLAN_PROGRAMS", "build/predict") # of the programs that are asked
 PLAYER = os.path.join(FOLDER, "..") # of schedule_order
 
 
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
     tokens = property(lambda self: self.B * self.T)                 # of a micro-batch
 
 
-# ---- questions to the stages ----
+# ---- questions to the programs ----
 def mesh_name(plan):
     dp, pp = f"dp={plan.N // (plan.t * plan.p)}", f"pp={plan.p}"
     return f"{pp},{dp},tp={plan.t}" if plan.pp_outside else f"{dp},tp={plan.t},{pp}"
@@ -77,32 +77,32 @@ def logits_of(plan):
     return 1 << (24 if not plan.gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
 
 
-def options_of(plan, stage):
-    """What the stage's program is told besides the model and the batch."""
+def options_of(plan, strategy):
+    """What the strategy's program is told besides the model and the batch."""
     rows = " --sequence-parallel" * plan.rows
     pipe = f" --schedule {plan.schedule}" * (plan.p > 1 or plan.schedule != "1f1b")
     pipe += f" --chunks {plan.v}" * (plan.v > 1 or plan.schedule == "interleaved") + f" --split {plan.split}" * (plan.split != "auto")
-    if stage == DDP and plan.method != "none":
+    if strategy == DDP and plan.method != "none":
         feedback = "" if plan.feedback is None else " --error-feedback" if plan.feedback else " --no-error-feedback"
         own = {"top-k": f" --top-k-fraction {plan.fraction!r}", "powersgd": f" --rank {plan.low_rank}"}.get(plan.method, "")
         return f"--compress {plan.method} --bucket-mb {plan.bucket_mb!r}{feedback}{own}"
-    if ZERO1 <= stage <= ZERO3: return f"--zero-stage {stage - ZERO1 + 1}"
-    if stage == FSDP: # with both prefetches where they have room
+    if ZERO1 <= strategy <= ZERO3: return f"--zero-stage {strategy - ZERO1 + 1}"
+    if strategy == FSDP: # with both prefetches where they have room
         return (f"--wrap-blocks {plan.wrap_blocks}{' --wrap-halves' * plan.wrap_halves} --sharding {plan.sharding}"
                 f" --shard-group {plan.shard_group} --reduce-dtype {plan.reduce_dtype} --limit-all-gathers {plan.buffers}"
                 f" --cpu-offload {plan.offload}"
                 + " --prefetch none --no-forward-prefetch" * (plan.buffers == 1))
-    if stage == ZEROPP:
+    if strategy == ZEROPP:
         return (f"--wrap-blocks {plan.wrap_blocks}{' --wrap-halves' * plan.wrap_halves} --sharding {plan.sharding}"
                 f" --limit-all-gathers {plan.buffers} --node-ranks {plan.node_ranks}")
     return {DDP: "", TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
             CP: f"--context-parallel {plan.c} --cp {plan.how} --cp-balance {plan.balance}",
-            MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}[stage]
+            MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}[strategy]
 
 
 # Ranks that share micro-batches.
-def copy_ranks(plan, stage):
-    return (plan.t if stage in (TP, MESH) else 1) * (plan.p if stage in (PP, MESH) else 1) * (plan.c if stage == CP else 1)
+def copy_ranks(plan, strategy):
+    return (plan.t if strategy in (TP, MESH) else 1) * (plan.p if strategy in (PP, MESH) else 1) * (plan.c if strategy == CP else 1)
 
 
 def model_of(plan):
@@ -114,23 +114,23 @@ def model_of(plan):
             f" --seq-len {plan.T} --batch-size {plan.B}")
 
 
-def question(plan, stage):
-    tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, stage))
+def question(plan, strategy):
+    tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, strategy))
     return (f"{model_of(plan)} --total-batch-size {tokens} --recompute {'block' if plan.recompute else 'none'}"
-            f" {options_of(plan, stage)}")
+            f" {options_of(plan, strategy)}")
 
 
 @functools.cache
-def ask_stage(name, precision, line):
+def ask_program(name, precision, line):
     """A program's answer. What it refuses ends this program in its words."""
     path = os.path.join(FOLDER, f"train_gpt2_{name}.{precision}")
     return ask(started(path, f"there is no {path}, whose formulas are asked; make build/plan", "--predict", "-"), line)
 
 
-def answer_of(plan, stage, words=None):
-    compressed = stage == DDP and plan.method != "none"
+def answer_of(plan, strategy, words=None):
+    compressed = strategy == DDP and plan.method != "none"
     precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask_stage("compress" if compressed else PROGRAMS[stage], precision, words or question(plan, stage))
+    return ask_program("compress" if compressed else PROGRAMS[strategy], precision, words or question(plan, strategy))
 
 
 # ---- answers ----
@@ -141,23 +141,23 @@ class Bytes(NamedTuple):
     along: dict              # 3d: parts of it, by axis
 
 
-def all_ranks(plan, stage):
+def all_ranks(plan, strategy):
     """Of a rank of each stage of the pipeline."""
     return [Bytes(rank["bytes"], sum(rank["bytes"].values()) - rank["bytes"].get("state on the host", 0), rank["sent"],
-                  rank.get("sent_along", {})) for rank in answer_of(plan, stage)["ranks"]]
+                  rank.get("sent_along", {})) for rank in answer_of(plan, strategy)["ranks"]]
 
 
-def extreme_rank(plan, stage, most=True):
+def extreme_rank(plan, strategy, most=True):
     """The rank of a pipeline that keeps most, or that keeps least; of equal ones the first."""
-    totals = [b.total for b in all_ranks(plan, stage)]
+    totals = [b.total for b in all_ranks(plan, strategy)]
     return totals.index((max if most else min)(totals))
 
 
 # sent_of_all: bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
-def own_rank(plan, stage=PP): return extreme_rank(plan, stage) if plan.rank < 0 else plan.rank
-def bytes_of(plan, stage): return all_ranks(plan, stage)[own_rank(plan, stage)]
-def total_of(plan, stage): return bytes_of(plan, stage).total
-def sent_of_all(plan, stage): return math.floor(bytes_of(plan, stage).sent * plan.N + 0.5)
+def own_rank(plan, strategy=PP): return extreme_rank(plan, strategy) if plan.rank < 0 else plan.rank
+def bytes_of(plan, strategy): return all_ranks(plan, strategy)[own_rank(plan, strategy)]
+def total_of(plan, strategy): return bytes_of(plan, strategy).total
+def sent_of_all(plan, strategy): return math.floor(bytes_of(plan, strategy).sent * plan.N + 0.5)
 def sent_along(plan): return {f"along {axis}": math.floor(bytes_of(plan, MESH).along[axis] + 0.5) for axis in ("tp", "pp", "dp")}
 
 
@@ -171,13 +171,13 @@ def sent_by_kind(plan):
     return {"messages": messages, "root": sent - messages - copies - numbers, "to other replicas": copies, "loss and norms": numbers}
 
 
-def bytes_of_states(stage, N, halves=True, master=True):
+def bytes_of_states(strategy, N, halves=True, master=True):
     """Of a parameter's weight, gradient and optimizer state, on one of N ranks. In 16 bits 2 + 2 + 12, with an fp32 master copy and
     two moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. Stage 1 shards the optimizer's state, stage 2 also
     gradients, stage 3 and FSDP everything."""
     X = 2 if halves else 4
     whole = (X, ZERO3), (X, ZERO2), (8 + (4 if halves and master else 0), ZERO1)
-    return [x / N if stage >= since else x for x, since in whole]
+    return [x / N if strategy >= since else x for x, since in whole]
 
 
 # ---- what can be ----
@@ -203,11 +203,11 @@ def of_depth(plan, d): return plan._replace(shape=plan.shape._replace(L=d, NH=d,
 
 
 @functools.cache
-def largest_depth(plan, stage, room):
+def largest_depth(plan, strategy, room):
     """The largest dN that a rank with so many bytes can train; 0: none. Bytes grow with N."""
-    divides = {TP: tensor_divides, PP: pipe_divides, CP: context_divides}.get(stage, lambda plan: True)
+    divides = {TP: tensor_divides, PP: pipe_divides, CP: context_divides}.get(strategy, lambda plan: True)
     can = [d for d in range(1, MAX_BLOCKS + 1) if divides(of_depth(plan, d))]
-    return ([0] + can)[bisect.bisect_right(can, room, key=lambda d: total_of(of_depth(plan, d), stage))]
+    return ([0] + can)[bisect.bisect_right(can, room, key=lambda d: total_of(of_depth(plan, d), strategy))]
 
 
 # ---- questions to build/schedule_order, which has pipelines as llmc/parallel has them (split.h, pipeline.h) ----

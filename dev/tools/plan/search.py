@@ -16,7 +16,7 @@ from tables import cost_of
 
 
 # ---- the program of this course that runs a way ----
-def stage_of(p):
+def strategy_of(p):
     """Of the simplest program that can."""
     if p.tp > 1 and p.pp > 1 or p.zero > 0 and p.tp * p.pp > 1: return MESH
     return TP if p.tp > 1 else PP if p.pp > 1 else (DDP, ZERO1, ZERO2, FSDP)[p.zero]
@@ -30,16 +30,16 @@ def plan_of(p):
                 zero_stage=p.zero, gpu_memory=p.gpu.memory)
 
 
-def program_of(p): return "single" if p.ranks == 1 else PROGRAMS[stage_of(p)]
-def exact_bytes_of(p): return bytes_of(plan_of(p), stage_of(p))
+def program_of(p): return "single" if p.ranks == 1 else PROGRAMS[strategy_of(p)]
+def exact_bytes_of(p): return bytes_of(plan_of(p), strategy_of(p))
 
 
 def command_of(p):
     """The program with its options."""
-    s, program, stage = p.shape, program_of(p), stage_of(p)
+    s, program, strategy = p.shape, program_of(p), strategy_of(p)
     if s.llama: return "(no program of this course has grouped queries, gated MLPs and an untied head)"
     model = s.name if is_gpt2(s) else f"d{s.L} --channels {s.C} --heads {s.NH} --vocab-size {s.V}"
-    how = options_of(plan_of(p), stage) + " " if stage not in (DDP, FSDP) else ""
+    how = options_of(plan_of(p), strategy) + " " if strategy not in (DDP, FSDP) else ""
     start = f"mpirun -np {p.ranks} " if program != "single" else ""
     return (f"{start}./train_gpt2_{program} --model {model} --seq-len {p.T} {how}--batch-size {p.micro}"
             f" --total-batch-size {p.batch * p.T} --recompute {'block' if p.kept == INPUTS else 'none'}")
@@ -234,7 +234,7 @@ def print_compression(first):
     text = ", so there is nothing to gain"
     if exposed >= 0.01 * ms:
         text = f"; int8 would be {100 * share:.0f} % of the bytes, but no program here compresses them on such a mesh"
-        if stage_of(p) == DDP and not p.shape.llama:
+        if strategy_of(p) == DDP and not p.shape.llama:
             plan = plan_of(p)
             int8 = plan._replace(method="int8", memory_bandwidth=p.gpu.bandwidth)
             touched = touched_seconds(int8, sum(u.packing + u.unpacking for u in segments_of(int8)))

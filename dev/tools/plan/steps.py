@@ -1,4 +1,4 @@
-"""Seconds of a step of the stages that have no pipeline (doc/plan.md).
+"""Seconds of a step of the programs that have no pipeline (doc/plan.md).
 
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
           waits is exposed. A unit is the root or half a block; where fsdp gathers groups of
@@ -145,7 +145,7 @@ def segments_of(plan):
 def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
 
 
-# ---- what a stage gathers and reduces at a time ----
+# ---- what a program gathers and reduces at a time ----
 class Unit(NamedTuple):
     """A unit, or a group of fsdp's units, or a block of ddp's, with its seconds. The root's has no blocks unless it is the whole
     model."""
@@ -158,12 +158,12 @@ class Unit(NamedTuple):
     exchange: float = 0      # between nodes, of shards that have been updated
 
 
-def unit_of(plan, stage, w, blocks, elements):
+def unit_of(plan, strategy, w, blocks, elements):
     """Shards that fsdp offloads pass the link to the host last, and before gathers if the device has no copy; of their replicas'
     sums both ways."""
     X, shards, gradient, offload = plan.X, plan.N, plan.X, "none"
-    if stage == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N))
-    if stage == FSDP:
+    if strategy == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N))
+    if strategy == FSDP:
         shards, offload = {"hybrid": plan.shard_group, "none": 1}.get(plan.sharding, plan.N), plan.offload
         if plan.reduce_dtype == "fp32": gradient = 4
     shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(plan.N, shards)
@@ -185,17 +185,17 @@ def unit_of_nodes(plan, w, blocks, elements):
                 touched_seconds(plan, g * part * (weight + X)), w.seconds(ALL_GATHER, part * weight, across))
 
 
-def units_of(plan, stage, w):
+def units_of(plan, strategy, w):
     """The root's is the first."""
-    c, wrap = plan.shape, plan.wrap_blocks if stage in (FSDP, ZEROPP) else 1
+    c, wrap = plan.shape, plan.wrap_blocks if strategy in (FSDP, ZEROPP) else 1
     def unit(blocks, elements):
-        return unit_of_nodes(plan, w, blocks, elements) if stage == ZEROPP else unit_of(plan, stage, w, blocks, elements)
-    if stage == DDP and plan.method != "none": # all blocks are alike, though the first bucket is smaller
+        return unit_of_nodes(plan, w, blocks, elements) if strategy == ZEROPP else unit_of(plan, strategy, w, blocks, elements)
+    if strategy == DDP and plan.method != "none": # all blocks are alike, though the first bucket is smaller
         root, blocks = segments_of(plan)
         block = Unit(1, 0, blocks.seconds(w, plan.N) / c.L, packing=touched_seconds(plan, blocks.packing / c.L))
         return [Unit(0, 0, root.seconds(w, plan.N), packing=touched_seconds(plan, root.packing)), *[block] * c.L]
     if wrap == 0: return [unit(c.L, c.elements())]
-    if ZERO1 <= stage <= ZERO3 or stage in (FSDP, ZEROPP) and plan.wrap_halves:
+    if ZERO1 <= strategy <= ZERO3 or strategy in (FSDP, ZEROPP) and plan.wrap_halves:
         attention = 1 - 6 * 8 * c.C**2 / c.block_flops(plan.T, True)
         halves = [unit(attention, c.unit(1)), unit(1 - attention, c.unit(2))]
         return [unit(0, c.unit(0)), *halves * c.L]
@@ -211,8 +211,8 @@ def send_gradients(unit, last, t):
     if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
 
 
-def micro_batch(plan, stage, units, s, micro, t):
-    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A stage that gathers does
+def micro_batch(plan, strategy, units, s, micro, t):
+    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A program that gathers does
     so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first micro-batch; ZeRO-3
     gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step, while the blocks are
     updated. How long the update takes is not known here, so none of the root's gather is counted as hidden. What stays after its
@@ -221,11 +221,11 @@ def micro_batch(plan, stage, units, s, micro, t):
     head = len(units)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
     uses = len(order)
-    frees = stage in (FSDP, ZEROPP)
-    ahead = 0 if stage == ZERO3 else plan.buffers - 1 if frees else uses
-    gathers = uses if stage == ZERO3 or frees else head if stage in (ZERO1, ZERO2) and micro == 0 else 0
+    frees = strategy in (FSDP, ZEROPP)
+    ahead = 0 if strategy == ZERO3 else plan.buffers - 1 if frees else uses
+    gathers = uses if strategy == ZERO3 or frees else head if strategy in (ZERO1, ZERO2) and micro == 0 else 0
     last, stays = micro == plan.accumulation - 1, plan.sharding in ("grad-op", "none")
-    reduces = last or stage in (ZERO2, ZERO3, FSDP, ZEROPP)
+    reduces = last or strategy in (ZERO2, ZERO3, FSDP, ZEROPP)
     arrives, unpacking, gathered = [0.0] * uses, [0.0] * uses, 0
     here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
     for use, k in enumerate(order):
@@ -408,38 +408,38 @@ def ring_hides(plan, w, s):
 
 
 # ---- a step of N ranks ----
-def update_seconds(plan, stage):
+def update_seconds(plan, strategy):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
     and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice. Weights
     that the host has updated are copied at the same time."""
-    kept = 8 if plan.X == 4 or stage == FSDP else 12 # bytes of its state
+    kept = 8 if plan.X == 4 or strategy == FSDP else 12 # bytes of its state
     bandwidth, copied = plan.memory_bandwidth, 0
-    if stage == FSDP and plan.offload != "none": # the state is as large on the device
+    if strategy == FSDP and plan.offload != "none": # the state is as large on the device
         copied = plan.X / plan.host_link if plan.offload == "optimizer" and plan.host_link > 0 else 0
         plan, bandwidth = plan._replace(offload="none"), plan.host_bandwidth
     seconds = max(28 / bandwidth if bandwidth > 0 else 0, copied) # of an element
-    return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, stage))
+    return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, strategy))
 
 
-def step(plan, stage, w, s):
-    t, shared, compressing, uneven = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, stage), 0, 0
+def step(plan, strategy, w, s):
+    t, shared, compressing, uneven = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, strategy), 0, 0
     s = UnitSeconds(*(x / shared for x in s))
-    gradients = (unit_sent(plan, w, 0)[0], block_sent(plan, w)[0]) if stage in (TP, CP) else ()
-    if stage == TP:
+    gradients = (unit_sent(plan, w, 0)[0], block_sent(plan, w)[0]) if strategy in (TP, CP) else ()
+    if strategy == TP:
         sums = tensor_messages(plan, w)
         for left in range(plan.accumulation - 1, -1, -1): tensor_micro_batch(plan, sums, s, (0, 0) if left else gradients, t)
         t.wait_all()
         t.send_shared(layernorms_sum(plan, w, plan.shape.L))
-    elif stage == CP: context_micro_batches(plan, w, s, gradients, t)
+    elif strategy == CP: context_micro_batches(plan, w, s, gradients, t)
     else:
-        units = units_of(plan, stage, w)
-        for micro in range(plan.accumulation): micro_batch(plan, stage, units, s, micro, t)
+        units = units_of(plan, strategy, w)
+        for micro in range(plan.accumulation): micro_batch(plan, strategy, units, s, micro, t)
         compressing = t.packing
-        if stage == DDP and plan.method != "none": compressing += touched_seconds(plan, sum(u.unpacking for u in segments_of(plan)))
+        if strategy == DDP and plan.method != "none": compressing += touched_seconds(plan, sum(u.unpacking for u in segments_of(plan)))
     t.wait_all() # the update needs all gradients
     compute = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
-    if stage == CP: uneven = max(0, t.now - t.exposed - compute)
+    if strategy == CP: uneven = max(0, t.now - t.exposed - compute)
     slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
-    seconds = compute + compressing + uneven + t.exposed + slowed + update_seconds(plan, stage)
+    seconds = compute + compressing + uneven + t.exposed + slowed + update_seconds(plan, strategy)
     tokens = float(plan.N // shared) * plan.tokens * plan.accumulation # batches at the same time
     return StepTime(compute, t.communication, t.exposed, seconds, tokens, compressing, uneven)

@@ -1,4 +1,4 @@
-"""What build/plan compares: stages, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline;
+"""What build/plan compares: strategies, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline;
 their bytes, what fits, and the seconds of a step, as tables to read and as JSON: bytes, seconds, shares of 1. Then two other
 questions, --params and --compress all."""
 import math
@@ -9,7 +9,7 @@ from machines import LINKS
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, shape_of, with_compression,
                      with_context, with_mesh, with_pipe)
 from pipelines import mesh_step, message_bytes, message_seconds, pipeline_step
-from questions import (CP, DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STAGES, STAGE_NAMES, TP, ZEROPP, Plan, blocks_of, bytes_of,
+from questions import (CP, DDP, FSDP, KINDS, MESH, PP, SCHEDULES, STRATEGIES, STRATEGY_NAMES, TP, ZEROPP, Plan, blocks_of, bytes_of,
                        bytes_of_states, context_divides, copy_ranks, extreme_rank, largest_depth, mesh_name, of_depth, own_rank,
                        pipe_divides, plan_split, sent_along, sent_by_kind, sent_of_all, slots, tensor_divides, total_of)
 from steps import METHODS, QUANTISE_BLOCK, crosses, flops_done, hop_seconds, is_possible, kv_bytes, ring_hides, step, unit_seconds
@@ -21,28 +21,28 @@ ONLY_PRINTED = "formula", "of_step", "of_work" # of a pipeline
 
 
 class Way(NamedTuple):
-    stage: int
+    strategy: int
     plan: Plan
     name: str
 
-    def bytes(self, recompute=False): return bytes_of(self.plan._replace(recompute=recompute), self.stage)
-    def extreme(self, recompute, most): return extreme_rank(self.plan._replace(recompute=recompute), self.stage, most)
+    def bytes(self, recompute=False): return bytes_of(self.plan._replace(recompute=recompute), self.strategy)
+    def extreme(self, recompute, most): return extreme_rank(self.plan._replace(recompute=recompute), self.strategy, most)
 
     def fits(self, room): return "yes" if self.bytes().total <= room else "recomputed" if self.bytes(True).total <= room else "no"
 
     def largest(self, room):
         """The shape of the largest dN, recomputed, that such a device can train; of no layers: there is none."""
-        return of_depth(self.plan, largest_depth(self.plan._replace(recompute=True, memory_bandwidth=0), self.stage, room)).shape
+        return of_depth(self.plan, largest_depth(self.plan._replace(recompute=True, memory_bandwidth=0), self.strategy, room)).shape
 
     def largest_name(self, room):
         s = self.largest(room)
         return f"d{s.L}, {1e-9 * s.parameters():.3g} B" if s.L else "none"
 
 
-def divide_batch(plan, stage, tokens):
+def divide_batch(plan, strategy, tokens):
     """The plan with the micro-batches of a step of so many tokens (0: as they are), and why there are none, or too many to play."""
     if tokens == 0: return plan, ""
-    copies, most = plan.N // copy_ranks(plan, stage), PLAYED_MICRO_BATCHES if stage in (PP, MESH) else MOST_MICRO_BATCHES
+    copies, most = plan.N // copy_ranks(plan, strategy), PLAYED_MICRO_BATCHES if strategy in (PP, MESH) else MOST_MICRO_BATCHES
     rounds, rest = divmod(tokens, max(copies * plan.tokens, 1))
     if copies == 0 or rounds < 1 or rest: return plan, f"{tokens} tokens are no multiple of {copies} x {plan.B} x {plan.T}"
     if rounds > most: return plan, f"{rounds} micro-batches are more than the {most} that can be planned"
@@ -56,13 +56,13 @@ class Compared:
         self.plan = plan = divide_batch(plan_of(o), DDP, tokens)[0]
         micro_batch = 1e-3 * o.compute_ms or flops_done(plan) * plan.B * plan.T / (peak_of(o) * o.mfu)
         self.o, self.network, self.seconds = o, network_of(o, plan), unit_seconds(plan, micro_batch)
-        self.stages, self.compressed, self.tensor, self.context, self.pipelines, self.mesh = [], [], [], [], [], []
+        self.strategies, self.compressed, self.tensor, self.context, self.pipelines, self.mesh = [], [], [], [], [], []
         if o.mesh: self.mesh = [Way(MESH, divide_batch(with_mesh(o, plan), MESH, tokens)[0], "mesh")]
         else: self.add_ways(o, plan, tokens)
-        self.all = [*self.stages, *self.compressed, *self.tensor, *self.context, *self.pipelines, *self.mesh]
+        self.all = [*self.strategies, *self.compressed, *self.tensor, *self.context, *self.pipelines, *self.mesh]
 
     def add_ways(self, o, plan, tokens):
-        self.stages = [Way(stage, plan, STAGE_NAMES[stage]) for stage in (*STAGES, *[ZEROPP] * (plan.node_ranks > 0))]
+        self.strategies = [Way(strategy, plan, STRATEGY_NAMES[strategy]) for strategy in (*STRATEGIES, *[ZEROPP] * (plan.node_ranks > 0))]
         if o.compress not in ("none", "all"):
             self.compressed = [Way(DDP, plan, "ddp"), Way(DDP, with_compression(o, plan, o.compress), f"ddp {o.compress}")]
         # as many ranks share a replica as are asked for, or 1, 2, 4 and 8, as far as ranks and model divide
@@ -82,26 +82,26 @@ class Compared:
                 if pipe_divides(pipe): self.pipelines.append(Way(PP, pipe, name))
 
     # ---- seconds ----
-    def step(self, plan, stage):
-        if stage == PP: return pipeline_step(plan, self.network, self.seconds)
-        if stage == MESH: return mesh_step(plan, self.network, self.seconds, self.o.emulation)
-        return step(plan, stage, self.network, self.seconds)
+    def step(self, plan, strategy):
+        if strategy == PP: return pipeline_step(plan, self.network, self.seconds)
+        if strategy == MESH: return mesh_step(plan, self.network, self.seconds, self.o.emulation)
+        return step(plan, strategy, self.network, self.seconds)
 
-    def no_room(self, plan, stage):
+    def no_room(self, plan, strategy):
         """Why a rank has too little; "": it has enough."""
-        o, room, needs = self.o, room_of(self.o, plan.N), total_of(plan, stage)
+        o, room, needs = self.o, room_of(self.o, plan.N), total_of(plan, strategy)
         if needs <= room: return ""
         text = f"does not fit: {format_bytes(needs)} of {o.room_of}" + (f", which {plan.N} ranks share" if o.shares_room else "")
-        recomputed = total_of(plan._replace(recompute=True), stage)
+        recomputed = total_of(plan._replace(recompute=True), strategy)
         return text + f"; with --recompute block {format_bytes(recomputed)}" if recomputed <= room else text
 
-    def row(self, plan, stage, name=None):
+    def row(self, plan, strategy, name=None):
         """As JSON has it, and what only tables have. NaN: not known."""
         o, found = self.o, {"name": name or str(plan.N), "ranks": plan.N}
-        plan, why_not = divide_batch(plan, stage, o.total_batch_size)
-        why_not = why_not or self.no_room(plan, stage)
+        plan, why_not = divide_batch(plan, strategy, o.total_batch_size)
+        why_not = why_not or self.no_room(plan, strategy)
         if why_not: return {**found, "why_not": why_not}
-        t = self.step(plan, stage)
+        t = self.step(plan, strategy)
         mfu = plan.shape.flops_per_token(plan.T) * t.tokens_per_s / plan.N / peak_of(o)
         numbers = {"seconds": t.seconds, "compute": t.compute, "bubble": t.bubble, "tp": t.tensor,
                    "communication": t.communication, "exposed": t.exposed, "efficiency": t.efficiency,
@@ -112,24 +112,24 @@ class Compared:
 
     def on_ranks(self, way):
         """A way on more and more ranks: the fewest that it can have, times powers of two up to 4096, and the number asked for."""
-        is_hybrid, asked = way.stage == FSDP and self.o.sharding == "hybrid", way.plan.N
-        first = self.o.shard_group if is_hybrid else way.plan.node_ranks if way.stage == ZEROPP else copy_ranks(way.plan, way.stage)
+        is_hybrid, asked = way.strategy == FSDP and self.o.sharding == "hybrid", way.plan.N
+        first = self.o.shard_group if is_hybrid else way.plan.node_ranks if way.strategy == ZEROPP else copy_ranks(way.plan, way.strategy)
         numbers = {first << k for k in range(13) if first << k <= 4096} | ({asked} if asked % first == 0 else set())
-        return way.name, "ranks", way.stage, [self.row(way.plan._replace(N=N), way.stage) for N in sorted(numbers)]
+        return way.name, "ranks", way.strategy, [self.row(way.plan._replace(N=N), way.strategy) for N in sorted(numbers)]
 
     def times(self):
-        """Tables: title, what the rows are, stage, rows."""
+        """Tables: title, what the rows are, strategy, rows."""
         o, N, tensor, pipelines = self.o, self.plan.N, self.tensor, self.pipelines
-        tables = [*map(self.on_ranks, (*self.stages, *self.mesh, *self.compressed[1:]))]
+        tables = [*map(self.on_ranks, (*self.strategies, *self.mesh, *self.compressed[1:]))]
         if o.tensor_parallel: tables += map(self.on_ranks, tensor)
         elif len(tensor) > 1: tables.append((f"tp of {N}", "t", TP, [self.row(w.plan, TP, str(w.plan.t)) for w in tensor]))
-        for stage, ways, asked, compares, letter in ((CP, self.context, o.context_parallel, o.compares_cp, "c"),
+        for strategy, ways, asked, compares, letter in ((CP, self.context, o.context_parallel, o.compares_cp, "c"),
                                                      (PP, pipelines, o.pipeline_parallel, o.compares, "p")):
-            name = STAGE_NAMES[stage]
+            name = STRATEGY_NAMES[strategy]
             if asked and not compares: tables += map(self.on_ranks, ways)
             elif ways:
                 title, rows_are = (f"{name} {asked} of {N}", "") if compares else (f"{name} of {N}", letter)
-                tables.append((title, rows_are, stage, [self.row(w.plan, stage, w.name) for w in ways]))
+                tables.append((title, rows_are, strategy, [self.row(w.plan, strategy, w.name) for w in ways]))
         return tables
 
 
@@ -151,7 +151,7 @@ def json_bytes(b): return dict.fromkeys(KINDS, 0) | b.memory | {"total": b.total
 
 
 def json_device(w, room):
-    is_alone = w.stage == MESH or w.plan.split != "auto" # another depth has another split
+    is_alone = w.strategy == MESH or w.plan.split != "auto" # another depth has another split
     return {"fits": w.fits(room)} if is_alone else {"fits": w.fits(room), "largest_depth": w.largest(room).L}
 
 
@@ -162,7 +162,7 @@ def json_model(o):
             "step": {"batch_size": c.plan.B, "seq_len": c.plan.T, "accumulation": c.plan.accumulation,
                      "total_batch_size": o.total_batch_size, "precision": o.precision},
             "ranks": c.plan.N,
-            "ways": [{"name": w.name, "ranks": w.plan.N, "ranks_of_a_copy": copy_ranks(w.plan, w.stage),
+            "ways": [{"name": w.name, "ranks": w.plan.N, "ranks_of_a_copy": copy_ranks(w.plan, w.strategy),
                       "sent_per_step": float(w.bytes().sent), "bytes": json_bytes(w.bytes()),
                       "bytes_recomputed": json_bytes(w.bytes(True)),
                       "devices": {name: json_device(w, room) for name, room in sizes}} for w in c.all],
@@ -177,7 +177,7 @@ def micro_batches(plan): return f"{plan.accumulation} micro-batch{'' if plan.acc
 def facts(w, is_one):
     """A column: (name, bytes, or as text what is none). is_one: w is one rank of a pipeline, not the one that keeps most."""
     kept, again = w.bytes(), w.bytes(True)
-    if w.stage == PP and not is_one:
+    if w.strategy == PP and not is_one:
         yield "  on the rank with most", f"rank {w.extreme(False, True)}"
         yield "    or recomputed", f"rank {w.extreme(True, True)}"
     for kind in KINDS[:-1]:
@@ -186,9 +186,9 @@ def facts(w, is_one):
     yield "  total", kept.total
     yield "    or recomputed", again.total
     yield f"  {KINDS[-1]}", kept.memory.get(KINDS[-1], 0)
-    yield "  sent per step", sent_of_all(w.plan, w.stage) // w.plan.N
-    if w.stage not in (PP, MESH): return
-    for name, sent in (sent_along(w.plan) if w.stage == MESH else sent_by_kind(w.plan)).items(): yield f"    {name}", sent
+    yield "  sent per step", sent_of_all(w.plan, w.strategy) // w.plan.N
+    if w.strategy not in (PP, MESH): return
+    for name, sent in (sent_along(w.plan) if w.strategy == MESH else sent_by_kind(w.plan)).items(): yield f"    {name}", sent
     yield "  activations at a time", str(slots(w.plan, own_rank(w.plan))) # interleaved: each of one chunk
     if is_one: yield "  blocks", str(blocks_of(w.plan, w.plan.rank))
     for recompute, name in () if is_one else ((False, "  on the rank with least"), (True, "    recomputed, on")):
@@ -209,14 +209,14 @@ def print_memory(o, ways, is_one=False):
 
 def rank_ways(way):
     """The ranks of one pipeline, or if these are too many the one that keeps most and the one that keeps least."""
-    plan, stage, names = way.plan, way.stage, {r: "" for r in range(way.plan.p)}
-    if plan.p > MOST_RANKS: names = {extreme_rank(plan, stage): "most: ", extreme_rank(plan, stage, False): "least: "}
-    return [Way(stage, plan._replace(rank=r), f"{name}{'stage' if stage == MESH else 'rank'} {r}") for r, name in names.items()]
+    plan, strategy, names = way.plan, way.strategy, {r: "" for r in range(way.plan.p)}
+    if plan.p > MOST_RANKS: names = {extreme_rank(plan, strategy): "most: ", extreme_rank(plan, strategy, False): "least: "}
+    return [Way(strategy, plan._replace(rank=r), f"{name}{'stage' if strategy == MESH else 'rank'} {r}") for r, name in names.items()]
 
 
 def print_played(o, ways):
     """Pipelines; or the ranks of one, or of a mesh."""
-    plan, is_mesh = ways[0].plan, ways[0].stage == MESH
+    plan, is_mesh = ways[0].plan, ways[0].strategy == MESH
     one = is_mesh or (o.pipeline_parallel > 0 and not o.compares)
     ranks, step = rank_ways(ways[0]) if one else ways, plan.accumulation
     what = "pp p: p ranks share a replica of the model, each with some of its blocks"
@@ -275,14 +275,14 @@ def print_sizes(o, title, rows):
 
 
 def print_what_fits(o, c):
-    ways = [w for w in (*c.stages, *c.tensor, *c.context, *c.pipelines, *c.mesh) if w.stage != TP or w.plan.t > 1] # tp of one rank is ddp
+    ways = [w for w in (*c.strategies, *c.tensor, *c.context, *c.pipelines, *c.mesh) if w.strategy != TP or w.plan.t > 1] # tp of one rank is ddp
     print_sizes(o, "fits", [(w.name, w.fits) for w in ways])
-    deep = [(w.name, w.largest_name) for w in ways if w.stage != PP or o.split == "auto"]
+    deep = [(w.name, w.largest_name) for w in ways if w.strategy != PP or o.split == "auto"]
     if not c.mesh: print_sizes(o, "largest dN, recomputed", deep)
 
 
 # ---- tables of seconds, and of what methods of compression send ----
-# Title, format, what is in it of a row, and for which stages; none: all.
+# Title, format, what is in it of a row, and for which strategies; none: all.
 COLUMNS = (
     ("sent a step", "B", "sent_per_step"), ("of ddp's", ".1%", "sent_of_ddp"), ("errors", "B", "errors"),
     ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing"), ("compute ms", "ms", "compute"),
@@ -302,9 +302,9 @@ def cell(o, x, form):
     return format(1e3 * x, ".2f") if form == "ms" else format(x, form)
 
 
-def print_times(o, title, rows_are, stage, rows):
+def print_times(o, title, rows_are, strategy, rows):
     """Columns of which no row knows anything are left out."""
-    columns = [(name, form, key) for name, form, key, *stages in COLUMNS if stage in (stages or [stage])
+    columns = [(name, form, key) for name, form, key, *strategies in COLUMNS if strategy in (strategies or [strategy])
                and not all(math.isnan(row.get(key, math.nan)) for row in rows)]
     def words(row): return [row["why_not"]] if "why_not" in row else [cell(o, row[key], form) for _, form, key in columns]
     print_table([f"{title}  {rows_are}".rstrip(), *(name for name, _, _ in columns)], *([row["name"], *words(row)] for row in rows))
@@ -354,7 +354,7 @@ def print_model(o):
           f" {o.precision}, on a {'GPU' if plan.gpu else 'CPU'}")
     print_sharding(plan)
     if c.mesh: print_played(o, c.mesh)
-    else: print_memory(o, c.stages)
+    else: print_memory(o, c.strategies)
     if c.compressed: print_compressed(o, c.compressed)
     if c.tensor: print_tensor(o, plan, c.tensor)
     if c.context: print_context(o, plan, c.context)
@@ -370,30 +370,30 @@ def print_model(o):
 
 # ---- --params: bytes of a model of which only the number of parameters is known ----
 # Our fsdp's shards are always fp32.
-def state_bytes(o, stage, N): return bytes_of_states(stage, N, o.precision != "fp32" and stage != FSDP, o.master == "on")
+def state_bytes(o, strategy, N): return bytes_of_states(strategy, N, o.precision != "fp32" and strategy != FSDP, o.master == "on")
 
 
 def json_params(o):
     """For the ranks of the ZeRO paper's table 1, and those that are asked for."""
     return {"parameters": o.params, "ranks": o.ranks, "bytes_per_rank": [
-        {"ranks": N, **{STAGE_NAMES[stage]: o.params * sum(state_bytes(o, stage, N)) for stage in STAGES}}
+        {"ranks": N, **{STRATEGY_NAMES[strategy]: o.params * sum(state_bytes(o, strategy, N)) for strategy in STRATEGIES}}
         for N in sorted({1, 4, 16, 64, 256, 1024, o.ranks})]}
 
 
 def print_params(o):
-    one, parts = state_bytes(o, DDP, 1), [state_bytes(o, stage, o.ranks) for stage in STAGES]
+    one, parts = state_bytes(o, DDP, 1), [state_bytes(o, strategy, o.ranks) for strategy in STRATEGIES]
     kinds = zip(("parameters", "gradients", "optimizer state", "total"), (*zip(*parts), map(sum, parts)))
     print(f"{o.params:.4g} parameters in {o.precision}: {one[0]} + {one[1]} + {one[2]} bytes each, without activations and buffers")
     print()
-    print_table([f"bytes per rank of {o.ranks}", *STAGE_NAMES[:5]],
+    print_table([f"bytes per rank of {o.ranks}", *STRATEGY_NAMES[:5]],
                 *([f"  {name}", *(format_bytes(o.params * x) for x in each)] for name, each in kinds))
     if sum(one) < 16: print("fsdp's shards are fp32, which is its master copy: 4 + 4 + 8 bytes; shards of 16 bits would take zero-3's")
     print()
-    print_table(["GB per rank", *STAGE_NAMES[:5]], *(
+    print_table(["GB per rank", *STRATEGY_NAMES[:5]], *(
         [f"  {N}", *(f"{1e-9 * x:.{2 if x < 1e11 else 1}f}" for x in each.values())]
         for N, each in ((each.pop("ranks"), each) for each in json_params(o)["bytes_per_rank"])))
     def fits(each): return lambda room: f"{'yes' if o.params * each <= room else 'no'} {1e-9 * room / each:.3g} B"
-    print_sizes(o, "fits, largest", [(STAGE_NAMES[stage], fits(sum(part))) for stage, part in zip(STAGES, parts)])
+    print_sizes(o, "fits, largest", [(STRATEGY_NAMES[strategy], fits(sum(part))) for strategy, part in zip(STRATEGIES, parts)])
 
 
 # ---- --cp all: what attention sends of a model with fewer heads of keys and values than of queries ----

@@ -154,7 +154,7 @@ static inline void plan_clear(MatmulPlan* plan) {
 }
 
 // Returns the largest power of two, up to 16, that divides every address of a product. A thread and TMA need no more; and with
-// a higher bound the algorithm would depend on where a stage keeps its parameters.
+// a higher bound the algorithm would depend on where a program keeps its parameters.
 static inline int product_alignment(Product p) {
     uintptr_t bits = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.bias | (uintptr_t)p.aux | 16;
     return (int)(bits & -bits);

@@ -40,7 +40,7 @@ def shot(page, name):
 
 def load(browser):
     """Pages without errors and without other hosts, and on a telephone not wider than the screen; a few are kept as pictures. Of those that show
-    a source, which one function makes, the stages and every tenth other."""
+    a source, which one function makes, the programs and every tenth other."""
     page = open_page(browser, **NARROW)
     every = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     sources = [name for name in every if "." in Path(name).stem and not name.startswith("train_gpt2_") and name not in SHOWN]
@@ -81,10 +81,10 @@ def reader(browser):
         for number, (cells, top, other_top, bottom, other_bottom, right, left, height) in enumerate(page.evaluate(ROWS)):
             expect(cells == 4 and abs(top - other_top) < 0.5 and abs(bottom - other_bottom) < 0.5 and right <= left and height > 5,
                    f"{name}: row {number} is not aligned: {top} beside {other_top}, {bottom} beside {other_bottom}")
-        for side, stage in zip("LR", path.stem.split("-")):
-            lines = len(Path(f"train_gpt2_{stage}.cu").read_text().splitlines())
+        for side, program in zip("LR", path.stem.split("-")):
+            lines = len(Path(f"train_gpt2_{program}.cu").read_text().splitlines())
             found = page.evaluate(f"[...document.querySelectorAll('.reader .ln[id^={side}]')].map((a) => +a.id.slice(1))")
-            expect(found == list(range(1, lines + 1)), f"{name}: shows {len(found)} lines of {stage}, which has {lines}")
+            expect(found == list(range(1, lines + 1)), f"{name}: shows {len(found)} lines of {program}, which has {lines}")
         hunks, notes = page.locator(".hunk").count(), page.locator(".hunk .note p").count()
         expect(0 < notes and hunks > 0, f"{name}: {hunks} hunks and {notes} notes")
         expect(page.locator(".reader mark").count() > 0, f"{name}: no word is marked")
@@ -125,8 +125,8 @@ def pictures(browser):
             share = ways[way]["bytes"]["optimizer state"] / ways[way]["bytes"]["total"]
             expect(abs(widths[2] / sum(widths) - share) < 0.01, f"pictures.html: {name}: the optimizer's part is {widths[2] / sum(widths)}, not {share}")
         shot(page, f"pictures_{ranks}_ranks.png")
-    page.select_option("[name=stage]", "fsdp")
-    expect(page.locator("#memory .bar").count() == 1, "pictures.html: choosing a stage does not show it alone")
+    page.select_option("[name=program]", "fsdp")
+    expect(page.locator("#memory .bar").count() == 1, "pictures.html: choosing a program does not show it alone")
 
 
 def search(browser):

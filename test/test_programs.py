@@ -1,5 +1,5 @@
-"""Stages differ only where they must, and headers of llmc/ use only what is below them. `make check-stages` also prints how much there is
-to read from one stage to the next."""
+"""Programs differ only where they must, and headers of llmc/ use only what is below them. `make check-programs` also prints how much there is
+to read from one program to the next."""
 import graphlib, os, re, subprocess, sys
 from collections import defaultdict
 from difflib import SequenceMatcher
@@ -9,21 +9,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "dev/site"))
-import merge, stages  # noqa: E402
+import merge, programs  # noqa: E402
 
-PLUMBING, COLUMNS = stages.HEADINGS["plumbing"], 120
+PLUMBING, COLUMNS = programs.HEADINGS["plumbing"], 120
 # Functions of section 9 that differ from ddp's, and why.
 OTHER_PLUMBING = {("zeropp", "unit_checksum"): "a unit is in two places there"}
 
 
-# ---- stages ----
-def definitions(stage):
-    """{name: text} of a stage's functions, structs, macros and headings of sections, with the comments above them, in the file's order.
+# ---- programs ----
+def definitions(program):
+    """{name: text} of a program's functions, structs, macros and headings of sections, with the comments above them, in the file's order.
     "" is what belongs to none."""
-    found, lines = {}, stages.lines(stage)
-    for name, first, end in stages.definitions(stage):
+    found, lines = {}, programs.lines(program)
+    for name, first, end in programs.definitions(program):
         text = "\n".join(lines[first:end]).strip("\n")
-        assert name not in found, f"{stage} defines {name} twice"
+        assert name not in found, f"{program} defines {name} twice"
         if name == "head" or name.startswith("section "):
             text, _, rest = re.split(re.escape(name[8:]) + r"(.*\n?)", text, maxsplit=1) if name != "head" else ("", "", text)
             found[""] = found.get("", "") + rest + "\n"
@@ -31,9 +31,9 @@ def definitions(stage):
     return found
 
 
-def without_plumbing(stage):
+def without_plumbing(program):
     """A program's lines before section 9, which is the same text in every program for several ranks."""
-    return next((stages.lines(stage)[:first] for name, first, _ in stages.definitions(stage) if name == PLUMBING), stages.lines(stage))
+    return next((programs.lines(program)[:first] for name, first, _ in programs.definitions(program) if name == PLUMBING), programs.lines(program))
 
 
 def changed_lines(old, new):
@@ -42,69 +42,69 @@ def changed_lines(old, new):
     return len(new) - same, len(old) - same
 
 
-def beyond_merge(stage):
+def beyond_merge(program):
     """How many lines of code a merged program adds to git's merge that prefers one of its bases, and removes from it."""
     def lines_of_code(lines):
-        after_head = lines[next(n for n, line in enumerate(lines) if stages.SECTION.match(line)):]
+        after_head = lines[next(n for n, line in enumerate(lines) if programs.SECTION.match(line)):]
         return [text for line in after_head if (text := re.sub(r"\s*//.*", "", line))]
-    return changed_lines(*map(lines_of_code, (merge.git_merge(merge.MERGED[stage], "--theirs"), stages.lines(stage))))
+    return changed_lines(*map(lines_of_code, (merge.git_merge(merge.MERGED[program], "--theirs"), programs.lines(program))))
 
 
-def print_sizes(stage, own, bases):
-    print(f"{stages.stage_file(stage)}: {len(stages.lines(stage))} lines, {len(without_plumbing(stage))} of them before section 9")
+def print_sizes(program, own, bases):
+    print(f"{programs.program_file(program)}: {len(programs.lines(program))} lines, {len(without_plumbing(program))} of them before section 9")
     for base, theirs in bases.items():
         same = sum(own.get(name) == text for name, text in theirs.items() if name)
-        whole, before = (changed_lines(text(base), text(stage)) for text in (stages.lines, without_plumbing))
-        print(f"{stages.stage_file(base)} -> {stages.stage_file(stage)}: {same} definitions are the same, {len(theirs) - 1 - same} differ, "
+        whole, before = (changed_lines(text(base), text(program)) for text in (programs.lines, without_plumbing))
+        print(f"{programs.program_file(base)} -> {programs.program_file(program)}: {same} definitions are the same, {len(theirs) - 1 - same} differ, "
               f"{len(own.keys() - theirs.keys())} are new; {before[0]} lines added, {before[1]} removed (with section 9: {whole[0]}, {whole[1]})")
-    if stage in merge.MERGED and merge.has_git():
-        added, removed = beyond_merge(stage)
-        print(f"{' and '.join(map(stages.stage_file, bases))} merged -> {stages.stage_file(stage)}: {len(merge.regions(stage)[0])} conflicts; "
-              f"{added} lines of code added to the merge that prefers {merge.MERGED[stage][-1]}, {removed} removed (make merge-3d)")
+    if program in merge.MERGED and merge.has_git():
+        added, removed = beyond_merge(program)
+        print(f"{' and '.join(map(programs.program_file, bases))} merged -> {programs.program_file(program)}: {len(merge.regions(program)[0])} conflicts; "
+              f"{added} lines of code added to the merge that prefers {merge.MERGED[program][-1]}, {removed} removed (make merge-3d)")
 
 
-@pytest.mark.parametrize("stage", stages.STAGES[1:])
-def test_a_stage_differs_from_its_bases_only_where_the_list_gives_a_reason(stage):
-    own, bases = definitions(stage), {base: definitions(base) for base in stages.bases()[stage]}
-    allowed = stages.notes(stage).keys()
+@pytest.mark.parametrize("program", programs.PROGRAMS[1:])
+def test_a_program_differs_from_its_bases_only_where_the_list_gives_a_reason(program):
+    own, bases = definitions(program), {base: definitions(base) for base in programs.bases()[program]}
+    allowed = programs.notes(program).keys()
     print()
-    print_sizes(stage, own, bases)
+    print_sizes(program, own, bases)
     shared = {name for theirs in bases.values() for name in theirs if name}
     differ = {name for name in shared if not any(theirs.get(name) == own.get(name, "") for theirs in bases.values())}
-    assert differ - allowed == set(), "they differ without a note in test/stages.toml"
-    assert (allowed & shared) - differ - {*stages.HEADINGS.values()} == set(), "test/stages.toml has a note, and they are the same"
+    assert differ - allowed == set(), "they differ without a note in test/programs.toml"
+    assert (allowed & shared) - differ - {*programs.HEADINGS.values()} == set(), "test/programs.toml has a note, and they are the same"
 
 
-@pytest.mark.parametrize("stage", stages.STAGES[1:])
-def test_a_stage_has_its_definitions_in_the_order_of_its_bases(stage):
-    own, earlier = definitions(stage), set()
-    for theirs in map(definitions, stages.bases()[stage]):
+@pytest.mark.parametrize("program", programs.PROGRAMS[1:])
+def test_a_program_has_its_definitions_in_the_order_of_its_bases(program):
+    own, earlier = definitions(program), set()
+    for theirs in map(definitions, programs.bases()[program]):
         assert [name for name in own if name in theirs and name not in earlier] == [name for name in theirs if name in own and name not in earlier]
         earlier |= theirs.keys()
 
 
-@pytest.mark.parametrize("stage", stages.STAGES[2:])
-def test_section_9_is_the_same_text_in_every_program_for_several_ranks(stage):
-    def section_9(stage):
-        found = {name: "\n".join(stages.lines(stage)[first:end]).strip() for name, first, end in stages.definitions(stage)}
+@pytest.mark.parametrize("program", programs.PROGRAMS[2:])
+def test_section_9_is_the_same_text_in_every_program_for_several_ranks(program):
+    def section_9(program):
+        found = {name: "\n".join(programs.lines(program)[first:end]).strip() for name, first, end in programs.definitions(program)}
         return {name: text for name, text in found.items() if [*found].index(name) >= [*found].index(PLUMBING)}
-    ddp, own = section_9("ddp"), section_9(stage)
+    ddp, own = section_9("ddp"), section_9(program)
     assert [*own] == [*ddp] == [PLUMBING, "gpt2_predict", "unit_checksum", "main"]
-    assert {name for name in ddp if own[name] != ddp[name]} == {name for program, name in OTHER_PLUMBING if program == stage}
+    assert {name for name in ddp if own[name] != ddp[name]} == {name for theirs, name in OTHER_PLUMBING if theirs == program}
 
 
-@pytest.mark.parametrize("stage", merge.MERGED)
-def test_a_merged_program_is_git_s_merge_of_its_bases_and_little_more(stage):
+@pytest.mark.parametrize("program", merge.MERGED)
+def test_a_merged_program_is_git_s_merge_of_its_bases_and_little_more(program):
     """The limits leave room for a few lines: a change that needs more should make the bases easier to merge."""
     if not merge.has_git(): pytest.skip("git is not installed, so the merge cannot be made")
-    assert {*stages.bases()[stage]} == {merge.MERGED[stage][0], merge.MERGED[stage][2]}
-    assert len(merge.regions(stage)[0]) <= 12
-    assert beyond_merge(stage)[0] <= 110
+    assert {*programs.bases()[program]} == {merge.MERGED[program][0], merge.MERGED[program][2]}
+    assert len(merge.regions(program)[0]) <= 12
+    assert beyond_merge(program)[0] <= 110
 
 
-@pytest.mark.parametrize("stage", stages.STAGES)
-def test_no_line_of_a_program_is_longer_than_a_screen(stage):
-    assert [n for n, line in enumerate(stages.lines(stage), 1) if len(line) > COLUMNS] == []
+@pytest.mark.parametrize("program", programs.PROGRAMS)
+def test_no_line_of_a_program_is_longer_than_a_screen(program):
+    assert [n for n, line in enumerate(programs.lines(program), 1) if len(line) > COLUMNS] == []
 
 
 # ---- folders of llmc/ ----
@@ -151,12 +151,12 @@ def test_headers_neither_include_nor_use_one_another_in_circles():
     assert all((ROOT / "llmc" / to).exists() for path in HEADERS for to in includes(path))
 
 
-# ---- what a stage includes ----
+# ---- what a program includes ----
 @lru_cache
-def closure(stage):
-    """{path: lines} of all that a stage includes on the CPU, itself with it. A header of llmc/ is named by its path there."""
-    flags = ["-MM", "-MG", "-x", "c", f"-DUSE_MPI={int(stage != 'single')}"]
-    made = subprocess.run(["cc", *flags, stages.stage_file(stage)], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def closure(program):
+    """{path: lines} of all that a program includes on the CPU, itself with it. A header of llmc/ is named by its path there."""
+    flags = ["-MM", "-MG", "-x", "c", f"-DUSE_MPI={int(program != 'single')}"]
+    made = subprocess.run(["cc", *flags, programs.program_file(program)], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = {(ROOT / name).resolve() for name in made.split() if (ROOT / name).is_file()}
     return {os.path.relpath(path, ROOT).removeprefix("llmc/"): len(path.read_text().splitlines()) for path in paths}
 
@@ -166,39 +166,39 @@ def test_one_device_includes_nothing_of_ranks_and_has_at_most_8000_lines():
     assert sum(closure("single").values()) <= 8000
 
 
-@pytest.mark.parametrize("stage", stages.STAGES[1:])
-def test_only_stages_that_are_a_mesh_include_it(stage):
+@pytest.mark.parametrize("program", programs.PROGRAMS[1:])
+def test_only_programs_that_are_a_mesh_include_it(program):
     mesh = {f"parallel/{name}.h" for name in ("mesh", "axes", "stages", "pipeline")} | {"run/mesh_run.h"}
-    seen = closure(stage).keys()
+    seen = closure(program).keys()
     assert {"comm/comm.h", "watch/control.h", "run/ranks_run.h"} <= seen
-    assert bool(mesh & seen) == (stage in ("tp", "pp", "3d", "cp"))
+    assert bool(mesh & seen) == (program in ("tp", "pp", "3d", "cp"))
 
 
 def reading_order():
-    """{stage: ({header: lines}, lines of all that it includes)} of llmc/README.md; rows without a stage belong to the one above."""
+    """{program: ({header: lines}, lines of all that it includes)} of llmc/README.md; rows without a program belong to the one above."""
     found = {}
     for row in (ROOT / "llmc/README.md").read_text().splitlines():
         cells = [cell.strip() for cell in row.split("|")]
         if len(cells) != 7 or not cells[4].replace(",", "").isdigit(): continue
         if name := re.search(r"train_gpt2_(\w+)\.cu\) (\d+)", cells[1]):
-            rows = {stages.stage_file(name[1]): int(name[2])}
+            rows = {programs.program_file(name[1]): int(name[2])}
             found[name[1]] = rows, int(cells[5].replace(",", ""))
         rows |= {header: int(n) for header, n in re.findall(r"`([\w/]+\.h)` (\d+)", cells[3])}
     return found
 
 
-@pytest.mark.parametrize("stage", stages.STAGES)
-def test_the_readme_has_what_a_stage_includes_with_its_lines(stage):
+@pytest.mark.parametrize("program", programs.PROGRAMS)
+def test_the_readme_has_what_a_program_includes_with_its_lines(program):
     """Lines are rounded: a header's may be off by 20, or by a fifth, and those of all by 2 %."""
-    rows, above, ahead = reading_order(), {}, [stage]
+    rows, above, ahead = reading_order(), {}, [program]
     while ahead:
         above |= rows[ahead[-1]][0]
-        ahead += stages.bases().get(ahead.pop(), [])
-    above = {path: n for path, n in above.items() if not path.startswith("train") or path == stages.stage_file(stage)}
-    assert above.keys() == closure(stage).keys()
-    assert not {path: (above[path], n) for path, n in closure(stage).items() if abs(above[path] - n) > max(20, n / 5)}
-    whole = sum(closure(stage).values())
-    assert abs(rows[stage][1] - whole) <= 0.02 * whole, whole
+        ahead += programs.bases().get(ahead.pop(), [])
+    above = {path: n for path, n in above.items() if not path.startswith("train") or path == programs.program_file(program)}
+    assert above.keys() == closure(program).keys()
+    assert not {path: (above[path], n) for path, n in closure(program).items() if abs(above[path] - n) > max(20, n / 5)}
+    whole = sum(closure(program).values())
+    assert abs(rows[program][1] - whole) <= 0.02 * whole, whole
 
 
 if __name__ == "__main__":

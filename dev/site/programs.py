@@ -1,6 +1,6 @@
-"""The stage files side by side: their definitions, rows of equal and changed lines, hunks, and which notes of test/stages.toml are theirs.
+"""The programs side by side: their definitions, rows of equal and changed lines, hunks, and which notes of test/programs.toml are theirs.
 
-A definition is what make check-stages calls so: a top-level function, struct, macro or section heading with the comment above it.
+A definition is what make check-programs calls so: a top-level function, struct, macro or section heading with the comment above it.
 A hunk lies within one definition: changed lines, and those equal lines that lie between two changes that are close to each other.
 """
 import re, tomllib
@@ -11,48 +11,48 @@ from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp", "zeropp"]
-NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}  # of the chapters
-CHAPTERS = {stage: f"doc/{number:02}_{stage}.md" for stage, number in NUMBERS.items()} | {"zeropp": "doc/10_cluster.md"}
-NOTES = "test/stages.toml"
+PROGRAMS = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp", "zeropp"]
+NUMBERS = {program: number for number, program in enumerate(PROGRAMS, 1)}  # of the chapters
+CHAPTERS = {program: f"doc/{number:02}_{program}.md" for program, number in NUMBERS.items()} | {"zeropp": "doc/10_cluster.md"}
+NOTES = "test/programs.toml"
 USUAL = "the-diff-in-the-files-order"
 HEADINGS = {"includes": "section 1. libraries, in reading order", "plumbing": "section 9. plumbing"}  # what notes call them
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
 
 
-def stage_file(stage):
-    return stage if "/" in stage else f"train_gpt2_{stage}.cu"  # a header of llmc/ has lines and definitions as well
+def program_file(program):
+    return program if "/" in program else f"train_gpt2_{program}.cu"  # a header of llmc/ has lines and definitions as well
 
 
 def pairs():
-    return list(combinations(STAGES, 2))
+    return list(combinations(PROGRAMS, 2))
 
 
 @lru_cache
 def differences():
-    """test/stages.toml: of each stage its bases, and notes of what differs from them."""
+    """test/programs.toml: of each program its bases, and notes of what differs from them."""
     return tomllib.loads((ROOT / NOTES).read_text())
 
 
 @lru_cache
-def notes(stage):
-    """{definition: [section, text]}: why it is another one than in the stage's bases."""
+def notes(program):
+    """{definition: [section, text]}: why it is another one than in the program's bases."""
     return {HEADINGS.get(name, name): [USUAL, note] if isinstance(note, str) else note
-            for names, note in differences().get(stage, {}).items() if names != "bases" for name in names.split()}
+            for names, note in differences().get(program, {}).items() if names != "bases" for name in names.split()}
 
 
 def bases():
-    """Each stage's bases: {"ddp": ["single"], ...}."""
-    return {stage: found["bases"] for stage, found in differences().items()}
+    """Each program's bases: {"ddp": ["single"], ...}."""
+    return {program: found["bases"] for program, found in differences().items()}
 
 
 def neighbours():
-    return [(base, stage) for stage in STAGES for base in bases().get(stage, [])]
+    return [(base, program) for program in PROGRAMS for base in bases().get(program, [])]
 
 
 @lru_cache
-def lines(stage):
-    return tuple((ROOT / stage_file(stage)).read_text().splitlines())
+def lines(program):
+    return tuple((ROOT / program_file(program)).read_text().splitlines())
 
 
 DEFINITION = re.compile(r"^#define (\w+)|^typedef .*\b(\w+);|^(?:static |int )[^=;(]*?\b(\w+)\(")
@@ -60,9 +60,9 @@ SECTION = re.compile(r"^// (\d+\. [^:]*)")
 
 
 @lru_cache
-def definitions(stage):
-    """[(name, first line, line after the last)] of a stage file; together they are the whole file."""
-    text, found, at = lines(stage), [("head", 0)], 0
+def definitions(program):
+    """[(name, first line, line after the last)] of a program; together they are the whole file."""
+    text, found, at = lines(program), [("head", 0)], 0
     while at < len(text):
         line, first = text[at], at
         section, definition = SECTION.match(line), DEFINITION.match(line)
@@ -143,7 +143,7 @@ def join(name, rows, left, right):
 
 @lru_cache(maxsize=None)
 def compare(a, b):
-    """The parts of two stage files, in order."""
+    """The parts of two programs, in order."""
     left, right = lines(a), lines(b)
     defs_a, defs_b = definitions(a), definitions(b)
     parts = []
@@ -163,33 +163,33 @@ def hunks(a, b):
 
 
 # ---- the notes of hunks ----
-# Why a definition of stage `right` is another one than in `left`; `section` is a heading's anchor in the chapter.
+# Why a definition of program `right` is another one than in `left`; `section` is a heading's anchor in the chapter.
 Note = namedtuple("Note", "left right section text")
 
 
 @lru_cache
 def way(left, right):
-    """The steps from stage to base that lead from one stage to the other, [(base, stage)]."""
-    def up(stage):
-        """All steps from the first stage to this one."""
-        return {step for base in bases().get(stage, []) for step in up(base) | {(base, stage)}}
+    """The steps from program to base that lead from one program to the other, [(base, program)]."""
+    def up(program):
+        """All steps from the first program to this one."""
+        return {step for base in bases().get(program, []) for step in up(base) | {(base, program)}}
     both = up(left) & up(right)
     return [step for step in neighbours() if step in (up(left) | up(right)) - both]
 
 
 @lru_cache
 def notes_of_definition(left, right, name):
-    """The notes of the steps from one stage to the other. What a stage has from its other base has that one's."""
-    def of(base, stage):
-        noted = notes(stage)
-        if name in noted: return [Note(base, stage, *noted[name])]
-        return [note for other in bases().get(stage, []) if other != base and (base, stage) == (left, right)
+    """The notes of the steps from one program to the other. What a program has from its other base has that one's."""
+    def of(base, program):
+        noted = notes(program)
+        if name in noted: return [Note(base, program, *noted[name])]
+        return [note for other in bases().get(program, []) if other != base and (base, program) == (left, right)
                 for step in way(base, other) for note in of(*step)]
     return [note for step in way(left, right) for note in of(*step)]
 
 
 def notes_of_pair(left, right):
-    """The notes of every hunk of any two stages: those of a definition stand at its first hunk."""
+    """The notes of every hunk of any two programs: those of a definition stand at its first hunk."""
     seen, result = set(), []
     for hunk in hunks(left, right):
         result.append([] if hunk.name in seen else notes_of_definition(left, right, hunk.name))
@@ -199,7 +199,7 @@ def notes_of_pair(left, right):
 
 def wrong_notes():
     """What is wrong with the notes of all pairs, in words."""
-    wrong = [f"{NOTES}: {stage}: '{key}' has no note; write TEXT or [SECTION, TEXT]" for stage, table in differences().items()
+    wrong = [f"{NOTES}: {program}: '{key}' has no note; write TEXT or [SECTION, TEXT]" for program, table in differences().items()
              for key, value in table.items() if key != "bases" and isinstance(value, list) and len(value) != 2]
     for left, right in neighbours() if not wrong else []:
         named = {hunk.name for base in bases()[right] for hunk in hunks(base, right)}
