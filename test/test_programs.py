@@ -14,6 +14,8 @@ import merge, programs  # noqa: E402
 PLUMBING, COLUMNS = programs.HEADINGS["plumbing"], 120
 # Functions of section 9 that differ from ddp's, and why.
 OTHER_PLUMBING = {("zeropp", "unit_checksum"): "a unit is in two places there"}
+# Headers with longer lines, besides those of llmc/parallel.
+LONG_LINES = {"report_compress.h", "compress_run.h", "report_stages.h", "mesh_run.h", "context_run.h"}
 
 
 # ---- programs ----
@@ -107,6 +109,13 @@ def test_no_line_of_a_program_is_longer_than_a_screen(program):
     assert [n for n, line in enumerate(programs.lines(program), 1) if len(line) > COLUMNS] == []
 
 
+def test_no_line_of_a_header_is_longer_than_a_screen():
+    headers = [path for ending in ("h", "cuh") for path in (ROOT / "llmc").rglob(f"*.{ending}")
+               if path.parent.name != "parallel" and path.name not in LONG_LINES]
+    assert [f"{path.relative_to(ROOT)}:{n}" for path in headers for n, line in enumerate(path.read_text().splitlines(), 1)
+            if len(line) > COLUMNS] == []
+
+
 # ---- folders of llmc/ ----
 FOLDERS = "base model device watch comm data save parallel run".split()  # each may use those before it
 APART = {("model", "device"), ("device", "model"), ("data", "comm")}  # neither needs the other
@@ -161,9 +170,9 @@ def closure(program):
     return {os.path.relpath(path, ROOT).removeprefix("llmc/"): len(path.read_text().splitlines()) for path in paths}
 
 
-def test_one_device_includes_nothing_of_ranks_and_has_at_most_8000_lines():
+def test_one_device_includes_nothing_of_ranks_and_has_at_most_8500_lines():
     assert not [path for path in closure("single") if path.startswith(("comm/", "watch/", "parallel/"))]
-    assert sum(closure("single").values()) <= 8000
+    assert sum(closure("single").values()) <= 8500
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS[1:])

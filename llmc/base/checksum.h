@@ -1,8 +1,8 @@
 /*
 checksum.h - checksums of arrays that do not depend on how an array is cut.
 
-A checksum is the sum over elements of a hash of (bits, place). The sums of an array's parts add up to the sum of the whole,
-so ranks that hold a part each need only add their sums, and it does not matter which rank holds which part.
+A checksum is the sum over elements of a hash of (bits, place). The sums of an array's parts add up to the sum of the
+whole, so ranks that hold a part each need only add their sums, and it does not matter which rank holds which part.
 */
 #ifndef LLMC_CHECKSUM_H
 #define LLMC_CHECKSUM_H
@@ -17,15 +17,23 @@ static inline uint64_t checksum_element(uint64_t bits, uint64_t place) {
     return x ^ (x >> 32);
 }
 
-// Returns the checksum of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its array. It uses
-// memcpy because they may be floats, and the compiler may assume that an integer pointer never points to one.
+// Returns the checksum of n elements of `size` (1, 2 or 4) bytes, the first of which is number `place` of its array. It
+// uses memcpy because they may be floats, and the compiler may assume that an integer pointer never points to one.
 static inline uint64_t checksum_elements(const void* data, size_t size, size_t n, uint64_t place) {
     const unsigned char* p = (const unsigned char*)data;
     uint64_t sum = 0;
     uint32_t four;
     uint16_t two;
-    if (size == 4) for (size_t i = 0; i < n; i++) { memcpy(&four, p + 4 * i, 4); sum += checksum_element(four, place + i); }
-    if (size == 2) for (size_t i = 0; i < n; i++) { memcpy(&two, p + 2 * i, 2); sum += checksum_element(two, place + i); }
+    if (size == 4)
+        for (size_t i = 0; i < n; i++) {
+            memcpy(&four, p + 4 * i, 4);
+            sum += checksum_element(four, place + i);
+        }
+    if (size == 2)
+        for (size_t i = 0; i < n; i++) {
+            memcpy(&two, p + 2 * i, 2);
+            sum += checksum_element(two, place + i);
+        }
     if (size == 1) for (size_t i = 0; i < n; i++) sum += checksum_element(p[i], place + i);
     return sum;
 }

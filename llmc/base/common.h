@@ -3,10 +3,10 @@ common.h - checks, host memory, small arithmetic, files. Everything else in llmc
 
 Every error ends the process with a message that says what was found and what to do about it. There are two kinds:
 
-    die, require            a cause outside the program, which the user can fix: an option, a file, the disk, the launcher, too
-                            little memory, a rank that died. Choose this kind when in doubt.
-    die_here, invariant     the program itself is wrong, or a library call failed that should not: the message ends with the
-                            place in the source, "[llmc/comm/comm.h:152]", because somebody will have to look there.
+    die, require            a cause outside the program, which the user can fix: an option, a file, the disk, the
+                            launcher, too little memory, a rank that died. Choose this kind when in doubt.
+    die_here, invariant     the program itself is wrong, or a library call failed that should not: the message ends with
+                            the place in the source, "[llmc/comm/comm.h:152]", because somebody will have to look there.
 */
 #ifndef LLMC_COMMON_H
 #define LLMC_COMMON_H
@@ -32,13 +32,16 @@ Every error ends the process with a message that says what was found and what to
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
 
 #define ERASE_LINE "\033[K"   // of a terminal: from the cursor to the end of the line
-static bool live_line = false; // a line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
+// A line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
+static bool live_line = false;
 static void (*die_leave)(int status) = NULL; // die ends the process by it where exit() may not return; NULL: by exit
-// Prints die's line, which contains the message, unless another rank has printed it (watch/say_once.h). NULL: write_stderr does.
+// Prints die's line, which contains the message, unless another rank has printed it (watch/say_once.h).
+// NULL: write_stderr does.
 static void (*die_say)(const char* line, const char* message) = NULL;
 static int message_rank = -1; // set by comm_init if there are several ranks; messages then begin with it
 
-// Copies a source file's path into out (size) without the detours of its includes: "llmc/run/../comm/comm.h" is llmc/comm/comm.h.
+// Copies a source file's path into out (size) without the detours of its includes: "llmc/run/../comm/comm.h" is
+// llmc/comm/comm.h.
 static inline void source_path(const char* file, char* out, size_t size) {
     snprintf(out, size, "%s", file);
     for (char* up = strstr(out, "/../"); up != NULL; up = strstr(out, "/../")) {
@@ -48,7 +51,8 @@ static inline void source_path(const char* file, char* out, size_t size) {
     }
 }
 
-// Writes text to stderr in one write(2), however long it is: stdio may split a line, and then other ranks' lines come in between.
+// Writes text to stderr in one write(2), however long it is: stdio may split a line,
+// and then other ranks' lines come in between.
 static inline void write_stderr(const char* text) {
     for (size_t n = strlen(text); n > 0; ) {
         ssize_t put = write(STDERR_FILENO, text, n);
@@ -116,7 +120,8 @@ static inline void* xrealloc(void* old, size_t bytes) {
     require(p != NULL, "out of host memory: %zu bytes were asked for", bytes);
     return p;
 }
-// Returns the array (n elements of `size` bytes) with room for one more. It grows where n is 0, 1, 2, 4, 8, ..., so no capacity is kept.
+// Returns the array (n elements of `size` bytes) with room for one more.
+// It grows where n is 0, 1, 2, 4, 8, ..., so no capacity is kept.
 static inline void* with_room(void* array, size_t n, size_t size) {
     return (n & (n - 1)) == 0 ? xrealloc(array, (n ? 2 * n : 1) * size) : array;
 }
@@ -152,8 +157,8 @@ static inline const char* format_bytes(char* out, size_t size, double bytes) {
     return out;
 }
 
-// Returns the length of the UTF-8 character that begins with text (n > 0 bytes), which may be a part of it; 0: none does, by table
-// 3-7 of the Unicode Standard.
+// Returns the length of the UTF-8 character that begins with text (n > 0 bytes), which may be a part of it; 0: none
+// does, by table 3-7 of the Unicode Standard.
 static inline size_t utf8_prefix(const char* text, size_t n) {
     const unsigned char* s = (const unsigned char*)text;
     if (s[0] < 0x80) return 1;

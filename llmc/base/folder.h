@@ -13,7 +13,8 @@ which knows what is being saved, can clean up and name the remedy.
 #include <sys/statvfs.h>
 #include <sys/resource.h>
 
-// Reads all n bytes at offset, however the kernel splits them. Returns false on failure, with errno 0 if the file ends early.
+// Reads all n bytes at offset, however the kernel splits them.
+// Returns false on failure, with errno 0 if the file ends early.
 static inline bool pread_all(int fd, void* out, size_t n, size_t offset) {
     while (n > 0) {
         errno = 0;
@@ -68,13 +69,16 @@ static inline void files_allow(size_t more) {
 static inline bool too_many_files(void) { return errno == EMFILE || errno == ENFILE; }
 // Returns why a file could not be opened, with the remedy if the file is not to blame. reason: errno.
 static inline const char* open_error(int reason) {
-    return reason == EMFILE ? "too many open files in this process: allow more with `ulimit -n`, or give fewer and larger files"
-         : reason == ENFILE ? "too many open files in this system: allow more with `sysctl fs.file-max`" : strerror(reason);
+    return reason == EMFILE
+               ? "too many open files in this process: allow more with `ulimit -n`, or give fewer and larger files"
+           : reason == ENFILE ? "too many open files in this system: allow more with `sysctl fs.file-max`"
+                              : strerror(reason);
 }
 
 // Opens a file that is there, to read it (O_RDONLY) or to read and change it (O_RDWR), and reports its size in *size if
-// that is not NULL. Dies if it is a folder, pipe, socket or device. Every reader opens its files here: open(2) alone waits,
-// perhaps for ever, until something writes into a pipe (a FIFO), and readers go back and forth in files, but not in pipes.
+// that is not NULL. Dies if it is a folder, pipe, socket or device. Every reader opens its files here: open(2) alone
+// waits, perhaps for ever, until something writes into a pipe (a FIFO), and readers go back and forth in files, but not
+// in pipes.
 static inline int file_open(FileSource from, int access, size_t* size) {
     int fd = open(from.path, access | O_NONBLOCK | O_CLOEXEC);
     require(fd >= 0 || !too_many_files(), "%s: cannot be opened: %s", from.path, open_error(errno));
@@ -120,7 +124,9 @@ static inline bool file_write(const char* path, const void* data, size_t n) {
 // "a/b" of "a/b/c", "." of "c"; the caller frees it. path_name gives "c". Neither wants a trailing slash.
 static inline char* path_parent(const char* path) {
     const char* slash = strrchr(path, '/');
-    return slash == NULL ? xstrdup(".") : slash == path ? xstrdup("/") : format_string("%.*s", (int)(slash - path), path);
+    return slash == NULL   ? xstrdup(".")
+           : slash == path ? xstrdup("/")
+                           : format_string("%.*s", (int)(slash - path), path);
 }
 static inline const char* path_name(const char* path) {
     const char* slash = strrchr(path, '/');
@@ -134,7 +140,8 @@ static inline char* path_trim(const char* path) {
 }
 static inline bool path_exists(const char* path) { return access(path, F_OK) == 0; }
 
-// Returns in words why something could not be made at a path: no_inodes if ENOSPC is not about bytes, else open_error(reason).
+// Returns in words why something could not be made at a path: no_inodes if ENOSPC is not about bytes,
+// else open_error(reason).
 static const char no_inodes[] = "No inodes left on the device (df -i)";
 static inline const char* path_reason(const char* path, int reason) {
     struct statvfs s;
@@ -167,8 +174,8 @@ static inline bool path_is_link(const char* path) {
     return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
 }
 
-// Removes a folder and the files in it. Fails if a folder is inside: nothing here makes one, so it is the user's. A link is
-// only unlinked, because its target is the user's as well: an old checkpoint on another disk, for example.
+// Removes a folder and the files in it. Fails if a folder is inside: nothing here makes one, so it is the user's. A
+// link is only unlinked, because its target is the user's as well: an old checkpoint on another disk, for example.
 static inline bool folder_remove(const char* path) {
     if (path_is_link(path)) return unlink(path) == 0;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -223,8 +230,8 @@ static inline bool folder_begin(const char* path) {
     return made;
 }
 
-// Gives the filled folder, whose files are synced, its final name, which must be free. If this fails, it can be repeated. From
-// here on no exit removes the folder, because it is complete.
+// Gives the filled folder, whose files are synced, its final name, which must be free. If this fails, it can be
+// repeated. From here on no exit removes the folder, because it is complete.
 static inline bool folder_publish(const char* path) {
     char *temporary = folder_temporary(path), *parent = path_parent(path);
     free(folder_unfinished);
@@ -240,9 +247,9 @@ __attribute__((noreturn))
 static inline void folder_die_complete(const char* path) {
     const char* reason = strerror(errno);
     char* temporary = folder_temporary(path);
-    require(path_exists(temporary), "%s: it is complete, but its name may not survive a power cut: %s; check the disk", path,
-            reason);
-    die("%s: cannot be given its name: %s; it is complete in %s: rename that folder before a later save removes it", path,
-        reason, temporary);
+    require(path_exists(temporary), "%s: it is complete, but its name may not survive a power cut: %s; check the disk",
+            path, reason);
+    die("%s: cannot be given its name: %s; it is complete in %s: rename that folder before a later save removes it",
+        path, reason, temporary);
 }
 #endif

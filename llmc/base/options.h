@@ -1,10 +1,11 @@
 /*
 options.h - one table makes both the parser and --help, so neither can lie about the other.
 
-A program makes an options_table(), appends its options with option_int() and the like, and calls options_parse(). Unknown options, bad
-numbers and values out of range are errors that name the option and the allowed range. Values may be given as --name VALUE or
---name=VALUE; --no-name turns a switch off. --help shows the options that a program adds itself before those that it
-shares with others, which options_group() puts under headings. (model/training_options.h adds those of all programs.)
+A program makes an options_table(), appends its options with option_int() and the like, and calls options_parse().
+Unknown options, bad numbers and values out of range are errors that name the option and the allowed range. Values may
+be given as --name VALUE or --name=VALUE; --no-name turns a switch off. --help shows the options that a program adds
+itself before those that it shares with others, which options_group() puts under headings. (model/training_options.h
+adds those of all programs.)
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -33,7 +34,8 @@ typedef struct {
     int count;
     const char* groups[MAX_GROUPS];  // headings of --help, in its order; groups[0], the program's own options, is NULL
     int group;                       // the group of options added next
-    const char* operands_form;       // what --help calls the arguments that are not options: "IN OUT"; NULL: there are none
+    const char* operands_form;       // what --help calls the arguments that are not options: "IN OUT";
+                                     // NULL: there are none
     int min_operands, max_operands;
     const char** operands;           // (operand_count) those of the command line, after options_parse; owned
     int operand_count;
@@ -64,19 +66,22 @@ static inline void options_group(OptionTable* t, const char* heading) {
     t->group = g;
 }
 
-static inline void options_add(OptionTable* t, const char* name, OptionKind kind, void* value, const char* form, double low, double high,
-                               const char* help) {
+static inline void options_add(OptionTable* t, const char* name, OptionKind kind, void* value, const char* form,
+                               double low, double high, const char* help) {
     invariant(t->count < MAX_OPTIONS, "the option table is full (%d)", MAX_OPTIONS);
     OptionSpec s = { name, 0, kind, value, form, low, high, help, t->group, false };
     t->specs[t->count++] = s;
 }
-static inline void option_text(OptionTable* t, const char* name, const char** value, const char* form, const char* help) {
+static inline void option_text(OptionTable* t, const char* name, const char** value, const char* form,
+                               const char* help) {
     options_add(t, name, OPTION_TEXT, value, form, 0, 0, help);
 }
-static inline void option_int(OptionTable* t, const char* name, long long* value, double low, double high, const char* help) {
+static inline void option_int(OptionTable* t, const char* name, long long* value, double low, double high,
+                              const char* help) {
     options_add(t, name, OPTION_INT, value, "N", low, high, help);
 }
-static inline void option_float(OptionTable* t, const char* name, double* value, double low, double high, const char* help) {
+static inline void option_float(OptionTable* t, const char* name, double* value, double low, double high,
+                                const char* help) {
     options_add(t, name, OPTION_FLOAT, value, "X", low, high, help);
 }
 static inline void option_choice(OptionTable* t, const char* name, int* value, const char* words, const char* help) {
@@ -102,7 +107,8 @@ static inline void option_format(const OptionSpec* s, char* out, size_t size) {
 
 enum { HELP_WIDTH = 80, HELP_COLUMN = 28 }; // columns of a line, and in front of an option's help
 
-// Prints words in lines of at most HELP_WIDTH columns. The first line continues at column `at`; later ones are indented.
+// Prints words in lines of at most HELP_WIDTH columns. The first line continues at column `at`;
+// later ones are indented.
 static inline void print_wrapped(const char* text, int at, int indent) {
     const char* gap = "";
     text += strspn(text, " ");
@@ -147,10 +153,13 @@ static inline void options_help_group(const OptionTable* t, int group) {
 
 static inline void options_help(const OptionTable* t) {
     print_wrapped(t->purpose, printf("%s: ", t->program), 4);
-    printf("\nusage: %s [options]%s%s\n\n", t->program, t->operands_form ? " " : "", t->operands_form ? t->operands_form : "");
+    printf("\nusage: %s [options]%s%s\n\n", t->program, t->operands_form ? " " : "",
+           t->operands_form ? t->operands_form : "");
     for (int group = 0; group == 0 || (group < MAX_GROUPS && t->groups[group]); group++) options_help_group(t, group);
-    printf("  -h, --help%*sprint this and exit\n\nAn option with the default [on] or [off] is a switch: --NAME turns it on,\n"
-           "--no-NAME turns it off.\n", HELP_COLUMN - 12, "");
+    printf("  -h, --help%*sprint this and exit\n\nAn option with the default [on] or [off] is a switch: --NAME turns "
+           "it on,\n"
+           "--no-NAME turns it off.\n",
+           HELP_COLUMN - 12, "");
 }
 
 static inline void option_set(const OptionSpec* s, const char* text) {
@@ -162,12 +171,14 @@ static inline void option_set(const OptionSpec* s, const char* text) {
         long long v = strtoll(text, &end, 10);
         require(*text != '\0' && *end == '\0' && errno == 0 && !isspace((unsigned char)*text),
                 "--%s wants a whole number, not '%s'", s->name, text);
-        require((double)v >= s->low && (double)v <= s->high, "--%s must be between %.0f and %.0f, not %lld", s->name, s->low, s->high, v);
+        require((double)v >= s->low && (double)v <= s->high, "--%s must be between %.0f and %.0f, not %lld", s->name,
+                s->low, s->high, v);
         *(long long*)s->value = v;
     }
     if (s->kind == OPTION_FLOAT) {
         double v = strtod(text, &end);
-        require(*text != '\0' && *end == '\0' && !isspace((unsigned char)*text), "--%s wants a number, not '%s'", s->name, text);
+        require(*text != '\0' && *end == '\0' && !isspace((unsigned char)*text), "--%s wants a number, not '%s'",
+                s->name, text);
         require(v >= s->low && v <= s->high, "--%s must be between %g and %g, not %s", s->name, s->low, s->high, text);
         *(double*)s->value = v;
     }
@@ -183,14 +194,16 @@ static inline void option_set(const OptionSpec* s, const char* text) {
     }
 }
 
-// Returns the option that an argument names in its first `length` characters, or NULL. *off: by --no-NAME, as a switch may be.
+// Returns the option that an argument names in its first `length` characters, or NULL.
+// *off: by --no-NAME, as a switch may be.
 static inline OptionSpec* option_find(OptionTable* t, const char* argument, size_t length, bool* off) {
     for (int i = 0; i < t->count; i++) {
         OptionSpec* s = &t->specs[i];
         size_t n = strlen(s->name);
         bool is_long = length == n + 2 && strncmp(argument, "--", 2) == 0 && strncmp(argument + 2, s->name, n) == 0;
         bool is_short = length == 2 && argument[0] == '-' && s->letter && argument[1] == s->letter;
-        *off = s->kind == OPTION_FLAG && length == n + 5 && strncmp(argument, "--no-", 5) == 0 && strncmp(argument + 5, s->name, n) == 0;
+        *off = s->kind == OPTION_FLAG && length == n + 5 && strncmp(argument, "--no-", 5) == 0
+               && strncmp(argument + 5, s->name, n) == 0;
         if (is_long || is_short || *off) return s;
     }
     return NULL;
@@ -212,8 +225,8 @@ static inline size_t edit_distance(const char* a, size_t m, const char* b) {
     return d[m][n];
 }
 
-// Asks in `out` whether an unknown option of `length` characters stands for one that starts with it, or that differs from
-// it in no more than about a third of the letters. Writes "" if there is none.
+// Asks in `out` whether an unknown option of `length` characters stands for one that starts with it, or that differs
+// from it in no more than about a third of the letters. Writes "" if there is none.
 static inline void option_suggest(const OptionTable* t, const char* unknown, size_t length, char* out, size_t size) {
     size_t dashes = strspn(unknown, "-"), n = length - dashes, too_far = (n + 1) / 3 + 1;
     out[0] = '\0';
@@ -237,9 +250,15 @@ static inline void options_parse(OptionTable* t, int argc, char** argv) {
     if (t->operands_form) t->operands = (const char**)xcalloc((size_t)argc, sizeof(char*));
     for (int i = 1; i < argc; i++) {
         const char* a = argv[i];
-        if (!only_operands && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) { options_help(t); exit(EXIT_SUCCESS); }
+        if (!only_operands && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) {
+            options_help(t);
+            exit(EXIT_SUCCESS);
+        }
         if (t->operands_form && strcmp(a, "--") == 0 && !only_operands) { only_operands = true; continue; }
-        if (t->operands_form && (only_operands || a[0] != '-' || a[1] == '\0')) { t->operands[t->operand_count++] = a; continue; }
+        if (t->operands_form && (only_operands || a[0] != '-' || a[1] == '\0')) {
+            t->operands[t->operand_count++] = a;
+            continue;
+        }
         size_t length = strcspn(a, "=");
         bool off = false;
         OptionSpec* s = option_find(t, a, length, &off);

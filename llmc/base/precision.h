@@ -96,13 +96,15 @@ __attribute__((noinline, unused)) // inlined, gcc 12 warns of 16-bit reads that 
 static void convert_slice(void* dst, DType to, const void* src, DType from, size_t n) {
     if (to == from) { memcpy(dst, src, n * dtype_size(to)); return; }
     for (size_t i = 0; i < n; i++) {
-        float x = from == DTYPE_F32 ? ((const float*)src)[i]
-                : from == DTYPE_BF16 ? float_from_bf16_bits(((const uint16_t*)src)[i]) : float_from_f16_bits(((const uint16_t*)src)[i]);
+        float x = from == DTYPE_F32    ? ((const float*)src)[i]
+                  : from == DTYPE_BF16 ? float_from_bf16_bits(((const uint16_t*)src)[i])
+                                       : float_from_f16_bits(((const uint16_t*)src)[i]);
         if (to == DTYPE_F32) ((float*)dst)[i] = x;
         else ((uint16_t*)dst)[i] = to == DTYPE_BF16 ? bf16_bits_from_float(x) : f16_bits_from_float(x);
     }
 }
-// Returns how many of these n numbers are finite but would become infinite in `to`; *first is the index of the first one, if any.
+// Returns how many of these n numbers are finite but would become infinite in `to`;
+// *first is the index of the first one, if any.
 static inline size_t count_too_large(const float* x, size_t n, DType to, size_t* first) {
     // halfway from the largest number to the next power of two; from there on, numbers are rounded up
     float limit = to == DTYPE_F16 ? 65520.0f : 0x1.ffp127f;

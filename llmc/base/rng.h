@@ -37,7 +37,8 @@ static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t i) {
     return (float)(philox(seed, stream, i).x[0] >> 8) * 0x1p-24f;
 }
 
-// ln of a normal positive float: ln(m 2^e) with m in [sqrt(1/2), sqrt(2)), and ln m = 2 atanh(t), t = (m-1)/(m+1), by its series.
+// ln of a normal positive float: ln(m 2^e) with m in [sqrt(1/2), sqrt(2)), and ln m = 2 atanh(t), t = (m-1)/(m+1),
+// by its series.
 static inline float random_log(float x) {
     uint32_t bits, mantissa;
     memcpy(&bits, &x, sizeof bits);
@@ -46,29 +47,35 @@ static inline float random_log(float x) {
     float m;
     memcpy(&m, &mantissa, sizeof m);
     float t = (m - 1) / (m + 1), t2 = t * t;
-    return (float)exponent * 0.69314718f + 2 * t * (1 + t2 * (1 / 3.0f + t2 * (1 / 5.0f + t2 * (1 / 7.0f + t2 * (1 / 9.0f)))));
+    return (float)exponent * 0.69314718f
+           + 2 * t * (1 + t2 * (1 / 3.0f + t2 * (1 / 5.0f + t2 * (1 / 7.0f + t2 * (1 / 9.0f)))));
 }
 
-// cos(2 pi u) for u in [0,1): the quarter of the circle tells whether it is +-cos or +-sin of what is left, by Taylor's series.
+// cos(2 pi u) for u in [0,1): the quarter of the circle tells whether it is +-cos or +-sin of what is left,
+// by Taylor's series.
 static inline float random_cosine_turn(float u) {
     int32_t quarter = (int32_t)(4 * u);
     float x = (4 * u - (float)quarter) * 1.57079633f, x2 = x * x;
-    float cosine = 1 - x2 * (1 / 2.0f - x2 * (1 / 24.0f - x2 * (1 / 720.0f - x2 * (1 / 40320.0f - x2 * (1 / 3628800.0f)))));
-    float sine = x * (1 - x2 * (1 / 6.0f - x2 * (1 / 120.0f - x2 * (1 / 5040.0f - x2 * (1 / 362880.0f - x2 * (1 / 39916800.0f))))));
+    float cosine = 1 - x2 * (1 / 2.0f - x2 * (1 / 24.0f - x2 * (1 / 720.0f - x2 * (1 / 40320.0f
+                     - x2 * (1 / 3628800.0f)))));
+    float sine = x * (1 - x2 * (1 / 6.0f - x2 * (1 / 120.0f - x2 * (1 / 5040.0f - x2 * (1 / 362880.0f
+                   - x2 * (1 / 39916800.0f))))));
     float value = quarter & 1 ? sine : cosine;
     return quarter == 1 || quarter == 2 ? -value : value;
 }
 
-// Standard normal by Box and Muller, element number i of a stream. It takes only additions, multiplications, one division and
-// one square root, which IEEE 754 defines to the bit: the same number on every machine. And loops over it become vector code.
+// Standard normal by Box and Muller, element number i of a stream. It takes only additions, multiplications, one
+// division and one square root, which IEEE 754 defines to the bit: the same number on every machine. And loops over it
+// become vector code.
 static inline float random_normal(uint64_t seed, uint64_t stream, uint64_t i) {
     Philox r = philox(seed, stream, i);
     float u1 = ((float)(r.x[0] >> 8) + 0.5f) * 0x1p-24f, u2 = (float)(r.x[1] >> 8) * 0x1p-24f; // (0,1), [0,1)
     return sqrtf(-2 * random_log(u1)) * random_cosine_turn(u2);
 }
 
-// Returns where element i goes in a pseudo-random permutation of [0,n): a Feistel network over the next even number of bits,
-// walked along its cycle until it lands inside (Black and Rogaway 2002). It needs no memory, and gives any element at any time.
+// Returns where element i goes in a pseudo-random permutation of [0,n): a Feistel network over the next even number of
+// bits, walked along its cycle until it lands inside (Black and Rogaway 2002). It needs no memory, and gives any
+// element at any time.
 static inline uint64_t random_permute(uint64_t seed, uint64_t stream, uint64_t i, uint64_t n) {
     if (n < 2) return 0;
     int half = 1;

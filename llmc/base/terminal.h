@@ -1,8 +1,8 @@
 /*
 terminal.h - whether a person is watching the output, and the one line that is rewritten while they do.
 
-The live line ends with the cursor at its beginning. What is printed next takes its place, also a message of another rank, which
-knows nothing of the line.
+The live line ends with the cursor at its beginning. What is printed next takes its place, also a message of another
+rank, which knows nothing of the line.
 */
 #ifndef LLMC_TERMINAL_H
 #define LLMC_TERMINAL_H
@@ -10,7 +10,8 @@ knows nothing of the line.
 
 #define LIVE_LINE 79 // characters at most: a longer line would wrap, and could not be rewritten
 
-// Returns whether process `pid` is Open MPI's mpirun, or the daemon that starts ranks for it. *parent: who started it; 0: not known.
+// Returns whether process `pid` is Open MPI's mpirun, or the daemon that starts ranks for it.
+// *parent: who started it; 0: not known.
 static inline bool terminal_is_launcher(long pid, long* parent) {
     static const char* const launchers[] = { "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted" };
     char path[64], text[512], name[64] = "";
@@ -21,14 +22,17 @@ static inline bool terminal_is_launcher(long pid, long* parent) {
     size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
     text[n] = '\0';
-    const char *begin = strchr(text, '('), *end = strrchr(text, ')'); // "PID (NAME) STATE PARENT ..."; a name may have brackets
+    // "PID (NAME) STATE PARENT ..."; a name may have brackets
+    const char *begin = strchr(text, '('), *end = strrchr(text, ')');
     if (begin == NULL || end == NULL || sscanf(end, ") %*c %ld", parent) != 1) return false;
     snprintf(name, sizeof name, "%.*s", (int)(end - begin - 1), begin + 1);
-    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) if (strcmp(name, launchers[i]) == 0) return true;
+    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
+        if (strcmp(name, launchers[i]) == 0) return true;
     return false;
 }
 
-// mpirun gives every rank a terminal of its own, wherever its own output goes: a file, say. The launcher's output decides.
+// mpirun gives every rank a terminal of its own, wherever its own output goes: a file, say.
+// The launcher's output decides.
 static inline bool terminal_is_watched(void) {
     const char* kind = getenv("TERM");
     if (isatty(STDOUT_FILENO) != 1 || kind == NULL || strcmp(kind, "dumb") == 0) return false;
@@ -39,7 +43,8 @@ static inline bool terminal_is_watched(void) {
         snprintf(path, sizeof path, "/proc/%ld/fd/1", pid);
         ssize_t n = readlink(path, output, sizeof output - 1);
         output[n > 0 ? n : 0] = '\0';
-        return strncmp(output, "/dev/pts/", 9) == 0 || strncmp(output, "/dev/tty", 8) == 0 || strcmp(output, "/dev/console") == 0;
+        return strncmp(output, "/dev/pts/", 9) == 0 || strncmp(output, "/dev/tty", 8) == 0
+               || strcmp(output, "/dev/console") == 0;
     }
     return false;
 }

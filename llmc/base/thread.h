@@ -1,8 +1,9 @@
 /*
 thread.h - threads on which no signal handler runs.
 
-A handler that interrupts a matrix product of oneDNN may damage memory, because the generated code points the stack pointer at its
-data (doc/02_ddp.md, "Signals"). So our threads, and those that MPI starts from them, block all signals except their own faults.
+A handler that interrupts a matrix product of oneDNN may damage memory, because the generated code points the stack
+pointer at its data (doc/02_ddp.md, "Signals"). So our threads, and those that MPI starts from them, block all signals
+except their own faults.
 */
 #ifndef LLMC_THREAD_H
 #define LLMC_THREAD_H
@@ -10,12 +11,14 @@ data (doc/02_ddp.md, "Signals"). So our threads, and those that MPI starts from 
 #include <pthread.h>
 #include <signal.h>
 
-// Returns true for the signals of a thread's own faults, which end the process. The kernel sends them only to that thread.
+// Returns true for the signals of a thread's own faults, which end the process.
+// The kernel sends them only to that thread.
 static inline bool signal_is_fault(int s) {
     return s == SIGSEGV || s == SIGBUS || s == SIGFPE || s == SIGILL || s == SIGABRT || s == SIGTRAP || s == SIGSYS;
 }
 
-// Blocks all signals but faults on this thread and those that it starts. Returns the mask before, for pthread_sigmask(SIG_SETMASK).
+// Blocks all signals but faults on this thread and those that it starts.
+// Returns the mask before, for pthread_sigmask(SIG_SETMASK).
 static inline sigset_t thread_block_signals(void) {
     sigset_t all, before;
     sigfillset(&all);

@@ -2,8 +2,8 @@
 comm.h - the one header of this folder that programs include; comm_api.h says what there is. It chooses the backend, and
 makes and frees communicators.
 
-USE_MPI=1   for programs of several ranks: make defines it where it adds the flags of mpicc. Without it a program needs no
-            MPI, and is for one rank, as train_gpt2_single is.
+USE_MPI=1   for programs of several ranks: make defines it where it adds the flags of mpicc. Without it a program needs
+            no MPI, and is for one rank, as train_gpt2_single is.
 USE_NCCL=1  for those on GPUs, unless make is called with USE_NCCL=0
 */
 #ifndef LLMC_COMM_H
@@ -45,7 +45,8 @@ static inline void comm_meet(Comm* c, const RankInfo* ranks) {
     char address[CONTROL_ADDRESS] = "";
     message_rank = c->rank;
     if (c->rank > 0) // only rank 0 prints
-        require(freopen("/dev/null", "w", stdout) != NULL, "/dev/null cannot be opened for writing: %s", strerror(errno));
+        require(freopen("/dev/null", "w", stdout) != NULL, "/dev/null cannot be opened for writing: %s",
+                strerror(errno));
     if (c->rank == 0) control_listen(w->control, address);
     bool must_be_told = ranks->meeting[0] == '\0'; // then MPI tells the address
     if (must_be_told || !USE_NCCL || w->options.backend == COMM_MPI) mpi_meet(c, address);
@@ -80,8 +81,8 @@ static inline void comm_step(Comm* c, long long step) { flight_recorder_step(c->
 // Options that no backend can follow, and ranks that have none.
 static inline void comm_require_possible(const CommOptions* o, int size) {
     require(USE_MPI || size == 1, "there are %d ranks, and this program was built without MPI: start it alone", size);
-    require(o->link == 0 || o->backend != COMM_NCCL, "--emulate-link: NCCL's operations cannot be made to last longer; use --comm"
-            " mpi");
+    require(o->link == 0 || o->backend != COMM_NCCL,
+            "--emulate-link: NCCL's operations cannot be made to last longer; use --comm mpi");
     require(USE_NCCL || o->backend != COMM_NCCL, "--comm nccl: this program was built without NCCL, which is for GPUs:"
             " use --comm mpi");
     require(!(o->ordered && o->all_reduce == ALL_REDUCE_RING),
@@ -144,14 +145,16 @@ static inline void comm_split(Comm* c, Comm* parent, const char* name, int color
     snprintf(full_name, sizeof full_name, "%s.%d", name, color);
     CommContext* w = parent->world;
     for (int i = 0; i < w->num_comms; i++) {
-        invariant(strcmp(w->comms[i]->name, full_name) != 0, "comm_split: there is a communicator '%s' already", full_name);
+        invariant(strcmp(w->comms[i]->name, full_name) != 0, "comm_split: there is a communicator '%s' already",
+                  full_name);
         for (int k = 0; k < COMM_IN_FLIGHT; k++)
             invariant(!w->comms[i]->slots[k].live, "comm_split '%s': wait for the operations under way first", name);
     }
     if (comm_is_alone(parent)) { comm_alone(c, parent, full_name); return; }
     comm_open(c, w, full_name);
     w->backend->split(c, parent, color);
-    if (c->size > 1 || (w->nccl && c->link)) c->backend = w->backend; // --comm nccl uses NCCL even for one rank, so one GPU is enough
+    // --comm nccl uses NCCL even for one rank, so one GPU is enough
+    if (c->size > 1 || (w->nccl && c->link)) c->backend = w->backend;
 }
 
 static inline void comm_free(Comm* c) {

@@ -1,8 +1,9 @@
 /*
-comm_operations.h - from the call of an operation to the end of its wait: counting, strict mode, the wait, and its times.
+comm_operations.h - from the call of an operation to the end of its wait: counting, strict mode, the wait, and its
+times.
 
-An operation has a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in strict mode
-at the wait. A rank that is alone has no backend: its operations are copies, done here.
+An operation has a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in strict
+mode at the wait. A rank that is alone has no backend: its operations are copies, done here.
 */
 #ifndef LLMC_COMM_OPERATIONS_H
 #define LLMC_COMM_OPERATIONS_H
@@ -54,17 +55,19 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
         device_to_host(s->kept, s->own, bytes);
     }
     comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);
-    if (s->own && s->kind == COMM_ALL_GATHER) host_to_device(s->own, s->kept, bytes); // the shard, which layers may read meanwhile
+    // The shard, which layers may read meanwhile
+    if (s->own && s->kind == COMM_ALL_GATHER) host_to_device(s->own, s->kept, bytes);
 }
 
 // ---- an emulated link between device and host ----
 
 static inline void comm_emulate_host_link(Comm* c, double gbits) {
-    require(gbits == 0 || strncmp(device_name(), "CPU", 3) == 0, "--emulate-host-link is for the CPU: a GPU has such a link; leave"
-            " it out");
+    require(gbits == 0 || strncmp(device_name(), "CPU", 3) == 0,
+            "--emulate-host-link is for the CPU: a GPU has such a link; leave it out");
     c->world->host_link = gbits;
 }
-// A copy of so many bytes begins when those before it the same way are over. Returns when the link has carried it; 0: none is emulated.
+// A copy of so many bytes begins when those before it the same way are over. Returns when the link has carried it;
+// 0: none is emulated.
 static inline double comm_host_link_until(Comm* c, bool from_host, size_t bytes) {
     double *until = &c->world->host_until[from_host], rate = 1e9 / 8 * c->world->host_link;
     return rate == 0 ? 0 : (*until = fmax(now_seconds(), *until) + (double)bytes / rate);
@@ -81,7 +84,8 @@ static inline void comm_alone_start(Comm* c, CommSlot* s) {
     else if (s->on_host) device_to_host(s->out, s->in, bytes);
     else if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, bytes);
     s->event.finished = now_seconds();
-    if (s->on_host) s->event.finished = fmax(s->event.finished, comm_host_link_until(c, s->kind == COMM_ALL_GATHER, bytes));
+    if (s->on_host)
+        s->event.finished = fmax(s->event.finished, comm_host_link_until(c, s->kind == COMM_ALL_GATHER, bytes));
     flight_recorder_finish(c->world->recorder, &s->record);
     s->finished = true;
 }
@@ -101,8 +105,9 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
 }
 
 // ---- who calls, and what an operation is about: for the observer ----
-// From now on operations are this function's: the macros at the end of comm.h say so. A function of llmc/ that issues operations for a
-// program names the program's function in the same way, and writes (comm_send)(c, ...), in parentheses, which is no macro.
+// From now on operations are this function's: the macros at the end of comm.h say so. A function of llmc/ that issues
+// operations for a program names the program's function in the same way, and writes (comm_send)(c, ...), in
+// parentheses, which is no macro.
 static inline Comm* comm_from(Comm* c, const char* caller) {
     c->world->caller = caller;
     return c;
@@ -116,7 +121,8 @@ static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
 static inline void comm_event_begin(Comm* c, CommSlot* s) {
     CommContext* w = c->world;
     CommEvent* e = &s->event;
-    bool shard_in = s->kind == COMM_ALL_GATHER || s->kind == COMM_SEND; // the other buffer is of all ranks, or there is none
+    // The other buffer is of all ranks, or there is none
+    bool shard_in = s->kind == COMM_ALL_GATHER || s->kind == COMM_SEND;
     memset(e, 0, sizeof *e);
     e->communicator = c->name;
     e->kind = s->kind;
@@ -130,9 +136,10 @@ static inline void comm_event_begin(Comm* c, CommSlot* s) {
     w->about = NULL;
 }
 
-// peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is in host memory.
-static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer, int color,
-                                bool on_host) {
+// peer: the other end or the root, a rank of c; -1: there is none. color: of a split.
+// on_host: the shard is in host memory.
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
+                                int color, bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
     invariant(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
               comm_kind_names[s->kind], s->number);
@@ -152,7 +159,8 @@ static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* i
         c->world->skips = false;
         return s->number;
     }
-    s->record = flight_recorder_issue(c->world->recorder, c->name, comm_kind_names[kind], n, comm_type_name(t), world_peer);
+    s->record = flight_recorder_issue(c->world->recorder, c->name, comm_kind_names[kind], n, comm_type_name(t),
+                                      world_peer);
     if (c->world->strict) { comm_poison(c, s); return s->number; } // it begins at its wait
     s->begun = true;
     c->backend->start(c, s);
@@ -181,8 +189,9 @@ static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, siz
 }
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t) {
     uintptr_t a = (uintptr_t)out, b = (uintptr_t)in, bytes = (size_t)c->size * n * comm_type_size(t);
-    invariant(a + bytes <= b || b + bytes <= a, "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate"
-              " ones", c->name, c->size, n, comm_type_name(t));
+    invariant(a + bytes <= b || b + bytes <= a,
+              "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate ones", c->name, c->size, n,
+              comm_type_name(t));
     return comm_issue(c, COMM_ALL_TO_ALL, out, in, n, t, -1, 0, false);
 }
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {
@@ -197,8 +206,9 @@ static inline void comm_connect(Comm* c, CommPairs* pairs) {
 static inline void comm_require_pair(const Comm* c, CommKind k, int peer) {
     invariant(c->pairs, "%s: call comm_connect before the first %s", c->name, comm_kind_names[k]);
     comm_require_peer(c, k, peer);
-    invariant(c->pairs(c->rank, peer, c->size), "%s: %s of rank %d cannot name rank %d: comm_connect was told that they exchange"
-              " no messages", c->name, comm_kind_names[k], c->rank, peer);
+    invariant(c->pairs(c->rank, peer, c->size),
+              "%s: %s of rank %d cannot name rank %d: comm_connect was told that they exchange no messages", c->name,
+              comm_kind_names[k], c->rank, peer);
 }
 static inline void comm_register_memory(Comm* world) {
     const CommBackend* b = world->world->backend;
@@ -222,16 +232,17 @@ static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int fro
 
 // ---- waiting ----
 
-// Strict mode: begins what must be under way before the host may wait for `awaited`. All sends: if they began only at their own
-// waits, two ranks that exchange messages and wait for their receives first would wait forever. And the receives before it from
-// the same rank, because messages do not overtake one another.
+// Strict mode: begins what must be under way before the host may wait for `awaited`. All sends: if they began only at
+// their own waits, two ranks that exchange messages and wait for their receives first would wait forever. And the
+// receives before it from the same rank, because messages do not overtake one another.
 static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited) {
     CommContext* w = awaited_on->world;
     for (int i = 0; i < w->num_comms; i++) {
         Comm* c = w->comms[i];
         for (CommOp op = c->issued > COMM_IN_FLIGHT ? c->issued - COMM_IN_FLIGHT : 0; op < c->issued; op++) {
             CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
-            bool same_queue = c == awaited_on && awaited->kind == COMM_RECV && s->kind == COMM_RECV && s->peer == awaited->peer;
+            bool same_queue = c == awaited_on && awaited->kind == COMM_RECV && s->kind == COMM_RECV
+                              && s->peer == awaited->peer;
             bool goes_first = s->kind == COMM_SEND || (same_queue && op < awaited->number);
             if (s->live && !s->begun && goes_first) comm_begin(c, s);
         }
@@ -240,7 +251,8 @@ static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited
 
 // ---- times of operations that were waited for ----
 
-// Returns how many of them the device has passed. Waits are passed in their order, and with a wait all marks of its operation.
+// Returns how many of them the device has passed. Waits are passed in their order,
+// and with a wait all marks of its operation.
 static inline int comm_count_passed(const CommContext* w) {
     int passed = 0, end = w->num_waited; // those before `passed` are, those from `end` on may not be
     while (passed < end) {
@@ -270,8 +282,9 @@ static inline void comm_collect_oldest(CommContext* w, int n) {
     memmove(w->waited, w->waited + n, (size_t)w->num_waited * sizeof(CommWaited));
 }
 
-// While the host waits for the device anyway: settles what the device has passed, so that at the end of a step, when the device has
-// nothing to do, few operations are left for comm_collect_times. An observer sees all of them there (comm_make_room).
+// While the host waits for the device anyway: settles what the device has passed, so that at the end of a step, when
+// the device has nothing to do, few operations are left for comm_collect_times. An observer sees all of them there
+// (comm_make_room).
 static inline void comm_collect_passed(CommContext* w) {
     bool any = w->num_waited > 0 && device_event_passed(w->waited[0].events[EVENT_WAIT_ENDED]);
     if (any && w->observer == NULL) comm_collect_oldest(w, comm_count_passed(w));
@@ -279,12 +292,13 @@ static inline void comm_collect_passed(CommContext* w) {
 
 static inline void comm_collect_times(Comm* c) {
     CommContext* w = c->world;
-    if (w->num_waited > 0 && !device_event_passed(w->waited[w->num_waited - 1].events[EVENT_WAIT_ENDED])) device_synchronize();
+    if (w->num_waited > 0 && !device_event_passed(w->waited[w->num_waited - 1].events[EVENT_WAIT_ENDED]))
+        device_synchronize();
     comm_collect_oldest(w, w->num_waited);
 }
 
-// Makes room for one more in the middle of a step, where the device must not run dry: what it has not passed yet stays. An
-// observer sees all at comm_collect_times, because run/trace.h first needs the compute into which the waits cut.
+// Makes room for one more in the middle of a step, where the device must not run dry: what it has not passed yet stays.
+// An observer sees all at comm_collect_times, because run/trace.h first needs the compute into which the waits cut.
 static inline void comm_make_room(CommContext* w) {
     if (w->num_waited < w->waited_capacity) return;
     if (w->observer == NULL) comm_collect_oldest(w, comm_count_passed(w));
@@ -294,7 +308,8 @@ static inline void comm_make_room(CommContext* w) {
 }
 
 static inline void comm_wait(Comm* c, CommOp op) {
-    invariant(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op, c->issued);
+    invariant(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op,
+              c->issued);
     CommSlot* s = &c->slots[op % COMM_IN_FLIGHT];
     invariant(s->number == op && s->live, "%s: operation #%lld is waited for a second time", c->name, op);
     s->events[EVENT_WAIT_BEGUN] = device_event();
@@ -306,7 +321,8 @@ static inline void comm_wait(Comm* c, CommOp op) {
         c->backend->finish(c, s);
         flight_recorder_wait_end(c->world->recorder);
     }
-    if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER) // this part is scratch, though only NCCL uses it
+    // This part is scratch, though only NCCL uses it
+    if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER)
         comm_set_nan(comm_own_part(c, s), s->n * comm_type_size(s->type), false);
     s->events[EVENT_WAIT_ENDED] = device_event();
     s->live = false;

@@ -1,19 +1,20 @@
 /*
 mpi.h - the operations of comm_api.h over MPI, on host memory.
 
-MPI's non-blocking calls make little progress unless the program keeps calling MPI. So while the host computes, the communication
-thread calls MPI again and again. While the host waits for an operation, it makes these calls itself, because waking another thread
-takes longer than sending a small message. Only one thread at a time may make MPI calls (MPI_THREAD_SERIALIZED): the one that set
-`driven`. Collectives of a communicator run one after another in the order of their issue; messages from one rank to another are a
-queue of their own, and all queues of a process progress at the same time.
+MPI's non-blocking calls make little progress unless the program keeps calling MPI. So while the host computes, the
+communication thread calls MPI again and again. While the host waits for an operation, it makes these calls itself,
+because waking another thread takes longer than sending a small message. Only one thread at a time may make MPI calls
+(MPI_THREAD_SERIALIZED): the one that set `driven`. Collectives of a communicator run one after another in the order of
+their issue; messages from one rank to another are a queue of their own, and all queues of a process progress at the
+same time.
 
-An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and MPI's int
-counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
+An operation is cut into pieces of COMM_PIECE bytes at most: they stay in the cache, scratch memory is bounded, and
+MPI's int counts are enough. A piece is a few steps; each posts messages, and the next begins when they are done:
 
-    all-reduce      every rank sends slice r to rank r, which adds the slices in rank order and sends the sum to all; or the
-                    steps of ring.h; or MPI_Iallreduce, which takes about twice as long
-    reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in every mode; this sends as much as a
-                    ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
+    all-reduce      every rank sends slice r to rank r, which adds the slices in rank order and sends the sum to all; or
+                    the steps of ring.h; or MPI_Iallreduce, which takes about twice as long
+    reduce-scatter  every rank sends part r to rank r, which adds them in rank order, in every mode; this sends as much
+                    as a ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
                     (For both: a shard in host memory is sent and added up in place.)
     all-to-all      every rank sends row r to rank r
@@ -40,12 +41,15 @@ counts are enough. A piece is a few steps; each posts messages, and the next beg
 #endif
 enum { MPI_TAG_COLLECTIVE = 1, MPI_TAG_PAIR = 2 };
 #define MPI_NAP 20e-6       // seconds that a thread sleeps between two looks at the operations
-#define MPI_LONG_NAP 200e-6 // the same after many looks without progress, or soon after an issue, because the host may be waiting
-#define MPI_AWAKE 2e-3      // seconds after an issue until the communication thread sleeps indefinitely; waking it takes 10 us
+#define MPI_LONG_NAP 200e-6 // the same after many looks without progress, or soon after an issue,
+                            // because the host may be waiting
+#define MPI_AWAKE 2e-3      // seconds after an issue until the communication thread sleeps indefinitely;
+                            // waking it takes 10 us
 #define MPI_LARGE (1 << 20) // bytes above which an operation wakes it at once
-#define MPI_SPIN 500e-6     // seconds without progress until a waiting host sleeps: several naps long, because otherwise
-                            // two hosts that wait for each other would keep each other asleep
-#define MPI_SLICE 1e-3      // seconds between two looks beyond which a waiting host may have lost its core to another thread
+#define MPI_SPIN 500e-6     // seconds without progress until a waiting host sleeps: several naps long, because
+                            // otherwise two hosts that wait for each other would keep each other asleep
+#define MPI_SLICE 1e-3      // seconds between two looks beyond which a waiting host may have lost its core to another
+                            // thread
 #define MPI_SHARES 20e-3    // seconds for which a host that has lost its core sleeps between looks
 
 // Posts the next messages of an operation's piece. Returns false if the piece has no more steps.
@@ -69,7 +73,8 @@ typedef struct MpiOp {
     int posted;
     unsigned long long sent;  // bytes
     double until;             // --emulate-link: when the link has sent it; 0: that has not begun
-    double copied;            // --emulate-host-link: when its shard has come from the host, or is there; 0: not known yet
+    double copied;            // --emulate-host-link: when its shard has come from the host, or is there;
+                              // 0: not known yet
     long long same[10];       // see mpi_step_check_same
     Ring ring;
 } MpiOp;
@@ -96,7 +101,8 @@ typedef struct {
     char* address;            // of rank 0's control, until `up`
     pthread_cond_t work;      // wakes the communication thread
     bool crowded;             // more ranks run on this machine than there are cores that any of them may use
-    double moved_at, looked_at, shares_until; // in the host's wait: times of the last progress and look; end of MPI_SHARES
+    double moved_at, looked_at, shares_until; // in the host's wait: times of the last progress and look;
+                                              // end of MPI_SHARES
     long preempted;           // mpi_preempted() when that wait began
     // All below is guarded by the world's lock.
     bool up, stopping;
@@ -111,14 +117,16 @@ static inline void mpi_check(int rc, const char* what) {
     int n = 0;
     if (rc == MPI_SUCCESS) return;
     MPI_Error_string(rc, text, &n);
-    die_here("MPI: %s failed: %s. Do all ranks issue the same operations? build/ranks compares their last ones", what, text);
+    die_here("MPI: %s failed: %s. Do all ranks issue the same operations? build/ranks compares their last ones", what,
+             text);
 }
 
 // ---- a piece's memory ----
 
 static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link; }
 static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
-// Returns the elements that a rank owns of a piece. N such slices fit in the scratch and in staging memory; of an all-to-all 2N.
+// Returns the elements that a rank owns of a piece. N such slices fit in the scratch and in staging memory;
+// of an all-to-all 2N.
 static inline size_t mpi_slice(const MpiOp* o) {
     size_t rows = (size_t)o->comm->size * (o->slot->kind == COMM_ALL_TO_ALL ? 2 : 1);
     return ring_slice(COMM_PIECE / mpi_element(o) / rows);
@@ -178,11 +186,13 @@ static inline MPI_Request* mpi_request(MpiOp* o) { return &o->requests[o->posted
 static inline void mpi_send(MpiOp* o, const void* data, size_t n, int to) {
     if (n == 0) return; // the receiver expects nothing
     o->sent += n * mpi_element(o);
-    mpi_check(MPI_Isend(data, (int)n, mpi_type(o->slot->type), to, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)), "MPI_Isend");
+    mpi_check(MPI_Isend(data, (int)n, mpi_type(o->slot->type), to, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)),
+              "MPI_Isend");
 }
 static inline void mpi_recv(MpiOp* o, void* data, size_t n, int from) {
     if (n == 0) return;
-    mpi_check(MPI_Irecv(data, (int)n, mpi_type(o->slot->type), from, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)), "MPI_Irecv");
+    mpi_check(MPI_Irecv(data, (int)n, mpi_type(o->slot->type), from, mpi_tag(o), mpi_link(o)->mpi, mpi_request(o)),
+              "MPI_Irecv");
 }
 
 // ring.h's steps as messages.
@@ -203,7 +213,8 @@ static inline bool mpi_step_all_reduce_library(MpiOp* o) {
     if (o->step > 1) return false;
     CommType t = o->slot->type;
     MPI_Op sum = mpi_sum((MpiEngine*)o->comm->world->mpi, t);
-    int rc = MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi, mpi_request(o));
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, mpi_buf(o), (int)o->count, mpi_type(t), sum, mpi_link(o)->mpi,
+                            mpi_request(o));
     mpi_check(rc, "MPI_Iallreduce");
     return true;
 }
@@ -217,7 +228,8 @@ static inline bool mpi_step_all_reduce_ring(MpiOp* o) {
     return ring_advance(&o->ring);
 }
 
-// mine (n) = the sum of rows (N,n) in rank order: this rank's row lies at `own`, the others have arrived in the scratch.
+// mine (n) = the sum of rows (N,n) in rank order: this rank's row lies at `own`,
+// the others have arrived in the scratch.
 static inline void mpi_add_rows(MpiOp* o, char* mine, const char* own, size_t n) {
     const void** rows = mpi_link(o)->rows;
     for (int q = 0; q < o->comm->size; q++) rows[q] = q == o->comm->rank ? own : mpi_scratch(o, q);
@@ -235,7 +247,8 @@ static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
     for (int d = 1; d < N; d++) { // begins with the next rank, so that not all send to rank 0 first
         int to = (rank + d) % N, from = (rank + N - d) % N;
         size_t to_at = ring_chunk((size_t)to, N, o->count), to_n = ring_chunk((size_t)to + 1, N, o->count) - to_at;
-        size_t from_at = ring_chunk((size_t)from, N, o->count), from_n = ring_chunk((size_t)from + 1, N, o->count) - from_at;
+        size_t from_at = ring_chunk((size_t)from, N, o->count),
+               from_n = ring_chunk((size_t)from + 1, N, o->count) - from_at;
         if (o->step == 1) {
             mpi_recv(o, mpi_scratch(o, from), mine, from);
             mpi_send(o, buf + to_at * mpi_element(o), to_n, to);
@@ -274,8 +287,8 @@ static inline bool mpi_step_one_message(MpiOp* o) {
     return true;
 }
 
-// Ranks of one color become a communicator. Nothing else is under way (comm_split checked that). The barrier comes first because
-// MPI's blocking calls take a whole core while they wait for the last rank; after it they end soon.
+// Ranks of one color become a communicator. Nothing else is under way (comm_split checked that). The barrier comes
+// first because MPI's blocking calls take a whole core while they wait for the last rank; after it they end soon.
 static inline bool mpi_step_split(MpiOp* o) {
     if (o->step == 0) {
         mpi_check(MPI_Ibarrier(mpi_link(o)->mpi, mpi_request(o)), "MPI_Ibarrier");
@@ -288,12 +301,13 @@ static inline bool mpi_step_split(MpiOp* o) {
     MPI_Comm_rank(l->mpi, &c->rank);
     MPI_Comm_size(l->mpi, &c->size);
     c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
-    mpi_check(MPI_Allgather(&parent->world_rank[parent->rank], 1, MPI_INT, c->world_rank, 1, MPI_INT, l->mpi), "MPI_Allgather");
+    mpi_check(MPI_Allgather(&parent->world_rank[parent->rank], 1, MPI_INT, c->world_rank, 1, MPI_INT, l->mpi),
+              "MPI_Allgather");
     return false;
 }
 
-// Strict mode and emulated links, before a collective's first piece: all ranks must be about to run the same one. The maximum
-// of a value and that of its negative are equal except for the sign only if all ranks have the same value.
+// Strict mode and emulated links, before a collective's first piece: all ranks must be about to run the same one. The
+// maximum of a value and that of its negative are equal except for the sign only if all ranks have the same value.
 static inline bool mpi_step_check_same(MpiOp* o) {
     const CommSlot* s = o->slot;
     long long values[5] = { s->record.number, s->kind, (long long)s->n, s->type, s->peer };
@@ -310,8 +324,9 @@ static inline bool mpi_step_check_same(MpiOp* o) {
         if (o->same[i] == -o->same[5 + i]) continue;
         char text[OP_TEXT];
         op_text(&s->record, text, sizeof text);
-        die_here("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict mode wait"
-                 " for, the same collectives in the same order", o->comm->world_rank[o->comm->rank], text);
+        die_here("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict "
+                 "mode wait for, the same collectives in the same order",
+                 o->comm->world_rank[o->comm->rank], text);
     }
     return false;
 }
@@ -335,7 +350,8 @@ static inline void mpi_fetch(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
     if (s->kind == COMM_REDUCE_SCATTER || s->kind == COMM_ALL_TO_ALL) {
-        for (int q = 0; q < o->comm->size; q++) staging_fetch(o->staging, mpi_outgoing(o, q), mpi_device(o, s->in, q), bytes);
+        for (int q = 0; q < o->comm->size; q++)
+            staging_fetch(o->staging, mpi_outgoing(o, q), mpi_device(o, s->in, q), bytes);
     } else if (s->kind == COMM_ALL_GATHER) {
         if (!s->on_host) staging_fetch(o->staging, mpi_outgoing(o, 0), mpi_device(o, s->in, 0), bytes);
     } else if (s->in) staging_fetch(o->staging, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
@@ -355,8 +371,8 @@ static inline void mpi_store(MpiOp* o) {
 
 // ---- the communication thread ----
 
-// --emulate-link: gives o the link when all ranks have reached it. Returns true while o must wait: a collective whose data have
-// arrived, or the last piece of a message, which its receiver would see too early.
+// --emulate-link: gives o the link when all ranks have reached it. Returns true while o must wait: a collective whose
+// data have arrived, or the last piece of a message, which its receiver would see too early.
 static inline bool mpi_is_held(MpiOp* o) {
     CommSlot* s = o->slot;
     CommContext* w = o->comm->world;
@@ -438,8 +454,8 @@ static inline void mpi_retire(MpiEngine* e, MpiOp* o, MpiOp* before) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Looks once at every operation up to `last`; returns true if there was progress. Only the driving thread takes operations out,
-// and others only append them, so the list up to `last` may be walked without the lock.
+// Looks once at every operation up to `last`; returns true if there was progress. Only the driving thread takes
+// operations out, and others only append them, so the list up to `last` may be walked without the lock.
 static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     bool moved = false, at_end = false;
     MpiOp* before = NULL;
@@ -457,14 +473,17 @@ static inline bool mpi_look(MpiEngine* e, MpiOp* first, const MpiOp* last) {
     return moved;
 }
 
-// Settings of Open MPI that the environment may overrule. Without the last two it prints lines about this machine that users cannot
-// act on: "Read -1, expected 198272, errno = 38" for every large message, and "Unable to find reachable pairing between interfaces".
+// Settings of Open MPI that the environment may overrule. Without the last two it prints lines about this machine that
+// users cannot act on: "Read -1, expected 198272, errno = 38" for every large message, and "Unable to find reachable
+// pairing between interfaces".
 static inline void mpi_settings(const Control* c) {
-    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0); // where ranks outnumber cores, Open MPI yields in every call: see mpi_thread
-    // Otherwise a large message between machines is one piece that its receiver asks for. Two that cross then take turns on the link.
+    // Where ranks outnumber cores, Open MPI yields in every call: see mpi_thread
+    setenv("OMPI_MCA_mpi_yield_when_idle", "0", 0);
+    // Otherwise a large message between machines is one piece that its receiver asks for.
+    // Two that cross then take turns on the link.
     setenv("OMPI_MCA_btl_tcp_flags", "send,inplace", 0);
-    // Ranks of one machine read each other's memory by process_vm_readv(2), which some containers and emulators do not offer, not
-    // even for one's own memory. Messages then go through shared memory.
+    // Ranks of one machine read each other's memory by process_vm_readv(2), which some containers and emulators do not
+    // offer, not even for one's own memory. Messages then go through shared memory.
     char byte = 1, copy = 0;
     struct iovec from = { &byte, 1 }, to = { &copy, 1 };
     if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) {
@@ -476,8 +495,8 @@ static inline void mpi_settings(const Control* c) {
     if (local && getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL) setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
 }
 
-// Returns true if more ranks run on this machine than there are cores that at least one of them may use. (A rank that is bound to
-// one core sees only that core.) Collective.
+// Returns true if more ranks run on this machine than there are cores that at least one of them may use. (A rank that
+// is bound to one core sees only that core.) Collective.
 static inline bool mpi_is_crowded(MPI_Comm all) {
     MPI_Comm here;
     cpu_set_t cores;
@@ -498,7 +517,8 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     staging_thread();
     mpi_settings(c->world->control);
     mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
-    require(provided >= MPI_THREAD_SERIALIZED, "this MPI does not support programs with threads: install one that does");
+    require(provided >= MPI_THREAD_SERIALIZED,
+            "this MPI does not support programs with threads: install one that does");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // mpi_check reports more than MPI would
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -511,7 +531,8 @@ static inline void mpi_thread_begin(MpiEngine* e) {
     mpi_check(MPI_Bcast(e->address, CONTROL_ADDRESS, MPI_CHAR, 0, l->mpi), "MPI_Bcast");
 }
 
-// Looks once at all operations. The caller holds the lock, which is released meanwhile, and knows that no thread is driving.
+// Looks once at all operations. The caller holds the lock, which is released meanwhile,
+// and knows that no thread is driving.
 static inline bool mpi_drive(MpiEngine* e) {
     CommContext* w = e->world->world;
     MpiOp *first = e->first, *last = e->last;
@@ -530,9 +551,9 @@ static inline void mpi_sleep(MpiEngine* e, double seconds) {
     pthread_cond_timedwait(&e->work, &e->world->world->lock, &until);
 }
 
-// Between two looks the communication thread sleeps, because the layers need the cores, and a thread that slept may continue as
-// soon as it wakes. (With sched_yield, which gives the core away for a whole time slice, an all-reduce next to ranks that compute
-// took several times as long.)
+// Between two looks the communication thread sleeps, because the layers need the cores, and a thread that slept may
+// continue as soon as it wakes. (With sched_yield, which gives the core away for a whole time slice, an all-reduce next
+// to ranks that compute took several times as long.)
 static inline void* mpi_thread(void* argument) {
     MpiEngine* e = (MpiEngine*)argument;
     CommContext* w = e->world->world;
@@ -569,15 +590,16 @@ static inline long mpi_preempted(void) {
     getrusage(RUSAGE_THREAD, &used);
     return used.ru_nivcsw;
 }
-// Called by a waiting host between two looks. For MPI_SPIN after the last progress it returns at once, because the other ranks will
-// probably answer soon. After that it sleeps. It also sleeps if ranks need each other's cores: when ranks outnumber the cores, or
-// when the host has lost its own core to another thread.
+// Called by a waiting host between two looks. For MPI_SPIN after the last progress it returns at once, because the
+// other ranks will probably answer soon. After that it sleeps. It also sleeps if ranks need each other's cores: when
+// ranks outnumber the cores, or when the host has lost its own core to another thread.
 static inline void mpi_rest(MpiEngine* e, bool moved) {
     double now = now_seconds();
     if (moved) e->moved_at = now;
     else if (now - e->looked_at > MPI_SLICE && mpi_preempted() > e->preempted) e->shares_until = now + MPI_SHARES;
     if (!moved && (e->crowded || now < e->shares_until || now - e->moved_at > MPI_SPIN)) {
-        sleep_until(now + fmin(MPI_LONG_NAP, fmax(MPI_NAP, (now - e->moved_at) / 8))); // delays a long wait by an eighth at most
+        // Delays a long wait by an eighth at most
+        sleep_until(now + fmin(MPI_LONG_NAP, fmax(MPI_NAP, (now - e->moved_at) / 8)));
         now = now_seconds();
     }
     e->looked_at = now;
@@ -681,7 +703,8 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = comm_host_link_until(c, true, s->n * mpi_element(o));
     staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
-    bool alone = e->first == NULL && !e->driven && s->kind != COMM_SPLIT; // a split blocks, before this host is recorded as waiting
+    // A split blocks, before this host is recorded as waiting
+    bool alone = e->first == NULL && !e->driven && s->kind != COMM_SPLIT;
     if (e->last) e->last->next = o;
     else e->first = o;
     e->last = o;
@@ -713,7 +736,8 @@ static inline void mpi_finish(Comm* c, CommSlot* s) {
     pthread_mutex_unlock(&w->lock);
 }
 
-// Between mpi_borrow and mpi_return the host may make MPI calls of its own, for a benchmark. No operation may be under way.
+// Between mpi_borrow and mpi_return the host may make MPI calls of its own, for a benchmark.
+// No operation may be under way.
 static inline void mpi_borrow(CommContext* w) {
     MpiEngine* e = (MpiEngine*)w->mpi;
     pthread_mutex_lock(&w->lock);
@@ -733,5 +757,7 @@ static inline size_t mpi_device_bytes(const CommOptions* o, int N) {
     return N > 1 ? staging_device_bytes(COMM_PIECE) : 0;
 }
 
-static const CommBackend comm_mpi = { mpi_open, NULL, mpi_split, NULL, NULL, mpi_start, mpi_finish, mpi_device_bytes, NULL };
+static const CommBackend comm_mpi = {
+    mpi_open, NULL, mpi_split, NULL, NULL, mpi_start, mpi_finish, mpi_device_bytes, NULL
+};
 #endif

@@ -1,23 +1,26 @@
 /*
 nccl.cuh - the operations of comm_api.h over NCCL, for ranks that have a GPU each.
 
-Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the order:
-the communication stream waits for what compute_stream had been given when the operation was issued (else it would send what is
-not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would read what has not
-arrived). The host waits for neither: it continues, and waits for the GPU only in device_to_host or device_synchronize. While
-it waits there, nccl_look sees how far operations have come, so that the watchdog knows which one is stuck, and whether NCCL has
-had an error. Calls into NCCL block; the watchdog is told of each before, because it may wait for another rank.
+Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the
+order: the communication stream waits for what compute_stream had been given when the operation was issued (else it
+would send what is not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would
+read what has not arrived). The host waits for neither: it continues, and waits for the GPU only in device_to_host or
+device_synchronize. While it waits there, nccl_look sees how far operations have come, so that the watchdog knows which
+one is stuck, and whether NCCL has had an error. Calls into NCCL block; the watchdog is told of each before, because it
+may wait for another rank.
 
-    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what mpi.h does: every rank sends slice r to rank
-                    r, which adds them in rank order and sends the sum to all
+    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what mpi.h does: every rank sends slice r to
+                    rank r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
     shards on the host are copied on two streams of the process, one each way, beside the communicators' operations
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
-    send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the operations of
-                    a communicator one after another, and two ranks that send to each other on one would wait forever
+    send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the
+                    operations of a communicator one after another, and two ranks that send to each other on one would
+                    wait forever
 
-In first operations hosts wait for one another: nccl_first_sums and nccl_first_message do them where no host can be late.
+In first operations hosts wait for one another: nccl_first_sums and nccl_first_message do them where no host can be
+late.
 
 nccl_library.cuh loads NCCL, and nccl_windows.cuh registers memory.
 */
@@ -48,7 +51,8 @@ __device__ inline void comm_narrow(__nv_bfloat16* to, float x) { *to = __float2b
 __device__ inline void comm_narrow(__half* to, float x) { *to = __float2half_rn(x); }
 __device__ inline void comm_narrow(double* to, double x) { *to = x; }
 
-// out (n) = the sum of N rows in their order, rounded once, as comm_add_rows. Row `rank` is own (n), perhaps out; else rows + q stride.
+// out (n) = the sum of N rows in their order, rounded once, as comm_add_rows. Row `rank` is own (n), perhaps out;
+// else rows + q stride.
 template <typename T>
 __global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int rank, size_t stride, size_t n) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
@@ -57,11 +61,12 @@ __global__ void add_rows_kernel(T* out, const T* own, const T* rows, int N, int 
         comm_narrow(&out[i], sum);
     }
 }
-static inline void nccl_add_rows(const NcclLink* l, void* out, const void* own, const void* rows, int N, int rank, size_t stride,
-                                 size_t n, CommType t) {
+static inline void nccl_add_rows(const NcclLink* l, void* out, const void* own, const void* rows, int N, int rank,
+                                 size_t stride, size_t n, CommType t) {
     if (n == 0) return;
     unsigned blocks = (unsigned)size_min(ceil_div(n, 256), 4096);
-#define ADD(T) add_rows_kernel<T><<<blocks, 256, 0, l->stream>>>((T*)out, (const T*)own, (const T*)rows, N, rank, stride, n)
+#define ADD(T) \
+    add_rows_kernel<T><<<blocks, 256, 0, l->stream>>>((T*)out, (const T*)own, (const T*)rows, N, rank, stride, n)
     if (t == COMM_F32) ADD(float);
     else if (t == COMM_BF16) ADD(__nv_bfloat16);
     else if (t == COMM_F16) ADD(__half);
@@ -104,7 +109,8 @@ static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf
             size_t at = ring_chunk((size_t)q, N, n), count = ring_chunk((size_t)q + 1, N, n) - at;
             if (q == rank) continue;
             nccl_send(c, s, buf + (gathers ? begin : at) * element, gathers ? mine : count, q);
-            nccl_recv(c, s, gathers ? buf + at * element : l->scratch + (size_t)q * row * element, gathers ? count : mine, q);
+            nccl_recv(c, s, gathers ? buf + at * element : l->scratch + (size_t)q * row * element,
+                      gathers ? count : mine, q);
         }
         nccl_group_end(c, s);
         if (gathers == 0)
@@ -112,7 +118,8 @@ static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf
     }
 }
 
-// Elements [at, at+n) of row q of the input go to rank q, and row q of `to`, whose rows are to_row apart, comes from it.
+// Elements [at, at+n) of row q of the input go to rank q, and row q of `to`, whose rows are to_row apart,
+// comes from it.
 static inline void nccl_exchange_rows(Comm* c, const CommSlot* s, size_t at, size_t n, char* to, size_t to_row) {
     size_t element = comm_type_size(s->type);
     nccl_group();
@@ -135,7 +142,8 @@ static inline void nccl_reduce_scatter_ordered(Comm* c, const CommSlot* s, size_
 
 // ring.h's steps. The stream keeps them in order.
 typedef struct { Comm* comm; const CommSlot* slot; } NcclRing;
-static inline void nccl_ring_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from) {
+static inline void nccl_ring_exchange(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n,
+                                      int from) {
     NcclRing* r = (NcclRing*)self;
     nccl_group();
     nccl_send(r->comm, r->slot, send, send_n, to);
@@ -149,7 +157,8 @@ static inline void nccl_ring_add(void* self, void* into, const void* from, size_
 static const RingCarrier nccl_ring_carrier = { nccl_ring_exchange, nccl_ring_add };
 static inline void nccl_all_reduce_ring(Comm* c, const CommSlot* s, char* buf, size_t n) {
     NcclRing self = { c, s };
-    Ring r = { c->rank, c->size, 0, n, comm_type_size(s->type), buf, ((NcclLink*)c->link)->scratch, &nccl_ring_carrier, &self };
+    Ring r = { c->rank, c->size, 0, n, comm_type_size(s->type), buf, ((NcclLink*)c->link)->scratch, &nccl_ring_carrier,
+               &self };
     while (ring_advance(&r)) {}
 }
 
@@ -159,7 +168,8 @@ static inline void nccl_all_to_all(Comm* c, const CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type), own = (size_t)c->rank * bytes;
     char* out = (char*)s->out;
     if (bytes > 0)
-        cuda_check(cudaMemcpyAsync(out + own, (const char*)s->in + own, bytes, cudaMemcpyDeviceToDevice, l->stream), "all-to-all");
+        cuda_check(cudaMemcpyAsync(out + own, (const char*)s->in + own, bytes, cudaMemcpyDeviceToDevice, l->stream),
+                   "all-to-all");
     nccl_exchange_rows(c, s, 0, s->n, out, s->n);
 }
 
@@ -208,8 +218,9 @@ static inline void nccl_follow(cudaStream_t later, cudaStream_t earlier, cudaEve
     cuda_check(cudaStreamWaitEvent(later, event, 0), what);
 }
 
-// Returns the streams on which an operation begins and ends. A shard in host memory is copied on a stream of its own, so that
-// NCCL's next operation need not wait for the copy; and one for each way, because a GPU copies both ways at once.
+// Returns the streams on which an operation begins and ends. A shard in host memory is copied on a stream of its own,
+// so that NCCL's next operation need not wait for the copy; and one for each way, because a GPU copies both ways at
+// once.
 static inline cudaStream_t nccl_first_stream(const Comm* c, const CommSlot* s, const NcclLink* l) {
     return s->on_host && s->kind == COMM_ALL_GATHER ? ((NcclEngine*)c->world->nccl)->from_host : l->stream;
 }
@@ -217,7 +228,8 @@ static inline cudaStream_t nccl_last_stream(const Comm* c, const CommSlot* s, co
     return s->on_host && s->kind == COMM_REDUCE_SCATTER ? ((NcclEngine*)c->world->nccl)->to_host : l->stream;
 }
 
-// A shard in host memory is copied to or from this rank's part of the full buffer, in which the operation is done in place.
+// A shard in host memory is copied to or from this rank's part of the full buffer,
+// in which the operation is done in place.
 static inline void nccl_run_on_host(Comm* c, const CommSlot* s, NcclLink* l) {
     cudaStream_t first = nccl_first_stream(c, s, l), last = nccl_last_stream(c, s, l);
     size_t bytes = s->n * comm_type_size(s->type);
@@ -238,7 +250,9 @@ static inline void nccl_run_on_host(Comm* c, const CommSlot* s, NcclLink* l) {
 
 // ---- how far operations have come ----
 
-static inline bool nccl_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "communication"); }
+static inline bool nccl_passed(int mark) {
+    return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "communication");
+}
 
 // Notes whether o has begun, and whether it is over, which it returns.
 static inline bool nccl_is_over(CommContext* w, NcclOp* o) {
@@ -251,7 +265,8 @@ static inline bool nccl_is_over(CommContext* w, NcclOp* o) {
     return o->over = true;
 }
 
-// Notes what is over on l, up to the first operation that is not. Returns that one if it has begun and compute waits for it.
+// Notes what is over on l, up to the first operation that is not.
+// Returns that one if it has begun and compute waits for it.
 static inline NcclOp* nccl_look_at(CommContext* w, NcclLink* l) {
     for (; l->done < l->issued; l->done++) {
         NcclOp* o = &l->ops[l->done % COMM_IN_FLIGHT];
@@ -277,8 +292,8 @@ static inline void nccl_look(void* self) {
     comm_collect_passed(e->world);
 }
 
-// Notes all that is over, while the host goes on: marks are freed next. An operation whose shard still goes to the host may
-// be before others that are over. This is no wait, so the watchdog is told of none.
+// Notes all that is over, while the host goes on: marks are freed next. An operation whose shard still goes to the host
+// may be before others that are over. This is no wait, so the watchdog is told of none.
 static inline void nccl_note(CommContext* w) {
     for (NcclLink* l = ((NcclEngine*)w->nccl)->links; l; l = l->next) {
         nccl_look_at(w, l);
@@ -289,16 +304,18 @@ static inline void nccl_note(CommContext* w) {
 static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
     NcclEngine* e = (NcclEngine*)w->nccl;
     for (long long oldest = l->done; l->done == oldest; ) nccl_look(e);
-    if (e->awaited) flight_recorder_wait_end(w->recorder); // else a later wait for the same operation would not be seen to begin
+    // Else a later wait for the same operation would not be seen to begin
+    if (e->awaited) flight_recorder_wait_end(w->recorder);
     e->awaited = NULL;
 }
 
 // ---- what comm.h calls ----
 
-// Sets what CUDA reads from the environment at its first call, unless the user has. EAGER loads all kernels at the start, which takes a
-// process some seconds: loading one at its first launch may wait until the GPU is idle, and that never happens while a receive waits
-// for what this kernel is to compute. Streams that share a hardware queue begin their work in its order, so a sum would wait for
-// layers: 8 queues would be fewer than the streams, of which each pair of ranks in a pipeline has two.
+// Sets what CUDA reads from the environment at its first call, unless the user has. EAGER loads all kernels at the
+// start, which takes a process some seconds: loading one at its first launch may wait until the GPU is idle, and that
+// never happens while a receive waits for what this kernel is to compute. Streams that share a hardware queue begin
+// their work in its order, so a sum would wait for layers: 8 queues would be fewer than the streams, of which each pair
+// of ranks in a pipeline has two.
 static inline void nccl_choose_environment(void) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -328,12 +345,13 @@ static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
 
 static inline ncclConfig_t nccl_config(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.cgaClusterSize = 0; // else blocks wait for several processors side by side to be free, while layers hold them
+    // Else blocks wait for several processors side by side to be free, while layers hold them
+    config.cgaClusterSize = 0;
     return config;
 }
 
-// Of the highest priority: where kernels of layers fill the GPU, those of NCCL get the next processors that are free. Else
-// they would begin when the layer ends, and other ranks wait for them.
+// Of the highest priority: where kernels of layers fill the GPU, those of NCCL get the next processors that are free.
+// Else they would begin when the layer ends, and other ranks wait for them.
 static inline cudaStream_t nccl_stream_new(void) {
     cudaStream_t stream;
     int lowest, highest;
@@ -361,9 +379,9 @@ static inline void nccl_wait_for(CommContext* w, const OpRecord* op, NcclLink* l
     flight_recorder_wait_end(w->recorder);
 }
 
-// NCCL connects ranks when an operation first goes from one to another. Their hosts meet there, and memory is allocated, which
-// may wait for kernels. In a step a host might come there only after it has waited for the others, or never. So the first sums
-// are here: a small and a large one, for which NCCL may choose a tree and a ring.
+// NCCL connects ranks when an operation first goes from one to another. Their hosts meet there, and memory is
+// allocated, which may wait for kernels. In a step a host might come there only after it has waited for the others, or
+// never. So the first sums are here: a small and a large one, for which NCCL may choose a tree and a ring.
 constexpr size_t NCCL_LARGE = 4 << 20; // bytes
 static inline void nccl_first_sums(Comm* c, const OpRecord* op) {
     NcclLink* l = (NcclLink*)c->link;
@@ -399,7 +417,8 @@ static inline void nccl_link_begin(Comm* c, NcclLink* l, const OpRecord* op) {
     if (c->size > 1) nccl_first_sums(c, op);
 }
 
-// NCCL's id of this run goes from rank 0 to all by the watchdog's connections: ranks that torchrun or srun started need no MPI.
+// NCCL's id of this run goes from rank 0 to all by the watchdog's connections: ranks that torchrun or srun started need
+// no MPI.
 static inline void nccl_open(Comm* c) {
     CommContext* w = c->world;
     NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
@@ -413,8 +432,8 @@ static inline void nccl_open(Comm* c) {
     NcclLink* l = nccl_link_new();
     ncclConfig_t config = nccl_config();
     OpRecord op = flight_recorder_issue(w->recorder, "control", "connect", 0, "bytes", -1);
-    // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL and
-    // for the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
+    // ncclCommAbort would end kernels that wait for a rank which has failed. But it waits itself, for threads of NCCL
+    // and for the GPU, and only a process that goes on needs it: the driver ends the kernels of one that is over.
     die_leave = watchdog_leave;
     nccl_call(w, &op);
     nccl_called(w, nccl.ncclCommInitRankConfig(&l->nccl, c->size, id, c->rank, &config), "joining the other ranks");
@@ -427,7 +446,8 @@ static inline void nccl_open(Comm* c) {
     const char* queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     bool one_queue = queues && strcmp(queues, "1") == 0; // some recipes for other programs set it
     snprintf(w->description, sizeof w->description, "NCCL %d.%d.%d, all-reduce %s%s", v / 10000, v / 100 % 100, v % 100,
-             comm_all_reduce_text(&w->options, false), one_queue ? ", CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" : "");
+             comm_all_reduce_text(&w->options, false),
+             one_queue ? ", CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" : "");
     nccl_offer_memory(c, v);
 }
 
@@ -484,7 +504,8 @@ static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     host_to_device(l->numbers + c->rank, &parent->world_rank[parent->rank], sizeof(int));
     nccl_follow(l->stream, compute_stream, l->ready, "comm_split"); // else the number is not there yet
     nccl_call(w, &s->record);
-    nccl_called(w, nccl.ncclAllGather(l->numbers + c->rank, l->numbers, 1, ncclInt32, l->nccl, l->stream), "ncclAllGather");
+    nccl_called(w, nccl.ncclAllGather(l->numbers + c->rank, l->numbers, 1, ncclInt32, l->nccl, l->stream),
+                "ncclAllGather");
     nccl_wait_for(w, &s->record, l);
     device_to_host(c->world_rank, l->numbers, (size_t)c->size * sizeof(int));
 }
@@ -492,8 +513,8 @@ static inline void nccl_split(Comm* c, Comm* parent, int color) {
     comm_wait(parent, comm_issue(parent, COMM_SPLIT, c, NULL, 0, COMM_BYTE, -1, color, false));
 }
 
-// Pairs of ranks that exchange messages meet in rounds, each in the first one in which both are free. Sets with[k] (2N) to this
-// rank's partner in round k, -1: none. Returns the number of rounds, the same on all ranks.
+// Pairs of ranks that exchange messages meet in rounds, each in the first one in which both are free. Sets with[k] (2N)
+// to this rank's partner in round k, -1: none. Returns the number of rounds, the same on all ranks.
 static inline int nccl_rounds(const Comm* c, int* with) {
     int N = c->size, rounds = 0;
     bool* busy = (bool*)xcalloc((size_t)(2 * N * N), sizeof(bool)); // (N,2N) rank, round
@@ -511,8 +532,8 @@ static inline int nccl_rounds(const Comm* c, int* with) {
     return rounds;
 }
 
-// A receive holds multiprocessors from its issue until the message is there, usually as long as an action computes. NCCL would take
-// 16 for a megabyte, and four carry it faster than it is made.
+// A receive holds multiprocessors from its issue until the message is there, usually as long as an action computes.
+// NCCL would take 16 for a megabyte, and four carry it faster than it is made.
 static inline ncclConfig_t nccl_pair_config(void) {
     ncclConfig_t config = nccl_config();
     config.minCTAs = 1;
@@ -532,7 +553,8 @@ static inline void nccl_connect(Comm* c) {
     for (int k = 0; k < 2 * rounds; k++) {
         int partner = with[k / 2], lower = partner < c->rank ? partner : c->rank;
         bool sends = (k % 2 == 0) == (c->rank == lower);
-        ncclComm_t made = nccl_split_off(w, &op, l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends, nccl_pair_config());
+        ncclComm_t made = nccl_split_off(w, &op, l->nccl, partner < 0 ? NCCL_SPLIT_NOCOLOR : lower, !sends,
+                                         nccl_pair_config());
         if (made == NULL) continue;
         NcclLink* pair = nccl_link_new();
         pair->nccl = made;
@@ -561,7 +583,8 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
     }
     if (l->issued - l->done == COMM_IN_FLIGHT) nccl_await_oldest(c->world, l);
     cudaStream_t first = nccl_first_stream(c, s, l);
-    nccl_follow(first, compute_stream, l->ready, comm_kind_names[s->kind]); // else it sends or overwrites what is not there yet
+    // Else it sends or overwrites what is not there yet
+    nccl_follow(first, compute_stream, l->ready, comm_kind_names[s->kind]);
     s->events[EVENT_STARTED] = cuda_mark(first);
     if (s->on_host) nccl_run_on_host(c, s, l);
     else nccl_run(c, s, l);
@@ -574,7 +597,8 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
     NcclLink* l = nccl_link_of(c, s);
     if (s->kind == COMM_SPLIT) return;
     cudaEvent_t finished = cuda_marks.events[s->events[EVENT_FINISHED]];
-    cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]); // else layers read too early
+    // Else layers read too early
+    cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]);
     for (long long k = l->waited; k < l->issued; k++)
         if (l->ops[k % COMM_IN_FLIGHT].finished == s->events[EVENT_FINISHED]) l->waited = k + 1;
     if (s->kind == COMM_BARRIER) device_synchronize();

@@ -1,9 +1,10 @@
 /*
 nccl_library.cuh - libnccl.so, and what a communicator has of it. Included by nccl.cuh and nccl_windows.cuh.
 
-The library is loaded when it is first needed: one GPU and --comm mpi do not need it. An older one may lack the functions that register memory. Its calls block, with communicators as NCCL
-makes them by default: a launch is made by the thread that asks for it, where otherwise NCCL makes a thread for each. A call that
-waits for other ranks is between nccl_call and nccl_called, so that the watchdog sees it.
+The library is loaded when it is first needed: one GPU and --comm mpi do not need it. An older one may lack the
+functions that register memory. Its calls block, with communicators as NCCL makes them by default: a launch is made by
+the thread that asks for it, where otherwise NCCL makes a thread for each. A call that waits for other ranks is between
+nccl_call and nccl_called, so that the watchdog sees it.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 */
 #ifndef LLMC_COMM_NCCL_LIBRARY_CUH
@@ -12,12 +13,14 @@ API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 #include "../device/cuda/check.cuh"
 #include <dlfcn.h>
 #include <nccl.h>
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "llmc needs the headers of NCCL 2.18 or newer, or USE_NCCL=0");
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1),
+              "llmc needs the headers of NCCL 2.18 or newer, or USE_NCCL=0");
 
 // ---- its functions ----
 // Every function of NCCL that is called. X is applied to each name.
 #define NCCL_FUNCTIONS(X) \
-    X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommSplit) \
+    X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) \
+    X(ncclCommInitRankConfig) X(ncclCommSplit) \
     X(ncclCommGetAsyncError) X(ncclCommUserRank) X(ncclCommCount) X(ncclCommDestroy) \
     X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
     X(ncclGroupStart) X(ncclGroupEnd)
@@ -39,8 +42,8 @@ static inline void nccl_load(void) {
 #define X(name) nccl.name = ::name;
 #else
     void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    require(library != NULL, "libnccl.so.2 was not found: get it with sh dev/setup.sh, name its folder in LD_LIBRARY_PATH, or"
-            " use --comm mpi");
+    require(library != NULL, "libnccl.so.2 was not found: get it with sh dev/setup.sh, name its folder in "
+                             "LD_LIBRARY_PATH, or use --comm mpi");
 #define X(name) nccl.name = (decltype(nccl.name))dlsym(library, #name);
 #endif
     NCCL_FUNCTIONS(X)
@@ -63,12 +66,14 @@ typedef struct NcclLink {
     ncclComm_t nccl;         // owned
     cudaStream_t stream;     // owned
     cudaEvent_t ready;       // compute_stream has reached the issue of the latest operation, owned
-    cudaEvent_t passed_on;   // the data of the latest operation with a shard on the host may go to its second stream, owned
+    cudaEvent_t passed_on;   // the data of the latest operation with a shard on the host may go to its second stream,
+                             // owned
     char* scratch;           // (NCCL_PIECE) for our own sums, owned; NULL where NCCL adds
     int* numbers;            // (N) device memory, for a split and for barriers, owned
     struct NcclLink **to, **from; // (N) for messages to and from each rank; NULL before comm_connect
     NcclOp* ops;             // (COMM_IN_FLIGHT) operation k has k % COMM_IN_FLIGHT, owned
-    long long issued, waited, done; // operations so far; those before `waited` compute waits for; those before `done` are over
+    long long issued, waited, done; // operations so far; those before `waited` compute waits for;
+                                    // those before `done` are over
     struct NcclLink* next;   // all of this process, the newest first
 } NcclLink;
 

@@ -1,18 +1,21 @@
 /*
 nccl_windows.cuh - memory that NCCL's kernels on other GPUs read and write in place.
 
-An all-gather usually copies through buffers of NCCL's own: a kernel here fills one, a kernel there empties it. Where all ranks
-have registered a buffer of the same size together, as a *window*, a kernel knows the address of the same bytes on every other
-GPU (of one machine, by NVLink), and needs no buffer, fewer multiprocessors and less time. This gains most for messages of some
-hundred kilobytes, the size of a block's shard. Such memory has to come from ncclMemAlloc, which rounds sizes up to a page of the
-GPU (2 MB), as cudaMalloc does for large arrays. So device_alloc asks here first, and nccl_register_memory registers what has been
-lent since, once a program has all its memory and before its first step.
+An all-gather usually copies through buffers of NCCL's own: a kernel here fills one, a kernel there empties it. Where
+all ranks have registered a buffer of the same size together, as a *window*, a kernel knows the address of the same
+bytes on every other GPU (of one machine, by NVLink), and needs no buffer, fewer multiprocessors and less time. This
+gains most for messages of some hundred kilobytes, the size of a block's shard. Such memory has to come from
+ncclMemAlloc, which rounds sizes up to a page of the GPU (2 MB), as cudaMalloc does for large arrays. So device_alloc
+asks here first, and nccl_register_memory registers what has been lent since, once a program has all its memory and
+before its first step.
 
-Registering is collective: a rank that does it waits for the others. So ranks decide together, over the control connection: before
-any memory is lent, before it is registered, and afterwards. If one of them cannot, none does, and the run goes on without windows.
-(A rank whose registration fails while those of the others wait for it cannot tell them: the watchdog ends that run.)
+Registering is collective: a rank that does it waits for the others. So ranks decide together, over the control
+connection: before any memory is lent, before it is registered, and afterwards. If one of them cannot, none does, and
+the run goes on without windows. (A rank whose registration fails while those of the others wait for it cannot tell
+them: the watchdog ends that run.)
 
-An operation must give buffers at the same place of their windows on all ranks. Ours do, because all ranks allocate alike.
+An operation must give buffers at the same place of their windows on all ranks. Ours do, because all ranks allocate
+alike.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
 */
 #ifndef LLMC_COMM_NCCL_WINDOWS_CUH
@@ -31,9 +34,11 @@ __attribute__((format(printf, 2, 3))) static inline void nccl_describe_memory(Nc
 
 #ifdef NCCL_WINDOW_FUNCTIONS
 constexpr size_t NCCL_WINDOW_UNIT = 4096; // bytes: windows begin and end on multiples of it
-constexpr int NCCL_REGISTERS_FROM = NCCL_VERSION(2, 28, 0); // 2.27 was the first to make windows, and some runs hung with them
-// Windows make NCCL copy large all-gathers between Blackwell GPUs by their copy engines. The first such copy between two GPUs may
-// wait forever in versions from the first of these up to the second: https://github.com/NVIDIA/nccl/issues/2241
+// 2.27 was the first to make windows, and some runs hung with them
+constexpr int NCCL_REGISTERS_FROM = NCCL_VERSION(2, 28, 0);
+// Windows make NCCL copy large all-gathers between Blackwell GPUs by their copy engines. The first such copy between
+// two GPUs may wait forever in versions from the first of these up to the second:
+// https://github.com/NVIDIA/nccl/issues/2241
 constexpr int NCCL_MAY_HANG = NCCL_VERSION(2, 29, 0), NCCL_HANGS_NO_MORE = NCCL_VERSION(2, 31, 2);
 
 struct NcclMemory {
@@ -44,7 +49,8 @@ struct NcclMemory {
     ncclWindow_t window;
 };
 
-// device_alloc calls this before cudaMalloc. NULL: the memory is not for exchange, too small for pages of its own, or used up.
+// device_alloc calls this before cudaMalloc. NULL: the memory is not for exchange, too small for pages of its own,
+// or used up.
 static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind) {
     NcclEngine* e = (NcclEngine*)self;
     bool is_exchanged = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_COMMUNICATION;
@@ -75,12 +81,13 @@ static inline bool nccl_memory_free(void* self, void* p) {
     return true;
 }
 
-// Lends memory from now on, if the library of every rank can register it, and NCCL's own variable NCCL_WIN_ENABLE does not forbid it.
-// version: that of this rank's library. Collective.
+// Lends memory from now on, if the library of every rank can register it, and NCCL's own variable NCCL_WIN_ENABLE does
+// not forbid it. version: that of this rank's library. Collective.
 static inline void nccl_offer_memory(Comm* world, int version) {
     CommContext* w = world->world;
     NcclEngine* e = (NcclEngine*)w->nccl;
-    bool has_functions = nccl.ncclMemAlloc && nccl.ncclMemFree && nccl.ncclCommWindowRegister && nccl.ncclCommWindowDeregister;
+    bool has_functions = nccl.ncclMemAlloc && nccl.ncclMemFree && nccl.ncclCommWindowRegister
+                         && nccl.ncclCommWindowDeregister;
     const char* enable = getenv("NCCL_WIN_ENABLE");
     bool is_off = enable && strcmp(enable, "0") == 0, is_equal = true;
     int own = is_off ? 0 : version;
@@ -89,7 +96,8 @@ static inline void nccl_offer_memory(Comm* world, int version) {
     int* all = (int*)control_all_gather(w->control, &own, sizeof own);
     for (int q = 0; q < world->size; q++) is_equal = is_equal && all[q] == own;
     free(all);
-    if (!is_equal) nccl_describe_memory(e, ", memory not registered: ranks differ in NCCL's version or in NCCL_WIN_ENABLE");
+    if (!is_equal)
+        nccl_describe_memory(e, ", memory not registered: ranks differ in NCCL's version or in NCCL_WIN_ENABLE");
     else if (is_off) nccl_describe_memory(e, ", memory not registered: NCCL_WIN_ENABLE is 0");
     else if (!has_functions || version < NCCL_REGISTERS_FROM)
         nccl_describe_memory(e, ", memory not registered: this NCCL is older than 2.28");
@@ -103,16 +111,17 @@ static inline void nccl_offer_memory(Comm* world, int version) {
     }
 }
 
-// Returns true if kernels of other GPUs can use the window: then its handle is an address on the GPU. Where GPUs cannot reach
-// one another's memory, NCCL 2.28 only notes the buffer on this rank, and the handle is an address on the host. (From 2.29 on there
-// is no window then.)
+// Returns true if kernels of other GPUs can use the window: then its handle is an address on the GPU. Where GPUs cannot
+// reach one another's memory, NCCL 2.28 only notes the buffer on this rank, and the handle is an address on the host.
+// (From 2.29 on there is no window then.)
 static inline bool nccl_is_shared(ncclWindow_t window) {
     cudaPointerAttributes of_handle;
     cuda_check(cudaPointerGetAttributes(&of_handle, (const void*)window), "ncclCommWindowRegister");
     return of_handle.type == cudaMemoryTypeDevice;
 }
 
-// Of a rank: its buffers for exchange with others, how many of them are registered, and of these how many other GPUs reach.
+// Of a rank: its buffers for exchange with others, how many of them are registered,
+// and of these how many other GPUs reach.
 typedef struct { int buffers, registered, shared; ncclResult_t result; } NcclRegistered;
 
 // Registers what is not registered yet, up to the first failure.
@@ -138,7 +147,8 @@ static inline NcclRegistered nccl_register_own(CommContext* w, Comm* c) {
     return own;
 }
 
-// What the log says of the ranks' memory (N) when no registration has failed: the least that is true of a rank with such buffers.
+// What the log says of the ranks' memory (N) when no registration has failed: the least that is true of a rank with
+// such buffers.
 static inline void nccl_describe_registered(NcclEngine* e, const NcclRegistered* all, int N) {
     bool some = false, none = false, alone = false;
     int most = 0;
@@ -150,7 +160,8 @@ static inline void nccl_describe_registered(NcclEngine* e, const NcclRegistered*
     }
     if (!some) nccl_describe_memory(e, ", no memory to register");
     else if (none) nccl_describe_memory(e, ", memory not registered: these GPUs cannot reach one another's");
-    else if (alone) nccl_describe_memory(e, ", memory registered by each rank alone: these GPUs cannot reach one another's");
+    else if (alone)
+        nccl_describe_memory(e, ", memory registered by each rank alone: these GPUs cannot reach one another's");
     else nccl_describe_memory(e, ", memory registered (%d of %d buffers)", all[most].registered, all[most].buffers);
 }
 

@@ -2,12 +2,14 @@
 ring.h - all-reduce from scratch, made only of send and receive (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations").
 
-N ranks stand in a ring and cut the buffer into N chunks. At every step each rank sends a chunk to the next rank and receives
-one from the rank before. In the first N-1 steps the received chunk is added (a reduce-scatter): a chunk collects terms as it
-travels, and after N-1 hops it is the sum over all ranks. In the other N-1 steps the received chunk is kept (an all-gather): the
-finished chunks go round once. Each rank sends 2(N-1) chunks of n/N elements, and no all-reduce can send less.
+N ranks stand in a ring and cut the buffer into N chunks. At every step each rank sends a chunk to the next rank and
+receives one from the rank before. In the first N-1 steps the received chunk is added (a reduce-scatter): a chunk
+collects terms as it travels, and after N-1 hops it is the sum over all ranks. In the other N-1 steps the received chunk
+is kept (an all-gather): the finished chunks go round once. Each rank sends 2(N-1) chunks of n/N elements, and no
+all-reduce can send less.
 
-The first half alone is a reduce-scatter, the second alone an all-gather; ring_step's `adds` says which half a step is in.
+The first half alone is a reduce-scatter, the second alone an all-gather; ring_step's `adds` says which half a step is
+in.
 */
 #ifndef LLMC_COMM_RING_H
 #define LLMC_COMM_RING_H
@@ -21,18 +23,20 @@ typedef struct {
 } RingStep;
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }
-// Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)). Every chunk begins at a multiple of 16 elements, because NCCL moves a
-// message one element at a time unless it begins at a multiple of 16 bytes. Their sizes differ by 16 at most, and may be 0.
+// Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)). Every chunk begins at a multiple of 16 elements, because
+// NCCL moves a message one element at a time unless it begins at a multiple of 16 bytes. Their sizes differ by 16 at
+// most, and may be 0.
 #define RING_ALIGNMENT 16
 static inline size_t ring_chunk(size_t c, int N, size_t n) {
     size_t pieces = ceil_div(n, RING_ALIGNMENT), ranks = (size_t)N;
     return size_min(n, RING_ALIGNMENT * (pieces / ranks * c + pieces % ranks * c / ranks));
 }
-// Returns the largest chunk that fits into a buffer of `room` (at least 16) elements; of a piece of N such chunks each rank owns one.
+// Returns the largest chunk that fits into a buffer of `room` (at least 16) elements;
+// of a piece of N such chunks each rank owns one.
 static inline size_t ring_slice(size_t room) { return size_max(1, room / RING_ALIGNMENT) * RING_ALIGNMENT; }
 
-// Rank's part in step 0 .. ring_steps(N)-1 of an all-reduce of n elements. At step s of a half, rank r sends the chunk that it
-// completed at step s-1: r-s in the first half; the second begins with the chunk that is finished here, r+1.
+// Rank's part in step 0 .. ring_steps(N)-1 of an all-reduce of n elements. At step s of a half, rank r sends the chunk
+// that it completed at step s-1: r-s in the first half; the second begins with the chunk that is finished here, r+1.
 static inline RingStep ring_step(int rank, int N, size_t n, int step) {
     bool adds = step < N - 1;
     int first = adds ? rank : rank + 1, s = adds ? step : step - (N - 1);
@@ -62,8 +66,8 @@ typedef struct {
     void* self;                 // the carrier's own
 } Ring;
 
-// Finishes the step before and begins the next one; returns false when there is none. Call it from step 0 on, each time when
-// the exchange begun before is done (at once, where a stream keeps the order).
+// Finishes the step before and begins the next one; returns false when there is none. Call it from step 0 on, each time
+// when the exchange begun before is done (at once, where a stream keeps the order).
 static inline bool ring_advance(Ring* r) {
     if (r->step > 0) {
         RingStep past = ring_step(r->rank, r->N, r->n, r->step - 1);

@@ -1,8 +1,8 @@
 /*
 staging_cpu.h - how MPI reaches the memory of tensors on the CPU: it uses that memory directly. Included by mpi.h.
 
-On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (staging_cuda.cuh). mpi.h is written
-as if that were always so; here a view is the memory itself, and there is nothing to copy or to wait for.
+On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (staging_cuda.cuh). mpi.h is
+written as if that were always so; here a view is the memory itself, and there is nothing to copy or to wait for.
 */
 #ifndef LLMC_STAGING_CPU_H
 #define LLMC_STAGING_CPU_H
@@ -12,11 +12,15 @@ typedef struct { char* scratch; } StagingBuffer; // scratch: (bytes) for sums, o
 typedef struct { int unused; } StagingEvent;
 
 #define STAGING_TEXT "" // for the log
-static inline size_t staging_device_bytes(size_t bytes) { return bytes; } // of MEMORY_COMMUNICATION that staging_init takes
-static inline void staging_init(StagingBuffer* s, size_t bytes) { s->scratch = (char*)device_alloc(bytes, MEMORY_COMMUNICATION); }
+// Returns the bytes of MEMORY_COMMUNICATION that staging_init takes.
+static inline size_t staging_device_bytes(size_t bytes) { return bytes; }
+static inline void staging_init(StagingBuffer* s, size_t bytes) {
+    s->scratch = (char*)device_alloc(bytes, MEMORY_COMMUNICATION);
+}
 static inline void staging_free(StagingBuffer* s) { device_free(s->scratch); }
 
-// Returns what one queue of operations is staged in: queues run beside each other, so on a GPU each needs memory of its own.
+// Returns what one queue of operations is staged in: queues run beside each other,
+// so on a GPU each needs memory of its own.
 static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) { (void)queue; return s; }
 
 // ---- for the thread that issues operations ----
@@ -25,7 +29,8 @@ static inline void staging_event_free(StagingEvent* m) { (void)m; }
 
 // ---- for the communication thread ----
 static inline void staging_thread(void) { host_set_threads(1); } // is called first; layers need the other cores
-static inline bool staging_passed(const StagingEvent* m) { (void)m; return true; } // the layer calls before the mark are done
+// The layer calls before the mark are done
+static inline bool staging_passed(const StagingEvent* m) { (void)m; return true; }
 static inline bool staging_idle(StagingBuffer* s) { (void)s; return true; }  // the copies begun here are done
 // Returns where MPI finds what is at `device`; at: its place in the piece's host memory.
 static inline char* staging_view(StagingBuffer* s, char* device, size_t at) { (void)s; (void)at; return device; }

@@ -2,10 +2,10 @@
 staging_cuda.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by mpi.h;
 staging_cpu.h has the same functions where there is nothing to do.
 
-An operation waits for an event on compute_stream, which stands for the layer calls before it. Then, a piece at a time, its
-input is copied to the host and its output back, on a stream beside the compute stream, by the thread that talks to MPI. That
-thread looks whether a copy is done before it goes on, and an operation counts as finished only when its last copy is. So layer
-calls that are issued after comm_wait come after it, with no event between.
+An operation waits for an event on compute_stream, which stands for the layer calls before it. Then, a piece at a time,
+its input is copied to the host and its output back, on a stream beside the compute stream, by the thread that talks to
+MPI. That thread looks whether a copy is done before it goes on, and an operation counts as finished only when its last
+copy is. So layer calls that are issued after comm_wait come after it, with no event between.
 */
 #ifndef LLMC_STAGING_CUDA_CUH
 #define LLMC_STAGING_CUDA_CUH
@@ -44,8 +44,8 @@ static inline void staging_free(StagingBuffer* s) {
     free(s->next);
 }
 
-// Returns what one queue of operations is staged in: queues run beside each other, so each needs memory of its own. That of a
-// pair of ranks is made with their first message.
+// Returns what one queue of operations is staged in: queues run beside each other, so each needs memory of its own.
+// That of a pair of ranks is made with their first message.
 static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) {
     while (s->queue != queue && s->next) s = s->next;
     if (s->queue == queue) return s;
@@ -56,7 +56,8 @@ static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) {
 
 // ---- for the thread that issues operations ----
 static inline void staging_record(StagingEvent* m) {
-    if (m->event == NULL) cuda_check(cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming), "an operation's event");
+    if (m->event == NULL)
+        cuda_check(cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming), "an operation's event");
     cuda_check(cudaEventRecord(m->event, compute_stream), "an operation's event");
 }
 static inline void staging_event_free(StagingEvent* m) {
@@ -68,7 +69,9 @@ static inline void staging_thread(void) {
     cuda_check(cudaSetDevice(cuda_device_number), "the communication thread");
     host_set_threads(cuda_host_threads); // the cores are free for its sums: layers run on the GPU
 }
-static inline bool staging_passed(const StagingEvent* m) { return cuda_is_done(cudaEventQuery(m->event), "communication"); }
+static inline bool staging_passed(const StagingEvent* m) {
+    return cuda_is_done(cudaEventQuery(m->event), "communication");
+}
 static inline bool staging_idle(StagingBuffer* s) { return cuda_is_done(cudaStreamQuery(s->stream), "communication"); }
 static inline char* staging_view(StagingBuffer* s, char* device, size_t at) { (void)device; return s->view + at; }
 static inline void staging_fetch(StagingBuffer* s, char* view, const char* device, size_t bytes) {

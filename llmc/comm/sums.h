@@ -26,7 +26,8 @@ static void comm_add_block(void* out, const void* const* rows, int N, size_t beg
 static inline void comm_add_fp32(float* out, const float* a, const float* b, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = a[i] + b[i];
 }
-// The same in fp32 of two or more rows, without conversions. Only two rows may be added where the sum goes, because that may be a later row.
+// The same in fp32 of two or more rows, without conversions.
+// Only two rows may be added where the sum goes, because that may be a later row.
 static inline void comm_add_block_fp32(float* out, const void* const* rows, int N, size_t begin, size_t n) {
     float sum[COMM_SUM_BLOCK], *to = N == 2 ? out + begin : sum;
     comm_add_fp32(to, (const float*)rows[0] + begin, (const float*)rows[1] + begin, n);

@@ -1,14 +1,16 @@
 /*
 dataloader.h - token sequences in an order that is a function of (seed, epoch, position) alone.
 
-Sequences are non-overlapping windows of T tokens within a shard; the token after a window is the target of its last one.
+Sequences are non-overlapping windows of T tokens within a shard; the token after a window is the target of its last
+one.
 An epoch visits them in a pseudo-random permutation; a step takes the next global_batch of them, whatever the number of
 ranks: micro-batch m on rank r has in row b the sequence at position (m*ranks + r)*B + b within the step. So N ranks and
 one rank with accumulation see the same global batches, every rank does the same number of steps, and no sequence is
 seen twice in an epoch. Sequences at an epoch's end that do not fill a global batch are left out that time.
 
-Tokens may be masked (mask.h): they are read as inputs, and as targets they are -1, which the classifier leaves out. How many
-targets of a step count is a function of the same three numbers, so each rank knows it for all ranks before it computes anything.
+Tokens may be masked (mask.h): they are read as inputs, and as targets they are -1, which the classifier leaves out. How
+many targets of a step count is a function of the same three numbers, so each rank knows it for all ranks before it
+computes anything.
 
 A background thread reads ahead, so that no step waits for a disk.
 */
@@ -32,8 +34,8 @@ typedef struct {
     MaskUse mask;           // of all shards
 } DataShape;
 
-// DATA_TRAIN: shuffled, whole windows and whole global batches only. DATA_EVAL: in order, every token once; rows past the
-// end, and tokens past the end of a shard's last window, have input 0 and target -1.
+// DATA_TRAIN: shuffled, whole windows and whole global batches only. DATA_EVAL: in order, every token once; rows past
+// the end, and tokens past the end of a shard's last window, have input 0 and target -1.
 typedef enum { DATA_TRAIN, DATA_EVAL } DataUse;
 
 typedef struct {
@@ -52,8 +54,10 @@ typedef struct {
     // waits for the device: copies of them may be under way until then.
     int *inputs, *targets;          // (B,T) views
     int valid;                      // targets that count: not -1
-    double bytes;                   // DATA_EVAL: of text that these targets stand for; NaN: the tokenizer does not know them all
-    DataCursor next;                // what is handed out next; between two steps a checkpoint keeps it for dataloader_seek
+    double bytes;                   // DATA_EVAL: of text that these targets stand for;
+                                    // NaN: the tokenizer does not know them all
+    DataCursor next;                // what is handed out next; between two steps a checkpoint keeps it for
+                                    // dataloader_seek
     // about the data
     size_t num_tokens;
     bool masked;                    // not all tokens count in the loss:
@@ -98,7 +102,8 @@ static inline int* data_read_text(FileSource from, const Tokenizer* tokenizer, s
     size_t mark = text_mark(text, n);
     require_file(from, n > mark, "is empty");
     const char* nul = (const char*)memchr(text, 0, n);
-    require_file(from, nul == NULL, "is neither a token file nor text: byte %zu is NUL", nul ? (size_t)(nul - text) : 0);
+    require_file(from, nul == NULL, "is neither a token file nor text: byte %zu is NUL",
+                 nul ? (size_t)(nul - text) : 0);
     int* encoded = tokenizer_encode(tokenizer, text + mark, n - mark, count);
     free(text);
     int* tokens = (int*)xcalloc(*count + 1, sizeof(int));
@@ -114,7 +119,8 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
     memset(&s, 0, sizeof s);
     s.path = xstrdup(path);
     char* mask = mask_path(path);
-    FileSource from = { path, "--data and --val-data want token files, as dev/data/tokenize makes them, or UTF-8 text" };
+    FileSource from = { path,
+                        "--data and --val-data want token files, as dev/data/tokenize makes them, or UTF-8 text" };
     size_t n = strlen(path);
     bool is_bin = n >= 4 && strcmp(path + n - 4, ".bin") == 0; // token_file_open reports a foreign one
     const int32_t magic = TOKENS_MAGIC;
@@ -123,11 +129,13 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
         s.count = s.file.count;
         if (use != MASK_NONE && path_exists(mask)) s.mask = mask_open(mask, &s.file);
     } else {
-        require_file(from, !file_begins_with(from, MASK_MAGIC, 8), "is a mask: give the token file beside it, and the mask is found");
+        require_file(from, !file_begins_with(from, MASK_MAGIC, 8),
+                     "is a mask: give the token file beside it, and the mask is found");
         s.tokens = data_read_text(from, tokenizer, &s.count);
     }
-    require(use != MASK_REQUIRED || s.mask.bits, "--mask required: %s has no mask; make %s with dev/data/tokenize --prompt-field"
-            " and --response-field", path, mask);
+    require(use != MASK_REQUIRED || s.mask.bits,
+            "--mask required: %s has no mask; make %s with dev/data/tokenize --prompt-field and --response-field", path,
+            mask);
     free(mask);
     return s;
 }
@@ -154,11 +162,14 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
         DataShard* s = &d->shards[i];
         *s = data_shard_open(literal ? pattern : found.gl_pathv[i], tokenizer, d->shape.mask);
         bool is_other = tokenizer && s->file.tokenizer && s->file.tokenizer != tokenizer->fingerprint;
-        require(!is_other, "%s %s: another tokenizer made its tokens; give that one as --tokenizer, or train without one:"
-                " --tokenizer= --vocab-size V", d->option, s->path);
+        require(!is_other,
+                "%s %s: another tokenizer made its tokens; give that one as --tokenizer, or train without one: "
+                "--tokenizer= --vocab-size V",
+                d->option, s->path);
         s->first_sequence = d->num_sequences;
         size_t T = (size_t)d->shape.T, targets = s->count > 0 ? s->count - 1 : 0;
-        d->num_sequences += (long long)(d->use == DATA_TRAIN ? targets / T : ceil_div(targets, T)); // a last one may be shorter
+        // A last one may be shorter
+        d->num_sequences += (long long)(d->use == DATA_TRAIN ? targets / T : ceil_div(targets, T));
         d->num_tokens += s->count;
         d->masked = d->masked || s->mask.bits != NULL;
         d->num_counted += s->mask.bits && s->count > 0 ? mask_count(&s->mask, 1, s->count - 1) : 0;
@@ -168,11 +179,14 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
     }
     if (!literal) globfree(&found);
     for (int i = 0; i < d->num_shards && d->masked; i++)
-        require(d->shards[i].mask.bits, "%s %s has no mask, but other shards have one: give each its mask, or --mask none, which"
-                " counts all tokens", d->option, d->shards[i].path);
+        require(d->shards[i].mask.bits,
+                "%s %s has no mask, but other shards have one: give each its mask, or --mask none, which counts all "
+                "tokens",
+                d->option, d->shards[i].path);
 }
 
-// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard. (The loader's thread reads too.)
+// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard.
+// (The loader's thread reads too.)
 static inline uint64_t data_checksum(const DataLoader* d) {
     enum { SPAN = 64, SPANS = 64 };
     uint16_t scratch[SPAN];
@@ -193,7 +207,8 @@ static inline uint64_t data_checksum(const DataLoader* d) {
 // ---- one micro-batch ----
 
 // NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
-static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids, size_t n) {
+static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids,
+                                         size_t n) {
     size_t i = 0;
     while (i < n && ids[i] < d->shape.V) i++;
     if (i == n) return NULL;
@@ -201,7 +216,8 @@ static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s
                          " or a larger --vocab-size", d->option, s->path, first + i, ids[i], d->shape.V);
 }
 
-// The sequence at a position of an epoch: n inputs begin at token `first` of a shard, n targets one later. Past the end n is 0.
+// The sequence at a position of an epoch: n inputs begin at token `first` of a shard, n targets one later.
+// Past the end n is 0.
 typedef struct { const DataShard* shard; size_t first, n; } DataWindow;
 static inline DataWindow dataloader_window(const DataLoader* d, long long epoch, long long position) {
     DataWindow w = { NULL, 0, 0 };
@@ -223,8 +239,10 @@ static inline size_t data_window_targets(DataWindow w) {
     return w.n > 0 && w.shard->mask.bits ? mask_count(&w.shard->mask, w.first + 1, w.n) : w.n;
 }
 
-// Puts the sequence at a position of an epoch into inputs (T) and targets (T); *valid targets count. Returns NULL or an error.
-static inline char* dataloader_fill_row(DataLoader* d, long long epoch, long long position, int* inputs, int* targets, int* valid) {
+// Puts the sequence at a position of an epoch into inputs (T) and targets (T); *valid targets count.
+// Returns NULL or an error.
+static inline char* dataloader_fill_row(DataLoader* d, long long epoch, long long position, int* inputs, int* targets,
+                                        int* valid) {
     size_t T = (size_t)d->shape.T;
     DataWindow w = dataloader_window(d, epoch, position);
     if (w.n > 0) {
@@ -256,8 +274,8 @@ static inline char* dataloader_fill(DataLoader* d, DataCursor c, int slot) {
     return NULL;
 }
 
-// Returns the bytes of text behind the targets (n) that count. The end-of-text token counts as one byte: it separates two
-// documents, and a model of bytes has the same loss per token and per byte.
+// Returns the bytes of text behind the targets (n) that count. The end-of-text token counts as one byte: it separates
+// two documents, and a model of bytes has the same loss per token and per byte.
 static inline double dataloader_bytes(const Tokenizer* t, const int* targets, size_t n) {
     double bytes = 0;
     for (size_t i = 0; i < n; i++) {
@@ -319,12 +337,13 @@ static inline void dataloader_stop(DataLoader* d) {
 // ---- what a program calls ----
 
 // Makes the next global batch the one that begins `position` sequences into an epoch: (0, 0) is the start. Both numbers
-// come from a checkpoint, which may have been written with other data: a position beyond the end is an error. If too few
-// sequences are left for a global batch (which may have been smaller then), the next epoch begins.
+// come from a checkpoint, which may have been written with other data: a position beyond the end is an error. If too
+// few sequences are left for a global batch (which may have been smaller then), the next epoch begins.
 static inline void dataloader_seek(DataLoader* d, long long epoch, long long position) {
     require(epoch >= 0 && position >= 0 && position <= d->num_sequences,
-            "%s: cannot continue at sequence %lld of epoch %lld: there are %lld sequences; give the same data and --seq-len"
-            " as before", d->option, position, epoch, d->num_sequences);
+            "%s: cannot continue at sequence %lld of epoch %lld: there are %lld sequences; give the same data and "
+            "--seq-len as before",
+            d->option, position, epoch, d->num_sequences);
     dataloader_stop(d);
     DataCursor before = { epoch, position - d->shape.global_batch, d->accumulation - 1 };
     d->next = d->reading = dataloader_after(d, before);
@@ -335,10 +354,12 @@ static inline void dataloader_seek(DataLoader* d, long long epoch, long long pos
 }
 
 // Targets that count in the loss among `sequences` that begin at a position of an epoch, those of all ranks.
-static inline long long dataloader_targets_of(const DataLoader* d, long long epoch, long long position, long long sequences) {
+static inline long long dataloader_targets_of(const DataLoader* d, long long epoch, long long position,
+                                              long long sequences) {
     long long targets = 0;
     if (!d->masked && d->use == DATA_TRAIN) return sequences * d->shape.T;
-    for (long long i = 0; i < sequences; i++) targets += (long long)data_window_targets(dataloader_window(d, epoch, position + i));
+    for (long long i = 0; i < sequences; i++)
+        targets += (long long)data_window_targets(dataloader_window(d, epoch, position + i));
     return targets;
 }
 // Of the next global batch: of all ranks and micro-batches, before any of them is read. Nothing is communicated.
@@ -385,23 +406,28 @@ static inline void dataloader_next(DataLoader* d) {
     d->inputs = d->slot_inputs + offset;
     d->targets = d->slot_targets + offset;
     d->valid = d->slot_valid[slot];
-    if (d->use == DATA_EVAL) d->bytes = dataloader_bytes(d->tokenizer, d->targets, (size_t)d->shape.B * (size_t)d->shape.T);
+    if (d->use == DATA_EVAL)
+        d->bytes = dataloader_bytes(d->tokenizer, d->targets, (size_t)d->shape.B * (size_t)d->shape.T);
     d->next = dataloader_after(d, d->next);
 }
 
 static inline void dataloader_check(const DataLoader* d, const char* pattern) {
     DataShape s = d->shape;
-    require(!d->masked || d->num_counted > 0, "%s '%s': no token counts in the loss, by the mask; give data with responses, or"
-            " --mask none, which counts all tokens", d->option, pattern);
+    require(!d->masked || d->num_counted > 0,
+            "%s '%s': no token counts in the loss, by the mask; give data with responses, or --mask none, which counts "
+            "all tokens",
+            d->option, pattern);
     if (d->use == DATA_EVAL) {
-        require(d->num_sequences > 0, "%s '%s': %zu tokens were found, at least 2 are needed: one to read and one to predict",
-                d->option, pattern, d->num_tokens);
+        require(d->num_sequences > 0,
+                "%s '%s': %zu tokens were found, at least 2 are needed: one to read and one to predict", d->option,
+                pattern, d->num_tokens);
         return;
     }
-    require(d->num_sequences >= s.global_batch, "%s '%s': %zu tokens (in %d shards) make %lld sequences of --seq-len %d and a"
-            " last target, but a step on %d rank%s needs %lld; give more data,%s or a smaller --seq-len, --batch-size or"
-            " --total-batch-size", d->option, pattern, d->num_tokens, d->num_shards, d->num_sequences, s.T, s.ranks,
-            s.ranks > 1 ? "s" : "", s.global_batch, s.ranks > 1 ? " fewer ranks," : "");
+    require(d->num_sequences >= s.global_batch,
+            "%s '%s': %zu tokens (in %d shards) make %lld sequences of --seq-len %d and a last target, but a step on "
+            "%d rank%s needs %lld; give more data,%s or a smaller --seq-len, --batch-size or --total-batch-size",
+            d->option, pattern, d->num_tokens, d->num_shards, d->num_sequences, s.T, s.ranks, s.ranks > 1 ? "s" : "",
+            s.global_batch, s.ranks > 1 ? " fewer ranks," : "");
 }
 
 // Opens a .bin, a glob of .bin shards (in the order of their names) or a text file (tokenised in memory), and starts

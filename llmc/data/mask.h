@@ -1,15 +1,15 @@
 /*
-mask.h - which tokens of a token file count in the loss. A model that is fine-tuned on prompts and responses learns to write
-responses: it reads the prompts, but nobody wants it to predict them.
+mask.h - which tokens of a token file count in the loss. A model that is fine-tuned on prompts and responses learns to
+write responses: it reads the prompts, but nobody wants it to predict them.
 
 A mask is a file beside its token file, train.mask beside train.bin, which stays as it is:
 
-    64 bytes of header: "tokmask1", then as uint64 the number of tokens, how many of them count, a checksum of the bits, a
-    checksum of a sample of the tokens, and zeros; then a bit per token, 1: it counts as a target. Token i has bit i % 8 of byte
-    i / 8, counted from the lowest; the bits after the last token are 0. All little-endian.
+    64 bytes of header: "tokmask1", then as uint64 the number of tokens, how many of them count, a checksum of the bits,
+    a checksum of a sample of the tokens, and zeros; then a bit per token, 1: it counts as a target. Token i has bit i %
+    8 of byte i / 8, counted from the lowest; the bits after the last token are 0. All little-endian.
 
-A reader never trusts a header: size, counts and both checksums must agree with the mask and with the token file. A mask that is
-left beside another token file would otherwise train on the wrong tokens, and no number would show it.
+A reader never trusts a header: size, counts and both checksums must agree with the mask and with the token file. A mask
+that is left beside another token file would otherwise train on the wrong tokens, and no number would show it.
 */
 #ifndef LLMC_MASK_H
 #define LLMC_MASK_H
@@ -18,9 +18,17 @@ left beside another token file would otherwise train on the wrong tokens, and no
 
 #define MASK_MAGIC "tokmask1"
 #define MASK_HEADER_BYTES ((size_t)64)
-enum { MASK_HEADER_MAGIC, MASK_HEADER_TOKENS, MASK_HEADER_COUNTED, MASK_HEADER_BITS, MASK_HEADER_SAMPLE, MASK_HEADER_WORDS = 8 };
+enum {
+    MASK_HEADER_MAGIC,
+    MASK_HEADER_TOKENS,
+    MASK_HEADER_COUNTED,
+    MASK_HEADER_BITS,
+    MASK_HEADER_SAMPLE,
+    MASK_HEADER_WORDS = 8
+};
 
-// MASK_AUTO: all shards have a mask, or none has. MASK_REQUIRED: every shard must have one. MASK_NONE: all tokens count.
+// MASK_AUTO: all shards have a mask, or none has. MASK_REQUIRED: every shard must have one.
+// MASK_NONE: all tokens count.
 typedef enum { MASK_AUTO, MASK_REQUIRED, MASK_NONE } MaskUse;
 
 typedef struct {
@@ -31,7 +39,8 @@ typedef struct {
 } TokenMask;
 
 static inline FileSource mask_source(const char* path) {
-    return file_source(path, "make both files again with dev/data/tokenize, or train with --mask none, which counts all tokens");
+    return file_source(path, "make both files again with dev/data/tokenize, or train with --mask none, which counts "
+                             "all tokens");
 }
 
 // Returns the name of a token file's mask: "a/train.mask" of "a/train.bin". The caller frees it.
@@ -52,7 +61,8 @@ static inline size_t mask_count(const TokenMask* m, size_t first, size_t n) {
     return counted;
 }
 
-// A checksum of 64 spans of up to 64 tokens, spread over a token file: it tells data sets apart. Returns false if it cannot be read.
+// A checksum of 64 spans of up to 64 tokens, spread over a token file: it tells data sets apart.
+// Returns false if it cannot be read.
 static inline bool mask_sample(int fd, size_t count, uint64_t* sum) {
     enum { SPAN = 64, SPANS = 64 };
     uint16_t tokens[SPAN];
@@ -72,7 +82,8 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     TokenMask m;
     size_t size;
     char* file = file_read(from, MASK_HEADER_BYTES + (size_t)TOKENS_MAX_COUNT / 8 + 1, &size);
-    require_file(from, size >= MASK_HEADER_BYTES, "has %zu bytes, less than the %zu of a mask's header", size, MASK_HEADER_BYTES);
+    require_file(from, size >= MASK_HEADER_BYTES, "has %zu bytes, less than the %zu of a mask's header", size,
+                 MASK_HEADER_BYTES);
     uint64_t h[MASK_HEADER_WORDS], sample;
     memcpy(h, file, sizeof h);
     require_file(from, memcmp(file, MASK_MAGIC, 8) == 0, "is not a mask: it does not start with " MASK_MAGIC);
@@ -80,8 +91,9 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
                  (unsigned long long)h[MASK_HEADER_TOKENS], tokens->path, tokens->count);
     m.count = tokens->count;
     size_t bytes = ceil_div(m.count, 8);
-    require_file(from, size == MASK_HEADER_BYTES + bytes, "is cut or damaged: it has %zu bytes, and a mask of %zu tokens has %zu",
-                 size, m.count, MASK_HEADER_BYTES + bytes);
+    require_file(from, size == MASK_HEADER_BYTES + bytes,
+                 "is cut or damaged: it has %zu bytes, and a mask of %zu tokens has %zu", size, m.count,
+                 MASK_HEADER_BYTES + bytes);
     m.bits = (unsigned char*)xcalloc(size_max(bytes, 1), 1);
     memcpy(m.bits, file + MASK_HEADER_BYTES, bytes);
     free(file);
@@ -90,10 +102,12 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     size_t set = m.counted;
     for (size_t i = m.count; i < 8 * bytes; i++) set += mask_bit(&m, i);
     require_file(from, m.checksum == h[MASK_HEADER_BITS] && set == m.counted && m.counted == h[MASK_HEADER_COUNTED],
-                 "is damaged: its bits are not those that its header describes (%llu tokens that count, checksum %016llx)",
+                 "is damaged: its bits are not those that its header describes (%llu tokens that count, checksum "
+                 "%016llx)",
                  (unsigned long long)h[MASK_HEADER_COUNTED], (unsigned long long)h[MASK_HEADER_BITS]);
     bool complete = mask_sample(tokens->fd, tokens->count, &sample);
-    require_file(token_file_source(tokens->path), complete, "cannot be read: %s", errno ? strerror(errno) : "it ends early");
+    require_file(token_file_source(tokens->path), complete, "cannot be read: %s",
+                 errno ? strerror(errno) : "it ends early");
     require_file(from, sample == h[MASK_HEADER_SAMPLE], "is the mask of other tokens than those in %s", tokens->path);
     return m;
 }

@@ -1,8 +1,8 @@
 /*
 token_writer.h - writes token files (tokens.h) and their masks (mask.h). Only the tools that make data need it.
 
-A writer works on a temporary file beside the final one and renames it when all of it is on the disk, so that a crash or a full
-disk leaves what was there before.
+A writer works on a temporary file beside the final one and renames it when all of it is on the disk, so that a crash or
+a full disk leaves what was there before.
 */
 #ifndef LLMC_TOKEN_WRITER_H
 #define LLMC_TOKEN_WRITER_H
@@ -52,7 +52,8 @@ static inline void token_writer_flush(TokenWriter* w) {
 // Adds tokens (n). Dies if one does not fit in 16 bits, or the file would have more than its header can say.
 static inline void token_writer_append(TokenWriter* w, const int* tokens, size_t n) {
     errno = EOVERFLOW;
-    token_writer_check(w, n <= (size_t)TOKENS_MAX_COUNT - w->count, "put more than 2147483647 tokens (make shards instead) in");
+    token_writer_check(w, n <= (size_t)TOKENS_MAX_COUNT - w->count,
+                       "put more than 2147483647 tokens (make shards instead) in");
     for (size_t i = 0; i < n; i++) {
         bool fits = tokens[i] >= 0 && tokens[i] <= UINT16_MAX;
         errno = ERANGE;
@@ -103,8 +104,8 @@ static inline void mask_writer_append(MaskWriter* w, bool counts, size_t n) {
     m->counted += counts ? n : 0;
 }
 
-// Writes the mask of the tokens that `tokens` has, all of which have been appended to both, and frees it. To be called before
-// token_writer_close: whoever finds the token file under its name then finds its mask, too.
+// Writes the mask of the tokens that `tokens` has, all of which have been appended to both, and frees it. To be called
+// before token_writer_close: whoever finds the token file under its name then finds its mask, too.
 static inline void mask_writer_close(MaskWriter* w, TokenWriter* tokens) {
     TokenMask* m = &w->mask;
     invariant(m->count == tokens->count, "a mask of %zu tokens for %zu tokens", m->count, tokens->count);

@@ -26,7 +26,8 @@ Needs PCRE2 and Jansson: -lpcre2-8 -ljansson.
 #define END_OF_TEXT "<|endoftext|>"
 #define NO_RANK UINT32_MAX
 
-// Returns the length of the byte order mark with which Windows begins files, and which is not text: 3, or 0 if there is none.
+// Returns the length of the byte order mark with which Windows begins files,
+// and which is not text: 3, or 0 if there is none.
 static inline size_t text_mark(const char* s, size_t n) { return n >= 3 && memcmp(s, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; }
 
 // Two neighbouring tokens that merge. Slots of an open-addressing hash table; key NO_PAIR: empty.
@@ -71,7 +72,8 @@ typedef struct {
     TokenizerScratch* scratch;  // NULL for "bytes", owned. Changed by encoding: one thread at a time per tokenizer
 } Tokenizer;
 
-// Returns the bytes of one token and their number. Not terminated. The end-of-text token reads "<|endoftext|>", for display.
+// Returns the bytes of one token and their number. Not terminated.
+// The end-of-text token reads "<|endoftext|>", for display.
 static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* length) {
     invariant(id >= 0 && id < t->vocab_size, "token %d is not one of the tokenizer's %d", id, t->vocab_size);
     *length = t->start[id + 1] - t->start[id];
@@ -124,7 +126,8 @@ static inline TokenMap token_map_make(Tokenizer* t, FileSource from, size_t most
         if (length == 1) t->byte_token[(unsigned char)bytes[0]] = id;
     }
     for (int b = 0; b < 256; b++)
-        require_file(from, t->byte_token[b] >= 0, "no token is the single byte 0x%02x; a byte-level vocabulary has all 256", b);
+        require_file(from, t->byte_token[b] >= 0,
+                     "no token is the single byte 0x%02x; a byte-level vocabulary has all 256", b);
     return m;
 }
 
@@ -217,10 +220,10 @@ static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char*
     require_file(from, header[1] == TOKENIZER_VERSION, "has version %d; this program reads version %d", header[1],
                  TOKENIZER_VERSION);
     size_t most = (size - TOKENIZER_HEADER_BYTES) / 2; // a length and a byte each
-    require_file(from, header[2] > 0 && (size_t)header[2] <= most, "says it has %d tokens; its %zu bytes allow 1 to %zu",
-                 header[2], size, most);
-    require_file(from, header[3] >= 0 && header[3] < header[2], "says its end-of-text token is %d; it has tokens 0 to %d",
-                 header[3], header[2] - 1);
+    require_file(from, header[2] > 0 && (size_t)header[2] <= most,
+                 "says it has %d tokens; its %zu bytes allow 1 to %zu", header[2], size, most);
+    require_file(from, header[3] >= 0 && header[3] < header[2],
+                 "says its end-of-text token is %d; it has tokens 0 to %d", header[3], header[2] - 1);
     t->vocab_size = header[2];
     t->eot = header[3];
     tokenizer_bin_tokens(t, from, file, size);
@@ -236,7 +239,8 @@ static inline void tokenizer_open_bin(Tokenizer* t, FileSource from, const char*
 
 // GPT-2's expression. Its \s is Unicode's White_Space, spelled out because PCRE2's has one character more (U+180E).
 // ++ is + where giving characters back could not help: the matcher then remembers nothing, however long the run.
-#define WHITE_SPACE "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define WHITE_SPACE \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define WORD_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}++| ?\\p{N}++| ?[^" WHITE_SPACE "\\p{L}\\p{N}]++" \
                      "|[" WHITE_SPACE "]+(?![^" WHITE_SPACE "])|[" WHITE_SPACE "]+"
 
@@ -246,8 +250,9 @@ static inline void tokenizer_prepare(Tokenizer* t) {
     PCRE2_SIZE at;
     uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED; // anchored here, since JIT code cannot be anchored later
     t->word_pattern = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, options, &error, &at, NULL);
-    require(t->word_pattern != NULL, "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with"
-            " Unicode", (size_t)at, error);
+    require(t->word_pattern != NULL,
+            "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with Unicode", (size_t)at,
+            error);
     pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
     t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
     t->scratch->match = pcre2_match_data_create(1, NULL);
@@ -255,11 +260,13 @@ static inline void tokenizer_prepare(Tokenizer* t) {
     t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
 }
 
-// ---- GPT-2's text form of bytes: each byte is one printable character, so that vocab.json and merges.txt are plain text ----
+// ---- GPT-2's text form of bytes: each byte is one printable character,
+// so that vocab.json and merges.txt are plain text ----
 
 static inline bool byte_is_printable(int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; }
 
-// By character: the byte it stands for, or -1. Printable bytes of Latin-1 stand for themselves, the others come from 256 on.
+// By character: the byte it stands for, or -1. Printable bytes of Latin-1 stand for themselves,
+// the others come from 256 on.
 #define BYTE_CHARACTERS 324
 static inline void byte_characters(int byte_of[BYTE_CHARACTERS]) {
     for (int i = 0; i < BYTE_CHARACTERS; i++) byte_of[i] = -1;
@@ -282,7 +289,8 @@ static inline long bytes_from_text(const int byte_of[BYTE_CHARACTERS], const cha
     return count;
 }
 
-// Returns the keys of vocab.json, whose values must be 0..vocab_size-1, by id. Views into `root`; the caller frees the array.
+// Returns the keys of vocab.json, whose values must be 0..vocab_size-1, by id. Views into `root`;
+// the caller frees the array.
 static inline const char** vocab_by_id(FileSource from, json_t* root) {
     size_t n = json_object_size(root);
     const char** by_id = (const char**)xcalloc(n, sizeof *by_id);
@@ -303,15 +311,18 @@ static inline void tokenizer_read_vocab(Tokenizer* t, FileSource from, const cha
                                         const int byte_of[BYTE_CHARACTERS]) {
     json_error_t error;
     json_t* root = json_loadb(file, size, JSON_REJECT_DUPLICATES, &error);
-    require_file(from, root != NULL, "is not valid JSON: %s at line %d, column %d", error.text, error.line, error.column);
-    require_file(from, json_is_object(root) && json_object_size(root) > 0, "is not a JSON object of tokens and their ids");
+    require_file(from, root != NULL, "is not valid JSON: %s at line %d, column %d", error.text, error.line,
+                 error.column);
+    require_file(from, json_is_object(root) && json_object_size(root) > 0,
+                 "is not a JSON object of tokens and their ids");
     const char** by_id = vocab_by_id(from, root);
     t->vocab_size = (int)json_object_size(root);
     t->bytes = (char*)xcalloc(size, 1); // no token is longer decoded than it was in the file
     t->start = (size_t*)xcalloc((size_t)t->vocab_size + 1, sizeof *t->start);
     for (int id = 0; id < t->vocab_size; id++) {
         long length = bytes_from_text(byte_of, by_id[id], strlen(by_id[id]), t->bytes + t->start[id]);
-        require_file(from, length > 0, "token %d, \"%s\", is not the byte-level text that GPT-2's vocabulary has", id, by_id[id]);
+        require_file(from, length > 0, "token %d, \"%s\", is not the byte-level text that GPT-2's vocabulary has", id,
+                     by_id[id]);
         t->start[id + 1] = t->start[id] + (size_t)length;
     }
     free(by_id);
@@ -328,7 +339,8 @@ typedef struct {
 } MergeReader;
 
 // Returns the token spelled by s (n) in text form. Its bytes go to `bytes`, their number to *length.
-static inline int merge_token(const Tokenizer* t, const MergeReader* r, const char* s, size_t n, char* bytes, size_t* length) {
+static inline int merge_token(const Tokenizer* t, const MergeReader* r, const char* s, size_t n, char* bytes,
+                              size_t* length) {
     long decoded = bytes_from_text(r->byte_of, s, n, bytes);
     int id = decoded > 0 ? *token_map_slot(r->map, t, bytes, (size_t)decoded) : -1;
     require_file(r->from, id >= 0, "line %zu: \"%.*s\" is not in the vocabulary", r->line, (int)size_min(n, 60), s);
@@ -340,20 +352,23 @@ static inline int merge_token(const Tokenizer* t, const MergeReader* r, const ch
 static inline void tokenizer_read_merge(Tokenizer* t, const MergeReader* r, const char* text, size_t n) {
     int shown = (int)size_min(n, 60);
     const char* space = (const char*)memchr(text, ' ', n);
-    require_file(r->from, space != NULL, "line %zu: \"%.*s\" is not two tokens with a space between them", r->line, shown, text);
+    require_file(r->from, space != NULL, "line %zu: \"%.*s\" is not two tokens with a space between them", r->line,
+                 shown, text);
     size_t left_text = (size_t)(space - text), a, b;
     int left = merge_token(t, r, text, left_text, r->bytes, &a);
     int right = merge_token(t, r, space + 1, n - left_text - 1, r->bytes + a, &b);
     int id = *token_map_slot(r->map, t, r->bytes, a + b);
     require_file(r->from, id >= 0, "line %zu: the merge of \"%.*s\" is not in the vocabulary", r->line, shown, text);
-    require_file(r->from, id != t->eot, "line %zu merges text into " END_OF_TEXT ", which text must not become", r->line);
+    require_file(r->from, id != t->eot, "line %zu merges text into " END_OF_TEXT ", which text must not become",
+                 r->line);
     t->merged[t->pair_count] = id;
     bool is_new = pair_add(t, left, right, (uint32_t)t->pair_count);
     require_file(r->from, is_new, "line %zu: \"%.*s\" was there before", r->line, shown, text);
 }
 
 // merges.txt: a line "#version: ..." that may be missing, then one merge a line, the lowest rank first.
-static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const TokenMap* map, const int byte_of[BYTE_CHARACTERS]) {
+static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const TokenMap* map,
+                                         const int byte_of[BYTE_CHARACTERS]) {
     size_t size, lines = 1;
     char* file = file_read(from, TOKENIZER_MAX_FILE, &size);
     for (size_t i = 0; i < size; i++) lines += file[i] == '\n';
@@ -373,8 +388,9 @@ static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const To
     free(file);
 }
 
-// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's. Tokens that
-// were added are no text: either the word pattern cuts them, as it cuts <pad>, or they come before all bytes, as in trainers.
+// Dies if a token of several bytes is text and no merge makes it: then merges.txt was cut, or is another vocabulary's.
+// Tokens that were added are no text: either the word pattern cuts them, as it cuts <pad>, or they come before all
+// bytes, as in trainers.
 static inline void tokenizer_check_merges(const Tokenizer* t, FileSource from) {
     bool* made = (bool*)xcalloc((size_t)t->vocab_size, sizeof *made);
     int missing = 0, first = -1, first_byte = t->vocab_size;
@@ -385,13 +401,16 @@ static inline void tokenizer_check_merges(const Tokenizer* t, FileSource from) {
         const char* bytes = tokenizer_decode(t, id, &length);
         if (length == 1 || made[id] || id == t->eot) continue;
         pcre2_match_data* match = t->scratch->match;
-        int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)bytes, length, 0, 0, match, NULL); // fails where a character is cut
+        // Fails where a character is cut
+        int result = pcre2_match(t->word_pattern, (PCRE2_SPTR)bytes, length, 0, 0, match, NULL);
         bool is_cut = result > 0 && pcre2_get_ovector_pointer(match)[1] < length;
         if (!is_cut && missing++ == 0) first = id;
     }
     free(made);
-    require_file(from, missing == 0, "its %zu merges do not make %d of the vocabulary's tokens, the first of them token %d:"
-                 " it was cut, or belongs to another vocab.json", t->pair_count, missing, first);
+    require_file(from, missing == 0,
+                 "its %zu merges do not make %d of the vocabulary's tokens, the first of them token %d: it was cut, or "
+                 "belongs to another vocab.json",
+                 t->pair_count, missing, first);
 }
 
 static inline void tokenizer_open_json(Tokenizer* t, FileSource from, const char* file, size_t size) {
@@ -437,7 +456,8 @@ static inline void tokenizer_set_fingerprint(Tokenizer* t) {
     t->fingerprint = h ? h : 1;
 }
 
-// spec: "bytes", vocab.json, the folder that has it, or llm.c's tokenizer .bin. Dies if files are not what they should be.
+// spec: "bytes", vocab.json, the folder that has it, or llm.c's tokenizer .bin.
+// Dies if files are not what they should be.
 static inline void tokenizer_open(Tokenizer* t, const char* spec) {
     memset(t, 0, sizeof *t);
     if (strcmp(spec, "bytes") == 0) {
@@ -481,9 +501,9 @@ static inline void tokenizer_free(Tokenizer* t) {
 
 // ---- encoding one word ----
 
-// Returns the number of tokens of a word (n > 0), written to out (at most n). The pair of the lowest rank merges first, of equal
-// ranks the leftmost. One pass merges all pairs of the lowest rank, unless that makes a pair of a lower one: so it takes n steps for
-// each rank that the word has, and a long run of one character has few.
+// Returns the number of tokens of a word (n > 0), written to out (at most n). The pair of the lowest rank merges first,
+// of equal ranks the leftmost. One pass merges all pairs of the lowest rank, unless that makes a pair of a lower one:
+// so it takes n steps for each rank that the word has, and a long run of one character has few.
 static inline size_t encode_by_merging(const Tokenizer* t, const char* word, size_t n, int* out) {
     TokenizerScratch* s = t->scratch;
     if (n > s->capacity) {

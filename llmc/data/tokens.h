@@ -2,10 +2,11 @@
 tokens.h - files of tokens: llm.c's .bin format, so that its published datasets work unchanged.
 
     256 int32 of header: magic 20240520, version 1, number of tokens, zeros; then the tokens as uint16. llm.c
-    ignores the zeros; in files that our programs write, the first two hold the tokenizer's fingerprint (tokenizer.h) instead.
-    All little-endian, which is also what every machine that we run on uses in memory.
+    ignores the zeros; in files that our programs write, the first two hold the tokenizer's fingerprint (tokenizer.h)
+    instead. All little-endian, which is also what every machine that we run on uses in memory.
 
-A reader never trusts a header: magic, version and count must agree with the size of the file. (token_writer.h writes them.)
+A reader never trusts a header: magic, version and count must agree with the size of the file. (token_writer.h writes
+them.)
 */
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
@@ -42,14 +43,18 @@ static inline TokenFile token_file_open(const char* path) {
     int32_t header[TOKENS_HEADER_INTS];
     bool complete = pread_all(f.fd, header, sizeof header, 0);
     require_file(from, complete, "cannot be read: %s", errno ? strerror(errno) : "it ends early");
-    require(header[0] != TOKENS_MAGIC_LLAMA, "%s: has llm.c's tokens of Llama 3, of 4 bytes each, but only tokens of 2 bytes can"
-            " be read: make it again with GPT-2's tokenizer, by build/tokenize or llm.c's script with --model_desc gpt-2", path);
-    require_file(from, header[0] == TOKENS_MAGIC, "is not a token file: it starts with %d, a token file with %d", header[0],
-                 TOKENS_MAGIC);
-    require_file(from, header[1] == TOKENS_VERSION, "has version %d; this program reads version %d", header[1], TOKENS_VERSION);
+    require(header[0] != TOKENS_MAGIC_LLAMA,
+            "%s: has llm.c's tokens of Llama 3, of 4 bytes each, but only tokens of 2 bytes can be read: make it again "
+            "with GPT-2's tokenizer, by build/tokenize or llm.c's script with --model_desc gpt-2",
+            path);
+    require_file(from, header[0] == TOKENS_MAGIC, "is not a token file: it starts with %d, a token file with %d",
+                 header[0], TOKENS_MAGIC);
+    require_file(from, header[1] == TOKENS_VERSION, "has version %d; this program reads version %d", header[1],
+                 TOKENS_VERSION);
     size_t data = size - TOKENS_HEADER_BYTES;
-    require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t), "is cut or damaged: its header says"
-                 " %d tokens, its %zu bytes have room for %zu", header[2], size, data / sizeof(uint16_t));
+    require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t),
+                 "is cut or damaged: its header says %d tokens, its %zu bytes have room for %zu", header[2], size,
+                 data / sizeof(uint16_t));
     f.count = (size_t)header[2];
     memcpy(&f.tokenizer, &header[TOKENS_TOKENIZER], sizeof f.tokenizer);
     f.path = xstrdup(path);

@@ -4,8 +4,10 @@
 #include "../base/checksum.h"
 #include "device.h"
 
-// Returns the checksum of n elements of `size` bytes on the device, from number `place` of a larger sum on. host (bytes): scratch.
-static inline uint64_t device_checksum_by(const void* device, size_t size, size_t n, uint64_t place, void* host, size_t bytes) {
+// Returns the checksum of n elements of `size` bytes on the device, from number `place` of a larger sum on.
+// host (bytes): scratch.
+static inline uint64_t device_checksum_by(const void* device, size_t size, size_t n, uint64_t place, void* host,
+                                          size_t bytes) {
     uint64_t sum = 0;
     for (size_t done = 0, count; done < n; done += count) {
         count = size_min(n - done, bytes / size);

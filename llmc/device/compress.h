@@ -1,4 +1,7 @@
-/* compress.h - compressed gradients (compress_api.h says what each function does) on the device that a program is built for. */
+/*
+compress.h - compressed gradients on the device that a program is built for; compress_api.h says what each function
+does.
+*/
 #ifndef LLMC_COMPRESS_H
 #define LLMC_COMPRESS_H
 #include "compress_api.h"

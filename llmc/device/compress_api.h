@@ -4,13 +4,13 @@ compress_api.h - what compressed gradients are made of: fewer bits a number, few
 Implemented by cpu/compress.h and cuda/compress.cuh; programs include compress.h, which picks one. Arrays are device
 memory, calls are ordered like layer calls, and layers_init comes first: the GPU's kernels use the layers' workspace.
 
-Error     What a rank did not send is kept (fp32) and added to what it sends next: x = gradient + error, kept = x - sent.
-          `error` NULL: nothing is added. `kept` NULL: nothing is kept. kept may be error or x; it is another array where
-          a step may be skipped, because the old errors are then needed again.
+Error     What a rank did not send is kept (fp32) and added to what it sends next: x = gradient + error, kept = x -
+          sent. `error` NULL: nothing is added. `kept` NULL: nothing is kept. kept may be error or x; it is another
+          array where a step may be skipped, because the old errors are then needed again.
 Rows      What N ranks sent lies in N rows, one behind the other. A sum over rows is formed in fp32 in their order and
           rounded once. So ranks that have the same rows have the same sum, to the bit.
-Packed    rows are bytes for COMM_BYTE, and begin at an address that is a multiple of 4. Every size here is a multiple of 4. Rows that
-          ranks exchange are multiples of 16 bytes, because NCCL copies any other row byte by byte.
+Packed    rows are bytes for COMM_BYTE, and begin at an address that is a multiple of 4. Every size here is a multiple
+          of 4. Rows that ranks exchange are multiples of 16 bytes, because NCCL copies any other row byte by byte.
 Others    float arrays begin anywhere; from a multiple of 16 bytes on, the GPU reads them faster.
 NaN       A NaN or an infinity that is sent gives NaN or an infinity to everyone, so that all ranks skip the same step.
 Equal     What bf16, blocks and the k largest send and keep is the same bits on every device; other results are close.
@@ -37,20 +37,22 @@ void widen_bf16(floatX* out, const uint16_t* in, size_t n); // out (n) = in, rou
 static inline size_t quantised_bytes(size_t n, int bits) { // of a row of n elements; bits 8 or 4
     return ceil_div(n, QUANTISE_BLOCK) * (sizeof(float) + QUANTISE_BLOCK / 8 * (size_t)bits);
 }
-// A packed block has 260 or 132 bytes, and four of them are a multiple of 16. So rows that ranks exchange have a multiple of
-// PACKED_ROW elements.
+// A packed block has 260 or 132 bytes, and four of them are a multiple of 16. So rows that ranks exchange have a
+// multiple of PACKED_ROW elements.
 #define PACKED_ROW (4 * QUANTISE_BLOCK)
 static inline void quantise_check(int bits) {
     invariant(bits == 8 || bits == 4, "blocks have 8 or 4 bits a number, not %d", bits);
 }
-// packed (quantised_bytes(n, bits)) = x (n) + error (n); kept (n) = x + error - what packed has. t: of x, fp32 or floatX
+// packed (quantised_bytes(n, bits)) = x (n) + error (n); kept (n) = x + error - what packed has.
+// t: of x, fp32 or floatX
 void quantise(void* packed, float* kept, const void* x, DType t, const float* error, size_t n, int bits);
 // out (n) of type t, fp32 or floatX, = the sum of packed (rows, quantised_bytes(n, bits)); rows 1: what one row has
 void dequantise_sum(void* out, DType t, const void* packed, int rows, size_t n, int bits);
 
 // ---- signs, with one scale a row ----
-// A row is an fp32 scale, the mean of |x|, which makes the error smallest. Then comes a bit for each element: bit i % 32 of word
-// i / 32 is 1 where x is negative. 0 counts as positive. Padding up to a multiple of 16 bytes follows, which nobody writes or reads.
+// A row is an fp32 scale, the mean of |x|, which makes the error smallest. Then comes a bit for each element: bit i %
+// 32 of word i / 32 is 1 where x is negative. 0 counts as positive. Padding up to a multiple of 16 bytes follows, which
+// nobody writes or reads.
 static inline size_t signs_bytes(size_t n) { return round_up(sizeof(float) + ceil_div(n, 32) * sizeof(uint32_t), 16); }
 // packed (signs_bytes(n)) = the scale and signs of x (n); kept (n) = x - what packed has
 void pack_signs(void* packed, float* kept, const float* x, size_t n);
@@ -58,7 +60,8 @@ void pack_signs(void* packed, float* kept, const float* x, size_t n);
 void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n);
 
 // ---- the k largest ----
-// A row is k indices (uint32_t), ascending, then the k values (float) of these elements, then such padding. n is less than 2^32.
+// A row is k indices (uint32_t), ascending, then the k values (float) of these elements, then such padding. n is less
+// than 2^32.
 static inline size_t top_k_count(size_t n, double fraction) { // k: at least one element, and at most all
     return size_min(n, size_max(1, (size_t)((double)n * fraction)));
 }
@@ -77,11 +80,14 @@ void sparse_sum_fp32(float* out, const void* packed, int rows, size_t n, size_t 
 void skinny_product(float* p, const float* m, const float* q, int n, int k, int r);
 // q (k,r) = m^T (k,n) p (n,r)
 void skinny_product_transposed(float* q, const float* m, const float* p, int n, int k, int r);
-// The columns of p (n,r), r <= n, become orthonormal, in place: those of Gram-Schmidt from the first column on, made twice against
-// rounding. A column that depends on those before it, as any does if p is 0, is replaced by a column of the identity.
+// The columns of p (n,r), r <= n, become orthonormal, in place: those of Gram-Schmidt from the first column on, made
+// twice against rounding. A column that depends on those before it, as any does if p is 0, is replaced by a column of
+// the identity.
 void orthonormalise(float* p, int n, int r);
-// out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out. share is 1/N where out stands for the sum of N ranks' m.
-void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r);
+// out (n,k) = p q^T, rounded to floatX; kept (n,k) = m - share * out.
+// share is 1/N where out stands for the sum of N ranks' m.
+void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k,
+                    int r);
 
 // ---- how far what was applied is from what should have been ----
 typedef struct { double xx, yy, xy; } Comparison; // on the device: sums of x^2, y^2 and x y

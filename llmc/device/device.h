@@ -1,4 +1,7 @@
-/* device.h - memory, copies and marks (device_api.h says what each function does) of the device that a program is built for. */
+/*
+device.h - memory, copies and marks of the device that a program is built for; device_api.h says what each function
+does.
+*/
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
 #include "device_api.h"

@@ -1,5 +1,5 @@
 /*
-device_api.h - where tensors live, and what every byte of that memory is for. Implemented by cpu/device.h and
+device_api.h - memory for tensors, and the purpose of every byte of it. Implemented by cpu/device.h and
 cuda/device.cuh; programs include device.h, which picks one.
 
 CPU: ordinary memory. CUDA: device memory, and one compute stream on which every copy and layer call is ordered.
@@ -9,20 +9,21 @@ All amounts are bytes. Nothing is allocated once training has begun: device_allo
 #define LLMC_DEVICE_API_H
 #include "../base/common.h"
 
-// What memory is for: the rows of the table "predicted against measured" that ends every run.
+// The purpose of memory: the rows of the table "predicted against measured" at the end of every run.
 typedef enum {
     MEMORY_PARAMETERS,    // floatX parameters
     MEMORY_GRADIENTS,     // floatX gradients
-    MEMORY_OPTIMIZER,     // fp32 AdamW moments, and master weights where floatX has 16 bits
+    MEMORY_OPTIMIZER,     // fp32 AdamW moments, and master weights if floatX is 16 bits wide
     MEMORY_ACTIVATIONS,   // what forward keeps for backward, and the scratch of both
     MEMORY_COMMUNICATION, // buckets, gathered units
     MEMORY_WORKSPACE,     // what layers need for themselves (layers_init)
-    MEMORY_ERRORS,        // what compressed gradients left out, and what it is found with
+    MEMORY_ERRORS,        // the errors of compressed gradients, and the memory to find them
     MEMORY_OFFLOADED,     // host memory (offload_alloc), which does not count in the device's total, peak and limit
     MEMORY_KINDS
 } MemoryKind;
 static const char* const memory_kind_names[MEMORY_KINDS] = {
-    "parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host"
+    "parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors",
+    "state on the host"
 };
 
 // Zeroed memory, aligned to 64 bytes at least; dies naming kind and size if there is not enough.
@@ -34,29 +35,34 @@ size_t device_memory_total(void);                               // allocated now
 size_t device_memory_peak(void);                                // the largest device_memory_total() so far
 size_t device_allocations(void);                                // calls of device_alloc and offload_alloc so far
 void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
-size_t device_memory_free(void);                                // what the device has left for all ranks on it, less a reserve
+size_t device_memory_free(void);                                // left on the device for all its ranks, less a
+                                                                // reserve
 size_t device_memory_available(void);                           // that, but at most what this rank's limit leaves
 size_t device_memory_seen(void);                                // as the system counts it; 0: it does not
-const char* device_memory_seen_with(void);                      // whose that is, and what it holds beside all kinds, in words
+const char* device_memory_seen_with(void);                      // in words: whose memory that is, and what else it
+                                                                // contains
 
 void device_init(int local_rank, int ranks_per_machine);        // picks GPU and cores; call first
 void device_shutdown(void);
 typedef struct { unsigned char bytes[16]; } DeviceId;
 DeviceId device_id(void);                                       // the same for ranks that share a device's memory
 const char* device_name(void);                                  // "NVIDIA H100 80GB HBM3", "CPU, 2 threads"
-double device_peak_flops(void);                                 // dense FLOP/s of floatX matrix products, 0 if not known
+double device_peak_flops(void);                                 // dense FLOP/s of floatX matrix products,
+                                                                // 0 if not known
 void device_synchronize(void);                                  // returns when everything issued so far is done
 
 // Moments, for timelines: a mark is passed when all that was issued before it is done.
 int    device_event(void);                                      // the caller's until device_event_free
 bool   device_event_passed(int mark);                           // true if it was; does not wait
-double device_event_time(int mark);                             // when it was passed, in now_seconds(); it must have been
+double device_event_time(int mark);                             // when it was passed, in now_seconds();
+                                                                // it must have been
 double device_event_seconds(int from, int to);                  // between two, more precise than their times; the same
 void   device_event_free(int mark);
-void   device_range(const char* name);                          // names for a profiler what is issued from here on; NULL: ends it
+void   device_range(const char* name);                          // names for a profiler what follows; NULL: ends it
 
 // Ordered after everything issued before. The host side of a copy must not be touched before the copy is done:
-// host_to_device from host_alloc memory returns at once; device_to_host waits, and is a step's one synchronisation.
+// host_to_device from host_alloc memory returns at once; device_to_host waits, and is the one synchronisation of a
+// step.
 void device_zero(void* p, size_t bytes);
 void device_copy(void* dst, const void* src, size_t bytes);
 // `rows` pieces of `bytes` each, which begin so many bytes apart. src may also be memory of host_alloc.
@@ -65,7 +71,8 @@ void host_to_device(void* dst, const void* src, size_t bytes);
 void device_to_host(void* dst, const void* src, size_t bytes);
 void* host_alloc(size_t bytes);                                 // zeroed host memory that copies fast (pinned on CUDA)
 void  host_free(void* p);
-void* offload_alloc(size_t bytes);                              // host_alloc, aligned to 64 bytes and counted as MEMORY_OFFLOADED
+void* offload_alloc(size_t bytes);                              // host_alloc, aligned to 64 bytes and counted as
+                                                                // MEMORY_OFFLOADED
 bool is_offloaded(const void* p);                               // whether p is in memory from offload_alloc
 void  offload_free(void* p);                                    // NULL is fine
 #endif

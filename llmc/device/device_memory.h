@@ -1,6 +1,7 @@
 /*
-device_memory.h - what all devices do in the same way: they keep account of what each live allocation is for, and of which
-marks are in use; and they share the host's cores between ranks. cpu/device.h and cuda/device.cuh do the allocating.
+device_memory.h - what all devices do in the same way: they keep account of what each live allocation is for, and of
+which marks are in use; and they share the host's cores between ranks. cpu/device.h and cuda/device.cuh do the
+allocating.
 */
 #ifndef LLMC_DEVICE_MEMORY_H
 #define LLMC_DEVICE_MEMORY_H
@@ -10,7 +11,8 @@ marks are in use; and they share the host's cores between ranks. cpu/device.h an
 #define HOST_HAS_THREADS
 #endif
 
-// ---- threads of the host ---- OpenMP keeps one number for each thread that begins its loops: how many threads they take.
+// ---- threads of the host ---- OpenMP keeps one number for each thread that begins its loops: how many threads they
+// take.
 static inline void host_set_threads(int threads) {
 #ifdef HOST_HAS_THREADS
     omp_set_num_threads(threads);
@@ -18,11 +20,13 @@ static inline void host_set_threads(int threads) {
     (void)threads;
 #endif
 }
-// Sets and returns the calling thread's number: its share of the cores among the ranks here, or what OMP_NUM_THREADS says.
+// Sets and returns the calling thread's number: its share of the cores among the ranks here,
+// or what OMP_NUM_THREADS says.
 static inline int host_share_threads(int ranks_per_machine) {
 #ifdef HOST_HAS_THREADS
     int cores = omp_get_num_procs();
-    if (getenv("OMP_NUM_THREADS") == NULL) host_set_threads(cores / ranks_per_machine > 1 ? cores / ranks_per_machine : 1);
+    if (getenv("OMP_NUM_THREADS") == NULL)
+        host_set_threads(cores / ranks_per_machine > 1 ? cores / ranks_per_machine : 1);
     return omp_get_max_threads();
 #else
     (void)ranks_per_machine;
@@ -76,9 +80,11 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
         snprintf(used + end, sizeof used - end, "%s%.3f GB %s", end ? ", " : "", (double)device_ledger.now[k] * 1e-9,
                  memory_kind_names[k]);
     }
-    bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER || kind == MEMORY_OFFLOADED;
-    die("out of memory: %.3f GB more for %s, with %.3f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9, memory_kind_names[kind],
-        (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "", limit,
+    bool of_model = kind == MEMORY_PARAMETERS || kind == MEMORY_GRADIENTS || kind == MEMORY_OPTIMIZER
+                    || kind == MEMORY_OFFLOADED;
+    die("out of memory: %.3f GB more for %s, with %.3f GB in use%s%s%s, are over %s; %s", (double)bytes * 1e-9,
+        memory_kind_names[kind], (double)device_ledger.total * 1e-9, used[0] ? " (" : "", used, used[0] ? ")" : "",
+        limit,
         of_model ? "use a smaller --model, or more ranks with ZeRO or FSDP"
                  : "use a smaller --batch-size, --seq-len or --model, or --recompute block");
 }
@@ -94,7 +100,8 @@ static void device_check_limit(size_t bytes, MemoryKind kind) {
 
 // ---- marks: which are free ----
 typedef struct { int* free; int num_free, made; } MarkPool; // free (made): the first num_free are, owned
-static inline int mark_pool_take(MarkPool* p, bool* is_new) { // is_new: the caller makes it; it is the largest number so far
+// is_new: the caller makes it; it is the largest number so far
+static inline int mark_pool_take(MarkPool* p, bool* is_new) {
     *is_new = p->num_free == 0;
     if (!*is_new) return p->free[--p->num_free];
     p->free = (int*)with_room(p->free, (size_t)p->made, sizeof(int));
@@ -103,7 +110,8 @@ static inline int mark_pool_take(MarkPool* p, bool* is_new) { // is_new: the cal
 static inline void mark_pool_give(MarkPool* p, int mark) { p->free[p->num_free++] = mark; }
 
 void device_free_all(MemoryKind kind) {
-    for (int i = device_ledger.count - 1; i >= 0; i--) if (device_ledger.blocks[i].kind == kind) device_free(device_ledger.blocks[i].p);
+    for (int i = device_ledger.count - 1; i >= 0; i--)
+        if (device_ledger.blocks[i].kind == kind) device_free(device_ledger.blocks[i].p);
 }
 bool is_offloaded(const void* p) {
     for (int i = 0; i < device_ledger.count; i++) {

@@ -1,10 +1,10 @@
 /*
-host_adamw.h - AdamW and the sums around it over arrays in host memory, in every build: the CPU's layers are made of them, and
-on a GPU they update shards that are kept on the host (--cpu-offload).
+host_adamw.h - AdamW and the sums around it over arrays in host memory, in every build: the CPU's layers are made of
+them, and on a GPU they update shards that are kept on the host (--cpu-offload).
 
 Numbers that may be fp32 or floatX are given with their type, and are widened on the way: no array is ever copied.
-Everything is elementwise or one sum, and limited only by memory bandwidth. AdamW needs -fno-math-errno for that: without it
-each sqrtf may set errno, the loop does not become vector code, and it takes six times as long.
+Everything is elementwise or one sum, and limited only by memory bandwidth. AdamW needs -fno-math-errno for that:
+without it each sqrtf may set errno, the loop does not become vector code, and it takes six times as long.
 */
 #ifndef LLMC_HOST_ADAMW_H
 #define LLMC_HOST_ADAMW_H
@@ -12,21 +12,24 @@ each sqrtf may set errno, the loop does not become vector code, and it takes six
 
 #define HOST_SLICE 8192 // elements that one thread takes at a time; as fp32 they stay in its cache
 
-// Returns elements [begin, begin + n) of x, of type fp32 or floatX, in fp32: where they lie if they are fp32, else in copy (n).
+// Returns elements [begin, begin + n) of x, of type fp32 or floatX,
+// in fp32: where they lie if they are fp32, else in copy (n).
 static inline const float* host_widened(float* copy, const void* x, DType t, size_t begin, size_t n) {
     if (t == DTYPE_F32) return (const float*)x + begin;
     convert_slice(copy, DTYPE_F32, (const floatX*)x + begin, t, n);
     return copy;
 }
 
-// ---- sums ---- An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One thread sums a
-// chunk in double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is added to lane i % SUM_LANES,
-// and then the lanes are added in pairs. So the order is a function of n, whatever vectors a compiler makes of the lanes.
+// ---- sums ---- An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One
+// thread sums a chunk in double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is
+// added to lane i % SUM_LANES, and then the lanes are added in pairs. So the order is a function of n, whatever vectors
+// a compiler makes of the lanes.
 #define STATS_CHUNKS 1024
 #define SUM_LANES 16
 static inline size_t stats_chunk(size_t n) { return size_max(16384, round_up(ceil_div(n, STATS_CHUNKS), 16)); }
 
-typedef double (*ChunkSum)(const void* x, DType t, size_t begin, size_t end); // over elements [begin, end) of x, of type fp32 or floatX
+// A sum over elements [begin, end) of x, of type fp32 or floatX.
+typedef double (*ChunkSum)(const void* x, DType t, size_t begin, size_t end);
 static inline double host_sum_chunks(ChunkSum sum_of, const void* x, DType t, size_t n) {
     double partial[STATS_CHUNKS], sum = 0;
     size_t chunk = stats_chunk(n), chunks = ceil_div(n, chunk);
@@ -52,10 +55,13 @@ static inline double chunk_squares(const void* x, DType t, size_t begin, size_t 
     return lanes[0];
 }
 // Returns the sum of x^2 over x (n), of type fp32 or floatX: the same bits for the same numbers in either.
-static inline double host_sum_squares(const void* x, DType t, size_t n) { return host_sum_chunks(chunk_squares, x, t, n); }
+static inline double host_sum_squares(const void* x, DType t, size_t n) {
+    return host_sum_chunks(chunk_squares, x, t, n);
+}
 
 // ---- AdamW ----
-// Factors that every element needs, computed once in double and rounded where PyTorch's AdamW rounds. (GPUs use them as well.)
+// Factors that every element needs, computed once in double and rounded where PyTorch's AdamW rounds. (GPUs use them as
+// well.)
 typedef struct { float beta1_rest, beta2, beta2_rest, step_size, root_correction, eps, decay; } AdamWFactors;
 
 static inline AdamWFactors adamw_factors(AdamW a) {
@@ -94,9 +100,9 @@ static inline void host_adamw_piece(AdamWFactors f, float scale, float* params, 
 }
 
 // adamw_update for host memory. master, m, v (n) fp32, grads (n) fp32 or floatX; params (n) floatX become master's new
-// values, rounded, or are NULL. Where floatX is fp32, master is the weights and params is NULL. The first no_decay elements
-// are not decayed. grad_scale 0: nothing changes at all. *square += host_sum_squares of params (of master if params is NULL): each
-// chunk is summed while the cache still holds it. square NULL: no sum.
+// values, rounded, or are NULL. Where floatX is fp32, master is the weights and params is NULL. The first no_decay
+// elements are not decayed. grad_scale 0: nothing changes at all. *square += host_sum_squares of params (of master if
+// params is NULL): each chunk is summed while the cache still holds it. square NULL: no sum.
 static inline void host_adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const void* grads,
                                      DType grad_type, float grad_scale, size_t n, size_t no_decay, double* square) {
     AdamWFactors f = adamw_factors(a);
@@ -112,7 +118,9 @@ static inline void host_adamw_update(AdamW a, floatX* params, float* master, flo
             host_adamw_piece(f, grad_scale, master + at, m + at, v + at, g, count, no_decay - size_min(no_decay, at));
             for (size_t i = 0; i < count && params != NULL; i++) params[at + i] = to_floatX(master[at + i]);
         }
-        if (square) partial[k] = params ? chunk_squares(params, FLOATX_DTYPE, begin, end) : chunk_squares(master, DTYPE_F32, begin, end);
+        if (square)
+            partial[k] = params ? chunk_squares(params, FLOATX_DTYPE, begin, end)
+                                : chunk_squares(master, DTYPE_F32, begin, end);
     }
     for (size_t k = 0; k < chunks; k++) sum += partial[k];
     if (square) *square += sum;

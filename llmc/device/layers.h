@@ -1,6 +1,7 @@
 /*
-layers.h - every layer's forward and backward (layers_api.h says what each function does) on the device that a program is built
-for: from a C compiler those of cpu/layers.h, from nvcc those of cuda/layers.cuh. host_adamw.h has AdamW for arrays of the host.
+layers.h - every layer's forward and backward on the device that a program is built for: a C compiler takes
+cpu/layers.h, nvcc takes cuda/layers.cuh. layers_api.h says what each function does. host_adamw.h is AdamW on host
+memory.
 */
 #ifndef LLMC_LAYERS_H
 #define LLMC_LAYERS_H

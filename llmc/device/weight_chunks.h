@@ -1,14 +1,14 @@
 /*
-weight_chunks.h - a matrix's gradient from rows that come in chunks, on every device. The classifier's logits are too large to exist
-all at once, so wte gets its gradient so.
+weight_chunks.h - the gradient of a matrix from rows that come in chunks, on every device. wte needs it, because the
+classifier's logits are too large to exist all at once.
 */
 #ifndef LLMC_WEIGHT_CHUNKS_H
 #define LLMC_WEIGHT_CHUNKS_H
 #include "layers_api.h"
 
-// As matmul_backward_weight_chunk. sums (OC,C) holds what the chunks have given so far; NULL where floatX is fp32.
-static inline void weight_add_chunk(float* sums, floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C,
-                                    int OC, GradMode mode) {
+// As matmul_backward_weight_chunk. sums (OC,C) holds the sum of the chunks so far; NULL if floatX is fp32.
+static inline void weight_add_chunk(float* sums, floatX* dw, const floatX* dout, const floatX* inp, int row, int n,
+                                    int N, int C, int OC, GradMode mode) {
     size_t size = (size_t)OC * (size_t)C;
     GradMode chunk_mode = row == 0 ? mode : GRAD_ADD;
     bool rounds_once = !NEEDS_MASTER || n == N;

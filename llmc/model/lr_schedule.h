@@ -12,9 +12,9 @@ static inline double schedule_progress(long long step, long long first, long lon
     return step <= first ? 0 : (double)(step - first) / (double)(last - first);
 }
 
-// Returns the learning rate of a step, counted from 0. Linear warm-up that reaches --lr at its last step, then by --lr-schedule
-// down to the final fraction at the run's last step: cosine (Loshchilov and Hutter, arXiv 1608.03983), linear, or
-// warm-up-stable-decay, which falls linearly over the last fifth of the run (Hu et al., arXiv 2404.06395).
+// Returns the learning rate of a step, counted from 0. Linear warm-up that reaches --lr at its last step, then by
+// --lr-schedule down to the final fraction at the run's last step: cosine (Loshchilov and Hutter, arXiv 1608.03983),
+// linear, or warm-up-stable-decay, which falls linearly over the last fifth of the run (Hu et al., arXiv 2404.06395).
 static inline double learning_rate(const Options* o, long long step) {
     if (step < o->warmup_steps) return o->lr * (double)(step + 1) / (double)o->warmup_steps;
     const double pi = 3.14159265358979323846;
@@ -25,8 +25,9 @@ static inline double learning_rate(const Options* o, long long step) {
     return o->lr * (o->final_lr_fraction + share * (1 - o->final_lr_fraction));
 }
 
-// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2; torch.amp.GradScaler has the same rule and numbers).
-// The loss is multiplied by `scale`, so that small gradients do not become 0 in fp16, and the update divides by it again.
+// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2; torch.amp.GradScaler has the same rule and
+// numbers). The loss is multiplied by `scale`, so that small gradients do not become 0 in fp16, and the update divides
+// by it again.
 typedef struct {
     double scale;
     long long good_steps; // in a row, since the scale last changed
@@ -54,11 +55,13 @@ static inline void loss_scaler_update(LossScaler* s, bool finite) {
     s->good_steps = 0;
 }
 
-// Dies after --max-bad-steps steps in a row that were skipped for NaN or Inf; `step`, counted from 1, is the last of them.
+// Dies after --max-bad-steps steps in a row that were skipped for NaN or Inf;
+// `step`, counted from 1, is the last of them.
 // fp16 expects some, and lowers its loss scale until they are gone.
 static inline void require_progress(const LossScaler* s, const Options* o, long long step, double loss) {
     require(s->bad_in_a_row < o->max_bad_steps,
-            "NaN or Inf in the gradients of %lld steps in a row, up to step %lld (loss %g): a lower --lr (or in fp16 --loss-scale),"
-            " more --warmup-steps or --grad-clip may help; the weights are those of step %lld", o->max_bad_steps, step, loss, step - o->max_bad_steps);
+            "NaN or Inf in the gradients of %lld steps in a row, up to step %lld (loss %g): a lower --lr (or in fp16 "
+            "--loss-scale), more --warmup-steps or --grad-clip may help; the weights are those of step %lld",
+            o->max_bad_steps, step, loss, step - o->max_bad_steps);
 }
 #endif

@@ -12,7 +12,8 @@ static inline uint32_t float_order(float f) {
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// Returns the order of the k-th largest of logits (V), 1 <= k <= V. Bisection over 32 bits: 32 passes that vectorise, and no sort.
+// Returns the order of the k-th largest of logits (V), 1 <= k <= V.
+// Bisection over 32 bits: 32 passes that vectorise, and no sort.
 static inline uint32_t kth_largest(const float* logits, int V, long long k) {
     uint32_t threshold = 0;
     for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {

@@ -8,13 +8,14 @@ training_options.h - the options of every program, in the groups that --help sho
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK, RECOMPUTE_AUTO };
 
-// What every program understands. Strings are not owned. 0 or "" stands for "not given" where a comment says so.
+// The options of every program. Strings are not owned. If a comment says so, 0 or "" stands for "not given".
 typedef struct {
     const char *data, *val_data, *tokenizer;
     int mask;                                             // data/mask.h
     const char* model;
     long long layers, heads, channels, vocab_size;        // 0: what --model (or the tokenizer) says
-    long long seq_len, batch_size, total_batch_size;      // total in tokens, 0: one micro-batch per rank or pipeline stage
+    long long seq_len, batch_size, total_batch_size;      // total in tokens, 0: one micro-batch per rank or pipeline
+                                                          // stage
     long long steps;
     double lr;
     long long warmup_steps;
@@ -31,7 +32,7 @@ typedef struct {
     long long save_every, keep;
     int resume;
     const char* init_from;                                // "": random weights
-    long long log_every;                                  // 0: about 20 lines on a terminal, else every step
+    long long log_every;                                  // 0: about 20 lines on a terminal, and otherwise every step
     long long eval_every, eval_steps;
     long long sample_every, sample_tokens;
     const char* prompt;
@@ -61,16 +62,20 @@ static inline Options options_defaults(void) {
 static inline void options_data(OptionTable* t, Options* o) {
     options_group(t, "data");
     option_text(t, "data", &o->data, "FILE", "training tokens: a .bin file, a glob of .bin shards, or any text file");
-    option_text(t, "val-data", &o->val_data, "FILE", "tokens for evaluation, in the same forms; '', or only --data: no evaluation");
-    option_choice(t, "mask", &o->mask, "auto|required|none", "which tokens count in the loss, as FILE.mask next to FILE.bin says;"
-                  " auto: if there is one; none: all tokens count");
+    option_text(t, "val-data", &o->val_data, "FILE",
+                "tokens for evaluation, in the same forms; '', or only --data: no evaluation");
+    option_choice(t, "mask", &o->mask, "auto|required|none",
+                  "which tokens count in the loss, as FILE.mask next to FILE.bin says; auto: if there is one; none: "
+                  "all tokens count");
     option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE",
-                "bytes, a vocab.json with merges.txt next to it, or a tokenizer .bin of llm.c; '': none, if --data has tokens");
+                "bytes, a vocab.json with merges.txt next to it, or a tokenizer .bin of llm.c; '': none, if --data has "
+                "tokens");
 }
 
 static inline void options_model(OptionTable* t, Options* o) {
     options_group(t, "model");
-    option_text(t, "model", &o->model, "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads");
+    option_text(t, "model", &o->model, "NAME",
+                "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads");
     option_letter(t, 'm');
     option_int(t, "layers", &o->layers, 0, 256, "number of layers; 0: as in --model");
     option_int(t, "heads", &o->heads, 0, 65536, "number of heads; 0: as in --model");
@@ -86,14 +91,17 @@ static inline void options_optimizer(OptionTable* t, Options* o, double big) {
     option_int(t, "warmup-steps", &o->warmup_steps, 0, big, "steps of linear warmup for the learning rate");
     option_choice(t, "lr-schedule", &o->lr_schedule, "cosine|linear|constant|wsd",
                   "learning rate after the warmup; wsd: constant, then falling over the last fifth of the steps");
-    option_float(t, "final-lr-fraction", &o->final_lr_fraction, 0, 1, "learning rate at the last step, as a fraction of --lr");
+    option_float(t, "final-lr-fraction", &o->final_lr_fraction, 0, 1,
+                 "learning rate at the last step, as a fraction of --lr");
     option_float(t, "weight-decay", &o->weight_decay, 0, 1e3, "weight decay of AdamW, for 2-D tensors only");
     option_float(t, "beta1", &o->beta1, 0, 0.9999999, "AdamW: decay of the first moment");
     option_float(t, "beta2", &o->beta2, 0, 0.9999999, "AdamW: decay of the second moment");
     option_float(t, "eps", &o->eps, 1e-30, 1, "AdamW: added to the denominator");
     option_float(t, "grad-clip", &o->grad_clip, 0, 1e9, "largest global gradient norm; 0: no clipping");
-    option_float(t, "loss-scale", &o->loss_scale, 1, 1e30, "fp16: initial loss scale, a power of two, which then adapts");
-    option_int(t, "loss-scale-interval", &o->loss_scale_interval, 1, big, "fp16: good steps until the loss scale doubles");
+    option_float(t, "loss-scale", &o->loss_scale, 1, 1e30,
+                 "fp16: initial loss scale, a power of two, which then adapts");
+    option_int(t, "loss-scale-interval", &o->loss_scale_interval, 1, big,
+               "fp16: good steps until the loss scale doubles");
     option_int(t, "max-bad-steps", &o->max_bad_steps, 1, big, "stop after this many NaN or Inf steps in a row");
 }
 
@@ -111,8 +119,9 @@ static inline void options_training(OptionTable* t, Options* o, double big) {
                " 0: one micro-batch per rank, or per pipeline stage");
     options_optimizer(t, o, big);
     option_int(t, "seed", &o->seed, 0, 9e15, "seed of weights, data order and samples");
-    option_choice(t, "recompute", &o->recompute, "none|block|auto", "block: store only the input of each block, and repeat its"
-                  " forward pass in the backward pass; auto: block if not everything fits");
+    option_choice(t, "recompute", &o->recompute, "none|block|auto",
+                  "block: store only the input of each block, and repeat its forward pass in the backward pass; auto: "
+                  "block if not everything fits");
     option_float(t, "memory-limit", &o->memory_limit, 0, 1e6,
                  "stop if a rank needs more than this many GB of device memory; 0: no limit");
     option_choice(t, "attention", &o->attention, "auto|cudnn|own",
@@ -135,7 +144,8 @@ static inline void options_output(OptionTable* t, Options* o, double big) {
                "steps between log lines; 0: about 20 lines on a terminal, every step elsewhere");
     option_int(t, "eval-every", &o->eval_every, 0, big, "steps between evaluations, plus one at the end; 0: none");
     option_int(t, "eval-steps", &o->eval_steps, 1, big, "largest number of global batches per evaluation");
-    option_int(t, "sample-every", &o->sample_every, 0, big, "steps between printed samples, plus one at the end; 0: none");
+    option_int(t, "sample-every", &o->sample_every, 0, big,
+               "steps between printed samples, plus one at the end; 0: none");
     option_int(t, "sample-tokens", &o->sample_tokens, 1, 1 << 20, "tokens per sample");
     option_text(t, "prompt", &o->prompt, "TEXT", "text that samples start from; '': the end-of-text token");
     option_float(t, "temperature", &o->temperature, 0, 100, "sampling temperature; 0: the likeliest token");

@@ -1,6 +1,6 @@
 /*
-all_ranks.h - all that a program on several ranks has besides its model: the ranks, their communicator and watchdog, what they must
-agree on, faults on purpose, and what communication costs per step.
+all_ranks.h - everything that a program of several ranks needs besides its model: the ranks, their communicator and
+watchdog, checks that they agree, faults on purpose, and the cost of communication per step.
 */
 #ifndef LLMC_ALL_RANKS_H
 #define LLMC_ALL_RANKS_H
@@ -11,7 +11,7 @@ agree on, faults on purpose, and what communication costs per step.
 #include "ranks_trace.h"
 #include "report.h"
 
-// What this rank was predicted to send per step, and what it sent in the step that sent least and most: bytes.
+// Bytes that this rank was predicted to send per step, and those of the steps that sent least and most.
 typedef struct { double predicted, min, max; } SentBytes;
 // The same by some of its communicators: those along an axis of a mesh, or between nodes.
 typedef struct {
@@ -35,9 +35,10 @@ typedef struct {
     double bytes, exposed;            // in it
     // of all steps
     long long steps;
-    double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all; set by the program
+    double otherwise;                 // bytes that the step at hand should send beyond what was predicted for all;
+                                      // set by the program
     SentBytes sent;                   // in a step, less these
-    SentAlong along[MAX_SENT_ALONG];  // parts of what is sent, which a mesh or ZeRO++ counts
+    SentAlong along[MAX_SENT_ALONG];  // parts of the traffic that a mesh or ZeRO++ counts separately
     int num_along;
     double exposed_total, seconds_total;
     // of the step at hand, in a pipeline
@@ -53,9 +54,9 @@ static inline void options_all_ranks(OptionTable* t, Ranks* w) {
     option_int(t, "check-every", &w->check_every, 0, 1e9,
                "steps between comparisons of the state that must be equal on all ranks; 0: never");
     option_text(t, "fault", &w->fault_text, "RANK:STEP:FAULT",
-                "for tests, what that rank does at that step: kill, hang, skip (leave out an operation), bitflip (flip a bit)"
-                " or slow (lose 50 ms in this and every later step); in a pipeline, RANK:STEP/MICRO:kill or hang names a"
-                " micro-batch");
+                "for tests, what that rank does at that step: kill, hang, skip (leave out an operation), bitflip (flip "
+                "a bit) or slow (lose 50 ms in this and every later step); in a pipeline, RANK:STEP/MICRO:kill or hang "
+                "names a micro-batch");
     option_text(t, "single-throughput", &w->single_text, "X|FILE",
                 "speed of this model on one rank, in tokens per second or"
                 " as the metrics.jsonl of that run; a run on N ranks then reports at its end how well it scales");
@@ -110,14 +111,16 @@ static inline void ranks_count_along(Ranks* w, const char* name, const Comm* a, 
     SentAlong s = { name, { a, b }, 0, { predicted, 0, 0 } };
     w->along[w->num_along++] = s;
 }
-// Returns the bytes that this rank has sent so far. (Where one axis has all ranks, the others are alone.)
+// Returns the bytes that this rank has sent so far. (If one axis has all ranks, the other axes have one rank each.)
 static inline double sent_along(const SentAlong* s) {
     double sent = 0;
     for (int i = 0; i < 2; i++)
-        for (int k = 0; k < COMM_KINDS && s->comms[i] && s->comms[i]->size > 1; k++) sent += comm_bytes_sent(s->comms[i], (CommKind)k);
+        for (int k = 0; k < COMM_KINDS && s->comms[i] && s->comms[i]->size > 1; k++)
+            sent += comm_bytes_sent(s->comms[i], (CommKind)k);
     return sent;
 }
-// Before step `step`, counted from 1, and after it. state: device memory in whose first byte --fault bitflip flips a bit.
+// Before step `step`, counted from 1, and after it. state: device memory in whose first byte --fault bitflip flips a
+// bit.
 static inline void ranks_count_begin(Ranks* w, long long step, void* state) {
     comm_step(&w->comm, step);
     fault_strike(&w->fault, w->comm.rank, step);
@@ -145,7 +148,8 @@ static inline void ranks_count_end(Ranks* w, double seconds) {
     w->exposed = comm_rank_exposed(&w->comm) - w->exposed_before;
     w->steps++;
     sent_note(&w->sent, w->bytes - w->otherwise, w->steps);
-    for (SentAlong* s = w->along; s < w->along + w->num_along; s++) sent_note(&s->sent, sent_along(s) - s->before, w->steps);
+    for (SentAlong* s = w->along; s < w->along + w->num_along; s++)
+        sent_note(&s->sent, sent_along(s) - s->before, w->steps);
     w->exposed_total += w->exposed;
     w->seconds_total += seconds;
 }
@@ -159,7 +163,7 @@ static inline void ranks_check_messages(Ranks* w, long long step) {
 }
 
 // ---- reports ----
-// Two amounts of bytes as text: "8.9 MB", or "8.9 MB to 16.8 MB" if they differ there. The text lives in out (size).
+// Two amounts of bytes as text: "8.9 MB", or "8.9 MB to 16.8 MB" if the texts differ. The text lives in out (size).
 static inline const char* format_bytes_range(char* out, size_t size, double min, double max) {
     char a[32], b[32];
     format_bytes(a, sizeof a, min);
@@ -169,10 +173,11 @@ static inline const char* format_bytes_range(char* out, size_t size, double min,
     return out;
 }
 
-typedef struct { double min, max; } RankRange;            // bytes of the rank that has least, and of that which has most
+typedef struct { double min, max; } RankRange;            // bytes of the rank with the fewest,
+                                                          // and of the rank with the most
 typedef struct { RankRange memory, sent; } RankCosts;     // on the device; per step
 
-// Returns what ranks will take and send, from what each of them has predicted: bytes. Collective.
+// Returns the bytes that ranks will take and send, from the predictions of all of them. Collective.
 static inline RankCosts ranks_costs(Ranks* w, const size_t predicted[MEMORY_KINDS], double sent) {
     double mine[2] = { (double)memory_sum(predicted), sent };
     double* all = (double*)control_all_gather(&w->control, mine, sizeof mine);
@@ -187,21 +192,23 @@ static inline RankCosts ranks_costs(Ranks* w, const size_t predicted[MEMORY_KIND
     return costs;
 }
 
-// Prints how many ranks there are, how they communicate, and what each will send per step.
+// Prints how many ranks there are, how they communicate, and how many bytes each will send per step.
 static inline void report_ranks(const Ranks* w, RankRange bytes) {
     char sent[80];
     const RankInfo* r = &w->control.ranks;
     if (r->size == 1) printf("ranks      1, %s\n", r->found);
-    else printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size, r->local_size,
-                r->found, comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
-                format_bytes_range(sent, sizeof sent, bytes.min, bytes.max));
+    else
+        printf("ranks      %d, %d on this machine, found by %s; %s%s; %s sent per rank and step\n", r->size,
+               r->local_size, r->found, comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
+               format_bytes_range(sent, sizeof sent, bytes.min, bytes.max));
     if (r->size > 1 && w->options.link > 0)
         printf("EMULATED LINK OF %g GBIT/S (--emulate-link): WHAT A RANK SENDS IN A STEP TAKES AT LEAST %.1f MS\n",
                w->options.link, 8e-6 * bytes.max / w->options.link);
     fflush(stdout);
 }
 
-// Returns one of these memories (N) that is not as predicted; else that of rank 0, or where ranks differ the one that takes most.
+// Returns one of these memories (N) that is not as predicted. If all are as predicted: the memory of rank 0,
+// or if ranks differ, of the rank that takes most.
 static inline RankMemory memory_choose(const RankMemory* all, int N) {
     RankMemory chosen = all[0];
     char first[32], other[32];
@@ -216,7 +223,8 @@ static inline RankMemory memory_choose(const RankMemory* all, int N) {
     chosen.named = differ || (N > 1 && !memory_as_predicted(&chosen));
     return chosen;
 }
-// Prints the memory of a rank, beside what was predicted. Returns true if that of every rank is as it has predicted. Collective.
+// Prints the memory of a rank next to the prediction.
+// Returns true if every rank's memory is as that rank predicted. Collective.
 static inline bool report_memory(Ranks* w, const size_t predicted[MEMORY_KINDS]) {
     RankMemory m = rank_memory(w->control.ranks.rank, predicted);
     RankMemory* all = (RankMemory*)control_gather_array(&w->control, &m, sizeof m);
@@ -234,8 +242,9 @@ static inline void report_sent_row(const char* name, SentBytes s) {
     report_row(name, (size_t)llround(s.predicted), (size_t)llround(sent));
 }
 
-// Prints what N ranks sent per step beside what was predicted. Ranks may send different amounts: it shows one that is not as predicted,
-// or the one that sends most. Returns true if every rank sent as predicted in every step.
+// Prints the bytes that N ranks sent per step next to the prediction. Ranks may send different amounts: it shows a rank
+// that did not send as predicted, or the rank that sends most. Returns true if every rank sent as predicted in every
+// step.
 static inline bool report_sent_by(const SentBytes* all, int N) {
     char what[48] = "sent per rank and step", first[32], other[32];
     int chosen = 0;

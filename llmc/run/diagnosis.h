@@ -1,21 +1,22 @@
 /*
-diagnosis.h - where the time of a run on several ranks went, by cause. (build/advise says what to try first if too much is lost.)
+diagnosis.h - where the time of a run on several ranks went, by cause. (build/advise says what to try first if too much
+is lost.)
 
-Each rank notes how long each step took, and how long it stood still in operations of each kind on each of its communicators.
-Here these become causes. Every second has one cause:
+Each rank notes how long each step took, and how long it stood still in operations of each kind on each of its
+communicators. Here these become causes. Every second has one cause:
 
     computing   the rest of a step, as far as the rank had a core. On a GPU: all of that rest
     rest        the remainder: another thread or program had the core, or the rank slept
-    exposed     A collective ends when the last rank has reached it. The rank of its communicator that waited least in a step
-                found the others there, so what it waited for was communication. So it is with the messages of a ring. A wait
-                until one's own message has left is exposed as well
+    exposed     A collective ends when the last rank has reached it. The rank of its communicator that waited least in a
+                step found the others there, so what it waited for was communication. So it is with the messages of a
+                ring. A wait until one's own message has left is exposed as well
     waiting     for slower ranks: what other ranks of that communicator waited longer than that one
-    bubble      of a pipeline: waits for messages of other stages. After a rank's last action also what it waits for slower
-                ranks, up to the last action of its pipeline
+    bubble      of a pipeline: waits for messages of other stages. After a rank's last action also what it waits for
+                slower ranks, up to the last action of its pipeline
     data        the loader's thread had not read the next micro-batch yet
 
-A rank that is late in one part of a step and early in another is not seen as late in either, so waiting is the least that it can
-be. In a pipeline a slow rank makes the bubble longer.
+A rank that is late in one part of a step and early in another is not seen as late in either, so waiting is the least
+that it can be. In a pipeline a slow rank makes the bubble longer.
 
 All functions are pure, and free what they allocate. (test/unit/test_diagnosis.c)
 */
@@ -24,7 +25,8 @@ All functions are pure, and free what they allocate. (test/unit/test_diagnosis.c
 #include "../base/common.h"
 #include "../comm/comm.h"
 
-#define DIAGNOSIS_STEPS 128   // so many of the last are diagnosed, and never the first, which touches memory for the first time
+// As many of the last steps are diagnosed, and never the first one, which touches memory for the first time.
+#define DIAGNOSIS_STEPS 128
 #define DIAGNOSIS_CHANNELS 20
 static const char* const diagnosis_axis_names[COMM_AXES] = { "tp", "pp", "dp", "cp", "all axes" };
 
@@ -67,8 +69,9 @@ static inline Channel* rank_channel(RankSteps* r, const char* comm, int axis, in
 }
 
 // ---- the causes ----
-// Seconds of a step, on average. A step is computing + rest + all that is exposed + bubble + waiting + data. Communication is
-// all of it along each axis, hidden or not. Of this "per token" is what grows with the tokens of a micro-batch, as computing does.
+// Seconds of a step, on average. A step is computing + rest + all that is exposed + bubble + waiting + data.
+// Communication is all of it along each axis, hidden or not. Of this "per token" is what grows with the tokens of a
+// micro-batch, as computing does.
 enum {
     CAUSE_COMPUTING, CAUSE_REST, CAUSE_EXPOSED, CAUSE_BUBBLE = CAUSE_EXPOSED + COMM_AXES * COMM_KINDS, CAUSE_WAITING,
     CAUSE_DATA, CAUSE_STEP, CAUSE_COMMUNICATION, CAUSE_PER_TOKEN = CAUSE_COMMUNICATION + COMM_AXES, CAUSES
@@ -82,7 +85,9 @@ static inline double breakdown_sum(const TimeBreakdown* c, int begin, int end) {
     return sum;
 }
 static inline double breakdown_exposed(const TimeBreakdown* c) { return breakdown_sum(c, CAUSE_EXPOSED, CAUSE_BUBBLE); }
-static inline double breakdown_communication(const TimeBreakdown* c) { return breakdown_sum(c, CAUSE_COMMUNICATION, CAUSE_PER_TOKEN); }
+static inline double breakdown_communication(const TimeBreakdown* c) {
+    return breakdown_sum(c, CAUSE_COMMUNICATION, CAUSE_PER_TOKEN);
+}
 
 // The course's figure, and the one of communication that nothing hides. Both leave out what is no communication.
 static inline double efficiency_communication(const TimeBreakdown* c) {
@@ -121,7 +126,8 @@ static inline double drain_of(const RankSteps* const* ranks, int N, int rank, in
 }
 
 // Adds what rank `rank` did in step s. least (n): of each channel.
-static inline void breakdown_add_step(TimeBreakdown* c, const RankSteps* const* ranks, int N, int rank, int s, const Channel* least, int n) {
+static inline void breakdown_add_step(TimeBreakdown* c, const RankSteps* const* ranks, int N, int rank, int s,
+                                      const Channel* least, int n) {
     const RankSteps* r = ranks[rank];
     double waits = 0, late = 0; // all of them; of these the waits for others that were late in a collective
     for (int i = 0; i < r->num_channels; i++) {
@@ -164,7 +170,8 @@ typedef struct {
     int ranks, steps;
     TimeBreakdown first, least, most, mean; // rank 0's; of each cause the least, the most and the mean of all ranks
     int slowest;                     // the rank that waited least for others,
-    TimeBreakdown slow, others;             // its causes, and means of the others: its rest makes them wait, and counts there
+    TimeBreakdown slow, others;             // its causes, and means of the others: its rest makes them wait,
+                                            // and counts there
     double seconds;                  // of rank 0's median step
 } Diagnosis;
 

@@ -1,17 +1,17 @@
 /*
 logger.h - what a run says about itself: lines for people, and OUT/metrics.jsonl for programs.
 
-In a file or a pipe every step has a line. On a terminal one line is rewritten as the run goes on, and every --log-every steps a
-full line stays.
+In a file or a pipe every step has a line. On a terminal one line is rewritten as the run goes on, and every --log-every
+steps a full line stays.
 
 metrics.jsonl holds one JSON object a line: first {"run": {"program", "options": {...}, ...}}, then per step
 {"step", "loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "tokens_per_s", "step_ms", "mem_bytes",
-"mem_peak_bytes", "comm_bytes", "comm_exposed_ms", "skipped"}, and with a mask "counted", the targets that count in the loss; per
-evaluation {"step", "val_loss", "val_loss_per_byte"}.
-Last, from several ranks that did more than one step, {"diagnosis": {...}} (report_diagnosis.h), which build/advise explains.
-Losses are in nats per token that counts, or null where none does. Steps count from 1. Numbers have 17 digits, so a double reads
-back as it was; NaN and Inf, which JSON lacks, are null. The two norms have 32 significant bits (logged_norm). Each line is
-written at once, so a run that is killed loses at most the line that it was writing.
+"mem_peak_bytes", "comm_bytes", "comm_exposed_ms", "skipped"}, and with a mask "counted", the targets that count in the
+loss; per evaluation {"step", "val_loss", "val_loss_per_byte"}.
+Last, from several ranks that did more than one step, {"diagnosis": {...}} (report_diagnosis.h), which build/advise
+explains. Losses are in nats per token that counts, or null where none does. Steps count from 1. Numbers have 17 digits,
+so a double reads back as it was; NaN and Inf, which JSON lacks, are null. The two norms have 32 significant bits
+(logged_norm). Each line is written at once, so a run that is killed loses at most the line that it was writing.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -36,7 +36,8 @@ typedef struct {
     long long counted;                // so many do in this step
 } StepLog;
 
-// Mean loss over the validation data, in nats. Per byte it can be compared between tokenizers; NaN: the tokenizer lacks a token.
+// Mean loss over the validation data, in nats. Per byte it can be compared between tokenizers;
+// NaN: the tokenizer lacks a token.
 typedef struct { double per_token, per_byte; } EvalLoss;
 
 typedef struct {
@@ -52,9 +53,9 @@ typedef struct {
     double seconds_per_step;  // smoothed; 0: not known yet
 } Logger;
 
-// Returns a norm as it is logged: rounded to 32 significant bits, without the sign that a NaN may have. Ranks that each hold a
-// part of the model add up squares in another order than one that holds all of it, and only later bits show that. At a norm of
-// 22 the rounding is 2e-9, below 8192 it is less than 1e-6.
+// Returns a norm as it is logged: rounded to 32 significant bits, without the sign that a NaN may have. Ranks that each
+// hold a part of the model add up squares in another order than one that holds all of it, and only later bits show
+// that. At a norm of 22 the rounding is 2e-9, below 8192 it is less than 1e-6.
 static inline double logged_norm(double norm) {
     int exponent = 0;
     double fraction = frexp(norm, &exponent); // in [0.5,1)
@@ -76,7 +77,8 @@ static inline json_t* options_to_json(const OptionTable* t) {
             option_format(s, word, sizeof word);
             value = json_text(word);
         }
-        require(json_object_set_new(object, s->name, value) == 0, "out of host memory while writing --%s as JSON", s->name);
+        require(json_object_set_new(object, s->name, value) == 0, "out of host memory while writing --%s as JSON",
+                s->name);
     }
     return object;
 }
@@ -96,7 +98,8 @@ static inline void logger_write(Logger* g, json_t* object) {
     json_decref(object);
 }
 
-// Returns true if this whole line of metrics.jsonl is about a step after `last`. A line that is not JSON is about no step.
+// Returns true if this whole line of metrics.jsonl is about a step after `last`.
+// A line that is not JSON is about no step.
 static inline bool logger_line_is_later(const char* line, size_t n, long long last) {
     json_t* object = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
     bool is_later = json_integer_value(json_object_get(object, "step")) > last;
@@ -119,11 +122,12 @@ static inline void logger_cut(Logger* g, long long resumed_step) {
         else end += n;
     }
     free(line);
-    if (cut > 0) printf("metrics    %d line%s cut from the end of %s%s: steps after %lld are done again\n", cut, cut == 1 ? "" : "s",
-                        g->path, is_torn ? ", the last one torn" : "", resumed_step);
+    if (cut > 0)
+        printf("metrics    %d line%s cut from the end of %s%s: steps after %lld are done again\n", cut,
+               cut == 1 ? "" : "s", g->path, is_torn ? ", the last one torn" : "", resumed_step);
     require(!ferror(g->file), "%s: cannot be read: %s", g->path, strerror(errno));
-    require(ftruncate(fileno(g->file), end) == 0 && fseeko(g->file, 0, SEEK_END) == 0, "%s: cannot be cut at byte %lld: %s",
-            g->path, (long long)end, strerror(errno));
+    require(ftruncate(fileno(g->file), end) == 0 && fseeko(g->file, 0, SEEK_END) == 0,
+            "%s: cannot be cut at byte %lld: %s", g->path, (long long)end, strerror(errno));
 }
 
 // Opens the log of a run. out: the folder for metrics.jsonl, made if need be; "": none, as on all ranks but 0.
@@ -142,12 +146,14 @@ static inline void logger_open(Logger* g, const OptionTable* table, const Option
     json_object_set_new(run, "program", json_text(table->program));
     json_object_set_new(run, "options", options_to_json(table));
     if (out[0] != '\0') {
-        require(folder_make(out), "--out %s: this folder cannot be made: %s; give another", out, path_reason(out, errno));
+        require(folder_make(out), "--out %s: this folder cannot be made: %s; give another", out,
+                path_reason(out, errno));
         g->path = format_string("%s/metrics.jsonl", out);
         bool continued = resumed_step > 0 && path_exists(g->path);
         FileSource from = { g->path, "move it away or give another --out" };
         g->file = continued ? fdopen(file_open(from, O_RDWR, NULL), "r+") : fopen(g->path, "w");
-        require(g->file != NULL, "%s: cannot be opened for writing: %s; give another --out", g->path, path_reason(g->path, errno));
+        require(g->file != NULL, "%s: cannot be opened for writing: %s; give another --out", g->path,
+                path_reason(g->path, errno));
         if (continued) logger_cut(g, resumed_step);
     }
     json_t* first = json_pack("{so}", "run", run);
@@ -190,8 +196,8 @@ static inline void logger_live(Logger* g, const StepLog* s) {
     long long rest = (long long)(g->seconds_per_step * (double)(g->steps - s->step) + 0.5);
     if (rest >= 3600) snprintf(left, sizeof left, "%lldh%02lldm", rest / 3600, rest / 60 % 60);
     else snprintf(left, sizeof left, "%lldm%02llds", rest / 60, rest % 60);
-    snprintf(text, sizeof text, "step %*lld/%lld [%s] loss %.4f | %.0f tok/s | %s left", logger_step_digits(g), s->step, g->steps,
-             bar, s->loss, s->tokens_per_s, left);
+    snprintf(text, sizeof text, "step %*lld/%lld [%s] loss %.4f | %.0f tok/s | %s left", logger_step_digits(g), s->step,
+             g->steps, bar, s->loss, s->tokens_per_s, left);
     live_line_show(text);
 }
 
@@ -220,9 +226,11 @@ static inline void logger_step(Logger* g, const StepLog* s) {
     json_t* o = json_pack("{sI, so, so, so, so, so, sI, so, so, sI, sI, sI, so, sb}", "step", (json_int_t)s->step,
         "loss", json_number(s->masked && s->counted == 0 ? NAN : s->loss), "grad_norm", json_number(s->grad_norm),
         "param_norm", json_number(s->param_norm), "lr", json_number(s->lr), "loss_scale", json_number(s->loss_scale),
-        "tokens", (json_int_t)s->tokens, "tokens_per_s", json_number(s->tokens_per_s), "step_ms", json_number(s->step_ms),
+        "tokens", (json_int_t)s->tokens, "tokens_per_s", json_number(s->tokens_per_s),
+        "step_ms", json_number(s->step_ms),
         "mem_bytes", (json_int_t)s->mem_bytes, "mem_peak_bytes", (json_int_t)s->mem_peak_bytes,
-        "comm_bytes", (json_int_t)s->comm_bytes, "comm_exposed_ms", json_number(s->comm_exposed_ms), "skipped", (int)s->skipped);
+        "comm_bytes", (json_int_t)s->comm_bytes, "comm_exposed_ms", json_number(s->comm_exposed_ms),
+        "skipped", (int)s->skipped);
     if (s->masked) json_object_set_new(o, "counted", json_integer(s->counted));
     logger_write(g, o);
 }

@@ -1,20 +1,22 @@
 /*
-predict.h - --predict N: what a program's formulas say about a run on N ranks, as a line of JSON. No rank is started, and no device,
-data, tokenizer or MPI is touched, so N may be any number. build/plan (dev/tools/plan) asks the programs so.
+predict.h - --predict N: prints, as a line of JSON, what the program's formulas predict for a run on N ranks. No rank is
+started, and no device, data, tokenizer or MPI is touched, so N may be any number. This is how build/plan
+(dev/tools/plan) asks the programs.
 
     ./train_gpt2_zero --predict 64 --model gpt2-xl --zero-stage 3 --batch-size 4
-    {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"cp":1,"pp":1,"dp":64},"ranks":[{"rank":0,"bytes":{...},"sent":...}]}
+    {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"cp":1,"pp":1,"dp":64},
+     "ranks":[{"rank":0,"bytes":{...},"sent":...}]}
 
-"ranks" has one rank of each stage of a pipeline: on every stage all ranks keep and send the same. Bytes of the layers' workspace
-are only those of wte's fp32 sums, because the rest depends on libraries and threads. With --predict - there are many questions:
-each line of standard input has the options of one, its --predict N among them. What a run would refuse ends the program with the
-same message.
+"ranks" lists one rank of each pipeline stage, because all ranks of a stage keep and send the same. Bytes of the layers'
+workspace are only those of wte's fp32 sums, because the rest depends on libraries and threads. --predict - reads many
+questions: each line of standard input has the options of one question, --predict N among them. Options that a run would
+refuse end the program with the same message.
 */
 #ifndef LLMC_RUN_PREDICT_H
 #define LLMC_RUN_PREDICT_H
 #include "ranks_run.h"
 
-// Sets what the formulas need to know of a program's model.
+// Sets the parts of a program's model that its formulas read.
 typedef void ConfigureModel(void* model, Run* run);
 typedef struct { const char* ranks; int device; double gpu_memory; } PredictOptions;
 enum { PREDICT_OWN, PREDICT_CPU, PREDICT_GPU }; // of --predict-device
@@ -36,7 +38,8 @@ typedef struct {
     CommBackend backend;
 } Predictor;
 
-// As mpi_device_bytes and nccl_device_bytes, which need the libraries: MPI on host memory adds up pieces, NCCL numbers the ranks.
+// As mpi_device_bytes and nccl_device_bytes, which need the libraries: MPI on host memory adds up pieces,
+// NCCL numbers the ranks.
 static inline size_t predict_mpi_bytes(const CommOptions* o, int N) {
     (void)o;
     return N > 1 ? 4 << 20 : 0;
@@ -51,12 +54,13 @@ static inline void predict_ranks(Predictor* p) {
     Run* run = p->run;
     char* end;
     long N = strtol(p->o.ranks, &end, 10);
-    require(*end == '\0' && N >= 1 && N <= 1 << 20, "--predict wants a number of ranks from 1 to 1048576, not '%s'", p->o.ranks);
+    require(*end == '\0' && N >= 1 && N <= 1 << 20, "--predict wants a number of ranks from 1 to 1048576, not '%s'",
+            p->o.ranks);
     bool gpu = p->o.device == PREDICT_GPU || (p->o.device == PREDICT_OWN && PREDICT_OWN_IS_GPU);
     classifier_elements = CLASSIFIER_ELEMENTS_CPU;
     if (gpu) classifier_elements = classifier_elements_cuda(1e9 * p->o.gpu_memory, run->o.deterministic);
     p->backend.device_bytes = gpu ? predict_nccl_bytes : predict_mpi_bytes;
-    p->world.backend = N > 1 ? &p->backend : NULL; // a rank that is alone has none
+    p->world.backend = N > 1 ? &p->backend : NULL; // one rank needs no backend
     run->ranks->all.comm.world = &p->world;
     run->ranks->all.comm.size = (int)N;
 }
@@ -74,7 +78,8 @@ static inline void predict_start(Predictor* p, int argc, char** argv, int stage)
     predict_ranks(p);
     run->tokenizer.vocab_size = run->o.vocab_size ? 0 : 257; // bytes
     run->config = config_for_run(&run->o, &run->table, &run->tokenizer, NULL);
-    LayerShapes shapes = layer_shapes((int)run->o.batch_size, (int)run->o.seq_len, run->config.C, run->config.NH, run->config.Vp, 1);
+    LayerShapes shapes = layer_shapes((int)run->o.batch_size, (int)run->o.seq_len, run->config.C, run->config.NH,
+                                      run->config.Vp, 1);
     layer_shapes_check(shapes);
     run->ranks->predicted_stage = stage;
 }
@@ -82,7 +87,8 @@ static inline void predict_start(Predictor* p, int argc, char** argv, int stage)
 // A rank's bytes by kind, those that are not 0.
 static inline void predict_print_rank(const Run* run) {
     const RanksRun* r = run->ranks;
-    int BT = (int)(run->o.batch_size * run->o.seq_len / r->context_parallel), Vp = run->config.Vp / (int)r->tensor_parallel;
+    int BT = (int)(run->o.batch_size * run->o.seq_len / r->context_parallel),
+        Vp = run->config.Vp / (int)r->tensor_parallel;
     size_t bytes[MEMORY_KINDS];
     memcpy(bytes, run->predicted, sizeof bytes);
     bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float);
@@ -90,8 +96,9 @@ static inline void predict_print_rank(const Run* run) {
     for (int k = 0, n = 0; k < MEMORY_KINDS; k++)
         if (bytes[k] > 0) printf("%s\"%s\":%zu", n++ ? "," : "", memory_kind_names[k], bytes[k]);
     printf("},\"sent\":%.17g", r->sent);
-    if (r->sent_along) printf(",\"sent_along\":{\"tp\":%.17g,\"pp\":%.17g,\"dp\":%.17g}", r->sent_along[0], r->sent_along[1],
-                              r->sent_along[2]);
+    if (r->sent_along)
+        printf(",\"sent_along\":{\"tp\":%.17g,\"pp\":%.17g,\"dp\":%.17g}", r->sent_along[0], r->sent_along[1],
+               r->sent_along[2]);
     printf("}");
 }
 
@@ -105,9 +112,10 @@ static inline void predict_answer(Predictor* p, int argc, char** argv) {
         p->configure(p->model, run);
         p->predict(p->model, run);
         long long tp = r->tensor_parallel, pp = r->pipeline_parallel, cp = r->context_parallel;
-        if (stage == 0) printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"cp\":%lld,\"pp\":%lld,\"dp\":%lld},"
-                               "\"ranks\":[", gpt2_num_parameters(run->config), run->accumulation, tp, cp, pp,
-                               r->all.comm.size / (tp * cp * pp));
+        if (stage == 0)
+            printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"cp\":%lld,\"pp\":%lld,\"dp\":%lld},"
+                   "\"ranks\":[",
+                   gpt2_num_parameters(run->config), run->accumulation, tp, cp, pp, r->all.comm.size / (tp * cp * pp));
         else printf(",");
         predict_print_rank(run);
     }
@@ -143,18 +151,19 @@ static inline bool predict_is_asked(int argc, char** argv) {
     return false;
 }
 // Adds its options to the table. If --predict is given, answers, and the program ends. model: of `size` bytes.
-static inline void run_predict(Run* run, int argc, char** argv, ConfigureModel* configure, PredictModel* predict, void* model,
-                               size_t size) {
+static inline void run_predict(Run* run, int argc, char** argv, ConfigureModel* configure, PredictModel* predict,
+                               void* model, size_t size) {
     static Predictor p; // the table points to its options
     p.o.ranks = "";
     p.o.gpu_memory = PREDICT_GPU_MEMORY;
     options_group(&run->table, "ranks");
-    option_text(&run->table, "predict", &p.o.ranks, "N|-", "print the memory and traffic that the formulas predict for N ranks, as"
-                " JSON, and exit without starting them; -: read many questions, each a line of options");
+    option_text(&run->table, "predict", &p.o.ranks, "N|-",
+                "print the memory and traffic that the formulas predict for N ranks, as JSON, and exit without "
+                "starting them; -: read many questions, each a line of options");
     option_choice(&run->table, "predict-device", &p.o.device, "own|cpu|gpu",
                   "whose memory --predict predicts: of this program, or of its build for the CPU or the GPU");
-    option_float(&run->table, "predict-gpu-memory", &p.o.gpu_memory, 0, 1e6, "GB that the GPU has: with more memory more logits exist"
-                 " at a time");
+    option_float(&run->table, "predict-gpu-memory", &p.o.gpu_memory, 0, 1e6,
+                 "GB that the GPU has: with more memory more logits exist at a time");
     options_group(&run->table, NULL);
     if (!predict_is_asked(argc, argv)) return;
     p.run = run;

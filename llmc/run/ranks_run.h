@@ -1,8 +1,9 @@
 /*
-ranks_run.h - what several ranks add to a run (run.h): they find one another, agree on what they train, share the data and what is
-saved, count what they send, and say at the end where the time went.
+ranks_run.h - what several ranks add to a run (run.h): they find one another, agree on what they train, share the data
+and what is saved, count what they send, and say at the end where the time went.
 
-A program calls ranks_start where one device has run_start, and so on. What has no such name here is alike on one device and on many.
+A program of several ranks calls ranks_start where a program of one device calls run_start, and so on. Functions of
+run.h that have no counterpart here are called by both.
 */
 #ifndef LLMC_RANKS_RUN_H
 #define LLMC_RANKS_RUN_H
@@ -17,31 +18,34 @@ A program calls ranks_start where one device has run_start, and so on. What has 
 
 typedef struct RanksRun {
     Ranks all;
-    SaveShare share;                // who saves; set by the program, at first: rank 0 alone
+    SaveShare share;                // which ranks save; at first only rank 0, until the program sets it
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     double sent;                    // bytes that this rank will send per step, set by the program
-    const double* sent_along;       // (3) of these along tp, pp and dp; a view of a program's that has --mesh, else NULL
-    json_t* (*predict_more)(const void*); // what else --predict prints, of predict_self; both set by the program. NULL: nothing
+    const double* sent_along;       // (3) the parts of these that go along tp, pp and dp: a view, set by programs
+                                    // with --mesh; else NULL
+    json_t* (*predict_more)(const void*); // what else --predict prints, of predict_self; both set by the program.
+                                          // NULL: nothing
     const void* predict_self;
     int predicted_stage;            // --predict: the stage of the pipeline whose rank this is
-    StepTimes times;                // what each step's time went for
+    StepTimes times;                // where the time of each step went
     long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
-    long long pipeline_parallel;    // those of a pipeline; 1 where a program has no such option
-    long long context_parallel;     // neighbouring ranks that share each sequence, and see the same data; 1 likewise
+    long long pipeline_parallel;    // ranks of a pipeline; 1 in programs without this option
+    long long context_parallel;     // neighbouring ranks that share each sequence, and see the same data; likewise 1
     struct Mesh* mesh;              // a view; NULL: the ranks are no mesh
     const struct RankSharing* sharing; // how ranks share more than data; NULL: they do not
     void* sharing_self;
     void* state;                    // device memory that --fault bitflip may change; set by ranks_load
-    bool is_pipeline;               // the program has stages of a pipeline: --fault may name a micro-batch
+    bool is_pipeline;               // the program runs a pipeline, so --fault may name a micro-batch
     int pipe;                       // which pipeline this rank is in; -1: in none
 } RanksRun;
 
 // How some ranks share a replica of the model, or sequences (mesh_run.h, context_run.h). The options set it.
 typedef struct RankSharing {
-    DataReaders (*readers)(void* self, Run* run, bool predicts); // sets who shares what, and returns who reads what. predicts:
-                                                                 // for --predict, which joins no ranks
+    DataReaders (*readers)(void* self, Run* run, bool predicts); // sets which ranks share what, and returns which data
+                                                                 // they read. predicts: for --predict, which joins no
+                                                                 // ranks
     void (*open)(void* self, Run* run);                          // opens the communicators. Collective
-    void (*report)(void* self, Run* run);                        // says who shares what, after ranks_report
+    void (*report)(void* self, Run* run);                        // prints which ranks share what, after ranks_report
 } RankSharing;
 
 // The communicator of all ranks.
@@ -57,8 +61,8 @@ static inline void options_ranks(Run* run) {
 
 // ---- before the model ----
 
-// Rank 0 claims --out for this run: sets run->ranks->writes. Dies on every rank if another run is still writing there after
-// OUT_PATIENCE. makes: --out is made if it is not there. Collective.
+// Rank 0 claims --out for this run: sets run->ranks->writes. Dies on every rank if another run is still writing there
+// after OUT_PATIENCE. makes: creates --out if it does not exist. Collective.
 static inline void ranks_claim_out(Run* run, bool makes) {
     Control* c = &run->ranks->all.control;
     bool alone = c->ranks.size == 1; // else the other ranks wait for rank 0, which must not take longer than they do
@@ -70,15 +74,17 @@ static inline void ranks_claim_out(Run* run, bool makes) {
     if (text.bytes == 0) free(text.data);
 }
 
-// Ranks whose GPUs have different amounts of memory all compute as many logits at a time as the smallest: those that share wte
-// exchange numbers about each chunk. Collective.
+// Ranks whose GPUs have different amounts of memory all compute as many logits at a time as the smallest: those that
+// share wte exchange numbers about each chunk. Collective.
 static inline void ranks_agree_on_chunks(Control* c) {
     int* all = (int*)control_all_gather(c, &classifier_elements, sizeof classifier_elements);
-    for (int r = 0; r < c->ranks.size; r++) classifier_elements = all[r] < classifier_elements ? all[r] : classifier_elements;
+    for (int r = 0; r < c->ranks.size; r++)
+        classifier_elements = all[r] < classifier_elements ? all[r] : classifier_elements;
     free(all);
 }
 
-// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, and opens what the run starts from, except the data.
+// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them,
+// and opens what the run starts from, except the data.
 static inline void ranks_join(Run* run, int argc, char** argv) {
     Ranks* w = &run->ranks->all;
     say_once_begin(); // before the ranks meet: most of them find the same wrong option
@@ -93,12 +99,12 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     w->fault = fault_parse(w->fault_text, ranks.size);
     fault_announce(&w->fault);
     w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
-    ranks_claim_out(run, false); // before it is asked what is saved there
+    ranks_claim_out(run, false); // before this run looks for checkpoints there
     run_open(run);
     ranks_agree_on_chunks(&w->control);
 }
 
-// Opens the data, and has the ranks agree on it and on all else.
+// Opens the data, and checks that all ranks have the same data, options and program.
 static inline void ranks_open_data(Run* run, DataReaders readers) {
     RanksRun* r = run->ranks;
     Ranks* w = &r->all;
@@ -111,7 +117,7 @@ static inline void ranks_open_data(Run* run, DataReaders readers) {
     if (w->comm.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
 
-// Who reads the data: each rank a part of every step, unless ranks share more.
+// Returns which data this rank reads: a part of every step of its own, unless ranks share more than data.
 static inline DataReaders ranks_readers(Run* run, bool predicts) {
     RanksRun* r = run->ranks;
     DataReaders all = { r->all.comm.rank, r->all.comm.size, "ranks", 1 };
@@ -126,7 +132,8 @@ static inline void ranks_start(Run* run, int argc, char** argv) {
 // The same for --predict (predict.h), which starts nothing.
 static inline void ranks_predict(Run* run) { run_choose_batch(run, ranks_readers(run, true)); }
 
-// As run_plan. auto becomes none if it fits on every rank. Communicators are opened after layers_prepare. Collective.
+// As run_plan. --recompute auto becomes none if everything fits on every rank.
+// Communicators are opened after layers_prepare. Collective.
 static inline void ranks_plan(Run* run, PredictModel* predict, void* model, LayerShapes shapes) {
     RanksRun* r = run->ranks;
     Options* o = &run->o;
@@ -140,7 +147,7 @@ static inline void ranks_plan(Run* run, PredictModel* predict, void* model, Laye
 
 // ---- before the first step ----
 
-// Prints what is about to be trained, on what, and what each rank will take and send. Collective.
+// Prints the model, the device, and the memory and traffic that are predicted for each rank. Collective.
 static inline void ranks_report(Run* run) {
     Ranks* w = &run->ranks->all;
     comm_register_memory(&w->comm); // the program has allocated all of it
@@ -160,12 +167,14 @@ static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges
     trace_ranges(run->o.trace, ranges, num_ranges);
     CheckpointReader* r = run_read(run, ranges, num_ranges, run->ranks->share.beside != NULL);
     if (r == NULL) return;
-    if (run->ranks->share.writer < 0) memset(&r->sums, 0, sizeof r->sums); // another rank holds the same, and counts what it read
+    // Another rank holds the same, and counts what it read
+    if (run->ranks->share.writer < 0) memset(&r->sums, 0, sizeof r->sums);
     checkpoint_add_up(ranks_world(run), &r->sums);
     checkpoint_close(r);
 }
 
-// The other ranks that write share the lock on --out. Dies on every rank, with the same error, if one of them cannot. Collective.
+// The other ranks that write share the lock on --out. Dies on every rank, with the same error,
+// if one of them cannot. Collective.
 static inline void ranks_share_out(Run* run) {
     RanksRun* r = run->ranks;
     Control* c = &r->all.control;
@@ -193,8 +202,8 @@ static inline void ranks_begin(Run* run) {
 
 // ---- --check-every ----
 
-// Returns a checksum of `part` (n), what this rank has of unit u; is_replicated: of the tensors alone that every rank has that
-// shares a replica of the model (model/gpt2.h: CUT_NONE).
+// Returns a checksum of `part` (n), this rank's part of unit u. is_replicated: only of the tensors that are whole on
+// every rank that shares a replica of the model (model/gpt2.h: CUT_NONE).
 static inline uint64_t ranks_checksum(const Run* run, int u, const floatX* part, size_t n, bool is_replicated) {
     uint64_t sum = 0;
     if (!is_replicated) return device_checksum(part, sizeof(floatX), n);
@@ -205,11 +214,12 @@ static inline uint64_t ranks_checksum(const Run* run, int u, const floatX* part,
     }
     return sum;
 }
-// Returns that of unit u, gathered if need be; UNIT_ELSEWHERE if this rank has nothing of it.
+// Returns the checksum of unit u, gathered if need be; UNIT_ELSEWHERE if this rank stores nothing of the unit.
 typedef uint64_t UnitChecksum(void* model, const Run* run, int u, bool is_replicated);
 
 // Dies on every rank, naming ranks and unit, unless every parts-th rank has the same parameters to the bit. Collective.
-static inline void ranks_check_parts(Run* run, long long step, int parts, UnitChecksum* checksum, void* model, bool is_replicated) {
+static inline void ranks_check_parts(Run* run, long long step, int parts, UnitChecksum* checksum, void* model,
+                                     bool is_replicated) {
     Ranks* w = &run->ranks->all;
     uint64_t sums[MAX_UNITS];
     int num_units = gpt2_num_units(run->config);
@@ -217,8 +227,8 @@ static inline void ranks_check_parts(Run* run, long long step, int parts, UnitCh
     for (int u = 0; u < num_units; u++) sums[u] = checksum(model, run, u, is_replicated);
     require_same_units(&w->control, "parameters", sums, num_units, parts, step);
 }
-// Where it is due, dies unless ranks with the same part of a unit have the same parameters, and all ranks the same replicated
-// tensors. Collective.
+// If a check is due, dies unless ranks with the same part of a unit have the same parameters, and all ranks the same
+// replicated tensors. Collective.
 static inline void ranks_check(Run* run, long long step, UnitChecksum* checksum, void* model) {
     int t = (int)run->ranks->tensor_parallel;
     if (step == run->first || !is_due(run->ranks->all.check_every, step, run->o.steps)) return;
@@ -226,7 +236,7 @@ static inline void ranks_check(Run* run, long long step, UnitChecksum* checksum,
     ranks_check_parts(run, step, t, checksum, model, false);
 }
 
-// As run_save, collective; who writes is run->ranks->share.
+// As run_save, but collective; run->ranks->share says which ranks write.
 static inline void ranks_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
     ranks_pieces_save(ranks_world(run), run->o.out, &state, run_keeps(run), run->ranks->share, ranges, num_ranges);
@@ -278,7 +288,7 @@ static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     return true;
 }
 
-// As run_end, with what was sent, and where the time went. Collective.
+// As run_end; also prints the bytes sent and where the time went. Collective.
 static inline bool ranks_end(Run* run) {
     Ranks* w = &run->ranks->all;
     DiagnosisReport diagnosis;

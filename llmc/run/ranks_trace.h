@@ -1,9 +1,11 @@
 /*
-ranks_trace.h - what several ranks add to the timeline (trace.h): their communication, and where compute stood still for it.
+ranks_trace.h - what several ranks add to the timeline (trace.h): their communication, and where compute stood still for
+it.
 
-An arrow goes from the moment at which an operation was issued to the operation. An operation also says which function issued it,
-how long compute waited for it, and which units' parameters or gradients it moves, where the pieces of this rank tell that. The rank's
-part ends with how long its steps took (run/diagnosis.h), so that build/overlap finds the same figures that the run itself prints.
+An arrow goes from the moment at which an operation was issued to the operation. An operation also says which function
+issued it, how long compute waited for it, and which units' parameters or gradients it moves, where the pieces of this
+rank tell that. The rank's part ends with how long its steps took (run/diagnosis.h), so that build/overlap finds the
+same figures that the run itself prints.
 
 Global state: `trace_memories`, beside trace.h's.
 */
@@ -49,7 +51,8 @@ static inline void trace_ranges(const char* path, const ParamRange* ranges, int 
         }
     }
 }
-// The first and the last unit that data (bytes) belongs to, as JSON after a comma, in out (size); "": none that this rank knows.
+// The first and the last unit that data (bytes) belongs to, as JSON after a comma, in out (size);
+// "": none that this rank knows.
 static inline void trace_units(const void* data, size_t bytes, char* out, size_t size) {
     int first = INT_MAX, last = -1;
     for (int i = 0; i < trace_memories.n && data; i++) {

@@ -1,5 +1,5 @@
 /*
-report.h - what a run is, said at its start, and what it predicted beside what it measured, said at its end.
+report.h - prints what a run is at its start, and at its end the memory that was predicted next to the memory measured.
 A difference between the two is a bug in a formula or in the program.
 */
 #ifndef LLMC_REPORT_H
@@ -20,28 +20,34 @@ static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
 }
 
 // The bytes of it that are still to be allocated; true if there is room for them.
-static inline size_t memory_missing(const size_t predicted[MEMORY_KINDS]) { return memory_sum(predicted) - device_memory_total(); }
-static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) { return memory_missing(predicted) <= device_memory_available(); }
+static inline size_t memory_missing(const size_t predicted[MEMORY_KINDS]) {
+    return memory_sum(predicted) - device_memory_total();
+}
+static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) {
+    return memory_missing(predicted) <= device_memory_available();
+}
 
-// What is about to be trained, on what, and the bytes per rank that it will take, as text, and on the host.
+// Prints the model, the device, and the bytes that a rank will take there (as text) and on the host.
 static inline void report_run(GPT2Config c, const char* memory, size_t on_host, long long tokens_per_step,
                               int accumulation, int recompute) {
     char offloaded[32];
     printf("model      %d layers, %d heads, %d channels, vocabulary %d, context %d: %zu parameters\n",
            c.L, c.NH, c.C, c.V, c.max_T, gpt2_num_parameters(c));
     printf("device     %s; " FLOATX_NAME "; %s\n", device_name(), layers_description());
-    printf("step       %lld tokens in %d micro-batch%s per rank\n", tokens_per_step, accumulation, accumulation == 1 ? "" : "es");
+    printf("step       %lld tokens in %d micro-batch%s per rank\n", tokens_per_step, accumulation,
+           accumulation == 1 ? "" : "es");
     printf("memory     %s per rank", memory);
     if (on_host > 0) printf(", and %s on the host", format_bytes(offloaded, sizeof offloaded, (double)on_host));
     printf("%s\n", recompute == RECOMPUTE_BLOCK ? "; blocks are recomputed" : "");
     fflush(stdout);
 }
 
-// Which tokens of the data count in the loss, where there is a mask.
+// Prints how many tokens of the data count in the loss, if there is a mask.
 static inline void report_mask(const DataLoader* d) {
     size_t targets = d->num_tokens - (size_t)d->num_shards; // a shard's first token is none
     if (d->masked) printf("mask       %s: %zu of %zu tokens count in the loss\n", d->option, d->num_counted, targets);
-    if (d->masks_unused) printf("mask       %s: has one, but --mask none: all %zu tokens count in the loss\n", d->option, targets);
+    if (d->masks_unused)
+        printf("mask       %s: has one, but --mask none: all %zu tokens count in the loss\n", d->option, targets);
     fflush(stdout);
 }
 
@@ -50,9 +56,10 @@ static inline json_t* run_record(GPT2Config c, const size_t predicted[MEMORY_KIN
     json_t* memory = json_object();
     for (int k = 0; k < MEMORY_KINDS; k++)
         json_object_set_new(memory, memory_kind_names[k], json_integer((json_int_t)predicted[k]));
-    return json_pack("{si, so, ss, si, si, si, si, si, sI, so}", "world_size", world_size, "device", json_text(device_name()),
-                     "precision", FLOATX_NAME, "layers", c.L, "heads", c.NH, "channels", c.C, "vocabulary", c.V, "context", c.max_T,
-                     "parameters", (json_int_t)gpt2_num_parameters(c), "predicted_bytes", memory);
+    return json_pack("{si, so, ss, si, si, si, si, si, sI, so}", "world_size", world_size, "device",
+                     json_text(device_name()), "precision", FLOATX_NAME, "layers", c.L, "heads", c.NH, "channels", c.C,
+                     "vocabulary", c.V, "context", c.max_T, "parameters", (json_int_t)gpt2_num_parameters(c),
+                     "predicted_bytes", memory);
 }
 
 // One row: bytes predicted, bytes measured. Returns true if they are the same.
@@ -95,7 +102,8 @@ static inline bool memory_as_predicted(const RankMemory* m) {
 static inline void report_kind(const RankMemory* m, MemoryKind k) {
     if (m->predicted[k] > 0 || m->measured[k] > 0) report_row(memory_kind_names[k], m->predicted[k], m->measured[k]);
 }
-// Prints the memory of a rank; last what is offloaded, which is not the device's, and what the system counts. Returns true if all is as predicted.
+// Prints the memory of a rank; at the end offloaded memory, which is the host's, and the memory that the system counts.
+// Returns true if all is as predicted.
 static inline bool report_rank_memory(const RankMemory* m) {
     char what[48] = "memory per rank";
     bool good = memory_as_predicted(m);

@@ -1,7 +1,7 @@
 /*
-report_diagnosis.h - what a run on several ranks says at its end about its time: where each step went, and how well it scales.
-diagnosis.h has the arithmetic; here it is measured, printed and written into metrics.jsonl. From there build/advise says what
-to try first if too much is lost.
+report_diagnosis.h - what a run on several ranks says at its end about its time: where each step went, and how well it
+scales. diagnosis.h has the arithmetic; here it is measured, printed and written into metrics.jsonl. From there
+build/advise says what to try first if too much is lost.
 */
 #ifndef LLMC_REPORT_DIAGNOSIS_H
 #define LLMC_REPORT_DIAGNOSIS_H
@@ -15,8 +15,8 @@ to try first if too much is lost.
 // What is found at the end, on rank 0.
 typedef struct {
     Diagnosis diagnosis;
-    // what advice needs to know of the run besides its options: the ranks on this machine, and its cores (0: ranks compute on GPUs);
-    // micro-batches and stages of a step and a replica of the model
+    // what advice needs to know of the run besides its options: the ranks on this machine, and its cores (0: ranks
+    // compute on GPUs); micro-batches and stages of a step and a replica of the model
     int local_ranks, micro_batches, stages;
     long cores;
     long long tokens_per_step;
@@ -47,7 +47,8 @@ static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 
 // Before and after a step. The world has settled.
 static inline void step_times_begin(StepTimes* t, Ranks* w) {
     const CommContext* all = w->comm.world;
-    for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].outside = true; // waited for before this step
+    // Waited for before this step
+    for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].outside = true;
     if (w->actions_done) device_event_free(w->actions_over);
     w->actions_done = false;
     for (int i = 0; i < all->num_comms && i < DIAGNOSIS_COMMS; i++)
@@ -107,7 +108,8 @@ static inline void cause_name(const Diagnosis* d, int cause, char* out, size_t s
     };
     int k = cause - CAUSE_EXPOSED;
     bool one_is = d->most.of[CAUSE_WAITING] > 0.05 * d->first.of[CAUSE_STEP]; // else who waits least is chance
-    if (cause < CAUSE_EXPOSED) snprintf(out, size, "%s", cause == CAUSE_COMPUTING ? "computing" : "without a core, or asleep");
+    if (cause < CAUSE_EXPOSED)
+        snprintf(out, size, "%s", cause == CAUSE_COMPUTING ? "computing" : "without a core, or asleep");
     else if (cause < CAUSE_BUBBLE)
         snprintf(out, size, "exposed, %s: %s", diagnosis_axis_names[k / COMM_KINDS], comm_kind_names[k % COMM_KINDS]);
     else if (cause == CAUSE_WAITING && one_is) snprintf(out, size, "%s (rank %d waits least)", names[1], d->slowest);
@@ -126,8 +128,9 @@ static inline void report_scaling(const SingleRun* one, double rate, double effi
     if (one->tokens_per_second == 0)
         printf("scaling    not known: run this model on one rank with --out DIR, then give"
                " --single-throughput DIR/metrics.jsonl\n");
-    else printf("scaling    efficiency %.1f %% (%s): median of %.0f tok/s on %d ranks, %.0f on one\n", 100 * efficiency, kind,
-                rate, ranks, one->tokens_per_second);
+    else
+        printf("scaling    efficiency %.1f %% (%s): median of %.0f tok/s on %d ranks, %.0f on one\n", 100 * efficiency,
+               kind, rate, ranks, one->tokens_per_second);
     if (one->device[0] && strcmp(one->device, device_name()) != 0)
         printf("  that rank ran on \"%s\", these run on \"%s\"\n", one->device, device_name());
 }
@@ -162,36 +165,45 @@ static inline json_t* diagnosis_record(const DiagnosisReport* f) {
     return json_pack("{s:{sI, sI, so, si, so, so, so, so, so, so, so, so, so, so, si, sI, si, si, sI}}", "diagnosis",
         "from", (json_int_t)(f->last - d->steps + 1), "to", (json_int_t)f->last,
         "rank_0", breakdown_record(&d->first), "slowest_rank", d->slowest, "slowest", breakdown_record(&d->slow),
-        "others", breakdown_record(&d->others), "mean", breakdown_record(&d->mean), // dev/bench/compress_link.py takes the last of a name
+        // dev/bench/compress_link.py takes the last of a name
+        "others", breakdown_record(&d->others), "mean", breakdown_record(&d->mean),
         "efficiency_communication", json_number(efficiency_communication(&d->mean)),
         "efficiency_exposed", json_number(efficiency_exposed(&d->mean)),
-        "tokens_per_second", json_number(f->rate), "single_tokens_per_second", positive_number(f->single.tokens_per_second),
+        "tokens_per_second", json_number(f->rate),
+        "single_tokens_per_second", positive_number(f->single.tokens_per_second),
         "scaling", f->single.scaling ? json_text(f->single.scaling) : json_null(),
         "scaling_efficiency", positive_number(f->scaling), "artificial", json_text(f->artificial),
-        "local_ranks", f->local_ranks, "cores", (json_int_t)f->cores, "micro_batches", f->micro_batches, "stages", f->stages,
+        "local_ranks", f->local_ranks, "cores", (json_int_t)f->cores,
+        "micro_batches", f->micro_batches, "stages", f->stages,
         "tokens_per_step", (json_int_t)f->tokens_per_step);
 }
 
 // ---- the end of a run ----
-// Adds to the timeline what build/overlap needs of each step. One that became full in a step says nothing of it and of later ones.
+// Adds to the timeline what build/overlap needs of each step. One that became full in a step says nothing of it and of
+// later ones.
 static inline void trace_steps(const StepTimes* t) {
     const RankSteps* r = &t->mine;
     long long first = t->last - t->steps + 1; // the first that was noted
-    for (long long step = t->last - r->steps + 1; trace.path && step <= t->last && (trace.full == 0 || step < trace.full); step++) {
+    for (long long step = t->last - r->steps + 1;
+         trace.path && step <= t->last && (trace.full == 0 || step < trace.full); step++) {
         int s = (int)((step - first) % DIAGNOSIS_STEPS);
-        char* notes = format_string("%s{\"name\":\"step\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"step\":%lld,\"seconds\":%.9g,"
-                                    "\"data\":%.9g,\"running\":%.9g}},\n", trace.notes ? trace.notes : "", trace.rank, step,
-                                    r->seconds[s], r->data[s], r->running[s]);
+        char* notes = format_string("%s{\"name\":\"step\",\"ph\":\"M\",\"pid\":%d,"
+                                    "\"args\":{\"step\":%lld,\"seconds\":%.9g,\"data\":%.9g,\"running\":%.9g}},\n",
+                                    trace.notes ? trace.notes : "", trace.rank, step, r->seconds[s], r->data[s],
+                                    r->running[s]);
         free(trace.notes);
         trace.notes = notes;
     }
 }
-// Finds the causes and sets *d on rank 0. Returns false, on all ranks, if there is one rank or no step but the first. Collective.
+// Finds the causes and sets *d on rank 0. Returns false, on all ranks,
+// if there is one rank or no step but the first. Collective.
 static inline bool find_breakdown(Diagnosis* d, StepTimes* t, Ranks* w, const OptionTable* table) {
     if (w->comm.size == 1 || t->steps == 0) return false;
-    for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1; // it sleeps instead of computing
+    // It sleeps instead of computing
+    for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1;
     trace_steps(t);
-    ControlBytes* given = control_gather(&w->control, &t->mine, rank_steps_bytes(&t->mine)); // each as far as its last channel
+    // Each as far as its last channel
+    ControlBytes* given = control_gather(&w->control, &t->mine, rank_steps_bytes(&t->mine));
     if (given == NULL) return true;
     const RankSteps** ranks = (const RankSteps**)xcalloc((size_t)w->comm.size, sizeof(RankSteps*));
     for (int q = 0; q < w->comm.size; q++) ranks[q] = (const RankSteps*)given[q].data;
@@ -208,7 +220,8 @@ static inline void report_diagnosis(const DiagnosisReport* f, const char* out) {
     printf("%-48s    rank 0   of %d ranks\n", title, d->ranks);
     if (f->artificial[0]) printf("  NOT THE TIMES OF THIS MACHINE:%s\n", f->artificial);
     diagnosis_rows(d);
-    printf("compute / (compute + communication) = %.1f %%; compute / (compute + exposed) = %.1f %% (means of all ranks)\n",
+    printf("compute / (compute + communication) = %.1f %%; compute / (compute + exposed) = %.1f %% (means of all "
+           "ranks)\n",
            100 * efficiency_communication(&d->mean), 100 * efficiency_exposed(&d->mean));
     report_scaling(&f->single, f->rate, f->scaling, d->ranks);
     printf("advice     python3 dev/tools/advise.py %s/metrics.jsonl says what to try first%s\n", out[0] ? out : "DIR",

@@ -1,14 +1,14 @@
 /*
-run.h - a run: all that a program's main does in the same words whatever it teaches. Options, data and the checkpoint to start
-from; the log, the timeline and what is saved; what was predicted beside what was measured.
+run.h - a run: the steps of main that are the same in every program. Options, data and the checkpoint to start from; the
+log, the timeline and checkpoints; predicted memory compared with measured memory.
 
 The order in which a program calls these is that of its main:
     run_options - its own options - run_start - run_plan - its model - run_report - run_load - run_begin -
     for each step: run_evaluates, run_samples, run_saves, then run_step_begin and run_step_end -
     run_end - frees its model - run_stop
 
-That is a run on one device. Programs on several ranks call ranks_start, ranks_report, ... of ranks_run.h, which do what ranks add and
-call what is here.
+That is a run on one device. Programs of several ranks call ranks_start, ranks_report, ... of ranks_run.h, which
+call these functions and add the work of several ranks.
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -34,10 +34,11 @@ typedef struct {
     uint64_t data_sum;              // data_checksum of --data
     long long tokens_per_step;
     int accumulation;               // micro-batches per step
-    long long counted;              // targets of the step at hand that count in the loss, of all ranks and micro-batches
-    double loss_tokens;             // the same number, by which the sum of their losses is divided; 1 where none counts
+    long long counted;              // targets of the step at hand that count in the loss,
+                                    // of all ranks and micro-batches
+    double loss_tokens;             // the same number, by which the sum of their losses is divided; 1 if none counts
     LossScaler scaler;
-    double lr;                      // the learning rate that the last step had; set by the program
+    double lr;                      // the learning rate of the last step; set by the program
     Logger log;
     json_t* record;                 // the facts in the log's first line; owned, until run_begin
     int updates;                    // AdamW updates so far
@@ -48,11 +49,11 @@ typedef struct {
     double step_began;              // now_seconds
     double comm_bytes, comm_exposed; // sent in the step at hand, and seconds that it waited for that; 0 on one device
     size_t allocations;             // before the first step
-    struct RanksRun* ranks;         // what several ranks have besides (ranks_run.h), owned; NULL on one device
+    struct RanksRun* ranks;         // the state that several ranks add (ranks_run.h), owned; NULL on one device
 } Run;
 
-// Sets run->predicted, and on several ranks run->ranks->sent, by the formulas of a program's model, which is configured. Takes
-// --recompute from run->o: auto is as none.
+// Sets run->predicted, and on several ranks run->ranks->sent, by the formulas of the program's model, which is
+// configured. Takes --recompute from run->o: auto counts as none.
 typedef void PredictModel(void* model, Run* run);
 
 // ---- before the model ----
@@ -64,8 +65,9 @@ static inline void run_options(Run* run, const char* program, const char* purpos
     options_common(&run->table, &run->o);
 }
 
-// Who reads the data: reader `rank` of `size`, each a part of every step. One device reads all.
-typedef struct { int rank, size; const char* called; long long micro_batches; } DataReaders; // micro_batches: the least in a step
+// Which data this rank reads: it is reader `rank` of `size`, each of which reads a part of every step.
+// micro_batches: the least in a step
+typedef struct { int rank, size; const char* called; long long micro_batches; } DataReaders;
 
 // Sets the tokens and the micro-batches of a step. Dies if --total-batch-size does not divide.
 static inline void run_choose_batch(Run* run, DataReaders readers) {
@@ -135,13 +137,13 @@ static inline void run_start(Run* run, int argc, char** argv) {
     options_parse(&run->table, argc, argv);
     run_require_one();
     run_open_device(run, 0, 1);
-    run_claim_out(run, false); // before it is asked what is saved there
+    run_claim_out(run, false); // before this run looks for checkpoints there
     run_open(run);
     run_open_data(run, (DataReaders){ 0, 1, "", 1 });
 }
 
-// Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing is
-// allocated, and no collective is under way. A model whose parameters alone have no room is not worth it.
+// Lets the device choose how it computes these shapes, while its memory and all its multiprocessors are free: nothing
+// is allocated, and no collective is under way. A model whose parameters alone do not fit is not worth the time.
 static inline void run_prepare(const Run* run, LayerShapes shapes) {
     size_t least[MEMORY_KINDS];
     memcpy(least, run->predicted, sizeof least);
@@ -149,7 +151,8 @@ static inline void run_prepare(const Run* run, LayerShapes shapes) {
     if (memory_fits(least)) layers_prepare(shapes);
 }
 
-// Predicts what the model takes. --recompute auto becomes none if that fits, else block. Called before anything is allocated.
+// Predicts the memory of the model. --recompute auto becomes none if that fits, and block if not.
+// Called before anything is allocated.
 static inline void run_plan(Run* run, PredictModel* predict, void* model, LayerShapes shapes) {
     Options* o = &run->o;
     predict(model, run);
@@ -160,13 +163,15 @@ static inline void run_plan(Run* run, PredictModel* predict, void* model, LayerS
 
 // ---- before the first step ----
 
-// Says what is about to be trained, on what, and notes it for the log. memory: what a rank will take, as text.
+// Prints the model, the device and the data, and notes them for the log.
+// memory: the bytes that a rank will take, as text.
 static inline void run_describe(Run* run, const char* memory, int ranks) {
     size_t on_host = run->predicted[MEMORY_OFFLOADED];
     report_run(run->config, memory, on_host, run->tokens_per_step, run->accumulation, run->o.recompute);
     report_mask(&run->train);
     if (run->o.val_data[0]) report_mask(&run->val);
-    if (run_lacks_val_data(run) && run->o.eval_every > 0) printf("eval       none: --data is given without --val-data\n");
+    if (run_lacks_val_data(run) && run->o.eval_every > 0)
+        printf("eval       none: --data is given without --val-data\n");
     run->record = run_record(run->config, run->predicted, ranks);
 }
 static inline void run_report(Run* run) {
@@ -174,31 +179,34 @@ static inline void run_report(Run* run) {
     run_describe(run, format_bytes(memory, sizeof memory, (double)memory_sum(run->predicted)), 1);
 }
 
-// Sets the weights in these ranges, by --seed or from the checkpoint, or all their state when resuming. keeps_errors: the run
-// goes on with errors of compressed gradients, if they are its own. Returns the checkpoint, which is still open, or NULL.
+// Sets the weights in these ranges, by --seed or from the checkpoint, or all their state when resuming. keeps_errors:
+// the run goes on with errors of compressed gradients, if they are its own. Returns the checkpoint, which is still
+// open, or NULL.
 static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int num_ranges, bool keeps_errors) {
     CheckpointReader* r = run->from_checkpoint ? &run->checkpoint : NULL;
     if (run->o.resume) param_ranges_load(ranges, num_ranges, r);
     else param_ranges_set_weights(ranges, num_ranges, run->config, (uint64_t)run->o.seed, r, CHECKPOINT_MODEL);
-    if (run->o.resume) { // what a run has besides its weights and moments
+    if (run->o.resume) { // the state of a run besides weights and moments
         const TrainState* s = &r->state;
         run->updates = (int)s->adamw_t;
         run->first = s->step;
         run->tokens = s->tokens >= 0 ? s->tokens : s->step * run->tokens_per_step;
         dataloader_seek(&run->train, s->epoch, s->position);
-        bool same = s->dtype == FLOATX_DTYPE; // a loss scale of another precision is useless here
+        bool same = s->dtype == FLOATX_DTYPE; // a loss scale of another precision is of no use
         if (same) run->scaler.scale = s->loss_scale;
         if (same) run->scaler.good_steps = s->good_steps;
     }
     if (r == NULL) return NULL;
     printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
     if (run->o.resume && r->state.data_sum && r->state.data_sum != run->data_sum)
-        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on, the order differs,"
-               " so some sequences come twice in that epoch and others not at all\n", r->path, r->state.position, r->state.epoch);
+        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on, the "
+               "order differs, so some sequences come twice in that epoch and others not at all\n",
+               r->path, r->state.position, r->state.epoch);
     CheckpointErrors lost = checkpoint_errors(r->path);
     if (run->o.resume && !keeps_errors && lost.ranks > 0)
-        printf("start      the errors of compressed gradients that it has are lost, those of %s on %d ranks: this run keeps none"
-               "\n", lost.method, lost.ranks);
+        printf("start      the errors of compressed gradients that it has are lost, those of %s on %d ranks: this run "
+               "keeps none\n",
+               lost.method, lost.ranks);
     return r;
 }
 static inline void run_load(Run* run, const ParamRange* ranges, int num_ranges) {
@@ -231,7 +239,7 @@ static inline bool run_samples(const Run* run, long long step) {
     bool is_wanted = run->o.tokenizer[0] && (step > 0 || run->o.steps == 0);
     return run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
 }
-// Step 0 is saved only where it is the last one (--steps 0).
+// Step 0 is saved only if it is the last one (--steps 0).
 static inline bool run_saves(const Run* run, long long step) {
     bool is_new = step > run->first || !run->o.resume, due = step > 0 && is_due(run->o.save_every, step, run->o.steps);
     return run->o.out[0] && is_new && (due || step == run->o.steps);
@@ -241,8 +249,10 @@ static inline bool run_saves(const Run* run, long long step) {
 static inline long long run_eval_begin(Run* run) {
     long long batches = run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches;
     long long sequences = batches * run->val.shape.global_batch;
-    require(dataloader_targets_of(&run->val, 0, 0, sequences) > 0, "--val-data %s: by its mask no target of the first %lld sequences"
-            " counts in the loss; evaluate more of them with --eval-steps, or give other data", run->o.val_data, sequences);
+    require(dataloader_targets_of(&run->val, 0, 0, sequences) > 0,
+            "--val-data %s: by its mask no target of the first %lld sequences counts in the loss; evaluate more of "
+            "them with --eval-steps, or give other data",
+            run->o.val_data, sequences);
     dataloader_seek(&run->val, 0, 0);
     return batches * run->accumulation;
 }
@@ -274,7 +284,8 @@ static inline TrainState run_state(const Run* run, long long step) {
     json_decref(options);
     return state;
 }
-// Returns how many checkpoints stay; 0: all. After a skipped step none is removed: a run that diverges needs the older ones.
+// Returns how many checkpoints stay; 0: all. After a skipped step none is removed: a run that diverges needs the older
+// ones.
 static inline long long run_keeps(const Run* run) { return run->skipped ? 0 : run->o.keep; }
 
 // Saves these ranges, with all that a run needs to continue after `step`.
@@ -338,10 +349,10 @@ static inline void run_close(Run* run) {
     trace_close();
 }
 static inline void run_report_waits(const Run* run) {
-    printf("allocations while training: %zu; times a step waited for data: %lld\n", device_allocations() - run->allocations,
-           run->train.waits);
+    printf("allocations while training: %zu; times a step waited for data: %lld\n",
+           device_allocations() - run->allocations, run->train.waits);
 }
-// Closes log and timeline, and prints what was predicted beside what was measured. Returns true if they agree.
+// Closes log and timeline, and compares predicted memory with measured memory. Returns true if they agree.
 static inline bool run_end(Run* run) {
     run_close(run);
     trace_merge(run->o.trace, 1);

@@ -1,5 +1,6 @@
 /*
-run_fingerprint.h - the facts of a run that must be the same on all ranks when it starts: its options, program, model and data.
+run_fingerprint.h - the facts of a run that must be the same on all ranks when it starts: its options, program, model
+and data.
 */
 #ifndef LLMC_RUN_FINGERPRINT_H
 #define LLMC_RUN_FINGERPRINT_H
@@ -22,7 +23,8 @@ static inline char* fingerprint_compare(json_t* mine, ControlBytes bytes, int ra
         if (difference || json_equal(value, other)) continue;
         char* here = json_dumps(value, JSON_ENCODE_ANY);
         char* there = other ? json_dumps(other, JSON_ENCODE_ANY) : xstrdup("nothing");
-        difference = format_string("the ranks do not agree: %s is %s on rank 0 and %s on rank %d", key, here, there, rank);
+        difference = format_string("the ranks do not agree: %s is %s on rank 0 and %s on rank %d", key, here, there,
+                                   rank);
         free(here);
         free(there);
     }
@@ -34,7 +36,8 @@ static inline char* fingerprint_compare(json_t* mine, ControlBytes bytes, int ra
 static inline void require_same_fingerprint(Control* c, json_t* facts) {
     char *text = json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS), *difference = NULL;
     ControlBytes* given = control_gather(c, text, strlen(text));
-    for (int q = 1; given && q < c->ranks.size && difference == NULL; q++) difference = fingerprint_compare(facts, given[q], q);
+    for (int q = 1; given && q < c->ranks.size && difference == NULL; q++)
+        difference = fingerprint_compare(facts, given[q], q);
     control_gathered_free(c, given);
     control_die_together(c, difference, "; start all of them with one command, from one build and with one data set");
     free(text);
@@ -53,7 +56,8 @@ static inline uint64_t program_checksum(void) {
 // Returns the checksum of the shards' masks; 0: there is none.
 static inline uint64_t data_mask_checksum(const DataLoader* d) {
     uint64_t sum = 0;
-    for (int i = 0; i < d->num_shards && d->masked; i++) sum += checksum_element(d->shards[i].mask.checksum, (uint64_t)i);
+    for (int i = 0; i < d->num_shards && d->masked; i++)
+        sum += checksum_element(d->shards[i].mask.checksum, (uint64_t)i);
     return sum;
 }
 
@@ -74,7 +78,8 @@ static inline json_t* run_fingerprint(const OptionTable* t, GPT2Config c, const 
     fingerprint_add(facts, "the program (as a checksum)", program_checksum());
     fingerprint_add(facts, "the data of --data (as a checksum)", data_sum);
     fingerprint_add(facts, "the mask of --data (as a checksum)", data_mask_checksum(data));
-    fingerprint_add(facts, "the model's shape (as a checksum)", checksum_elements(&c, sizeof(int), sizeof c / sizeof(int), 0));
+    fingerprint_add(facts, "the model's shape (as a checksum)",
+                    checksum_elements(&c, sizeof(int), sizeof c / sizeof(int), 0));
     return facts;
 }
 #endif

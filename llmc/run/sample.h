@@ -26,7 +26,8 @@ static inline int sample_next(const Options* o, const Tokenizer* t, int V, const
 }
 
 // Prints --sample-tokens tokens that follow --prompt.
-static inline void print_sample(const Options* o, const Tokenizer* t, int V, long long step, NextLogits* next_logits, void* self) {
+static inline void print_sample(const Options* o, const Tokenizer* t, int V, long long step, NextLogits* next_logits,
+                                void* self) {
     size_t prompt_tokens;
     int* prompt = tokenizer_encode(t, o->prompt, strlen(o->prompt), &prompt_tokens);
     size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;

@@ -1,11 +1,12 @@
 /*
-trace.h - the timeline of a run: --trace FILE writes it as Chrome's JSON, for https://ui.perfetto.dev or chrome://tracing.
+trace.h - the timeline of a run: --trace FILE writes it as Chrome's JSON, for https://ui.perfetto.dev or
+chrome://tracing.
 
-Each rank is a process there, with two tracks: what it computes, and its communication, which ranks_trace.h adds. build/overlap
-reads the same file and says in a terminal how much of the communication was hidden.
+Each rank is a process there, with two tracks: what it computes, and its communication, which ranks_trace.h adds.
+build/overlap reads the same file and says in a terminal how much of the communication was hidden.
 
-Compute is marked where it begins, by trace_compute in the programs: a slice ends where the next one begins. On a GPU marks are
-events on the stream: they say when the GPU reached the work, not when the host issued it.
+Compute is marked where it begins, by trace_compute in the programs: a slice ends where the next one begins. On a GPU
+marks are events on the stream: they say when the GPU reached the work, not when the host issued it.
 
 The same marks are ranges for a profiler (NVTX), with or without --trace.
 
@@ -117,7 +118,8 @@ static inline void trace_write_slice(FILE* f, const TraceSlice* s, size_t id) {
             s->name, trace.rank, s->track, ts, dur, s->step);
     fprintf(f, "%s%s}},\n", s->more ? s->more : "", s->outside ? ",\"outside\":true" : "");
     if (s->issued == 0) return;
-    const char* flow = "{\"name\":\"issued\",\"cat\":\"issued\",\"ph\":\"%s\",\"id\":\"%d.%zu\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f%s},\n";
+    const char* flow = "{\"name\":\"issued\",\"cat\":\"issued\",\"ph\":\"%s\",\"id\":\"%d.%zu\",\"pid\":%d,\"tid\":%d,"
+                       "\"ts\":%.3f%s},\n";
     fprintf(f, flow, "s", trace.rank, id, trace.rank, TRACK_COMPUTE, 1e6 * (s->issued - trace.zero), "");
     fprintf(f, flow, "f", trace.rank, id, trace.rank, TRACK_COMMUNICATION, ts, ",\"bp\":\"e\"");
 }
@@ -131,15 +133,18 @@ static inline void trace_close(void) {
     for (size_t i = steps_end; i < trace.count; i++) trace.slices[i].outside = true;
     FILE* f = fopen(trace.path, "w");
     require(f != NULL, "%s: cannot be opened for writing: %s", trace.path, path_reason(trace.path, errno));
-    fprintf(f, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}},\n", trace.rank, trace.rank);
+    fprintf(f, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}},\n", trace.rank,
+            trace.rank);
     for (int t = 0; t < 2; t++)
-        fprintf(f, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", trace.rank, t, tracks[t]);
+        fprintf(f, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
+                trace.rank, t, tracks[t]);
     for (size_t i = 0; i < trace.count; i++) trace_write_slice(f, &trace.slices[i], i);
     if (trace.notes) fputs(trace.notes, f);
     bool written = !ferror(f);
     written &= fclose(f) == 0;
     require(written, "%s: cannot be written: %s", trace.path, strerror(errno));
-    if (trace.count == TRACE_MOST) printf("the trace is full: only the first %d slices of a rank are in it\n", TRACE_MOST);
+    if (trace.count == TRACE_MOST)
+        printf("the trace is full: only the first %d slices of a rank are in it\n", TRACE_MOST);
     free(trace.path);
     free(trace.marks);
     for (size_t i = 0; i < trace.count; i++) free(trace.slices[i].more);

@@ -1,18 +1,20 @@
 /*
-checkpoint.h - a run's state on disk. Every program on any number of ranks can read it, whatever program and ranks wrote it.
+checkpoint.h - the state of a run on disk. Every program can read it on any number of ranks, whichever program and ranks
+wrote it.
 
-    OUT/step_00000100/model.safetensors      parameters in the precision they were trained in, without the padding of wte
-                      optimizer.safetensors  fp32 master.NAME (where the model has 16 bits), m.NAME, v.NAME
+    OUT/step_00000100/model.safetensors      parameters in the precision of training, without the padding of wte
+                      optimizer.safetensors  fp32 master.NAME (if the model is in 16 bits), m.NAME, v.NAME
                       state.json             train_state.h: shape, step, data position, loss scale, options, checksums
                       errors_METHOD_00001_of_00004.safetensors  only by train_gpt2_compress: parallel/compress_state.h
 
-Tensors are those of gpt2.h, in that order, weights as (out, in). A folder without an optimizer holds weights only, as an
-import makes it: a run can start from it (--init-from), but not resume. In a sharded checkpoint every writer has a model and an
-optimizer file of its own, and two indices say what is where (checkpoint_files.h); readers see no difference.
+Tensors are those of gpt2.h, in that order, weights as (out, in). A folder without an optimizer holds weights only, as
+an import makes it: a run can start from it (--init-from), but not resume. In a sharded checkpoint every writer
+writes its own model and optimizer file, and two indices say what is where (checkpoint_files.h). Readers see no
+difference.
 
-Saving     checkpoint_begin - checkpoint_write_unit - checkpoint_commit; ranks_checkpoint.h has what several ranks add. All of it
-           happens under a temporary name beside the final one and is synced before it is renamed, so a crash at any instant
-           leaves the last good checkpoint.
+Saving     checkpoint_begin - checkpoint_write_unit - checkpoint_commit; ranks_checkpoint.h is for several ranks.
+           Everything happens under a temporary name next to the final one and is synced before it is renamed, so a
+           crash at any instant leaves the last good checkpoint.
 Failures   end the process with the file's name and the remedy; the temporary folder is removed.
 */
 #ifndef LLMC_CHECKPOINT_H
@@ -21,7 +23,7 @@ Failures   end the process with the file's name and the remedy; the temporary fo
 
 // ---- folders and their names ----
 
-// Returns the step of a name that is exactly prefix and step_NNNNNNNN, else -1.
+// Returns the step of a name that is exactly prefix and step_NNNNNNNN; -1: it is another name.
 static inline long long checkpoint_name_step(const char* name, const char* prefix) {
     size_t n = strlen(prefix);
     if (strncmp(name, prefix, n) != 0 || strncmp(name + n, "step_", 5) != 0) return -1;
@@ -53,7 +55,7 @@ static inline int checkpoint_list(const char* out, const char* prefix, long long
     return count;
 }
 
-// A checkpoint that is being replaced waits under this prefix until the new one has its name.
+// A checkpoint that is being replaced waits under this prefix until the new one has taken its name.
 #define CHECKPOINT_REPLACED ".replaced_"
 
 // Returns the path of the newest checkpoint under `out` that is older than step `before`, or NULL. The caller frees it.
@@ -94,8 +96,8 @@ typedef struct {
     TrainState state;                    // a copy; its options stay the caller's and must live until the commit
     char *final_path, *temporary;        // owned
     SafeTensors files[CHECKPOINT_FILES]; // owned: those that this rank writes into,
-    CheckpointPieces pieces[CHECKPOINT_PARTS]; // and what they have room for
-    CheckpointSums sums;                 // of what this rank wrote. Add them up over ranks before rank 0 commits.
+    CheckpointPieces pieces[CHECKPOINT_PARTS]; // and the pieces that belong in them
+    CheckpointSums sums;                 // of everything this rank wrote. Add them up over ranks before rank 0 commits.
 } CheckpointWriter;
 
 static inline void checkpoint_writer_free(CheckpointWriter* w) {
@@ -111,15 +113,20 @@ static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, 
     int reason = errno;
     bool is_full = reason == ENOSPC || reason == EDQUOT || reason == EFBIG;
     size_t bytes = (w->files[0].file_size + w->files[1].file_size) * size_max((size_t)w->state.shards, 1);
-    for (int f = 0; f < CHECKPOINT_FILES; f++) if (w->files[f].source.path) close(w->files[f].fd); // folders are opened below
+    // Folders are opened below
+    for (int f = 0; f < CHECKPOINT_FILES; f++) if (w->files[f].source.path) close(w->files[f].fd);
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
     const char* why = path_reason(out, reason); // before files are removed
-    // On any rank, because rank 0's watchdog may end it and removes nothing; again if another rank has just made a file in there.
+    // Every rank does it, because rank 0's watchdog may end rank 0, and removes nothing. Repeatedly, because another
+    // rank may have just created a file in the folder.
     for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
-    char* first = why == no_inodes ? xstrdup("remove files") : is_full ? format_string("free %zu MB", bytes / 1000000 + 1)
-                : xstrdup(reason == ENOENT ? "make it a folder that every rank sees" : reason == EMFILE ? "resume" : "make it writable");
+    char* first = why == no_inodes ? xstrdup("remove files")
+                  : is_full        ? format_string("free %zu MB", bytes / 1000000 + 1)
+                                   : xstrdup(reason == ENOENT   ? "make it a folder that every rank sees"
+                                             : reason == EMFILE ? "resume"
+                                                                : "make it writable");
     die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
         path, what, why, first, is_step ? "--out" : "folder", last ? last : "none");
 }
@@ -136,7 +143,7 @@ static inline void checkpoint_writer_init(CheckpointWriter* w, const char* path,
     w->temporary = folder_temporary(w->final_path);
 }
 
-// Lists which pieces of each part this rank's open files have room for.
+// Lists which pieces of each part belong in this rank's open files.
 static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
     for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         CheckpointTensor* tensors;
@@ -148,7 +155,8 @@ static inline void checkpoint_writer_pieces(CheckpointWriter* w) {
 }
 
 // Makes the files for the whole model, or those of shard `shard` for these ranges of it.
-static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const CheckpointRange* ranges, int num_ranges) {
+static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const CheckpointRange* ranges,
+                                           int num_ranges) {
     json_t* metadata = json_pack("{s:s, s:s}", "format", CHECKPOINT_FORMAT, "layout", CHECKPOINT_LAYOUT);
     for (int f = 0; f < checkpoint_kinds(&w->state); f++) {
         SafeTensor* wanted;
@@ -162,7 +170,8 @@ static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const
     checkpoint_writer_pieces(w);
 }
 
-// Begins a checkpoint at exactly this path: nothing there yet, an empty folder, or the same step's checkpoint, which is replaced.
+// Begins a checkpoint at exactly this path. The path is free, an empty folder, or a checkpoint of the same step,
+// which is replaced.
 static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, const TrainState* s) {
     checkpoint_writer_init(w, path, s, 0);
     if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
@@ -171,12 +180,14 @@ static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, co
 static inline char* checkpoint_step_path(const char* out, const TrainState* s) {
     return format_string("%s/step_%08lld", out, s->step);
 }
-// Removes what crashes left under `out`. A complete checkpoint that could not get its name stays until there is a later one.
+// Removes the remains of crashes under `out`. A complete checkpoint that could not get its name stays until there is a
+// later one.
 static inline void checkpoint_remove_stale(const char* out) {
     long long *steps, *saved, newest = checkpoint_list(out, "", &saved) > 0 ? saved[0] : -1;
     int count = checkpoint_list(out, ".tmp_", &steps);
     for (int i = 0; i < count; i++) {
-        char *stale = format_string("%s/.tmp_step_%08lld", out, steps[i]), *state = format_string("%s/state.json", stale);
+        char *stale = format_string("%s/.tmp_step_%08lld", out, steps[i]),
+             *state = format_string("%s/state.json", stale);
         if (steps[i] < newest || !path_exists(state)) folder_remove(stale);
         free(stale);
         free(state);
@@ -185,7 +196,7 @@ static inline void checkpoint_remove_stale(const char* out) {
     free(saved);
 }
 
-// Begins OUT/step_NNNNNNNN and reserves its disk space; removes what crashes have left under `out`.
+// Begins OUT/step_NNNNNNNN and reserves its disk space; removes the remains of crashes under `out`.
 static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const TrainState* s) {
     checkpoint_remove_stale(out);
     char* path = checkpoint_step_path(out, s);
@@ -193,8 +204,9 @@ static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const 
     free(path);
 }
 
-// Writes a tensor's places [first, last). host: of state.dtype for CHECKPOINT_MODEL, else float.
-static inline void checkpoint_write_places(CheckpointWriter* w, const CheckpointTensor* t, size_t first, size_t last, const void* host) {
+// Writes places [first, last) of a tensor. host: of state.dtype for CHECKPOINT_MODEL, otherwise float.
+static inline void checkpoint_write_places(CheckpointWriter* w, const CheckpointTensor* t, size_t first, size_t last,
+                                           const void* host) {
     SafeTensors* file = &w->files[checkpoint_part_file(t->part)];
     size_t size = dtype_size(checkpoint_part_dtype(&w->state, t->part));
     for (size_t place = first, n; place < last; place += n) {
@@ -210,8 +222,9 @@ static inline void checkpoint_write_places(CheckpointWriter* w, const Checkpoint
     w->sums.elements[t->part] += last - first;
 }
 
-// Writes elements [begin, end) of unit u, laid out as in memory (with wte's padding rows, which are left out of the file).
-// host (end - begin): of state.dtype for CHECKPOINT_MODEL, else float.
+// Writes elements [begin, end) of unit u, laid out as in memory (with wte's padding rows,
+// which are left out of the file).
+// host (end - begin): of state.dtype for CHECKPOINT_MODEL, otherwise float.
 static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart part, int u, size_t begin, size_t end,
                                          const void* host) {
     invariant(checkpoint_has_part(&w->state, part),
@@ -222,15 +235,19 @@ static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart par
     for (int i = 0; i < unit_tensors(u); i++) {
         CheckpointTensor t = checkpoint_tensor(w->state.config, part, u, i);
         checkpoint_range_places(&t, range, &first, &last);
-        if (first < last) checkpoint_write_places(w, &t, first, last, (const char*)host + (t.offset + (first - t.begin) - begin) * size);
+        if (first < last)
+            checkpoint_write_places(w, &t, first, last,
+                                    (const char*)host + (t.offset + (first - t.begin) - begin) * size);
     }
 }
 
 static inline void checkpoint_sync_files(CheckpointWriter* w) {
-    for (int f = 0; f < checkpoint_kinds(&w->state); f++) checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
+    for (int f = 0; f < checkpoint_kinds(&w->state); f++)
+        checkpoint_require_written(w, safetensors_sync(&w->files[f]), &w->files[f]);
 }
 
-// Removes the checkpoint OUT/PREFIXstep_NNNNNNNN. It loses its name first, so that half of it is not taken for all of it.
+// Removes the checkpoint OUT/PREFIXstep_NNNNNNNN. It loses its name first,
+// so that half of it is not taken for all of it.
 static inline void checkpoint_remove(const char* out, const char* prefix, long long step) {
     char* path = format_string("%s/%sstep_%08lld", out, prefix, step);
     char* condemned = format_string("%s/.tmp_step_%08lld", out, step);
@@ -240,7 +257,8 @@ static inline void checkpoint_remove(const char* out, const char* prefix, long l
     free(condemned);
 }
 
-// Removes all checkpoints except the `keep` newest (0: keeps all) and the one of `step`. Removes what that one has replaced.
+// Removes all checkpoints except the `keep` newest (0: keeps all) and the one of `step`.
+// Removes what that one has replaced.
 static inline void checkpoint_prune(const char* out, long long step, long long keep) {
     checkpoint_remove_stale(out); // also a complete one, because this checkpoint is later
     long long* steps;
@@ -252,8 +270,9 @@ static inline void checkpoint_prune(const char* out, long long step, long long k
     free(steps);
 }
 
-// Gives the filled folder its final name. A folder, or a link to one, that already has the name first steps aside, under a name
-// that checkpoint_newest knows, so that there is a good checkpoint at every instant. Whatever fails, the new one stays.
+// Gives the filled folder its final name. A folder, or a link to one, that already has this name is first moved
+// to a name that checkpoint_newest knows, so that there is a good checkpoint at every instant. Whatever fails, the
+// new one stays.
 static inline void checkpoint_publish(CheckpointWriter* w) {
     bool is_link = path_is_link(w->final_path);
     if (folder_publish(w->final_path)) return;
@@ -273,12 +292,15 @@ static inline void checkpoint_require_whole(const CheckpointWriter* w) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         uint64_t written = w->sums.elements[part];
         bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || written == expected;
-        invariant(is_whole, "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
-                  w->final_path, (unsigned long long)written, (unsigned long long)expected, checkpoint_part_names[part]);
+        invariant(is_whole,
+                  "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
+                  w->final_path, (unsigned long long)written, (unsigned long long)expected,
+                  checkpoint_part_names[part]);
     }
 }
 
-// Syncs all bytes, gives the checkpoint its final name, and only then removes older ones beyond the `keep` newest (0: none).
+// Syncs all bytes, gives the checkpoint its final name,
+// and only then removes older ones beyond the `keep` newest (0: none).
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     checkpoint_require_whole(w);
     checkpoint_sync_files(w);
@@ -296,7 +318,7 @@ static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
 
 // ---- reading ----
 
-// Whose errors of compressed gradients are beside the model (parallel/compress_state.h). ranks 0: there are none.
+// Whose errors of compressed gradients are next to the model (parallel/compress_state.h). ranks 0: there are none.
 typedef struct { char method[24]; int ranks; } CheckpointErrors;
 static inline char* checkpoint_errors_path(const char* path, CheckpointErrors e, int rank) {
     return format_string("%s/errors_%s_%05d_of_%05d.safetensors", path, e.method, rank, e.ranks);
@@ -308,7 +330,8 @@ static inline CheckpointErrors checkpoint_errors(const char* path) {
     require(folder || !too_many_files(), "%s: cannot be read: %s", path, open_error(errno));
     if (folder == NULL) return found;
     for (struct dirent* e = readdir(folder); e != NULL; e = readdir(folder))
-        if (sscanf(e->d_name, "errors_%23[a-z0-9-]_%d_of_%d.safetensors", one.method, &rank, &one.ranks) == 3) found = one;
+        if (sscanf(e->d_name, "errors_%23[a-z0-9-]_%d_of_%d.safetensors", one.method, &rank, &one.ranks) == 3)
+            found = one;
     closedir(folder);
     return found;
 }
@@ -321,11 +344,11 @@ typedef struct {
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // where everything is, and
     CheckpointOpenFile open[CHECKPOINT_FILES]; // the file of each kind that was read last
     uint64_t stored[CHECKPOINT_PARTS];   // checksums by state.json
-    CheckpointSums sums;                 // of what was read. Add them up over ranks before checkpoint_close.
+    CheckpointSums sums;                 // of everything that was read. Add them up over ranks before checkpoint_close.
     DType into;                          // the weights' precision in memory, set by the caller; fp32 holds all of them
 } CheckpointReader;
 
-// Dies for a folder without state.json: says what it is, and what to give instead.
+// Dies for a folder without state.json: names the kind of folder, and the path to give instead.
 __attribute__((noreturn))
 static inline void checkpoint_die_foreign(const char* path) {
     char* config = format_string("%s/config.json", path);
@@ -386,29 +409,32 @@ static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r,
     return o;
 }
 
-// Reads at most n elements of a stored part from `place` on as floats, as many as one piece and a small buffer have; returns how many.
-static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart part, CheckpointPart stored_part, size_t place,
-                                          size_t n, float* host) {
+// Reads at most n elements of a stored part from `place` on as floats,
+// as many as fit one piece and a small buffer; returns how many.
+static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart part, CheckpointPart stored_part,
+                                          size_t place, size_t n, float* host) {
     const CheckpointPiece* p = checkpoint_find_piece(&r->pieces[stored_part], place);
     const CheckpointOpenFile* file = checkpoint_use_file(r, checkpoint_part_file(stored_part), p->shard);
     DType dtype = checkpoint_part_dtype(&r->state, stored_part);
     uint32_t buffer[1 << 14];
     size_t size = dtype_size(dtype), count = size_min(size_min(n, p->end - place), sizeof buffer / sizeof(float));
     bool complete = pread_all(file->fd, buffer, count * size, p->offset + (place - p->begin) * size);
-    require_file(file_source(file->path, r->remedy), complete, "cannot be read: %s", errno ? strerror(errno) : "the file shrank");
+    require_file(file_source(file->path, r->remedy), complete, "cannot be read: %s",
+                 errno ? strerror(errno) : "the file shrank");
     r->sums.checksum[part] += checksum_elements(buffer, size, count, place);
     convert_dtype(host, DTYPE_F32, buffer, dtype, count);
     return count;
 }
 
-// Returns the part whose values `part` has: the master copy of a model in fp32 is the model.
+// Returns the part that stores the values of `part`: in fp32 the model is its own master copy.
 static inline CheckpointPart checkpoint_stored_part(const TrainState* s, CheckpointPart part) {
     return part == CHECKPOINT_MASTER && s->dtype == DTYPE_F32 ? CHECKPOINT_MODEL : part;
 }
 
 // Elements [begin, end) of unit u in memory layout into host (end - begin): fp32, padding 0. Only these are read from
 // the disk. Read nothing twice: the checksums would count it twice.
-static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end, float* host) {
+static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end,
+                                        float* host) {
     CheckpointPart stored_part = checkpoint_stored_part(&r->state, part);
     require(checkpoint_has_part(&r->state, stored_part),
             "%s: holds weights only; start from it with --init-from instead of resuming", r->path);
@@ -465,6 +491,7 @@ static inline void checkpoint_require_config(const CheckpointReader* r, GPT2Conf
     require(c.NH == wanted.NH, "%s has %d heads, this run asks for %d", r->path, c.NH, wanted.NH);
     require(c.C == wanted.C, "%s has %d channels, this run asks for %d", r->path, c.C, wanted.C);
     require(c.V == wanted.V, "%s has a vocabulary of %d tokens, this run asks for %d", r->path, c.V, wanted.V);
-    require(c.max_T == wanted.max_T, "%s has sequences of at most %d tokens, this run asks for %d", r->path, c.max_T, wanted.max_T);
+    require(c.max_T == wanted.max_T, "%s has sequences of at most %d tokens, this run asks for %d", r->path, c.max_T,
+            wanted.max_T);
 }
 #endif

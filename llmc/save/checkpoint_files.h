@@ -1,15 +1,18 @@
 /*
 checkpoint_files.h - which elements of a checkpoint are in which of its tensor files.
 
-The elements of a part (the model; AdamW's m; ...) are numbered in the order of gpt2.h, unit by unit, without the padding of wte.
-An element's number is its *place*. A file holds pieces, safetensors of some consecutive places of one tensor each:
+The elements of a part (the model; AdamW's m; ...) are numbered in the order of gpt2.h, unit by unit, without the
+padding of wte. An element's number is its *place*. A file holds pieces, safetensors of some consecutive places of one
+tensor each:
     full     one file, model.safetensors; a piece is a whole tensor, under its name and in its shape
-    sharded  a file per writer: model-00001-of-00004.safetensors, ..., the usual names for models in several files. Other
-             programs put each tensor whole into one of them. Here tensors are cut wherever a rank's share of a unit begins or
-             ends, so a piece is 1-D, and its name says which of its tensor's elements it has, the end excluded:
-             "wte[1024:2048]", "m.h.0.qkv.weight[0:96]". model.safetensors.index.json says which piece is in which file.
-A reader trusts no file: names, dtypes and shapes must be what state.json's model needs, every element must be there exactly
-once, and the index must say what the files say. To check this, every rank reads all headers: some kilobytes a file.
+    sharded  a file per writer: model-00001-of-00004.safetensors, ..., the usual names for models in several files.
+             Other programs put each tensor whole into one of them. Here tensors are cut wherever a rank's share of a
+             unit begins or ends, so a piece is 1-D, and its name says which of its tensor's elements it has, the end
+             excluded: "wte[1024:2048]", "m.h.0.qkv.weight[0:96]". model.safetensors.index.json says which piece is in
+             which file.
+A reader trusts no file: names, dtypes and shapes must be what state.json's model needs, every element must be there
+exactly once, and the index must say what the files say. To check this, every rank reads all headers: some kilobytes a
+file.
 */
 #ifndef LLMC_CHECKPOINT_FILES_H
 #define LLMC_CHECKPOINT_FILES_H
@@ -25,7 +28,9 @@ typedef enum { CHECKPOINT_FILE_MODEL, CHECKPOINT_FILE_OPTIMIZER, CHECKPOINT_FILE
 static const char* const checkpoint_file_names[CHECKPOINT_FILES] = { "model", "optimizer" };
 
 // The kinds of files that a checkpoint has are those before this one.
-static inline int checkpoint_kinds(const TrainState* s) { return s->has_optimizer ? CHECKPOINT_FILES : CHECKPOINT_FILE_OPTIMIZER; }
+static inline int checkpoint_kinds(const TrainState* s) {
+    return s->has_optimizer ? CHECKPOINT_FILES : CHECKPOINT_FILE_OPTIMIZER;
+}
 static inline CheckpointFile checkpoint_part_file(CheckpointPart part) {
     return part == CHECKPOINT_MODEL ? CHECKPOINT_FILE_MODEL : CHECKPOINT_FILE_OPTIMIZER;
 }
@@ -33,10 +38,12 @@ static inline DType checkpoint_part_dtype(const TrainState* s, CheckpointPart pa
     return part == CHECKPOINT_MODEL ? s->dtype : DTYPE_F32;
 }
 
-// Paths, which the caller frees: of file `shard` (0 in a full checkpoint), of all of them as messages name them, of their index.
+// Paths, which the caller frees: of file `shard` (0 in a full checkpoint), of all of them as messages name them,
+// of their index.
 static inline char* checkpoint_file_path(const char* dir, const TrainState* s, CheckpointFile f, int shard) {
-    return s->shards == 0 ? format_string("%s/%s.safetensors", dir, checkpoint_file_names[f])
-                          : format_string("%s/%s-%05d-of-%05d.safetensors", dir, checkpoint_file_names[f], shard + 1, s->shards);
+    return s->shards == 0
+               ? format_string("%s/%s.safetensors", dir, checkpoint_file_names[f])
+               : format_string("%s/%s-%05d-of-%05d.safetensors", dir, checkpoint_file_names[f], shard + 1, s->shards);
 }
 static inline char* checkpoint_all_files_path(const char* dir, const TrainState* s, CheckpointFile f) {
     return s->shards == 0 ? checkpoint_file_path(dir, s, f, 0)
@@ -50,7 +57,8 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // Returns the place of the first element of tensor i of unit u. wte's padding, at the root's end, has no places.
 static inline size_t checkpoint_place(GPT2Config c, int u, int i) {
-    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C, block = u == 0 ? 0 : root + (size_t)unit_block(u) * block_elements(c);
+    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C,
+           block = u == 0 ? 0 : root + (size_t)unit_block(u) * block_elements(c);
     return block + unit_tensor(c, u, i).block_offset;
 }
 
@@ -72,7 +80,8 @@ typedef struct {
 static inline CheckpointTensor checkpoint_tensor(GPT2Config c, CheckpointPart part, int u, int i) {
     TensorInfo t = unit_tensor(c, u, i);
     CheckpointTensor whole;
-    snprintf(whole.name, sizeof whole.name, part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s", checkpoint_part_names[part], t.name);
+    snprintf(whole.name, sizeof whole.name, part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s", checkpoint_part_names[part],
+             t.name);
     whole.part = part;
     whole.unit = u;
     whole.offset = t.offset;
@@ -84,20 +93,24 @@ static inline CheckpointTensor checkpoint_tensor(GPT2Config c, CheckpointPart pa
 }
 
 // The places of what a range has of a tensor: none if *begin == *end, as where it has only padding.
-static inline void checkpoint_range_places(const CheckpointTensor* t, CheckpointRange range, size_t* begin, size_t* end) {
+static inline void checkpoint_range_places(const CheckpointTensor* t, CheckpointRange range, size_t* begin,
+                                           size_t* end) {
     size_t n = range.unit == t->unit ? t->end - t->begin : 0;
     *begin = t->begin + size_min(n, range.begin - size_min(range.begin, t->offset));
     *end = t->begin + size_min(n, range.end - size_min(range.end, t->offset));
 }
 
-static inline size_t checkpoint_tensor_count(GPT2Config c) { return ROOT_TENSORS + (size_t)c.L * (ATTENTION_TENSORS + MLP_TENSORS); }
+static inline size_t checkpoint_tensor_count(GPT2Config c) {
+    return ROOT_TENSORS + (size_t)c.L * (ATTENTION_TENSORS + MLP_TENSORS);
+}
 
 static inline int checkpoint_compare_tensors(const void* a, const void* b) {
     const CheckpointTensor *x = (const CheckpointTensor*)a, *y = (const CheckpointTensor*)b;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
-// Puts all tensors of the parts that are in file(s) f, in the order of their places, into a new array. Returns how many.
+// Puts all tensors of the parts that are in file(s) f, in the order of their places, into a new array.
+// Returns how many.
 static inline int checkpoint_tensors(const TrainState* s, CheckpointFile f, CheckpointTensor** tensors) {
     int count = 0;
     *tensors = (CheckpointTensor*)xcalloc(checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS, sizeof **tensors);
@@ -116,7 +129,8 @@ static inline char* checkpoint_piece_name(const CheckpointTensor* whole, size_t 
     return format_string("%s[%zu:%zu]", whole->name, begin, end);
 }
 
-// Returns the tensor that a name in a file means, or NULL, and which of its elements: all, or in a shard those in brackets.
+// Returns the tensor that a name in a file means, or NULL, and which of its elements: all,
+// or in a shard those in brackets.
 static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTensor* tensors, int count, bool in_shard,
                                                             const char* name, size_t* begin, size_t* end) {
     size_t n = in_shard ? strcspn(name, "[") : strlen(name);
@@ -136,10 +150,10 @@ static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTens
     return is_piece ? whole : NULL;
 }
 
-// What a file will hold, for safetensors_create: all tensors of its kind, or in a shard the pieces of them that lie in the
-// ranges. Returns how many. The caller frees the array with checkpoint_free_wanted.
-static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const CheckpointRange* ranges, int num_ranges,
-                                    SafeTensor** wanted) {
+// What a file will hold, for safetensors_create: all tensors of its kind, or in a shard the pieces of them that lie in
+// the ranges. Returns how many. The caller frees the array with checkpoint_free_wanted.
+static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const CheckpointRange* ranges,
+                                    int num_ranges, SafeTensor** wanted) {
     CheckpointTensor* tensors;
     int num_tensors = checkpoint_tensors(s, f, &tensors), count = 0, per_tensor = s->shards == 0 ? 1 : num_ranges;
     *wanted = NULL;
@@ -178,7 +192,8 @@ static inline int checkpoint_compare_pieces(const void* a, const void* b) {
 }
 static inline void checkpoint_sort_pieces(CheckpointPieces pieces[CHECKPOINT_PARTS]) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        if (pieces[part].count > 1) qsort(pieces[part].list, pieces[part].count, sizeof(CheckpointPiece), checkpoint_compare_pieces);
+        if (pieces[part].count > 1)
+            qsort(pieces[part].list, pieces[part].count, sizeof(CheckpointPiece), checkpoint_compare_pieces);
 }
 static inline void checkpoint_free_pieces(CheckpointPieces pieces[CHECKPOINT_PARTS]) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) free(pieces[part].list);
@@ -198,7 +213,8 @@ static inline const CheckpointPiece* checkpoint_find_piece(const CheckpointPiece
 
 // Adds what an open file holds to the pieces of its parts, unsorted. Dies unless it is what names and state.json say.
 static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PARTS], const TrainState* s,
-                                         const CheckpointTensor* tensors, int num_tensors, const SafeTensors* file, int shard) {
+                                         const CheckpointTensor* tensors, int num_tensors, const SafeTensors* file,
+                                         int shard) {
     bool in_shard = s->shards > 0;
     for (int i = 0; i < file->count; i++) {
         const SafeTensor* t = &file->tensors[i];
@@ -207,12 +223,13 @@ static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PART
         require_file(file->source, whole != NULL, "tensor '%s' is not in state.json's model%s", t->name,
                      in_shard ? ", nor a piece of a tensor that is" : "");
         const char* dtype = safetensors_dtype_name(checkpoint_part_dtype(s, whole->part));
-        require_file(file->source, strcmp(t->stored_as, dtype) == 0, "tensor '%s' is stored as %s where state.json says %s",
-                     t->name, t->stored_as, dtype);
+        require_file(file->source, strcmp(t->stored_as, dtype) == 0,
+                     "tensor '%s' is stored as %s where state.json says %s", t->name, t->stored_as, dtype);
         size_t rows = in_shard ? end - begin : whole->rows, cols = in_shard ? 0 : whole->cols;
         bool same_shape = t->rank == (cols ? 2 : 1) && t->shape[0] == rows && (cols == 0 || t->shape[1] == cols);
-        require_file(file->source, same_shape, "tensor '%s' does not have the shape (%zu, %zu) that state.json's model needs",
-                     t->name, rows, cols);
+        require_file(file->source, same_shape,
+                     "tensor '%s' does not have the shape (%zu, %zu) that state.json's model needs", t->name, rows,
+                     cols);
         CheckpointPieces* p = &pieces[whole->part];
         p->list = (CheckpointPiece*)xrealloc(p->list, (p->count + 1) * sizeof *p->list);
         CheckpointPiece piece = { whole->begin + begin, whole->begin + end, shard, t->begin };
@@ -221,14 +238,16 @@ static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PART
 }
 
 // Dies unless the pieces, sorted, hold every element of these tensors exactly once. `from` names all files.
-static inline void checkpoint_check_whole(const CheckpointPieces pieces[CHECKPOINT_PARTS], const CheckpointTensor* tensors,
-                                          int num_tensors, FileSource from) {
+static inline void checkpoint_check_whole(const CheckpointPieces pieces[CHECKPOINT_PARTS],
+                                          const CheckpointTensor* tensors, int num_tensors, FileSource from) {
     size_t next[CHECKPOINT_PARTS] = { 0 }; // the part's first piece that has not been looked at
     for (int i = 0; i < num_tensors; i++) {
         const CheckpointTensor* t = &tensors[i];
-        const CheckpointPiece *p = pieces[t->part].list + next[t->part], *end = pieces[t->part].list + pieces[t->part].count;
+        const CheckpointPiece *p = pieces[t->part].list + next[t->part],
+                              *end = pieces[t->part].list + pieces[t->part].count;
         for (size_t place = t->begin; place < t->end; place = p++->end) {
-            require_file(from, p < end && p->begin == place, "element %zu of tensor '%s' is missing", place - t->begin, t->name);
+            require_file(from, p < end && p->begin == place, "element %zu of tensor '%s' is missing", place - t->begin,
+                         t->name);
             bool is_twice = p + 1 < end && p[1].begin < p->end;
             require_file(from, !is_twice, "element %zu of tensor '%s' is there twice", p[1].begin - t->begin, t->name);
         }
@@ -244,10 +263,11 @@ static inline void checkpoint_check_metadata(const SafeTensors* file, const char
 
 // ---- all files of a checkpoint ----
 
-// Opens each file f of the checkpoint in dir, checks all of it except the values, and adds its pieces to the parts'. Returns the
-// index of these files; the caller frees it. No file stays open, because there may be more of them than a process may open.
-static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_PARTS], const char* dir, const TrainState* s,
-                                            CheckpointFile f, const char* remedy) {
+// Opens each file f of the checkpoint in dir, checks all of it except the values, and adds its pieces to the parts'.
+// Returns the index of these files; the caller frees it. No file stays open, because there may be more of them than a
+// process may open.
+static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_PARTS], const char* dir,
+                                            const TrainState* s, CheckpointFile f, const char* remedy) {
     CheckpointTensor* tensors;
     int num_tensors = checkpoint_tensors(s, f, &tensors);
     json_t* weight_map = json_object();
@@ -256,7 +276,8 @@ static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_P
         char* path = checkpoint_file_path(dir, s, f, shard);
         SafeTensors file;
         safetensors_open(&file, path, remedy);
-        bool is_huggingface = safetensors_find(&file, "transformer.wte.weight") || safetensors_find(&file, "wte.weight");
+        bool is_huggingface = safetensors_find(&file, "transformer.wte.weight")
+                              || safetensors_find(&file, "wte.weight");
         require(!is_huggingface, HUGGINGFACE_LAYOUT, path);
         checkpoint_check_metadata(&file, "format", CHECKPOINT_FORMAT);
         checkpoint_check_metadata(&file, "layout", CHECKPOINT_LAYOUT);
@@ -276,7 +297,8 @@ static inline json_t* checkpoint_scan_files(CheckpointPieces pieces[CHECKPOINT_P
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", weight_map);
 }
 
-// Dies unless the text of an index says what `made` (by checkpoint_scan_files) says. The caller frees *json, the parsed text.
+// Dies unless the text of an index says what `made` (by checkpoint_scan_files) says.
+// The caller frees *json, the parsed text.
 static inline void checkpoint_check_index(const char* text, size_t n, json_t** json, json_t* made, FileSource from) {
     json_error_t error;
     json_t *index = *json = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error), *file;
@@ -288,6 +310,7 @@ static inline void checkpoint_check_index(const char* text, size_t n, json_t** j
         require_file(from, said && strcmp(said, json_string_value(file)) == 0, "says that '%s' is in %s; it is in %s",
                      name, said ? said : "no file", json_string_value(file));
     }
-    require_file(from, json_equal(index, made), "has a total_size that is not the files', or lists more than they hold");
+    require_file(from, json_equal(index, made),
+                 "has a total_size that is not the files', or lists more than they hold");
 }
 #endif

@@ -1,7 +1,7 @@
 /*
-param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever program and cut it comes
-from. A rank makes, reads and writes only what it has, so nothing is gathered, and a checkpoint knows nothing of the ranks
-that wrote it (ranks_param_ranges.h: how they save together).
+param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever program and
+cut it comes from. A rank makes, reads and writes only what it has, so nothing is gathered, and a checkpoint knows
+nothing of the ranks that wrote it (ranks_param_ranges.h: how they save together).
 */
 #ifndef LLMC_PARAM_RANGES_H
 #define LLMC_PARAM_RANGES_H
@@ -14,10 +14,12 @@ that wrote it (ranks_param_ranges.h: how they save together).
 
 // ---- a range's elements in its unit ----
 
-// Calls visit for each run of elements that follow one another in the unit: n from `at` on, which are [k, k+n) of [begin,
-// end) of the range's part. is_replicated: another rank also has them (where a tensor is not cut, part 0), and they count there.
+// Calls visit for each run of elements that follow one another in the unit: n from `at` on, which are [k, k+n) of
+// [begin, end) of the range's part. is_replicated: another rank also has them (where a tensor is not cut, part 0), and
+// they count there.
 typedef void RunVisit(void* self, size_t at, size_t k, size_t n, bool is_replicated);
-static inline void param_range_runs(GPT2Config c, const ParamRange* p, size_t begin, size_t end, RunVisit* visit, void* self) {
+static inline void param_range_runs(GPT2Config c, const ParamRange* p, size_t begin, size_t end, RunVisit* visit,
+                                    void* self) {
     if (p->parts == 1) { visit(self, begin, 0, end - begin, p->is_replicated); return; }
     size_t first = 0; // of the tensor's elements, in the part
     for (int i = 0; i < unit_tensors(p->unit); i++) {
@@ -68,8 +70,8 @@ static inline void param_range_get(const ParamRange* p, void* host, const void* 
 
 // ---- setting and loading ----
 
-// Sets the weights: random by seed, or a part of a checkpoint: its model, or its masters. The same with CHECKPOINT_M and
-// CHECKPOINT_V for AdamW's moments. Padding is not touched: it is 0.
+// Sets the weights: random by seed, or a part of a checkpoint: its model, or its masters. The same with CHECKPOINT_M
+// and CHECKPOINT_V for AdamW's moments. Padding is not touched: it is 0.
 static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ranges, GPT2Config c, uint64_t seed,
                                       CheckpointReader* from, CheckpointPart what) {
     float* host = (float*)xcalloc(STAGED, sizeof(float));
@@ -100,7 +102,8 @@ static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, C
 // ---- saving ----
 
 // Writes elements [k, k+n) of a range. host and rounded (n) are scratch.
-static inline void param_range_write(const ParamRange* p, RangeRuns* runs, size_t k, size_t n, float* host, floatX* rounded) {
+static inline void param_range_write(const ParamRange* p, RangeRuns* runs, size_t k, size_t n, float* host,
+                                     floatX* rounded) {
     const float* const state[CHECKPOINT_PARTS] = { NULL, p->master, p->m, p->v };
     const CheckpointPart parts[] = { CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V };
     if (p->params) param_range_get(p, rounded, p->params + k, n * sizeof(floatX));
@@ -135,7 +138,8 @@ static inline void param_ranges_write(const ParamRange* ranges, int num_ranges, 
 }
 
 // Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). The ranges are the model.
-static inline void param_ranges_save(const char* out, const TrainState* state, long long keep, const ParamRange* ranges, int num_ranges) {
+static inline void param_ranges_save(const char* out, const TrainState* state, long long keep, const ParamRange* ranges,
+                                     int num_ranges) {
     CheckpointWriter w;
     checkpoint_begin(&w, out, state);
     param_ranges_write(ranges, num_ranges, &w);

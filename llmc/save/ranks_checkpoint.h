@@ -1,8 +1,8 @@
 /*
 ranks_checkpoint.h - how several ranks write one checkpoint (checkpoint.h).
 
-    rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns - the others:
-    checkpoint_detach - rank 0, after adding up everyone's w.sums: ranks_checkpoint_commit
+    rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns - the
+    others: checkpoint_detach - rank 0, after adding up everyone's w.sums: ranks_checkpoint_commit
 
     sharded, every writer into files of its own - rank 0: checkpoint_begin_sharded - every writer, also rank 0:
     checkpoint_attach_shard - then as above
@@ -37,10 +37,11 @@ static inline void checkpoint_begin_sharded(const char* out, const TrainState* s
     free(path);
 }
 
-// Makes the files of writer `shard` (from 0) of `shards`, and reserves their space: one for the model, one for the optimizer,
-// with room for these ranges of every part. No two writers' ranges overlap, and all of them together are the model.
-static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out, const TrainState* s, int shard, int shards,
-                                           const CheckpointRange* ranges, int num_ranges) {
+// Makes the files of writer `shard` (from 0) of `shards`, and reserves their space: one for the model, one for the
+// optimizer, with room for these ranges of every part. No two writers' ranges overlap, and all of them together are the
+// model.
+static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out, const TrainState* s, int shard,
+                                           int shards, const CheckpointRange* ranges, int num_ranges) {
     invariant(shard >= 0 && shard < shards && shards <= CHECKPOINT_MAX_SHARDS,
               "shard %d of %d: a checkpoint has 1 to %d shards, counted from 0", shard, shards, CHECKPOINT_MAX_SHARDS);
     char* path = checkpoint_step_path(out, s);

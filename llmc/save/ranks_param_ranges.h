@@ -5,11 +5,13 @@
 #include "param_ranges.h"
 #include "ranks_checkpoint.h"
 
-// Who saves: this rank is number `writer` of `writers`, or -1 where another rank saves the same state. Rank 0 is writer 0.
+// Who saves: this rank is number `writer` of `writers`, or -1 where another rank saves the same state.
+// Rank 0 is writer 0.
 typedef struct {
     int writer, writers;
     bool sharded; // each writer saves files of its own
-    // Every rank, writer or not, makes a file of its own, w->files[0], in w->temporary, or dies by checkpoint_fail. NULL: none.
+    // Every rank, writer or not, makes a file of its own, w->files[0], in w->temporary,
+    // or dies by checkpoint_fail. NULL: none.
     void (*beside)(void* self, CheckpointWriter* w);
     void* beside_self;
 } SaveShare;
@@ -24,8 +26,8 @@ static inline void run_list(void* self, size_t at, size_t k, size_t n, bool is_r
     r->ranges = (CheckpointRange*)with_room(r->ranges, (size_t)r->count, sizeof range);
     r->ranges[r->count++] = range;
 }
-static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_ranges, CheckpointWriter* w, const char* out,
-                                       const TrainState* s, SaveShare share) {
+static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_ranges, CheckpointWriter* w,
+                                             const char* out, const TrainState* s, SaveShare share) {
     RangeList list = { NULL, 0, 0 };
     for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
         list.unit = p->unit;
@@ -52,7 +54,8 @@ static inline void param_ranges_save_beside(Comm* c, const char* out, const Trai
     free(path);
 }
 
-// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). Collective over c, which is the world.
+// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none).
+// Collective over c, which is the world.
 // The writers' pieces together are the model. No rank returns before the checkpoint has its name.
 static inline void ranks_pieces_save(Comm* c, const char* out, const TrainState* state, long long keep, SaveShare share,
                                      const ParamRange* ranges, int num_ranges) {

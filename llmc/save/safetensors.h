@@ -72,8 +72,9 @@ static inline void safetensors_read_header(SafeTensors* s, size_t* data_begin) {
     require_file(s->source, n <= SAFETENSORS_MAX_HEADER,
                  "its header would have %llu bytes where the format allows %u: not a safetensors file",
                  (unsigned long long)n, SAFETENSORS_MAX_HEADER);
-    require_file(s->source, n <= s->file_size - sizeof n, "its header should have %llu bytes and the whole file has %zu: truncated",
-                 (unsigned long long)n, s->file_size);
+    require_file(s->source, n <= s->file_size - sizeof n,
+                 "its header should have %llu bytes and the whole file has %zu: truncated", (unsigned long long)n,
+                 s->file_size);
     char* text = (char*)xcalloc(n, 1);
     bool complete = pread_all(s->fd, text, n, sizeof n), is_object = n > 0 && text[0] == '{';
     json_error_t error;
@@ -81,7 +82,8 @@ static inline void safetensors_read_header(SafeTensors* s, size_t* data_begin) {
     free(text);
     require_file(s->source, complete, "its header cannot be read: %s", errno ? strerror(errno) : "the file shrank");
     require_file(s->source, is_object, "its header does not begin with '{': not a safetensors file");
-    require_file(s->source, s->header != NULL, "its header is not valid JSON: %s at byte %d", error.text, error.position);
+    require_file(s->source, s->header != NULL, "its header is not valid JSON: %s at byte %d", error.text,
+                 error.position);
     *data_begin = sizeof n + n;
 }
 
@@ -105,7 +107,8 @@ static inline void safetensors_parse_entry(const SafeTensors* s, const char* nam
     require_file(s->source, d != NULL, "tensor '%s' has the unknown dtype '%s'", name, dtype);
     t->stored_as = d->name; t->dtype = d->dtype; t->readable = d->readable;
     t->rank = safetensors_numbers(json_object_get(entry, "shape"), t->shape, SAFETENSORS_MAX_RANK);
-    require_file(s->source, t->rank >= 0, "tensor '%s' has no shape of at most %d whole numbers", name, SAFETENSORS_MAX_RANK);
+    require_file(s->source, t->rank >= 0, "tensor '%s' has no shape of at most %d whole numbers", name,
+                 SAFETENSORS_MAX_RANK);
     size_t offsets[2];
     bool has_both = safetensors_numbers(json_object_get(entry, "data_offsets"), offsets, 2) == 2;
     require_file(s->source, has_both, "tensor '%s' has no data_offsets of two whole numbers", name);
@@ -151,9 +154,11 @@ static inline void safetensors_check_places(SafeTensors* s, size_t data_begin) {
         fits = fits && size_multiply(t->elements, bits, &bits);
         require_file(s->source, fits, "the shape of tensor '%s' is larger than any memory", t->name);
         require_file(s->source, bits % 8 == 0 && bits / 8 == t->end - t->begin,
-                     "tensor '%s' takes %zu bytes where its shape and dtype need %zu", t->name, t->end - t->begin, bits / 8);
-        require_file(s->source, t->end <= data_size, "tensor '%s' ends at byte %zu of the data, of which there are %zu: truncated",
-                     t->name, t->end, data_size);
+                     "tensor '%s' takes %zu bytes where its shape and dtype need %zu", t->name, t->end - t->begin,
+                     bits / 8);
+        require_file(s->source, t->end <= data_size,
+                     "tensor '%s' ends at byte %zu of the data, of which there are %zu: truncated", t->name, t->end,
+                     data_size);
         expected = t->end;
         t->begin += data_begin; t->end += data_begin;
     }
@@ -161,8 +166,8 @@ static inline void safetensors_check_places(SafeTensors* s, size_t data_begin) {
                  expected, data_size);
 }
 
-// Opens for reading (access O_RDONLY), or for writing into a file that another rank has created (O_RDWR). `remedy` ends every
-// message about what is wrong with it, now and when reading: "copy the file again".
+// Opens for reading (access O_RDONLY), or for writing into a file that another rank has created (O_RDWR). `remedy` ends
+// every message about what is wrong with it, now and when reading: "copy the file again".
 static inline void safetensors_open_with(SafeTensors* s, const char* path, int access, const char* remedy) {
     memset(s, 0, sizeof *s);
     s->source.path = xstrdup(path);
@@ -198,25 +203,31 @@ static inline const SafeTensor* safetensors_find(const SafeTensors* s, const cha
 }
 
 // Reads elements [first, first+n) of t into out (n) of type `as`.
-static inline void safetensors_read(const SafeTensors* s, const SafeTensor* t, size_t first, size_t n, void* out, DType as) {
-    require_file(s->source, t->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read", t->name, t->stored_as);
-    invariant(first <= t->elements && n <= t->elements - first, "%s: tensor '%s' has %zu elements; %zu from %zu were asked for",
-              s->source.path, t->name, t->elements, n, first);
+static inline void safetensors_read(const SafeTensors* s, const SafeTensor* t, size_t first, size_t n, void* out,
+                                    DType as) {
+    require_file(s->source, t->readable, "tensor '%s' is stored as %s; only F32, BF16 and F16 can be read", t->name,
+                 t->stored_as);
+    invariant(first <= t->elements && n <= t->elements - first,
+              "%s: tensor '%s' has %zu elements; %zu from %zu were asked for", s->source.path, t->name, t->elements, n,
+              first);
     uint32_t piece[1 << 14];
     size_t size = dtype_size(t->dtype);
     bool direct = as == t->dtype;
     for (size_t done = 0, count; done < n; done += count) {
         count = direct ? n : size_min(n - done, sizeof piece / size);
         char* to = (char*)out + done * dtype_size(as);
-        bool complete = pread_all(s->fd, direct ? (void*)to : (void*)piece, count * size, t->begin + (first + done) * size);
-        require_file(s->source, complete, "tensor '%s' cannot be read: %s", t->name, errno ? strerror(errno) : "the file shrank");
+        bool complete = pread_all(s->fd, direct ? (void*)to : (void*)piece, count * size,
+                                  t->begin + (first + done) * size);
+        require_file(s->source, complete, "tensor '%s' cannot be read: %s", t->name,
+                     errno ? strerror(errno) : "the file shrank");
         if (!direct) convert_dtype(to, as, piece, t->dtype, count);
     }
 }
 
 // ---- writing ----
 
-// Returns a tensor for safetensors_create to make room for: cols 0 for a 1-D tensor. `name` is copied by safetensors_create.
+// Returns a tensor for safetensors_create to make room for: cols 0 for a 1-D tensor.
+// `name` is copied by safetensors_create.
 static inline SafeTensor safetensor_wanted(char* name, DType dtype, size_t rows, size_t cols) {
     SafeTensor t;
     memset(&t, 0, sizeof t);
@@ -248,7 +259,8 @@ static inline json_t* safetensors_make_header(SafeTensors* s, json_t* metadata) 
 // Makes a new file with room for `count` tensors in this order. It reserves the disk space, so that a full disk is
 // known now. `metadata` is an object of strings and stays the caller's. The path must not exist: a file that others
 // may have mapped is never written over.
-static inline bool safetensors_create(SafeTensors* s, const char* path, const SafeTensor* wanted, int count, json_t* metadata) {
+static inline bool safetensors_create(SafeTensors* s, const char* path, const SafeTensor* wanted, int count,
+                                      json_t* metadata) {
     memset(s, 0, sizeof *s);
     s->fd = -1;
     s->source.path = xstrdup(path);
@@ -276,7 +288,8 @@ static inline bool safetensors_create(SafeTensors* s, const char* path, const Sa
 }
 
 // Writes elements [first, first+n) of t from data (n) of type `from`.
-static inline bool safetensors_write(SafeTensors* s, const SafeTensor* t, size_t first, size_t n, const void* data, DType from) {
+static inline bool safetensors_write(SafeTensors* s, const SafeTensor* t, size_t first, size_t n, const void* data,
+                                     DType from) {
     invariant(first <= t->elements && n <= t->elements - first,
               "%s: tensor '%s' has %zu elements; writing %zu from %zu was asked for",
               s->source.path, t->name, t->elements, n, first);

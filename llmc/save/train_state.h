@@ -1,8 +1,9 @@
 /*
-train_state.h - state.json, all of a run that is not a tensor: shape, step, data position, loss scale, options, and checksums of
-itself and of the tensors.
+train_state.h - state.json, all of a run that is not a tensor: shape, step, data position, loss scale, options, and
+checksums of itself and of the tensors.
 
-Checksums  are sums over elements of a hash of (bits, place), so they add up over ranks and do not depend on which one wrote what.
+Checksums  are sums over elements of a hash of (bits, place), so they add up over ranks and do not depend on which one
+           wrote what.
 */
 #ifndef LLMC_TRAIN_STATE_H
 #define LLMC_TRAIN_STATE_H
@@ -19,8 +20,8 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
 static const char* const checkpoint_part_names[CHECKPOINT_PARTS] = { "model", "master", "m", "v" };
 
-// For each part, the checksum and the number of the elements that a rank wrote or read; and how many of the weights that it read
-// are too large for their new precision, with the place of the first of these. They add up over ranks.
+// For each part, the checksum and the number of the elements that a rank wrote or read; and how many of the weights
+// that it read are too large for their new precision, with the place of the first of these. They add up over ranks.
 typedef struct { uint64_t checksum[CHECKPOINT_PARTS], elements[CHECKPOINT_PARTS], large, first_large; } CheckpointSums;
 static inline void checkpoint_sums_add(CheckpointSums* to, const CheckpointSums* share) {
     bool is_first = share->large > 0 && (to->large == 0 || share->first_large < to->first_large);
@@ -102,11 +103,13 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
 }
 
 // Returns a member of `object` that is a whole number within [low, high].
-static inline long long train_state_integer(const json_t* object, const char* key, long long low, long long high, FileSource from) {
+static inline long long train_state_integer(const json_t* object, const char* key, long long low, long long high,
+                                            FileSource from) {
     const json_t* value = json_object_get(object, key);
     require_file(from, json_is_integer(value), "has no whole number \"%s\"", key);
     long long number = (long long)json_integer_value(value);
-    require_file(from, number >= low && number <= high, "\"%s\" must be between %lld and %lld, not %lld", key, low, high, number);
+    require_file(from, number >= low && number <= high, "\"%s\" must be between %lld and %lld, not %lld", key, low,
+                 high, number);
     return number;
 }
 
@@ -142,8 +145,9 @@ static inline void train_state_check_format(const json_t* root, FileSource from)
     bool is_ours = format != NULL && strcmp(format, "shard.c checkpoint") == 0;
     require_file(from, is_ours, "is not the state of a shard.c checkpoint");
     long long version = train_state_integer(root, "version", 0, INT64_MAX, from);
-    require(version == CHECKPOINT_VERSION, "%s: has version %lld where this program knows version %d; use the program that wrote it",
-            from.path, version, CHECKPOINT_VERSION);
+    require(version == CHECKPOINT_VERSION,
+            "%s: has version %lld where this program knows version %d; use the program that wrote it", from.path,
+            version, CHECKPOINT_VERSION);
 }
 
 // Reads the numbers of a run into s.
@@ -191,7 +195,8 @@ static inline void train_state_parse(const char* text, size_t n, json_t** json, 
     const json_t *options = json_object_get(root, "options"), *sums = json_object_get(root, "checksums");
     require_file(from, json_is_object(options), "has no object \"options\"");
     for (int part = 0; part < CHECKPOINT_PARTS; part++)
-        if (checkpoint_has_part(s, (CheckpointPart)part)) checksum[part] = train_state_hex(sums, checkpoint_part_names[part], from);
+        if (checkpoint_has_part(s, (CheckpointPart)part))
+            checksum[part] = train_state_hex(sums, checkpoint_part_names[part], from);
     train_state_check_itself(root, from);
     s->options = json_dumps(options, JSON_COMPACT);
 }

@@ -1,11 +1,12 @@
 /*
 writer_lock.h - a folder has one writer at a time: the run whose processes hold a lock on OUT/writer.lock.
 
-Two runs in one folder would remove each other's half-written checkpoints, and ranks whose launcher was killed go on for some
-seconds. So rank 0 takes the lock, which it can only if no process of another run has it; it writes into the file who it is, and
-then shares the lock with all other ranks that write. The kernel drops it when a process ends, in any way (fcntl, F_OFD_SETLK;
-flock gives it up before it takes the other kind), and on NFS the server keeps it for all machines. Rank 0 removes the file at the end,
-and as it exits with an error unless another rank still has it; a file that is left is nobody's.
+Two runs in one folder would remove each other's half-written checkpoints, and ranks whose launcher was killed go on for
+some seconds. So rank 0 takes the lock, which it can only if no process of another run has it; it writes into the file
+who it is, and then shares the lock with all other ranks that write. The kernel drops it when a process ends, in any way
+(fcntl, F_OFD_SETLK; flock gives it up before it takes the other kind), and on NFS the server keeps it for all machines.
+Rank 0 removes the file at the end, and as it exits with an error unless another rank still has it; a file that is left
+is nobody's.
 */
 #ifndef LLMC_WRITER_LOCK_H
 #define LLMC_WRITER_LOCK_H
@@ -14,13 +15,15 @@ and as it exits with an error unless another rank still has it; a file that is l
 #define WRITER_LOCK "writer.lock"
 
 typedef struct {
-    char *path, *record; // owned; path: of rank 0, which removes the file. record: what it says; NULL: nothing is locked
+    char *path, *record; // owned; path: of rank 0, which removes the file. record: what it says;
+                         // NULL: nothing is locked
     int fd;
     pid_t process;       // a forked child does not end its parent's lock
 } WriterLock;
 static WriterLock writer_lock; // of this process
 
-// Returns whether fd is locked now; false: another process has it. path: what to warn of where the file system has no locks, or NULL.
+// Returns whether fd is locked now; false: another process has it.
+// path: what to warn of where the file system has no locks, or NULL.
 static inline bool writer_set(int fd, const char* path, short type) {
     struct flock l;
     memset(&l, 0, sizeof l); // the whole file
@@ -55,7 +58,8 @@ static inline void writer_lock_exit(void) {
     if (mine && writer_set(writer_lock.fd, NULL, F_WRLCK)) unlink(writer_lock.path);
 }
 
-// Makes the open, locked file this process's, and shares it: the kind of lock changes at once, so no other run comes between.
+// Makes the open, locked file this process's, and shares it: the kind of lock changes at once,
+// so no other run comes between.
 // A disk that is full takes no text, and the lock does without.
 static inline void writer_begin(int fd, const char* path) {
     char host[256] = "";
@@ -72,35 +76,39 @@ static inline void writer_begin(int fd, const char* path) {
     if (!registered) registered = atexit(writer_lock_exit) == 0;
 }
 
-// Tries once. Returns an error, which the caller frees; NULL: the lock is taken, or none can be made. *busy: another run has it.
+// Tries once. Returns an error, which the caller frees; NULL: the lock is taken, or none can be made.
+// *busy: another run has it.
 static inline char* writer_try(const char* out, const char* path, bool* busy) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666), reason = errno;
     struct stat info;
     *busy = false;
     if (fd < 0 && (reason == EACCES || reason == EPERM || reason == EROFS) && access(out, W_OK) != 0) return NULL;
-    if (fd < 0) return format_string("%s: cannot be opened: %s; %s or give another --out", path, path_reason(path, reason),
-                                     reason == ENOSPC ? "remove files" : "make it writable");
+    if (fd < 0)
+        return format_string("%s: cannot be opened: %s; %s or give another --out", path, path_reason(path, reason),
+                             reason == ENOSPC ? "remove files" : "make it writable");
     if (writer_set(fd, path, F_WRLCK) && fstat(fd, &info) == 0 && info.st_nlink > 0) { // 0: its run has just removed it
         writer_begin(fd, path);
         return NULL;
     }
     *busy = true;
     char *who = writer_read(fd), *error;
-    if (who[0] == '\0') { free(who); who = xstrdup("another process"); } // the disk was full, or it has not written its name yet
-    error = format_string("--out %s: the run of %.*s is writing there; wait until it has ended, or give another --out", out,
-                          (int)strcspn(who, ","), who);
+    // The disk was full, or it has not written its name yet
+    if (who[0] == '\0') { free(who); who = xstrdup("another process"); }
+    error = format_string("--out %s: the run of %.*s is writing there; wait until it has ended, or give another --out",
+                          out, (int)strcspn(who, ","), who);
     free(who);
     close(fd);
     return error;
 }
 
-// Takes the lock on the folder `out` for a new run, and waits up to `patience` seconds for it. Returns an error, which the caller
-// frees. NULL: it is taken, or nothing can be made there and writer_lock.record is NULL.
+// Takes the lock on the folder `out` for a new run, and waits up to `patience` seconds for it. Returns an error, which
+// the caller frees. NULL: it is taken, or nothing can be made there and writer_lock.record is NULL.
 static inline char* writer_lock_take(const char* out, double patience) {
     char *folder = path_trim(out), *path = format_string("%s/" WRITER_LOCK, folder), *error;
     double until = now_seconds() + patience;
     bool busy;
-    for (bool said = false; (error = writer_try(folder, path, &busy)) != NULL && busy && now_seconds() < until; said = true) {
+    for (bool said = false; (error = writer_try(folder, path, &busy)) != NULL && busy && now_seconds() < until;
+         said = true) {
         if (!said) printf("waiting    up to %g s: %.*s\n", patience, (int)strcspn(error, ";"), error);
         fflush(stdout);
         free(error);
@@ -111,8 +119,8 @@ static inline char* writer_lock_take(const char* out, double patience) {
     return error;
 }
 
-// Shares the lock that rank 0 has taken. record: what its file says; if another run has the folder by now, or this is another
-// folder, it says something else. Returns an error, which the caller frees, or NULL.
+// Shares the lock that rank 0 has taken. record: what its file says; if another run has the folder by now, or this is
+// another folder, it says something else. Returns an error, which the caller frees, or NULL.
 static inline char* writer_lock_join(const char* out, const char* record) {
     char *folder = path_trim(out), *path = format_string("%s/" WRITER_LOCK, folder), *error = NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); // O_CREAT: so that an NFS client asks the server

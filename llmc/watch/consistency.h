@@ -1,6 +1,7 @@
 /*
-consistency.h - ranks compare what must be the same on all of them, with --check-every also the state of training while it runs.
-Messages name a rank that differs and what differs. (run/run_fingerprint.h compares options, program, model and data at the start.)
+consistency.h - ranks compare state that must be the same on all of them; with --check-every also while training runs.
+Messages name a rank that differs and the difference. (run/run_fingerprint.h compares options, program, model and data
+at the start.)
 */
 #ifndef LLMC_CONSISTENCY_H
 #define LLMC_CONSISTENCY_H
@@ -23,7 +24,8 @@ static inline long long messages_counted(ControlBytes channels, OpWay way, const
         if (k->way == (int)way && k->peer == other && strcmp(k->communicator, communicator) == 0) return k->issued;
     return 0;
 }
-// Returns, on rank 0, the first pair of ranks whose counts differ, in words, which the caller frees; else NULL. given: OpChannels.
+// Returns, on rank 0, the first pair of ranks whose counts differ, in words, which the caller frees; NULL: no pair.
+// given: OpChannels.
 static inline char* first_lost_message(const Control* c, const ControlBytes* given, long long step) {
     for (int q = 0; given && q < c->ranks.size; q++) {
         const OpChannel *all = (const OpChannel*)(void*)given[q].data, *end = all + given[q].bytes / sizeof *all;
@@ -33,14 +35,16 @@ static inline char* first_lost_message(const Control* c, const ControlBytes* giv
             long long theirs = messages_counted(given[k->peer], sends ? WAY_RECEIVE : WAY_SEND, k->communicator, q);
             if (k->issued == theirs) continue;
             RankLabel from = rank_label(c, sends ? q : k->peer), to = rank_label(c, sends ? k->peer : q);
-            return format_string("after step %lld: %lld messages went from %s to %s of %s, and %lld were received", step,
-                                 sends ? k->issued : theirs, from.text, to.text, k->communicator, sends ? theirs : k->issued);
+            return format_string("after step %lld: %lld messages went from %s to %s of %s, and %lld were received",
+                                 step, sends ? k->issued : theirs, from.text, to.text, k->communicator,
+                                 sends ? theirs : k->issued);
         }
     }
     return NULL;
 }
-// Dies on every rank unless each message that was sent was also received. Small messages wait in buffers: if a receive is left
-// out, nobody waits, and every later one takes the message before its own. Collective; call it where none is under way.
+// Dies on every rank unless each message that was sent was also received. Small messages wait in buffers: if a receive
+// is left out, nobody waits, and every later one takes the message before its own. Collective; call it while no message
+// is under way.
 static inline void require_same_messages(Control* c, long long step) {
     pthread_mutex_lock(&c->recorder.lock);
     ControlBytes mine = control_bytes(c->recorder.channels, (size_t)c->recorder.num_channels * sizeof(OpChannel));
@@ -49,16 +53,20 @@ static inline void require_same_messages(Control* c, long long step) {
     free(mine.data);
     char* error = first_lost_message(c, given, step);
     control_gathered_free(c, given);
-    control_die_together(c, error, ": a receive was left out, and later ones took messages of other actions; the program is at fault");
+    control_die_together(c, error,
+                         ": a receive was left out, and later ones took messages of other actions; the program is at "
+                         "fault");
 }
 
 // ---- while training ----
 
 #define UNIT_ELSEWHERE UINT64_MAX // instead of a sum
 
-// Dies on every rank, naming ranks and unit, unless each rank's sums (n) are those of rank number rank % parts; sums[i] belongs
-// to unit i. parts 1: unless they are the same everywhere. A rank that does not have a unit gives UNIT_ELSEWHERE.
-static inline void require_same_units(Control* c, const char* what, const uint64_t* sums, int n, int parts, long long step) {
+// Dies on every rank, naming ranks and unit, unless each rank's sums (n) are those of rank number rank % parts; sums[i]
+// belongs to unit i. parts 1: unless they are the same everywhere. A rank that does not store a unit gives
+// UNIT_ELSEWHERE.
+static inline void require_same_units(Control* c, const char* what, const uint64_t* sums, int n, int parts,
+                                      long long step) {
     uint64_t* all = (uint64_t*)control_gather_array(c, sums, (size_t)n * sizeof *sums); // (ranks,n)
     char* error = NULL;
     for (int q = parts; all && q < c->ranks.size; q++)
@@ -67,9 +75,12 @@ static inline void require_same_units(Control* c, const char* what, const uint64
             while (first < q && all[first * n + u] == UNIT_ELSEWHERE) first += parts;
             if (all[q * n + u] == all[first * n + u] || all[q * n + u] == UNIT_ELSEWHERE) continue;
             RankLabel a = rank_label(c, first), b = rank_label(c, q);
-            error = format_string("after step %lld the %s of unit %d differ between %s and %s", step, what, u, a.text, b.text);
+            error = format_string("after step %lld the %s of unit %d differ between %s and %s", step, what, u, a.text,
+                                  b.text);
         }
     free(all);
-    control_die_together(c, error, ": memory, the network or the program is at fault; continue from the last checkpoint with --resume");
+    control_die_together(c, error,
+                         ": memory, the network or the program is at fault; continue from the last checkpoint with "
+                         "--resume");
 }
 #endif

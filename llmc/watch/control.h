@@ -2,13 +2,14 @@
 control.h - the connections over which ranks watch one another: a star of TCP connections to rank 0, separate from the
 path of the data.
 
-If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it, and
-end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
-connections carry small messages between hosts, with which ranks compare their state and decide together (control_all_gather).
-On a rank that is alone every function returns at once.
+If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it,
+and end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
+connections carry small messages between hosts, with which ranks compare their state and decide together
+(control_all_gather). On a rank that is alone every function returns at once.
 
-Every rank calls control_init, control_join and control_stop; rank 0 first calls control_listen, and the others get its address, for
-example by MPI_Bcast, unless the launcher names a place (ranks.meeting). The watchdog watches what is noted in c.recorder.
+Every rank calls control_init, control_join and control_stop; rank 0 first calls control_listen, and the others get its
+address, for example by MPI_Bcast, unless the launcher names a place (ranks.meeting). The watchdog watches what is noted
+in c.recorder.
 
 Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal handlers must find.
 */
@@ -18,7 +19,8 @@ Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal
 
 // ---- the meeting ----
 
-typedef union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } ControlAddress; // both have the port at one place
+// Both have the port at one place
+typedef union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } ControlAddress;
 
 // timeout: seconds that a wait, and the meeting of all ranks, may last. out: folder for the last operations, or "".
 static inline void control_init(Control* c, RankInfo ranks, double timeout, const char* out) {
@@ -70,13 +72,15 @@ static inline void control_add_hosts(char* address, size_t size) {
         const struct sockaddr_in* v4 = (const struct sockaddr_in*)(const void*)i->ifa_addr;
         const struct sockaddr_in6* v6 = (const struct sockaddr_in6*)(const void*)i->ifa_addr;
         if (family != AF_INET && (family != AF_INET6 || IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))) continue;
-        inet_ntop(family, family == AF_INET ? (const void*)&v4->sin_addr : (const void*)&v6->sin6_addr, host, sizeof host);
+        inet_ntop(family, family == AF_INET ? (const void*)&v4->sin_addr : (const void*)&v6->sin6_addr, host,
+                  sizeof host);
         if (n + strlen(host) + 2 <= size) snprintf(address + n, size - n, " %s", host);
     }
     freeifaddrs(all);
 }
 
-// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them, else on a free port.
+// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them,
+// else on a free port.
 static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
@@ -85,8 +89,9 @@ static inline void control_listen(Control* c, char* address) {
     c->listener = control_bind(loopback ? AF_INET : AF_INET6, loopback, port);
     if (c->listener < 0) c->listener = control_bind(loopback ? AF_INET6 : AF_INET, loopback, port);
     require(c->listener >= 0, "rank 0 cannot listen for the other ranks on port %d: %s%s", port, strerror(errno),
-            errno != EADDRINUSE ? ""
-                                : "; another run may use it: wait until that ends, or give torchrun another --master-port");
+            errno != EADDRINUSE
+                ? ""
+                : "; another run may use it: wait until that ends, or give torchrun another --master-port");
     if (named) {
         snprintf(address, CONTROL_ADDRESS, "%s", c->ranks.meeting);
         return;
@@ -240,7 +245,8 @@ static inline void control_op_end(Control* c, OpRecord op) {
     flight_recorder_finish(&c->recorder, &op);
 }
 
-// Waits for the oldest message of a peer. The caller holds the lock, and owns the message. The watchdog checks the deadline.
+// Waits for the oldest message of a peer. The caller holds the lock, and owns the message.
+// The watchdog checks the deadline.
 static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
     uint32_t n;
     while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
@@ -250,10 +256,11 @@ static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
     return b;
 }
 
-// Every rank gives a string of bytes, whose number may differ between ranks. Rank 0 gets all of them, by rank (N), and frees them with
-// control_gathered_free; the others get NULL. Dies if one is longer than CONTROL_MAX_MESSAGE.
+// Every rank gives a string of bytes, whose number may differ between ranks. Rank 0 gets all of them, by rank (N), and
+// frees them with control_gathered_free; the others get NULL. Dies if one is longer than CONTROL_MAX_MESSAGE.
 static inline ControlBytes* control_gather(Control* c, const void* data, size_t bytes) {
-    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
+    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE,
+              bytes);
     ControlBytes* given = NULL;
     OpRecord op = control_op_begin(c, "gather", 0);
     pthread_mutex_lock(&c->lock);
@@ -276,7 +283,8 @@ static inline void control_gathered_free(const Control* c, ControlBytes* given) 
 
 // Every rank gets rank 0's bytes, and frees them.
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
-    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE, bytes);
+    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE,
+              bytes);
     OpRecord op = control_op_begin(c, "broadcast", 0);
     pthread_mutex_lock(&c->lock);
     ControlBytes received = c->ranks.rank > 0 ? control_pop(c, &c->peers[0]) : control_bytes(data, bytes);
@@ -289,11 +297,13 @@ static inline ControlBytes control_broadcast(Control* c, const void* data, size_
     return received;
 }
 
-// Every rank gives the same number of bytes. Rank 0 gets those of all, by rank: a new array (N), which it frees; the others get NULL.
+// Every rank gives the same number of bytes. Rank 0 gets those of all, by rank: a new array (N), which it frees;
+// the others get NULL.
 static inline void* control_gather_array(Control* c, const void* mine, size_t bytes) {
     ControlBytes* given = control_gather(c, mine, bytes);
     char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
-    for (int r = 0; given && r < c->ranks.size; r++) memcpy(all + (size_t)r * bytes, given[r].data, size_min(bytes, given[r].bytes));
+    for (int r = 0; given && r < c->ranks.size; r++)
+        memcpy(all + (size_t)r * bytes, given[r].data, size_min(bytes, given[r].bytes));
     control_gathered_free(c, given);
     return all;
 }
@@ -313,7 +323,8 @@ static inline void* control_all_gather(Control* c, const void* mine, size_t byte
     return answer.data;
 }
 
-// Dies on every rank with the error that rank 0 has found, which is taken over, and what to do about it. NULL: it has found none.
+// Dies on every rank with the error that rank 0 has found, which is taken over, and what to do about it.
+// NULL: it has found none.
 static inline void control_die_together(Control* c, char* error, const char* what_to_do) {
     ControlBytes said = control_broadcast(c, error, error ? strlen(error) : 0);
     require(said.bytes == 0, "%s%s", said.data, what_to_do);
@@ -339,7 +350,8 @@ static inline void control_share_progress(Control* c) {
     pthread_mutex_unlock(&c->recorder.lock);
 }
 
-// Returns when all ranks have met; else dies naming the missing. address: what control_listen wrote on rank 0; "": the launcher's.
+// Returns when all ranks have met; else dies naming the missing.
+// address: what control_listen wrote on rank 0; "": the launcher's.
 static inline void control_join(Control* c, const char* address) {
     if (c->ranks.size == 1) return;
     if (address[0] == '\0') address = c->ranks.meeting;

@@ -29,7 +29,8 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #define CONTROL_SETTLE 0.5               // seconds after which every rank's state is known to rank 0
 #define CONTROL_PATIENCE 2.0             // seconds past the deadline in which rank 0 must have named the late rank
 #define CONTROL_SILENCE 1.0              // seconds without a heartbeat after which messages mention it
-#define CONTROL_STOPPED 1.0              // a short wait that ends this many seconds late means that its process was stopped
+#define CONTROL_STOPPED 1.0              // a short wait that ends this many seconds late means that its process was
+                                         // stopped
 #define CONTROL_FAREWELL 1.0             // seconds that rank 0 waits at most for the others to have written everything
 
 // Returns the seconds in which the others may report errors of their own, before that of a rank that leaves ends them:
@@ -48,8 +49,8 @@ static inline double control_leave_seconds(void) {
 
 typedef struct { char* data; size_t bytes; } ControlBytes; // data owned; followed by a 0 that is not counted
 
-typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, MESSAGE_END, MESSAGE_HEARD, MESSAGE_LEFT,
-               MESSAGE_SPEAK, MESSAGE_GOODBYE, MESSAGE_KINDS } ControlMessage;
+typedef enum { MESSAGE_HELLO = 1, MESSAGE_WELCOME, MESSAGE_BEAT, MESSAGE_BYTES, MESSAGE_END, MESSAGE_HEARD,
+               MESSAGE_LEFT, MESSAGE_SPEAK, MESSAGE_GOODBYE, MESSAGE_KINDS } ControlMessage;
 typedef struct { uint32_t kind, bytes; } ControlHeader; // before every message
 
 #define CONTROL_MAGIC "shard.c control"
@@ -95,7 +96,8 @@ typedef struct {
     RankInfo ranks;
     FlightRecorder recorder;
     ProgressTable progress;
-    char (*names)[RANK_NAME];  // (size) what ranks are called besides their numbers: "dp 1, pp 0, tp 1"; owned. NULL: nothing
+    char (*names)[RANK_NAME];  // (size) what ranks are called besides their numbers: "dp 1, pp 0, tp 1"; owned.
+                               // NULL: nothing
     char (*hosts)[RANK_NAME];  // (size) their machines, "node2"; owned. NULL: all are on one
     double timeout, grace;     // grace: control_leave_seconds
     const char* out;           // not owned
@@ -127,7 +129,8 @@ static inline int control_rank_of(const Control* c, const ControlPeer* p) {
     return c->ranks.rank == 0 ? (int)(p - c->peers) : 0;
 }
 
-// Returns for how many seconds this process was stopped (by scontrol suspend, say) since `turn`, besides its own wait of `wait`.
+// Returns for how many seconds this process was stopped (by scontrol suspend, say) since `turn`,
+// besides its own wait of `wait`.
 static inline double control_stopped(double turn, double wait) {
     double late = now_seconds() - turn - wait;
     return late < CONTROL_STOPPED ? 0 : late;

@@ -1,6 +1,6 @@
 /*
-fault.h - faults on purpose: --fault RANK:STEP:kill|hang|skip|bitflip|slow, for tests and exercises. STEP is 3, or in a pipeline
-3/5: at micro-batch 5, counted from 0, of step 3.
+fault.h - faults on purpose: --fault RANK:STEP:kill|hang|skip|bitflip|slow, for tests and exercises. STEP is 3, or in a
+pipeline 3/5: at micro-batch 5, counted from 0, of step 3.
 
     kill     the process is killed, as by the kernel when memory runs out
     hang     it stops computing, but its watchdog still runs
@@ -8,7 +8,8 @@ fault.h - faults on purpose: --fault RANK:STEP:kill|hang|skip|bitflip|slow, for 
     bitflip  one bit of its memory is wrong from here on
     slow     it loses 50 ms in this step and in all later ones
 
-kill and hang are done here, by fault_strike(), slow by fault_delay(). The caller does skip and bitflip, when fault_now() says so.
+kill and hang are done here, by fault_strike(), slow by fault_delay(). The caller does skip and bitflip, when
+fault_now() says so.
 */
 #ifndef LLMC_FAULT_H
 #define LLMC_FAULT_H
@@ -35,7 +36,8 @@ static inline Fault fault_parse(const char* text, int ranks) {
     if (!shaped) shaped = sscanf(text, "%11[0-9]:%19[0-9]/%9[0-9]:%n", rank, step, micro, &used) == 3 && used > 0;
     require(shaped, "--fault wants RANK:STEP:kill|hang|skip|bitflip|slow, as in 2:7:kill, not '%s'", text);
     for (int k = FAULT_KILL; k < FAULT_KINDS; k++) if (strcmp(text + used, fault_names[k]) == 0) f.kind = (FaultKind)k;
-    require(f.kind != FAULT_NONE, "--fault %s: the fault must be kill, hang, skip, bitflip or slow, not '%s'", text, text + used);
+    require(f.kind != FAULT_NONE, "--fault %s: the fault must be kill, hang, skip, bitflip or slow, not '%s'", text,
+            text + used);
     long long r = strtoll(rank, NULL, 10);
     require(r < ranks, "--fault %s: there is no rank %lld, the last one is %d", text, r, ranks - 1);
     f.rank = (int)r;
@@ -48,18 +50,21 @@ static inline Fault fault_parse(const char* text, int ranks) {
     return f;
 }
 
-// Dies if the fault waits for a micro-batch that never comes. micros: those of a pipeline's step; 0: this program knows only steps.
+// Dies if the fault waits for a micro-batch that never comes. micros: those of a pipeline's step;
+// 0: this program knows only steps.
 static inline void fault_check_micro(const Fault* f, int micros) {
     if (f->kind == FAULT_NONE || f->micro < 0) return;
-    require(micros > 0, "--fault %d:%lld/%d: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave out /%d",
+    require(micros > 0,
+            "--fault %d:%lld/%d: only a pipeline, as in train_gpt2_pp, has a fault at a micro-batch; leave out /%d",
             f->rank, f->step, f->micro, f->micro);
-    require(f->micro < micros, "--fault %d:%lld/%d: there is no micro-batch %d; a step has %d, counted from 0", f->rank, f->step,
-            f->micro, f->micro, micros);
+    require(f->micro < micros, "--fault %d:%lld/%d: there is no micro-batch %d; a step has %d, counted from 0", f->rank,
+            f->step, f->micro, f->micro, micros);
 }
 
 // Says at the start what will happen, so that nobody takes the run for a good one.
 static inline void fault_announce(const Fault* f) {
-    static const char* const what[FAULT_KINDS] = { "", "IS KILLED", "HANGS", "SKIPS AN OPERATION", "FLIPS A BIT", "IS SLOW" };
+    static const char* const what[FAULT_KINDS] = { "",       "IS KILLED", "HANGS", "SKIPS AN OPERATION", "FLIPS A BIT",
+                                                   "IS SLOW" };
     if (f->kind == FAULT_NONE) return;
     char micro[32] = "";
     if (f->micro >= 0) snprintf(micro, sizeof micro, ", MICRO-BATCH %d", f->micro);

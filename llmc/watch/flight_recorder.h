@@ -1,13 +1,14 @@
 /*
-flight_recorder.h - what this rank has asked of the others: its last 64 operations, and how far it has come on each communicator.
+flight_recorder.h - what this rank has asked of the others: its last 64 operations, and how far it has come on each
+communicator.
 
-comm/ notes every operation here as it is issued, started and finished, and the one that the host waits for. The watchdog
-tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a file, from
-which build/ranks finds where the ranks diverged. Every function may be called from any thread.
+comm/ notes every operation here as it is issued, started and finished, and the one that the host waits for. The
+watchdog tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a
+file, from which build/ranks finds where the ranks diverged. Every function may be called from any thread.
 
-A channel is a sequence that must be the same on all its ranks: the collectives of a communicator, or what one rank sends
-to another. Operations are numbered on their channel, from 0, so the k-th of one rank belongs to the k-th of the others,
-however many messages some of them have exchanged in between.
+A channel is a sequence that must be the same on all its ranks: the collectives of a communicator, or what one rank
+sends to another. Operations are numbered on their channel, from 0, so the k-th of one rank belongs to the k-th of the
+others, however many messages some of them have exchanged in between.
 */
 #ifndef LLMC_FLIGHT_RECORDER_H
 #define LLMC_FLIGHT_RECORDER_H
@@ -20,7 +21,8 @@ typedef enum { OP_ISSUED, OP_STARTED, OP_FINISHED } OpState;
 static const char* const op_state_names[] = { "issued", "started", "finished" };
 typedef enum { WAY_COLLECTIVE, WAY_SEND, WAY_RECEIVE } OpWay;
 
-// Plain data, which is sent to rank 0 byte for byte. Names are words without blanks, because it is also written as text.
+// Plain data, which is sent to rank 0 byte for byte. Names are words without blanks,
+// because it is also written as text.
 typedef struct {
     long long number;                  // on its channel, from 0
     long long place;                   // among all operations of this rank, from 0
@@ -70,7 +72,9 @@ static inline void flight_recorder_free(FlightRecorder* l) {
 
 // Every name except these two is that of a collective.
 static inline OpWay op_way(const char* collective) {
-    return strcmp(collective, "send") == 0 ? WAY_SEND : strcmp(collective, "receive") == 0 ? WAY_RECEIVE : WAY_COLLECTIVE;
+    return strcmp(collective, "send") == 0      ? WAY_SEND
+           : strcmp(collective, "receive") == 0 ? WAY_RECEIVE
+                                                : WAY_COLLECTIVE;
 }
 
 static inline void op_name_set(char* to, size_t size, const char* name) {
@@ -95,7 +99,8 @@ static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* 
     return c;
 }
 
-// Notes that this rank belongs to a communicator. Else nobody would miss one that hangs before its first operation there.
+// Notes that this rank belongs to a communicator. Else nobody would miss one that hangs before its first operation
+// there.
 static inline void flight_recorder_join(FlightRecorder* l, const char* communicator) {
     pthread_mutex_lock(&l->lock);
     flight_recorder_channel(l, communicator, WAY_COLLECTIVE, -1);
@@ -126,8 +131,8 @@ static inline long long flight_recorder_step_now(FlightRecorder* l) {
 }
 
 // Notes a new operation. The functions below identify it by this record.
-static inline OpRecord flight_recorder_issue(FlightRecorder* l, const char* communicator, const char* collective, size_t elements,
-                                   const char* type, int peer) {
+static inline OpRecord flight_recorder_issue(FlightRecorder* l, const char* communicator, const char* collective,
+                                             size_t elements, const char* type, int peer) {
     OpRecord r;
     memset(&r, 0, sizeof r);
     op_name_set(r.communicator, sizeof r.communicator, communicator);
@@ -196,8 +201,8 @@ static inline void op_text(const OpRecord* r, char* out, size_t size) {
     if (way != WAY_COLLECTIVE) snprintf(peer, sizeof peer, " %s rank %d", way == WAY_SEND ? "to" : "from", r->peer);
     else if (r->peer >= 0) snprintf(root, sizeof root, "root %d, ", r->peer);
     if (r->elements) snprintf(what, sizeof what, "%llu %s, ", r->elements, r->type);
-    snprintf(out, size, "%s #%lld%s of %s (%s%sstep %lld%s%s)", r->collective, r->number, peer, r->communicator, what, root,
-             r->step, r->task[0] ? ", " : "", r->task);
+    snprintf(out, size, "%s #%lld%s of %s (%s%sstep %lld%s%s)", r->collective, r->number, peer, r->communicator, what,
+             root, r->step, r->task[0] ? ", " : "", r->task);
 }
 
 // ---- the file: first two lines, a line for each channel, a line for each operation ----
@@ -211,7 +216,8 @@ static inline void op_text(const OpRecord* r, char* out, size_t size) {
 static inline void flight_recorder_write(FlightRecorder* l, FILE* f, const char* run, int rank, int size) {
     static const char* const ways[] = { "collective", "send", "receive" };
     pthread_mutex_lock(&l->lock);
-    fprintf(f, FLIGHT_RECORDER_MAGIC "\nrun %s rank %d of %d step %lld operations %lld\n", run, rank, size, l->progress.step, l->count);
+    fprintf(f, FLIGHT_RECORDER_MAGIC "\nrun %s rank %d of %d step %lld operations %lld\n", run, rank, size,
+            l->progress.step, l->count);
     for (int i = 0; i < l->num_channels; i++) {
         const OpChannel* c = &l->channels[i];
         char peer[16] = "-";

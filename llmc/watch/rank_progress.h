@@ -1,13 +1,13 @@
 /*
-rank_progress.h - where each rank is: its step, and the task that it does there. A rank that is killed cannot say it any more, so it
-writes it down as each task begins.
+rank_progress.h - where each rank is: its step, and its task in that step. A rank that is killed can no longer report
+it, so every rank writes it down as each task begins.
 
-The ranks on rank 0's machine write into memory that they share, because that takes 0.1 us, and what a killed process wrote
-there is exact; a message to rank 0 took 16 us and woke its watchdog. Of ranks on other machines only their last heartbeat
-is known.
+The ranks on rank 0's machine write into memory that they share. That takes 0.1 us, and the last words of a killed
+process stay readable; a message to rank 0 took 16 us and woke its watchdog. For ranks on other machines only the last
+heartbeat is known.
 
-The memory is a file without a name, which rank 0 makes and the others open by its number (/proc/PID/fd/N): no killed run
-leaves anything behind. Where this is not possible, all ranks are like those on other machines.
+The memory is a file without a name, which rank 0 makes and the others open by its number (/proc/PID/fd/N): no killed
+run leaves anything behind. If this is not possible, all ranks are treated like those on other machines.
 */
 #ifndef LLMC_RANK_PROGRESS_H
 #define LLMC_RANK_PROGRESS_H
@@ -21,7 +21,8 @@ typedef struct {
     char task[OP_TASK]; // "F3 on stage 1"; "": no more is known
 } RankProgress;
 
-// Its rank writes the half that is not the last one, and then makes it the last: a killed rank leaves one that is whole.
+// Its rank writes the half that is not the last one, and then makes it the last: a killed rank leaves one that is
+// whole.
 typedef struct { int last; RankProgress half[2]; } SharedProgress;
 
 typedef struct {
@@ -30,10 +31,13 @@ typedef struct {
     size_t bytes;
 } ProgressTable;
 
-typedef struct { double mark; int pid, fd; } ProgressTableAddress; // plain data, sent to the other ranks; fd -1: there is none
+// Plain data, sent to the other ranks; fd -1: there is none
+typedef struct { double mark; int pid, fd; } ProgressTableAddress;
 #define PROGRESS_TABLE_MARK 64 // bytes before the first place
 
-static inline size_t progress_table_bytes(int size) { return PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress); }
+static inline size_t progress_table_bytes(int size) {
+    return PROGRESS_TABLE_MARK + (size_t)size * sizeof(SharedProgress);
+}
 static inline void progress_table_map(ProgressTable* p, int fd, int size) {
     p->bytes = progress_table_bytes(size);
     void* memory = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -54,14 +58,15 @@ static inline ProgressTableAddress progress_table_create(ProgressTable* p, int s
     a.mark = now_seconds();
     a.pid = getpid();
     p->fd = memfd_create("shard.c places", MFD_CLOEXEC);
-    if (p->fd >= 0 && ftruncate(p->fd, (off_t)progress_table_bytes(size)) == 0) progress_table_map(p, p->fd, size); // zeros
+    // zeros
+    if (p->fd >= 0 && ftruncate(p->fd, (off_t)progress_table_bytes(size)) == 0) progress_table_map(p, p->fd, size);
     if (p->memory) memcpy(p->memory, &a.mark, sizeof a.mark);
     else progress_table_close(p);
     a.fd = p->fd;
     return a;
 }
 
-// On another rank. On another machine, or where /proc is not rank 0's, there is no such file, or it has another mark.
+// On another rank. On another machine, or under another /proc, the file does not exist or carries another mark.
 static inline void progress_table_open(ProgressTable* p, ProgressTableAddress a, int size) {
     char path[64];
     struct stat file;
@@ -75,19 +80,19 @@ static inline void progress_table_open(ProgressTable* p, ProgressTableAddress a,
     if (p->memory && memcmp(p->memory, &a.mark, sizeof a.mark) != 0) progress_table_close(p);
 }
 
-// Rank r's; NULL: nothing is shared.
+// Returns the place of rank r; NULL: nothing is shared.
 static inline SharedProgress* progress_of(const ProgressTable* p, int r) {
     return p->memory ? (SharedProgress*)(void*)(p->memory + PROGRESS_TABLE_MARK) + r : NULL;
 }
 
-// This rank is there now. s NULL: nobody else can see it.
+// Records that this rank is at this step and task. s NULL: no other rank can see it.
 static inline void progress_write(SharedProgress* s, const RankProgress* progress) {
     if (s == NULL) return;
     int next = 1 - s->last;
     s->half[next] = *progress;
     __atomic_store_n(&s->last, next, __ATOMIC_RELEASE);
 }
-// Sets *progress to what a rank wrote last. Returns false if it has written nothing, as on another machine.
+// Sets *progress to the last record of a rank. Returns false if there is none, as for a rank on another machine.
 static inline bool progress_read(const SharedProgress* s, RankProgress* progress) {
     if (s == NULL) return false;
     int last = __atomic_load_n(&s->last, __ATOMIC_ACQUIRE);

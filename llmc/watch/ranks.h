@@ -1,8 +1,8 @@
 /*
 ranks.h - which rank this process is among those that were started together.
 
-mpirun (OpenMPI), torchrun and Slurm's srun each tell a process its rank by variables of their own. A process that none of
-them started is rank 0 of 1.
+mpirun (OpenMPI), torchrun and Slurm's srun each tell a process its rank by variables of their own. A process that none
+of them started is rank 0 of 1.
 */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
@@ -18,10 +18,11 @@ typedef struct {
 
 // The variables of a launcher. NULL: Slurm says this in another form.
 typedef struct { const char *found, *rank, *size, *local_rank, *local_size; } RankVariables;
-static const RankVariables ranks_openmpi = {
-    "OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE" };
+static const RankVariables ranks_openmpi = { "OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE" };
 static const RankVariables ranks_torchrun = { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE" };
-// A batch script has SLURM_PROCID and SLURM_NTASKS although srun did not start it; only srun's tasks have the STEP's number.
+// A batch script has SLURM_PROCID and SLURM_NTASKS although srun did not start it;
+// only srun's tasks have the STEP's number.
 static const RankVariables ranks_slurm = { "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL };
 
 // Returns the whole number in an environment variable. Dies unless it is between least and most.
@@ -51,7 +52,8 @@ static inline int ranks_slurm_tasks_on(const char* text, int node, int size) {
         node -= times;
         if (*p == ',') p++;
     }
-    die("SLURM_STEP_TASKS_PER_NODE is '%s', which does not tell how many tasks run on this node; srun should have set it",
+    die("SLURM_STEP_TASKS_PER_NODE is '%s', which does not tell how many tasks run on this node; srun should have set "
+        "it",
         text ? text : "");
 }
 
@@ -68,7 +70,9 @@ static inline RankInfo ranks_read(const RankVariables* v) {
     return r;
 }
 
-static inline bool ranks_has(const RankVariables* v) { return getenv(v->size) || (v != &ranks_slurm && getenv(v->rank)); }
+static inline bool ranks_has(const RankVariables* v) {
+    return getenv(v->size) || (v != &ranks_slurm && getenv(v->rank));
+}
 
 // Two launchers, one inside the other, must say the same.
 static inline void ranks_require_same(const RankInfo* a, const RankInfo* b) {
@@ -123,12 +127,14 @@ static inline RankInfo ranks_alone(void) {
     return r;
 }
 
-// Dies if two launchers disagree, if one of them says something impossible, or if another MPI's launcher started several processes.
+// Dies if two launchers disagree, if one of them says something impossible,
+// or if another MPI's launcher started several processes.
 static inline RankInfo ranks_find(void) {
     bool openmpi = ranks_has(&ranks_openmpi), torchrun = ranks_has(&ranks_torchrun), slurm = ranks_has(&ranks_slurm);
     RankInfo r = ranks_alone();
     if (openmpi) {
-        // mpirun inside a Slurm job starts its helpers by srun. Ranks inherit those numbers, which are about the helpers.
+        // mpirun inside a Slurm job starts its helpers by srun.
+        // Ranks inherit those numbers, which are about the helpers.
         r = ranks_read(&ranks_openmpi);
         RankInfo t = torchrun ? ranks_read(&ranks_torchrun) : r;
         ranks_require_same(&r, &t);
@@ -137,9 +143,11 @@ static inline RankInfo ranks_find(void) {
         RankInfo s = slurm && !ranks_torchrun_under_slurm() ? ranks_read(&ranks_slurm) : r;
         ranks_require_same(&r, &s);
     } else if (slurm) r = ranks_read(&ranks_slurm);
-    // Open MPI and srun --mpi=pmi2 or pmix also set PMI's variables, and a shell that one of them started may still have them.
+    // Open MPI and srun --mpi=pmi2 or pmix also set PMI's variables,
+    // and a shell that one of them started may still have them.
     if (!openmpi && !torchrun)
-        launcher_require_known(r.size, "start it with Open MPI's mpirun (`mpirun --version` names the MPI), torchrun or srun");
+        launcher_require_known(r.size,
+                               "start it with Open MPI's mpirun (`mpirun --version` names the MPI), torchrun or srun");
     if (r.size > 1) ranks_meeting(&r);
     return r;
 }
@@ -156,7 +164,11 @@ static inline void ranks_text(const bool* in, int size, char* out, size_t capaci
         last = first;
         if (!in[first]) continue;
         while (last + 1 < size && in[last + 1]) last++;
-        n += (size_t)snprintf(out + n, capacity - n, "%s%d", done == 0 ? "" : done == spans - 1 ? " and " : ", ", first);
+        n += (size_t)snprintf(out + n, capacity - n, "%s%d",
+                              done == 0           ? ""
+                              : done == spans - 1 ? " and "
+                                                  : ", ",
+                              first);
         if (last > first && n < capacity) n += (size_t)snprintf(out + n, capacity - n, "-%d", last);
         done++;
     }

@@ -1,13 +1,13 @@
 /*
 say_once.h - ranks that fail for the same reason report it once per machine, and not each for itself.
 
-The rank that is about to print an error binds a socket whose name is made of the launch and the message, prints the error, and
-listens. A rank that can connect to this socket prints nothing, because its message has been printed. The name is abstract
-(unix(7)): it belongs to no file, and the kernel frees it when a process ends in whatever way. If a rank dies between binding and
-printing, the next one prints the message. If anything fails, the rank prints its message.
+The rank that is about to print an error binds a socket whose name is made of the launch and the message, prints the
+error, and listens. A rank that can connect to this socket prints nothing, because its message has been printed. The
+name is abstract (unix(7)): it belongs to no file, and the kernel frees it when a process ends in whatever way. If a
+rank dies between binding and printing, the next one prints the message. If anything fails, the rank prints its message.
 
-Only mpirun, torchrun and srun give a launch a name that all its ranks know. Ranks that were started in another way all print
-their errors, and so do ranks whose stderr is a file of its own. SHARD_SAY_ONCE=0 makes every rank print.
+Only mpirun, torchrun and srun give a launch a name that all its ranks know. Ranks that were started in another way all
+print their errors, and so do ranks whose stderr is a file of its own. SHARD_SAY_ONCE=0 makes every rank print.
 
 Global state: say_once, because an error can happen anywhere.
 */
@@ -16,7 +16,8 @@ Global state: say_once, because an error can happen anywhere.
 #include "control.h"
 #include <sys/un.h>
 
-#define SAY_ONCE_HEAD_START 0.05 // seconds that a machine's other ranks give its first one, whose number then precedes the message
+#define SAY_ONCE_HEAD_START 0.05 // seconds that a machine's other ranks give its first one,
+                                 // whose number then precedes the message
 #define SAY_ONCE_PATIENCE 1.0    // seconds to wait for a rank that bound the name but still has to print
 
 static struct {
@@ -37,7 +38,8 @@ static inline socklen_t say_once_name(const char* message, struct sockaddr_un* n
     uint64_t hash = say_once_hash(say_once.launch, message);
     char own_file[48] = "";
     if (fstat(STDERR_FILENO, &out) == 0 && S_ISREG(out.st_mode))
-        snprintf(own_file, sizeof own_file, "%llu.%llu", (unsigned long long)out.st_dev, (unsigned long long)out.st_ino);
+        snprintf(own_file, sizeof own_file, "%llu.%llu", (unsigned long long)out.st_dev,
+                 (unsigned long long)out.st_ino);
     hash = say_once_hash(hash, own_file);
     memset(name, 0, sizeof *name);
     name->sun_family = AF_UNIX;
@@ -46,8 +48,8 @@ static inline socklen_t say_once_name(const char* message, struct sockaddr_un* n
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-// Returns true if this rank must print the message; *fd is then the socket with its name, to listen on, or -1 if none can be made.
-// Returns false if another rank has printed the message; *fd is the connection to that rank.
+// Returns true if this rank must print the message; *fd is then the socket with its name, to listen on, or -1 if none
+// can be made. Returns false if another rank has printed the message; *fd is the connection to that rank.
 static inline bool say_once_claim(const char* message, int* fd) {
     struct sockaddr_un name;
     socklen_t length = say_once_name(message, &name);
@@ -66,8 +68,8 @@ static inline bool say_once_claim(const char* message, int* fd) {
 }
 
 // Launchers kill the other ranks when one has ended. Once the watchdog runs, it lets ranks wait for one another as they
-// leave. Until then they wait here: the rank that printed the message for connections from all others, and each of those for
-// that rank's end. No wait exceeds leave_seconds, in which a rank with another error can print it.
+// leave. Until then they wait here: the rank that printed the message for connections from all others, and each of
+// those for that rank's end. No wait exceeds leave_seconds, in which a rank with another error can print it.
 static inline void say_once_linger(int fd, bool printed) {
     double until = now_seconds() + say_once.leave_seconds;
     int others = printed ? say_once.size - 1 : 1;
@@ -99,8 +101,8 @@ static inline const RankVariables* say_once_launcher(uint64_t* launch) {
     return NULL;
 }
 
-// Call it before anything can fail; ranks need not have met. It does not check the launcher's numbers: ranks_find does that later,
-// and reports what is wrong with them.
+// Call it before anything can fail; ranks need not have met. It does not check the launcher's numbers: ranks_find does
+// that later, and reports what is wrong with them.
 static inline void say_once_begin(void) {
     const char* wanted = getenv("SHARD_SAY_ONCE");
     require(wanted == NULL || strcmp(wanted, "0") == 0 || strcmp(wanted, "1") == 0,

@@ -1,26 +1,27 @@
 /*
 watchdog.h - the thread that runs on every rank beside its work, and how it finds out which rank died, left or hangs.
 
-Five times a second each rank tells rank 0 how far it is (flight_recorder.h). From that rank 0 finds out whether the run must end, and
-why:
+Five times a second each rank tells rank 0 how far it is (flight_recorder.h). From that rank 0 finds out whether the run
+must end, and why:
     a connection closed without a goodbye   that rank died
     a rank says that it leaves              it has reported an error of its own
-    a wait is longer than the deadline      ranks that have not issued that operation are missing, or else silent ranks are
-A stopped process and a machine that is gone close no connection: the deadline finds them. Time in which the watchdog's own process
-was stopped does not count: all ranks may have been suspended together. If rank 0 itself is gone or silent, each of the other ranks finds
-that out by itself. Then every rank prints the reason, writes its last operations, and leaves with status 1. After an error of one
-rank's own the others may be about to report theirs: they have control_leave_seconds for it, and the first to leave waits for them,
-because launchers kill the rest when a rank has ended. It ends early when all have spoken, or when those that have not wait for operations
-that need those that have.
+    a wait is longer than the deadline      ranks that have not issued that operation are missing, or else silent ranks
+                                            are
+A stopped process and a machine that is gone close no connection: the deadline finds them. Time in which the watchdog's
+own process was stopped does not count: all ranks may have been suspended together. If rank 0 itself is gone or silent,
+each of the other ranks finds that out by itself. Then every rank prints the reason, writes its last operations, and
+leaves with status 1. After an error of one rank's own the others may be about to report theirs: they have
+control_leave_seconds for it, and the first to leave waits for them, because launchers kill the rest when a rank has
+ended. It ends early when all have spoken, or when those that have not wait for operations that need those that have.
 
 The watchdog of a rank that crashes still runs for a moment: it writes the last operations and tells the others.
 
-No other thread runs a signal handler (base/thread.h): the main thread blocks SIGTERM before OpenMP starts its threads, and the watchdog
-reads that signal from a file descriptor. Only a crash is handled on the thread where it happens.
+No other thread runs a signal handler (base/thread.h): the main thread blocks SIGTERM before OpenMP starts its threads,
+and the watchdog reads that signal from a file descriptor. Only a crash is handled on the thread where it happens.
 
 In this thread only watchdog_exit and watchdog_check_sigterm may end the process, by _exit or a signal: exit() would run
-code in which other threads may be stuck. (While NCCL is open, die ends it by watchdog_leave.) c->lock guards all of Control;
-c->recorder has a lock of its own, taken after it.
+code in which other threads may be stuck. (While NCCL is open, die ends it by watchdog_leave.) c->lock guards all of
+Control; c->recorder has a lock of its own, taken after it.
 */
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
@@ -33,7 +34,8 @@ static struct {
     Control* control;                          // of this process, while its watchdog runs
     int wake_fd;                               // the crash handler writes to it to wake the watchdog
     int crash, crash_reported;                 // atomic: the signal of a crash; the others know of it
-    sigset_t handled, unblocked;               // signals besides SIGTERM that have a handler; the main thread's mask before ours
+    // Signals besides SIGTERM that have a handler; the main thread's mask before ours
+    sigset_t handled, unblocked;
     char stack[65536];                         // of the crash handler on the main thread
     struct sigaction before[WATCHDOG_CRASHES]; // the handlers of crashes before ours
     bool has_exit_hook;                        // watchdog_on_exit is registered with atexit
@@ -54,7 +56,8 @@ static inline void watchdog_end_run(Control* c, ControlReason reason, const char
     for (int r = 1; c->ranks.rank == 0 && r < c->num_peers; r++) control_queue_end(c, &c->peers[r]);
 }
 
-// Sets *progress to where a peer is, or was when it died. Returns true if that is exact; else it may be a heartbeat old.
+// Sets *progress to where a peer is, or was when it died. Returns true if that is exact;
+// else it may be a heartbeat old.
 static inline bool watchdog_progress(const Control* c, const ControlPeer* p, RankProgress* progress) {
     if (progress_read(progress_of(&c->progress, control_rank_of(c, p)), progress)) return true;
     *progress = p->beat.progress;
@@ -69,7 +72,8 @@ static inline void watchdog_name(const Control* c, int r, char* out, size_t size
     if (c->hosts) n = (size_t)snprintf(out, size, " on %.*s", RANK_NAME - 1, c->hosts[r]);
     if (c->names && n < size) snprintf(out + n, size - n, " (%.*s)", RANK_NAME - 1, c->names[r]);
 }
-// The ranks whose in[] is set: "rank 2 on node2 (dp 1, pp 0, tp 1)", "ranks 2-5 on node1, node2". Returns how many there are.
+// The ranks whose in[] is set: "rank 2 on node2 (dp 1, pp 0, tp 1)", "ranks 2-5 on node1, node2".
+// Returns how many there are.
 static inline int watchdog_who(const Control* c, const bool* in, char* out, size_t size) {
     int many = 0, last = -1;
     ranks_text(in, c->ranks.size, out, size);
@@ -144,7 +148,8 @@ static inline void watchdog_describe_last(const Control* c, int r, const OpRecor
     size_t n = (size_t)snprintf(out, size, "; the last operation that rank %d issued there is %s", r, last);
     RankProgress progress;
     watchdog_progress(c, &c->peers[r], &progress);
-    if (progress.task[0] && n < size) n += (size_t)snprintf(out + n, size - n, ", and it is in %.*s", OP_TASK - 1, progress.task);
+    if (progress.task[0] && n < size)
+        n += (size_t)snprintf(out + n, size - n, ", and it is in %.*s", OP_TASK - 1, progress.task);
     char silence[WATCHDOG_SILENCE];
     if (watchdog_silence(c, now, silence, sizeof silence) && n < size) snprintf(out + n, size - n, "; %s", silence);
 }
@@ -178,7 +183,8 @@ static inline int watchdog_longest_waiting(const Control* c) {
     return by;
 }
 
-// Sets missing (ranks): those that have not issued what rank `by` waits for. Returns the first of them; -1: there is none.
+// Sets missing (ranks): those that have not issued what rank `by` waits for. Returns the first of them;
+// -1: there is none.
 static inline int watchdog_find_missing(const Control* c, int by, bool* missing) {
     int first = -1;
     for (int r = c->ranks.size - 1; r >= 0; r--) {
@@ -187,8 +193,8 @@ static inline int watchdog_find_missing(const Control* c, int by, bool* missing)
     }
     return first;
 }
-// The missing rank may itself wait for another, as along a pipeline. Returns the rank whose wait is the last of this kind. If
-// they wait for one another in a circle, a message was left out, and a rank that waits for one is returned.
+// The missing rank may itself wait for another, as along a pipeline. Returns the rank whose wait is the last of this
+// kind. If they wait for one another in a circle, a message was left out, and a rank that waits for one is returned.
 static inline int watchdog_last_waiting(const Control* c, int by, bool* missing) {
     for (int hops = 0; hops < c->ranks.size; hops++) {
         int r = watchdog_find_missing(c, by, missing);
@@ -215,8 +221,8 @@ static inline void watchdog_check_deadlines(Control* c, double now) {
     op_text(op, text, sizeof text);
     watchdog_describe_last(c, first, op, by, now, last, sizeof last);
     const char* side = op_way(op->collective) == WAY_COLLECTIVE ? "" : "its side of ";
-    watchdog_end_run(c, REASON_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, has, side, text, by,
-                     c->peers[by].beat.waited, last);
+    watchdog_end_run(c, REASON_LATE, "%s %s not reached %s%s, for which rank %d has waited %.0f s%s", who, has, side,
+                     text, by, c->peers[by].beat.waited, last);
 }
 
 // On the other ranks: if even rank 0, which should have named a late rank by now, is silent, the run must end.
@@ -225,8 +231,10 @@ static inline void watchdog_check_rank_0(Control* c, const ControlBeat* own, dou
     char text[OP_TEXT], name[WATCHDOG_NAME];
     op_text(&own->awaited, text, sizeof text);
     watchdog_name(c, 0, name, sizeof name);
-    watchdog_end_run(c, REASON_LATE, "rank 0%s has been silent for %.0f s (stopped, or its machine is gone), and rank %d has"
-                     " waited %.0f s for %s", name, now - c->peers[0].heard, c->ranks.rank, own->waited, text);
+    watchdog_end_run(c, REASON_LATE,
+                     "rank 0%s has been silent for %.0f s (stopped, or its machine is gone), and rank %d has waited "
+                     "%.0f s for %s",
+                     name, now - c->peers[0].heard, c->ranks.rank, own->waited, text);
 }
 
 // ---- what arrives ----
@@ -255,8 +263,8 @@ static inline void watchdog_admit(Control* c, ControlPeer* stranger, const Contr
     if (h->layout != control_layout())
         watchdog_end_run(c, REASON_REFUSED, "rank %d runs another version of this program than rank 0", rank);
     else if (h->size != c->ranks.size)
-        watchdog_end_run(c, REASON_REFUSED, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank, h->size,
-                         c->ranks.size);
+        watchdog_end_run(c, REASON_REFUSED, "rank %d was started as one of %d ranks, rank 0 as one of %d", rank,
+                         h->size, c->ranks.size);
     else if (rank < 1 || rank >= h->size)
         watchdog_end_run(c, REASON_REFUSED, "rank %d of %d cannot join", rank, h->size);
     else if (c->peers[rank].joined)
@@ -311,7 +319,8 @@ static inline bool watchdog_take_message(Control* c, ControlPeer* p, uint32_t ki
             if (n != 2) return false;
             if (data[0] == REASON_DIED) watchdog_declare_dead(c, p, strsignal(data[1]));
             else if (data[0] == REASON_SIGTERM)
-                watchdog_end_run(c, REASON_SIGTERM, "rank %d has left (it was told to, by SIGTERM)", control_rank_of(c, p));
+                watchdog_end_run(c, REASON_SIGTERM, "rank %d has left (it was told to, by SIGTERM)",
+                                 control_rank_of(c, p));
             else watchdog_end_run(c, REASON_LEFT, "rank %d has left (its own message says why)", control_rank_of(c, p));
             p->heard_end = data[0] != REASON_DIED;
             return true;
@@ -426,7 +435,8 @@ static inline void watchdog_print_log(Control* c) {
         char text[OP_TEXT];
         const OpRecord* r = &c->recorder.ring[i % FLIGHT_RECORDER_LENGTH];
         op_text(r, text, sizeof text);
-        n += (size_t)snprintf(lines + n, sizeof lines - n, "rank %d: %s, %s\n", c->ranks.rank, text, op_state_names[r->state]);
+        n += (size_t)snprintf(lines + n, sizeof lines - n, "rank %d: %s, %s\n", c->ranks.rank, text,
+                              op_state_names[r->state]);
     }
     pthread_mutex_unlock(&c->recorder.lock);
     write_stderr(lines);
@@ -454,11 +464,12 @@ static inline void watchdog_report(Control* c) {
     else write_stderr(line);
 }
 
-// Returns true if every other rank has said why the run ends, or is gone. Only rank 0 hears of that: for the others it is so when
-// rank 0 has ended.
+// Returns true if every other rank has said why the run ends, or is gone. Only rank 0 hears of that: for the others it
+// is so when rank 0 has ended.
 static inline bool watchdog_all_have_spoken(const Control* c) {
     bool all = true;
-    for (int i = 0; i < c->num_peers; i++) all = all && (c->peers[i].fd < 0 || (c->ranks.rank == 0 && c->peers[i].heard_end));
+    for (int i = 0; i < c->num_peers; i++)
+        all = all && (c->peers[i].fd < 0 || (c->ranks.rank == 0 && c->peers[i].heard_end));
     return all;
 }
 static inline double watchdog_farewell(const Control* c) { return CONTROL_FAREWELL * (c->ranks.rank ? 1.5 : 1); }
@@ -467,21 +478,25 @@ static inline double watchdog_farewell(const Control* c) { return CONTROL_FAREWE
 static inline void watchdog_exit(Control* c) {
     watchdog_report(c);
     if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_HEARD, NULL, 0);
-    for (double until = now_seconds() + watchdog_farewell(c), now; (now = now_seconds()) < until && !watchdog_all_have_spoken(c);)
+    for (double until = now_seconds() + watchdog_farewell(c), now;
+         (now = now_seconds()) < until && !watchdog_all_have_spoken(c);)
         watchdog_poll(c, until - now);
     _exit(EXIT_FAILURE);
 }
 
-// Returns true if rank r's wait cannot end without rank q. Other operations may: what is sent may be on its way already.
+// Returns true if rank r's wait cannot end without rank q.
+// Other operations may: what is sent may be on its way already.
 static inline bool watchdog_needs(const Control* c, int r, int q) {
     const OpRecord* op = &c->peers[r].beat.awaited;
-    bool broadcast = strcmp(op->collective, "broadcast") == 0, rooted = op_way(op->collective) == WAY_COLLECTIVE && op->peer >= 0;
+    bool broadcast = strcmp(op->collective, "broadcast") == 0,
+         rooted = op_way(op->collective) == WAY_COLLECTIVE && op->peer >= 0;
     if (c->peers[r].beat.waited < 0 || !watchdog_is_missing(c, q, op, r)) return false;
     bool certain = rooted ? op->peer == (broadcast ? q : r) : op_way(op->collective) != WAY_SEND;
     return certain || c->peers[r].beat.waited > CONTROL_PATIENCE;
 }
 
-// On rank 0: ranks that have not spoken need no more time if all wait for ranks that have, or for one another because of those.
+// On rank 0: ranks that have not spoken need no more time if all wait for ranks that have,
+// or for one another because of those.
 static inline void watchdog_check_silence(Control* c, double now) {
     if (c->reason < REASON_LEFT || now >= c->leave_at) return;
     int N = c->ranks.size, silent = 0;
@@ -530,7 +545,8 @@ static inline void watchdog_check_crash(Control* c) {
     for (;;) pause();
 }
 
-// SIGTERM usually comes from a launcher that has seen a rank end. Rank 0's reason is on its way; if none comes, this rank ends.
+// SIGTERM usually comes from a launcher that has seen a rank end. Rank 0's reason is on its way;
+// if none comes, this rank ends.
 static inline void watchdog_check_sigterm(Control* c, double now) {
     if (!c->told) return;
     if (c->sigterm_at == 0) c->sigterm_at = now;
@@ -546,7 +562,8 @@ static inline void watchdog_check_sigterm(Control* c, double now) {
 
 // ---- the thread ----
 
-// If a turn lasted much longer than a beat, this process was stopped. That time counts neither as waiting nor as silence.
+// If a turn lasted much longer than a beat, this process was stopped.
+// That time counts neither as waiting nor as silence.
 static inline void watchdog_skip_stop(Control* c, double now) {
     double stopped = control_stopped(c->turn, CONTROL_BEAT);
     c->turn = now;
@@ -559,7 +576,8 @@ static inline void watchdog_skip_stop(Control* c, double now) {
     if (c->sigterm_at > 0) c->sigterm_at += stopped;
 }
 
-// Notes this rank's state, sends it, and checks the deadlines. A peer that has not taken the last gets none, lest memory fills.
+// Notes this rank's state, sends it, and checks the deadlines.
+// A peer that has not taken the last gets none, lest memory fills.
 static inline void watchdog_beat(Control* c, double now) {
     ControlBuffer b = { NULL, 0, 0 };
     ControlBeat own;
@@ -568,7 +586,8 @@ static inline void watchdog_beat(Control* c, double now) {
     own.waited = c->recorder.waiting ? now - c->recorder.since : -1;
     if (c->recorder.waiting) own.awaited = c->recorder.awaited;
     own.progress = c->recorder.progress;
-    own.num_channels = (int)size_min((size_t)c->recorder.num_channels, (CONTROL_MAX_MESSAGE - sizeof own) / sizeof(OpChannel));
+    own.num_channels = (int)size_min((size_t)c->recorder.num_channels,
+                                     (CONTROL_MAX_MESSAGE - sizeof own) / sizeof(OpChannel));
     control_buffer_add(&b, &own, sizeof own);
     control_buffer_add(&b, c->recorder.channels, (size_t)own.num_channels * sizeof(OpChannel));
     pthread_mutex_unlock(&c->recorder.lock);
@@ -586,7 +605,8 @@ static inline void watchdog_beat(Control* c, double now) {
     else watchdog_check_rank_0(c, &own, now);
 }
 
-// This rank has reported an error of its own: the others have time for the same. What it has issued is told for the last time.
+// This rank has reported an error of its own: the others have time for the same.
+// What it has issued is told for the last time.
 static inline void watchdog_part(Control* c, double now) {
     char path[4096];
     if (flight_recorder_step_now(&c->recorder) > 0) watchdog_write_log(c, path, sizeof path);
@@ -625,8 +645,9 @@ static inline void* watchdog_thread(void* argument) {
 
 // ---- signals ----
 
-// Blocks SIGTERM, and every other signal that a library handles, on the main thread and on those that it will start. The watchdog
-// reads SIGTERM and runs the handlers of the others. If SIGTERM is ignored or already has a handler, that remains so.
+// Blocks SIGTERM, and every other signal that a library handles, on the main thread and on those that it will start.
+// The watchdog reads SIGTERM and runs the handlers of the others. If SIGTERM is ignored or already has a handler, that
+// remains so.
 static inline void watchdog_block_signals(Control* c) {
     sigset_t blocked, sigterm;
     sigemptyset(&watchdog_process.handled);
@@ -659,8 +680,9 @@ static inline void watchdog_on_crash(int signal_number, siginfo_t* info, void* c
     if (info->si_code <= 0) raise(signal_number); // sent by a process; a real fault happens again when this returns
 }
 
-// Handles crashes, and passes them on afterwards. On the main thread the handler has a stack of its own (a sanitizer's, if there is
-// one). OpenMP's threads have none: there it runs on the current stack and may damage memory, but the process ends anyway.
+// Handles crashes, and passes them on afterwards. On the main thread the handler has a stack of its own (a sanitizer's,
+// if there is one). OpenMP's threads have none: there it runs on the current stack and may damage memory, but the
+// process ends anyway.
 static inline void watchdog_catch_crashes(void) {
     struct sigaction ours;
     stack_t stack;
@@ -693,19 +715,21 @@ static inline void watchdog_on_exit(void) {
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 2;
-    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) { watchdog_unblock_sigterm(); return; } // the thread that exits may hold it
+    // The thread that exits may hold it
+    if (pthread_mutex_timedlock(&c->lock, &soon) != 0) { watchdog_unblock_sigterm(); return; }
     c->leaving = true;
     control_wake(c);
-    for (double until = now_seconds() + c->grace + 2; !c->ended && now_seconds() < until;) control_wait_changed(c, until);
+    for (double until = now_seconds() + c->grace + 2; !c->ended && now_seconds() < until;)
+        control_wait_changed(c, until);
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (ended) pthread_join(c->thread, NULL);
     watchdog_unblock_sigterm(); // nobody reads it any more, and destructors may hang
 }
 
-// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh sets die_leave):
-// destructors of the driver and of libraries may wait for these kernels for ever. Of exit(), this keeps the watchdog's last
-// word and what was written to files.
+// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh sets
+// die_leave): destructors of the driver and of libraries may wait for these kernels for ever. Of exit(), this keeps the
+// watchdog's last word and what was written to files.
 static inline void watchdog_leave(int status) {
     watchdog_on_exit();
     fflush(NULL);
@@ -719,7 +743,8 @@ static inline void watchdog_start(Control* c) {
     c->process = getpid();
     watchdog_block_signals(c);
     require(thread_start(&c->thread, watchdog_thread, c) == 0, "cannot start a thread for the watchdog");
-    if (!watchdog_process.has_exit_hook) invariant(atexit(watchdog_on_exit) == 0, "cannot register a function with atexit");
+    if (!watchdog_process.has_exit_hook)
+        invariant(atexit(watchdog_on_exit) == 0, "cannot register a function with atexit");
     watchdog_process.has_exit_hook = true;
     watchdog_catch_crashes();
 }

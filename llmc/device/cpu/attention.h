@@ -17,7 +17,8 @@ inside a parallel region. Attention in parts makes these blocks, too; their resu
 // fp32 rows of one head: (T, HS), rows `stride` floats apart
 typedef struct { const float* data; int stride; } HeadRows;
 
-// Rows of scores lie an odd number of cache lines apart. At a power of two they would all compete for the same few lines.
+// Rows of scores lie an odd number of cache lines apart.
+// At a power of two they would all compete for the same few lines.
 static inline int attention_stride(int T) { return (int)round_up((size_t)T, 16) | 16; }
 
 // forward: q, k, v and a block of scores and of out; backward: q, k, v, dout, out, dq, dk, dv and two blocks of scores
@@ -45,7 +46,8 @@ static inline size_t head_begin(int head, int row, int T, int HS, int NH) {
     return (size_t)(head / NH) * T * row + (size_t)(head % NH) * HS;
 }
 // q lies in qkv (B,T,3C), k and v side by side in kv, whose rows are kv_row elements apart.
-static AttentionHead attention_head(int head, const floatX* qkv, const floatX* kv, int kv_row, bool causal, int T, int C, int NH) {
+static AttentionHead attention_head(int head, const floatX* qkv, const floatX* kv, int kv_row, bool causal, int T,
+                                    int C, int NH) {
     int HS = C / NH;
     size_t n = (size_t)T * HS;
     float* scratch = thread_scratch();
@@ -66,8 +68,8 @@ static void head_store(floatX* dst, int stride, const float* src, int rows, int 
         convert_slice(dst + (size_t)t * stride, FLOATX_DTYPE, src + (size_t)t * HS, DTYPE_F32, (size_t)HS);
 }
 
-// Masks a row of scores, of which the first n are wanted: -Inf up to a whole number of vectors, 0 in the rest of its `keys`.
-// Returns the number of elements in those vectors, which loops over the row must cover.
+// Masks a row of scores, of which the first n are wanted: -Inf up to a whole number of vectors, 0 in the rest of its
+// `keys`. Returns the number of elements in those vectors, which loops over the row must cover.
 static int attention_mask_row(float* row, int n, int keys) {
     int padded = (int)round_up((size_t)n, 16);
     for (int u = n; u < padded; u++) row[u] = -INFINITY;
@@ -90,11 +92,14 @@ static float attention_row_softmax(float* row, float* lse, int n) {
     return 1.0f / sum;
 }
 
-// o (rows,HS) = softmax(q k^T / sqrt(HS)) v of the block of queries from t on, lse (rows) the stats; returns o, in the head's scratch.
+// o (rows,HS) = softmax(q k^T / sqrt(HS)) v of the block of queries from t on, lse (rows) the stats;
+// returns o, in the head's scratch.
 static const float* attention_block_forward(float* lse, AttentionHead a, int t) {
-    float *o = a.scratch, *scores = o + (size_t)a.T * a.HS, scale = 1.0f / sqrtf((float)a.HS), inverse_sum[ATTENTION_ROWS];
+    float *o = a.scratch, *scores = o + (size_t)a.T * a.HS, scale = 1.0f / sqrtf((float)a.HS),
+          inverse_sum[ATTENTION_ROWS];
     int HS = a.HS, rows = block_rows(a, t), keys = block_keys(a, t), stride = attention_stride(a.T);
-    dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(a.q, t), a.q.stride, a.k.data, a.k.stride, 0.0f, scores, stride);
+    dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(a.q, t), a.q.stride, a.k.data, a.k.stride, 0.0f, scores,
+               stride);
     for (int r = 0; r < rows; r++) {
         float* row = scores + (size_t)r * stride;
         inverse_sum[r] = attention_row_softmax(row, lse + r, attention_mask_row(row, query_keys(a, t + r), keys));
@@ -118,8 +123,9 @@ void attention_forward(floatX* out, float* stats, const floatX* qkv, int B, int 
     }
 }
 
-// A query's out (HS) over keys whose exponentials sum to exp(*l), and o over others with exp(lse), become those over both. With m, the
-// larger log, the weights are exp(l - m) and exp(lse - m) over their sum, which is between 1 and 2, and the new *l is m + log(sum).
+// A query's out (HS) over keys whose exponentials sum to exp(*l), and o over others with exp(lse), become those over
+// both. With m, the larger log, the weights are exp(l - m) and exp(lse - m) over their sum, which is between 1 and 2,
+// and the new *l is m + log(sum).
 static void attention_merge(float* out, float* l, const float* o, float lse, int HS) {
     float m = *l > lse ? *l : lse, before = exp_f32(*l - m), now = exp_f32(lse - m), sum = before + now;
     *l = m + logf(sum);
@@ -133,7 +139,8 @@ void attention_part_forward(float* out, float* stats, const floatX* qkv, const f
     for (int head = 0; head < B * NH; head++) {
         AttentionHead a = attention_head(head, qkv, kv, 2 * C, causal, T, C, NH);
         for (int t = 0; t < T; t += ATTENTION_ROWS) {
-            float lse[ATTENTION_ROWS], *l = stats + (size_t)head * T + t, *row = out + head_begin(head, C, T, HS, NH) + (size_t)t * C;
+            float lse[ATTENTION_ROWS], *l = stats + (size_t)head * T + t,
+                                       *row = out + head_begin(head, C, T, HS, NH) + (size_t)t * C;
             const float* o = attention_block_forward(lse, a, t);
             for (int r = 0; r < block_rows(a, t); r++, row += C, o += HS) {
                 if (merge) attention_merge(row, l + r, o, lse[r], HS);
@@ -143,11 +150,13 @@ void attention_part_forward(float* out, float* stats, const floatX* qkv, const f
     }
 }
 
-// forward, for query t with probabilities P[u] = exp(S[u] - stats[t]) and S[u] = q[t].k[u] / sqrt(HS): out[t] = sum P[u] v[u]. So
-// dv[u] += P[u] dout[t] and dP[u] = dout[t].v[u]; through the softmax dS[u] = P[u] (dP[u] - sum over u of P[u] dP[u]), where that
-// sum is dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t] / sqrt(HS). dout and out begin with the head's
-// first element; out and stats (T) are those of all parts together. Returns dk, dv and dq (T,HS), one after another.
-static const float* attention_head_backward(AttentionHead a, const floatX* dout, const floatX* out, const float* stats, int C) {
+// forward, for query t with probabilities P[u] = exp(S[u] - stats[t]) and S[u] = q[t].k[u] / sqrt(HS): out[t] = sum
+// P[u] v[u]. So dv[u] += P[u] dout[t] and dP[u] = dout[t].v[u]; through the softmax dS[u] = P[u] (dP[u] - sum over u of
+// P[u] dP[u]), where that sum is dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t] / sqrt(HS).
+// dout and out begin with the head's first element; out and stats (T) are those of all parts together. Returns dk, dv
+// and dq (T,HS), one after another.
+static const float* attention_head_backward(AttentionHead a, const floatX* dout, const floatX* out, const float* stats,
+                                            int C) {
     int T = a.T, HS = a.HS, stride = attention_stride(T);
     size_t n = (size_t)T * HS;
     HeadRows d = head_rows(dout, C, a.scratch, T, HS), o = head_rows(out, C, a.scratch + n, T, HS);
@@ -156,7 +165,8 @@ static const float* attention_head_backward(AttentionHead a, const floatX* dout,
     memset(dk, 0, 2 * n * sizeof(float)); // every block of queries adds to dk and dv
     for (int t = 0; t < T; t += ATTENTION_ROWS) {
         int rows = block_rows(a, t), keys = block_keys(a, t);
-        dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(a.q, t), a.q.stride, a.k.data, a.k.stride, 0.0f, p, stride);
+        dnnl_sgemm('N', 'T', rows, keys, HS, scale, head_row(a.q, t), a.q.stride, a.k.data, a.k.stride, 0.0f, p,
+                   stride);
         dnnl_sgemm('N', 'T', rows, keys, HS, 1.0f, head_row(d, t), d.stride, a.v.data, a.v.stride, 0.0f, ds, stride);
         for (int r = 0; r < rows; r++) {
             float *pr = p + (size_t)r * stride, *dr = ds + (size_t)r * stride, dot = 0, lse = stats[t + r];
@@ -200,8 +210,8 @@ static void head_add(float* dst, int stride, const float* src, int rows, int HS)
         for (int i = 0; i < HS; i++) dst[(size_t)t * stride + i] += src[(size_t)t * HS + i];
 }
 
-void attention_part_backward(float* dq, float* dkv, const floatX* dout, const floatX* qkv, const floatX* kv, const floatX* out,
-                             const float* stats, bool causal, int B, int T, int C, int NH) {
+void attention_part_backward(float* dq, float* dkv, const floatX* dout, const floatX* qkv, const floatX* kv,
+                             const floatX* out, const float* stats, bool causal, int B, int T, int C, int NH) {
     int HS = C / NH;
     size_t n = (size_t)T * HS;
     #pragma omp parallel for schedule(dynamic) num_threads(cpu_layers.threads)

@@ -22,7 +22,8 @@ static float classifier_row_exp(float* e, float* max, const floatX* logits, int 
     return sum;
 }
 
-// A row (Vp) of logits becomes its gradient, 0 in the padding. e (V) and the sum as above; target -1: it is in another part.
+// A row (Vp) of logits becomes its gradient, 0 in the padding. e (V) and the sum as above;
+// target -1: it is in another part.
 static void classifier_row_gradient(floatX* row, const float* e, float sum, int target, float dloss, int V, int Vp) {
     // loss = log(sum) - logit[target], so dlogit = (e / sum - onehot) * dloss
     float scale = dloss / sum;
@@ -71,8 +72,8 @@ void classifier_part_stats(float* stats, const floatX* logits, const int* target
     }
 }
 
-// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's exponentials are
-// relative to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
+// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's
+// exponentials are relative to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
 static float classifier_row_of_parts(float* max, float* sum, const float* all, int i, int parts, int N) {
     float m = -FLT_MAX, s = 0, target_logit = 0; // only one part has a target's logit that is not 0
     const float* stats = all + 3 * (size_t)i;

@@ -49,8 +49,8 @@ static inline float block_scale(const float* x, size_t n, int limit) {
     memcpy(&value, &largest, sizeof value);
     return value / (float)limit;
 }
-// x / scale as a whole number. A scale below the normal numbers is too coarse to keep it in the limits. (No fminf: what it
-// does with NaN would keep loops from becoming vector code, and x / scale is none if scale > 0.)
+// x / scale as a whole number. A scale below the normal numbers is too coarse to keep it in the limits. (No fminf: what
+// it does with NaN would keep loops from becoming vector code, and x / scale is none if scale > 0.)
 static inline int quantised(float x, float scale, float limit) {
     float q = rintf(x / scale);
     return (int)(q < -limit ? -limit : q > limit ? limit : q);
@@ -154,7 +154,8 @@ void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n) {
 #define TOP_K_BINS 2048
 static const int top_k_shift[3] = { 20, 10, 0 };
 
-typedef struct { uint32_t bits; size_t left; } TopK; // the k-th's magnitude; how many of those with this magnitude are sent
+// The k-th's magnitude; how many of those with this magnitude are sent
+typedef struct { uint32_t bits; size_t left; } TopK;
 static inline TopK top_k_search(const float* x, size_t n, size_t k) {
     TopK found = { 0, k };
     for (int digit = 0; digit < 3; digit++) {
@@ -205,23 +206,24 @@ void sparse_sum_fp32(float* out, const void* packed, int rows, size_t n, size_t 
 #define RANK_GROUP 4 // columns of p and q at a time: a vector of double
 static inline int at_most(int count, int limit) { return count < limit ? count : limit; }
 
-// out (outs,r) = the sums over s < sums of m[i * out_step + s * sum_step] * b[s][j], b (sums,r): of its elements those in `count`
-// rows from `first` on and in `columns` columns from j0 on. Inlined with constants it is vector code: several rows, because each
-// sum waits for its last addition.
+// out (outs,r) = the sums over s < sums of m[i * out_step + s * sum_step] * b[s][j], b (sums,r): of its elements those
+// in `count` rows from `first` on and in `columns` columns from j0 on. Inlined with constants it is vector code:
+// several rows, because each sum waits for its last addition.
 #define RANK_MOST 16
-ALWAYS_INLINE void skinny_part(float* out, const float* m, const float* b, int sums, size_t out_step, size_t sum_step, int r,
-                               int first, int count, int j0, int columns) {
+ALWAYS_INLINE void skinny_part(float* out, const float* m, const float* b, int sums, size_t out_step, size_t sum_step,
+                               int r, int first, int count, int j0, int columns) {
     double sum[RANK_MOST][RANK_GROUP] = { { 0 } };
     for (int s = 0; s < sums; s++)
         for (int i = 0; i < count; i++)
             for (int j = 0; j < columns; j++)
-                sum[i][j] += (double)m[(size_t)(first + i) * out_step + (size_t)s * sum_step] * (double)b[(size_t)s * r + j0 + j];
+                sum[i][j] += (double)m[(size_t)(first + i) * out_step + (size_t)s * sum_step]
+                             * (double)b[(size_t)s * r + j0 + j];
     for (int i = 0; i < count; i++)
         for (int j = 0; j < columns; j++) out[(size_t)(first + i) * r + j0 + j] = (float)sum[i][j];
 }
 // The same of up to `rows` rows from `first` on, and all columns.
-ALWAYS_INLINE void skinny_rows(float* out, const float* m, const float* b, int outs, int sums, size_t out_step, size_t sum_step,
-                               int r, int first, int rows) {
+ALWAYS_INLINE void skinny_rows(float* out, const float* m, const float* b, int outs, int sums, size_t out_step,
+                               size_t sum_step, int r, int first, int rows) {
     for (int j0 = 0; j0 < r; j0 += RANK_GROUP) {
         int count = at_most(outs - first, rows), columns = at_most(r - j0, RANK_GROUP);
         if (count == rows && columns == RANK_GROUP)
@@ -233,7 +235,8 @@ void skinny_product(float* p, const float* m, const float* q, int n, int k, int 
     #pragma omp parallel for schedule(static)
     for (int first = 0; first < n; first += 8) skinny_rows(p, m, q, n, k, (size_t)k, 1, r, first, 8);
 }
-void skinny_product_transposed(float* q, const float* m, const float* p, int n, int k, int r) { // a cache line of m at a time
+// A cache line of m at a time
+void skinny_product_transposed(float* q, const float* m, const float* p, int n, int k, int r) {
     #pragma omp parallel for schedule(static)
     for (int first = 0; first < k; first += RANK_MOST) skinny_rows(q, m, p, k, n, 1, (size_t)k, r, first, RANK_MOST);
 }
@@ -243,7 +246,8 @@ static inline double column_product(const float* p, int n, int r, int a, int b) 
     for (int row = 0; row < n; row++) sum += (double)p[(size_t)row * r + a] * (double)p[(size_t)row * r + b];
     return sum;
 }
-// Takes the columns before column j out of it, and again what rounding has left of them. Returns the length of what is left.
+// Takes the columns before column j out of it, and again what rounding has left of them.
+// Returns the length of what is left.
 static inline double orthogonalise_column(float* p, int n, int r, int j) {
     for (int i = 0; i < 2 * j; i++) {
         float share = (float)column_product(p, n, r, i % j, j);
@@ -251,7 +255,8 @@ static inline double orthogonalise_column(float* p, int n, int r, int j) {
     }
     return sqrt(column_product(p, n, r, j, j));
 }
-// Column j becomes what is left of a column of the identity: the first, from number j on, that the columns before do not span.
+// Column j becomes what is left of a column of the identity: the first, from number j on,
+// that the columns before do not span.
 static inline double replace_column(float* p, int n, int r, int j) {
     double length = 0;
     for (int t = 0; t < n && length <= 0.5 / sqrt(n); t++) {
@@ -268,10 +273,11 @@ void orthonormalise(float* p, int n, int r) {
     }
 }
 
-// sum = p q^T in a tile (rows, cols) that begins at (row, col). A column of q is copied: then its elements are neighbours.
+// sum = p q^T in a tile (rows, cols) that begins at (row, col).
+// A column of q is copied: then its elements are neighbours.
 #define RANK_TILE 32
-static inline void low_rank_tile(float sum[RANK_TILE][RANK_TILE], const float* p, const float* q, int r, int row, int rows,
-                                 int col, int cols) {
+static inline void low_rank_tile(float sum[RANK_TILE][RANK_TILE], const float* p, const float* q, int r, int row,
+                                 int rows, int col, int cols) {
     float of_q[RANK_TILE] = { 0 };
     memset(sum, 0, RANK_TILE * sizeof sum[0]);
     for (int j = 0; j < r; j++) {
@@ -280,7 +286,8 @@ static inline void low_rank_tile(float sum[RANK_TILE][RANK_TILE], const float* p
             for (int c = 0; c < RANK_TILE; c++) sum[i][c] += p[(size_t)(row + i) * r + j] * of_q[c];
     }
 }
-void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r) {
+void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k,
+                    int r) {
     #pragma omp parallel for collapse(2) schedule(static)
     for (int row = 0; row < n; row += RANK_TILE)
         for (int col = 0; col < k; col += RANK_TILE) {
@@ -290,7 +297,8 @@ void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, co
             for (int i = 0; i < rows; i++) {
                 size_t at = (size_t)(row + i) * (size_t)k + (size_t)col;
                 for (int c = 0; c < cols; c++) out[at + c] = to_floatX(sum[i][c]);
-                if (kept != NULL) for (int c = 0; c < cols; c++) kept[at + c] = m[at + c] - share * to_float(out[at + c]);
+                if (kept != NULL)
+                    for (int c = 0; c < cols; c++) kept[at + c] = m[at + c] - share * to_float(out[at + c]);
             }
         }
 }

@@ -19,8 +19,10 @@ void* device_alloc(size_t bytes, MemoryKind kind) {
     size_t rounded = round_up(bytes ? bytes : 1, 64);
     size_t alignment = rounded >= huge_page ? huge_page : 64;
     void* p = NULL;
-    if (posix_memalign(&p, alignment, round_up(rounded, alignment)) != 0) device_out_of_memory(bytes, kind, "what the system gives");
-    if (alignment == huge_page) madvise(p, round_up(rounded, alignment), MADV_HUGEPAGE); // fewer TLB misses; a hint, so no check
+    if (posix_memalign(&p, alignment, round_up(rounded, alignment)) != 0)
+        device_out_of_memory(bytes, kind, "what the system gives");
+    // Fewer TLB misses; a hint, so no check
+    if (alignment == huge_page) madvise(p, round_up(rounded, alignment), MADV_HUGEPAGE);
     device_zero(p, rounded);
     device_ledger_add(p, bytes, kind);
     return p;
@@ -41,13 +43,16 @@ static size_t proc_bytes(const char* path, const char* format, size_t bytes) {
     if (f) fclose(f);
     return bytes;
 }
-// Nineteen twentieths of what the kernel reports as available, or of all memory. For a container's limit there is --memory-limit.
+// Nineteen twentieths of what the kernel reports as available, or of all memory.
+// For a container's limit there is --memory-limit.
 size_t device_memory_free(void) {
     size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
     return proc_bytes("/proc/meminfo", "MemAvailable: %zu", all) / 20 * 19;
 }
 size_t device_memory_seen(void) { return proc_bytes("/proc/self/status", "VmHWM: %zu", 0); }
-const char* device_memory_seen_with(void) { return "the process at its largest: also code, MPI, oneDNN, data, threads"; }
+const char* device_memory_seen_with(void) {
+    return "the process at its largest: also code, MPI, oneDNN, data, threads";
+}
 DeviceId device_id(void) { // of the running kernel: the first characters of a random number's text
     DeviceId id = { { 0 } };
     FILE* f = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -86,7 +91,8 @@ void device_event_free(int mark) { mark_pool_give(&cpu_marks.pool, mark); }
 void device_zero(void* p, size_t bytes) {
     const size_t slice = 1 << 20;
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < ceil_div(bytes, slice); i++) memset((char*)p + i * slice, 0, size_min(slice, bytes - i * slice));
+    for (size_t i = 0; i < ceil_div(bytes, slice); i++)
+        memset((char*)p + i * slice, 0, size_min(slice, bytes - i * slice));
 }
 void device_copy(void* dst, const void* src, size_t bytes) { memcpy(dst, src, bytes); }
 void device_copy_rows(void* dst, size_t dst_apart, const void* src, size_t src_apart, size_t bytes, size_t rows) {
@@ -97,6 +103,7 @@ void host_to_device(void* dst, const void* src, size_t bytes) { memcpy(dst, src,
 void device_to_host(void* dst, const void* src, size_t bytes) { memcpy(dst, src, bytes); }
 void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }
 void host_free(void* p) { free(p); }
-void* offload_alloc(size_t bytes) { return device_alloc(bytes, MEMORY_OFFLOADED); } // here the device's memory is the host's
+// Here the device's memory is the host's
+void* offload_alloc(size_t bytes) { return device_alloc(bytes, MEMORY_OFFLOADED); }
 void offload_free(void* p) { device_free(p); }
 #endif

@@ -25,7 +25,8 @@ void encoder_forward(floatX* out, const int* tokens, const floatX* wte, const fl
 
 #define ENCODER_STRIP 256 // channels that are summed at a time, on the stack
 
-// dst[c] set or += sum over positions i = first, next[i], ... (until -1) of dout[i][c], c in [begin, end), at most a strip
+// dst[c] set or += sum over positions i = first, next[i], ... (until -1) of dout[i][c], c in [begin, end),
+// at most a strip
 static void encoder_add_rows(floatX* dst, const floatX* dout, int first, const int* next, int begin, int end, int C,
                              GradMode mode) {
     float sum[ENCODER_STRIP] = { 0 };
@@ -72,7 +73,8 @@ void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const
         }
     }
 }
-void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
+void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
+                      GradMode mode) {
     TokenRange whole = { 0, cpu_layers.shapes.Vp };
     encoder_part_backward(dwte, dwpe, dout, tokens, whole, B, T, C, mode);
 }

@@ -5,8 +5,10 @@
 
 #define LAYERNORM_EPS 1e-5f
 
-// One row: out = (x - mean) * rstd * w + b. The variance is summed around the mean in a second pass: E[x^2] - E[x]^2 cancels.
-static void layernorm_row_forward(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* w, const floatX* b, int C) {
+// One row: out = (x - mean) * rstd * w + b. The variance is summed around the mean in a second pass: E[x^2] - E[x]^2
+// cancels.
+static void layernorm_row_forward(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* w,
+                                  const floatX* b, int C) {
     float sum = 0, square = 0;
     #pragma omp simd reduction(+:sum)
     for (int c = 0; c < C; c++) sum += to_float(x[c]);
@@ -20,8 +22,8 @@ static void layernorm_row_forward(floatX* out, float* mean, float* rstd, const f
     *rstd = r;
 }
 
-void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1, const floatX* inp2,
-                                const floatX* w, const floatX* b, int N, int C) {
+void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1,
+                                const floatX* inp2, const floatX* w, const floatX* b, int N, int C) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < N; i++) {
         floatX* r = res + (size_t)i * C;
@@ -43,8 +45,8 @@ static inline size_t layernorm_scratch_floats(int N, int C) { // for any number 
 
 // One row. forward, with n = (x - mean) * rstd: out = n * w + b, so dw += dout * n, db += dout, and with g = dout * w
 // dinp += rstd * (g - mean(g) - n * mean(g * n)): x acts on out directly, and through the mean and rstd of its row.
-static void layernorm_row_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* x, const floatX* w,
-                                   float mean, float rstd, int C) {
+static void layernorm_row_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* x,
+                                   const floatX* w, float mean, float rstd, int C) {
     float sum_g = 0, sum_gn = 0;
     #pragma omp simd reduction(+:sum_g, sum_gn)
     for (int c = 0; c < C; c++) {

@@ -16,7 +16,8 @@ and partial sums are combined in the order of the pieces. (Matrix products are t
 #include "stats.h"
 #include "adamw.h"
 
-// Lays out one sub-array after another, each starting on a cache line. memory NULL: computes only the sizes. Returns the bytes.
+// Lays out one sub-array after another, each starting on a cache line. memory NULL: computes only the sizes.
+// Returns the bytes.
 static size_t layers_lay_out(CpuLayers* w, char* memory) {
     LayerShapes s = w->shapes;
     const size_t line = 64 / sizeof(float);
@@ -48,8 +49,8 @@ static size_t layers_lay_out(CpuLayers* w, char* memory) {
 // All layers here are deterministic, whatever was chosen.
 void layers_choose(AttentionChoice attention, bool deterministic) {
     (void)deterministic;
-    require(attention != ATTENTION_CUDNN, "--attention cudnn: cuDNN is for NVIDIA GPUs, and this program was built for the CPU;"
-            " use --attention own, or build it with make DEVICE=cuda");
+    require(attention != ATTENTION_CUDNN, "--attention cudnn: cuDNN is for NVIDIA GPUs, and this program was built for "
+                                          "the CPU; use --attention own, or build it with make DEVICE=cuda");
 }
 
 void layers_prepare(LayerShapes s) { (void)s; }

@@ -5,8 +5,9 @@ No branches, no tables, no calls: exp is a polynomial after the usual reduction 
 on it. A result is a function of the arguments alone: it does not matter whether an element was computed by the vector
 loop or by its tail, so a thread or a rank that owns another slice of an array computes the same bits.
 
-All are always inlined. A loop that calls a function does not become vector code, and its sum then has another order; otherwise the size
-of a whole program would decide which of these calls are inlined, and two stages could differ in their last bits.
+All are always inlined. A loop that calls a function does not become vector code, and its sum then has another order;
+otherwise the size of a whole program would decide which of these calls are inlined, and two stages could differ in
+their last bits.
 */
 #ifndef LLMC_CPU_MATH_H
 #define LLMC_CPU_MATH_H
@@ -59,8 +60,8 @@ ALWAYS_INLINE float exp_f32(float x) {
 #define GELU_SCALE 0.7978845608028654f // sqrt(2/pi)
 #define GELU_CUBIC 0.044715f
 
-// gelu(x) = x/2 (1 + tanh u), u = GELU_SCALE (x + GELU_CUBIC x^3); and since (1 + tanh u)/2 = 1/(1 + e^-2u) = sigmoid(2u),
-// gelu(x) = x sigmoid(2u), which loses no digits where tanh u is close to -1.
+// gelu(x) = x/2 (1 + tanh u), u = GELU_SCALE (x + GELU_CUBIC x^3); and since (1 + tanh u)/2 = 1/(1 + e^-2u) =
+// sigmoid(2u), gelu(x) = x sigmoid(2u), which loses no digits where tanh u is close to -1.
 ALWAYS_INLINE float gelu_f32(float x) {
     float u = GELU_SCALE * x * fused_multiply_add(GELU_CUBIC * x, x, 1.0f);
     return x / (1.0f + exp_f32(-2.0f * u));

@@ -11,8 +11,8 @@ A product goes one of three ways, whichever was measured to be fastest for it:
 oneDNN decides the order in which a product's terms are summed. It is the same from run to run, and with AVX-512 it was
 the same for every number of threads that we tried; with AVX2 it is not.
 
-Global state: the engine, the stream and the cache of primitives below. oneDNN allocates when a primitive is created, and
-keeps scratch for packed operands per thread, which grows to what the largest product needs.
+Global state: the engine, the stream and the cache of primitives below. oneDNN allocates when a primitive is created,
+and keeps scratch for packed operands per thread, which grows to what the largest product needs.
 */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
@@ -34,20 +34,25 @@ static inline int int_min(int a, int b) { return a < b ? a : b; }
 // ---- where oneDNN 2, which describes memory and operations by structs, and oneDNN 3, with handles, differ ----
 typedef dnnl_memory_desc_t MatrixDesc;
 #if DNNL_VERSION_MAJOR >= 3
-static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
+static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type,
+                                     const dnnl_dim_t* strides) {
     return dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides);
 }
 static void matrix_desc_free(MatrixDesc* d) { dnnl_memory_desc_destroy(*d); }
 static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_engine_t engine) {
     return dnnl_memory_create(m, *d, engine, DNNL_MEMORY_NONE);
 }
-static dnnl_status_t post_add(dnnl_post_ops_t post) { return dnnl_post_ops_append_sum(post, 1.0f, 0, dnnl_data_type_undef); }
-static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b, const MatrixDesc* bias,
-                                      const MatrixDesc* out, dnnl_primitive_attr_t attributes, dnnl_engine_t engine) {
+static dnnl_status_t post_add(dnnl_post_ops_t post) {
+    return dnnl_post_ops_append_sum(post, 1.0f, 0, dnnl_data_type_undef);
+}
+static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b,
+                                      const MatrixDesc* bias, const MatrixDesc* out, dnnl_primitive_attr_t attributes,
+                                      dnnl_engine_t engine) {
     return dnnl_matmul_primitive_desc_create(d, engine, *a, *b, bias != NULL ? *bias : NULL, *out, attributes);
 }
 #else
-static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type, const dnnl_dim_t* strides) {
+static dnnl_status_t matrix_describe(MatrixDesc* d, const dnnl_dim_t* dims, dnnl_data_type_t type,
+                                     const dnnl_dim_t* strides) {
     return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides);
 }
 static void matrix_desc_free(MatrixDesc* d) { (void)d; }
@@ -55,8 +60,9 @@ static dnnl_status_t matrix_wrap(dnnl_memory_t* m, const MatrixDesc* d, dnnl_eng
     return dnnl_memory_create(m, d, engine, DNNL_MEMORY_NONE);
 }
 static dnnl_status_t post_add(dnnl_post_ops_t post) { return dnnl_post_ops_append_sum(post, 1.0f); }
-static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b, const MatrixDesc* bias,
-                                      const MatrixDesc* out, dnnl_primitive_attr_t attributes, dnnl_engine_t engine) {
+static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc* a, const MatrixDesc* b,
+                                      const MatrixDesc* bias, const MatrixDesc* out, dnnl_primitive_attr_t attributes,
+                                      dnnl_engine_t engine) {
     dnnl_matmul_desc_t operation;
     dnnl_status_t status = dnnl_matmul_desc_init(&operation, a, b, bias, out);
     return status == dnnl_success ? dnnl_primitive_desc_create(d, &operation, attributes, engine, NULL) : status;
@@ -64,7 +70,8 @@ static dnnl_status_t product_describe(dnnl_primitive_desc_t* d, const MatrixDesc
 #endif
 
 // ---- primitives ----
-// Creating one costs about as much as running it, so those used last are kept. A slot without one: oneDNN is not fast there.
+// Creating one costs about as much as running it, so those used last are kept. A slot without one: oneDNN is not fast
+// there.
 typedef struct {
     ProductShape shape;
     uint64_t last_use; // 0: empty
@@ -94,7 +101,8 @@ static MatrixDesc matmul_describe(int rows, int cols, int transposed, int dtype)
     return d;
 }
 
-// The fast kernels are those called brgemm. The rest, plain C or a GEMM with conversions around it, lose to the other ways.
+// The fast kernels are those called brgemm. The rest, plain C or a GEMM with conversions around it,
+// lose to the other ways.
 static bool matmul_is_fast(const_dnnl_primitive_desc_t d) {
     const char* name = "";
     matmul_check(dnnl_primitive_desc_query(d, dnnl_query_impl_info_str, 0, (void*)&name), "naming a kernel");
@@ -104,10 +112,9 @@ static bool matmul_is_fast(const_dnnl_primitive_desc_t d) {
 // Compiles a slot's shape, if there is a fast kernel for it.
 static void matmul_slot_fill(MatmulSlot* s) {
     ProductShape p = s->shape;
-    MatrixDesc descs[4] = {
-        matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE), matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE),
-        matmul_describe(p.M, p.N, 0, p.out_type), matmul_describe(1, p.N, 0, FLOATX_DTYPE)
-    };
+    MatrixDesc descs[4] = { matmul_describe(p.M, p.K, p.a_transposed, FLOATX_DTYPE),
+                            matmul_describe(p.K, p.N, p.b_transposed, FLOATX_DTYPE),
+                            matmul_describe(p.M, p.N, 0, p.out_type), matmul_describe(1, p.N, 0, FLOATX_DTYPE) };
     const MatrixDesc* bias = p.has_bias ? &descs[3] : NULL;
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t post;
@@ -164,9 +171,9 @@ static bool product_by_primitive(Product p) {
     return true;
 }
 
-// ---- panels ---- Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple of 1024
-// bytes apart share four sets of a first-level cache of 32 KB (64 sets), whose 32 lines the product needs again and again: it takes
-// up to twice as long. So pieces of b are copied into rows that are not so far apart.
+// ---- panels ---- Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple
+// of 1024 bytes apart share four sets of a first-level cache of 32 KB (64 sets), whose 32 lines the product needs again
+// and again: it takes up to twice as long. So pieces of b are copied into rows that are not so far apart.
 #define PANEL_COLS 96
 #define PANEL_STRIDE (PANEL_COLS + 16)
 #define PANEL_DEPTH 384 // 168 KB a piece, for the second-level cache
@@ -177,7 +184,9 @@ static bool product_wants_panels(ProductShape s) {
     return conflicts && cpu_matmul.reads_in_place && cpu_layers.per_thread_floats >= PANEL_DEPTH * PANEL_STRIDE;
 }
 // Scratch of a thread. Rows of b have C or 4C floats.
-static inline size_t matmul_panel_floats(int C) { return 4 * C % CONFLICT_FLOATS == 0 ? PANEL_DEPTH * PANEL_STRIDE : 0; }
+static inline size_t matmul_panel_floats(int C) {
+    return 4 * C % CONFLICT_FLOATS == 0 ? PANEL_DEPTH * PANEL_STRIDE : 0;
+}
 
 // out (rows, cols), whose rows are N apart, set or += a (rows, K) b (K, cols), whose rows are N apart
 static void panel_product(float* out, const float* a, const float* b, int rows, int cols, ProductShape s) {
@@ -202,8 +211,10 @@ static void product_tile(Product p, int m, int n, int rows, int cols) {
     const float* b = (const float*)p.b + (s.b_transposed ? (size_t)n * ldb : (size_t)n);
     float* out = (float*)p.out + (size_t)m * s.N + n;
     if (product_wants_panels(s)) panel_product(out, a, b, rows, cols, s);
-    else matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, s.K, 1.0f, a, lda, b, ldb,
-                                 s.adds ? 1.0f : 0.0f, out, s.N), "sgemm");
+    else
+        matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, s.K, 1.0f, a, lda,
+                                b, ldb, s.adds ? 1.0f : 0.0f, out, s.N),
+                     "sgemm");
     if (!s.has_bias) return;
     for (int r = 0; r < rows; r++) {
         float* o = out + (size_t)r * s.N;
@@ -212,7 +223,8 @@ static void product_tile(Product p, int m, int n, int rows, int cols) {
     }
 }
 
-// oneDNN copies a transposed b before it multiplies. A small part of a tile stays in the second-level cache until its bias is added.
+// oneDNN copies a transposed b before it multiplies. A small part of a tile stays in the second-level cache until its
+// bias is added.
 #define PART_ROWS 128
 #define PART_COLS 192
 static void product_tile_parts(Product p, int m, int n, int rows, int cols) {
@@ -285,8 +297,9 @@ static void product_by_copies(Product p) {
                 else widen_range(a, p.a + (size_t)m * lda + k, rows, depth, lda);
                 if (s.b_transposed) widen_range(b, p.b + (size_t)n * ldb + k, cols, depth, ldb);
                 else widen_range(b, p.b + (size_t)k * ldb + n, depth, cols, ldb);
-                matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, depth,
-                                        1.0f, a, COPY_STRIDE, b, COPY_STRIDE, k == 0 ? 0.0f : 1.0f, sum, cols), "sgemm");
+                matmul_check(dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f,
+                                        a, COPY_STRIDE, b, COPY_STRIDE, k == 0 ? 0.0f : 1.0f, sum, cols),
+                             "sgemm");
             }
             narrow_piece(p, sum, m, n, rows, cols);
         }
@@ -299,7 +312,8 @@ static void product_by_copies(Product p) {
 // while text is sampled, would compile a primitive for every length.
 static bool product_wants_primitive(ProductShape s) {
     bool forward = s.b_transposed != 0;
-    return FLOATX_DTYPE != DTYPE_F16 && (FLOATX_DTYPE == DTYPE_BF16 || forward) && !(forward && s.M % MATMUL_ROW_UNIT != 0);
+    return FLOATX_DTYPE != DTYPE_F16 && (FLOATX_DTYPE == DTYPE_BF16 || forward)
+           && !(forward && s.M % MATMUL_ROW_UNIT != 0);
 }
 static void product(Product p) {
     if (product_wants_primitive(p.shape) && product_by_primitive(p)) return;
@@ -309,7 +323,8 @@ static void product(Product p) {
 
 static void matmul_init(void) {
     matmul_check(dnnl_engine_create(&cpu_matmul.engine, dnnl_cpu, 0), "creating an engine for the CPU");
-    matmul_check(dnnl_stream_create(&cpu_matmul.stream, cpu_matmul.engine, dnnl_stream_default_flags), "creating a stream");
+    matmul_check(dnnl_stream_create(&cpu_matmul.stream, cpu_matmul.engine, dnnl_stream_default_flags),
+                 "creating a stream");
     cpu_matmul.reads_in_place = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) != dnnl_cpu_isa_avx512_core;
 }
 static void matmul_free(void) {
@@ -325,10 +340,12 @@ static const char* matmul_method(void) {
     return compiled ? FLOATX_NAME " matmul" : "sgemm on fp32 copies";
 }
 
-// ---- the layers ---- Rows are taken this many at a time, so that what follows a product finds its result in the cache.
+// ---- the layers ---- Rows are taken this many at a time,
+// so that what follows a product finds its result in the cache.
 static inline int matmul_rows(int threads) { return 256 * threads; }
 
-// Scratch where floatX has 16 bits: the three pieces of product_by_copies, and (rows, 4C) sums to be multiplied by gelu'.
+// Scratch where floatX has 16 bits: the three pieces of product_by_copies, and (rows, 4C)
+// sums to be multiplied by gelu'.
 static inline size_t matmul_copies_floats(void) { return (size_t)MATMUL_COPY * (2 * COPY_STRIDE + MATMUL_COPY); }
 static inline size_t matmul_scratch_floats(int threads, int N, int C) {
     return NEEDS_MASTER ? matmul_copies_floats() + (size_t)int_min(matmul_rows(threads), N) * 4 * (size_t)C : 0;
@@ -352,7 +369,8 @@ void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const float
     }
 }
 
-void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C,
+                         int OC) {
     int step = matmul_rows(cpu_layers.threads);
     for (int i = 0; i < N; i += step) {
         int rows = int_min(step, N - i);
@@ -374,7 +392,8 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, in
 }
 
 // forward: out = gelu(pre) w^T, so dpre = (dout w) * gelu'(pre). The product stays in fp32 until it is multiplied.
-void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
+void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C,
+                                int OC) {
     int step = matmul_rows(cpu_layers.threads);
     for (int i = 0; i < N; i += step) {
         int rows = int_min(step, N - i);
@@ -409,7 +428,8 @@ static void bias_backward_strip(floatX* dbias, const floatX* dout, int begin, in
 }
 
 // forward: out = inp w^T + bias, so dw = dout^T inp and dbias = the column sums of dout
-void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                            GradMode mode) {
     Product p = { { 1, 0, OC, C, N, 0, mode == GRAD_ADD, FLOATX_DTYPE }, dw, dout, inp, NULL };
     product(p);
     if (dbias == NULL) return;
@@ -419,12 +439,13 @@ void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const
     }
 }
 
-void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                                 GradMode mode) {
     Product p = { { 1, 0, OC, C, N, 0, mode == GRAD_ADD, DTYPE_F32 }, dw, dout, inp, NULL };
     product(p);
 }
-void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C, int OC,
-                                  GradMode mode) {
+void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C,
+                                  int OC, GradMode mode) {
     weight_add_chunk(cpu_layers.weight_sums, dw, dout, inp, row, n, N, C, OC, mode);
 }
 #endif

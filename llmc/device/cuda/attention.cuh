@@ -1,17 +1,20 @@
 /*
-cuda/attention.cuh - causal self-attention without the (T,T) matrix, after FlashAttention-2 (Dao, arXiv 2307.08691), in fp32
-arithmetic. Included by attention_choice.cuh, which chooses between these kernels, those on tensor cores, and cuDNN's.
+cuda/attention.cuh - causal self-attention without the (T,T) matrix, after FlashAttention-2 (Dao, arXiv 2307.08691), in
+fp32 arithmetic. Included by attention_choice.cuh, which chooses between these kernels, those on tensor cores, and
+cuDNN's.
 
-A block has 16x16 threads and owns TILE rows of one head (queries, or keys where dk and dv are summed). It walks over the
-tiles of the other side and computes their (TILE,TILE) scores, so that no part of the matrix is ever in memory. Tiles lie
-in shared memory in fp32, padded with zeros to D channels. Thread (y,x) has rows y R .. y R + R-1 of a tile, R = TILE/16,
-and of the other dimension x, x+16, x+32, ...; so a row of scores belongs to 16 neighbouring lanes of one warp.
+A block has 16x16 threads and owns TILE rows of one head (queries, or keys where dk and dv are summed). It walks over
+the tiles of the other side and computes their (TILE,TILE) scores, so that no part of the matrix is ever in memory.
+Tiles lie in shared memory in fp32, padded with zeros to D channels. Thread (y,x) has rows y R .. y R + R-1 of a tile, R
+= TILE/16, and of the other dimension x, x+16, x+32, ...; so a row of scores belongs to 16 neighbouring lanes of one
+warp.
 
-Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are computed twice, 7 tile products
-instead of 5; in return every sum has one owner and one order: no atomics, equal bits from run to run.
-The same kernels compute attention in parts (PART): q and the keys of a chunk, which are another array, give a share of out, dq,
-dk and dv. It joins what earlier parts left in fp32, where it is stored: no part needs memory of its own.
-This file takes every precision, head size and alignment: read it first. attention_tensor_cores.cuh uses what 16 bits allow.
+Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are computed twice, 7 tile
+products instead of 5; in return every sum has one owner and one order: no atomics, equal bits from run to run.
+The same kernels compute attention in parts (PART): q and the keys of a chunk, which are another array, give a share of
+out, dq, dk and dv. It joins what earlier parts left in fp32, where it is stored: no part needs memory of its own.
+This file takes every precision, head size and alignment: read it first. attention_tensor_cores.cuh uses what 16 bits
+allow.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
@@ -19,13 +22,15 @@ This file takes every precision, head size and alignment: read it first. attenti
 
 constexpr int SIDE = 16;                  // threads of a block: SIDE x SIDE
 constexpr int ATTENTION_THREADS = SIDE * SIDE;
-constexpr int PAD = 4;                    // floats between rows of a tile, so that 8 rows of 16 bytes fall in different banks
+// Floats between rows of a tile, so that 8 rows of 16 bytes fall in different banks
+constexpr int PAD = 4;
 constexpr int ATTENTION_MAX_HS = 128;
 
 __host__ __device__ constexpr int tile_floats(int rows, int cols) { return rows * (cols + PAD); }
 
-// Tiles are as large as possible: backward's five must fit in the 99 KB that a block gets from compute capability 8.0 on. On 7.5 it
-// gets 64 KB, and tiles of half as many rows. Other GPUs never launch the kernels of those, and have no code for them.
+// Tiles are as large as possible: backward's five must fit in the 99 KB that a block gets from compute capability 8.0
+// on. On 7.5 it gets 64 KB, and tiles of half as many rows. Other GPUs never launch the kernels of those, and have no
+// code for them.
 __host__ __device__ constexpr int largest_tile(int D) { return D <= 64 ? 64 : 32; }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 __device__ constexpr bool tile_is_used(int TILE, int D) { return TILE == largest_tile(D); }
@@ -48,7 +53,8 @@ typedef struct {
     bool causal, merge;
 } AttentionPart;
 template <bool PART> using Result = std::conditional_t<PART, float, floatX>; // in which out, dq, dk and dv are stored
-template <bool PART> __host__ __device__ constexpr int kv_channels(int C) { return (PART ? 2 : 3) * C; } // between keys; v is C behind k
+// Between keys; v is C behind k
+template <bool PART> __host__ __device__ constexpr int kv_channels(int C) { return (PART ? 2 : 3) * C; }
 // A row is stored as `sum` times what was summed up, and in a part that plus `stored` times what it held.
 typedef struct { float sum, stored; } RowFactors;
 template <bool PART> __device__ inline void row_store(Result<PART>* dst, float sum, RowFactors f) {
@@ -56,8 +62,9 @@ template <bool PART> __device__ inline void row_store(Result<PART>* dst, float s
     if (PART && f.stored != 0) sum = fmaf(f.stored, widen(*dst), sum); // with the factor 0, dst may hold anything
     *dst = narrow<Result<PART>>(sum);
 }
-// A row's sum of exp(score) is exp(lse) over these keys: writes its stats. Returns what makes out of sum, that of exp(score - max).
-// All lanes of the row's warp call it; stats is NULL if there is no such row, and one lane of each row writes.
+// A row's sum of exp(score) is exp(lse) over these keys: writes its stats. Returns what makes out of sum, that of
+// exp(score - max). All lanes of the row's warp call it; stats is NULL if there is no such row, and one lane of each
+// row writes.
 template <bool PART> __device__ inline RowFactors row_end(float* stats, float max, float sum, bool merge, bool writes) {
     RowFactors f = { 1.0f / sum, 0 };
     float lse = max + logf(sum);
@@ -153,9 +160,9 @@ __device__ inline void tile_store(Result<PART>* dst, const float (&sum)[R][D / S
 
 constexpr int attention_forward_floats(int TILE, int D) { return 3 * tile_floats(TILE, D) + tile_floats(TILE, TILE); }
 
-// out = softmax(q k^T / sqrt(HS), masked so that query t sees keys 0..t) v. Grid (heads, tiles of queries), those with the
-// most keys first. Each row keeps the largest score so far and the sum of exp(score - largest); when a larger one comes,
-// what has been summed is scaled down to it. Reads q once and k, v once per tile of queries.
+// out = softmax(q k^T / sqrt(HS), masked so that query t sees keys 0..t) v. Grid (heads, tiles of queries), those with
+// the most keys first. Each row keeps the largest score so far and the sum of exp(score - largest); when a larger one
+// comes, what has been summed is scaled down to it. Reads q once and k, v once per tile of queries.
 template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
 attention_forward_kernel(Result<PART>* out, float* stats, const floatX* qkv, AttentionPart part,
@@ -209,9 +216,10 @@ attention_forward_kernel(Result<PART>* out, float* stats, const floatX* qkv, Att
 }
 
 // ---- backward ----
-// forward, for query t with probabilities P[u] = exp(S[u] - stats[t]) and S[u] = q[t].k[u] / sqrt(HS): out[t] = sum P[u] v[u].
-// So dv[u] += P[u] dout[t] and dP[u] = dout[t].v[u]; through the softmax dS[u] = P[u] (dP[u] - delta[t]), with delta[t] =
-// sum over u of P[u] dP[u] = dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t] / sqrt(HS).
+// forward, for query t with probabilities P[u] = exp(S[u] - stats[t]) and S[u] = q[t].k[u] / sqrt(HS): out[t] = sum
+// P[u] v[u]. So dv[u] += P[u] dout[t] and dP[u] = dout[t].v[u]; through the softmax dS[u] = P[u] (dP[u] - delta[t]),
+// with delta[t] = sum over u of P[u] dP[u] = dout[t].out[t]; and dq[t] = sum dS[u] k[u] / sqrt(HS), dk[u] += dS[u] q[t]
+// / sqrt(HS).
 
 // delta (B,NH,T), the only thing that needs memory
 static inline size_t attention_own_workspace_bytes(LayerShapes s) {
@@ -278,10 +286,12 @@ attention_dq_kernel(Result<PART>* dq_out, const floatX* dout, const floatX* qkv,
         tile_accumulate<D>(dq, ds, k);
     }
     size_t dq_stride = PART ? C : stride;
-    tile_store<D, PART>(dq_out + (PART ? head.out : head.qkv) + first * dq_stride, dq, factors, dq_stride, T - first, HS);
+    tile_store<D, PART>(dq_out + (PART ? head.out : head.qkv) + first * dq_stride, dq, factors, dq_stride, T - first,
+                        HS);
 }
 
-// dk and dv of TILE keys. Grid (heads, tiles of keys), most queries first. Reads k, v once, q and dout once per tile of keys.
+// dk and dv of TILE keys. Grid (heads, tiles of keys), most queries first.
+// Reads k, v once, q and dout once per tile of keys.
 template <int TILE, int D, int W, bool PART>
 __global__ void __launch_bounds__(ATTENTION_THREADS)
 attention_dkv_kernel(Result<PART>* dkv, const floatX* dout, const floatX* qkv, AttentionPart part, const float* stats,
@@ -356,11 +366,13 @@ static inline float* attention_delta(AttentionCall a) {
 
 // Launches a kernel of forward or backward, whose arguments end with the scale and the shape.
 template <typename Kernel, typename... A>
-static inline void attention_run(const char* what, Kernel* kernel, int tile, int shared_floats, AttentionCall a, A... arguments) {
+static inline void attention_run(const char* what, Kernel* kernel, int tile, int shared_floats, AttentionCall a,
+                                 A... arguments) {
     const size_t shared = shared_floats * sizeof(float);
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, tile));
     allow_shared_memory(kernel, shared, what);
-    kernel<<<grid, ATTENTION_THREADS, shared, compute_stream>>>(arguments..., 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH, a.HS);
+    kernel<<<grid, ATTENTION_THREADS, shared, compute_stream>>>(arguments..., 1.0f / sqrtf((float)a.HS), a.T, a.C, a.NH,
+                                                                a.HS);
     check_launch(what);
 }
 template <int TILE, int D, int W, bool PART> static inline void attention_launch(AttentionCall a) {
@@ -385,8 +397,9 @@ template <int D, int W, bool PART> static inline void attention_by_tile(Attentio
     else attention_launch<TILE / 2, D, W, PART>(a);
 }
 template <int W, bool PART> static inline void attention_by_head_size(AttentionCall a) {
-    require(a.HS <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d are supported; choose more --heads",
-            a.HS, ATTENTION_MAX_HS);
+    require(a.HS <= ATTENTION_MAX_HS,
+            "attention: heads of %d channels, but at most %d are supported; choose more --heads", a.HS,
+            ATTENTION_MAX_HS);
     if (a.HS <= 32) attention_by_tile<32, W, PART>(a);
     else if (a.HS <= 64) attention_by_tile<64, W, PART>(a);
     else attention_by_tile<ATTENTION_MAX_HS, W, PART>(a);

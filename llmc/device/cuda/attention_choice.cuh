@@ -1,11 +1,11 @@
 /*
-cuda/attention_choice.cuh - attention of layers.h: cuDNN's where it was asked for or is available, else our own kernels: those on
-tensor cores if elements have 16 bits and heads 64 channels, as in every GPT-2, else those in fp32.
+cuda/attention_choice.cuh - attention of layers.h: cuDNN's where it was asked for or is available, else our own kernels:
+those on tensor cores if elements have 16 bits and heads 64 channels, as in every GPT-2, else those in fp32.
 
-The choice is made when the shapes are known, before memory is allocated: only a finished plan says how much workspace it needs.
-Our own kernels also take every (B,T) other than that of layers_init, such as a sample that grows token by token, and arrays that
-do not begin on 16 bytes (these in fp32 arithmetic). All kernels leave the same stats, so that backward by one can follow forward
-by another.
+The choice is made when the shapes are known, before memory is allocated: only a finished plan says how much workspace
+it needs. Our own kernels also take every (B,T) other than that of layers_init, such as a sample that grows token by
+token, and arrays that do not begin on 16 bytes (these in fp32 arithmetic). All kernels leave the same stats, so that
+backward by one can follow forward by another.
 */
 #ifndef LLMC_CUDA_ATTENTION_CHOICE_CUH
 #define LLMC_CUDA_ATTENTION_CHOICE_CUH
@@ -76,7 +76,8 @@ static inline const char* attention_plan_cudnn(LayerShapes s) {
     return cudnn_attention_init(shape, cuda_layers.deterministic);
 #else
     (void)s;
-    return NEEDS_MASTER ? "this program was built with USE_CUDNN=0" : "its attention is for bf16 and fp16, not for fp32";
+    return NEEDS_MASTER ? "this program was built with USE_CUDNN=0"
+                        : "its attention is for bf16 and fp16, not for fp32";
 #endif
 }
 static inline void attention_free(void) {
@@ -85,7 +86,8 @@ static inline void attention_free(void) {
 #endif
     memset(&attention_state, 0, sizeof attention_state);
 }
-// Decides, once for these shapes, which kernels compute attention. Dies if those that --attention names are not available.
+// Decides, once for these shapes, which kernels compute attention.
+// Dies if those that --attention names are not available.
 static inline void attention_init(LayerShapes all) {
     AttentionState* a = &attention_state;
     LayerShapes s = attention_shapes_of(all);
@@ -94,10 +96,11 @@ static inline void attention_init(LayerShapes all) {
     // also for cuDNN, which could do more, because samples need our own kernels
     require(s.C / s.NH <= ATTENTION_MAX_HS, "attention: heads of %d channels, but at most %d are supported;"
             " choose more --heads", s.C / s.NH, ATTENTION_MAX_HS);
-    const char *arithmetic = attention_own_is_on_tensor_cores(s.C / s.NH) ? "on tensor cores" : "in fp32 arithmetic", *why = "";
+    const char *arithmetic = attention_own_is_on_tensor_cores(s.C / s.NH) ? "on tensor cores" : "in fp32 arithmetic",
+               *why = "";
     snprintf(a->description, sizeof a->description, "own attention %s%s", arithmetic, s.chunk ? ", in parts" : "");
-    require(s.chunk == 0 || cuda_layers.attention != ATTENTION_CUDNN, "--attention cudnn: attention in parts has only our own kernels;"
-            " choose --attention own");
+    require(s.chunk == 0 || cuda_layers.attention != ATTENTION_CUDNN,
+            "--attention cudnn: attention in parts has only our own kernels; choose --attention own");
     if (cuda_layers.attention != ATTENTION_OWN && s.chunk == 0) {
         why = attention_plan_cudnn(s);
         a->cudnn = why[0] == 0;
@@ -107,7 +110,9 @@ static inline void attention_init(LayerShapes all) {
     if (why[0] != 0) snprintf(a->description, sizeof a->description, "own attention %s (cuDNN: %s)", arithmetic, why);
 #if ATTENTION_BY_CUDNN
     size_t v = a->cudnn ? cudnn.cudnnGetVersion() : 0;
-    if (v > 0) snprintf(a->description, sizeof a->description, "cuDNN %zu.%zu.%zu attention", v / 10000, v / 100 % 100, v % 100);
+    if (v > 0)
+        snprintf(a->description, sizeof a->description, "cuDNN %zu.%zu.%zu attention", v / 10000, v / 100 % 100,
+                 v % 100);
 #endif
     a->shapes = s;
 }
@@ -126,7 +131,8 @@ static inline const char* attention_description(void) { return attention_state.d
 
 #if ATTENTION_BY_CUDNN
 // Returns true if cuDNN has a plan for this call. Arrays may be NULL.
-static inline bool attention_is_planned(int B, int T, int C, int NH, const void* a, const void* b, const void* c, const void* d) {
+static inline bool attention_is_planned(int B, int T, int C, int NH, const void* a, const void* b, const void* c,
+                                        const void* d) {
     LayerShapes s = layer_shapes(B, T, C, NH, 0, 1);
     bool aligned = (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
     return attention_state.cudnn && aligned && same_shapes(s, attention_state.shapes);
@@ -158,8 +164,8 @@ void attention_part_forward(float* out, float* stats, const floatX* qkv, const f
                             int B, int T, int C, int NH) {
     attention_own({ out, stats, qkv, NULL, NULL, B, T, C, NH, C / NH, { kv, NULL, causal, merge } });
 }
-void attention_part_backward(float* dq, float* dkv, const floatX* dout, const floatX* qkv, const floatX* kv, const floatX* out,
-                             const float* stats, bool causal, int B, int T, int C, int NH) {
+void attention_part_backward(float* dq, float* dkv, const floatX* dout, const floatX* qkv, const floatX* kv,
+                             const floatX* out, const float* stats, bool causal, int B, int T, int C, int NH) {
     attention_own({ dq, (float*)stats, qkv, dout, out, B, T, C, NH, C / NH, { kv, dkv, causal, true } });
 }
 #endif

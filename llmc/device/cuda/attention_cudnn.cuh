@@ -1,10 +1,10 @@
 /*
-cuda/attention_cudnn.cuh - causal self-attention by cuDNN: forward and backward are graphs of plain operations. cuDNN recognises
-attention in them and compiles one kernel for each. Included by attention_choice.cuh.
+cuda/attention_cudnn.cuh - causal self-attention by cuDNN: forward and backward are graphs of plain operations. cuDNN
+recognises attention in them and compiles one kernel for each. Included by attention_choice.cuh.
 
-Every line of attention_forward_graph and attention_backward_graph is one operation with its formula. Nothing of size (T,T)
-is in memory: scores, mask and probabilities are virtual. q, k, v lie interleaved in one (B,T,3C) tensor, and so do their
-gradients: strides say so, nothing is copied.
+Every line of attention_forward_graph and attention_backward_graph is one operation with its formula. Nothing of size
+(T,T) is in memory: scores, mask and probabilities are virtual. q, k, v lie interleaved in one (B,T,3C) tensor, and so
+do their gradients: strides say so, nothing is copied.
 
 Bytes of workspace: 4 B NH T for the rows' sums, 4 B T C for the sums of dq, and what the plans need themselves.
 */
@@ -54,7 +54,7 @@ static inline void attention_forward_graph(CudnnGraph* g, AttentionShape s) {
     CudnnTensor scaled = graph_combine(g, products, CUDNN_POINTWISE_MUL, scale);            // / sqrt(HS)
     CudnnTensor scores = graph_causal(g, scaled, minus_infinity);                           // S[t][u], -Inf where u > t
     CudnnTensor max = graph_reduce(g, CUDNN_REDUCE_TENSOR_MAX, scores);                     // max[t] over u
-    CudnnTensor shifted = graph_combine(g, scores, CUDNN_POINTWISE_SUB, max);               // S - max, so that exp is at most 1
+    CudnnTensor shifted = graph_combine(g, scores, CUDNN_POINTWISE_SUB, max);               // S - max: its exp is <= 1
     CudnnTensor e = graph_map(g, CUDNN_POINTWISE_EXP, shifted);                             // exp(S - max)
     CudnnTensor sum = graph_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e);                          // sum[t] over u
     CudnnTensor log_sum = graph_map(g, CUDNN_POINTWISE_LOG, sum);                           // log(sum)
@@ -66,9 +66,9 @@ static inline void attention_forward_graph(CudnnGraph* g, AttentionShape s) {
 
 // ---- backward: the formulas are derived in attention.cuh ----
 // deterministic: dq is one product, for which cuDNN stores dS (its plan asks for 2 B NH T T bytes). Otherwise blocks of
-// keys add their parts of dq to fp32 sums, in whatever order they come: nothing of size (T,T) is stored, but the last bits
-// differ from run to run. cuDNN's notes on its engines do not distinguish the two; its C++ front end chooses so. From 9.6
-// on cuDNN sets the sums to 0 itself, as the front end says in scaled_dot_product_flash_attention.h.
+// keys add their parts of dq to fp32 sums, in whatever order they come: nothing of size (T,T) is stored, but the last
+// bits differ from run to run. cuDNN's notes on its engines do not distinguish the two; its C++ front end chooses so.
+// From 9.6 on cuDNN sets the sums to 0 itself, as the front end says in scaled_dot_product_flash_attention.h.
 static inline void attention_backward_graph(CudnnGraph* g, AttentionShape s, bool deterministic) {
     const int64_t C = s.NH * s.HS;
     CudnnTensor q = tensor_heads(g, TENSOR_Q, s, 3 * C), kT = tensor_heads_transposed(g, TENSOR_K, s, 3 * C);
@@ -136,9 +136,9 @@ static inline bool cudnn_attention_plan(CudnnGraph* g) {
     else attention_backward_graph(g, cudnn_attention.shape, cudnn_attention.deterministic);
     return graph_plan(g);
 }
-// Returns why cuDNN's backward must not be used for T tokens, though it makes a plan, or "". NVIDIA's front end refuses one
-// token, and gives cuDNN up to 9.15.0 a mask of sequence lengths where T is not a multiple of 128: without that mask, which our
-// graph lacks, the backward may touch memory outside of its arrays.
+// Returns why cuDNN's backward must not be used for T tokens, though it makes a plan, or "". NVIDIA's front end refuses
+// one token, and gives cuDNN up to 9.15.0 a mask of sequence lengths where T is not a multiple of 128: without that
+// mask, which our graph lacks, the backward may touch memory outside of its arrays.
 static inline const char* cudnn_attention_refusal(int64_t T) {
     if (T == 1) return "its backward does not support sequences of one token";
     bool lacks_mask = T % 128 != 0 && cudnn.cudnnGetVersion() < 91501;
@@ -175,7 +175,8 @@ static inline const char* cudnn_attention_init(AttentionShape s, bool determinis
 typedef struct { size_t dq_sums, plan, end; } CudnnAttentionWorkspace; // where they begin; delta begins at 0
 static inline CudnnAttentionWorkspace cudnn_attention_workspace(void) {
     const CudnnAttention* a = &cudnn_attention;
-    size_t rows = (size_t)(a->shape.B * a->shape.NH * a->shape.T), sums = a->deterministic ? 0 : rows * (size_t)a->shape.HS;
+    size_t rows = (size_t)(a->shape.B * a->shape.NH * a->shape.T),
+           sums = a->deterministic ? 0 : rows * (size_t)a->shape.HS;
     CudnnAttentionWorkspace w;
     w.dq_sums = round_up(rows * sizeof(float), 256);
     w.plan = w.dq_sums + round_up(sums * sizeof(float), 256);
@@ -188,11 +189,12 @@ static inline void cudnn_attention_forward(floatX* out, float* stats, const floa
     CudnnAttention* a = &cudnn_attention;
     const int64_t C = a->shape.NH * a->shape.HS;
     const CudnnArgument arguments[] = {
-        { TENSOR_Q, qkv }, { TENSOR_K, qkv + C }, { TENSOR_V, qkv + 2 * C }, { TENSOR_OUT, out }, { TENSOR_STATS, stats },
+        { TENSOR_Q, qkv }, { TENSOR_K, qkv + C }, { TENSOR_V, qkv + 2 * C },
+        { TENSOR_OUT, out }, { TENSOR_STATS, stats },
         { NUMBER_SCALE, &a->scale }, { NUMBER_MINUS_INFINITY, &a->minus_infinity },
     };
-    graph_run(&a->forward, arguments, sizeof arguments / sizeof *arguments, workspace + cudnn_attention_workspace().plan,
-              "attention_forward");
+    graph_run(&a->forward, arguments, sizeof arguments / sizeof *arguments,
+              workspace + cudnn_attention_workspace().plan, "attention_forward");
 }
 static inline void cudnn_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
                                             const float* stats, char* workspace) {
@@ -200,10 +202,12 @@ static inline void cudnn_attention_backward(floatX* dqkv, const floatX* dout, co
     const int64_t C = a->shape.NH * a->shape.HS;
     CudnnAttentionWorkspace w = cudnn_attention_workspace();
     const CudnnArgument arguments[] = {
-        { TENSOR_Q, qkv }, { TENSOR_K, qkv + C }, { TENSOR_V, qkv + 2 * C }, { TENSOR_OUT, out }, { TENSOR_STATS, stats },
+        { TENSOR_Q, qkv }, { TENSOR_K, qkv + C }, { TENSOR_V, qkv + 2 * C },
+        { TENSOR_OUT, out }, { TENSOR_STATS, stats },
         { TENSOR_DOUT, dout }, { TENSOR_DQ, dqkv }, { TENSOR_DK, dqkv + C }, { TENSOR_DV, dqkv + 2 * C },
-        { NUMBER_SCALE, &a->scale }, { NUMBER_MINUS_INFINITY, &a->minus_infinity }, { NUMBER_ONE, &a->one },
-        { TENSOR_ROW_SUMS, workspace }, { TENSOR_DQ_SUMS, workspace + w.dq_sums }, // the last one only where sums are used
+        { NUMBER_SCALE, &a->scale }, { NUMBER_MINUS_INFINITY, &a->minus_infinity },
+        { NUMBER_ONE, &a->one }, { TENSOR_ROW_SUMS, workspace },
+        { TENSOR_DQ_SUMS, workspace + w.dq_sums }, // only if dq is summed
     };
     int n = sizeof arguments / sizeof *arguments - (a->deterministic ? 1 : 0);
     graph_run(&a->backward, arguments, n, workspace + w.plan, "attention_backward");

@@ -1,23 +1,25 @@
 /*
-cuda/attention_tensor_cores.cuh - attention.cuh's products on tensor cores: elements of 16 bits, heads of 64 channels. Included
-by attention_choice.cuh. dev/cuda/attention_forward.cu and attention_backward.cu lead to these kernels step by step.
+cuda/attention_tensor_cores.cuh - attention.cuh's products on tensor cores: elements of 16 bits, heads of 64 channels.
+Included by attention_choice.cuh. dev/cuda/attention_forward.cu and attention_backward.cu lead to these kernels step by
+step.
 
-Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they do not have
-to wait for anything else:
-- A warp has 16 rows: queries, or keys where dk and dv are summed. Their operands, scores and sums stay in its registers.
-- Tiles of the other side go through shared memory as they are, for all warps of a block; the next one is on its way there
-  (cp.async) while this one is multiplied.
-- What a product leaves in a lane's registers is, rounded to 16 bits, exactly what the left operand of the next product needs
-  there. So P and dS never leave the registers, if their rows are the rows of the sum. For dk and dv they are therefore computed
-  transposed.
+Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they
+do not have to wait for anything else:
+- A warp has 16 rows: queries, or keys where dk and dv are summed. Their operands, scores and sums stay in its
+  registers.
+- Tiles of the other side go through shared memory as they are, for all warps of a block; the next one is on its way
+  there (cp.async) while this one is multiplied.
+- What a product leaves in a lane's registers is, rounded to 16 bits, exactly what the left operand of the next product
+  needs there. So P and dS never leave the registers, if their rows are the rows of the sum. For dk and dv they are
+  therefore computed transposed.
 
-Products and sums are fp32; P and dS are rounded to floatX, once, as inputs of the second product. Backward is two kernels, as
-in attention.cuh: every sum has one owner and one order. (dS is rounded before it is scaled by 1/8, so in fp16 it overflows
-three powers of 2 before the result would; the loss scale handles this like every other overflow.)
+Products and sums are fp32; P and dS are rounded to floatX, once, as inputs of the second product. Backward is two
+kernels, as in attention.cuh: every sum has one owner and one order. (dS is rounded before it is scaled by 1/8, so in
+fp16 it overflows three powers of 2 before the result would; the loss scale handles this like every other overflow.)
 
-tensor_cores.cuh says what lies where in a fragment: of a result (16,8) a lane has row lane/4, columns 2 (lane%4) and one more,
-and the same columns of row lane/4 + 8. Below, `wide` such results lie side by side; their element [i/4][i%4] is of row i/2%2 of
-the lane's two.
+tensor_cores.cuh says what lies where in a fragment: of a result (16,8) a lane has row lane/4, columns 2 (lane%4) and
+one more, and the same columns of row lane/4 + 8. Below, `wide` such results lie side by side; their element [i/4][i%4]
+is of row i/2%2 of the lane's two.
 */
 #ifndef LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
 #define LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
@@ -26,12 +28,14 @@ the lane's two.
 
 constexpr int HEAD = 64;                      // channels of a head
 constexpr int HEAD_STEPS = HEAD / 16;         // of a product over channels, 16 in each
-constexpr int TILE_STRIDE = HEAD + VEC;       // between rows of a tile: 16 bytes more than the row, so that the 8 rows that
-                                              // ldmatrix reads at a time begin in different banks
+constexpr int TILE_STRIDE = HEAD + VEC;       // between rows of a tile: 16 bytes more than the row, so that the 8 rows
+                                              // that ldmatrix reads at a time begin in different banks
 constexpr int STAGES = 2;                     // tiles that there is room for: one is multiplied, one is on its way
-constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for four such blocks on a multiprocessor
-                                              // (dk and dv: two), of which one multiplies while another waits for its tile
-constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/cuda may try: a thread of dk and dv needs over 128 of 65536 registers
+constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for four such blocks on a
+                                              // multiprocessor (dk and dv: two), of which one multiplies while another
+                                              // waits for its tile
+constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/cuda may try: a thread of dk and dv needs over 128 of 65536
+                                              // registers
 constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
 
 // 2^x in one instruction. exp2f needs four, because it also computes results below 2^-126, which are 0 here.
@@ -46,16 +50,18 @@ __device__ inline float power_of_2(float x) {
 }
 
 // ---- tiles and rows ----
-// tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, so that whatever lies beyond,
-// perhaps NaN, does not get into a sum. Asynchronous: the caller goes on with __pipeline_commit and __pipeline_wait_prior.
+// tile (rows,HEAD) in shared memory = rows of src, `stride` elements apart; 0 from row `there` on, so that whatever
+// lies beyond, perhaps NaN, does not get into a sum. Asynchronous: the caller goes on with __pipeline_commit and
+// __pipeline_wait_prior.
 __device__ inline void tile_fetch(floatX* tile, const floatX* src, int stride, int rows, int there) {
     for (int i = threadIdx.x; i < rows * HEAD / VEC; i += blockDim.x) {
         int r = i / (HEAD / VEC), d = i % (HEAD / VEC) * VEC;
-        __pipeline_memcpy_async(tile + r * TILE_STRIDE + d, src + (r < there ? r * stride : 0) + d, 16, r < there ? 0 : 16);
+        __pipeline_memcpy_async(tile + r * TILE_STRIDE + d, src + (r < there ? r * stride : 0) + d, 16,
+                                r < there ? 0 : 16);
     }
 }
-// This warp's 16 rows of src, `stride` elements apart, as left operands, one for each step; 0 from row `there` on. Straight from
-// memory: it happens once, and each lane reads what it needs.
+// This warp's 16 rows of src, `stride` elements apart, as left operands, one for each step; 0 from row `there` on.
+// Straight from memory: it happens once, and each lane reads what it needs.
 __device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* src, int stride, int there) {
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
     #pragma unroll
@@ -64,10 +70,11 @@ __device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* sr
         a[i / 4][i % 4] = r < there ? *(const uint32_t*)(src + r * stride + d) : 0;
     }
 }
-// Stores 16 rows of dst, `stride` elements apart, from sum, as far as there are rows. Four lanes write 16 bytes side by side.
+// Stores 16 rows of dst, `stride` elements apart, from sum, as far as there are rows.
+// Four lanes write 16 bytes side by side.
 template <bool PART>
-__device__ inline void rows_store(Result<PART>* dst, const float (&sum)[HEAD / 8][4], const RowFactors (&factors)[2], int stride,
-                                  int there) {
+__device__ inline void rows_store(Result<PART>* dst, const float (&sum)[HEAD / 8][4], const RowFactors (&factors)[2],
+                                  int stride, int there) {
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 2; i++) {
@@ -80,8 +87,8 @@ __device__ inline void rows_store(Result<PART>* dst, const float (&sum)[HEAD / 8
         } else *(uint32_t*)(dst + r * stride + d * 8 + col) = fragment_of(x * factors[half].sum, y * factors[half].sum);
     }
 }
-// Returns where this lane's row of four matrices lies in shared memory, 16 rows from `row` and 16 columns from `col`: the first
-// two one below the other, or side by side.
+// Returns where this lane's row of four matrices lies in shared memory, 16 rows from `row` and 16 columns from `col`:
+// the first two one below the other, or side by side.
 __device__ inline const floatX* below(const floatX* tile, int row, int col, int stride = TILE_STRIDE) {
     int lane = threadIdx.x % WARP;
     return tile + (row + lane % 16) * stride + col + lane / 16 * 8;
@@ -96,7 +103,8 @@ __device__ inline void multiply(float (&c0)[4], float (&c1)[4], const uint32_t (
     mma_m16n8k16<TensorElement>(c0, a, b0);
     mma_m16n8k16<TensorElement>(c1, a, b1);
 }
-// s (16, 8 wide) = a times the transposed tile (8 wide, HEAD): scores of 16 rows. The tile's rows are the operand's columns.
+// s (16, 8 wide) = a times the transposed tile (8 wide, HEAD): scores of 16 rows.
+// The tile's rows are the operand's columns.
 template <int wide>
 __device__ inline void tile_scores(float (&s)[wide][4], const uint32_t (&a)[HEAD_STEPS][4], const floatX* tile) {
     #pragma unroll
@@ -111,7 +119,8 @@ __device__ inline void tile_scores(float (&s)[wide][4], const uint32_t (&a)[HEAD
         }
 }
 // sum (16,HEAD) += p (16, 8 wide), rounded, times the tile (8 wide, HEAD)
-template <int wide> __device__ inline void tile_add(float (&sum)[HEAD / 8][4], const float (&p)[wide][4], const floatX* tile) {
+template <int wide>
+__device__ inline void tile_add(float (&sum)[HEAD / 8][4], const float (&p)[wide][4], const floatX* tile) {
     #pragma unroll
     for (int j = 0; j < wide; j += 2) {
         const uint32_t a[4] = { fragment_of(p[j][0], p[j][1]), fragment_of(p[j][2], p[j][3]),
@@ -124,8 +133,8 @@ template <int wide> __device__ inline void tile_add(float (&sum)[HEAD / 8][4], c
         }
     }
 }
-// Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key. If not
-// causal: after the key that lies so far behind the first one.
+// Scores of keys after the query become -Inf. before: how far this warp's first query lies behind the tile's first key.
+// If not causal: after the key that lies so far behind the first one.
 template <int wide> __device__ inline void mask_later_keys(float (&s)[wide][4], int before, bool causal = true) {
     int lane = threadIdx.x % WARP;
     #pragma unroll
@@ -144,9 +153,9 @@ __device__ inline float quad_sum(float x) {
 constexpr int FORWARD_KEYS = 64; // of a tile
 constexpr int FORWARD_TILE = FORWARD_KEYS * TILE_STRIDE;
 
-// s = 2^(scale2 (s - largest so far)); sum and o are scaled down to it. Beside the products the main work is exponentials, one
-// per query and key: a multiprocessor has units for 16 per cycle, while its tensor cores do thousands of operations. So they are
-// powers of 2, and the scale is a part of the exponent.
+// s = 2^(scale2 (s - largest so far)); sum and o are scaled down to it. Beside the products the main work is
+// exponentials, one per query and key: a multiprocessor has units for 16 per cycle, while its tensor cores do thousands
+// of operations. So they are powers of 2, and the scale is a part of the exponent.
 template <int wide>
 __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4], float (&max)[2], float (&sum)[2],
                                     float scale2) {
@@ -168,17 +177,19 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     #pragma unroll
     for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
 }
-// Computes out and stats. Grid (heads, tiles of queries), most keys first. `stages` is STAGES; dev/cuda shows the effect of 1.
+// Computes out and stats. Grid (heads, tiles of queries), most keys first. `stages` is STAGES;
+// dev/cuda shows the effect of 1.
 template <int stages, bool PART>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
-attention_forward_tensor_cores_kernel(Result<PART>* out, float* stats, const floatX* qkv, AttentionPart part, float scale,
-                                      int T, int C, int NH) {
+    attention_forward_tensor_cores_kernel(Result<PART>* out, float* stats, const floatX* qkv, AttentionPart part,
+                                          float scale, int T, int C, int NH) {
     extern __shared__ int4 shared_memory[];
     floatX* tiles = (floatX*)shared_memory;
     int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
     int first = block_first + threadIdx.x / WARP * 16;
     bool full = PART && !part.causal; // every query sees every key
-    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first; // the last key of this warp's first query
+    // The last key of this warp's first query
+    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first;
     int stride = 3 * C, kv_stride = kv_channels<PART>(C);
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
     qkv += head.qkv;
@@ -234,7 +245,8 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
     int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
     int first = block_first + threadIdx.x / WARP * 16;
     bool full = PART && !part.causal; // every query sees every key
-    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first; // the last key of this warp's first query
+    // The last key of this warp's first query
+    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first;
     int stride = 3 * C, kv_stride = kv_channels<PART>(C);
     HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
     qkv += head.qkv;
@@ -280,7 +292,8 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
     }
     const RowFactors factors[2] = { { scale, 1 }, { scale, 1 } };
     int dq_stride = PART ? C : stride;
-    rows_store<PART>(dq_out + (PART ? head.out : head.qkv) + (size_t)first * dq_stride, dq, factors, dq_stride, T - first);
+    rows_store<PART>(dq_out + (PART ? head.out : head.qkv) + (size_t)first * dq_stride, dq, factors, dq_stride,
+                     T - first);
 }
 
 // What a warp keeps for its 16 keys.
@@ -296,14 +309,16 @@ __device__ inline KeyRows key_rows_begin(const floatX* k, int first, int stride,
     return w;
 }
 template <bool PART>
-__device__ inline void key_rows_store(Result<PART>* dk, const KeyRows& w, float scale, int first, int stride, int T, int C) {
+__device__ inline void key_rows_store(Result<PART>* dk, const KeyRows& w, float scale, int first, int stride, int T,
+                                      int C) {
     const RowFactors factors[2] = { { scale, 1 }, { scale, 1 } }, one[2] = { { 1, 1 }, { 1, 1 } };
     rows_store<PART>(dk + (size_t)first * stride, w.dk, factors, stride, T - first);
     rows_store<PART>(dk + C + (size_t)first * stride, w.dv, one, stride, T - first);
 }
-// A stage of queries from t on: q, dout, stats and delta of this head. Queries are columns, so each lane needs the stats of many.
-__device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const floatX* dout, const float* stats, const float* delta,
-                                     int t, int T, int C) {
+// A stage of queries from t on: q, dout, stats and delta of this head.
+// Queries are columns, so each lane needs the stats of many.
+__device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const floatX* dout, const float* stats,
+                                     const float* delta, int t, int T, int C) {
     if (t < T) {
         tile_fetch(stage, qkv + (size_t)t * 3 * C, 3 * C, BACKWARD_ROWS, T - t);
         tile_fetch(stage + BACKWARD_TILE, dout + t * (size_t)C, C, BACKWARD_ROWS, T - t);
@@ -318,7 +333,8 @@ __device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const flo
 }
 // w.dk and w.dv += what a stage's queries give; ds = their dS, transposed like everything here: (16 keys, queries).
 // before: how far this warp's first key lies behind the stage's first query.
-__device__ inline void key_rows_add(KeyRows& w, float (&ds)[BACKWARD_ROWS / 8][4], const floatX* stage, float scale, int before) {
+__device__ inline void key_rows_add(KeyRows& w, float (&ds)[BACKWARD_ROWS / 8][4], const floatX* stage, float scale,
+                                    int before) {
     const floatX *q = stage, *d = q + BACKWARD_TILE;
     const float *lse = (const float*)(d + BACKWARD_TILE), *delta = lse + BACKWARD_ROWS;
     float p[BACKWARD_ROWS / 8][4];
@@ -355,7 +371,8 @@ attention_dkv_tensor_cores_kernel(Result<PART>* dkv, const floatX* dout, const f
         queries_fetch(stage_of(t + BACKWARD_ROWS), qkv, dout, stats, delta, t + BACKWARD_ROWS, T, C);
         __pipeline_wait_prior(1); // this thread's part of this stage is there
         __syncthreads();          // and all others'
-        if (t + BACKWARD_ROWS > place) key_rows_add(w, ds, stage_of(t), scale, place - t); // else none sees this warp's keys
+        // Else none sees this warp's keys
+        if (t + BACKWARD_ROWS > place) key_rows_add(w, ds, stage_of(t), scale, place - t);
         __syncthreads(); // all warps are done with this stage, whose memory is the next one's
     }
     key_rows_store<PART>(dkv + (PART ? head.kv : head.qkv + C), w, scale, first, stride, T, C);
@@ -363,7 +380,8 @@ attention_dkv_tensor_cores_kernel(Result<PART>* dkv, const floatX* dout, const f
 
 // ---- launches ----
 // a.HS is HEAD, arrays begin on 16 bytes; threads: whole warps, of 16 rows each.
-template <int stages, bool PART = false> static inline void attention_forward_tensor_cores(AttentionCall a, int threads) {
+template <int stages, bool PART = false>
+static inline void attention_forward_tensor_cores(AttentionCall a, int threads) {
     constexpr size_t shared = stages * 2 * FORWARD_TILE * sizeof(floatX);
     static_assert(shared <= 48 << 10, "more shared memory than a kernel has without asking");
     dim3 grid(a.B * a.NH, (unsigned)ceil_div(a.T, threads / WARP * 16));

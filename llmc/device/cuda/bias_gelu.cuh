@@ -20,8 +20,8 @@ __device__ inline float gelu_derivative(float x) {
     return fmaf(x * larger * smaller, 2.0f * du, x < 0 ? smaller : larger);
 }
 
-// out (N,OC) += bias (OC); act (N,OC) = gelu(out), act NULL: not wanted. One block per row, W columns per thread. Reads and
-// writes a row, writes another for act: 4 or 6 N OC bytes in 16 bits.
+// out (N,OC) += bias (OC); act (N,OC) = gelu(out), act NULL: not wanted. One block per row, W columns per thread. Reads
+// and writes a row, writes another for act: 4 or 6 N OC bytes in 16 bits.
 template <int W>
 __global__ void bias_gelu_forward_kernel(floatX* act, floatX* out, const floatX* bias, int OC) {
     size_t row = (size_t)blockIdx.x * OC;
@@ -32,7 +32,8 @@ __global__ void bias_gelu_forward_kernel(floatX* act, floatX* out, const floatX*
         store(out + row + c, x);
         if (act == NULL) continue;
         #pragma unroll
-        for (int k = 0; k < W; k++) x.x[k] = gelu(widen(narrow<floatX>(x.x[k]))); // of what was stored: backward reads that
+        // Of what was stored: backward reads that
+        for (int k = 0; k < W; k++) x.x[k] = gelu(widen(narrow<floatX>(x.x[k])));
         store(act + row + c, x);
     }
 }
@@ -43,7 +44,8 @@ static inline void bias_gelu_forward(floatX* act, floatX* out, const floatX* bia
     check_launch("bias and gelu");
 }
 
-// dinp (N,C), which is dout w, *= gelu'(pre), pre (N,C). One block per row, W columns per thread. Moves 6 N C bytes in 16 bits.
+// dinp (N,C), which is dout w, *= gelu'(pre), pre (N,C). One block per row, W columns per thread.
+// Moves 6 N C bytes in 16 bits.
 template <int W>
 __global__ void gelu_backward_kernel(floatX* dinp, const floatX* pre, int C) {
     size_t row = (size_t)blockIdx.x * C;
@@ -76,7 +78,8 @@ static inline size_t bias_workspace_bytes(LayerShapes s) {
 static inline size_t bias_sums_bytes(LayerShapes s) { return round_up(bias_most(s) * sizeof(floatX), 256); }
 
 // partial (chunks, OC) = sums of dout (N,OC) over each chunk's rows. Block (32,8) for 32 W columns of one chunk: each
-// warp takes every 8th row, lanes take W columns each, then the first warp adds up the warps. Reads 2 N OC bytes in 16 bits.
+// warp takes every 8th row, lanes take W columns each, then the first warp adds up the warps. Reads 2 N OC bytes in 16
+// bits.
 template <int W>
 __global__ void bias_backward_kernel(float* partial, const floatX* dout, int N, int OC, int chunk_rows) {
     __shared__ float sums[BIAS_WARPS][WARP * W];
@@ -88,7 +91,8 @@ __global__ void bias_backward_kernel(float* partial, const floatX* dout, int N, 
         #pragma unroll
         for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
     }
-    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k]; // neighbouring lanes in neighbouring banks
+    // Neighbouring lanes in neighbouring banks
+    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k];
     __syncthreads();
     if (threadIdx.y != 0 || c >= OC) return;
     #pragma unroll

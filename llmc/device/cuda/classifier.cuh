@@ -1,8 +1,9 @@
 /*
 cuda/classifier.cuh - softmax and cross-entropy over the vocabulary.
 
-One block per row. The maximum and the sum of exponentials come from one pass over the row, which is kept in shared memory
-where it fits there: then its gradient is written from that copy, and the logits have been read from memory only once.
+One block per row. The maximum and the sum of exponentials come from one pass over the row, which is kept in shared
+memory where it fits there: then its gradient is written from that copy, and the logits have been read from memory only
+once.
 Where it does not fit, they are read a second time; the arithmetic is the same, and so are the bits.
 
 In parts, the two passes are two kernels, and ranks exchange what the first found: the row cannot wait in shared memory.
@@ -11,9 +12,9 @@ In parts, the two passes are two kernels, and ranks exchange what the first foun
 #define LLMC_CUDA_CLASSIFIER_CUH
 #include "common.cuh"
 
-// A running maximum and the sum of exp(x - max), after Milakov and Gimelshein, arXiv 1805.02867. It starts at the lowest
-// finite number: from -Inf the first -Inf logit would make it NaN. A NaN or +Inf among the logits makes the sum NaN, and
-// so the loss: nothing hides it.
+// A running maximum and the sum of exp(x - max), after Milakov and Gimelshein, arXiv 1805.02867. It starts at the
+// lowest finite number: from -Inf the first -Inf logit would make it NaN. A NaN or +Inf among the logits makes the sum
+// NaN, and so the loss: nothing hides it.
 typedef struct { float max, sum; } RunningSoftmax;
 
 template <int W> __device__ inline void softmax_include(RunningSoftmax* s, Floats<W> x, int count) {
@@ -26,8 +27,10 @@ template <int W> __device__ inline void softmax_include(RunningSoftmax* s, Float
     for (int k = 0; k < W; k++) if (k < count) s->sum += fast_exp(x.x[k] - max);
 }
 
-// The maximum and the sum over a row's V logits (V may be 0), for each thread of the block. It copies them to kept; NULL: it does not.
-template <int W> __device__ inline RunningSoftmax softmax_of_row(const floatX* row, floatX* kept, int V, float* of_warps) {
+// The maximum and the sum over a row's V logits (V may be 0), for each thread of the block.
+// It copies them to kept; NULL: it does not.
+template <int W>
+__device__ inline RunningSoftmax softmax_of_row(const floatX* row, floatX* kept, int V, float* of_warps) {
     RunningSoftmax s = { -3.402823466e38f, 0 };
     for (int v = threadIdx.x * W; v < V; v += blockDim.x * W) {
         Floats<W> x = load<W>(row + v);
@@ -39,7 +42,8 @@ template <int W> __device__ inline RunningSoftmax softmax_of_row(const floatX* r
 }
 // A row (Vp) becomes its gradient, 0 from V on. kept: the logits; target -1: it is in another part.
 template <int W>
-__device__ inline void write_gradient(floatX* row, const floatX* kept, RunningSoftmax s, int target, float dloss, int V, int Vp) {
+__device__ inline void write_gradient(floatX* row, const floatX* kept, RunningSoftmax s, int target, float dloss, int V,
+                                      int Vp) {
     // loss = log(sum) - logit[target], so dlogit = (exp(logit - max) / sum - onehot) * dloss
     float scale = dloss / s.sum;
     for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
@@ -57,7 +61,8 @@ __device__ inline void write_gradient(floatX* row, const floatX* kept, RunningSo
 // Reads the logits once where `in_shared`, twice where not, and writes them once where GRADIENT:
 // 4, 6 and 2 N Vp bytes in 16 bits for gradients from one and two reads, and for the loss alone.
 template <int W, bool GRADIENT>
-__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool in_shared) {
+__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp,
+                                  bool in_shared) {
     extern __shared__ int4 shared_memory[];
     __shared__ float of_warps[WARP];
     floatX *row = logits + (size_t)blockIdx.x * Vp, *kept = in_shared ? (floatX*)shared_memory : NULL;
@@ -74,10 +79,12 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
 }
 
 template <bool GRADIENT>
-static inline void classifier_launch(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
+static inline void classifier_launch(float* losses, floatX* logits, const int* targets, float dloss, int N, int V,
+                                     int Vp) {
     const char* layer = GRADIENT ? "classifier_forward_backward" : "classifier_forward";
     size_t row_bytes = (size_t)Vp * sizeof(floatX), of_warps = WARP * sizeof(float);
-    bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes, vectors = rows_are_vectors(Vp, logits);
+    bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes,
+         vectors = rows_are_vectors(Vp, logits);
     auto kernel = vectors ? classifier_kernel<VEC, GRADIENT> : classifier_kernel<1, GRADIENT>;
     if (in_shared) allow_shared_memory(kernel, row_bytes, layer);
     kernel<<<N, row_threads(Vp, vectors, 1024), in_shared ? row_bytes : 0, compute_stream>>>(
@@ -92,9 +99,11 @@ void classifier_forward_backward(float* losses, floatX* logits, const int* targe
 }
 
 // ---- in parts ----
-// One block per row, with as many threads as above, so one part has the bits of the whole. Reads 2 N range.count bytes in 16 bits.
+// One block per row, with as many threads as above, so one part has the bits of the whole. Reads 2 N range.count bytes
+// in 16 bits.
 template <int W>
-__global__ void classifier_part_stats_kernel(float* stats, const floatX* logits, const int* targets, TokenRange range, int tokens) {
+__global__ void classifier_part_stats_kernel(float* stats, const floatX* logits, const int* targets, TokenRange range,
+                                             int tokens) {
     __shared__ float of_warps[WARP];
     const floatX* row = logits + (size_t)blockIdx.x * range.count;
     RunningSoftmax s = softmax_of_row<W>(row, NULL, tokens, of_warps);
@@ -114,7 +123,8 @@ void classifier_part_stats(float* stats, const floatX* logits, const int* target
     check_launch("classifier_part_stats");
 }
 
-// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3), as cpu/classifier.h does.
+// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3),
+// as cpu/classifier.h does.
 __device__ inline float loss_of_parts(RunningSoftmax* whole, const float* all, int i, int parts, int N) {
     RunningSoftmax s = { -3.402823466e38f, 0 };
     float target_logit = 0; // only one part has one that is not 0
@@ -139,11 +149,13 @@ __global__ void classifier_part_forward_kernel(float* losses, const float* all, 
 }
 
 void classifier_part_forward(float* losses, const float* all, const int* targets, int parts, int N) {
-    classifier_part_forward_kernel<<<(unsigned)ceil_div(N, 256), 256, 0, compute_stream>>>(losses, all, targets, parts, N);
+    classifier_part_forward_kernel<<<(unsigned)ceil_div(N, 256), 256, 0, compute_stream>>>(losses, all, targets, parts,
+                                                                                           N);
     check_launch("classifier_part_forward");
 }
 
-// One block per row, each thread of which makes the row's sum for itself. Reads and writes 4 N range.count bytes in 16 bits.
+// One block per row, each thread of which makes the row's sum for itself.
+// Reads and writes 4 N range.count bytes in 16 bits.
 template <int W>
 __global__ void classifier_part_kernel(float* losses, floatX* logits, const float* all, const int* targets, float dloss,
                                        TokenRange range, int parts, int tokens) {
@@ -160,8 +172,8 @@ void classifier_part_forward_backward(float* losses, floatX* logits, const float
                                       TokenRange range, int parts, int N, int V) {
     bool vectors = rows_are_vectors(range.count, logits);
     auto kernel = vectors ? classifier_part_kernel<VEC> : classifier_part_kernel<1>;
-    kernel<<<N, row_threads(range.count, vectors, 1024), 0, compute_stream>>>(losses, logits, all, targets, dloss, range, parts,
-                                                                             tokens_in_range(range, V));
+    kernel<<<N, row_threads(range.count, vectors, 1024), 0, compute_stream>>>(losses, logits, all, targets, dloss,
+                                                                              range, parts, tokens_in_range(range, V));
     check_launch("classifier_part_forward_backward");
 }
 #endif

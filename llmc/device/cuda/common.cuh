@@ -36,8 +36,8 @@ static inline void check_launch(const char* layer) {
     cuda_wait(layer);
 #endif
 }
-// Asks for a kernel's dynamic shared memory, before its launch. Without that, static and dynamic memory together have 48 KB; a
-// kernel's static memory is not known here, so it asks for however little.
+// Asks for a kernel's dynamic shared memory, before its launch. Without that, static and dynamic memory together have
+// 48 KB; a kernel's static memory is not known here, so it asks for however little.
 template <typename Kernel> static inline void allow_shared_memory(Kernel* kernel, size_t bytes, const char* layer) {
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), layer);
 }
@@ -51,7 +51,9 @@ template <typename T> __device__ inline T narrow(float x);
 template <> __device__ inline float narrow<float>(float x) { return x; }
 #if defined(PRECISION_BF16)
 __device__ inline float widen(floatX x) { return __bfloat162float(__ushort_as_bfloat16(x.bits)); }
-template <> __device__ inline floatX narrow<floatX>(float x) { return { __bfloat16_as_ushort(__float2bfloat16_rn(x)) }; }
+template <> __device__ inline floatX narrow<floatX>(float x) {
+    return { __bfloat16_as_ushort(__float2bfloat16_rn(x)) };
+}
 #elif defined(PRECISION_FP16)
 __device__ inline float widen(floatX x) { return __half2float(__ushort_as_half(x.bits)); }
 template <> __device__ inline floatX narrow<floatX>(float x) { return { __half_as_ushort(__float2half_rn(x)) }; }
@@ -80,7 +82,8 @@ template <int W, typename T> __device__ inline Floats<W> widen(Stored<W, T> elem
     for (int k = 0; k < W; k++) f.x[k] = widen(element.x[k]);
     return f;
 }
-// The compiler may not use after this what it has widened of e before: it would keep both in registers over a barrier between.
+// The compiler may not use after this what it has widened of e before: it would keep both in registers over a barrier
+// between.
 template <int W, typename T> __device__ inline void forget_widened(Stored<W, T>* e) {
     if constexpr (W * sizeof(T) % 16 == 0) {
         #pragma unroll
@@ -102,8 +105,8 @@ template <int W, typename T> __device__ inline void store(T* p, Floats<W> f) {
         for (int k = 0; k < W; k++) p[k] = element[k];
     }
 }
-// Returns true if rows of `cols` elements of these arrays are whole pieces of 16 bytes; NULL counts as aligned. Where a sum
-// over a row is formed, equal bits need the same answer: arrays that device_alloc gave always get it.
+// Returns true if rows of `cols` elements of these arrays are whole pieces of 16 bytes; NULL counts as aligned. Where a
+// sum over a row is formed, equal bits need the same answer: arrays that device_alloc gave always get it.
 template <typename... T> static inline bool rows_are_vectors(size_t cols, const T*... arrays) {
     return cols % VEC == 0 && (((uintptr_t)arrays % 16 == 0) && ...);
 }
@@ -121,7 +124,8 @@ __device__ inline int token_row(TokenRange range, int token) {
 struct Plus { template <typename T> __device__ T operator()(T a, T b) const { return a + b; } };
 struct Larger { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
 
-template <int LANES, typename T, typename Op> __device__ inline T combine_lanes(T x, Op op) { // neighbours, a power of two
+// neighbours, a power of two
+template <int LANES, typename T, typename Op> __device__ inline T combine_lanes(T x, Op op) {
     #pragma unroll
     for (int lanes = LANES / 2; lanes > 0; lanes /= 2) x = op(x, __shfl_xor_sync(~0u, x, lanes));
     return x;
@@ -142,9 +146,10 @@ template <typename T> __device__ inline T block_sum(T x, T* of_warps) { return c
 __device__ inline float block_max(float x, float* of_warps) { return combine_block(x, of_warps, Larger()); }
 
 // ---- column sums: the second half of every parameter gradient that is a sum over rows ----
-// One launch makes two gradients where their partial sums lie side by side: a, b (cols) set or += column sums of partial
-// (chunks,2,cols). b NULL: there is only a, and partial is (chunks,cols). One block of 32x32 threads per 32 columns: each row of
-// threads adds up every 32nd chunk, then the first row adds up the rows. Moves 4 chunks bytes per column.
+// One launch makes two gradients where their partial sums lie side by side: a, b (cols) set or += column sums of
+// partial (chunks,2,cols). b NULL: there is only a, and partial is (chunks,cols). One block of 32x32 threads per 32
+// columns: each row of threads adds up every 32nd chunk, then the first row adds up the rows. Moves 4 chunks bytes per
+// column.
 __global__ void add_up_chunks_kernel(floatX* a, floatX* b, const float* partial, int chunks, int cols, GradMode mode) {
     __shared__ float sums[WARP][WARP];
     int c = blockIdx.x * WARP + threadIdx.x, all = b != NULL ? 2 * cols : cols;

@@ -2,8 +2,8 @@
 cuda/compress.cuh - compress_api.h for a GPU. Most of it is a pass over memory with little arithmetic, so what counts
 is how often the gradients are read and written: each kernel says so.
 
-Where the contract wants the bits of the CPU, a product that is added to something is rounded first (__fmul_rn), because the
-compiler would make one fused operation of the two.
+Where the contract wants the bits of the CPU, a product that is added to something is rounded first (__fmul_rn), because
+the compiler would make one fused operation of the two.
 */
 #ifndef LLMC_CUDA_COMPRESS_CUH
 #define LLMC_CUDA_COMPRESS_CUH
@@ -63,7 +63,9 @@ void round_bf16(uint16_t* out, float* kept, const floatX* grads, const float* er
 }
 struct WidenBf16 {
     floatX* out; const uint16_t* in;
-    __device__ void operator()(size_t i) const { out[i] = narrow<floatX>(__bfloat162float(__ushort_as_bfloat16(in[i]))); }
+    __device__ void operator()(size_t i) const {
+        out[i] = narrow<floatX>(__bfloat162float(__ushort_as_bfloat16(in[i])));
+    }
 };
 void widen_bf16(floatX* out, const uint16_t* in, size_t n) { for_each(n, WidenBf16 { out, in }, "widen_bf16"); }
 
@@ -210,7 +212,8 @@ void pack_signs(void* packed, float* kept, const float* x, size_t n) {
     unsigned blocks = stats_blocks(n);
     sum_blocks(partial, x, n, blocks, Magnitude());
     sign_scale_kernel<<<1, STATS_THREADS, 0, compute_stream>>>((uint32_t*)packed, partial, blocks, n);
-    pack_signs_kernel<<<(unsigned)ceil_div(n, COMPRESS_THREADS), COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, kept, x, n);
+    pack_signs_kernel<<<(unsigned)ceil_div(n, COMPRESS_THREADS), COMPRESS_THREADS, 0, compute_stream>>>(
+        (uint32_t*)packed, kept, x, n);
     check_launch("pack_signs");
 }
 struct UnpackSigns {
@@ -226,12 +229,13 @@ struct UnpackSigns {
     }
 };
 void unpack_signs_sum(floatX* out, const void* packed, int rows, size_t n) {
-    for_each(n, UnpackSigns { out, (const uint32_t*)packed, rows, signs_bytes(n) / sizeof(uint32_t) }, "unpack_signs_sum");
+    for_each(n, UnpackSigns{ out, (const uint32_t*)packed, rows, signs_bytes(n) / sizeof(uint32_t) },
+             "unpack_signs_sum");
 }
 // ---- the k largest ----
-// The k-th's magnitude is found digit by digit, as in cpu/compress.h. Then blocks count what they will send, and write it where
-// their turn is. Counts are whole numbers, so the order of atomic additions does not matter. Reads x five times, and writes kept:
-// 24 bytes an element.
+// The k-th's magnitude is found digit by digit, as in cpu/compress.h. Then blocks count what they will send, and write
+// it where their turn is. Counts are whole numbers, so the order of atomic additions does not matter. Reads x five
+// times, and writes kept: 24 bytes an element.
 constexpr int TOP_K_BINS = 2048, TOP_K_BLOCKS = 512;
 __host__ __device__ constexpr int top_k_shift(int digit) { return digit == 0 ? 20 : digit == 1 ? 10 : 0; }
 
@@ -260,7 +264,8 @@ __global__ void top_k_histogram_kernel(TopK* t, const float* x, size_t n, int di
     for (int bin = threadIdx.x; bin < TOP_K_BINS; bin += blockDim.x)
         if (count[bin] > 0) atomicAdd(&t->count[digit * TOP_K_BINS + bin], count[bin]);
 }
-// One warp. Lane l has the l-th group of bins from the highest; the k-th is in one lane's, which then walks down its bins.
+// One warp. Lane l has the l-th group of bins from the highest;
+// the k-th is in one lane's, which then walks down its bins.
 __global__ void top_k_bin_kernel(TopK* t, int digit) {
     constexpr int GROUP = TOP_K_BINS / WARP;
     int lane = threadIdx.x, bin = TOP_K_BINS - 1 - lane * GROUP;
@@ -294,7 +299,8 @@ __global__ void top_k_count_kernel(TopK* t, const float* x, size_t n, size_t chu
     if (threadIdx.x == 0) t->greater[blockIdx.x] = greater;
     if (threadIdx.x == 0) t->equal[blockIdx.x] = equal;
 }
-// Returns how many of the block's threads before this one have `flag`; *all is how many have it. of_warps (32) is shared memory.
+// Returns how many of the block's threads before this one have `flag`; *all is how many have it.
+// of_warps (32) is shared memory.
 __device__ inline uint32_t count_before(bool flag, uint32_t* of_warps, uint32_t* all) {
     uint32_t votes = __ballot_sync(~0u, flag), before = __popc(votes & ((1u << threadIdx.x % WARP) - 1));
     __syncthreads(); // an earlier use of of_warps has been read
@@ -308,8 +314,8 @@ __device__ inline uint32_t count_before(bool flag, uint32_t* of_warps, uint32_t*
     return before;
 }
 // An element's place among those sent: the greater ones before it, and of the equal ones before it as many as are sent.
-__global__ void top_k_send_kernel(uint32_t* indices, float* values, float* kept, const TopK* t, const float* x, size_t n,
-                                  size_t chunk) {
+__global__ void top_k_send_kernel(uint32_t* indices, float* values, float* kept, const TopK* t, const float* x,
+                                  size_t n, size_t chunk) {
     __shared__ uint32_t of_warps[WARP];
     size_t begin = blockIdx.x * chunk, end = begin + chunk < n ? begin + chunk : n;
     uint32_t greater = 0, equal = 0, all_greater, all_equal;
@@ -346,8 +352,8 @@ void pack_top_k(void* packed, float* kept, const float* x, size_t n, size_t k) {
         top_k_bin_kernel<<<1, WARP, 0, compute_stream>>>(t, digit);
     }
     top_k_count_kernel<<<blocks, COMPRESS_THREADS, 0, compute_stream>>>(t, x, n, chunk);
-    top_k_send_kernel<<<blocks, COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, (float*)packed + k, kept, t, x, n,
-                                                                       chunk);
+    top_k_send_kernel<<<blocks, COMPRESS_THREADS, 0, compute_stream>>>((uint32_t*)packed, (float*)packed + k, kept, t,
+                                                                       x, n, chunk);
     check_launch("pack_top_k");
 }
 
@@ -367,7 +373,8 @@ void sparse_sum_fp32(float* out, const void* packed, int rows, size_t n, size_t 
 constexpr int RANKS_AT_ONCE = 4; // columns of p and q that a thread has in registers
 
 // A warp has ROWS rows of m, whose columns its lanes share. Reads m once for every RANKS_AT_ONCE columns of q.
-template <int ROWS> __global__ void skinny_product_kernel(float* p, const float* m, const float* q, int n, int k, int r) {
+template <int ROWS>
+__global__ void skinny_product_kernel(float* p, const float* m, const float* q, int n, int k, int r) {
     int lane = threadIdx.x % WARP, first = (int)((blockIdx.x * blockDim.x + threadIdx.x) / WARP) * ROWS;
     for (int j0 = 0; j0 < r; j0 += RANKS_AT_ONCE) {
         float sum[ROWS][RANKS_AT_ONCE] = {};
@@ -399,7 +406,8 @@ void skinny_product(float* p, const float* m, const float* q, int n, int k, int 
 
 // partial (chunks,k,r): blockIdx.x has a chunk of rows, a thread a column of m and RANKS_AT_ONCE columns of p. Reads m
 // as often as skinny_product does.
-__global__ void skinny_transposed_kernel(float* partial, const float* m, const float* p, int n, int k, int r, int chunk) {
+__global__ void skinny_transposed_kernel(float* partial, const float* m, const float* p, int n, int k, int r,
+                                         int chunk) {
     int c = blockIdx.y * blockDim.x + threadIdx.x, j0 = blockIdx.z * RANKS_AT_ONCE;
     int begin = blockIdx.x * chunk, end = min(n, begin + chunk);
     float sum[RANKS_AT_ONCE] = {};
@@ -428,23 +436,25 @@ void skinny_product_transposed(float* q, const float* m, const float* p, int n, 
     int chunk = (int)ceil_div((size_t)n, chunks);
     chunks = ceil_div((size_t)n, (size_t)chunk);
     float* partial = chunks == 1 ? q : (float*)cuda_layers.workspace;
-    dim3 blocks((unsigned)chunks, (unsigned)ceil_div((size_t)k, COMPRESS_THREADS), (unsigned)ceil_div((size_t)r, RANKS_AT_ONCE));
+    dim3 blocks((unsigned)chunks, (unsigned)ceil_div((size_t)k, COMPRESS_THREADS),
+                (unsigned)ceil_div((size_t)r, RANKS_AT_ONCE));
     skinny_transposed_kernel<<<blocks, COMPRESS_THREADS, 0, compute_stream>>>(partial, m, p, n, k, r, chunk);
     check_launch("skinny_product_transposed");
     if (chunks > 1) for_each(size, AddChunks { q, partial, (int)chunks, size }, "skinny_product_transposed");
 }
 
-// Orthonormal columns by Cholesky-QR: p^T p = R^T R, with R upper triangular, and p R^-1 has the columns that Gram-Schmidt finds.
-// There each column waits for those before it, in r (r + 3) passes that are too short for a GPU; here many blocks go through p once
-// for all products, and once for the result. The condition of p^T p is the square of p's, so this is in double. It is done twice,
-// as Gram-Schmidt takes columns out twice.
+// Orthonormal columns by Cholesky-QR: p^T p = R^T R, with R upper triangular, and p R^-1 has the columns that
+// Gram-Schmidt finds. There each column waits for those before it, in r (r + 3) passes that are too short for a GPU;
+// here many blocks go through p once for all products, and once for the result. The condition of p^T p is the square of
+// p's, so this is in double. It is done twice, as Gram-Schmidt takes columns out twice.
 constexpr int GRAM_TILE = 4; // columns that a thread takes at a time
 constexpr unsigned GRAM_THREADS = 128, GRAM_BLOCKS = 64;
 
 // gram (chunks,r,r): of a chunk of rows, the product of columns a and b. Tiles of which all have a > b are left out.
 __global__ void __launch_bounds__(GRAM_THREADS) gram_kernel(double* gram, const float* p, int n, int r, int chunk) {
     __shared__ double of_warps[WARP];
-    int a0 = blockIdx.y * GRAM_TILE, b0 = blockIdx.z * GRAM_TILE, begin = blockIdx.x * chunk, end = min(n, begin + chunk);
+    int a0 = blockIdx.y * GRAM_TILE, b0 = blockIdx.z * GRAM_TILE, begin = blockIdx.x * chunk,
+        end = min(n, begin + chunk);
     double sum[GRAM_TILE][GRAM_TILE] = {};
     if (a0 > b0) return; // the whole block
     for (int row = begin + threadIdx.x; row < end; row += blockDim.x) {
@@ -461,12 +471,14 @@ __global__ void __launch_bounds__(GRAM_THREADS) gram_kernel(double* gram, const 
         #pragma unroll
         for (int b = 0; b < GRAM_TILE; b++) {
             double all = block_sum(sum[a][b], of_warps);
-            if (threadIdx.x == 0 && a0 + a < r && b0 + b < r) gram[((size_t)blockIdx.x * r + a0 + a) * r + b0 + b] = all;
+            if (threadIdx.x == 0 && a0 + a < r && b0 + b < r)
+                gram[((size_t)blockIdx.x * r + a0 + a) * r + b0 + b] = all;
         }
     }
 }
 
-// R's row j holds the products of column j with the columns from j on. What the columns before j have of them is taken out.
+// R's row j holds the products of column j with the columns from j on.
+// What the columns before j have of them is taken out.
 __device__ inline void take_out(double* R, int r, int j) {
     __syncthreads(); // what is read here was written by other threads
     for (int k = j + threadIdx.x; k < r; k += blockDim.x) {
@@ -476,8 +488,9 @@ __device__ inline void take_out(double* R, int r, int j) {
     }
     __syncthreads();
 }
-// Column j of p becomes a column of the identity: the first, from number j on, that the columns before do not span. R's column and
-// row follow: what of its one element, in row t, each column before j has; and its products with the columns from j on.
+// Column j of p becomes a column of the identity: the first, from number j on, that the columns before do not span. R's
+// column and row follow: what of its one element, in row t, each column before j has; and its products with the columns
+// from j on.
 __device__ inline void replace_column(double* R, float* p, int n, int r, int j) {
     int t = j;
     for (int tries = 0; tries < n; tries++, t = (t + 1) % n) {
@@ -539,12 +552,14 @@ static_assert(1024 * 1024 * sizeof(double) <= COMPRESS_WORKSPACE, "p^T p of the 
 void orthonormalise(float* p, int n, int r) {
     double* R = (double*)cuda_layers.workspace;
     size_t size = (size_t)r * (size_t)r, most = size_min(GRAM_BLOCKS, COMPRESS_WORKSPACE / sizeof(double) / size);
-    int chunk = (int)size_max(GRAM_THREADS, ceil_div((size_t)n, most)), chunks = (int)ceil_div((size_t)n, (size_t)chunk);
+    int chunk = (int)size_max(GRAM_THREADS, ceil_div((size_t)n, most)),
+        chunks = (int)ceil_div((size_t)n, (size_t)chunk);
     unsigned tiles = (unsigned)ceil_div((size_t)r, GRAM_TILE), threads = (unsigned)size_min(256, round_up(size, WARP));
     for (int pass = 0; pass < 2; pass++) {
         gram_kernel<<<dim3((unsigned)chunks, tiles, tiles), GRAM_THREADS, 0, compute_stream>>>(R, p, n, r, chunk);
         cholesky_kernel<<<1, threads, 0, compute_stream>>>(R, p, n, r, chunks);
-        divide_rows_kernel<<<(unsigned)ceil_div((size_t)n, GRAM_THREADS), GRAM_THREADS, 0, compute_stream>>>(p, R, n, r);
+        divide_rows_kernel<<<(unsigned)ceil_div((size_t)n, GRAM_THREADS), GRAM_THREADS, 0, compute_stream>>>(
+            p, R, n, r);
     }
     check_launch("orthonormalise");
 }
@@ -569,7 +584,8 @@ __global__ void low_rank_kernel(floatX* out, float* kept, const float* m, const 
         if (kept != NULL) kept[at] = __fsub_rn(m[at], __fmul_rn(share, widen(out[at])));
     }
 }
-void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k, int r) {
+void low_rank_apply(floatX* out, float* kept, const float* m, const float* p, const float* q, float share, int n, int k,
+                    int r) {
     constexpr int ROWS = 8;
     dim3 blocks((unsigned)ceil_div((size_t)n, ROWS), (unsigned)ceil_div((size_t)k, COMPRESS_THREADS));
     low_rank_kernel<ROWS><<<blocks, COMPRESS_THREADS, 0, compute_stream>>>(out, kept, m, p, q, share, n, k, r);

@@ -1,9 +1,9 @@
 /*
 cuda/cudnn_graph.cuh - graphs of operations for cuDNN, through its C backend API. Included by attention_cudnn.cuh.
 
-A graph is described operation by operation, as one writes a formula; cuDNN then looks for an engine that computes all of it
-in one kernel, compiles that, and hands back a plan. Tensors between operations are "virtual": they exist in the formula, not
-in memory. In the API everything is a descriptor: create it, set its attributes, finalise it.
+A graph is described operation by operation, as one writes a formula; cuDNN then looks for an engine that computes all
+of it in one kernel, compiles that, and hands back a plan. Tensors between operations are "virtual": they exist in the
+formula, not in memory. In the API everything is a descriptor: create it, set its attributes, finalise it.
 
 cuDNN may refuse a graph: it does not support the shapes, the GPU is too old, a library is missing. So nothing here
 dies: the graph remembers in `why` what was refused first, and later calls do nothing.
@@ -22,7 +22,8 @@ static_assert(CUDNN_VERSION >= 90800, "llmc needs the headers of cuDNN 9.8 or ne
 // ---- the library ----
 // Every function of cuDNN that is called. X is applied to each name.
 #define CUDNN_FUNCTIONS(X) \
-    X(cudnnGetVersion) X(cudnnGetErrorString) X(cudnnGetLastErrorString) X(cudnnCreate) X(cudnnDestroy) X(cudnnSetStream) \
+    X(cudnnGetVersion) X(cudnnGetErrorString) X(cudnnGetLastErrorString) \
+    X(cudnnCreate) X(cudnnDestroy) X(cudnnSetStream) \
     X(cudnnBackendCreateDescriptor) X(cudnnBackendDestroyDescriptor) X(cudnnBackendFinalize) \
     X(cudnnBackendSetAttribute) X(cudnnBackendGetAttribute) X(cudnnBackendExecute)
 typedef struct {
@@ -60,9 +61,10 @@ static inline const char* cudnn_load(void) {
 #undef X
     size_t v = found.cudnnGetVersion(), least = CUDNN_LEAST;
     if (v < least) {
-        snprintf(why, sizeof why, "libcudnn.so.%d is cuDNN %zu.%zu.%zu, but the minimum is %zu.%zu.%zu, because attention"
-                 " in earlier ones has bugs; install a newer one", CUDNN_MAJOR, v / 10000, v / 100 % 100, v % 100,
-                 least / 10000, least / 100 % 100, least % 100);
+        snprintf(why, sizeof why,
+                 "libcudnn.so.%d is cuDNN %zu.%zu.%zu, but the minimum is %zu.%zu.%zu, because attention in earlier "
+                 "ones has bugs; install a newer one",
+                 CUDNN_MAJOR, v / 10000, v / 100 % 100, v % 100, least / 10000, least / 100 % 100, least % 100);
         return why;
     }
     cudnn = found;
@@ -72,8 +74,10 @@ static inline const char* cudnn_load(void) {
 // ---- graphs ----
 constexpr int CUDNN_MAX_DESCRIPTORS = 192, CUDNN_MAX_OPERATIONS = 32;
 typedef struct {
-    cudnnHandle_t handle;                                           // the GPU that will run it, borrowed; NULL: for a plan only
-    cudnnBackendDescriptor_t device;                                // without a handle: the device that the plan is for, borrowed
+    cudnnHandle_t handle;                                           // the GPU that will run it, borrowed;
+                                                                    // NULL: for a plan only
+    cudnnBackendDescriptor_t device;                                // without a handle: the device that the plan is
+                                                                    // for, borrowed
     cudnnBackendDescriptor_t descriptors[CUDNN_MAX_DESCRIPTORS];    // every one that was made, owned
     cudnnBackendDescriptor_t operations[CUDNN_MAX_OPERATIONS];
     int num_descriptors, num_operations;
@@ -108,8 +112,10 @@ static inline bool graph_ok(CudnnGraph* g, cudnnStatus_t status) {
 }
 static inline cudnnBackendDescriptor_t graph_create(CudnnGraph* g, cudnnBackendDescriptorType_t type) {
     cudnnBackendDescriptor_t d = NULL;
-    invariant(g->num_descriptors < CUDNN_MAX_DESCRIPTORS, "a cuDNN graph has more than %d descriptors", CUDNN_MAX_DESCRIPTORS);
-    if (g->why[0] == 0 && graph_ok(g, cudnn.cudnnBackendCreateDescriptor(type, &d))) g->descriptors[g->num_descriptors++] = d;
+    invariant(g->num_descriptors < CUDNN_MAX_DESCRIPTORS, "a cuDNN graph has more than %d descriptors",
+              CUDNN_MAX_DESCRIPTORS);
+    if (g->why[0] == 0 && graph_ok(g, cudnn.cudnnBackendCreateDescriptor(type, &d)))
+        g->descriptors[g->num_descriptors++] = d;
     return d;
 }
 static inline void graph_finalize(CudnnGraph* g, cudnnBackendDescriptor_t d) {
@@ -126,9 +132,13 @@ static constexpr cudnnBackendAttributeType_t attribute_type(bool) { return CUDNN
 static constexpr cudnnBackendAttributeType_t attribute_type(cudnnHandle_t) { return CUDNN_TYPE_HANDLE; }
 static constexpr cudnnBackendAttributeType_t attribute_type(cudnnDataType_t) { return CUDNN_TYPE_DATA_TYPE; }
 static constexpr cudnnBackendAttributeType_t attribute_type(cudnnPointwiseMode_t) { return CUDNN_TYPE_POINTWISE_MODE; }
-static constexpr cudnnBackendAttributeType_t attribute_type(cudnnReduceTensorOp_t) { return CUDNN_TYPE_REDUCTION_OPERATOR_TYPE; }
+static constexpr cudnnBackendAttributeType_t attribute_type(cudnnReduceTensorOp_t) {
+    return CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
+}
 static constexpr cudnnBackendAttributeType_t attribute_type(cudnnBackendHeurMode_t) { return CUDNN_TYPE_HEUR_MODE; }
-static constexpr cudnnBackendAttributeType_t attribute_type(cudnnBackendDescriptor_t) { return CUDNN_TYPE_BACKEND_DESCRIPTOR; }
+static constexpr cudnnBackendAttributeType_t attribute_type(cudnnBackendDescriptor_t) {
+    return CUDNN_TYPE_BACKEND_DESCRIPTOR;
+}
 static inline void graph_set_array(CudnnGraph* g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
                                    cudnnBackendAttributeType_t type, int64_t n, const void* values) {
     if (g->why[0] == 0) graph_ok(g, cudnn.cudnnBackendSetAttribute(d, name, type, n, values));
@@ -136,7 +146,8 @@ static inline void graph_set_array(CudnnGraph* g, cudnnBackendDescriptor_t d, cu
 // Attributes are names and values in turn. A descriptor or handle that is NULL is left out.
 static inline void graph_set(CudnnGraph*, cudnnBackendDescriptor_t) {}
 template <typename T, typename... Rest>
-static inline void graph_set(CudnnGraph* g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, T value, Rest... rest) {
+static inline void graph_set(CudnnGraph* g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, T value,
+                             Rest... rest) {
     bool left_out = false;
     if constexpr (std::is_pointer_v<T>) left_out = value == NULL;
     if (!left_out) graph_set_array(g, d, name, attribute_type(value), 1, &value);
@@ -186,11 +197,13 @@ static inline CudnnTensor tensor_number(CudnnGraph* g, int64_t uid) {
     return tensor_make(g, uid, CUDNN_DATA_FLOAT, one, one, sizeof(float), CUDNN_ATTR_TENSOR_IS_BY_VALUE, true);
 }
 // A result that only other operations of the graph see. Its uid is larger than those that callers choose.
-static inline CudnnTensor tensor_virtual(CudnnGraph* g, cudnnDataType_t type, const int64_t dim[4], const int64_t stride[4]) {
+static inline CudnnTensor tensor_virtual(CudnnGraph* g, cudnnDataType_t type, const int64_t dim[4],
+                                         const int64_t stride[4]) {
     return tensor_make(g, 1000 + g->virtual_tensors++, type, dim, stride, 16, CUDNN_ATTR_TENSOR_IS_VIRTUAL, true);
 }
 // The same, packed.
-static inline CudnnTensor tensor_between(CudnnGraph* g, cudnnDataType_t type, int64_t B, int64_t NH, int64_t rows, int64_t cols) {
+static inline CudnnTensor tensor_between(CudnnGraph* g, cudnnDataType_t type, int64_t B, int64_t NH, int64_t rows,
+                                         int64_t cols) {
     const int64_t dim[4] = { B, NH, rows, cols }, stride[4] = { NH * rows * cols, rows * cols, cols, 1 };
     return tensor_virtual(g, type, dim, stride);
 }
@@ -198,16 +211,20 @@ static inline CudnnTensor tensor_like(CudnnGraph* g, cudnnDataType_t type, Cudnn
     return tensor_between(g, type, x.dim[0], x.dim[1], x.dim[2], x.dim[3]);
 }
 
-// ---- operations: each returns its result, which is virtual unless `result` says where it goes. Arithmetic is fp32. ----
-template <typename... A> static inline void graph_operation(CudnnGraph* g, cudnnBackendDescriptorType_t type, A... attributes) {
-    invariant(g->num_operations < CUDNN_MAX_OPERATIONS, "a cuDNN graph has more than %d operations", CUDNN_MAX_OPERATIONS);
+// ---- operations: each returns its result, which is virtual unless `result` says where it goes.
+// Arithmetic is fp32. ----
+template <typename... A>
+static inline void graph_operation(CudnnGraph* g, cudnnBackendDescriptorType_t type, A... attributes) {
+    invariant(g->num_operations < CUDNN_MAX_OPERATIONS, "a cuDNN graph has more than %d operations",
+              CUDNN_MAX_OPERATIONS);
     g->operations[g->num_operations++] = graph_make(g, type, attributes...);
 }
 // a b, (rows,inner) (inner,cols)
 static inline CudnnTensor graph_matmul(CudnnGraph* g, CudnnTensor a, CudnnTensor b, const CudnnTensor* result = NULL) {
     g->step = "matmul";
     CudnnTensor y = result ? *result : tensor_between(g, CUDNN_DATA_FLOAT, a.dim[0], a.dim[1], a.dim[2], b.dim[3]);
-    cudnnBackendDescriptor_t math = graph_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
+    cudnnBackendDescriptor_t math = graph_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, CUDNN_ATTR_MATMUL_COMP_TYPE,
+                                               CUDNN_DATA_FLOAT);
     graph_operation(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor,
                     CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor, CUDNN_ATTR_OPERATION_MATMUL_CDESC, y.descriptor,
                     CUDNN_ATTR_OPERATION_MATMUL_DESC, math);
@@ -215,18 +232,20 @@ static inline CudnnTensor graph_matmul(CudnnGraph* g, CudnnTensor a, CudnnTensor
 }
 // What is done, in which arithmetic, to x, or to x and b, or where mask is true; more: attributes of what is done.
 template <typename... A>
-static inline CudnnTensor graph_pointwise(CudnnGraph* g, cudnnPointwiseMode_t mode, cudnnDataType_t arithmetic, CudnnTensor x,
-                                          CudnnTensor b, CudnnTensor mask, CudnnTensor y, A... more) {
+static inline CudnnTensor graph_pointwise(CudnnGraph* g, cudnnPointwiseMode_t mode, cudnnDataType_t arithmetic,
+                                          CudnnTensor x, CudnnTensor b, CudnnTensor mask, CudnnTensor y, A... more) {
     cudnnBackendDescriptor_t math = graph_make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_ATTR_POINTWISE_MODE, mode,
                                                CUDNN_ATTR_POINTWISE_MATH_PREC, arithmetic, more...);
     graph_operation(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, math,
-                    CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b.descriptor,
-                    CUDNN_ATTR_OPERATION_POINTWISE_TDESC, mask.descriptor, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
+                    CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor, CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+                    b.descriptor, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, mask.descriptor,
+                    CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
     return y;
 }
 static const CudnnTensor no_tensor = {};
 // exp(x), log(x), x
-static inline CudnnTensor graph_map(CudnnGraph* g, cudnnPointwiseMode_t mode, CudnnTensor x, const CudnnTensor* result = NULL) {
+static inline CudnnTensor graph_map(CudnnGraph* g, cudnnPointwiseMode_t mode, CudnnTensor x,
+                                    const CudnnTensor* result = NULL) {
     g->step = "a function of each element";
     CudnnTensor y = result ? *result : tensor_like(g, CUDNN_DATA_FLOAT, x);
     return graph_pointwise(g, mode, CUDNN_DATA_FLOAT, x, no_tensor, no_tensor, y);
@@ -275,25 +294,30 @@ static inline CudnnTensor graph_transpose(CudnnGraph* g, CudnnTensor x, cudnnDat
 }
 
 // ---- plans ----
-// Makes the plan from one of the configurations that the heuristics propose; returns false if that fails, and `why` says why.
+// Makes the plan from one of the configurations that the heuristics propose; returns false if that fails, and `why`
+// says why.
 static inline bool plan_from(CudnnGraph* g, cudnnBackendDescriptor_t configuration) {
     cudnnBackendDescriptor_t engine = graph_create(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     graph_get(g, configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
     graph_get(g, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &g->engine);
-    cudnnBackendDescriptor_t plan = graph_make(g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP,
-        g->device, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, g->device ? NULL : g->handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
-        configuration); // the kernel is compiled here
+    cudnnBackendDescriptor_t plan = graph_make(g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
+                                               CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, g->device,
+                                               CUDNN_ATTR_EXECUTION_PLAN_HANDLE, g->device ? NULL : g->handle,
+                                               CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
+                                               configuration); // the kernel is compiled here
     graph_get(g, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &g->workspace_bytes);
     g->plan = plan;
     return g->why[0] == 0;
 }
-// Makes a plan by the first engine of cuDNN's heuristics that takes the operations. Returns false if none does: `why` has the first's.
+// Makes a plan by the first engine of cuDNN's heuristics that takes the operations.
+// Returns false if none does: `why` has the first's.
 static inline bool graph_plan(CudnnGraph* g) {
     constexpr int MOST = 16;
     cudnnBackendDescriptor_t graph = graph_create(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), found[MOST];
     g->step = "the graph";
     graph_set(g, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, g->handle);
-    graph_set_array(g, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations, g->operations);
+    graph_set_array(g, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations,
+                    g->operations);
     graph_finalize(g, graph);
     g->step = "the choice of an engine";
     cudnnBackendDescriptor_t heuristics = graph_make(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,

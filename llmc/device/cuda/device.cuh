@@ -14,8 +14,13 @@ static int cuda_device_number;
 static int cuda_host_threads; // of a loop on the host: AdamW's (--cpu-offload), and sums of ranks that share a GPU
 
 // ---- memory ----
-// Another source of memory, which also takes it back: comm/nccl_windows.cuh, for data that ranks exchange. alloc NULL: there is none.
-static struct { void* (*alloc)(void* self, size_t bytes, MemoryKind kind); bool (*free)(void* self, void* p); void* self; } cuda_lender;
+// Another source of memory, which also takes it back: comm/nccl_windows.cuh, for data that ranks exchange. alloc NULL:
+// there is none.
+static struct {
+    void* (*alloc)(void* self, size_t bytes, MemoryKind kind);
+    bool (*free)(void* self, void* p);
+    void* self;
+} cuda_lender;
 
 void* device_alloc(size_t bytes, MemoryKind kind) {
     device_check_limit(bytes, kind);
@@ -25,7 +30,8 @@ void* device_alloc(size_t bytes, MemoryKind kind) {
         size_t free_bytes = 0, total = 0;
         char limit[128];
         cudaMemGetInfo(&free_bytes, &total);
-        snprintf(limit, sizeof limit, "the GPU's %.2f GB, of which %.2f GB are free", (double)total * 1e-9, (double)free_bytes * 1e-9);
+        snprintf(limit, sizeof limit, "the GPU's %.2f GB, of which %.2f GB are free", (double)total * 1e-9,
+                 (double)free_bytes * 1e-9);
         device_out_of_memory(bytes, kind, limit);
     }
     cuda_check(error, "device_alloc");
@@ -53,13 +59,16 @@ size_t device_memory_seen(void) {
     cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking how much memory is used");
     return total - free_bytes;
 }
-const char* device_memory_seen_with(void) { return "the GPU, all processes: also contexts, kernels, cuBLAS, cuDNN, NCCL"; }
+const char* device_memory_seen_with(void) {
+    return "the GPU, all processes: also contexts, kernels, cuBLAS, cuDNN, NCCL";
+}
 
 void* host_alloc(size_t bytes) {
     void* p = NULL;
     cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 1);
-    require(error == cudaSuccess, "cannot allocate %zu bytes of pinned host memory: \"%s\"; see ulimit -l and the free memory",
-            bytes, cudaGetErrorString(error));
+    require(error == cudaSuccess,
+            "cannot allocate %zu bytes of pinned host memory: \"%s\"; see ulimit -l and the free memory", bytes,
+            cudaGetErrorString(error));
     memset(p, 0, bytes);
     return p;
 }
@@ -84,13 +93,14 @@ static int cuda_count_devices(void) {
     require(driver > 0, "no NVIDIA driver is loaded, so no GPU can be used: install the driver (nvidia-smi must work),"
             " or build for this machine's CPU with make DEVICE=cpu");
     cudaError_t error = cudaGetDeviceCount(&count);
-    require(error != cudaErrorInsufficientDriver, "the NVIDIA driver is for CUDA %d.%d and this program was built with CUDA %d.%d:"
-            " update the driver, or build with a toolkit of %d.x", driver / 1000, driver % 1000 / 10, toolkit / 1000,
-            toolkit % 1000 / 10, driver / 1000);
+    require(error != cudaErrorInsufficientDriver,
+            "the NVIDIA driver is for CUDA %d.%d and this program was built with CUDA %d.%d: update the driver, or "
+            "build with a toolkit of %d.x",
+            driver / 1000, driver % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10, driver / 1000);
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-    require(error != cudaErrorNoDevice && !(error == cudaSuccess && count == 0), "no GPU is visible%s%s%s: nvidia-smi -L lists what"
-            " this machine has; make DEVICE=cpu builds for its CPU", visible ? " (CUDA_VISIBLE_DEVICES is '" : "",
-            visible ? visible : "", visible ? "')" : "");
+    require(error != cudaErrorNoDevice && !(error == cudaSuccess && count == 0),
+            "no GPU is visible%s%s%s: nvidia-smi -L lists what this machine has; make DEVICE=cpu builds for its CPU",
+            visible ? " (CUDA_VISIBLE_DEVICES is '" : "", visible ? visible : "", visible ? "')" : "");
     cuda_check(error, "counting GPUs");
     return count;
 }
@@ -105,12 +115,17 @@ void device_init(int local_rank, int ranks_per_machine) {
     cuda_check(cudaGetDeviceProperties(&cuda_device, device), "asking what the GPU is");
     snprintf(what, sizeof what, "GPU %d, %s", device, cuda_device.name);
     bool has_bf16 = cuda_device.major >= 8, is_enough = has_bf16 || (cuda_device.major == 7 && cuda_device.minor == 5);
-    require(is_enough, "%s, has compute capability %d.%d, but the minimum is 7.5 (T4, RTX 20), in bf16 8.0 (A100, RTX 30):"
-            " CUDA_VISIBLE_DEVICES=N chooses another GPU, make DEVICE=cpu the CPU", what, cuda_device.major, cuda_device.minor);
-    require(has_bf16 || FLOATX_DTYPE != DTYPE_BF16, "%s, has compute capability %d.%d, and bf16 needs 8.0 (A100, RTX 30): build with"
-            " make PRECISION=fp16 or fp32", what, cuda_device.major, cuda_device.minor);
+    require(is_enough,
+            "%s, has compute capability %d.%d, but the minimum is 7.5 (T4, RTX 20), in bf16 8.0 (A100, RTX 30): "
+            "CUDA_VISIBLE_DEVICES=N chooses another GPU, make DEVICE=cpu the CPU",
+            what, cuda_device.major, cuda_device.minor);
+    require(has_bf16 || FLOATX_DTYPE != DTYPE_BF16,
+            "%s, has compute capability %d.%d, and bf16 needs 8.0 (A100, RTX 30): build with make PRECISION=fp16 or "
+            "fp32",
+            what, cuda_device.major, cuda_device.minor);
     cuda_check(cudaSetDevice(device), what);
-    cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), what); // the first call that needs it to work
+    // The first call that needs it to work
+    cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), what);
     pthread_sigmask(SIG_SETMASK, &signals, NULL);
 }
 
@@ -128,8 +143,8 @@ DeviceId device_id(void) {
 }
 const char* device_name(void) { return cuda_device.name; }
 
-// Dense TFLOP/s of matrix products with fp32 sums, from NVIDIA's data sheets: of 16-bit numbers by tensor cores, of fp32 by the
-// ordinary ones. The first entry that the GPU's name has as a word, or at the end of one, counts.
+// Dense TFLOP/s of matrix products with fp32 sums, from NVIDIA's data sheets: of 16-bit numbers by tensor cores, of
+// fp32 by the ordinary ones. The first entry that the GPU's name has as a word, or at the end of one, counts.
 typedef struct { const char* name; double tflops_16, tflops_32; } GpuPeak;
 static const GpuPeak gpu_peaks[] = {
     { "GB200", 2500, 80 }, { "B200", 2250, 75 }, { "B300", 2250, 75 },
@@ -143,7 +158,8 @@ static const GpuPeak gpu_peaks[] = {
 double device_peak_flops(void) {
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0]; i++) {
         const char* found = strstr(cuda_device.name, gpu_peaks[i].name);
-        if (found == NULL || isalnum((unsigned char)found[strlen(gpu_peaks[i].name)])) continue; // an A4000 is not an A40
+        // An A4000 is not an A40
+        if (found == NULL || isalnum((unsigned char)found[strlen(gpu_peaks[i].name)])) continue;
         return 1e12 * (FLOATX_DTYPE == DTYPE_F32 ? gpu_peaks[i].tflops_32 : gpu_peaks[i].tflops_16);
     }
     return 0;
@@ -158,8 +174,9 @@ static struct {
     cudaEvent_t next;    // will be the anchor
     bool next_recorded;
 } cuda_marks;
-// CUDA reports the milliseconds between two events as a float, which has 24 bits: after an hour they would not tell which of two
-// kernels came first. So the anchor moves: times are counted from an event that is seldom older than this, or a step if that is longer.
+// CUDA reports the milliseconds between two events as a float, which has 24 bits: after an hour they would not tell
+// which of two kernels came first. So the anchor moves: times are counted from an event that is seldom older than this,
+// or a step if that is longer.
 #define CUDA_ANCHOR_SECONDS 1
 
 static void cuda_mark_make(int mark) {
@@ -198,8 +215,9 @@ static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
     return 1e-3 * ms;
 }
 bool device_event_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "a mark"); }
-// Moves the anchor on, in two calls: the first records an event `since` seconds after the anchor, a later one, when the GPU has passed
-// that event, makes it the anchor. zero is a double, so each move adds only the rounding of one short time.
+// Moves the anchor on, in two calls: the first records an event `since` seconds after the anchor, a later one, when the
+// GPU has passed that event, makes it the anchor. zero is a double, so each move adds only the rounding of one short
+// time.
 static void cuda_anchor_move(double since) {
     if (since < CUDA_ANCHOR_SECONDS) return;
     if (!cuda_marks.next_recorded) cuda_check(cudaEventRecord(cuda_marks.next, compute_stream), "a mark");

@@ -1,9 +1,9 @@
 /*
 cuda/encoder.cuh - token and position embeddings.
 
-Backward has to add up, for each token, the rows of dout where it occurs. The positions are first grouped by token with a
-counting sort on the device; because the order inside a group must not depend on which thread came first, each position's
-place in its group is the number of smaller positions there.
+Backward has to add up, for each token, the rows of dout where it occurs. The positions are first grouped by token with
+a counting sort on the device; because the order inside a group must not depend on which thread came first, each
+position's place in its group is the number of smaller positions there.
 */
 #ifndef LLMC_CUDA_ENCODER_CUH
 #define LLMC_CUDA_ENCODER_CUH
@@ -11,8 +11,8 @@ place in its group is the number of smaller positions there.
 
 // One block per row, one piece of W channels per thread. Reads up to 2 rows, writes 1: 6 N C bytes in 16 bits.
 template <int W>
-__global__ void encoder_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
-                                       int T, int C) {
+__global__ void encoder_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
+                                       TokenRange range, int T, int C) {
     size_t i = blockIdx.x;
     int row = token_row(range, tokens[i]);
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
@@ -70,12 +70,13 @@ __global__ void token_count_kernel(TokenGroups g, const int* tokens, int N) {
     if (row >= 0) atomicAdd(&g.count[row], 1);
 }
 
-// begin (rows+1) = exclusive prefix sums of count (rows), and behind them the sum of all. A single block: each thread has a slice
-// of the rows, and the slices' sums are added up by doubling distances.
+// begin (rows+1) = exclusive prefix sums of count (rows), and behind them the sum of all. A single block: each thread
+// has a slice of the rows, and the slices' sums are added up by doubling distances.
 constexpr int SCAN_THREADS = 1024;
 __global__ void token_begin_kernel(TokenGroups g, int rows) {
     __shared__ int sums[SCAN_THREADS];
-    int slice = (rows + SCAN_THREADS - 1) / SCAN_THREADS, first = threadIdx.x * slice, last = min(first + slice, rows), sum = 0;
+    int slice = (rows + SCAN_THREADS - 1) / SCAN_THREADS, first = threadIdx.x * slice, last = min(first + slice, rows),
+        sum = 0;
     for (int v = first; v < last; v++) sum += g.count[v];
     sums[threadIdx.x] = sum;
     for (int distance = 1; distance < SCAN_THREADS; distance *= 2) {
@@ -97,11 +98,13 @@ __global__ void token_place_kernel(TokenGroups g, const int* tokens, int N) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, row = i < N ? token_row(g.range, tokens[i]) : -1;
     if (row >= 0) g.unsorted[g.begin[row] + atomicAdd(&g.taken[row], 1)] = i;
 }
-// One thread per slot. The work is the sum of the groups' squared sizes: for text nothing, for 64 thousand equal tokens a millisecond.
+// One thread per slot. The work is the sum of the groups' squared sizes: for text nothing,
+// for 64 thousand equal tokens a millisecond.
 __global__ void token_sort_kernel(TokenGroups g, const int* tokens) {
     int slot = blockIdx.x * blockDim.x + threadIdx.x;
     if (slot >= g.begin[g.range.count]) return; // positions of tokens elsewhere have no slot
-    int i = g.unsorted[slot], row = token_row(g.range, tokens[i]), begin = g.begin[row], end = g.begin[row + 1], smaller = 0;
+    int i = g.unsorted[slot], row = token_row(g.range, tokens[i]), begin = g.begin[row], end = g.begin[row + 1],
+        smaller = 0;
     for (int other = begin; other < end; other++) smaller += g.unsorted[other] < i;
     g.sorted[begin + smaller] = i;
 }
@@ -113,7 +116,8 @@ constexpr int ENCODER_WARPS = 8;
 template <int W>
 __global__ void token_sum_kernel(floatX* dwte, const floatX* dout, TokenGroups g, int C) {
     __shared__ float sums[ENCODER_WARPS][WARP * W];
-    int v = blockIdx.x, begin = g.begin[v], end = g.begin[v + 1], lane = threadIdx.x, c = (blockIdx.y * WARP + lane) * W;
+    int v = blockIdx.x, begin = g.begin[v], end = g.begin[v + 1], lane = threadIdx.x,
+        c = (blockIdx.y * WARP + lane) * W;
     if (begin == end) return;
     Floats<W> sum = {};
     for (int i = begin + threadIdx.y; i < end && c < C; i += ENCODER_WARPS) {
@@ -121,7 +125,8 @@ __global__ void token_sum_kernel(floatX* dwte, const floatX* dout, TokenGroups g
         #pragma unroll
         for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
     }
-    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k]; // neighbouring lanes in neighbouring banks
+    // Neighbouring lanes in neighbouring banks
+    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k];
     __syncthreads();
     if (threadIdx.y != 0 || c >= C) return;
     Floats<W> total = load<W>(dwte + (size_t)v * C + c);
@@ -133,7 +138,8 @@ __global__ void token_sum_kernel(floatX* dwte, const floatX* dout, TokenGroups g
     store(dwte + (size_t)v * C + c, total);
 }
 
-// dwpe[t] set or += sum of dout[b,t] over b, in order. One block per t, W channels per thread. Reads 2 N C bytes in 16 bits.
+// dwpe[t] set or += sum of dout[b,t] over b, in order. One block per t, W channels per thread.
+// Reads 2 N C bytes in 16 bits.
 template <int W>
 __global__ void position_sum_kernel(floatX* dwpe, const floatX* dout, int B, int T, int C, GradMode mode) {
     size_t t = blockIdx.x;
@@ -175,7 +181,8 @@ void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const
     position_sum<<<T, row_threads(C, vectors), 0, compute_stream>>>(dwpe, dout, B, T, C, mode);
     check_launch("encoder_backward, positions");
 }
-void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C, GradMode mode) {
+void encoder_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
+                      GradMode mode) {
     encoder_part_backward(dwte, dwpe, dout, tokens, { 0, cuda_layers.shapes.Vp }, B, T, C, mode);
 }
 #endif

@@ -12,8 +12,9 @@ constexpr size_t LAYERNORM_SHARED = 48 << 10; // bytes of shared memory that a b
 // nothing has to be synchronised. inp2 NULL: res is read, not written.
 // Reads 2 rows, writes 2: 8 N C bytes in 16 bits.
 template <int W>
-__global__ void residual_layernorm_forward_kernel(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1,
-                                                  const floatX* inp2, const floatX* w, const floatX* b, int N, int C) {
+__global__ void residual_layernorm_forward_kernel(floatX* res, floatX* out, float* mean, float* rstd,
+                                                  const floatX* inp1, const floatX* inp2, const floatX* w,
+                                                  const floatX* b, int N, int C) {
     extern __shared__ int4 shared_memory[];
     int i = blockIdx.x * blockDim.y + threadIdx.y, first = threadIdx.x * W;
     if (i >= N) return;
@@ -58,8 +59,8 @@ static inline unsigned layernorm_warps(size_t bytes_per_warp) {
     return (unsigned)size_min(8, LAYERNORM_SHARED / bytes_per_warp);
 }
 
-void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1, const floatX* inp2,
-                                const floatX* w, const floatX* b, int N, int C) {
+void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1,
+                                const floatX* inp2, const floatX* w, const floatX* b, int N, int C) {
     size_t row_bytes = (size_t)C * sizeof(floatX);
     dim3 block(WARP, layernorm_warps(row_bytes));
     unsigned grid = (unsigned)ceil_div(N, block.y);
@@ -69,12 +70,13 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
     check_launch("residual_layernorm_forward");
 }
 
-// dw and db are sums over rows: at most this many blocks each sum their own rows. (About four per multiprocessor of a large
-// GPU. It does not depend on the GPU, so that results do not either.)
+// dw and db are sums over rows: at most this many blocks each sum their own rows. (About four per multiprocessor of a
+// large GPU. It does not depend on the GPU, so that results do not either.)
 constexpr int LAYERNORM_BLOCKS = 512;
 constexpr unsigned LAYERNORM_THREADS = 256; // of a block that takes several rows at a time
 
-// Backward's block for rows of C channels, W to a thread: (threads of a row, rows at a time). It walks through longer rows.
+// Backward's block for rows of C channels, W to a thread: (threads of a row, rows at a time).
+// It walks through longer rows.
 static inline dim3 layernorm_backward_block(int C, int W) {
     unsigned x = (unsigned)size_min(1024, round_up(ceil_div(C, W), WARP));
     return dim3(x, (unsigned)size_max(1, LAYERNORM_THREADS / x));
@@ -82,7 +84,8 @@ static inline dim3 layernorm_backward_block(int C, int W) {
 static inline int layernorm_blocks(int N, dim3 block) { return (int)size_min(LAYERNORM_BLOCKS, ceil_div(N, block.y)); }
 static inline size_t layernorm_workspace_bytes(LayerShapes s) {
     layernorm_warps((size_t)s.C * sizeof(floatX)); // forward's limit is reported before anything runs
-    int blocks = layernorm_blocks(layer_rows(s), layernorm_backward_block(s.C, 1)); // the most: vectors take more rows at a time
+    // The most: vectors take more rows at a time
+    int blocks = layernorm_blocks(layer_rows(s), layernorm_backward_block(s.C, 1));
     return (size_t)blocks * 2 * (size_t)s.C * sizeof(float);
 }
 
@@ -90,7 +93,8 @@ static inline size_t layernorm_workspace_bytes(LayerShapes s) {
 // dinp += rstd * (g - mean(g) - n * mean(g * n)): x acts on out directly, and through the mean and rstd of its row.
 template <int W> struct NormPiece { Floats<W> d, n, g; }; // a thread's W channels of a row
 
-template <int W> __device__ inline NormPiece<W> norm_piece(Floats<W> d, Floats<W> x, Floats<W> weight, float m, float r) {
+template <int W>
+__device__ inline NormPiece<W> norm_piece(Floats<W> d, Floats<W> x, Floats<W> weight, float m, float r) {
     NormPiece<W> p = { d, {}, {} };
     #pragma unroll
     for (int k = 0; k < W; k++) {
@@ -110,14 +114,16 @@ template <int W> __device__ inline void norm_add(float2* sum, Floats<W>* dw, Flo
     }
 }
 // Returns the gradient that was there plus a piece's; mean: of g and g * n over its row.
-template <int W> __device__ inline Floats<W> norm_gradient(Floats<W> gradient, const NormPiece<W>& p, float r, float2 mean) {
+template <int W>
+__device__ inline Floats<W> norm_gradient(Floats<W> gradient, const NormPiece<W>& p, float r, float2 mean) {
     #pragma unroll
     for (int k = 0; k < W; k++) gradient.x[k] += r * (p.g.x[k] - mean.x - p.n.x[k] * mean.y);
     return gradient;
 }
-// Returns the mean over a row's C channels of what its threads, those of one threadIdx.y, have added up. All of the block call
-// this together. `of_warps` (32) is shared memory: two calls in a row must have different ones, and then one barrier is enough,
-// because a thread that writes to the first again has passed the second's, and so all have read the first.
+// Returns the mean over a row's C channels of what its threads, those of one threadIdx.y, have added up. All of the
+// block call this together. `of_warps` (32) is shared memory: two calls in a row must have different ones, and then one
+// barrier is enough, because a thread that writes to the first again has passed the second's, and so all have read the
+// first.
 __device__ inline float2 row_mean(float2 sum, float2* of_warps, int C) {
     int warps = blockDim.x / WARP, first = threadIdx.y * warps;
     sum.x = warp_sum(sum.x);
@@ -132,15 +138,15 @@ __device__ inline float2 row_mean(float2 sum, float2* of_warps, int C) {
     return { sum.x / C, sum.y / C };
 }
 
-// Block (x,y): y rows at a time, all rows by strides of the grid. A thread has the same W channels of each of its rows, so it
-// keeps the sums that they add to dw and db in registers; and what it read of a row, as it was stored, until the row's means are
-// known: widened it would not fit there. Nothing is read twice. At its end the block adds up its y sums and writes its part of
-// partial (blocks,2,C): dw's sums, then db's. Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
+// Block (x,y): y rows at a time, all rows by strides of the grid. A thread has the same W channels of each of its rows,
+// so it keeps the sums that they add to dw and db in registers; and what it read of a row, as it was stored, until the
+// row's means are known: widened it would not fit there. Nothing is read twice. At its end the block adds up its y sums
+// and writes its part of partial (blocks,2,C): dw's sums, then db's. Reads 3 rows, writes 1: 8 N C bytes in 16 bits.
 //
-// Why so, on paper. To keep an H100's memory busy (3.35 TB/s, answers after 0.7 us) each of its 132 multiprocessors must have
-// 18 KB under way. In 16 bits and at 64 registers a thread four blocks of this kernel fit on a multiprocessor, and read 37 KB at
-// C = 768 (96 x 2 threads), 38 KB at C = 1600 (224 x 1). Why a warp per row, with its sums in shared memory, has less under way:
-// the fourth variant in dev/cuda/layernorm_backward.cu.
+// Why so, on paper. To keep an H100's memory busy (3.35 TB/s, answers after 0.7 us) each of its 132 multiprocessors
+// must have 18 KB under way. In 16 bits and at 64 registers a thread four blocks of this kernel fit on a
+// multiprocessor, and read 37 KB at C = 768 (96 x 2 threads), 38 KB at C = 1600 (224 x 1). Why a warp per row, with its
+// sums in shared memory, has less under way: the fourth variant in dev/cuda/layernorm_backward.cu.
 template <int W>
 __global__ void __launch_bounds__(1024)
 layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* w,
@@ -188,8 +194,8 @@ layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, cons
     }
 }
 
-// The same for rows that 1024 threads cannot keep (C > 8192 in 16 bits): a block takes one row at a time, and adds to its part of
-// partial as it goes. It reads dout and inp twice, and 16 more bytes per element go to the cache and back.
+// The same for rows that 1024 threads cannot keep (C > 8192 in 16 bits): a block takes one row at a time, and adds to
+// its part of partial as it goes. It reads dout and inp twice, and 16 more bytes per element go to the cache and back.
 template <int W>
 __global__ void __launch_bounds__(1024)
 layernorm_backward_long_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* w,
@@ -225,7 +231,8 @@ void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout
     int grid = layernorm_blocks(N, block);
     float* partial = (float*)cuda_layers.workspace;
     auto kernel = vectors ? layernorm_backward_kernel<VEC> : layernorm_backward_kernel<1>;
-    if ((int)block.x * W < C) kernel = vectors ? layernorm_backward_long_kernel<VEC> : layernorm_backward_long_kernel<1>;
+    if ((int)block.x * W < C)
+        kernel = vectors ? layernorm_backward_long_kernel<VEC> : layernorm_backward_long_kernel<1>;
     size_t shared = block.y > 1 ? block.y * 2 * (size_t)C * sizeof(float) : 0; // at most 16 KB
     kernel<<<grid, block, shared, compute_stream>>>(dinp, partial, dout, inp, w, mean, rstd, N, C);
     check_launch("layernorm_backward");

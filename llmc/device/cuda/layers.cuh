@@ -1,8 +1,8 @@
 /*
 cuda/layers.cuh - layers_api.h for an NVIDIA GPU of compute capability 7.5 or later, in bf16 8.0.
 
-Matrix products are cuBLASLt's, attention is cuDNN's or ours, everything else is kernels of our own. Read common.cuh first,
-then the layers in the order of the includes below.
+Matrix products are cuBLASLt's, attention is cuDNN's or ours, everything else is kernels of our own. Read common.cuh
+first, then the layers in the order of the includes below.
 */
 #ifndef LLMC_CUDA_LAYERS_CUH
 #define LLMC_CUDA_LAYERS_CUH
@@ -17,7 +17,8 @@ then the layers in the order of the includes below.
 #include "stats.cuh"
 #include "adamw.cuh"
 
-// Whether attention is available as chosen is checked when the shapes are known, by layers_workspace_bytes or layers_init.
+// Whether attention is available as chosen is checked when the shapes are known,
+// by layers_workspace_bytes or layers_init.
 void layers_choose(AttentionChoice attention, bool deterministic) {
     cuda_layers.attention = attention;
     cuda_layers.deterministic = deterministic;
@@ -33,7 +34,8 @@ void layers_prepare(LayerShapes s) {
     matmul_prepare(s);
 }
 
-// Layers take turns on one stream, so they share the largest of their workspaces. The sums that outlive a call lie behind it.
+// Layers take turns on one stream, so they share the largest of their workspaces.
+// The sums that outlive a call lie behind it.
 static inline size_t layers_scratch_bytes(LayerShapes s) {
     size_t bytes = MATMUL_WORKSPACE;
     for (size_t layer : { encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
@@ -49,7 +51,8 @@ void layers_init(LayerShapes s) {
     invariant(cuda_layers.workspace == NULL, "layers_init was called twice without layers_free");
     int device;
     cuda_check(cudaGetDevice(&device), "layers_init");
-    cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "layers_init");
+    cuda_check(cudaDeviceGetAttribute(&cuda_layers.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+               "layers_init");
     cuda_layers.shapes = s;
     cuda_layers.workspace = device_alloc(layers_workspace_bytes(s), MEMORY_WORKSPACE);
     cuda_layers.bias_sums = (floatX*)((char*)cuda_layers.workspace + layers_scratch_bytes(s));

@@ -1,21 +1,22 @@
 /*
 cuda/matmul.cuh - linear layers: matrix products from cuBLASLt, and what comes before or after them.
 
-cuBLASLt is column-major: it sees a row-major (rows, cols) tensor as a column-major (cols, rows) matrix of the same bytes. So
-every product is written down transposed, out^T = w inp^T for out = inp w^T, and no byte has to move.
+cuBLASLt is column-major: it sees a row-major (rows, cols) tensor as a column-major (cols, rows) matrix of the same
+bytes. So every product is written down transposed, out^T = w inp^T for out = inp w^T, and no byte has to move.
 
 A product may end with an epilogue of cuBLASLt: bias, GELU, its derivative, or the sum of a bias's gradient. Or the
-product is made alone and a kernel of bias_gelu.cuh does the rest. Which of the two is faster, and by which of cuBLASLt's
-algorithms, is found by trying: layers_prepare runs and times all of them for the products of a training step, on scratch
-memory. It does so before ranks exchange anything, because NCCL's kernels hold multiprocessors while they run, and what is
-timed beside them is slow by chance. The choice may differ from run to run, and then the last bits differ. So with
---deterministic, and for shapes that only sampling sees, cuBLASLt's first suggestion is taken untimed.
+product is made alone and a kernel of bias_gelu.cuh does the rest. Which of the two is faster, and by which of
+cuBLASLt's algorithms, is found by trying: layers_prepare runs and times all of them for the products of a training
+step, on scratch memory. It does so before ranks exchange anything, because NCCL's kernels hold multiprocessors while
+they run, and what is timed beside them is slow by chance. The choice may differ from run to run, and then the last bits
+differ. So with --deterministic, and for shapes that only sampling sees, cuBLASLt's first suggestion is taken untimed.
 
-Both GELUs are the tanh form: cuBLASLt's of a sum that is not yet rounded to floatX, ours of what was stored. In fp32 ours is always
-taken, because NVIDIA does not say how exact the other one is. In 16 bits the rounding that follows is larger than its error.
+Both GELUs are the tanh form: cuBLASLt's of a sum that is not yet rounded to floatX, ours of what was stored. In fp32
+ours is always taken, because NVIDIA does not say how exact the other one is. In 16 bits the rounding that follows is
+larger than its error.
 
-Global state: the handle, two events, the table of plans below, and whether new plans are tried. cuBLASLt's scratch is the
-layers' workspace.
+Global state: the handle, two events, the table of plans below, and whether new plans are tried. cuBLASLt's scratch is
+the layers' workspace.
 */
 #ifndef LLMC_CUDA_MATMUL_CUH
 #define LLMC_CUDA_MATMUL_CUH
@@ -29,19 +30,21 @@ layers' workspace.
 constexpr size_t MATMUL_WORKSPACE = 32 << 20; // what NVIDIA recommends for Hopper
 constexpr int MATMUL_CANDIDATES = 32;         // algorithms asked for
 constexpr int MATMUL_TRIALS = 3;              // runs of each that are timed; the shortest counts
-constexpr int MATMUL_BEST = 3;                // this many of the fastest are timed again, each for about MATMUL_LONG milliseconds
+constexpr int MATMUL_BEST = 3;                // this many of the fastest are timed again,
+                                              // each for about MATMUL_LONG milliseconds
 #ifdef CUDA_EMULATOR
 constexpr float MATMUL_LONG = 0.1f;           // the time of an emulated product means nothing
 #else
 constexpr float MATMUL_LONG = 20;
 #endif
 constexpr int MATMUL_PLANS = 128;
-constexpr int SUM_PROCESSORS = 16;            // multiprocessors that NCCL's kernel takes on Hopper where NVSwitch adds (NVLS)
+// Multiprocessors that NCCL's kernel takes on Hopper where NVSwitch adds (NVLS)
+constexpr int SUM_PROCESSORS = 16;
 
 // D (m,n) = op(A) op(B), column-major: A (m,k), or (k,m) where a_transposed; B (k,n), or (n,k) where b_transposed.
 // All ints, so that two shapes can be compared as memory.
-// d_fp32: D is not floatX. processors: for how many multiprocessors an algorithm is chosen; 0: all. This and alignment are found
-// out by matmul_plan.
+// d_fp32: D is not floatX. processors: for how many multiprocessors an algorithm is chosen; 0: all. This and alignment
+// are found out by matmul_plan.
 typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment, processors; } ProductShape;
 typedef struct {
     const char* layer;    // for messages
@@ -79,7 +82,8 @@ static inline void cublas_check(cublasStatus_t status, const char* what) {
 }
 
 template <typename T> static inline void plan_set(MatmulPlan* plan, cublasLtMatmulDescAttributes_t attribute, T value) {
-    cublas_check(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &value, sizeof value), "describing a product");
+    cublas_check(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &value, sizeof value),
+                 "describing a product");
 }
 static inline void plan_set_pointers(MatmulPlan* plan, Product p) {
     if (p.bias != NULL) plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
@@ -87,7 +91,9 @@ static inline void plan_set_pointers(MatmulPlan* plan, Product p) {
 }
 
 static inline void plan_describe(MatmulPlan* plan, Product p) {
-    const cudaDataType_t type = FLOATX_DTYPE == DTYPE_F32 ? CUDA_R_32F : FLOATX_DTYPE == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    const cudaDataType_t type = FLOATX_DTYPE == DTYPE_F32    ? CUDA_R_32F
+                                : FLOATX_DTYPE == DTYPE_BF16 ? CUDA_R_16BF
+                                                             : CUDA_R_16F;
     ProductShape s = p.shape;
     cublas_check(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), p.layer);
     plan_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -104,13 +110,15 @@ static inline void plan_describe(MatmulPlan* plan, Product p) {
 
 template <typename T> static inline void preference_set(cublasLtMatmulPreference_t preference,
                                                         cublasLtMatmulPreferenceAttributes_t attribute, T value) {
-    cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "choosing an algorithm");
+    cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+                 "choosing an algorithm");
 }
 
 // Algorithms that need no more than our workspace and alignment, and that add up partial sums in fp32, in a fixed order
 static inline void preference_set_all(cublasLtMatmulPreference_t preference, int alignment) {
     preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)MATMUL_WORKSPACE);
-    preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     for (auto matrix : { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES })
         preference_set(preference, matrix, (uint32_t)alignment);
@@ -125,8 +133,9 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
     cublasLtMatmulPreference_t preference;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference), p.layer);
     preference_set_all(preference, p.shape.alignment);
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cuda_matmul.handle, plan->operation, plan->a, plan->b, plan->d, plan->d,
-                                                           preference, MATMUL_CANDIDATES, plan->candidate, &plan->candidates);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cuda_matmul.handle, plan->operation, plan->a, plan->b,
+                                                           plan->d, plan->d, preference, MATMUL_CANDIDATES,
+                                                           plan->candidate, &plan->candidates);
     cublasLtMatmulPreferenceDestroy(preference);
     plan->candidates = status == CUBLAS_STATUS_SUCCESS ? results_valid(plan->candidate, plan->candidates) : 0;
     invariant(plan->candidates > 0 || p.shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT,
@@ -137,7 +146,8 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
 #ifndef GELU_EPILOGUES // test_cuda_matmul.cu has them in fp32, too, and prints their error
 #define GELU_EPILOGUES (FLOATX_DTYPE != DTYPE_F32)
 #endif
-// An epilogue may take vectors 16 bytes at a time, which no preference can express; aux needs a leading dimension that 8 divides.
+// An epilogue may take vectors 16 bytes at a time, which no preference can express;
+// aux needs a leading dimension that 8 divides.
 static inline bool epilogue_is_possible(Product p) {
     if (p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
     return p.shape.alignment >= 16 && (p.aux == NULL || (GELU_EPILOGUES && p.shape.m % 8 == 0)); // a GELU's has aux
@@ -153,8 +163,8 @@ static inline void plan_clear(MatmulPlan* plan) {
     memset(plan, 0, sizeof *plan);
 }
 
-// Returns the largest power of two, up to 16, that divides every address of a product. A thread and TMA need no more; and with
-// a higher bound the algorithm would depend on where a program keeps its parameters.
+// Returns the largest power of two, up to 16, that divides every address of a product. A thread and TMA need no more;
+// and with a higher bound the algorithm would depend on where a program keeps its parameters.
 static inline int product_alignment(Product p) {
     uintptr_t bits = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.bias | (uintptr_t)p.aux | 16;
     return (int)(bits & -bits);
@@ -170,7 +180,8 @@ static inline MatmulPlan* matmul_plan(Product p) {
         if (!plan->timed && (oldest == NULL || plan->last_use < oldest->last_use)) oldest = plan;
     }
     if (found == NULL) {
-        invariant(oldest != NULL, "%s: more than %d shapes of matrix products in a training step", p.layer, MATMUL_PLANS);
+        invariant(oldest != NULL, "%s: more than %d shapes of matrix products in a training step", p.layer,
+                  MATMUL_PLANS);
         found = oldest;
         plan_clear(found);
         found->shape = p.shape;
@@ -196,8 +207,8 @@ static inline Product product_alone(Product p) {
 static inline cublasStatus_t product_launch(Product p, MatmulPlan* plan, int candidate) {
     const float alpha = 1;
     plan_set_pointers(plan, p);
-    cublasStatus_t status = cublasLtMatmul(cuda_matmul.handle, plan->operation, &alpha, p.a, plan->a, p.b, plan->b, &p.beta,
-                                           p.d, plan->d, p.d, plan->d, &plan->candidate[candidate].algo,
+    cublasStatus_t status = cublasLtMatmul(cuda_matmul.handle, plan->operation, &alpha, p.a, plan->a, p.b, plan->b,
+                                           &p.beta, p.d, plan->d, p.d, plan->d, &plan->candidate[candidate].algo,
                                            cuda_layers.workspace, MATMUL_WORKSPACE, compute_stream);
     if (status == CUBLAS_STATUS_SUCCESS) check_launch(p.layer);
     else cudaGetLastError(); // of a kernel that could not be launched, say: the next check must not take it for its own
@@ -214,7 +225,8 @@ static inline void product_finish(Product p) {
     if (s.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_backward(p.bias, p.b, s.k, s.n, GRAD_SET);
 }
 
-// Computes p by its own plan, or by that of the product alone. Returns cuBLASLt's status: the caller decides what it means.
+// Computes p by its own plan, or by that of the product alone.
+// Returns cuBLASLt's status: the caller decides what it means.
 static inline cublasStatus_t product_by(Product p, MatmulPlan* plan, int candidate) {
     if (plan->shape.epilogue == p.shape.epilogue) return product_launch(p, plan, candidate);
     cublasStatus_t status = product_launch(product_alone(p), plan, candidate);
@@ -243,9 +255,9 @@ static inline float product_time_once(Product p, MatmulPlan* plan, int candidate
     return shortest;
 }
 
-// Tries every algorithm of a plan once, then the MATMUL_BEST fastest for longer, chooses the fastest of these and returns its time.
-// The second round is needed because a GPU that has just begun to work has a higher clock than in the middle of training, and
-// because single runs differ by more than good algorithms do.
+// Tries every algorithm of a plan once, then the MATMUL_BEST fastest for longer, chooses the fastest of these and
+// returns its time. The second round is needed because a GPU that has just begun to work has a higher clock than in the
+// middle of training, and because single runs differ by more than good algorithms do.
 static inline float plan_time(MatmulPlan* plan, Product p) {
     float once[MATMUL_CANDIDATES], best = INFINITY;
     for (int i = 0; i < plan->candidates; i++) once[i] = product_time_once(p, plan, i);
@@ -276,8 +288,9 @@ static inline void product(Product p) {
     cublas_check(product_by(p, plan, plan->chosen), p.layer);
 }
 
-// Where sums over ranks travel beside products, their kernel holds multiprocessors: an algorithm that has one block for each of the
-// GPU's would have to wait for those, and take twice as long. Not with --deterministic, where bits must not depend on what travels.
+// Where sums over ranks travel beside products, their kernel holds multiprocessors: an algorithm that has one block for
+// each of the GPU's would have to wait for those, and take twice as long. Not with --deterministic, where bits must not
+// depend on what travels.
 void layers_beside_sum(bool is_beside) {
     int left = cuda_matmul.all_processors > SUM_PROCESSORS ? cuda_matmul.all_processors - SUM_PROCESSORS : 1;
     cuda_matmul.processors = is_beside && !cuda_layers.deterministic ? left : 0;
@@ -288,7 +301,8 @@ static inline void matmul_init(void) {
     if (cuda_matmul.handle != NULL) return;
     int device;
     cuda_check(cudaGetDevice(&device), "starting cuBLASLt");
-    cuda_check(cudaDeviceGetAttribute(&cuda_matmul.all_processors, cudaDevAttrMultiProcessorCount, device), "starting cuBLASLt");
+    cuda_check(cudaDeviceGetAttribute(&cuda_matmul.all_processors, cudaDevAttrMultiProcessorCount, device),
+               "starting cuBLASLt");
     cublas_check(cublasLtCreate(&cuda_matmul.handle), "starting cuBLASLt");
     cuda_check(cudaEventCreate(&cuda_matmul.start), "creating an event");
     cuda_check(cudaEventCreate(&cuda_matmul.stop), "creating an event");
@@ -308,7 +322,8 @@ void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const float
     product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
 }
 // pre^T = w inp^T + bias, out = gelu(pre)
-void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
+void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C,
+                         int OC) {
     ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0, 0 };
     product({ "matmul_gelu_forward", shape, out, w, inp, (floatX*)bias, pre, 0 });
 }
@@ -318,27 +333,34 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, in
     product({ "matmul_backward_input", shape, dinp, w, dout, NULL, NULL, 0 });
 }
 // forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
-void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C, int OC) {
+void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C,
+                                int OC) {
     ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0, 0 };
     product({ "matmul_gelu_backward_input", shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
 }
-// forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The epilogue can
-// only overwrite a bias's gradient. With GRAD_ADD it writes to scratch, rounded to floatX, and a small kernel adds that: our kernel
-// would read all of dout again. Nothing says that the epilogue adds up in a fixed order: with --deterministic our kernel does.
-void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+// forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The
+// epilogue can only overwrite a bias's gradient. With GRAD_ADD it writes to scratch, rounded to floatX, and a small
+// kernel adds that: our kernel would read all of dout again. Nothing says that the epilogue adds up in a fixed order:
+// with --deterministic our kernel does.
+void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                            GradMode mode) {
     bool in_epilogue = dbias != NULL && !cuda_layers.deterministic;
-    ProductShape shape = { 0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 };
+    ProductShape shape = {
+        0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0
+    };
     floatX* sums = mode == GRAD_ADD ? cuda_layers.bias_sums : dbias;
-    product({ "matmul_backward_weight", shape, dw, inp, dout, in_epilogue ? sums : NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
+    product({ "matmul_backward_weight", shape, dw, inp, dout, in_epilogue ? sums : NULL, NULL,
+              mode == GRAD_ADD ? 1.0f : 0.0f });
     if (in_epilogue && mode == GRAD_ADD) add_in_place(dbias, sums, (size_t)OC);
     if (dbias != NULL && !in_epilogue) bias_backward(dbias, dout, N, OC, mode);
 }
-void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC, GradMode mode) {
+void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                                 GradMode mode) {
     ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0, 0 };
     product({ "matmul_backward_weight", shape, dw, inp, dout, NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
 }
-void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C, int OC,
-                                  GradMode mode) {
+void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C,
+                                  int OC, GradMode mode) {
     weight_add_chunk(cuda_layers.weight_sums, dw, dout, inp, row, n, N, C, OC, mode);
 }
 
@@ -382,16 +404,16 @@ struct RandomNumbers { // x: uniform in [-1, 1), the same from run to run
         store(x + i, numbers);
     }
 };
-// Fills all operands before a product: what others leave there are larger and larger numbers. A GPU that multiplies zeros needs
-// less power, and is faster for it than it will be in training: another algorithm may win there.
+// Fills all operands before a product: what others leave there are larger and larger numbers. A GPU that multiplies
+// zeros needs less power, and is faster for it than it will be in training: another algorithm may win there.
 static inline void scratch_fill(MatmulScratch m) {
     size_t n = (size_t)((floatX*)m.sums - m.wide);
     for_pieces(n, true, RandomNumbers { m.wide, 1, 1 }, "layers_prepare");
 }
 
-// Makes every product of a step once, by the layers themselves: a block's four, then the classifier's. Of ranks that share the
-// model, one adds the biases of the second and the fourth; a product with a bias is also tried without it. And they compute
-// gradients of weights beside a sum, or without one.
+// Makes every product of a step once, by the layers themselves: a block's four, then the classifier's. Of ranks that
+// share the model, one adds the biases of the second and the fourth; a product with a bias is also tried without it.
+// And they compute gradients of weights beside a sum, or without one.
 static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     int N = layer_rows(s), C = s.C, D = C / s.parts, at_a_time = classifier_rows(N, s.Vp);
     const int inputs[] = { C, D, C, 4 * D }, outputs[] = { 3 * D, C, 4 * D, C };
@@ -423,8 +445,8 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     }
 }
 
-// Tries every product of a training step. Its memory is less than the model's will be, and is freed here. Where there is
-// not enough there will not be enough for the model either, whose own error says more.
+// Tries every product of a training step. Its memory is less than the model's will be, and is freed here. Where there
+// is not enough there will not be enough for the model either, whose own error says more.
 static inline void matmul_prepare(LayerShapes s) {
     MatmulScratch m = {};
     void* memory;

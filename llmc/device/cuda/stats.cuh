@@ -19,7 +19,8 @@ struct Square { __device__ double operator()(double x) const { return x * x; } }
 template <int W, typename T, typename F> __global__ void sum_kernel(double* partial, const T* x, size_t n, F f) {
     constexpr int PIECE = 16 / sizeof(T);
     __shared__ double of_warps[WARP];
-    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PIECE, step = (size_t)gridDim.x * blockDim.x * PIECE;
+    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * PIECE,
+           step = (size_t)gridDim.x * blockDim.x * PIECE;
     double sum = 0;
     for (size_t i = first; i < n; i += step) {
         if (W == PIECE && i + PIECE <= n) {
@@ -52,7 +53,8 @@ static inline void sum_partial(double* acc, const double* partial, unsigned bloc
     sum_partial_kernel<<<1, threads, 0, compute_stream>>>(acc, partial, blocks);
 }
 
-template <typename T, typename F> static inline void add_sum_of(double* acc, const T* x, size_t n, F f, const char* layer) {
+template <typename T, typename F>
+static inline void add_sum_of(double* acc, const T* x, size_t n, F f, const char* layer) {
     unsigned blocks = stats_blocks(n);
     double* partial = (double*)cuda_layers.workspace;
     sum_blocks(partial, x, n, blocks, f);
@@ -61,7 +63,9 @@ template <typename T, typename F> static inline void add_sum_of(double* acc, con
 }
 void add_sum(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Identity(), "add_sum"); }
 void add_sum_squares(double* acc, const floatX* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares"); }
-void add_sum_squares_fp32(double* acc, const float* x, size_t n) { add_sum_of(acc, x, n, Square(), "add_sum_squares_fp32"); }
+void add_sum_squares_fp32(double* acc, const float* x, size_t n) {
+    add_sum_of(acc, x, n, Square(), "add_sum_squares_fp32");
+}
 
 // One thread: it is here so that the norm need not travel to the host and back.
 __global__ void clip_gradients_kernel(StepStats* stats, float max_norm, float loss_scale) {
