@@ -17,8 +17,8 @@ def chunks(r, c, way): return [r, 2*c - 1 - r] if way == "zigzag" else [r]
 
 def pairs(r, c, T, way):
     """Of a query and a key that it sees, in a head: of the queries that rank r has."""
-    P = T // (2*c if way == "zigzag" else c)
-    return sum(P * P * chunk + P * (P + 1) // 2 for chunk in chunks(r, c, way))
+    queries = T // (2*c if way == "zigzag" else c)
+    return sum(queries * queries * chunk + queries * (queries + 1) // 2 for chunk in chunks(r, c, way))
 
 
 def sent(c, n, X, way):
@@ -66,13 +66,14 @@ def draw_work(c, size=220):
     svg = Svg(2 * size + 320, size + 84)
     for left, way, title in (20, "ring", "contiguous"), (size + 190, "zigzag", "zigzag"):
         svg.text(left, 22, title, font_size=14)
-        P, work = size / (2*c if way == "zigzag" else c), [pairs(r, c, 2048 * c, way) for r in range(c)]
+        side, work = size / (2*c if way == "zigzag" else c), [pairs(r, c, 2048 * c, way) for r in range(c)]
         for r in range(c):
             for chunk in chunks(r, c, way):
-                top, wide = 36 + chunk * P, left + chunk * P
-                svg.add("polygon", points=f"{left},{top:.1f} {wide:.1f},{top:.1f} {wide + P:.1f},{top + P:.1f} {left},{top + P:.1f}",
+                top, wide = 36 + chunk * side, left + chunk * side
+                svg.add("polygon", points=f"{left},{top:.1f} {wide:.1f},{top:.1f} {wide + side:.1f},{top + side:.1f} {left},"
+                        f"{top + side:.1f}",
                         fill=COLOURS[r])
-                svg.text(wide + P + 6, top + P - 4, f"rank {r}")
+                svg.text(wide + side + 6, top + side - 4, f"rank {r}")
         svg.text(left, size + 56, "a rank's pairs over the mean's: " + ", ".join(f"{w * c / sum(work):.2f}" for w in work))
     svg.text(20, size + 76, "queries from top to bottom, the keys that they see from left to right")
     return str(svg)

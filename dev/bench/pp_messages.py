@@ -59,4 +59,4 @@ def show(d, o):
     if wrong: m.fail("\n".join(wrong))
 
 
-m.script(__doc__, measure, show, placeholders={"pipeline_parallel": "P"}, ranks=4, pipeline_parallel=0, program="pp")
+m.script(__doc__, measure, show, placeholders={"pipeline_parallel": "p"}, ranks=4, pipeline_parallel=0, program="pp")

@@ -9,7 +9,8 @@ from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, as
 
 LONG = 5
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
-# The model and batch of each program. ZeRO's and FSDP's third block reuses the first one's bucket, and with two rooms its room.
+# The model and batch of each program. In ZeRO and FSDP the third block reuses the bucket of the first, and with two gather buffers its
+# gather buffer.
 OF_PROGRAM = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
     "zero": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",
@@ -43,8 +44,8 @@ def mesh(dp, tp, pp):
     return f"--mesh dp={dp},tp={tp},pp={pp}"
 
 
-# program, comm, ranks, what the CPU's run has as well, what only the GPUs' has; S: in strict mode, in which data is NaN until it is waited for;
-# U: unregistered memory, because the emulated GPUs cannot reach one another's
+# program, comm, ranks, options of both runs, options of the GPUs' run only; S: in strict mode, in which data is NaN until it is waited for;
+# U: unregistered memory, because emulated GPUs cannot reach each other's memory
 NUMBERS = [
     ("ddp", "mpi", 2, "", ""), ("ddp", "nccl", 2, "", ""), ("ddp", "nccl", 2, "", f"{NAIVE} U"), ("ddp", "mpi", 2, "", "S"), ("ddp", "nccl", 2, "", "S"),
     ("ddp", "mpi", 4, "", ORDERED), ("ddp", "nccl", 4, "", ORDERED),
@@ -62,7 +63,7 @@ NUMBERS = [
     ("tp", "nccl", 2, "--tensor-parallel 1", ""), ("tp", "nccl", 4, ODD, SEQUENCE),
     ("pp", "mpi", 2, "", ""), ("pp", "mpi", 2, "", f"{CHUNKS} --split 1,1,2,0 {AGAIN}"), ("pp", "nccl", 2, "", f"--schedule gpipe {AGAIN}"),
     ("pp", "nccl", 2, "", f"{DELAYED} S"), ("pp", "nccl", 2, "", CHUNKS), ("pp", "mpi", 4, STAGES, ""),
-    ("pp", "nccl", 4, STAGES, DELAYED), ("pp", "nccl", 4, "", "--split 1,2,1,0"), # the last stage has the head alone
+    ("pp", "nccl", 4, STAGES, DELAYED), ("pp", "nccl", 4, "", "--split 1,2,1,0"), # the last stage is only the head
     ("pp", "nccl", 2, EVALUATES, ""), ("pp", "nccl", 2, EVALUATES, CHUNKS),
     ("cp", "nccl", 2, "", ""), ("cp", "mpi", 2, "", f"{AGAIN} S"), ("cp", "nccl", 4, GROUPS, f"{NAIVE} U"),
     ("cp", "nccl", 4, ODD, ""), ("cp", "nccl", 2, GATHER, ""), ("cp", "mpi", 4, f"{GATHER} {GROUPS} {BALANCED}", ""),
@@ -94,7 +95,7 @@ def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
     assert ("val_loss" in json.dumps(run.metrics)) == (EVALUATES in both)
 
 
-# ---- connections: at first messages hosts meet, and one that waits for its GPU before it comes there may wait for ever ----
+# ---- connections: hosts meet at the first messages, and a host that waits for its GPU before that may wait forever ----
 ONE_MICRO, TWO_MICRO, SLOW = "--total-batch-size 32", "--total-batch-size 64", "--emulate-ms 1,1,1"
 
 
@@ -181,7 +182,7 @@ def test_in_rank_order_nccl_has_the_bits_of_mpi(name, ranks, options, other):
 
 
 BY_DDP = "ddp" # DDP's run with the same model and batch
-SAME = [ # program, ranks, what all runs have, what each has by itself, precision
+SAME = [ # program, ranks, options of all runs, options of each, precision
     ("ddp", 4, "", ["", NAIVE, "--bucket-mb 0.02"], "fp32"), ("tp", 2, "", [BY_DDP, "--tensor-parallel 1"], "fp32"),
     ("tp", 4, f"{SEQUENCE} --heads 4", ["", "--no-overlap"], "bf16"), ("cp", 2, "", [BY_DDP, "--context-parallel 1"], "fp32"),
     ("cp", 4, f"{RING} {BALANCED}", ["", AGAIN], "bf16"), ("pp", 2, "", [BY_DDP, "--pipeline-parallel 1"], "fp32"),
@@ -326,7 +327,7 @@ def test_ranks_whose_gpus_differ_in_memory_compute_as_many_logits_at_a_time(tmp_
 # ---- what the host does: products, waits ----
 AS_IN_TRAINING = "of zeros 0, profiled 0, after a collective 0$" # on numbers, while nothing else runs, and outside a profile of training
 TRIED = f"untried shapes 0, .* repeated [1-9][0-9]*, {AS_IN_TRAINING}"
-BESIDE = TRIED.replace(".*", ".* for fewer processors [1-9].*") # and a gradient that is computed beside a sum leaves it processors
+BESIDE = TRIED.replace(".*", ".* for fewer processors [1-9].*") # a gradient that is computed during a sum leaves processors to it
 NONE_TRIED = f"with a bias gradient 0, for fewer processors 0, failed 0, repeated 0, {AS_IN_TRAINING}"
 
 

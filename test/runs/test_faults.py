@@ -176,7 +176,7 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
     rest(4, "cp", "--context-parallel 3", "--context-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
     rest(4, "cp", "--context-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 groups of ranks = 256"),
     (4, "3d", "--mesh dp=2,tp=2,pp=2", "--mesh dp=2,tp=2,pp=2 is a mesh of 8 ranks, and 4 were started; start 8"),
-    # of what every mesh must divide, with the names of this one's options
+    # errors that every mesh finds, with the option names of this program
     rest(4, "3d", "--mesh pp=4 --layers 3", "--mesh pp=4 with --chunks 1 makes 4 parts of the model, more than its 3 blocks"),
     rest(3, "3d", "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24", "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768")])
 def test_what_does_not_fit_the_ranks_is_said_by_each(ranks, name, options, pattern):

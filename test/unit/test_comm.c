@@ -69,7 +69,7 @@ CLAIM(rough_sums_are_right_within_rounding_the_same_twice_and_on_every_rank) {
 }
 
 // ---- what is counted ----
-// All ranks together really send N times what the formulas say for one (comm_host_sum). What a library sends is not counted.
+// All ranks together really send N times what the formulas say for one (comm_host_sum). Bytes that a library sends are not counted.
 CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
     const size_t n = 300007, N = (size_t)world.size, all = (N - 1) * N;
     const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 1, 0, 0, 0, 0 };
@@ -181,7 +181,7 @@ CLAIM(in_strict_mode_outputs_are_nan_but_for_a_ranks_own_shard_and_inputs_are_re
     require(full[0] == 3 * ranks && full[N * n - 1] == 3 * ranks, "in place: %g", full[0]);
     wait_strictly(comm_all_to_all(&world, all, full, n, COMM_F32), all, N * n, full, N * n, 100 + (float)world.rank);
     for (size_t q = 0; q < N; q++) require(all[q * n] == 100 + (float)q, "an early write had no effect: %g", all[q * n]);
-    wait_strictly(comm_broadcast(&world, x, n, COMM_F32, 0), x, n, NULL, 0, 0); // the root's is NaN, too
+    wait_strictly(comm_broadcast(&world, x, n, COMM_F32, 0), x, n, NULL, 0, 0); // NaN on the root as well
     require(x[2] == ranks, "broadcast: %g", x[2]);
 }
 
@@ -230,7 +230,7 @@ CLAIM(communication_goes_on_while_this_thread_computes) {
     free(x);
 }
 
-// What the emulated link was seen to carry: when each operation took it, and the seconds that its bytes need there at least.
+// The operations that the emulated link carried: when each began, and the seconds that its bytes need at least.
 typedef struct { double from, needs; } Carried;
 static Carried carried[4096];
 static int num_carried;

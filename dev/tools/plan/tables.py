@@ -74,7 +74,7 @@ class Compared:
                 p, _ = divide_batch(with_context(plan, c, how, balance), CP, tokens)
                 name = how + " zigzag" * (balance == "zigzag") if o.compares_cp else f"cp {c}"
                 if context_divides(p): self.context.append(Way(CP, p, name))
-        # numbers of ranks, or if one is asked for the schedules that it can have, or if one of these is asked for that one
+        # a row for each number of ranks; for one number of ranks a row for each schedule; for one schedule that row
         for p in [o.pipeline_parallel] if o.pipeline_parallel else (2, 4, 8):
             for schedule in SCHEDULES if o.compares else (o.schedule,):
                 pipe, _ = divide_batch(with_pipe(o, plan, p, schedule), PP, tokens)
@@ -151,7 +151,7 @@ def json_bytes(b): return dict.fromkeys(KINDS, 0) | b.memory | {"total": b.total
 
 
 def json_device(w, room):
-    is_alone = w.strategy == MESH or w.plan.split != "auto" # another depth has another split
+    is_alone = w.strategy == MESH or w.plan.split != "auto" # with another depth the split differs
     return {"fits": w.fits(room)} if is_alone else {"fits": w.fits(room), "largest_depth": w.largest(room).L}
 
 
@@ -281,8 +281,8 @@ def print_what_fits(o, c):
     if not c.mesh: print_sizes(o, "largest dN, recomputed", deep)
 
 
-# ---- tables of seconds, and of what methods of compression send ----
-# Title, format, what is in it of a row, and for which strategies; none: all.
+# ---- tables of seconds, and of the traffic of compression methods ----
+# Title, format, the field of a row, and the strategies that have the column; none: all.
 COLUMNS = (
     ("sent a step", "B", "sent_per_step"), ("of ddp's", ".1%", "sent_of_ddp"), ("errors", "B", "errors"),
     ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing"), ("compute ms", "ms", "compute"),
@@ -421,9 +421,9 @@ def print_context_bytes(o):
               f" and all else in 16 bits from {math.floor((1 + g) / (2 * g)) + 1}")
 
 
-# ---- --compress all: every method beside train_gpt2_ddp, and what each sends on more ranks ----
+# ---- --compress all: every method next to train_gpt2_ddp, and its traffic on more ranks ----
 def method_rows(o, c):
-    """What each sends and takes. Neither efficiency counts the time of compressing, which the step has."""
+    """The traffic and memory of each method. Neither efficiency counts the time of compressing, which is part of the step."""
     buffers = bytes_of(c.plan, DDP).memory.get("communication", 0)
     for method in METHODS:
         way = with_compression(o, c.plan, method)
