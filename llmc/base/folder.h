@@ -1,7 +1,7 @@
 /*
 folder.h - folders that appear whole or not at all, and small files read and written to the last byte.
 
-What must survive a crash is filled under a temporary name beside its final one, synced, and only then renamed
+A folder that must survive a crash is filled under a temporary name next to its final one, synced, and only then renamed
 (rename(2) is atomic within a file system). Functions that write return false with errno set, so that the caller,
 which knows what is being saved, can clean up and name the remedy.
 */
@@ -76,9 +76,9 @@ static inline const char* open_error(int reason) {
 }
 
 // Opens a file that is there, to read it (O_RDONLY) or to read and change it (O_RDWR), and reports its size in *size if
-// that is not NULL. Dies if it is a folder, pipe, socket or device. Every reader opens its files here: open(2) alone
-// waits, perhaps for ever, until something writes into a pipe (a FIFO), and readers go back and forth in files, but not
-// in pipes.
+// that is not NULL. Dies if it is a folder, pipe, socket or device. Every reader opens its files here, because
+// open(2) waits, perhaps forever, until something writes into a pipe (a FIFO), and because readers go back and forth in
+// files, which pipes do not allow.
 static inline int file_open(FileSource from, int access, size_t* size) {
     int fd = open(from.path, access | O_NONBLOCK | O_CLOEXEC);
     require(fd >= 0 || !too_many_files(), "%s: cannot be opened: %s", from.path, open_error(errno));
@@ -141,7 +141,7 @@ static inline char* path_trim(const char* path) {
 static inline bool path_exists(const char* path) { return access(path, F_OK) == 0; }
 
 // Returns in words why something could not be made at a path: no_inodes if ENOSPC is not about bytes,
-// else open_error(reason).
+// otherwise open_error(reason).
 static const char no_inodes[] = "No inodes left on the device (df -i)";
 static inline const char* path_reason(const char* path, int reason) {
     struct statvfs s;
@@ -210,7 +210,7 @@ static inline bool folder_sync(const char* path) {
 static char* folder_unfinished;
 static inline void folder_abandon(void) { if (folder_unfinished) folder_remove(folder_unfinished); }
 
-// Returns where a folder is filled: beside its final place, and hidden. The caller frees it.
+// Returns the path under which a folder is filled: next to its final place, and hidden. The caller frees it.
 static inline char* folder_temporary(const char* path) {
     char* parent = path_parent(path);
     char* temporary = format_string("%s/.tmp_%s", parent, path_name(path));
@@ -218,7 +218,7 @@ static inline char* folder_temporary(const char* path) {
     return temporary;
 }
 
-// Makes an empty folder_temporary(path) and the folders above it. Removes what an earlier crash may have left there.
+// Makes an empty folder_temporary(path) and the folders above it. Removes the remains of an earlier crash.
 static inline bool folder_begin(const char* path) {
     static bool registered;
     if (!registered) registered = atexit(folder_abandon) == 0;

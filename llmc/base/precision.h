@@ -1,7 +1,7 @@
 /*
 precision.h - floatX, the type of parameters, activations and gradients, chosen at compile time:
--DPRECISION_FP32 (default), -DPRECISION_BF16 or -DPRECISION_FP16. Arithmetic is always done in fp32;
-floatX is what is stored, and storing rounds to nearest even, as the GPU does.
+-DPRECISION_FP32 (default), -DPRECISION_BF16 or -DPRECISION_FP16. Arithmetic is always done in fp32.
+Only stored numbers are floatX, and storing rounds to nearest even, as the GPU does.
 */
 #ifndef LLMC_PRECISION_H
 #define LLMC_PRECISION_H
@@ -84,14 +84,14 @@ ALWAYS_INLINE floatX to_floatX(float x) { floatX r; r.bits = f16_bits_from_float
 #endif
 #endif
 
-// True where floatX has 16 bits: AdamW then needs fp32 master weights beside the parameters.
+// True if floatX is 16 bits wide: AdamW then needs fp32 master weights in addition to the parameters.
 #define NEEDS_MASTER (sizeof(floatX) < sizeof(float))
 
 static inline size_t dtype_size(DType d) { return d == DTYPE_F32 ? 4 : 2; }
 static inline const char* dtype_name(DType d) { return d == DTYPE_F32 ? "fp32" : d == DTYPE_BF16 ? "bf16" : "fp16"; }
 
 // Host arrays from one precision to another: dst (n) of type `to` from src (n) of type `from`. They must not overlap.
-// convert_slice is for what one thread has at a time, convert_dtype for a whole array, which all threads share.
+// One thread converts a slice by convert_slice; convert_dtype converts a whole array with all threads.
 __attribute__((noinline, unused)) // inlined, gcc 12 warns of 16-bit reads that an fp32 array never sees
 static void convert_slice(void* dst, DType to, const void* src, DType from, size_t n) {
     if (to == from) { memcpy(dst, src, n * dtype_size(to)); return; }

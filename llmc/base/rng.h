@@ -1,5 +1,5 @@
 /*
-rng.h - random numbers that are a function of what they are for, not of what was drawn before.
+rng.h - random numbers that depend on their purpose, not on the numbers drawn before.
 
 Counter-based: the generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11),
 keyed by the seed; the counter says which stream and which element. So any rank can make any slice, in any order.
@@ -51,8 +51,8 @@ static inline float random_log(float x) {
            + 2 * t * (1 + t2 * (1 / 3.0f + t2 * (1 / 5.0f + t2 * (1 / 7.0f + t2 * (1 / 9.0f)))));
 }
 
-// cos(2 pi u) for u in [0,1): the quarter of the circle tells whether it is +-cos or +-sin of what is left,
-// by Taylor's series.
+// cos(2 pi u) for u in [0,1): the quarter of the circle tells whether it is +-cos or +-sin of the rest,
+// which Taylor's series computes.
 static inline float random_cosine_turn(float u) {
     int32_t quarter = (int32_t)(4 * u);
     float x = (4 * u - (float)quarter) * 1.57079633f, x2 = x * x;

@@ -1,8 +1,8 @@
 /*
 terminal.h - whether a person is watching the output, and the one line that is rewritten while they do.
 
-The live line ends with the cursor at its beginning. What is printed next takes its place, also a message of another
-rank, which knows nothing of the line.
+The live line ends with the cursor at its beginning. The next text takes its place, even a message of another rank,
+which knows nothing of the line.
 */
 #ifndef LLMC_TERMINAL_H
 #define LLMC_TERMINAL_H

@@ -1,10 +1,10 @@
 /*
-comm.h - the one header of this folder that programs include; comm_api.h says what there is. It chooses the backend, and
-makes and frees communicators.
+comm.h - the one header of this folder that programs include; comm_api.h lists the operations. It chooses the backend,
+and makes and frees communicators.
 
-USE_MPI=1   for programs of several ranks: make defines it where it adds the flags of mpicc. Without it a program needs
-            no MPI, and is for one rank, as train_gpt2_single is.
-USE_NCCL=1  for those on GPUs, unless make is called with USE_NCCL=0
+USE_MPI=1   for programs of several ranks: make defines it and adds the flags of mpicc. Without it a program needs no
+            MPI and runs on one rank, like train_gpt2_single.
+USE_NCCL=1  for programs of several ranks on GPUs, unless make is called with USE_NCCL=0
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
@@ -58,7 +58,7 @@ static inline const CommBackend* comm_choose(Comm* c) { (void)c; return NULL; }
 static inline void comm_meet(Comm* c, const RankInfo* ranks) { (void)c; (void)ranks; }
 #endif
 
-// A rank that is alone, and ranks that communicate by MPI, need none of this, and start faster without it.
+// One rank, or ranks that communicate by MPI, need none of this and start faster without it.
 static inline void comm_choose_environment(const CommOptions* o, int ranks) {
 #if USE_NCCL
     if (ranks > 1 && o->backend != COMM_MPI) nccl_choose_environment();

@@ -1,9 +1,8 @@
 /*
-comm_operations.h - from the call of an operation to the end of its wait: counting, strict mode, the wait, and its
-times.
+comm_operations.h - an operation from its call to the end of its wait: counting, strict mode, the wait, and its times.
 
-An operation has a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in strict
-mode at the wait. A rank that is alone has no backend: its operations are copies, done here.
+An operation occupies a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in
+strict mode at the wait. If there is only one rank, there is no backend: operations are copies, which this file makes.
 */
 #ifndef LLMC_COMM_OPERATIONS_H
 #define LLMC_COMM_OPERATIONS_H
@@ -104,10 +103,10 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     c->backend->start(c, s);
 }
 
-// ---- who calls, and what an operation is about: for the observer ----
-// From now on operations are this function's: the macros at the end of comm.h say so. A function of llmc/ that issues
-// operations for a program names the program's function in the same way, and writes (comm_send)(c, ...), in
-// parentheses, which is no macro.
+// ---- the caller and the purpose of an operation, for the observer ----
+// From now on operations belong to this function; the macros at the end of comm.h call this. A function of llmc/ that
+// issues operations for a program names the program's function in the same way, and writes (comm_send)(c, ...) in
+// parentheses, which bypasses the macro.
 static inline Comm* comm_from(Comm* c, const char* caller) {
     c->world->caller = caller;
     return c;

@@ -2,14 +2,14 @@
 mask.h - which tokens of a token file count in the loss. A model that is fine-tuned on prompts and responses learns to
 write responses: it reads the prompts, but nobody wants it to predict them.
 
-A mask is a file beside its token file, train.mask beside train.bin, which stays as it is:
+A mask is a file next to its token file, train.mask next to train.bin, which stays as it is:
 
     64 bytes of header: "tokmask1", then as uint64 the number of tokens, how many of them count, a checksum of the bits,
-    a checksum of a sample of the tokens, and zeros; then a bit per token, 1: it counts as a target. Token i has bit i %
-    8 of byte i / 8, counted from the lowest; the bits after the last token are 0. All little-endian.
+    a checksum of a sample of the tokens, and zeros; then a bit per token, 1: it counts as a target. Token i is bit
+    i % 8 of byte i / 8, counted from the lowest; bits after the last token are 0. All little-endian.
 
 A reader never trusts a header: size, counts and both checksums must agree with the mask and with the token file. A mask
-that is left beside another token file would otherwise train on the wrong tokens, and no number would show it.
+next to another token file would otherwise train on the wrong tokens, and no number would show it.
 */
 #ifndef LLMC_MASK_H
 #define LLMC_MASK_H
@@ -19,15 +19,11 @@ that is left beside another token file would otherwise train on the wrong tokens
 #define MASK_MAGIC "tokmask1"
 #define MASK_HEADER_BYTES ((size_t)64)
 enum {
-    MASK_HEADER_MAGIC,
-    MASK_HEADER_TOKENS,
-    MASK_HEADER_COUNTED,
-    MASK_HEADER_BITS,
-    MASK_HEADER_SAMPLE,
+    MASK_HEADER_MAGIC, MASK_HEADER_TOKENS, MASK_HEADER_COUNTED, MASK_HEADER_BITS, MASK_HEADER_SAMPLE,
     MASK_HEADER_WORDS = 8
 };
 
-// MASK_AUTO: all shards have a mask, or none has. MASK_REQUIRED: every shard must have one.
+// MASK_AUTO: either all shards have a mask or none of them. MASK_REQUIRED: every shard must have one.
 // MASK_NONE: all tokens count.
 typedef enum { MASK_AUTO, MASK_REQUIRED, MASK_NONE } MaskUse;
 

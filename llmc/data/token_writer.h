@@ -1,8 +1,8 @@
 /*
 token_writer.h - writes token files (tokens.h) and their masks (mask.h). Only the tools that make data need it.
 
-A writer works on a temporary file beside the final one and renames it when all of it is on the disk, so that a crash or
-a full disk leaves what was there before.
+A writer works on a temporary file next to the final one and renames it when all of it is on the disk, so that a crash
+or a full disk leaves the old file alone.
 */
 #ifndef LLMC_TOKEN_WRITER_H
 #define LLMC_TOKEN_WRITER_H
@@ -104,8 +104,8 @@ static inline void mask_writer_append(MaskWriter* w, bool counts, size_t n) {
     m->counted += counts ? n : 0;
 }
 
-// Writes the mask of the tokens that `tokens` has, all of which have been appended to both, and frees it. To be called
-// before token_writer_close: whoever finds the token file under its name then finds its mask, too.
+// Writes the mask of the tokens in `tokens`, all of which have been appended to both, and frees it. Call it before
+// token_writer_close, so that a token file never appears under its name without its mask.
 static inline void mask_writer_close(MaskWriter* w, TokenWriter* tokens) {
     TokenMask* m = &w->mask;
     invariant(m->count == tokens->count, "a mask of %zu tokens for %zu tokens", m->count, tokens->count);

@@ -260,8 +260,7 @@ static inline void tokenizer_prepare(Tokenizer* t) {
     t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
 }
 
-// ---- GPT-2's text form of bytes: each byte is one printable character,
-// so that vocab.json and merges.txt are plain text ----
+// ---- GPT-2's text form of bytes: each byte is one printable character, so vocab.json and merges.txt are text ----
 
 static inline bool byte_is_printable(int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; }
 

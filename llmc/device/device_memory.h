@@ -1,7 +1,6 @@
 /*
-device_memory.h - what all devices do in the same way: they keep account of what each live allocation is for, and of
-which marks are in use; and they share the host's cores between ranks. cpu/device.h and cuda/device.cuh do the
-allocating.
+device_memory.h - the part that all devices share: the account of every live allocation and its purpose, the marks in
+use, and how ranks divide the host's cores. cpu/device.h and cuda/device.cuh allocate the memory.
 */
 #ifndef LLMC_DEVICE_MEMORY_H
 #define LLMC_DEVICE_MEMORY_H
@@ -11,7 +10,8 @@ allocating.
 #define HOST_HAS_THREADS
 #endif
 
-// ---- threads of the host ---- OpenMP keeps one number for each thread that begins its loops: how many threads they
+// ---- threads of the host ----
+// OpenMP keeps one number for each thread that begins its loops: how many threads they
 // take.
 static inline void host_set_threads(int threads) {
 #ifdef HOST_HAS_THREADS
@@ -71,7 +71,7 @@ static void device_ledger_free(void) {
     device_ledger.count = 0;
 }
 
-// Dies because `bytes` more for `kind` are not available. limit says what is: "this machine's 16.00 GB".
+// Dies because `bytes` more for `kind` are not available. limit names the limit: "this machine's 16.00 GB".
 __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryKind kind, const char* limit) {
     char used[512] = "";
     for (int k = 0; k < MEMORY_KINDS; k++) {

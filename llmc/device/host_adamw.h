@@ -20,7 +20,8 @@ static inline const float* host_widened(float* copy, const void* x, DType t, siz
     return copy;
 }
 
-// ---- sums ---- An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One
+// ---- sums ----
+// An array of n elements is cut into at most STATS_CHUNKS equal chunks of 16384 elements at least. One
 // thread sums a chunk in double; the chunks' sums are added in order. In a sum of squares, element i of a chunk is
 // added to lane i % SUM_LANES, and then the lanes are added in pairs. So the order is a function of n, whatever vectors
 // a compiler makes of the lanes.

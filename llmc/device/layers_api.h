@@ -8,7 +8,7 @@ rows, usually B*T.
 Shapes    B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, Vp V padded.
 Parts     *_part_* layers have a share of the vocabulary: the rows of wte for the tokens of a range.
 Weights   are (OC,C): out = inp w^T + bias, as in PyTorch's Linear.
-GradMode  says what happens to parameter gradients: the first micro-batch of a step overwrites them (GRAD_SET), later
+GradMode  is for parameter gradients: the first micro-batch of a step overwrites them (GRAD_SET), later
           ones add (GRAD_ADD), so nothing is ever zeroed. Gradients of activations are overwritten unless it says +=.
 Aliasing  is allowed only where a comment says so.
 Failures  There are none at run time: shapes are checked by layers_init, and a device error dies with the layer's name.
@@ -21,21 +21,21 @@ typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
 // ---- what the user decides about layers, before anything else here is called ----
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
-// AUTO: cuDNN's attention where it takes these shapes, else our own; dies if the choice is not there.
+// AUTO: cuDNN's attention if it takes these shapes, otherwise our own. Dies if the chosen one does not exist here.
 // deterministic: repeatable bits.
 void layers_choose(AttentionChoice attention, bool deterministic);
 
-// ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ---- parts: ranks
-// that share the model. Each has the rows or columns of C/parts channels of every matrix, and NH/parts heads; Vp is
-// what it has of the vocabulary. 1: it has all. context: ranks that share the tokens of each sequence. A rank has
-// B*T/context rows in every layer but attention. There it has either whole sequences of NH/context heads (chunk 0), or
-// attention_part_* with chunks of so many tokens.
+// ---- workspace: scratch that layers share, allocated once for the largest shapes that will be seen ----
+// parts: ranks that share the model. Each stores the rows or columns of C/parts channels of every matrix, NH/parts
+// heads, and Vp tokens of the vocabulary; 1: everything. context: ranks that share the tokens of each sequence. Each
+// computes B*T/context rows in every layer but attention. In attention it computes either whole sequences of NH/context
+// heads (chunk 0), or attention_part_* with chunks of this many tokens.
 typedef struct { int B, T, C, NH, Vp, parts, context, chunk; } LayerShapes;
 static inline LayerShapes layer_shapes(int B, int T, int C, int NH, int Vp, int parts) {
     return (LayerShapes){ B, T, C, NH, Vp, parts, 1, 0 };
 }
 static inline int layer_rows(LayerShapes s) { return s.B * s.T / s.context; }
-// What layers_init checks on every device.
+// The checks of layers_init on every device.
 static inline void layer_shapes_check(LayerShapes s) {
     require(s.B >= 1 && s.T >= 1, "layers need at least one sequence of one token, not B = %d, T = %d", s.B, s.T);
     require(s.C >= 1 && s.NH >= 1 && s.C % s.NH == 0,
@@ -53,11 +53,11 @@ static inline void layer_shapes_check(LayerShapes s) {
     require(s.C <= INT32_MAX / 4, "%d channels are more than a layer can count", s.C);
 }
 // Before layers_init and before ranks exchange anything: a GPU tries each matrix product of a training step of these
-// shapes in every way that its library knows, on memory that it frees, and keeps the fastest. The CPU has nothing to
-// try.
+// shapes in every way that its library knows, on memory that it frees, and keeps the fastest. The CPU
+// has only one way.
 void   layers_prepare(LayerShapes s);
-// The matrix products of calls from here on run beside a sum over ranks, or no longer do: a GPU then chooses them for
-// the multiprocessors that the sum leaves.
+// Says whether the matrix products of the next calls overlap with a sum over ranks. If so, a GPU chooses them for the
+// multiprocessors that the sum leaves free.
 void   layers_beside_sum(bool is_beside);
 size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE
 void   layers_init(LayerShapes s);            // dies if a shape cannot be computed (C not a multiple of NH, ...)
@@ -66,7 +66,7 @@ const char* layers_description(void);         // how matrix products are compute
 
 // ---- a part of the vocabulary: several ranks share wte by rows ----
 typedef struct { int first, count; } TokenRange; // of the padded vocabulary: tokens [first, first + count)
-// Returns what part number `part` has when Vp tokens are divided into `parts`, which Vp must be a multiple of.
+// Returns the tokens of part number `part` when Vp tokens are divided into `parts` equal parts.
 static inline TokenRange token_range(int Vp, int parts, int part) {
     invariant(Vp % parts == 0, "%d tokens of the padded vocabulary do not divide into %d parts", Vp, parts);
     return (TokenRange){ part * (Vp / parts), Vp / parts };
@@ -104,7 +104,8 @@ void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rs
 void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout, const floatX* inp, const floatX* w,
                         const float* mean, const float* rstd, int N, int C, GradMode mode);
 
-// ---- linear layers ---- out (N,OC) = inp (N,C) w^T (OC,C) + bias (OC); bias NULL: none
+// ---- linear layers ----
+// out (N,OC) = inp (N,C) w^T (OC,C) + bias (OC); bias NULL: none
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC);
 // pre (N,OC) = inp w^T + bias; out (N,OC) = gelu(pre), the tanh form
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C,

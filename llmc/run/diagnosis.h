@@ -3,14 +3,14 @@ diagnosis.h - where the time of a run on several ranks went, by cause. (build/ad
 is lost.)
 
 Each rank notes how long each step took, and how long it stood still in operations of each kind on each of its
-communicators. Here these become causes. Every second has one cause:
+communicators. This file turns these into causes. Every second has one cause:
 
     computing   the rest of a step, as far as the rank had a core. On a GPU: all of that rest
     rest        the remainder: another thread or program had the core, or the rank slept
-    exposed     A collective ends when the last rank has reached it. The rank of its communicator that waited least in a
-                step found the others there, so what it waited for was communication. So it is with the messages of a
-                ring. A wait until one's own message has left is exposed as well
-    waiting     for slower ranks: what other ranks of that communicator waited longer than that one
+    exposed     A collective ends when the last rank has reached it. The shortest wait of any rank of its communicator
+                in a step therefore counts as communication. The same holds for the messages of a ring. A wait until a
+                rank's own message has left is also exposed
+    waiting     for slower ranks: the time that other ranks of that communicator waited longer than that
     bubble      of a pipeline: waits for messages of other stages. After a rank's last action also what it waits for
                 slower ranks, up to the last action of its pipeline
     data        the loader's thread had not read the next micro-batch yet

@@ -1,17 +1,17 @@
 /*
 logger.h - what a run says about itself: lines for people, and OUT/metrics.jsonl for programs.
 
-In a file or a pipe every step has a line. On a terminal one line is rewritten as the run goes on, and every --log-every
-steps a full line stays.
+In a file or a pipe every step prints a line. On a terminal one line is rewritten as the run goes on, and every
+--log-every steps a full line stays.
 
 metrics.jsonl holds one JSON object a line: first {"run": {"program", "options": {...}, ...}}, then per step
 {"step", "loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "tokens_per_s", "step_ms", "mem_bytes",
 "mem_peak_bytes", "comm_bytes", "comm_exposed_ms", "skipped"}, and with a mask "counted", the targets that count in the
-loss; per evaluation {"step", "val_loss", "val_loss_per_byte"}.
-Last, from several ranks that did more than one step, {"diagnosis": {...}} (report_diagnosis.h), which build/advise
-explains. Losses are in nats per token that counts, or null where none does. Steps count from 1. Numbers have 17 digits,
-so a double reads back as it was; NaN and Inf, which JSON lacks, are null. The two norms have 32 significant bits
-(logged_norm). Each line is written at once, so a run that is killed loses at most the line that it was writing.
+loss; per evaluation {"step", "val_loss", "val_loss_per_byte"}. The last line, if several ranks did more than one step,
+is {"diagnosis": {...}} (report_diagnosis.h), which build/advise explains. Losses are in nats per token that counts, or
+null if none counts. Steps count from 1. Numbers have 17 digits, so a double reads back as it was; NaN and Inf, which
+JSON lacks, are null. The two norms have 32 significant bits (logged_norm). Each line is written at once, so a run that
+is killed loses at most the line that it was writing.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -172,7 +172,7 @@ static inline void logger_close(Logger* g) {
 
 static inline int logger_step_digits(const Logger* g) { return snprintf(NULL, 0, "%lld", g->steps); }
 
-// Prints to stdout as printf would, in place of the live line. What a program says while it trains goes through here.
+// Prints to stdout as printf would, in place of the live line. Programs print everything through it while they train.
 PRINTF_LIKE(1, 2)
 static inline void logger_say(const char* format, ...) {
     va_list args;

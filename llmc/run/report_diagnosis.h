@@ -1,7 +1,7 @@
 /*
-report_diagnosis.h - what a run on several ranks says at its end about its time: where each step went, and how well it
-scales. diagnosis.h has the arithmetic; here it is measured, printed and written into metrics.jsonl. From there
-build/advise says what to try first if too much is lost.
+report_diagnosis.h - the report of a run on several ranks about its time: where each step went, and how well it scales.
+diagnosis.h does the arithmetic; this file measures, prints, and writes metrics.jsonl. From there build/advise says what
+to try first if too much time is lost.
 */
 #ifndef LLMC_REPORT_DIAGNOSIS_H
 #define LLMC_REPORT_DIAGNOSIS_H
@@ -12,10 +12,10 @@ build/advise says what to try first if too much is lost.
 #include "trace.h"
 #include "all_ranks.h"
 
-// What is found at the end, on rank 0.
+// The findings at the end, on rank 0.
 typedef struct {
     Diagnosis diagnosis;
-    // what advice needs to know of the run besides its options: the ranks on this machine, and its cores (0: ranks
+    // facts about the run that advice needs besides its options: the ranks on this machine, and its cores (0: ranks
     // compute on GPUs); micro-batches and stages of a step and a replica of the model
     int local_ranks, micro_batches, stages;
     long cores;
@@ -26,7 +26,7 @@ typedef struct {
     char artificial[160]; // as what_is_artificial says
 } DiagnosisReport;
 
-#define DIAGNOSIS_COMMS 8 // a program has five at most
+#define DIAGNOSIS_COMMS 8 // a program has at most five
 typedef struct {
     SingleRun single;
     RankSteps mine;       // step k of the run, counted from 1, is at (k - 2) % DIAGNOSIS_STEPS; the first has no place

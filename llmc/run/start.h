@@ -41,8 +41,9 @@ static inline char* other_run_under(const char* out) {
 
 #define OUT_PATIENCE 10.0 // seconds: ranks whose launcher was killed live for two or three
 
-// Claims --out for this run, if it is there. makes: it is made. Returns an error if another run is still writing there
-// after `patience` seconds, which the caller frees; or NULL. Nothing is locked where nothing can be made.
+// Claims --out for this run, if the folder exists. makes: creates it. Returns NULL, or an error, which the caller
+// frees, if another run is still writing there after `patience` seconds. Nothing is locked in a folder that cannot be
+// written.
 static inline char* out_claim(const Options* o, double patience, bool makes) {
     struct stat info;
     char* error = NULL;
@@ -83,7 +84,7 @@ static inline bool open_checkpoint(const Options* o, CheckpointReader* r) {
     return true;
 }
 
-// Returns the model's shape: the checkpoint's, which must agree with every option that was given; else the options'.
+// Returns the model's shape: the checkpoint's, which must agree with every option that was given, or the options'.
 static inline GPT2Config config_for_run(const Options* o, OptionTable* table, const Tokenizer* tokenizer,
                                         const CheckpointReader* r) {
     static const char* const shape_options[] = { "model", "layers", "heads", "channels", "vocab-size" };

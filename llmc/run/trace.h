@@ -2,7 +2,7 @@
 trace.h - the timeline of a run: --trace FILE writes it as Chrome's JSON, for https://ui.perfetto.dev or
 chrome://tracing.
 
-Each rank is a process there, with two tracks: what it computes, and its communication, which ranks_trace.h adds.
+Each rank is a process there, with two tracks: compute, and communication, which ranks_trace.h adds.
 build/overlap reads the same file and says in a terminal how much of the communication was hidden.
 
 Compute is marked where it begins, by trace_compute in the programs: a slice ends where the next one begins. On a GPU
@@ -72,10 +72,10 @@ static inline TraceSlice* trace_add(int track, double begin, double end) {
     return s;
 }
 
-// What is computed from here on belongs to this, and its slices say so: "F3". "": to nothing in particular.
+// Names the task of the compute that follows, for its slices: "F3". "": none in particular.
 static inline void trace_task(const char* task) { snprintf(trace.task, sizeof trace.task, "%.15s", task); }
 
-// What is computed from here on: "backward, block" 3. index -1: the name has no number. NULL: nothing is computed.
+// Names the compute that follows: "backward, block" 3. index -1: a name without a number. NULL: nothing is computed.
 static inline void trace_compute(const char* what, int index) {
     device_range(what);
     if (trace.path == NULL) return;

@@ -1,6 +1,6 @@
 /*
 param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever program and
-cut it comes from. A rank makes, reads and writes only what it has, so nothing is gathered, and a checkpoint knows
+cut it comes from. A rank makes, reads and writes only its own elements, so nothing is gathered, and a checkpoint knows
 nothing of the ranks that wrote it (ranks_param_ranges.h: how they save together).
 */
 #ifndef LLMC_PARAM_RANGES_H
@@ -9,14 +9,14 @@ nothing of the ranks that wrote it (ranks_param_ranges.h: how they save together
 #include "../model/param_range.h"
 #include "checkpoint.h"
 
-// State passes through a host buffer of this many elements at most.
+// State passes through a host buffer of at most this many elements.
 #define STAGED ((size_t)1 << 20)
 
 // ---- a range's elements in its unit ----
 
 // Calls visit for each run of elements that follow one another in the unit: n from `at` on, which are [k, k+n) of
-// [begin, end) of the range's part. is_replicated: another rank also has them (where a tensor is not cut, part 0), and
-// they count there.
+// [begin, end) of the range's part. is_replicated: another rank also stores them (part 0, if a tensor is not cut), and
+// counts them.
 typedef void RunVisit(void* self, size_t at, size_t k, size_t n, bool is_replicated);
 static inline void param_range_runs(GPT2Config c, const ParamRange* p, size_t begin, size_t end, RunVisit* visit,
                                     void* self) {

@@ -171,7 +171,8 @@ static bool product_by_primitive(Product p) {
     return true;
 }
 
-// ---- panels ---- Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple
+// ---- panels ----
+// Without AVX-512, oneDNN's sgemm reads b in place where a has few rows. Rows of b that are a multiple
 // of 1024 bytes apart share four sets of a first-level cache of 32 KB (64 sets), whose 32 lines the product needs again
 // and again: it takes up to twice as long. So pieces of b are copied into rows that are not so far apart.
 #define PANEL_COLS 96
@@ -203,7 +204,8 @@ static void panel_product(float* out, const float* a, const float* b, int rows, 
     }
 }
 
-// ---- tiles ---- fp32 product of one tile: rows [m, m+rows) and columns [n, n+cols) of out
+// ---- tiles ----
+// fp32 product of one tile: rows [m, m+rows) and columns [n, n+cols) of out
 static void product_tile(Product p, int m, int n, int rows, int cols) {
     ProductShape s = p.shape;
     int lda = s.a_transposed ? s.M : s.K, ldb = s.b_transposed ? s.K : s.N;
@@ -340,7 +342,8 @@ static const char* matmul_method(void) {
     return compiled ? FLOATX_NAME " matmul" : "sgemm on fp32 copies";
 }
 
-// ---- the layers ---- Rows are taken this many at a time,
+// ---- the layers ----
+// Rows are taken this many at a time,
 // so that what follows a product finds its result in the cache.
 static inline int matmul_rows(int threads) { return 256 * threads; }
 

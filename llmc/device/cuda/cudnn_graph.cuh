@@ -211,8 +211,7 @@ static inline CudnnTensor tensor_like(CudnnGraph* g, cudnnDataType_t type, Cudnn
     return tensor_between(g, type, x.dim[0], x.dim[1], x.dim[2], x.dim[3]);
 }
 
-// ---- operations: each returns its result, which is virtual unless `result` says where it goes.
-// Arithmetic is fp32. ----
+// ---- operations: each returns its result, virtual unless `result` says where it goes; arithmetic is fp32 ----
 template <typename... A>
 static inline void graph_operation(CudnnGraph* g, cudnnBackendDescriptorType_t type, A... attributes) {
     invariant(g->num_operations < CUDNN_MAX_OPERATIONS, "a cuDNN graph has more than %d operations",
