@@ -190,7 +190,7 @@ def overview(url):
     def cell(left, right):
         if (left, right) not in programs.pairs(): return "<td></td>"
         near = ' class="near"' if (left, right) in programs.neighbours() else ""
-        return f"<td{near}>{anchor(url, pair_url(left, right), len(stages.hunks(left, right)))}</td>"
+        return f"<td{near}>{anchor(url, pair_url(left, right), len(programs.hunks(left, right)))}</td>"
     head = "<th></th>" + "".join(f"<th>{s}</th>" for s in PROGRAMS[1:])
     rows = [f"<th>{left}</th>" + "".join(cell(left, right) for right in PROGRAMS[1:]) for left in PROGRAMS[:-1]]
     steps = [(pair_url(a, b), f"{a} → {b}", b) for a, b in programs.neighbours() if not parents(b)]
