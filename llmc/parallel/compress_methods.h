@@ -3,9 +3,10 @@ compress_methods.h - compressed messages in place of gradients: the table of met
 exchanges of all methods but int8, int4 and powersgd, which are in train_gpt2_compress.cu.
 
 A segment is the part of a bucket that travels together: neighbouring tensors that are compressed in the same way, or
-not at all. The program calls its method's exchange_* once per round: each round packs and issues a message, except for
-the last one, in which the sum over the ranks replaces the gradients. All ranks exchange segments in the same order and
-compute the result from the same bytes, so that they get the same bits.
+not at all. The 1-D tensors of all buckets are one segment, because they are too small for messages of their own (as in
+PyTorch's PowerSGD hook). The program calls the exchange_* of a segment's method once per round: each round packs and
+issues a message, except for the last one, in which the sum over the ranks replaces the gradients. All ranks exchange
+segments in the same order and compute the result from the same bytes, so that they get the same bits.
 
 Sums      Papers send means. Here each rank's gradient includes 1/N (train_step), so the sum over the ranks is the mean.
 Clipping  comes after the sum, because the global norm needs all of it. Errors therefore belong to unclipped gradients.
@@ -28,7 +29,8 @@ Alone     On one rank, and before --compress-from, nothing is compressed: bucket
 #include "../model/param_range.h"
 
 enum { COMPRESS_NONE, COMPRESS_BF16, COMPRESS_INT8, COMPRESS_INT4, COMPRESS_TOP_K, COMPRESS_SIGN,
-       COMPRESS_POWERSGD, COMPRESS_METHODS };
+       COMPRESS_POWERSGD, COMPRESS_METHODS,
+       COMPRESS_VECTORS = COMPRESS_METHODS }; // the segment of all 1-D tensors, in any run that compresses
 #define COMPRESS_WORDS "none|bf16|int8|int4|top-k|sign|powersgd"
 
 typedef struct {
@@ -62,6 +64,8 @@ typedef struct {
     float* next_q;       // of this one
 } Segment;
 
+typedef struct { size_t at, n; } Piece; // elements [at, at+n) of the flat gradients
+
 // The costs of a segment for a rank.
 typedef struct {
     size_t packed, received; // bytes of its messages
@@ -78,6 +82,8 @@ typedef struct {
     size_t num_elements;   // of the flat gradients
     int num_segments;
     Segment* segments;     // (num_segments) in the order in which the backward pass fills them, owned
+    int num_pieces, vectors; // of the segment of all 1-D tensors, which is segments[vectors] if num_pieces > 0
+    Piece* pieces;         // (num_pieces) from the end of the gradients to their beginning, owned
     Segment* previous;     // the last segment that has sent its first message of two; NULL: none
     size_t compressed;     // elements of all compressed segments
     bool active;           // this step compresses
@@ -103,6 +109,11 @@ static inline size_t compress_x(const Compress* c, const Segment* s) {
 }
 static inline SegmentCost whole_cost(const Compress* c, const Segment* s) {
     SegmentCost cost = { 0, 0, 0, 0, 0, 0, ring_bytes((double)(s->n * sizeof(floatX)), compress_ranks(c)) };
+    return cost;
+}
+static inline SegmentCost vectors_cost(const Compress* c, const Segment* s) {
+    size_t bytes = s->n * sizeof(floatX);
+    SegmentCost cost = { bytes, 0, 0, 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
     return cost;
 }
 static inline SegmentCost bf16_cost(const Compress* c, const Segment* s) {
@@ -148,7 +159,7 @@ typedef struct {
     long long from;        // first step that is compressed, by default; powersgd starts later, as in PyTorch
     SegmentCost (*cost)(const Compress* c, const Segment* s);
 } CompressMethod;
-static const CompressMethod compress_methods[COMPRESS_METHODS] = {
+static const CompressMethod compress_methods[COMPRESS_METHODS + 1] = {
     // name       text                          per_tensor messages feedback from  cost
     { "none",     "gradients travel whole",     false,     1,       false,    0,   whole_cost },
     { "bf16",     "rounded to bf16",            false,     1,       false,    0,   bf16_cost },
@@ -157,6 +168,7 @@ static const CompressMethod compress_methods[COMPRESS_METHODS] = {
     { "top-k",    "the largest of each tensor", true,      1,       false,    0,   top_k_cost },
     { "sign",     "signs, a scale a tensor",    true,      1,       false,    0,   sign_cost },
     { "powersgd", "P and Q of low rank",        true,      2,       true,     50,  powersgd_cost },
+    { "vectors",  "1-D tensors, whole",         false,     1,       false,    0,   vectors_cost },
 };
 static inline const CompressMethod* compress_method(const Compress* c) { return &compress_methods[c->o.method]; }
 static inline SegmentCost segment_cost(const Compress* c, const Segment* s) {
@@ -165,9 +177,20 @@ static inline SegmentCost segment_cost(const Compress* c, const Segment* s) {
 
 // ---- the exchanges of one message: round 0 packs and sends it, round 1 sets the gradients ----
 
-// No compression: 1-D tensors, and matrices that would not become smaller. Round 1 has nothing to do.
+// No compression, in place: matrices whose P and Q would not be smaller. Round 1 does nothing.
 static inline void exchange_whole(Compress* c, Segment* s) {
     if (s->round == 0) s->op = (comm_all_reduce)(c->comm, s->grads, s->n, COMM_FLOATX);
+}
+
+// No compression: 1-D tensors, which are copied behind one another and back.
+static inline void exchange_vectors(Compress* c, Segment* s) {
+    floatX* packed = (floatX*)s->packed;
+    for (Piece* p = c->pieces; p < c->pieces + c->num_pieces; p++) {
+        floatX* grads = c->grads + p->at;
+        device_copy(s->round == 0 ? packed : grads, s->round == 0 ? grads : packed, p->n * sizeof(floatX));
+        packed += p->n;
+    }
+    if (s->round == 0) s->op = (comm_all_reduce)(c->comm, s->packed, s->n, COMM_FLOATX);
 }
 
 // bf16: an all-reduce of 16 bits per element, as in PyTorch's bf16_compress_hook.
@@ -216,6 +239,7 @@ static inline void exchange_other(Compress* c, Segment* s) {
     case COMPRESS_BF16: exchange_bf16(c, s); break;
     case COMPRESS_TOP_K: exchange_top_k(c, s); break;
     case COMPRESS_SIGN: exchange_signs(c, s); break;
+    case COMPRESS_VECTORS: exchange_vectors(c, s); break;
     default: exchange_whole(c, s);
     }
 }
@@ -263,35 +287,61 @@ static inline void compress_configure(Compress* c, OptionTable* t, Comm* comm, l
 }
 
 // ---- segments ----
+static inline bool compress_is_on(const Compress* c) {
+    return c->o.method != COMPRESS_NONE && compress_ranks(c) > 1;
+}
 // Returns true if a tensor is compressed: a matrix; with powersgd only if P and Q have at most half of its elements.
 static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
-    if (c->o.method == COMPRESS_NONE || compress_ranks(c) == 1 || cols == 0) return false;
+    if (!compress_is_on(c) || cols == 0) return false;
     return c->o.method != COMPRESS_POWERSGD || 2 * (rows + cols) * (size_t)c->o.low_rank <= rows * cols;
 }
 
-// Adds a tensor of a bucket, whose first element is `at`, to the front of the last segment, or to a new one if bucket
-// or method differ or each tensor is a segment. Call for all tensors, from the end of the gradient memory to its
-// beginning. Returns the number of its segment.
-static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at) {
-    bool takes = compress_takes(c, t.rows, t.cols);
-    int method = takes ? c->o.method : COMPRESS_NONE;
-    Segment* s = c->num_segments > 0 ? &c->segments[c->num_segments - 1] : NULL;
-    if (s == NULL || s->bucket != bucket || s->method != method || compress_methods[method].per_tensor) {
-        c->segments = (Segment*)with_room(c->segments, (size_t)c->num_segments, sizeof(Segment));
-        s = &c->segments[c->num_segments++];
-        memset(s, 0, sizeof *s);
-        s->method = method;
-        s->messages = compress_methods[method].messages;
-        s->bucket = bucket;
-        s->rows = t.stored_rows;
-        s->cols = t.cols;
+// Appends a segment without tensors. Returns its number.
+static inline int segment_new(Compress* c, int method, int bucket, TensorInfo t) {
+    c->segments = (Segment*)with_room(c->segments, (size_t)c->num_segments, sizeof(Segment));
+    Segment* s = &c->segments[c->num_segments];
+    memset(s, 0, sizeof *s);
+    s->method = method;
+    s->messages = compress_methods[method].messages;
+    s->bucket = bucket;
+    s->rows = t.stored_rows;
+    s->cols = t.cols;
+    return c->num_segments++;
+}
+// Chooses the segment for a tensor: the one of all 1-D tensors; the last one, if the tensor can join it; or a new one.
+static inline int segment_for(Compress* c, int method, int bucket, TensorInfo t, size_t end) {
+    if (method == COMPRESS_VECTORS && c->num_pieces > 0) return c->vectors;
+    const Segment* s = c->num_segments > 0 ? &c->segments[c->num_segments - 1] : NULL;
+    bool is_alike = s && s->method == method && s->bucket == bucket && s->at == end;
+    return is_alike && !compress_methods[method].per_tensor ? c->num_segments - 1 : segment_new(c, method, bucket, t);
+}
+// Adds elements [at, end), which are 1-D tensors, to the pieces of their segment.
+static inline void compress_add_piece(Compress* c, size_t at, size_t end) {
+    if (c->num_pieces == 0 || c->pieces[c->num_pieces - 1].at != end) { // no neighbour of the last piece
+        c->pieces = (Piece*)with_room(c->pieces, (size_t)c->num_pieces, sizeof(Piece));
+        c->pieces[c->num_pieces++].n = 0;
     }
+    c->pieces[c->num_pieces - 1].at = at;
+    c->pieces[c->num_pieces - 1].n += end - at;
+}
+
+// Adds a tensor of a bucket, whose first element is `at`, to the front of a segment. Call for all tensors, from the end
+// of the gradient memory to its beginning. Returns the number of its segment.
+static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at) {
+    bool takes = compress_takes(c, t.rows, t.cols), is_vector = compress_is_on(c) && t.cols == 0;
+    int method = takes ? c->o.method : is_vector ? COMPRESS_VECTORS : COMPRESS_NONE;
     size_t n = takes ? tensor_stored_elements(t) : tensor_elements(t); // signs have no 0, so no padding
+    int k = segment_for(c, method, bucket, t, at + tensor_elements(t));
+    Segment* s = &c->segments[k];
     s->at = at;
     s->n += n;
     s->tensors++;
     if (takes) c->compressed += n;
-    return c->num_segments - 1;
+    if (is_vector) {
+        c->vectors = k;
+        compress_add_piece(c, at, at + n);
+    }
+    return k;
 }
 
 static inline size_t segment_state_floats(SegmentCost cost) { return round_up(cost.x + cost.part + cost.q, 16); }
@@ -386,6 +436,7 @@ static inline void compress_free(Compress* c) {
         device_free(c->segments[i].received);
     }
     free(c->segments);
+    free(c->pieces);
     free(c->resumed);
     if (c->next != c->state) device_free(c->next);
     device_free(c->state); device_free(c->scratch); device_free(c->truth); device_free(c->comparison);
@@ -447,10 +498,16 @@ static inline double compress_measure_bytes(const Compress* c) { // in this step
 }
 
 // Call at the beginning of each round: keeps the gradients for --measure-error, and tells the timeline which gradients
-// the next message is about.
+// the next message is about: of the segment of all 1-D tensors, everything between the first and the last.
 static inline void compress_observe(Compress* c, const Segment* s) {
-    if (s->round == 0 && c->measures) to_fp32(c->truth + s->at, s->grads, s->n);
-    if (s->round < s->messages) comm_trace_data(c->comm, s->grads, s->n * sizeof(floatX));
+    Piece own = { s->at, s->n };
+    bool vectors = s->method == COMPRESS_VECTORS;
+    const Piece* pieces = vectors ? c->pieces : &own;
+    if (s->round == 0 && c->measures)
+        for (int i = 0; i < (vectors ? c->num_pieces : 1); i++)
+            to_fp32(c->truth + pieces[i].at, c->grads + pieces[i].at, pieces[i].n);
+    size_t span = pieces[0].at + pieces[0].n - s->at;
+    if (s->round < s->messages) comm_trace_data(c->comm, s->grads, span * sizeof(floatX));
 }
 
 // For the timeline, its caller is who communicates.

@@ -9,14 +9,15 @@ and reports of the bytes sent and of the compression error.
 
 // ---- before the model ----
 
-// For --predict: of each segment its first element, its elements, and the bytes of its messages; 0: it is sent whole.
+// For --predict: each segment's first element, elements, bytes of its two buffers, and 1 if it is compressed.
 static inline json_t* compress_predict_segments(const void* self) {
     const Compress* c = (const Compress*)self;
     json_t* segments = json_array();
     for (const Segment* s = c->segments; s < c->segments + c->num_segments; s++) {
         SegmentCost cost = segment_cost(c, s);
-        json_array_append_new(segments, json_pack("[I, I, I, I]", (json_int_t)s->at, (json_int_t)s->n,
-                                                  (json_int_t)cost.packed, (json_int_t)cost.received));
+        bool whole = s->method == COMPRESS_NONE || s->method == COMPRESS_VECTORS;
+        json_array_append_new(segments, json_pack("[I, I, I, I, i]", (json_int_t)s->at, (json_int_t)s->n,
+                                                  (json_int_t)cost.packed, (json_int_t)cost.received, !whole));
     }
     return segments;
 }
