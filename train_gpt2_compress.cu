@@ -9,11 +9,11 @@ as matrices of low rank. Compression changes the gradients and therefore the tra
 --compress powersgd       sends two narrow matrices, P and Q, instead of a matrix: a product of rank r
 (Section 5 shows how int8, int4 and powersgd travel. The others are in llmc/parallel/compress_methods.h.)
 
-Memory    as in train_gpt2_ddp.cu, and the messages, and the errors that are fed back: one fp32 number per element of a
-          matrix, 4P bytes (twice with PRECISION=fp16), and for int8 and int4 4P/N more.
+Memory    as in train_gpt2_ddp.cu, plus messages (bf16, int8: 2P bytes; int4: P), plus the errors that are fed back: one
+          fp32 number per element of a matrix, 4P bytes (twice with PRECISION=fp16), and 4P/N more for int8 and int4.
 Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N in fp32: bf16
           4P (N-1)/N; int8 2P (N-1)/N (1 + 4/256), int4 P (N-1)/N (1 + 8/256); top-k 8P (N-1) times --top-k-fraction;
-          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N per matrix. 1-D tensors are not compressed.
+          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N per matrix. 1-D tensors travel whole, in one message.
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
 Before    train_gpt2_ddp.cu: the same buckets. New here: segments of buckets, which are compressed, and error feedback.
 */
@@ -217,7 +217,7 @@ static void gpt2_init_scratch(GPT2* g) {
 // Cuts the gradient memory into buckets from its end to its beginning, because the backward pass computes gradients in
 // nearly that order. The tensor that fills a bucket closes it. The root differs: lnfw and lnfb are final first, but
 // wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
-// A bucket consists of segments: neighbouring tensors that are compressed together or, if they are 1-D, not at all.
+// Segments are neighbouring matrices of a bucket, which are compressed together. All 1-D tensors are one more segment.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
     g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
@@ -319,15 +319,13 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-static void segment_send(Compress* c, Segment* s); // section 5
-
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
 // and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
     if (g->compress.active) { // this step sends segments instead of buckets
         Segment* s = &g->compress.segments[g->segment_of[u][i]];
-        if (--s->missing == 0) segment_send(&g->compress, s);
+        if (--s->missing == 0) segment_send(&g->compress, s); // section 5
         return;
     }
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
@@ -553,23 +551,24 @@ static void gpt2_reduce_naive(GPT2* g) {
 // Error feedback: a rank keeps the part of its gradients that Q, the compression, loses, and adds it in the next step:
 //     corrected = gradient + error;  send Q(corrected);  new_error = corrected - Q(corrected), the next step's error
 // Without error feedback, error and new_error are NULL: nothing is added or kept.
-
+//
 // int8, int4: integers, and a scale for each block of 256. These cannot be summed on the way: 100 + 100 is no int8, and
-// the ranks have different scales. So each rank owns a part of the segment, and sums it in fp32. The sum is quantised
-// again, which has an error of its own. (QSGD, Alistarh et al. 2017, arXiv 1610.02132; two steps as in ZeRO++, arXiv
-// 2306.10209.)
+// the ranks have different scales. So each rank owns a part of the segment, which it sums in fp32 and quantises again.
+// This has an error of its own. Each of the two messages takes (N-1) part_bytes. (QSGD, Alistarh et al. 2017, arXiv
+// 1610.02132; two messages as in ZeRO++, arXiv 2306.10209.)
 static void exchange_blocks(Compress* c, Segment* s) {
     int bits = compress_bits(c);
     size_t part = blocks_part(c, s), part_bytes = quantised_bytes(part, bits);
     char* mine = s->packed + (size_t)c->comm->rank * part_bytes;
+    float* sum = c->scratch; // (part)
     switch (s->round) {
     case 0: // packed = Q(gradient + error). Each rank receives its part from all ranks.
         quantise(s->packed, s->new_error, s->grads, FLOATX_DTYPE, s->error, s->n, bits);
         s->op = comm_all_to_all(c->comm, s->received, s->packed, part_bytes, COMM_BYTE);
         break;
-    case 1: // mine = Q(sum + sum_error), a sum in rank order. All ranks receive all parts.
-        dequantise_sum(c->scratch, DTYPE_F32, s->received, c->comm->size, part, bits);
-        quantise(mine, s->new_sum_error, c->scratch, DTYPE_F32, s->sum_error, part, bits);
+    case 1: // mine = Q(sum + sum_error), with the sum in rank order. All ranks receive all parts.
+        dequantise_sum(sum, DTYPE_F32, s->received, c->comm->size, part, bits);
+        quantise(mine, s->new_sum_error, sum, DTYPE_F32, s->sum_error, part, bits);
         s->op = comm_all_gather(c->comm, s->packed, mine, part_bytes, COMM_BYTE);
         break;
     case 2: // Parts end where blocks end, so that all parts together are one row of blocks.
@@ -580,6 +579,7 @@ static void exchange_blocks(Compress* c, Segment* s) {
 // powersgd: P Q^T of rank r approximates a matrix M (Vogels et al. 2019, arXiv 1905.13727). P = M Q and Q = M^T P are
 // linear in M, so that two all-reduces can sum them over the ranks. Between the two, P is made orthonormal: P Q^T is
 // then the projection of M. The first Q is random, later steps start from the last Q: one power iteration per step.
+// The two messages take 2(N-1)/N times 4r rows and 4r cols bytes. M would take 2(N-1)/N times 4 rows cols.
 static void exchange_low_rank(Compress* c, Segment* s) {
     int rows = (int)s->rows, cols = (int)s->cols, r = (int)c->o.low_rank;
     float *M = s->corrected, *P = (float*)s->packed, *Q = (float*)s->received; // (rows,cols) (rows,r) (cols,r)

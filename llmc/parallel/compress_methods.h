@@ -510,6 +510,9 @@ static inline void compress_observe(Compress* c, const Segment* s) {
     if (s->round < s->messages) comm_trace_data(c->comm, s->grads, span * sizeof(floatX));
 }
 
+// The program defines this one in section 5, and calls it from section 4.
+static void segment_send(Compress* c, Segment* s);
+
 // For the timeline, its caller is who communicates.
 #define exchange_other(c, s) (comm_from((c)->comm, __func__), exchange_other(c, s))
 #endif
