@@ -6,14 +6,15 @@ as matrices of low rank. Compression changes the gradients and therefore the tra
 --compress int8, int4     sends blocks of 256 with a scale; the rank that owns a part sums it in fp32
 --compress top-k          sends the largest elements of each matrix and their positions
 --compress sign           sends one bit per element and one scale per matrix
---compress powersgd       sends two narrow matrices, P and Q, instead of a matrix: a product of rank r
+--compress powersgd       sends two narrow matrices, whose product of rank r approximates a matrix
+--error-feedback          adds what compression lost to the gradients of the next step (default: int4 and powersgd)
 (Section 5 shows how int8, int4 and powersgd travel. The others are in llmc/parallel/compress_methods.h.)
 
 Memory    as in train_gpt2_ddp.cu, plus messages (bf16, int8: 2P bytes; int4: P), plus the errors that are fed back: one
           fp32 number per element of a matrix, 4P bytes (twice with PRECISION=fp16), and 4P/N more for int8 and int4.
 Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N in fp32: bf16
           4P (N-1)/N; int8 2P (N-1)/N (1 + 4/256), int4 P (N-1)/N (1 + 8/256); top-k 8P (N-1) times --top-k-fraction;
-          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N per matrix. 1-D tensors travel whole, in one message.
+          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N per matrix. 1-D tensors, which are few, travel whole in one message.
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
 Before    train_gpt2_ddp.cu: the same buckets. New here: segments of buckets, which are compressed, and error feedback.
 */
@@ -101,7 +102,7 @@ typedef struct {
     int num_buckets;
     Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them; owned
     int bucket_of[MAX_UNITS][MAX_TENSORS]; // the bucket of each tensor of a unit
-    int segment_of[MAX_UNITS][MAX_TENSORS]; // its segment
+    int segment_of[MAX_UNITS][MAX_TENSORS]; // the segment of each tensor
 } GPT2;
 
 static RootParams root_view(const GPT2* g, floatX* base) {
@@ -253,7 +254,7 @@ static void gpt2_init(GPT2* g) {
     gpt2_init_acts(g);
     gpt2_init_scratch(g);
     layers_init(gpt2_shapes(g));
-    compress_init(&g->compress, g->grads, g->m);
+    compress_init(&g->compress, g->grads);
 }
 
 static void gpt2_free(GPT2* g) {
@@ -286,7 +287,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Returns the bytes that this rank will send per step.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX));
-    long long last_step = g->compress.steps - 1; // powersgd does not compress the first steps
+    long long last_step = g->compress.steps - 1; // earlier steps may not compress yet
     if (compress_is_active(&g->compress, last_step))
         return 2 * (N - 1) / N * sizeof(double) + compress_predict_sent(&g->compress, last_step);
     return 2 * (N - 1) / N * (gradients + sizeof(double));
@@ -546,8 +547,9 @@ static void gpt2_reduce_naive(GPT2* g) {
 }
 
 // ---- how the gradients of a segment are summed over the ranks ----
-// Each exchange_* function is called once per round. A round packs and sends a message. The last round begins when all
-// messages have arrived, and sets the gradients to the sum over the ranks, which is their mean (train_step).
+// A segment s contains n gradients (s->grads), its messages (s->packed, s->received), and its errors. Each exchange_*
+// function is called once per round. A round packs and sends a message. The last round begins when all messages have
+// arrived, and sets the gradients to the sum over the ranks, which is their mean (train_step).
 // Error feedback: a rank keeps the part of its gradients that Q, the compression, loses, and adds it in the next step:
 //     corrected = gradient + error;  send Q(corrected);  new_error = corrected - Q(corrected), the next step's error
 // Without error feedback, error and new_error are NULL: nothing is added or kept.
@@ -562,7 +564,7 @@ static void exchange_blocks(Compress* c, Segment* s) {
     char* mine = s->packed + (size_t)c->comm->rank * part_bytes;
     float* sum = c->scratch; // (part)
     switch (s->round) {
-    case 0: // packed = Q(gradient + error). Each rank receives its part from all ranks.
+    case 0: // packed = Q(gradient + error); new_error is the rest. Each rank receives its part from all ranks.
         quantise(s->packed, s->new_error, s->grads, FLOATX_DTYPE, s->error, s->n, bits);
         s->op = comm_all_to_all(c->comm, s->received, s->packed, part_bytes, COMM_BYTE);
         break;
@@ -584,7 +586,7 @@ static void exchange_low_rank(Compress* c, Segment* s) {
     int rows = (int)s->rows, cols = (int)s->cols, r = (int)c->o.low_rank;
     float *M = s->corrected, *P = (float*)s->packed, *Q = (float*)s->received; // (rows,cols) (rows,r) (cols,r)
     switch (s->round) {
-    case 0: // M = gradient + error; P = M Q
+    case 0: // M = gradient + error; P = M Q, with the Q of the last step
         add_error(M, s->grads, s->error, s->n);
         skinny_product(P, M, s->last_q, rows, cols, r);
         s->op = comm_all_reduce(c->comm, P, s->rows * (size_t)r, COMM_F32);
@@ -672,7 +674,7 @@ static void gpt2_broadcast(GPT2* g) {
 
 // Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
-    compress_before_load(&g->compress, run); // each rank loads and saves errors of its own
+    compress_before_load(&g->compress, run, g->m); // each rank loads and saves errors of its own
     ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
     compress_after_load(&g->compress);
@@ -755,7 +757,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. It includes 1/N, so summing gradients averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    compress_step_begin(&g->compress, step, run->scaler.scale);
+    compress_step_begin(&g->compress, step, run->scaler.scale); // scales the errors like the gradients
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -772,7 +774,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) run->updates++;
-    compress_step_end(&g->compress, run, step, stats.grad_scale == 0);
+    compress_step_end(&g->compress, run, step, stats.grad_scale == 0); // a skipped step adds no errors
     trace_step(step + 1);
     return stats;
 }

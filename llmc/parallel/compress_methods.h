@@ -404,11 +404,10 @@ static inline float* errors_alloc(size_t n) {
     return n > 0 ? (float*)device_alloc(n * sizeof(float), MEMORY_ERRORS) : NULL;
 }
 
-// Allocates everything. Call after layers_init. grads and m (num_elements), AdamW's first moment, are views.
-static inline void compress_init(Compress* c, floatX* grads, const float* m) {
+// Allocates everything. Call after layers_init. grads (num_elements) is a view.
+static inline void compress_init(Compress* c, floatX* grads) {
     size_t scratch = 0;
     c->grads = grads;
-    c->m = m;
     for (int i = 0; i < c->num_segments; i++) {
         Segment* s = &c->segments[i];
         SegmentCost cost = segment_cost(c, s);

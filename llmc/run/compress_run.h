@@ -31,12 +31,14 @@ static inline void compress_options(Compress* c, Run* run) {
 
 // ---- errors in checkpoints ----
 
-// Call before ranks_load: each rank will save its errors, and loads them if this run resumes another.
-static inline void compress_before_load(Compress* c, Run* run) {
+// Call before ranks_load: each rank will save its errors, and loads them if this run resumes another. m (num_elements):
+// AdamW's first moment, by which a file of errors knows its checkpoint; a view.
+static inline void compress_before_load(Compress* c, Run* run, const float* m) {
+    c->m = m;
     compress_share(c, &run->ranks->share);
     c->resumed = run->o.resume && run->from_checkpoint ? xstrdup(run->checkpoint.path) : NULL;
 }
-// Call when the moments are loaded, by which a file of errors knows its checkpoint.
+// Call when the moments are loaded.
 static inline void compress_after_load(Compress* c) { compress_load(c); }
 
 // ---- reports ----

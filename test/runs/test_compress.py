@@ -87,6 +87,7 @@ def test_a_run_that_ends_before_compress_from_says_that_nothing_is_compressed():
     rest("--compress int8 --top-k-fraction 0.1", "fp32", "--top-k-fraction does nothing"),
     rest("--error-feedback", "fp32", "does nothing with --compress none"), rest("--no-error-feedback", "fp32", "does nothing with --compress none"),
     rest("--compress-from 5", "fp32", "does nothing with --compress none"),
+    rest("--compress int8 --ddp naive", "fp32", "--compress sends segments of buckets: leave out --ddp naive"),
     rest("--compress bf16", "bf16", "--compress bf16 saves nothing"), rest("--compress bf16", "fp16", "--compress bf16 saves nothing")])
 def test_options_that_do_nothing_are_refused(options, precision, pattern):
     assert_refused(train("compress", f"--data {TOKENS} --val-data=", options, ranks=2, precision=precision), pattern)

@@ -70,7 +70,7 @@ static void ranks_open(int N, int method, long long rank) {
                                         .at = at, .n = n, .rows = rows[i], .cols = cols[i] };
             c->compressed += n;
         }
-        compress_init(c, k->grads, NULL);
+        compress_init(c, k->grads);
     }
 }
 static void ranks_close(void) {
