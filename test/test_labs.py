@@ -132,7 +132,7 @@ def test_make_lab_without_a_stage_lists_the_stages():
 def test_a_blank_ends_at_a_task_and_meets_no_claim(stage, tmp_path):
     run, passed, not_yet = grade(stage, made(stage, tmp_path))
     assert run.status != 0 and passed == [] and set(not_yet) == claims(stage).keys(), run
-    for pattern in rf"^0 of {len(not_yet)} claims hold; 0 runs", f"^write next: {blanks(stage)[0][1]}, {tmp_path}/":
+    for pattern in rf"^0 of {len(not_yet)} claims hold; 0 runs", f"^write next: {re.escape(blanks(stage)[0][1])}, {tmp_path}/":
         assert re.search(pattern, run.out, re.M), run
     for claim, about in claims(stage).items():  # each says what is not written
         assert re.search(rf"^not yet  {re.escape(claim)}: .*\n.*{re.escape(about[0])}.*not written yet$", run.out, re.M), run
