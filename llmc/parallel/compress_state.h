@@ -1,5 +1,5 @@
 /*
-compress_state.h - the errors of compressed gradients in a checkpoint: a file per rank beside the model's.
+compress_state.h - the errors of compressed gradients in a checkpoint: one file per rank, next to the model.
 
     OUT/step_00000100/errors_int8_00001_of_00004.safetensors
 
@@ -22,7 +22,7 @@ typedef struct {
     uint64_t layout, moments;
 } ErrorsFacts;
 
-// Returns a checksum of all that decides what a float of the state stands for.
+// Returns a checksum of the segments, which give each float of the state its meaning.
 static inline uint64_t compress_layout(const Compress* c) {
     uint64_t sum = checksum_element((uint64_t)c->o.feedback, 0), place = 1;
     for (int i = 0; i < c->num_segments; i++) {
@@ -40,7 +40,7 @@ static inline ErrorsFacts errors_facts(const Compress* c) {
     return f;
 }
 
-// Returns what the checksum of a file has besides its n floats: the facts, and whose they are.
+// Returns the part of a file's checksum that is not of its n floats: the facts, the rank and the number of ranks.
 static inline uint64_t errors_facts_checksum(ErrorsFacts f, size_t n, int rank, int ranks) {
     uint64_t facts[] = { 0, f.layout, f.moments, (uint64_t)rank, (uint64_t)ranks }, sum = 0;
     memcpy(&facts[0], &f.loss_scale, sizeof f.loss_scale);
