@@ -6,16 +6,17 @@ as matrices of low rank. Compression changes the gradients and therefore the tra
 --compress int8, int4     sends blocks of 256 with a scale; the rank that owns a part sums it in fp32
 --compress top-k          sends the largest elements of each matrix and their positions
 --compress sign           sends one bit per element and one scale per matrix
---compress powersgd       sends two matrices of rank r instead of a matrix (in section 4 they are P and Q)
-(int8, int4 and powersgd are in section 4, the others in llmc/parallel/compress_methods.h.)
+--compress powersgd       sends two narrow matrices, whose product of rank r approximates a matrix
+--error-feedback          adds what compression lost to the gradients of the next step (default: int4 and powersgd)
+(Section 5 shows how int8, int4 and powersgd travel. The others are in llmc/parallel/compress_methods.h.)
 
-Memory    as in train_gpt2_ddp.cu, and the messages, and the errors that are fed back: one fp32 number per element of a
-          matrix, 4P bytes (twice with PRECISION=fp16), and for int8 and int4 4P/N more.
+Memory    as in train_gpt2_ddp.cu, plus messages (bf16, int8: 2P bytes; int4: P), plus the errors that are fed back: one
+          fp32 number per element of a matrix, 4P bytes (twice with PRECISION=fp16), and 4P/N more for int8 and int4.
 Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N in fp32: bf16
           4P (N-1)/N; int8 2P (N-1)/N (1 + 4/256), int4 P (N-1)/N (1 + 8/256); top-k 8P (N-1) times --top-k-fraction;
-          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N per matrix. 1-D tensors are not compressed.
+          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N per matrix. 1-D tensors, which are few, travel whole in one message.
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
-Before    train_gpt2_ddp.cu: the same buckets. New here: segments, and methods that compress them. No --ddp naive.
+Before    train_gpt2_ddp.cu: the same buckets. New here: segments of buckets, which are compressed, and error feedback.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -28,13 +29,12 @@ Before    train_gpt2_ddp.cu: the same buckets. New here: segments, and methods t
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/compress_methods.h" // defines: Compress, Segment, compress_send, compress_finish, ...
-#include "llmc/parallel/compress_state.h" // defines: compress_share, compress_load
+#include "llmc/parallel/compress_methods.h" // defines: Compress, Segment, compress_add, exchange_other, ...
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/predict.h"          // defines: run_predict
-#include "llmc/run/report_compress.h"  // defines: report_compress, report_compression_error
+#include "llmc/run/compress_run.h"     // defines: compress_options, compress_step_end, report_compress, ...
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -95,14 +95,14 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device; the host reads it once per step
     Comm* dp;                       // the data-parallel ranks; a view
-    Compress compress;              // the segments, their state and the method
-    long long steps;                // in the whole run
+    int ddp;                        // DDP_NAIVE or DDP_BUCKETED
+    Compress compress;              // the method, the segments and their errors
     double bucket_mb;               // MiB of gradients per bucket
     bool last_micro;                // this micro-batch makes the step's gradients final
     int num_buckets;
     Bucket* buckets;                // (num_buckets) in the order in which the backward pass fills them; owned
     int bucket_of[MAX_UNITS][MAX_TENSORS]; // the bucket of each tensor of a unit
-    int segment_of[MAX_UNITS][MAX_TENSORS]; // the segment of each tensor of a unit
+    int segment_of[MAX_UNITS][MAX_TENSORS]; // the segment of each tensor
 } GPT2;
 
 static RootParams root_view(const GPT2* g, floatX* base) {
@@ -218,6 +218,7 @@ static void gpt2_init_scratch(GPT2* g) {
 // Cuts the gradient memory into buckets from its end to its beginning, because the backward pass computes gradients in
 // nearly that order. The tensor that fills a bucket closes it. The root differs: lnfw and lnfb are final first, but
 // wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
+// Segments are neighbouring matrices of a bucket, which are compressed together. All 1-D tensors are one more segment.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
     g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
@@ -225,7 +226,8 @@ static void gpt2_init_buckets(GPT2* g) {
     for (int u = g->num_units - 1; u >= 0; u--) {
         size_t begin = g->units[u].offset + g->units[u].size; // of the current tensor
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
-            size_t n = tensor_elements(unit_tensor(g->config, u, i));
+            TensorInfo t = unit_tensor(g->config, u, i);
+            size_t n = tensor_elements(t);
             begin -= n;
             if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
                 if (b != NULL) limit = g->bucket_mb;
@@ -235,16 +237,7 @@ static void gpt2_init_buckets(GPT2* g) {
             b->size += n;
             b->missing = ++b->tensors;
             g->bucket_of[u][i] = g->num_buckets - 1;
-        }
-    }
-}
-
-// Divides the buckets, in the order in which the backward pass fills them, into segments: compressed or whole.
-static void gpt2_init_segments(GPT2* g) {
-    for (int u = g->num_units - 1; u >= 0; u--) {
-        for (int i = unit_tensors(u) - 1; i >= 0; i--) {
-            TensorInfo t = unit_tensor(g->config, u, i);
-            g->segment_of[u][i] = compress_add(&g->compress, g->bucket_of[u][i], t, g->units[u].offset + t.offset);
+            g->segment_of[u][i] = compress_add(&g->compress, g->num_buckets - 1, t, begin);
         }
     }
 }
@@ -262,7 +255,6 @@ static void gpt2_init(GPT2* g) {
     gpt2_init_scratch(g);
     layers_init(gpt2_shapes(g));
     compress_init(&g->compress, g->grads);
-    g->compress.m = g->m;
 }
 
 static void gpt2_free(GPT2* g) {
@@ -289,20 +281,17 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
-    compress_predict_memory(&g->compress, bytes);
+    compress_predict_memory(&g->compress, bytes); // messages and errors
 }
 
-// Returns the bytes that this rank will send in step `step`, counted from 0: 2(N-1)/N times the loss, and all segments
-// or 2(N-1)/N times the gradients.
-static double gpt2_predict_sent_in(const GPT2* g, long long step) {
+// Returns the bytes that this rank will send per step.
+static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX));
-    if (compress_is_active(&g->compress, step))
-        return 2 * (N - 1) / N * sizeof(double) + compress_predict_sent(&g->compress);
+    long long last_step = g->compress.steps - 1; // earlier steps may not compress yet
+    if (compress_is_active(&g->compress, last_step))
+        return 2 * (N - 1) / N * sizeof(double) + compress_predict_sent(&g->compress, last_step);
     return 2 * (N - 1) / N * (gradients + sizeof(double));
 }
-
-// Returns the bytes of a typical step: the last one.
-static double gpt2_predict_sent(const GPT2* g) { return gpt2_predict_sent_in(g, g->steps - 1); }
 
 // ----------------------------------------------------------------------------
 // 4. one transformer block
@@ -331,82 +320,17 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// ---- how a segment is sent ----
-// begin packs a segment and sends it when its gradients are final (grad_ready). middle sends the second message when
-// the next segment is sent. end sets the gradients (gpt2_reduce).
-// int8, int4: integers, and a scale for each block of 256. These cannot be summed on the way: 100 + 100 is no int8, and
-// the ranks have different scales. Each rank sums its part of all ranks' numbers in fp32, in rank order, quantises the
-// sum, and sends it to all. The error of the sum is also fed back. (QSGD, Alistarh et al. 2017, arXiv 1610.02132; two
-// steps as in ZeRO++, arXiv 2306.10209.)
-static void blocks_begin(Compress* c, Segment* p) {
-    size_t row = quantised_bytes(blocks_part(c, p), compress_bits(c));
-    quantise(p->sent, segment_kept(c, p), segment_grads(c, p), FLOATX_DTYPE, segment_error(c, p), p->n,
-             compress_bits(c));
-    p->op = comm_all_to_all(c->comm, p->received, p->sent, row, COMM_BYTE);
-}
-static void blocks_middle(Compress* c, Segment* p) {
-    size_t part = blocks_part(c, p), row = quantised_bytes(part, compress_bits(c));
-    char* mine = p->sent + (size_t)c->comm->rank * row;
-    dequantise_sum(c->scratch, DTYPE_F32, p->received, compress_ranks(c), part, compress_bits(c));
-    quantise(mine, segment_part(c, p, c->next), c->scratch, DTYPE_F32, segment_part(c, p, c->state), part,
-             compress_bits(c));
-    p->op = comm_all_gather(c->comm, p->sent, mine, row, COMM_BYTE);
-}
-static void blocks_end(Compress* c, Segment* p) {
-    // Parts end where blocks end, so all parts together are one row.
-    dequantise_sum(segment_grads(c, p), FLOATX_DTYPE, p->sent, 1, p->n, compress_bits(c));
-}
-
-// powersgd: P Q^T of rank r approximates a matrix M (Vogels et al. 2019, arXiv 1905.13727). P = M Q and Q = M^T P are
-// linear in M, so that two all-reduces can sum them over the ranks. Between the two, P is made orthonormal: P Q^T is
-// then the projection of M. The first Q is random, later steps start from the last Q: one power iteration per step
-// (warm start). The error is this rank's own M minus 1/N of the sum.
-static void powersgd_begin(Compress* c, Segment* p) {
-    int r = (int)c->o.rank;
-    add_error(segment_x(c, p), segment_grads(c, p), segment_error(c, p), p->n);
-    skinny_product((float*)p->sent, segment_x(c, p), segment_q(c, p, c->state), (int)p->rows, (int)p->cols, r);
-    p->op = comm_all_reduce(c->comm, p->sent, p->rows * (size_t)r, COMM_F32);
-}
-static void powersgd_middle(Compress* c, Segment* p) {
-    int r = (int)c->o.rank;
-    orthonormalise((float*)p->sent, (int)p->rows, r);
-    skinny_product_transposed((float*)p->received, segment_x(c, p), (const float*)p->sent, (int)p->rows, (int)p->cols,
-                              r);
-    p->op = comm_all_reduce(c->comm, p->received, p->cols * (size_t)r, COMM_F32);
-}
-static void powersgd_end(Compress* c, Segment* p) {
-    low_rank_apply(segment_grads(c, p), segment_kept(c, p), segment_x(c, p), (const float*)p->sent,
-                   (const float*)p->received, 1.0f / (float)compress_ranks(c), (int)p->rows, (int)p->cols,
-                   (int)c->o.rank);
-    device_copy(segment_q(c, p, c->next), p->received, p->cols * (size_t)c->o.rank * sizeof(float));
-}
-
-// Error feedback, with the gradient g and what Q(e) restores of e: e += g; send Q(e); e -= Q(e). It is on by default
-// for methods where it does no harm with AdamW (see Errors in compress_methods.h). powersgd does not compress its first
-// steps, as in PyTorch.
-// Columns: name; text; whether a segment is one tensor; error feedback by default; whether gradient + error is kept
-// even without it; the first step that is compressed; cost, begin, middle (NULL: one message), end.
-static const CompressMethod compress_methods[COMPRESS_METHODS] = {
-    { "none", "gradients travel whole", false, false, false, 0, NULL, NULL, NULL, NULL },
-    { "bf16", "rounded to bf16", false, false, false, 0, bf16_cost, bf16_begin, NULL, bf16_end },
-    { "int8", "8 bits, blocks of 256", false, false, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
-    { "int4", "4 bits, blocks of 256", false, true, false, 0, blocks_cost, blocks_begin, blocks_middle, blocks_end },
-    { "top-k", "the largest of each tensor", true, false, true, 0, top_k_cost, top_k_begin, NULL, top_k_end },
-    { "sign", "signs, a scale a tensor", true, false, true, 0, sign_cost, sign_begin, NULL, sign_end },
-    { "powersgd", "P and Q of low rank", true, true, true, 50, powersgd_cost, powersgd_begin, powersgd_middle,
-      powersgd_end },
-};
-
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
 // and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
-// In a step that compresses, segments take the place of buckets.
 static void grad_ready(GPT2* g, int u, int i) {
-    Compress* c = &g->compress;
-    if (!g->last_micro) return;
+    if (g->ddp == DDP_NAIVE || !g->last_micro) return;
+    if (g->compress.active) { // this step sends segments instead of buckets
+        Segment* s = &g->compress.segments[g->segment_of[u][i]];
+        if (--s->missing == 0) segment_send(&g->compress, s); // section 5
+        return;
+    }
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
-    Segment* p = &c->segments[g->segment_of[u][i]];
-    if (c->active && --p->missing == 0) compress_send(c, p);
-    if (c->active || --b->missing > 0) return;
+    if (--b->missing > 0) return;
     b->missing = b->tensors; // for the next step
     b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
@@ -616,13 +540,104 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->last_micro = micro == accumulation - 1;
 }
 
+// The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
+static void gpt2_reduce_naive(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++)
+        comm_wait(g->dp, comm_all_reduce(g->dp, unit_grads(g, u), g->units[u].size, COMM_FLOATX));
+}
+
+// ---- how the gradients of a segment are summed over the ranks ----
+// A segment s contains n gradients (s->grads), its messages (s->packed, s->received), and its errors. Each exchange_*
+// function is called once per round. A round packs and sends a message. The last round begins when all messages have
+// arrived, and sets the gradients to the sum over the ranks, which is their mean (train_step).
+// Error feedback: a rank keeps the part of its gradients that Q, the compression, loses, and adds it in the next step:
+//     corrected = gradient + error;  send Q(corrected);  new_error = corrected - Q(corrected), the next step's error
+// Without error feedback, error and new_error are NULL: nothing is added or kept.
+//
+// int8, int4: integers, and a scale for each block of 256. These cannot be summed on the way: 100 + 100 is no int8, and
+// the ranks have different scales. So each rank owns a part of the segment, which it sums in fp32 and quantises again.
+// This has an error of its own. Each of the two messages takes (N-1) part_bytes. (QSGD, Alistarh et al. 2017, arXiv
+// 1610.02132; two messages as in ZeRO++, arXiv 2306.10209.)
+static void exchange_blocks(Compress* c, Segment* s) {
+    int bits = compress_bits(c);
+    size_t part = blocks_part(c, s), part_bytes = quantised_bytes(part, bits);
+    char* mine = s->packed + (size_t)c->comm->rank * part_bytes;
+    float* sum = c->scratch; // (part)
+    switch (s->round) {
+    case 0: // packed = Q(gradient + error); new_error is the rest. Each rank receives its part from all ranks.
+        quantise(s->packed, s->new_error, s->grads, FLOATX_DTYPE, s->error, s->n, bits);
+        s->op = comm_all_to_all(c->comm, s->received, s->packed, part_bytes, COMM_BYTE);
+        break;
+    case 1: // mine = Q(sum + sum_error), with the sum in rank order. All ranks receive all parts.
+        dequantise_sum(sum, DTYPE_F32, s->received, c->comm->size, part, bits);
+        quantise(mine, s->new_sum_error, sum, DTYPE_F32, s->sum_error, part, bits);
+        s->op = comm_all_gather(c->comm, s->packed, mine, part_bytes, COMM_BYTE);
+        break;
+    case 2: // Parts end where blocks end, so that all parts together are one row of blocks.
+        dequantise_sum(s->grads, FLOATX_DTYPE, s->packed, 1, s->n, bits);
+    }
+}
+
+// powersgd: P Q^T of rank r approximates a matrix M (Vogels et al. 2019, arXiv 1905.13727). P = M Q and Q = M^T P are
+// linear in M, so that two all-reduces can sum them over the ranks. Between the two, P is made orthonormal: P Q^T is
+// then the projection of M. The first Q is random, later steps start from the last Q: one power iteration per step.
+// The two messages take 2(N-1)/N times 4r rows and 4r cols bytes. M would take 2(N-1)/N times 4 rows cols.
+static void exchange_low_rank(Compress* c, Segment* s) {
+    int rows = (int)s->rows, cols = (int)s->cols, r = (int)c->o.low_rank;
+    float *M = s->corrected, *P = (float*)s->packed, *Q = (float*)s->received; // (rows,cols) (rows,r) (cols,r)
+    switch (s->round) {
+    case 0: // M = gradient + error; P = M Q, with the Q of the last step
+        add_error(M, s->grads, s->error, s->n);
+        skinny_product(P, M, s->last_q, rows, cols, r);
+        s->op = comm_all_reduce(c->comm, P, s->rows * (size_t)r, COMM_F32);
+        break;
+    case 1: // Q = M^T P
+        orthonormalise(P, rows, r);
+        skinny_product_transposed(Q, M, P, rows, cols, r);
+        s->op = comm_all_reduce(c->comm, Q, s->cols * (size_t)r, COMM_F32);
+        break;
+    case 2: // grads = P Q^T, the sum over the ranks; new_error = M - P Q^T / N
+        low_rank_apply(s->grads, s->new_error, M, P, Q, 1.0f / (float)c->comm->size, rows, cols, r);
+        device_copy(s->next_q, Q, s->cols * (size_t)r * sizeof(float));
+    }
+}
+
+// Waits for the last message of a segment, if it has sent one, and begins its next round.
+static void segment_advance(Compress* c, Segment* s) {
+    if (s->round > 0) comm_wait(c->comm, s->op);
+    compress_observe(c, s); // for --measure-error and --trace
+    switch (s->method) {
+    case COMPRESS_INT8:
+    case COMPRESS_INT4: exchange_blocks(c, s); break;
+    case COMPRESS_POWERSGD: exchange_low_rank(c, s); break;
+    default: exchange_other(c, s); // one message: bf16, top-k, sign, and 1-D tensors as they are
+    }
+    s->round++;
+}
+
+// Sends the first message of a segment whose gradients are final, and then the second message of the segment before it,
+// if it has two. By then its first message has had time to arrive, while the backward pass went on.
+static void segment_send(Compress* c, Segment* s) {
+    segment_advance(c, s);
+    if (s->messages == 1) return;
+    if (c->previous) segment_advance(c, c->previous);
+    c->previous = s;
+}
+
+// Finishes all segments. On return, their gradients are the same on all ranks.
+static void segments_finish(Compress* c) {
+    if (c->previous) segment_advance(c, c->previous);
+    for (int i = 0; i < c->num_segments; i++) segment_advance(c, &c->segments[i]); // sets the gradients
+}
+
 // Call after the backward pass. On return, each gradient is the mean over the global batch times the loss scale, the
 // same on all replicas. g->stats->loss is the sum over the global batch. train_step explains why a sum of gradients is
 // already their mean. All ranks then have the same gradients, whose norm (gpt2_clip) needs no sum over the ranks.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
-    if (g->compress.active) compress_finish(&g->compress);
+    if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
+    else if (g->compress.active) segments_finish(&g->compress);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     comm_wait(g->dp, loss);
 }
@@ -659,15 +674,13 @@ static void gpt2_broadcast(GPT2* g) {
 
 // Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
-    char* resumed = run->o.resume && run->from_checkpoint ? xstrdup(run->checkpoint.path) : NULL;
-    compress_share(&g->compress, &run->ranks->share);
+    compress_before_load(&g->compress, run, g->m); // each rank loads and saves errors of its own
     ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
-    compress_load(&g->compress, resumed);
-    free(resumed);
+    compress_after_load(&g->compress);
 }
 
-// All replicas hold the same state, and the first one saves it. In addition, each rank saves its own errors.
+// All replicas hold the same state, and the first one saves it.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
@@ -679,12 +692,13 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_compress", "train GPT-2 with data parallelism that compresses gradients");
     options_ranks(run);
+    g->ddp = DDP_BUCKETED;
     g->bucket_mb = 25;
-    options_compress(&run->table, &g->compress.o);
+    compress_options(&g->compress, run);
+    option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
+                  "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run->table, "bucket-mb", &g->bucket_mb, 1e-6, 1e6,
                  "MiB of gradients per bucket; the first has 1 at most");
-    run->ranks->predict_more = compress_predict_segments;
-    run->ranks->predict_self = &g->compress;
 }
 
 // Sets the fields that gpt2_predict_memory and gpt2_init need, except recompute, which gpt2_predict sets (section 9).
@@ -696,11 +710,11 @@ static void gpt2_configure(void* model, Run* run) {
     g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run);
-    g->steps = run->o.steps;
-    compress_configure(&g->compress, &run->table, compress_methods, g->dp, run->o.seed, gpt2_num_elements(g->config));
-    gpt2_init_units(g); // now, because the predictions need the segments
+    compress_configure(&g->compress, &run->table, g->dp, run->o.seed, run->o.steps, gpt2_num_elements(g->config));
+    require(g->ddp == DDP_BUCKETED || g->compress.o.method == COMPRESS_NONE,
+            "--compress sends segments of buckets: leave out --ddp naive");
+    gpt2_init_units(g); // already now, because the predictions need the segments
     gpt2_init_buckets(g);
-    gpt2_init_segments(g);
 }
 
 // Returns the mean loss over the first --eval-steps global batches of the validation data.
@@ -743,7 +757,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. It includes 1/N, so summing gradients averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    compress_step_begin(&g->compress, step, run->scaler.scale);
+    compress_step_begin(&g->compress, step, run->scaler.scale); // scales the errors like the gradients
     for (int micro = 0; micro < run->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -760,9 +774,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) run->updates++;
-    compress_step_end(&g->compress, stats.grad_scale == 0);
-    run->ranks->all.otherwise = gpt2_predict_sent_in(g, step) - run->ranks->sent + compress_measure_bytes(&g->compress);
-    report_compression_error(&g->compress, &run->log, step + 1);
+    compress_step_end(&g->compress, run, step, stats.grad_scale == 0); // a skipped step adds no errors
     trace_step(step + 1);
     return stats;
 }
@@ -770,7 +782,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 // Reports the model, the parallel layout and the predictions before training begins.
 static void gpt2_report(const GPT2* g, Run* run) {
     ranks_report(run);
-    report_compress(&g->compress, run, gpt2_predict_sent_in(g, -1)); // -1: a step without compression
+    report_compress(&g->compress, run);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.

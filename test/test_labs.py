@@ -132,7 +132,7 @@ def test_make_lab_without_a_program_lists_the_programs():
 def test_a_blank_ends_at_a_task_and_meets_no_claim(program, tmp_path):
     run, passed, not_yet = grade(program, made(program, tmp_path))
     assert run.status != 0 and passed == [] and set(not_yet) == claims(program).keys(), run
-    for pattern in rf"^0 of {len(not_yet)} claims hold; 0 runs", f"^write next: {blanks(program)[0][1]}, {tmp_path}/":
+    for pattern in rf"^0 of {len(not_yet)} claims hold; 0 runs", f"^write next: {re.escape(blanks(program)[0][1])}, {tmp_path}/":
         assert re.search(pattern, run.out, re.M), run
     for claim, about in claims(program).items():  # each says what is not written
         assert re.search(rf"^not yet  {re.escape(claim)}: .*\n.*{re.escape(about[0])}.*not written yet$", run.out, re.M), run

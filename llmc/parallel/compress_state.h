@@ -1,14 +1,15 @@
 /*
-compress_state.h - the errors of compressed gradients in a checkpoint: a file per rank beside the model's.
+compress_state.h - the errors of compressed gradients in a checkpoint: one file per rank, next to the model.
 
     OUT/step_00000100/errors_int8_00001_of_00004.safetensors
 
-It has the tensor `state`, as compress_methods.h lays it out. Its metadata say the loss scale of the state, what each float stands
-for (`layout`), a checksum of AdamW's m by which the file knows its checkpoint (`moments`), and a checksum of all this.
+It contains the tensor `state`, as compress_methods.h lays it out. Its metadata are the loss scale of the state, a
+checksum of the segments (`layout`), a checksum of AdamW's m by which the file knows its checkpoint (`moments`), and a
+checksum of all this.
 
-Errors belong to a method and a number of ranks: each rank's is what that rank has not sent. A run with another method,
-other buckets or another number of ranks begins with none, and says so. A stage that does not compress loads the rest of the
-checkpoint. A file that is missing, damaged, or another rank's or checkpoint's is refused.
+Errors belong to a method and a number of ranks: each rank saves the part of its gradients that it has not sent. A run
+with another method, other buckets or another number of ranks begins with none, and says so. A program that does not
+compress loads the rest of the checkpoint. A file that is missing, damaged, or of another rank or checkpoint is refused.
 */
 #ifndef LLMC_PARALLEL_COMPRESS_STATE_H
 #define LLMC_PARALLEL_COMPRESS_STATE_H
@@ -21,13 +22,13 @@ typedef struct {
     uint64_t layout, moments;
 } ErrorsFacts;
 
-// Returns a checksum of all that decides what a float of the state stands for.
+// Returns a checksum of the segments, which give each float of the state its meaning.
 static inline uint64_t compress_layout(const Compress* c) {
     uint64_t sum = checksum_element((uint64_t)c->o.feedback, 0), place = 1;
     for (int i = 0; i < c->num_segments; i++) {
-        const Segment* p = &c->segments[i];
-        SegmentCost cost = p->method->cost(c, p);
-        const size_t facts[] = { p->at, p->n, p->rows, p->cols, p->state, cost.x, cost.part, cost.q };
+        const Segment* s = &c->segments[i];
+        SegmentCost cost = segment_cost(c, s);
+        const size_t facts[] = { s->at, s->n, s->rows, s->cols, s->state_at, cost.x, cost.part, cost.q };
         for (int k = 0; k < 8; k++) sum += checksum_element(facts[k], place++);
     }
     return sum;
@@ -39,7 +40,7 @@ static inline ErrorsFacts errors_facts(const Compress* c) {
     return f;
 }
 
-// Returns what the checksum of a file has besides its n floats: the facts, and whose they are.
+// Returns the part of a file's checksum that is not of its n floats: the facts, the rank and the number of ranks.
 static inline uint64_t errors_facts_checksum(ErrorsFacts f, size_t n, int rank, int ranks) {
     uint64_t facts[] = { 0, f.layout, f.moments, (uint64_t)rank, (uint64_t)ranks }, sum = 0;
     memcpy(&facts[0], &f.loss_scale, sizeof f.loss_scale);
@@ -49,7 +50,7 @@ static inline uint64_t errors_facts_checksum(ErrorsFacts f, size_t n, int rank, 
 
 static inline CheckpointErrors errors_of(const Compress* c) {
     CheckpointErrors e = { "", compress_ranks(c) };
-    snprintf(e.method, sizeof e.method, "%s", c->method->name);
+    snprintf(e.method, sizeof e.method, "%s", compress_method(c)->name);
     return e;
 }
 
@@ -59,8 +60,9 @@ static inline json_t* errors_metadata(const Compress* c) {
     ErrorsFacts f = errors_facts(c);
     uint64_t sum = errors_facts_checksum(f, c->state_floats, c->comm->rank, compress_ranks(c))
                  + device_checksum(c->state, sizeof(float), c->state_floats);
-    return json_pack("{so, so, so, so}", "loss_scale", json_sprintf("%.17g", f.loss_scale), "layout", checkpoint_hex(f.layout),
-                     "moments", checkpoint_hex(f.moments), "checksum", checkpoint_hex(sum));
+    return json_pack("{so, so, so, so}", "loss_scale", json_sprintf("%.17g", f.loss_scale),
+                     "layout", checkpoint_hex(f.layout), "moments", checkpoint_hex(f.moments),
+                     "checksum", checkpoint_hex(sum));
 }
 
 // For SaveShare.beside: self is the Compress.
@@ -140,8 +142,9 @@ static inline bool errors_load(Compress* c, const char* folder) {
     return loaded;
 }
 
-// Takes the errors out of the checkpoint `folder`, whose moments are loaded, or says what is lost. NULL: no run is resumed.
-static inline void compress_load(Compress* c, const char* folder) {
+// Takes the errors out of the checkpoint c->resumed, whose moments are loaded, or says what is lost.
+static inline void compress_load(Compress* c) {
+    const char* folder = c->resumed;
     if (folder == NULL || !compress_keeps(c)) return; // then run_load says what is lost
     CheckpointErrors there = checkpoint_errors(folder), mine = errors_of(c);
     bool own = strcmp(there.method, mine.method) == 0 && there.ranks == mine.ranks;
@@ -149,7 +152,8 @@ static inline void compress_load(Compress* c, const char* folder) {
     const char* buckets = "other buckets (--bucket-mb, --rank, --error-feedback, precision)";
     char lost[128] = "";
     if (own) snprintf(lost, sizeof lost, "; those of %s are lost", buckets);
-    else if (there.ranks > 0) snprintf(lost, sizeof lost, "; those of %s on %d ranks are lost", there.method, there.ranks);
+    else if (there.ranks > 0)
+        snprintf(lost, sizeof lost, "; those of %s on %d ranks are lost", there.method, there.ranks);
     printf("compress   %s has no errors of %s on %d ranks%s: they begin at 0%s\n", folder, mine.method, mine.ranks,
            own ? " with these buckets" : "", lost);
 }

@@ -9,7 +9,7 @@ LONG = 4
 METHODS = ["bf16", "int8", "int4", "top-k", "sign", "powersgd"]
 
 
-# wte has 257 x 16 elements and wpe 16 x 16. A block's matrices are a bucket, and so are wpe and wte.
+# wte has 257 x 16 elements and wpe 16 x 16. The matrices of half a block are a segment of int8 and int4, and so are wpe and wte.
 def small(stage, ranks, *options, **settings):
     return trained(stage, f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size {12 // ranks} --total-batch-size 384 "
                    "--steps 8 --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --bucket-mb 0.1 --deterministic", *options, ranks=ranks, **settings)
@@ -43,7 +43,7 @@ def formula(method, N):
         return -(-n // 16) * 16
 
     whole = ring(4*vectors + 8)
-    if method.startswith("int"): return whole + blocks(273*16, int(method[3:])) + 2 * blocks(12*256, int(method[3:]))
+    if method.startswith("int"): return whole + sum(blocks(n, int(method[3:])) for n in (273*16, *2 * (4*256, 8*256)))
     return whole + sum({
         "bf16": ring(2*r*c), "top-k": (N - 1) * padded(8 * max(int(r*c * 0.01), 1)),
         "sign": (N - 1) * padded(4 + 4 * -(-r*c // 32)), "powersgd": ring(4 * 2*(r + c))}[method] for r, c in matrices)
@@ -87,6 +87,7 @@ def test_a_run_that_ends_before_compress_from_says_that_nothing_is_compressed():
     rest("--compress int8 --top-k-fraction 0.1", "fp32", "--top-k-fraction does nothing"),
     rest("--error-feedback", "fp32", "does nothing with --compress none"), rest("--no-error-feedback", "fp32", "does nothing with --compress none"),
     rest("--compress-from 5", "fp32", "does nothing with --compress none"),
+    rest("--compress int8 --ddp naive", "fp32", "--compress sends segments of buckets: leave out --ddp naive"),
     rest("--compress bf16", "bf16", "--compress bf16 saves nothing"), rest("--compress bf16", "fp16", "--compress bf16 saves nothing")])
 def test_options_that_do_nothing_are_refused(options, precision, pattern):
     assert_refused(train("compress", f"--data {TOKENS} --val-data=", options, ranks=2, precision=precision), pattern)

@@ -42,7 +42,7 @@ def functions_of(found):
     rest(2, "zero", "--zero-stage 3 --total-batch-size 512", ["grad_ready", "unit_params", *OUTSIDE], BLOCKS, False),
     rest(2, "tp", "", PARTS, None, False),
     rest(2, "pp", "--batch-size 2", [*PIPE, "add_squares"], {"root", "messages", "no unit"}, False),
-    rest(2, "compress", "--compress int8", ["blocks_begin", "blocks_middle", "grad_ready", "gpt2_reduce"], BLOCKS, False),
+    rest(2, "compress", "--compress int8", ["exchange_blocks", "segment_advance", "gpt2_reduce"], BLOCKS | {"root to block 2"}, False),
     rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", [*PARTS, *PIPE], None, False),
     rest(2, "cp", "--cp allgather", ["gather_attention", "grad_ready", "gpt2_reduce"], None, False),
     rest(4, "cp", "--cp ring", ["ring_begin", "ring_backward", "grad_ready", "gpt2_reduce"], None, False)],

@@ -106,7 +106,7 @@ GPT2 --compress int8 => ^ddp int8: train_gpt2_compress, from the step on ~ compr
 GPT2 --compress top-k => ^ddp top-k:  ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp top-k +ranks
 GPT2 --compress bf16 --precision fp32 => ^ddp bf16: 
 --validate => ^times +75 rows, half of them within [0-9.]+ %$
-METHODS --memory-bandwidth 1e11 => ^  int8 +190 MB .* 16.54 +2.04 
+METHODS --memory-bandwidth 1e11 => ^  int8 +190 MB .* 16.55 +2.04 
 METHODS => computing takes 10 ms, and summing all gradients 8 ms$ ~ ^  none +747 MB +100.0% .* 8.00 .* 1.00 +55.6%  ~
     ^  bf16 .* 50.0% .* 4.00 .* 71.4%  ~ ^  int8 .* 83.1%  ~ ^  powersgd .* 99.4%  ~ ^  fp32, ring +4.000 +6.000 +7.000  ~
     ^  PyTorch.s int8 hook, gathered +1.000 +3.000 +7.000 +15.000 

@@ -59,15 +59,15 @@ static void ranks_open(int N, int method, long long rank) {
         k->comm.backend = &backend;
         k->comm.world_rank = (int*)xcalloc((size_t)N, sizeof(int));
         Compress* c = &k->c;
-        c->o = (CompressOptions){ .method = method, .feedback = 1, .fraction = 0.05, .rank = rank };
-        c->method = &compress_methods[method];
+        c->o = (CompressOptions){ .method = method, .feedback = 1, .fraction = 0.05, .low_rank = rank };
         c->comm = &k->comm;
         c->num_elements = ELEMENTS;
         c->num_segments = SEGMENTS;
         c->segments = (Segment*)xcalloc(SEGMENTS, sizeof(Segment));
         for (int i = 0; i < SEGMENTS; i++) {
             size_t n = rows[i] * cols[i], at = c->compressed;
-            c->segments[i] = (Segment){ .method = c->method, .bucket = i, .at = at, .n = n, .rows = rows[i], .cols = cols[i] };
+            c->segments[i] = (Segment){ .method = method, .messages = compress_methods[method].messages, .bucket = i,
+                                        .at = at, .n = n, .rows = rows[i], .cols = cols[i] };
             c->compressed += n;
         }
         compress_init(c, k->grads);
@@ -79,18 +79,19 @@ static void ranks_close(void) {
         comm_free(&ranks[r].comm);
     }
 }
-// Does to all ranks, in turn, what compress_send and compress_finish do to one.
+// Does to all ranks, in turn, what segment_send and segments_finish do to one.
 static void take_step(long long step) {
     for (int r = 0; r < num_ranks; r++) compress_step_begin(&ranks[r].c, step, 1);
     memset(&messages, 0, sizeof messages);
-    for (int i = 0; i < SEGMENTS; i++) for (int r = 0; r < num_ranks; r++) compress_send(&ranks[r].c, &ranks[r].c.segments[i]);
+    for (int i = 0; i < SEGMENTS; i++)
+        for (int r = 0; r < num_ranks; r++) segment_send(&ranks[r].c, &ranks[r].c.segments[i]);
     for (int i = 0; i < SEGMENTS; i++) {
-        bool last_needs_two = i == SEGMENTS - 1 && ranks[0].c.method->middle;
-        for (int r = 0; r < num_ranks && last_needs_two; r++) compress_advance(&ranks[r].c, &ranks[r].c.segments[i]);
-        for (int r = 0; r < num_ranks; r++) compress_advance(&ranks[r].c, &ranks[r].c.segments[i]);
+        bool last_needs_two = i == SEGMENTS - 1 && ranks[0].c.segments[i].messages == 2;
+        for (int r = 0; r < num_ranks && last_needs_two; r++) segment_advance(&ranks[r].c, &ranks[r].c.segments[i]);
+        for (int r = 0; r < num_ranks; r++) segment_advance(&ranks[r].c, &ranks[r].c.segments[i]);
     }
 }
-static void end_step(bool skipped) { for (int r = 0; r < num_ranks; r++) compress_step_end(&ranks[r].c, skipped); }
+static void end_step(bool skipped) { for (int r = 0; r < num_ranks; r++) compress_keep_errors(&ranks[r].c, skipped); }
 static float applied(const Rank* k, size_t i) { return to_float(k->grads[i]); }
 static void require_equal_ranks(void) {
     for (int r = 1; r < num_ranks; r++)
@@ -101,10 +102,12 @@ static double kept(size_t i) {
     double sum = 0;
     for (int r = 0; r < num_ranks; r++) {
         Compress* c = &ranks[r].c;
-        const Segment* p = &c->segments[i >= c->segments[1].at];
-        size_t k = i - p->at, part = c->method->cost(c, p).part;
-        sum += c->state[p->state + k];
-        if (part > 0 && k / part == (size_t)r) sum += segment_part(c, p, c->state)[k % part];
+        const Segment* s = &c->segments[i >= c->segments[1].at];
+        SegmentCost cost = segment_cost(c, s);
+        size_t k = i - s->at;
+        const float* errors = c->state + s->state_at;
+        sum += errors[k];
+        if (cost.part > 0 && k / cost.part == (size_t)r) sum += errors[cost.x + k % cost.part];
     }
     return sum;
 }
@@ -194,7 +197,7 @@ TEST(errors_follow_the_loss_scale) {
     ranks_open(2, COMPRESS_SIGN, 1);
     for (int r = 0; r < 2; r++) for (size_t i = 0; i < ELEMENTS; i++) ranks[r].grads[i] = to_floatX((float)i);
     take_step(0);
-    compress_step_end(&ranks[0].c, false);
+    compress_keep_errors(&ranks[0].c, false);
     float before = ranks[0].c.state[17];
     assert_true(before != 0);
     compress_step_begin(&ranks[0].c, 1, 0.5);

@@ -126,12 +126,14 @@ def touched(plan, n, row):
 
 
 def segments_of(plan):
-    """Of the root, and of all blocks. What has no buffers is sent whole."""
+    """Of the root, and of all blocks. A segment that is not compressed and has a buffer is copied into it and back."""
     root, blocks, method = Segments(), Segments(), plan.method
-    for begin, n, sent, received in answer_of(plan, DDP)["more"]: # bytes of its buffers
+    for begin, n, sent, received, is_compressed in answer_of(plan, DDP)["more"]: # bytes of its buffers
         u = root if begin < plan.shape.unit(0) else blocks
-        if sent == 0:
+        if not is_compressed:
             u.add(ALL_REDUCE, float(n * plan.X))
+            u.packing += 2.0 * sent
+            u.unpacking += 2.0 * sent
             continue
         packing, unpacking = touched(plan, float(n), float(sent))
         u.packing += packing
