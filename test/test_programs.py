@@ -15,7 +15,7 @@ PLUMBING, COLUMNS = programs.HEADINGS["plumbing"], 120
 # Functions of section 9 that differ from ddp's, and why.
 OTHER_PLUMBING = {("zeropp", "unit_checksum"): "a unit is in two places there"}
 # Headers with longer lines, besides those of llmc/parallel.
-LONG_LINES = {"report_compress.h", "compress_run.h", "report_stages.h", "mesh_run.h", "context_run.h"}
+LONG_LINES = {"report_stages.h", "mesh_run.h", "context_run.h"}
 
 
 # ---- programs ----
