@@ -312,7 +312,7 @@ static void ulysses_to_tokens(ContextParallel* cp, floatX* out, floatX* in, size
 // both: s = log(exp(s1) + exp(s2)), o = exp(s1 - s) o1 + exp(s2 - s) o2.
 static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floatX* dout, float* dkv) {
     ContextParallel* cp = &g->cp;
-    int B = cp->B, n = cp->chunk_tokens, C = g->config.C, NH = g->config.NH;
+    int B = cp->B, tokens = cp->chunk_tokens, C = g->config.C, NH = g->config.NH;
     for (int j = 0; j < cp->chunks; j++)
         for (int i = 0; i < cp->chunks; i++) {
             int queries = context_chunk(cp, cp->rank, j), keys = context_chunk(cp, owner, i); // chunks of the sequence
@@ -321,9 +321,9 @@ static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floa
             bool causal = keys == queries, merge = owner != cp->rank || i > 0; // a rank's own first chunk comes first
             if (keys > queries) continue;
             if (dout == NULL) attention_part_forward(cp->out + q, stats, a.qkv + 3*q, kv + k, causal, merge,
-                                                     B, n, C, NH);
+                                                     B, tokens, C, NH);
             else attention_part_backward(cp->dq + q, dkv + k, dout + q, a.qkv + 3*q, kv + k, a.atty + q, stats, causal,
-                                         B, n, C, NH);
+                                         B, tokens, C, NH);
             if (dout) context_count_pairs(cp, causal); // for the report
         }
 }
@@ -332,25 +332,25 @@ static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floa
 // gradients of its own keys and values, summed over all ranks.
 static void gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
     ContextParallel* cp = &g->cp;
-    size_t n = context_elements(cp, 2*g->config.C);
-    floatX* own = cp->kv_all + (size_t)cp->rank * n;
+    size_t size = context_elements(cp, 2*g->config.C);
+    floatX* own = cp->kv_all + (size_t)cp->rank * size;
     context_take_kv(cp, own, a.qkv);
-    CommOp gathered = comm_all_gather(&cp->comm, cp->kv_all, own, n, COMM_FLOATX);
-    if (dout) device_zero(cp->dkv_all, (size_t)cp->c * n * sizeof(float));
+    CommOp gathered = comm_all_gather(&cp->comm, cp->kv_all, own, size, COMM_FLOATX);
+    if (dout) device_zero(cp->dkv_all, (size_t)cp->c * size * sizeof(float));
     for (int s = 0; s < cp->c; s++) { // its own come first, while the others arrive
         int owner = (cp->rank + s) % cp->c;
         if (s == 1 || cp->c == 1) comm_wait(&cp->comm, gathered);
-        attend(g, a, cp->kv_all + (size_t)owner * n, owner, dout, cp->dkv_all + (size_t)owner * n);
+        attend(g, a, cp->kv_all + (size_t)owner * size, owner, dout, cp->dkv_all + (size_t)owner * size);
     }
-    if (dout) comm_wait(&cp->comm, comm_reduce_scatter(&cp->comm, cp->dkv_own, cp->dkv_all, n, COMM_F32));
+    if (dout) comm_wait(&cp->comm, comm_reduce_scatter(&cp->comm, cp->dkv_own, cp->dkv_all, size, COMM_F32));
 }
 
 // Ring: in step s a rank attends to the keys and values of rank (rank + s) mod c, in kv[s % 2]. At the same time it
 // sends them to the rank below, and receives the next ones from above.
 static void ring_begin(ContextParallel* cp, int s, CommOp moved[2]) {
     int owner = (cp->rank + s) % cp->c, next = (owner + 1) % cp->c;
-    size_t n = context_offset(cp, 1, 2*(int)cp->C); // of one chunk
-    size_t in = n * context_chunks_sent(cp, cp->rank, next), out = n * context_chunks_sent(cp, cp->below, owner);
+    size_t kv = context_offset(cp, 1, 2*(int)cp->C); // elements of one chunk
+    size_t in = kv * context_chunks_sent(cp, cp->rank, next), out = kv * context_chunks_sent(cp, cp->below, owner);
     if (s == cp->c - 1) return;
     moved[0] = comm_recv(&cp->comm, cp->kv[(s + 1) % 2], in, COMM_FLOATX, cp->above);
     moved[1] = comm_send(&cp->comm, cp->kv[s % 2], out, COMM_FLOATX, cp->below);
@@ -372,25 +372,25 @@ static void ring_forward(GPT2* g, BlockActs a) {
 // it on. After c-1 hops the sum reaches the owner, which adds it to its own part in dkv_own.
 static void ring_backward(GPT2* g, BlockActs a, const floatX* dout) {
     ContextParallel* cp = &g->cp;
-    size_t n = context_elements(cp, 2*g->config.C);
+    size_t size = context_elements(cp, 2*g->config.C);
     CommOp moved[2] = { 0, 0 }, added[2] = { 0, 0 };
     context_take_kv(cp, cp->kv[0], a.qkv);
     for (int s = 0; s < cp->c; s++) {
         float* part = s == 0 ? cp->dkv_own : cp->dkv[s % 2];
         ring_begin(cp, s, moved);
-        device_zero(part, n * sizeof(float));
+        device_zero(part, size * sizeof(float));
         attend(g, a, cp->kv[s % 2], (cp->rank + s) % cp->c, dout, part);
         if (s < cp->c - 1) ring_end(cp, moved);
         if (s > 1) {
             ring_end(cp, added);
-            add_in_place_fp32(part, cp->dkv_received, n);
+            add_in_place_fp32(part, cp->dkv_received, size);
         }
-        if (s > 0) added[0] = comm_recv(&cp->comm, cp->dkv_received, n, COMM_F32, cp->above);
-        if (s > 0) added[1] = comm_send(&cp->comm, part, n, COMM_F32, cp->below);
+        if (s > 0) added[0] = comm_recv(&cp->comm, cp->dkv_received, size, COMM_F32, cp->above);
+        if (s > 0) added[1] = comm_send(&cp->comm, part, size, COMM_F32, cp->below);
     }
     if (cp->c == 1) return;
     ring_end(cp, added);
-    add_in_place_fp32(cp->dkv_own, cp->dkv_received, n);
+    add_in_place_fp32(cp->dkv_own, cp->dkv_received, size);
 }
 
 // Computes a.atty (B,T,C) from qkv (B,T,3C) for this rank's tokens. Keeps all that the backward pass needs.
