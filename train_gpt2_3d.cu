@@ -445,7 +445,7 @@ static void keep_for_weights(const GPT2* g, floatX* kept, const floatX* x) {
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; }
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls this again
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     tp_enter_begin(&g->rows, a.ln2);
