@@ -47,8 +47,8 @@ static inline void action_times_settle(ActionTimes* t) {
     t->count = 0;
 }
 
-// From now on the rank computes, sends and waits for this action: the timeline and the watchdog say so. Evaluations, after
-// a step's last action and before the next step, are not announced.
+// From now on the rank computes, sends and waits for this action: the timeline and the watchdog say so. Evaluations,
+// which run between the last action of a step and the next step, are not announced.
 static inline void action_announce(void* times, Action a) {
     static const char* const letters[] = { "F", "B", "I", "W" }; // as in parallel/pipeline.h
     ActionTimes* t = (ActionTimes*)times;
