@@ -2,12 +2,13 @@
 Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d replicas of the model, each in p pipeline stages of t
 ranks that share its matrices. N = d*p*t (Narayanan et al., arXiv 2104.04473).
 
-The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged. The merge adds three interactions: a message between
-stages has this rank's rows (--sequence-parallel); the gradients of the tied root are summed over its two stages before
-their sum over dp; and with ZeRO-1 over dp each unit is a bucket.
+The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Beyond the merge there are
+sizes, such as a message between stages, which has this rank's rows (--sequence-parallel); the order of two sums, the
+tied root's over its two stages before those over dp; bytes predicted for each axis; and ZeRO-1 over dp.
 
 Mesh      Ranks along tp are neighbours, because they send most. Of dp and pp, --mesh names the outer axis first.
---zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu.
+--zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from num_shards to
+          gpt2_gather_finish, and lines marked "ZeRO". A unit is then a bucket.
 
 Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of each cut tensor. --zero-stage 1 divides 8 (fp32) or 12
           (16 bits) of the 16 bytes per parameter by d.
@@ -34,7 +35,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_enter, tp_leave, tp_leave_backward, tp_enter_backward
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, the four seams, tp_bias, tp_acts_alloc, ...
 #include "llmc/run/predict.h"          // defines: run_predict
 #include "llmc/run/report_stages.h"    // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
@@ -59,13 +60,13 @@ typedef struct {
     float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
     float *att_stats;                   // (B,NH/t,T)
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
-    floatX *dout, *dfch, *dres2, *dqkv; // (B,T,C) (B,T,4C) (B,T,C) (B,T,3C) for W, with zb-h1
+    floatX *dout, *dfch, *dres2, *dqkv; // (B,T,C) (B,T,4D) (B,T,C) (B,T,3D) that I keeps for W; NULL without zb-h1
 } BlockActs;
 
 // The activations of a micro-batch that a stage keeps between the forward and the backward pass.
 typedef struct {
-    BlockActs acts[MAX_BLOCKS];     // of the blocks of the stage
-    floatX *resf, *lnf;             // (B,T,C) (B,T,C) as in GPT2; NULL on ranks without the head
+    BlockActs acts[MAX_BLOCKS + 1]; // of the stage's blocks; with the head, the res1 after the last block is resf
+    floatX* lnf;                    // (B,T,C) as in GPT2; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) as in GPT2; NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
 } Slot;
@@ -91,8 +92,9 @@ typedef struct {
     int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
     size_t num_params;
-    long long zero_stage;           // 0, or 1: each dp rank has the optimizer's state for its shards
-    size_t own_elements;            // in one shard of every unit; without ZeRO a shard is the whole unit
+    long long zero_stage;           // ZeRO: 0, or 1: each dp rank has the optimizer's state for its shards
+    size_t own_elements;            // ZeRO: in one shard of every unit; without ZeRO a shard is the whole unit
+    CommOp gathering[MAX_UNITS];    // ZeRO: the all-gather of a unit after the update, while it is under way
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
     float *m, *v;                   // (own_elements) AdamW moments, owned
@@ -101,7 +103,7 @@ typedef struct {
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
     int num_slots;
-    BlockActs acts[MAX_BLOCKS];     // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
+    BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -120,7 +122,6 @@ typedef struct {
     Action action;                  // the current action
     int stage, first, last;         // its stage, and the blocks of this stage: [first, last)
     ActionTimes times;              // how long actions take, for the report
-    CommOp gathering[MAX_UNITS];    // with ZeRO, the all-gather of a unit after the update, while it is under way
     bool root_is_summed;            // the two stages with the root have summed its gradients
     TokenRange tokens;              // whose rows of wte this rank holds
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
@@ -173,20 +174,14 @@ static float* stats_alloc(const GPT2* g, size_t n) {
     return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
 }
 
-// The same for this rank's rows.
-static floatX* own_acts_alloc(const GPT2* g, size_t n) { return tp_gather_alloc(&g->rows, g->rows.max_count * n); }
-static float* own_stats_alloc(const GPT2* g) {
-    return (float*)device_alloc(g->rows.max_count * sizeof(float), MEMORY_ACTIVATIONS);
-}
-
 // Allocates everything except res1, which blocks never share.
 static void block_acts_init(const GPT2* g, BlockActs* a) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    a->ln1 = own_acts_alloc(g, C); a->ln1_mean = own_stats_alloc(g); a->ln1_rstd = own_stats_alloc(g);
+    a->ln1 = tp_acts_alloc(&g->rows, C); a->ln1_mean = tp_stats_alloc(&g->rows); a->ln1_rstd = tp_stats_alloc(&g->rows);
     a->qkv = acts_alloc(g, 3*D); a->att_stats = stats_alloc(g, NH);
     a->atty = acts_alloc(g, D);
-    a->res2 = own_acts_alloc(g, C);
-    a->ln2 = own_acts_alloc(g, C); a->ln2_mean = own_stats_alloc(g); a->ln2_rstd = own_stats_alloc(g);
+    a->res2 = tp_acts_alloc(&g->rows, C);
+    a->ln2 = tp_acts_alloc(&g->rows, C); a->ln2_mean = tp_stats_alloc(&g->rows); a->ln2_rstd = tp_stats_alloc(&g->rows);
     a->fch = acts_alloc(g, 4*D);
     a->gelu = acts_alloc(g, 4*D);
 }
@@ -197,6 +192,9 @@ static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 // Returns how many slots keep gradients for a delayed W.
 static int weight_slots(const GPT2* g) { return pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); }
 
+// ZeRO-1 over dp, as in train_gpt2_zero.cu: a rank has the optimizer's state for one shard of each unit, updates
+// the parameters there, and gathers the others. Lines elsewhere that serve it are marked "ZeRO". Without them, and with
+// one shard per unit, this program is the merge of pp and tp.
 static int num_shards(const GPT2* g) { return g->zero_stage == 1 ? g->dp->size : 1; }
 static size_t shard_size(const GPT2* g, int u) { // without ZeRO nothing is padded, because buckets span units
     return g->zero_stage == 1 ? shard_of(g->units[u].size, num_shards(g)) : g->units[u].size;
@@ -204,15 +202,28 @@ static size_t shard_size(const GPT2* g, int u) { // without ZeRO nothing is padd
 static size_t shard_begin(const GPT2* g, int u) {
     return g->zero_stage == 1 ? (size_t)g->dp->rank * shard_size(g, u) : 0;
 }
+// Begins to gather all parameters from the ranks' shards, in the order of the next forward pass.
+static void gpt2_gather(GPT2* g) {
+    for (int u = 0; u < g->num_units && g->zero_stage == 1; u++) {
+        floatX* whole = g->params + g->units[u].offset;
+        if (g->units[u].size == 0) continue;
+        g->gathering[u] = comm_all_gather(g->dp, whole, whole + shard_begin(g, u), shard_size(g, u), COMM_FLOATX);
+    }
+}
+// Waits for the gathers after the last update, unless a forward pass has done so.
+static void gpt2_gather_finish(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);
+}
 
+// Called by gpt2_configure, because predictions need the sizes.
 static void gpt2_init_units(GPT2* g) {
     g->num_params = g->own_elements = 0;
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
-        g->own_elements += shard_size(g, u);
-        g->num_params = (size_t)num_shards(g) * g->own_elements;
-        g->gathering[u] = NO_OP;
+        g->own_elements += shard_size(g, u);                     // ZeRO
+        g->num_params = (size_t)num_shards(g) * g->own_elements; // ZeRO
+        g->gathering[u] = NO_OP;                                 // ZeRO
     }
 }
 
@@ -227,10 +238,10 @@ static void gpt2_init_params(GPT2* g) {
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)num_shards(g);
+        size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)num_shards(g); // ZeRO
         if (begin >= g->units[u].size) continue; // of another stage, or nothing but padding
         ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin,
-                                          shard_size(g, u));
+                                          shard_size(g, u)); // ZeRO: of this rank's part, its shard
         p.params = g->params + g->units[u].offset + begin;
         p.grads = g->grads + g->units[u].offset + begin;
         p.master = g->master ? g->master + at : NULL;
@@ -242,27 +253,26 @@ static void gpt2_init_ranges(GPT2* g) {
 }
 
 // Returns true if block i of slot s has its own activations. With recomputation, most share those of block 0 of slot 0.
-static bool has_own_acts(const GPT2* g, int s, int i) { return s + i == 0 || s < weight_slots(g) || !g->recompute; }
+static bool has_own_acts(const GPT2* g, int s, int i) {
+    return i < g->stages.most_blocks && (s + i == 0 || s < weight_slots(g) || !g->recompute);
+}
 
 static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     size_t D = C / (size_t)g->tp->size;
     Slot* slot = &g->slots[s];
-    for (int i = 0; i < g->stages.most_blocks; i++) {
+    for (int i = 0; i < g->stages.most_blocks + stages_have_head(&g->stages); i++) {
         BlockActs* a = &slot->acts[i];
         *a = g->slots[0].acts[0];
         if (has_own_acts(g, s, i)) block_acts_init(g, a);
-        a->res1 = own_acts_alloc(g, C);
-        if (s >= weight_slots(g)) continue;
-        a->dout = acts_alloc(g, C);
-        a->dfch = acts_alloc(g, 4*D);
-        a->dres2 = acts_alloc(g, C);
-        a->dqkv = acts_alloc(g, 3*D);
+        a->res1 = tp_acts_alloc(&g->rows, C);
+        if (s >= weight_slots(g) || i == g->stages.most_blocks) continue;
+        a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*D);
+        a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*D);
     }
     if (stages_have_head(&g->stages)) {
-        slot->resf = own_acts_alloc(g, C);
-        slot->lnf = tp_gather_alloc(&g->rows, BT*C);
-        slot->lnf_mean = own_stats_alloc(g); slot->lnf_rstd = own_stats_alloc(g);
+        slot->lnf = tp_gather_alloc(&g->rows, C);
+        slot->lnf_mean = tp_stats_alloc(&g->rows); slot->lnf_rstd = tp_stats_alloc(&g->rows);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     slot->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -276,15 +286,14 @@ static void gpt2_init_acts(GPT2* g) {
 }
 
 static void gpt2_init_scratch(GPT2* g) {
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C, t = (size_t)g->tp->size;
-    g->rows.out = tp_alloc(&g->rows, BT*C);
-    if (g->rows.options.sequence_parallel) g->rows.in = tp_alloc(&g->rows, BT*C);
+    size_t C = (size_t)g->config.C, t = (size_t)g->tp->size;
+    tp_buffers_alloc(&g->rows);
     g->logits = (floatX*)device_alloc((size_t)g->logits_rows * (size_t)g->tokens.count * sizeof(floatX),
                                       MEMORY_ACTIVATIONS);
     g->row_stats = (float*)device_alloc(t * (size_t)g->logits_rows * 3 * sizeof(float), MEMORY_ACTIVATIONS);
     g->losses = stats_alloc(g, 1);
-    g->dres = own_acts_alloc(g, C);
-    g->dbtc = tp_alloc(&g->rows, BT*C);
+    g->dres = tp_acts_alloc(&g->rows, C);
+    g->dbtc = tp_sum_alloc(&g->rows, C);
     g->dbt4c = acts_alloc(g, 4*C / t);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
@@ -303,7 +312,7 @@ static void gpt2_init_buckets(GPT2* g) {
             size_t n = tensor_part_elements(unit_tensor(g->config, u, i), g->tp->size);
             begin -= n;
             bool is_full = b && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
-            if (g->zero_stage == 1) is_full = i == unit_tensors(u) - 1; // a unit is a bucket
+            if (g->zero_stage == 1) is_full = i == unit_tensors(u) - 1; // ZeRO: a unit is a bucket
             if (b == NULL || is_full) {
                 if (b != NULL) limit = g->bucket_mb;
                 b = &g->buckets[g->num_buckets++];
@@ -356,7 +365,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
-    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * g->own_elements;
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * g->own_elements; // ZeRO
     bytes[MEMORY_ACTIVATIONS] = R * per_row + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
@@ -369,9 +378,7 @@ static double gpt2_predict_sent(GPT2* g) {
     int zero = g->zero_stage == 1, embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
     int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages);
-    double gradients = 0;
-    for (int u = 0; u < g->num_units; u++)
-        gradients += (double)(zero ? (size_t)d * shard_size(g, u) : g->units[u].size) * X;
+    double gradients = (double)g->num_params * X; // with ZeRO's padding
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
     sums += again + cut * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
@@ -380,7 +387,7 @@ static double gpt2_predict_sent(GPT2* g) {
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)tp_count(&g->rows, (size_t)BT) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
-    sent[MESH_DP] = ring_bytes(gradients + (zero ? 3 : 1) * (double)sizeof(double), d); // with ZeRO also parameters
+    sent[MESH_DP] = ring_bytes(gradients + (zero ? 3 : 1) * (double)sizeof(double), d); // ZeRO: norms, too
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
@@ -396,7 +403,7 @@ static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, con
     matmul_forward(a.qkv, tp_enter(&g->rows, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
     matmul_forward(g->rows.out, a.atty, p.projw, tp_bias(&g->rows, p.projb), BT, D, C); // row-parallel
-    tp_leave(&g->rows, g->branch, g->rows.out);
+    tp_leave(&g->rows, g->branch, g->rows.out); // branch = the sum of out over the ranks
 }
 
 // Computes all activations of the MLP except its output: the backward pass needs no more.
@@ -421,43 +428,40 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
 // and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
-    if (u == 0 && !g->root_is_summed) return; // gpt2_reduce calls this again
+    if (u == 0 && !g->root_is_summed) return; // gpt2_reduce_tied calls this again after it has summed the root
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
     if (--b->missing > 0) return;
     b->missing = b->tensors; // for the next step
     floatX* grads = g->grads + b->begin;
     b->reduced = g->zero_stage == 0 ? comm_all_reduce(g->dp, grads, b->size, COMM_FLOATX)
-               : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX);
+               : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX); // ZeRO
 }
 
-// Returns true if the current action is I, and then copies x (B,T,C) to `kept`: W, a later action, needs it, but the
-// layers before this one overwrite it.
-static bool is_put_off(const GPT2* g, floatX* kept, const floatX* x) {
-    if (g->action.kind != ACT_BACKWARD_INPUT) return false;
+// Copies x (B,T,C), which the layers before this one overwrite, for W, a later action.
+static void keep_for_weights(const GPT2* g, floatX* kept, const floatX* x) {
     device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
-    return true;
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (is_put_off(g, a.dout, dout)) return;
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls this again
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_again(&g->rows, a.ln2);
+    tp_enter_begin(&g->rows, a.ln2);
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_entered_again(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
 
 // g->dres holds the gradient of the block's output on entry, and of res2 on return.
 static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
-    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc;
+    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc; // a.dfch: W needs it later
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     floatX* dout = tp_leave_backward(&g->rows, g->dres);
@@ -465,9 +469,9 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*D);
-    tp_enter_backward(&g->rows, dln2); // overlaps with the gradients of the weights
+    tp_enter_backward_begin(&g->rows, dln2); // overlaps with the gradients of the weights
     block_mlp_backward_weight(g, u, dp, a, dout, dfch);
-    dln2 = tp_entered_backward(&g->rows, dln2);
+    dln2 = tp_enter_backward_end(&g->rows, dln2);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -478,16 +482,16 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (is_put_off(g, a.dres2, dres2)) return;
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dres2, dres2); return; }
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_again(&g->rows, a.ln1);
+    tp_enter_begin(&g->rows, a.ln1);
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_entered_again(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
@@ -504,9 +508,9 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
     attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, D, NH / t);
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*D);
-    tp_enter_backward(&g->rows, dln1);
+    tp_enter_backward_begin(&g->rows, dln1);
     block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
-    dln1 = tp_entered_backward(&g->rows, dln1);
+    dln1 = tp_enter_backward_end(&g->rows, dln1);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -519,7 +523,7 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 
 // Returns the parameters of unit u. They may be used until unit_release.
 static floatX* unit_params(GPT2* g, int u) {
-    comm_finish(g->dp, &g->gathering[u]); // with ZeRO: the gather that followed the last update
+    comm_finish(g->dp, &g->gathering[u]); // ZeRO: the gather that followed the last update
     return g->params + g->units[u].offset;
 }
 
@@ -540,26 +544,28 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    tp_begin(&g->rows, B * T);
-    g->branch = tp_own_rows(&g->rows, g->rows.out);
+    g->branch = tp_begin(&g->rows, B * T);
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
 static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); }
 
-// Makes a slot and the stage of a chunk the current ones. Blocks use the activations of slot `set`, except res1: that
-// is the same slot, or with recomputation one of fewer, because only some are recomputed at a time.
-static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
-    Slot* s = &g->slots[slot];
-    g->stage = stages_at(&g->stages, chunk);
+// Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
+// res1; the other activations are those of a slot that no other micro-batch uses now.
+static void gpt2_select(GPT2* g, Action a, int slot) {
+    const Slot* s = &g->slots[slot];
+    const Slot* others = g->recompute ? &g->slots[pipeline_acts_slot(g->pipeline, g->pp->rank, a, true)] : s;
+    g->action = a;
+    g->stage = stages_at(&g->stages, a.chunk);
     g->first = g->stages.begin[g->stage];
     g->last = g->stages.begin[g->stage + 1];
-    for (int l = g->first; l < g->last; l++) {
-        g->acts[l] = g->slots[set].acts[l - g->first];
+    for (int l = g->first; l <= g->last; l++) {
+        g->acts[l] = others->acts[l - g->first];
         g->acts[l].res1 = s->acts[l - g->first].res1;
     }
-    g->resf = s->resf; g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
+    g->resf = g->acts[g->last].res1; // of a stage without blocks, which has only the head, also the input
+    g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
 
@@ -593,7 +599,7 @@ static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
 static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->first < g->last ? g->acts[g->first].res1 : g->resf, *branch = NULL;
+    const floatX *x = g->acts[g->first].res1, *branch = NULL;
     for (int l = g->first; l < g->last; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
@@ -630,7 +636,7 @@ static void head_forward(GPT2* g, const floatX* wte) {
 }
 
 // Computes g->losses and, while the logits still exist, their gradients: g->dbtc becomes the gradient of g->lnf.
-// dloss is the weight of one token's loss. tp_leave sums the gradients of lnf over the ranks, each from its own tokens.
+// dloss is the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -644,7 +650,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    tp_leave(&g->rows, tp_own_rows(&g->rows, g->dbtc), g->dbtc);
+    tp_enter_backward_begin(&g->rows, g->dbtc); // each rank has the part of its own tokens
 }
 
 // Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
@@ -653,7 +659,7 @@ static void head_backward(GPT2* g, RootParams root, RootParams droot, float dlos
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    floatX* dlnf = tp_own_rows(&g->rows, g->dbtc);
+    floatX* dlnf = tp_enter_backward_end(&g->rows, g->dbtc);
     device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
     layernorm_backward(g->dres, droot.lnfw, droot.lnfb, dlnf, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -708,18 +714,17 @@ static void gpt2_backward_weight(GPT2* g) {
 }
 
 // Call before a step. A stage computes only some gradients of the root. The rest must be 0, because stages are summed,
-// and because a stage without the head adds to the gradient of wte.
+// and because a stage without the head adds to the gradient of wte. Stages that load no tokens also need B and T.
 static void gpt2_begin_step(GPT2* g) {
     g->root_is_summed = g->pp->size == 1;
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B;
     g->T = g->seq_len;
-    tp_begin(&g->rows, g->B * g->T);
-    g->branch = tp_own_rows(&g->rows, g->rows.out);
+    g->branch = tp_begin(&g->rows, g->B * g->T);
 }
 
-// wte is tied: its gradient is a sum over the first and the last stage, of which one has zeros for the rest of the
-// root.
+// wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
+// For the rest of the root, one of the two has zeros. Only then may the root's buckets be all-reduced over replicas.
 static void gpt2_reduce_tied(GPT2* g) {
     size_t n = g->units[0].size;
     if (n == 0 || g->root_is_summed) return;
@@ -737,10 +742,7 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 // With --sequence-parallel, sums the gradients of layernorms, the first two tensors of each unit, over the t ranks:
 // without it they are equal; with it each rank has seen only its own rows. dbtc (B,T,C) holds B*T/2 times 2C elements.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    floatX* of[MAX_UNITS];
-    int count = 0;
-    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) of[count++] = unit_grads(g, u);
-    tp_reduce_together(&g->rows, of, count, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
+    tp_reduce_units(&g->rows, g->grads, g->units, g->num_units, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -763,11 +765,6 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
 
-// Returns the place of a stage's input: res1 of its first block, or resf if it has only the head.
-static floatX** stage_input(GPT2* g, int slot, int chunk) {
-    Slot* s = &g->slots[slot];
-    return g->stages.blocks[stages_at(&g->stages, chunk)] > 0 ? &s->acts[0].res1 : &s->resf;
-}
 // Begins to receive the input of an action, if another rank sends it.
 static void gpt2_receive(GPT2* g, Action a) {
     Messages* m = &g->messages;
@@ -780,7 +777,7 @@ static void gpt2_send(GPT2* g, Action a) {
     int to = messages_to(m, a);
     if (to == NO_NEIGHBOUR) return;
     const floatX* result = messages_result(m, a, &g->dres);
-    m->sent[a.kind != ACT_FORWARD] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
+    m->sent[a.kind] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
 }
 
 // Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
@@ -788,25 +785,12 @@ static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
         gpt2_receive(g, a);
-        messages_take(&g->messages, a, stage_input(g, 0, chunk), &g->dres);
-        gpt2_select(g, 0, 0, chunk);
+        messages_take(&g->messages, a, &g->slots[0].acts[0].res1, &g->dres);
+        gpt2_select(g, a, 0);
         gpt2_forward(g);
         gpt2_send(g, a);
     }
     messages_finish(&g->messages);
-}
-
-// With ZeRO: begins to gather all parameters from the ranks' shards, in the order of the next forward pass.
-static void gpt2_gather(GPT2* g) {
-    for (int u = 0; u < g->num_units && g->zero_stage == 1; u++) {
-        floatX* whole = g->params + g->units[u].offset;
-        if (g->units[u].size == 0) continue;
-        g->gathering[u] = comm_all_gather(g->dp, whole, whole + shard_begin(g, u), shard_size(g, u), COMM_FLOATX);
-    }
-}
-// Waits for the gathers after the last update, unless a forward pass has done so.
-static void gpt2_gather_finish(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);
 }
 
 // ----------------------------------------------------------------------------
@@ -818,7 +802,7 @@ static void add_squares(GPT2* g, double* acc, const floatX* x) {
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
     comm_wait(g->tp, comm_all_reduce(g->tp, acc, 1, COMM_F64));
     comm_wait(g->pp, comm_all_reduce(g->pp, acc, 1, COMM_F64));
-    if (g->zero_stage == 1) comm_wait(g->dp, comm_all_reduce(g->dp, acc, 1, COMM_F64));
+    if (g->zero_stage == 1) comm_wait(g->dp, comm_all_reduce(g->dp, acc, 1, COMM_F64)); // ZeRO
 }
 
 // Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
@@ -834,7 +818,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay, NULL);
     }
     add_squares(g, &g->stats->param_square, g->params);
-    gpt2_gather(g);
+    gpt2_gather(g); // ZeRO
 }
 
 // ----------------------------------------------------------------------------
@@ -852,7 +836,7 @@ static void gpt2_broadcast(GPT2* g) {
 // Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->zero_stage == 1 || g->dp->rank == 0 ? g->num_ranges : 0); // ZeRO: each its shards
-    if (g->zero_stage == 1) gpt2_gather(g);
+    if (g->zero_stage == 1) gpt2_gather(g); // ZeRO
     else gpt2_broadcast(g);
 }
 
@@ -872,7 +856,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     options_tensor_parallel(&run->table, NULL, &g->rows.options);
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
     option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1,
-               "what is sharded over dp: 0 nothing, 1 optimizer state");
+               "what is sharded over dp: 0 nothing, 1 optimizer state"); // ZeRO
     g->ddp = DDP_BUCKETED;
     g->bucket_mb = 25;
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
@@ -902,7 +886,8 @@ static void gpt2_configure(void* model, Run* run) {
     tp_init(&g->rows, g->tp, g->config, g->max_B, g->seq_len);
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
     gpt2_init_units(g); // now, because the predictions need them
-    mesh_choose_writers(run, g->zero_stage == 1);
+    mesh_choose_writers(run, g->zero_stage == 1); // ZeRO: each rank saves its shards
+    // ZeRO
     require(g->zero_stage == 0 || g->ddp == DDP_BUCKETED, "--zero-stage 1 scatters buckets: leave out --ddp naive");
 }
 
@@ -913,7 +898,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
-        gpt2_select(g, 0, 0, 0);
+        gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
         if (is_last(g)) head_forward(g, root_view(g, unit_params(g, 0)).wte); // elsewhere losses stay 0
@@ -933,7 +918,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    gpt2_select(g, 0, 0, 0);
+    gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
     gpt2_load_batch(g, tokens, NULL, 1, T);
     gpt2_forward_only(g);
     if (is_last(g)) {
@@ -952,25 +937,18 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
-    int set = pipeline_acts_slot(g->pipeline, rank, a, g->recompute);
-    action_announce(&g->times, a);
     if (k == 0) gpt2_receive(g, a);
-    messages_take(&g->messages, a, stage_input(g, slot, a.chunk), &g->dres);
-    if (k + 1 < pipeline_actions(g->pipeline, rank)) {
-        Action next = pipeline_action(g->pipeline, rank, k + 1);
-        action_announce(&g->times, next);
-        gpt2_receive(g, next);
-    }
-    gpt2_select(g, slot, set, a.chunk);
+    messages_take(&g->messages, a, &g->slots[slot].acts[0].res1, &g->dres);
+    if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
+    gpt2_select(g, a, slot);
     action_begin(&g->times, a);
-    g->action = a;
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
-        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train);
+        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
-    else gpt2_backward(g, dloss);
+    else gpt2_backward(g, dloss); // B, or I, which leaves the gradients of matrices to W
     action_end(&g->times, a);
     gpt2_send(g, a);
 }
@@ -982,9 +960,9 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     gpt2_begin_step(g);
+    // The schedule: one list of actions per rank, the same in each step. Nothing else differs between schedules.
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
     messages_finish(&g->messages);
-    actions_end(&g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
@@ -1006,7 +984,7 @@ static void gpt2_report(const GPT2* g, Run* run) {
 
 // Call after the last step. Returns true if all measurements agree with the predictions.
 static bool gpt2_end(GPT2* g, Run* run) {
-    gpt2_gather_finish(g);
+    gpt2_gather_finish(g); // ZeRO
     bool as_predicted = ranks_end(run);
     report_bubble(&g->times, g->pipeline);
     return as_predicted;

@@ -293,67 +293,67 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Ulysses: between two all-to-alls, attention runs as on one device, for NH/c heads. The first one (to_heads) sends
-// each head of this rank's tokens to the rank that owns the head; the second one returns the output.
-static void ulysses_exchange(ContextParallel* cp, floatX* out, floatX* in, size_t k, bool to_heads) {
-    size_t width = k * cp->C / (size_t)cp->c, n = context_rows(cp, (int)width); // n: elements for each rank
-    if (to_heads) context_heads(cp, in, cp->send, k, true);
-    else context_sequences(cp, in, cp->send, width, true);
-    comm_wait(&cp->comm, comm_all_to_all(&cp->comm, cp->received, cp->send, n, COMM_FLOATX));
-    if (to_heads) context_sequences(cp, out, cp->received, width, false);
-    else context_heads(cp, out, cp->received, k, false);
+// Ulysses: between two all-to-alls, attention runs as on one device, for NH/c heads. The first one sends each head of
+// this rank's tokens to the rank that owns the head; the second one returns the output. k = 3 exchanges q, k and v.
+static void ulysses_to_heads(ContextParallel* cp, floatX* out, floatX* in, size_t k) {
+    context_pack_heads(cp, cp->send, in, k);
+    comm_wait(&cp->comm, comm_all_to_all(&cp->comm, cp->received, cp->send, context_part(cp, k), COMM_FLOATX));
+    context_unpack_tokens(cp, out, cp->received, k);
+}
+static void ulysses_to_tokens(ContextParallel* cp, floatX* out, floatX* in, size_t k) {
+    context_pack_tokens(cp, cp->send, in, k);
+    comm_wait(&cp->comm, comm_all_to_all(&cp->comm, cp->received, cp->send, context_part(cp, k), COMM_FLOATX));
+    context_unpack_heads(cp, out, cp->received, k);
 }
 
-// Attends with this rank's queries to the keys and values kv, which rank u owns. A chunk sees itself (causal) and
-// chunks before it. dout is NULL in a forward pass. A backward pass adds the gradients of queries to cp->sum, those of
-// kv to dkv. merge: output o and s = log(sum(exp(scores))) over the keys so far (1) and the new ones (2) become those
-// over both: s = log(exp(s1) + exp(s2)), o = exp(s1 - s) o1 + exp(s2 - s) o2. (The larger of s1, s2 stays out of the
-// exponentials.)
-static void attend(GPT2* g, BlockActs a, const floatX* kv, int u, const floatX* dout, float* dkv) {
+// Attends with this rank's queries to kv, the keys and values of rank `owner`. A chunk sees itself (causal) and chunks
+// before it. dout is NULL in a forward pass. A backward pass adds the gradients of queries to cp->dq, those of kv to
+// dkv. merge: output o and s = log(sum(exp(scores))) over the keys so far (1) and the new ones (2) become those over
+// both: s = log(exp(s1) + exp(s2)), o = exp(s1 - s) o1 + exp(s2 - s) o2.
+static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floatX* dout, float* dkv) {
     ContextParallel* cp = &g->cp;
-    int B = cp->B, P = cp->P, C = g->config.C, NH = g->config.NH;
-    for (int j = 0; j < cp->pieces; j++)
-        for (int i = 0; i < cp->pieces; i++) {
-            int queries = context_chunk(cp, cp->rank, j), keys = context_chunk(cp, u, i);
-            size_t q = context_piece(cp, j, C), k = context_piece(cp, i, 2*C);
-            float* stats = a.att_stats + context_piece(cp, j, NH);
-            bool causal = keys == queries, merge = u != cp->rank || i > 0; // a rank's own first chunk comes first
+    int B = cp->B, tokens = cp->chunk_tokens, C = g->config.C, NH = g->config.NH;
+    for (int j = 0; j < cp->chunks; j++)
+        for (int i = 0; i < cp->chunks; i++) {
+            int queries = context_chunk(cp, cp->rank, j), keys = context_chunk(cp, owner, i); // chunks of the sequence
+            size_t q = context_offset(cp, j, C), k = context_offset(cp, i, 2*C);
+            float* stats = a.att_stats + context_offset(cp, j, NH);
+            bool causal = keys == queries, merge = owner != cp->rank || i > 0; // a rank's own first chunk comes first
             if (keys > queries) continue;
-            context_count(cp, dout != NULL, causal);
-            if (dout == NULL) attention_part_forward(cp->sum + q, stats, a.qkv + 3*q, kv + k, causal, merge,
-                                                     B, P, C, NH);
-            else attention_part_backward(cp->sum + q, dkv + k, dout + q, a.qkv + 3*q, kv + k, a.atty + q, stats, causal,
-                                         B, P, C, NH);
+            if (dout == NULL) attention_part_forward(cp->out + q, stats, a.qkv + 3*q, kv + k, causal, merge,
+                                                     B, tokens, C, NH);
+            else attention_part_backward(cp->dq + q, dkv + k, dout + q, a.qkv + 3*q, kv + k, a.atty + q, stats, causal,
+                                         B, tokens, C, NH);
+            if (dout) context_count_pairs(cp, causal); // for the report
         }
 }
 
-// All-gather: a rank holds all keys and values of one block at a time. If dout is given, returns the gradients of its
-// own keys and values, summed over all ranks.
-static float* gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
+// All-gather: a rank holds all keys and values of one block at a time. If dout is given, cp->dkv_own becomes the
+// gradients of its own keys and values, summed over all ranks.
+static void gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
     ContextParallel* cp = &g->cp;
-    size_t n = context_rows(cp, 2*g->config.C);
-    floatX* own = cp->kv[0] + (size_t)cp->rank * n;
+    size_t size = context_elements(cp, 2*g->config.C);
+    floatX* own = cp->kv_all + (size_t)cp->rank * size;
     context_take_kv(cp, own, a.qkv);
-    CommOp gathered = comm_all_gather(&cp->comm, cp->kv[0], own, n, COMM_FLOATX);
-    if (dout) device_zero(cp->dkv[0], (size_t)cp->c * n * sizeof(float));
+    CommOp gathered = comm_all_gather(&cp->comm, cp->kv_all, own, size, COMM_FLOATX);
+    if (dout) device_zero(cp->dkv_all, (size_t)cp->c * size * sizeof(float));
     for (int s = 0; s < cp->c; s++) { // its own come first, while the others arrive
-        int u = (cp->rank + s) % cp->c;
+        int owner = (cp->rank + s) % cp->c;
         if (s == 1 || cp->c == 1) comm_wait(&cp->comm, gathered);
-        attend(g, a, cp->kv[0] + (size_t)u * n, u, dout, cp->dkv[0] + (size_t)u * n);
+        attend(g, a, cp->kv_all + (size_t)owner * size, owner, dout, cp->dkv_all + (size_t)owner * size);
     }
-    if (dout) comm_wait(&cp->comm, comm_reduce_scatter(&cp->comm, cp->dkv[1], cp->dkv[0], n, COMM_F32));
-    return cp->dkv[1];
+    if (dout) comm_wait(&cp->comm, comm_reduce_scatter(&cp->comm, cp->dkv_own, cp->dkv_all, size, COMM_F32));
 }
 
-// Ring: in step s a rank attends to the keys and values of rank u = (rank + s) mod c, in kv[s % 2]. At the same time it
+// Ring: in step s a rank attends to the keys and values of rank (rank + s) mod c, in kv[s % 2]. At the same time it
 // sends them to the rank below, and receives the next ones from above.
 static void ring_begin(ContextParallel* cp, int s, CommOp moved[2]) {
-    int u = (cp->rank + s) % cp->c, next = (u + 1) % cp->c;
-    size_t n = context_piece(cp, 1, 2*(int)cp->C);
+    int owner = (cp->rank + s) % cp->c, next = (owner + 1) % cp->c;
+    size_t kv = context_offset(cp, 1, 2*(int)cp->C); // elements of one chunk
+    size_t in = kv * context_chunks_sent(cp, cp->rank, next), out = kv * context_chunks_sent(cp, cp->below, owner);
     if (s == cp->c - 1) return;
-    moved[0] = comm_recv(&cp->comm, cp->kv[(s + 1) % 2], n * context_pieces_sent(cp, cp->rank, next), COMM_FLOATX,
-                         cp->above);
-    moved[1] = comm_send(&cp->comm, cp->kv[s % 2], n * context_pieces_sent(cp, cp->below, u), COMM_FLOATX, cp->below);
+    moved[0] = comm_recv(&cp->comm, cp->kv[(s + 1) % 2], in, COMM_FLOATX, cp->above);
+    moved[1] = comm_send(&cp->comm, cp->kv[s % 2], out, COMM_FLOATX, cp->below);
 }
 static void ring_end(ContextParallel* cp, const CommOp moved[2]) {
     for (int i = 0; i < 2; i++) comm_wait(&cp->comm, moved[i]);
@@ -368,30 +368,29 @@ static void ring_forward(GPT2* g, BlockActs a) {
         if (s < cp->c - 1) ring_end(cp, moved);
     }
 }
-// Gradients travel one step behind: a rank adds its part for rank u, in dkv[s % 2], to the sum from above, in dkv[2],
-// and sends it on. After c-1 hops the sum reaches rank u, which adds its own part in dkv[3] and returns it.
-static float* ring_backward(GPT2* g, BlockActs a, const floatX* dout) {
+// Gradients travel one step behind: a rank adds its part for the owner, in dkv[s % 2], to the sum from above, and sends
+// it on. After c-1 hops the sum reaches the owner, which adds it to its own part in dkv_own.
+static void ring_backward(GPT2* g, BlockActs a, const floatX* dout) {
     ContextParallel* cp = &g->cp;
-    size_t n = context_rows(cp, 2*g->config.C);
+    size_t size = context_elements(cp, 2*g->config.C);
     CommOp moved[2] = { 0, 0 }, added[2] = { 0, 0 };
     context_take_kv(cp, cp->kv[0], a.qkv);
     for (int s = 0; s < cp->c; s++) {
-        float* part = s == 0 ? cp->dkv[3] : cp->dkv[s % 2];
+        float* part = s == 0 ? cp->dkv_own : cp->dkv[s % 2];
         ring_begin(cp, s, moved);
-        device_zero(part, n * sizeof(float));
+        device_zero(part, size * sizeof(float));
         attend(g, a, cp->kv[s % 2], (cp->rank + s) % cp->c, dout, part);
         if (s < cp->c - 1) ring_end(cp, moved);
         if (s > 1) {
             ring_end(cp, added);
-            add_in_place_fp32(part, cp->dkv[2], n);
+            add_in_place_fp32(part, cp->dkv_received, size);
         }
-        if (s > 0) added[0] = comm_recv(&cp->comm, cp->dkv[2], n, COMM_F32, cp->above);
-        if (s > 0) added[1] = comm_send(&cp->comm, part, n, COMM_F32, cp->below);
+        if (s > 0) added[0] = comm_recv(&cp->comm, cp->dkv_received, size, COMM_F32, cp->above);
+        if (s > 0) added[1] = comm_send(&cp->comm, part, size, COMM_F32, cp->below);
     }
-    if (cp->c == 1) return cp->dkv[3];
+    if (cp->c == 1) return;
     ring_end(cp, added);
-    add_in_place_fp32(cp->dkv[3], cp->dkv[2], n);
-    return cp->dkv[3];
+    add_in_place_fp32(cp->dkv_own, cp->dkv_received, size);
 }
 
 // Computes a.atty (B,T,C) from qkv (B,T,3C) for this rank's tokens. Keeps all that the backward pass needs.
@@ -399,29 +398,30 @@ static void attention_across_forward(GPT2* g, BlockActs a, floatX* qkv) {
     ContextParallel* cp = &g->cp;
     int C = g->config.C, NH = g->config.NH, c = cp->c;
     if (cp->how == CP_ULYSSES) {
-        ulysses_exchange(cp, a.qkv, qkv, 3, true);
+        ulysses_to_heads(cp, a.qkv, qkv, 3);
         attention_forward(a.heads, a.att_stats, a.qkv, g->B, c * g->T, C / c, NH / c);
-        ulysses_exchange(cp, a.atty, a.heads, 1, false);
+        ulysses_to_tokens(cp, a.atty, a.heads, 1);
         return;
     }
     if (cp->how == CP_ALLGATHER) gather_attention(g, a, NULL);
     else ring_forward(g, a);
-    from_fp32(a.atty, cp->sum, context_rows(cp, C));
+    from_fp32(a.atty, cp->out, context_elements(cp, C));
 }
 // Computes dqkv (B,T,3C) from dout (B,T,C), which is overwritten.
 static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX* dout) {
     ContextParallel* cp = &g->cp;
     int C = g->config.C, NH = g->config.NH, c = cp->c;
     if (cp->how == CP_ULYSSES) {
-        ulysses_exchange(cp, dqkv, dout, 1, true);
+        ulysses_to_heads(cp, dqkv, dout, 1);
         attention_backward(cp->received, dqkv, a.qkv, a.heads, a.att_stats, g->B, c * g->T, C / c, NH / c);
-        context_count(cp, true, true);
-        ulysses_exchange(cp, dqkv, cp->received, 3, false);
+        ulysses_to_tokens(cp, dqkv, cp->received, 3);
+        context_count_pairs(cp, true);
         return;
     }
-    device_zero(cp->sum, context_rows(cp, C) * sizeof(float));
-    float* dkv = cp->how == CP_ALLGATHER ? gather_attention(g, a, dout) : ring_backward(g, a, dout);
-    context_put_gradients(cp, dqkv, cp->sum, dkv, cp->kv[0]);
+    device_zero(cp->dq, context_elements(cp, C) * sizeof(float));
+    if (cp->how == CP_ALLGATHER) gather_attention(g, a, dout);
+    else ring_backward(g, a, dout);
+    context_put_gradients(cp, dqkv); // from cp->dq and cp->dkv_own
 }
 
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
@@ -555,9 +555,9 @@ static void embedding_forward(GPT2* g, RootParams root) {
     int C = g->config.C;
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    for (int i = 0; i < g->cp.pieces; i++)
-        encoder_forward(g->acts[0].res1 + context_piece(&g->cp, i, C), g->inputs + context_piece(&g->cp, i, 1),
-                        root.wte, root.wpe + context_position(&g->cp, i, C), g->B, g->cp.P, C);
+    for (int i = 0; i < g->cp.chunks; i++)
+        encoder_forward(g->acts[0].res1 + context_offset(&g->cp, i, C), g->inputs + context_offset(&g->cp, i, 1),
+                        root.wte, root.wpe + context_position(&g->cp, i, C), g->B, g->cp.chunk_tokens, C);
 }
 
 // The last block's output is x + branch.
@@ -630,14 +630,13 @@ static void head_backward(GPT2* g, RootParams root, RootParams droot, float dlos
 // Always adds to the gradient of wte: the head has written it in the same micro-batch, because wte is tied.
 static void embedding_backward(GPT2* g, RootParams droot) {
     int C = g->config.C;
-    size_t positions = (size_t)g->config.max_T;
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
     // Rows of wpe at other ranks' positions enter the all-reduce as zeros.
-    if (g->grad_mode == GRAD_SET) device_zero(droot.wpe, positions * (size_t)C * sizeof(floatX)); // of all ranks
-    for (int i = 0; i < g->cp.pieces; i++)
-        encoder_backward(droot.wte, droot.wpe + context_position(&g->cp, i, C), g->dres + context_piece(&g->cp, i, C),
-                         g->inputs + context_piece(&g->cp, i, 1), g->B, g->cp.P, C, g->grad_mode);
+    if (g->grad_mode == GRAD_SET) device_zero(droot.wpe, (size_t)g->config.max_T * (size_t)C * sizeof(floatX));
+    for (int i = 0; i < g->cp.chunks; i++)
+        encoder_backward(droot.wte, droot.wpe + context_position(&g->cp, i, C), g->dres + context_offset(&g->cp, i, C),
+                         g->inputs + context_offset(&g->cp, i, 1), g->B, g->cp.chunk_tokens, C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
 }
@@ -786,7 +785,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    int chunks = g->cp.c * g->cp.pieces, whole = (int)round_up((size_t)T, (size_t)chunks), row; // padding: never seen
+    int chunks = g->cp.c * g->cp.chunks, whole = (int)round_up((size_t)T, (size_t)chunks), row; // no token sees padding
     int* padded = (int*)xcalloc((size_t)whole, sizeof(int));
     memcpy(padded, tokens, (size_t)T * sizeof(int));
     gpt2_load_batch(g, padded, NULL, 1, whole / g->cp.c);

@@ -3,16 +3,22 @@ Train GPT-2 with pipeline parallelism: p ranks share one replica of the model, a
 Micro-batches flow through the stages, activations forward and gradients back, so that all stages compute concurrently
 (Narayanan et al., arXiv 2104.04473, section 2.2). --pipeline-parallel p gives N/p data-parallel replicas, as in ddp.
 
-Actions   A rank has v chunks of the model (1; --chunks with interleaved), each of them a stage. An action is one of the
-          step's m micro-batches in one chunk: F forward, B backward; or I and W, which make up B: the gradient of the
-          input, for which the stage before waits, and the gradients of the weights.
-Schedule  is the order of a rank's actions (llmc/parallel/pipeline.h). gpipe: all F, then all B. 1f1b (default): some F,
-          one F and one B in turns, the rest of B. interleaved: 1f1b with several chunks. zb-h1: 1f1b with I in place of
-          B, and W later (Qi et al., arXiv 2401.10241). 1f1b with p = 2, m = 4:
-              rank 0    F0 F1 B0 F2 B1 F3 B2 B3
-              rank 1    F0 B0 F1 B1 F2 B2 F3 B3
-          Every schedule adds up gradients in the order of the micro-batches, so all of them give the same bits.
-Bubble    A stage idles for (p-1)/(m+p-1) of a step of m micro-batches (gpipe, 1f1b), if all stages are equally fast.
+Schedule  A step has m micro-batches. A rank's actions are Fi and Bi, the forward and the backward pass of micro-batch i
+          in its stage. A schedule is their order. gpipe: all F, then all B. 1f1b (default): rank r begins with
+          min(m, p-1-r) F, then F and B take turns, then the remaining B follow. With p = m = 4 and F as long as B:
+              gpipe     rank 0  F0 F1 F2 F3 .  .  .  .  .  .  B0 B1 B2 B3
+                        rank 1  .  F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3 .
+                        rank 2  .  .  F0 F1 F2 F3 .  .  B0 B1 B2 B3 .  .
+                        rank 3  .  .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .  .
+              1f1b      rank 0  F0 F1 F2 F3 .  .  .  B0 .  B1 .  B2 .  B3
+                        rank 1  .  F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3 .
+                        rank 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
+                        rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
+          Both wait for (p-1)/(m+p-1) of a step, the bubble. 1f1b frees activations earlier. Two schedules wait less:
+          interleaved  1f1b with v chunks of the model per rank (--chunks), each of them a stage.
+          zb-h1        1f1b with B cut in two: I, the gradient of a stage's input, for which the stage before waits,
+                       and W, the gradients of its matrices, which fill the bubble (Qi et al., arXiv 2401.10241).
+          All of them add up gradients in the order of the micro-batches, and so give the same bits.
 wte       is tied: the first stage embeds with it, the last computes logits. Both have the root and sum its gradients.
 
 Memory    per rank, in bytes: 16 per parameter: 12C^2 + 13C parameters in a block, (Vp + max_T + 2)C in the root, on the
@@ -20,6 +26,7 @@ Memory    per rank, in bytes: 16 per parameter: 12C^2 + 13C parameters in a bloc
           to its backward pass: m micro-batches with gpipe, min(m, p - r) on rank r with 1f1b, min(m, p) with zb-h1.
 Sent      per stage and micro-batch: BTC elements to the next stage, if any, and BTC to the one before. Per rank and
           step: the root on the first and last stages, three doubles, and DDP's traffic for this rank's parameters.
+Code      llmc/parallel/pipeline.h lists a schedule's actions, gpt2_act (section 8) runs one.
 Run       make train_gpt2_pp && mpirun -np 4 ./train_gpt2_pp --schedule 1f1b               (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, slots, messages, and a schedule.
 */
@@ -63,13 +70,13 @@ typedef struct {
     float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
     float *att_stats;                   // (B,NH,T)
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
-    floatX *dout, *dfch, *dres2, *dqkv; // (B,T,C) (B,T,4C) (B,T,C) (B,T,3C) for W, with zb-h1
+    floatX *dout, *dfch, *dres2, *dqkv; // (B,T,C) (B,T,4C) (B,T,C) (B,T,3C) that I keeps for W; NULL without zb-h1
 } BlockActs;
 
 // The activations of a micro-batch that a stage keeps between the forward and the backward pass.
 typedef struct {
-    BlockActs acts[MAX_BLOCKS];     // of the blocks of the stage
-    floatX *resf, *lnf;             // (B,T,C) (B,T,C) as in GPT2; NULL on ranks without the head
+    BlockActs acts[MAX_BLOCKS + 1]; // of the stage's blocks; with the head, the res1 after the last block is resf
+    floatX* lnf;                    // (B,T,C) as in GPT2; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) as in GPT2; NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
 } Slot;
@@ -102,7 +109,7 @@ typedef struct {
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
     int num_slots;
-    BlockActs acts[MAX_BLOCKS];     // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
+    BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -219,24 +226,23 @@ static void gpt2_init_ranges(GPT2* g) {
 }
 
 // Returns true if block i of slot s has its own activations. With recomputation, most share those of block 0 of slot 0.
-static bool has_own_acts(const GPT2* g, int s, int i) { return s + i == 0 || s < weight_slots(g) || !g->recompute; }
+static bool has_own_acts(const GPT2* g, int s, int i) {
+    return i < g->stages.most_blocks && (s + i == 0 || s < weight_slots(g) || !g->recompute);
+}
 
 static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
-    for (int i = 0; i < g->stages.most_blocks; i++) {
+    for (int i = 0; i < g->stages.most_blocks + stages_have_head(&g->stages); i++) {
         BlockActs* a = &slot->acts[i];
         *a = g->slots[0].acts[0];
         if (has_own_acts(g, s, i)) block_acts_init(g, a);
         a->res1 = acts_alloc(g, C);
-        if (s >= weight_slots(g)) continue;
-        a->dout = acts_alloc(g, C);
-        a->dfch = acts_alloc(g, 4*C);
-        a->dres2 = acts_alloc(g, C);
-        a->dqkv = acts_alloc(g, 3*C);
+        if (s >= weight_slots(g) || i == g->stages.most_blocks) continue;
+        a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*C);
+        a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*C);
     }
     if (stages_have_head(&g->stages)) {
-        slot->resf = acts_alloc(g, C);
         slot->lnf = acts_alloc(g, C); slot->lnf_mean = stats_alloc(g, 1); slot->lnf_rstd = stats_alloc(g, 1);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -375,25 +381,22 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
 // and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
-    if (u == 0 && !g->root_is_summed) return; // gpt2_reduce calls this again
+    if (u == 0 && !g->root_is_summed) return; // gpt2_reduce_tied calls this again after it has summed the root
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
     if (--b->missing > 0) return;
     b->missing = b->tensors; // for the next step
     b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// Returns true if the current action is I, and then copies x (B,T,C) to `kept`: W, a later action, needs it, but the
-// layers before this one overwrite it.
-static bool is_put_off(const GPT2* g, floatX* kept, const floatX* x) {
-    if (g->action.kind != ACT_BACKWARD_INPUT) return false;
+// Copies x (B,T,C), which the layers before this one overwrite, for W, a later action.
+static void keep_for_weights(const GPT2* g, floatX* kept, const floatX* x) {
     device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
-    return true;
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (is_put_off(g, a.dout, dout)) return;
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls this again
     int BT = g->B * g->T, C = g->config.C;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
@@ -407,7 +410,7 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
 
 // g->dres holds the gradient of the block's output on entry, and of res2 on return.
 static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
-    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc;
+    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc; // a.dfch: W needs it later
     int BT = g->B * g->T, C = g->config.C;
     floatX* dout = g->dres;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
@@ -425,7 +428,7 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (is_put_off(g, a.dres2, dres2)) return;
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dres2, dres2); return; }
     int BT = g->B * g->T, C = g->config.C;
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, C, C, g->grad_mode);
@@ -486,18 +489,21 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 
 static size_t message_elements(const GPT2* g) { return (size_t)g->B * (size_t)g->T * (size_t)g->config.C; }
 
-// Makes a slot and the stage of a chunk the current ones. Blocks use the activations of slot `set`, except res1: that
-// is the same slot, or with recomputation one of fewer, because only some are recomputed at a time.
-static void gpt2_select(GPT2* g, int slot, int set, int chunk) {
-    Slot* s = &g->slots[slot];
-    g->stage = stages_at(&g->stages, chunk);
+// Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
+// res1; the other activations are those of a slot that no other micro-batch uses now.
+static void gpt2_select(GPT2* g, Action a, int slot) {
+    const Slot* s = &g->slots[slot];
+    const Slot* others = g->recompute ? &g->slots[pipeline_acts_slot(g->pipeline, g->pp->rank, a, true)] : s;
+    g->action = a;
+    g->stage = stages_at(&g->stages, a.chunk);
     g->first = g->stages.begin[g->stage];
     g->last = g->stages.begin[g->stage + 1];
-    for (int l = g->first; l < g->last; l++) {
-        g->acts[l] = g->slots[set].acts[l - g->first];
+    for (int l = g->first; l <= g->last; l++) {
+        g->acts[l] = others->acts[l - g->first];
         g->acts[l].res1 = s->acts[l - g->first].res1;
     }
-    g->resf = s->resf; g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
+    g->resf = g->acts[g->last].res1; // of a stage without blocks, which has only the head, also the input
+    g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
 
@@ -526,7 +532,7 @@ static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
 static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->first < g->last ? g->acts[g->first].res1 : g->resf, *branch = NULL;
+    const floatX *x = g->acts[g->first].res1, *branch = NULL;
     for (int l = g->first; l < g->last; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
@@ -629,7 +635,7 @@ static void gpt2_backward_weight(GPT2* g) {
 }
 
 // Call before a step. A stage computes only some gradients of the root. The rest must be 0, because stages are summed,
-// and because a stage without the head adds to the gradient of wte.
+// and because a stage without the head adds to the gradient of wte. Stages that load no tokens also need B and T.
 static void gpt2_begin_step(GPT2* g) {
     g->root_is_summed = g->pp->size == 1;
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
@@ -637,8 +643,8 @@ static void gpt2_begin_step(GPT2* g) {
     g->T = g->seq_len;
 }
 
-// wte is tied: its gradient is a sum over the first and the last stage, of which one has zeros for the rest of the
-// root.
+// wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
+// For the rest of the root, one of the two has zeros. Only then may the root's buckets be all-reduced over replicas.
 static void gpt2_reduce_tied(GPT2* g) {
     size_t n = g->units[0].size;
     if (n == 0 || g->root_is_summed) return;
@@ -672,11 +678,6 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
 
-// Returns the place of a stage's input: res1 of its first block, or resf if it has only the head.
-static floatX** stage_input(GPT2* g, int slot, int chunk) {
-    Slot* s = &g->slots[slot];
-    return g->stages.blocks[stages_at(&g->stages, chunk)] > 0 ? &s->acts[0].res1 : &s->resf;
-}
 // Begins to receive the input of an action, if another rank sends it.
 static void gpt2_receive(GPT2* g, Action a) {
     Messages* m = &g->messages;
@@ -689,7 +690,7 @@ static void gpt2_send(GPT2* g, Action a) {
     int to = messages_to(m, a);
     if (to == NO_NEIGHBOUR) return;
     const floatX* result = messages_result(m, a, &g->dres);
-    m->sent[a.kind != ACT_FORWARD] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
+    m->sent[a.kind] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
 }
 
 // Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
@@ -697,8 +698,8 @@ static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
         gpt2_receive(g, a);
-        messages_take(&g->messages, a, stage_input(g, 0, chunk), &g->dres);
-        gpt2_select(g, 0, 0, chunk);
+        messages_take(&g->messages, a, &g->slots[0].acts[0].res1, &g->dres);
+        gpt2_select(g, a, 0);
         gpt2_forward(g);
         gpt2_send(g, a);
     }
@@ -796,7 +797,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
-        gpt2_select(g, 0, 0, 0);
+        gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
         if (is_last(g)) head_forward(g, root_view(g, unit_params(g, 0)).wte); // elsewhere losses stay 0
@@ -816,7 +817,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    gpt2_select(g, 0, 0, 0);
+    gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
     gpt2_load_batch(g, tokens, NULL, 1, T);
     gpt2_forward_only(g);
     if (is_last(g)) {
@@ -834,25 +835,18 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
-    int set = pipeline_acts_slot(g->pipeline, rank, a, g->recompute);
-    action_announce(&g->times, a);
     if (k == 0) gpt2_receive(g, a);
-    messages_take(&g->messages, a, stage_input(g, slot, a.chunk), &g->dres);
-    if (k + 1 < pipeline_actions(g->pipeline, rank)) {
-        Action next = pipeline_action(g->pipeline, rank, k + 1);
-        action_announce(&g->times, next);
-        gpt2_receive(g, next);
-    }
-    gpt2_select(g, slot, set, a.chunk);
+    messages_take(&g->messages, a, &g->slots[slot].acts[0].res1, &g->dres);
+    if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
+    gpt2_select(g, a, slot);
     action_begin(&g->times, a);
-    g->action = a;
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
-        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train);
+        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
-    else gpt2_backward(g, dloss);
+    else gpt2_backward(g, dloss); // B, or I, which leaves the gradients of matrices to W
     action_end(&g->times, a);
     gpt2_send(g, a);
 }
@@ -864,9 +858,9 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     gpt2_begin_step(g);
+    // The schedule: one list of actions per rank, the same in each step. Nothing else differs between schedules.
     for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
     messages_finish(&g->messages);
-    actions_end(&g->times);
     gpt2_reduce(g);
     trace_compute("update", -1);
     gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);

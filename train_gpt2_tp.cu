@@ -3,17 +3,21 @@ Train GPT-2 with tensor parallelism: t ranks share one replica of the model, eac
 et al., Megatron-LM, arXiv 1909.08053, section 3). They see the same data, and exchange activations inside each block.
 --tensor-parallel t gives N/t data-parallel replicas, as in ddp.
 
-Columns   qkvw, fcw: outputs are cut, those of qkvw by heads; gradients of inputs are sums over the t ranks.
-Rows      projw, fcprojw: inputs are cut, as attention and GELU leave them; outputs are sums over the t ranks.
+Columns   qkvw, fcw: outputs are cut, those of qkvw by heads; gradients of inputs are sums over the t ranks (f).
+Rows      projw, fcprojw: inputs are cut, as attention and GELU leave them; outputs are sums over the t ranks (g).
 wte       is cut by tokens: embeddings are sums over the ranks, and the loss needs three numbers per rank and row.
 Whole     layernorms, projb, fcprojb and wpe stay equal on the t ranks without a sum, because each rank computes equal
           gradients from activations that have been summed (except layernorms with --sequence-parallel).
---sequence-parallel  cuts layernorms and the residual stream by rows (arXiv 2205.05198). See llmc/parallel/tp_rows.h.
-                            by default    --sequence-parallel
-    tp_enter (f)            nothing       all-gather         before a column-parallel layer
-    tp_leave (g)            all-reduce    reduce-scatter     after a row-parallel layer
-    tp_leave_backward       nothing       all-gather
-    tp_enter_backward       all-reduce    reduce-scatter
+Seams     are where ranks communicate, Megatron's f and g (llmc/parallel/tp_rows.h):
+                                     by default    --sequence-parallel
+              tp_enter (f)           nothing       all-gather         before a column-parallel layer
+              tp_leave (g)           all-reduce    reduce-scatter     after a row-parallel layer
+              tp_leave_backward      nothing       all-gather
+              tp_enter_backward      all-reduce    reduce-scatter
+          One in two halves, _begin and _end, overlaps with the layers between them.
+--sequence-parallel  cuts layernorms and the residual stream by rows of (B,T,C) (arXiv 2205.05198). Without it a rank's
+          own rows are all of them: rows.count is B*T, tp_own_rows(x), tp_enter(x) and tp_gather(x) are x, and only the
+          two all-reduces remain.
 
 Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C parameters in any precision.
           A block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t.
@@ -37,7 +41,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_enter, tp_leave, tp_leave_backward, tp_enter_backward
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, the four seams, tp_bias, tp_acts_alloc, ...
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
@@ -155,20 +159,14 @@ static float* stats_alloc(const GPT2* g, size_t n) {
     return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
 }
 
-// The same for this rank's rows.
-static floatX* own_acts_alloc(const GPT2* g, size_t n) { return tp_gather_alloc(&g->rows, g->rows.max_count * n); }
-static float* own_stats_alloc(const GPT2* g) {
-    return (float*)device_alloc(g->rows.max_count * sizeof(float), MEMORY_ACTIVATIONS);
-}
-
 // Allocates everything except res1, which blocks never share.
 static void block_acts_init(const GPT2* g, BlockActs* a) {
     size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    a->ln1 = own_acts_alloc(g, C); a->ln1_mean = own_stats_alloc(g); a->ln1_rstd = own_stats_alloc(g);
+    a->ln1 = tp_acts_alloc(&g->rows, C); a->ln1_mean = tp_stats_alloc(&g->rows); a->ln1_rstd = tp_stats_alloc(&g->rows);
     a->qkv = acts_alloc(g, 3*D); a->att_stats = stats_alloc(g, NH);
     a->atty = acts_alloc(g, D);
-    a->res2 = own_acts_alloc(g, C);
-    a->ln2 = own_acts_alloc(g, C); a->ln2_mean = own_stats_alloc(g); a->ln2_rstd = own_stats_alloc(g);
+    a->res2 = tp_acts_alloc(&g->rows, C);
+    a->ln2 = tp_acts_alloc(&g->rows, C); a->ln2_mean = tp_stats_alloc(&g->rows); a->ln2_rstd = tp_stats_alloc(&g->rows);
     a->fch = acts_alloc(g, 4*D);
     a->gelu = acts_alloc(g, 4*D);
 }
@@ -206,24 +204,24 @@ static void gpt2_init_acts(GPT2* g) {
     for (int l = 0; l < g->config.L; l++) {
         if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
         else block_acts_init(g, &g->acts[l]);
-        g->acts[l].res1 = own_acts_alloc(g, C);
+        g->acts[l].res1 = tp_acts_alloc(&g->rows, C);
     }
-    g->resf = own_acts_alloc(g, C);
-    g->lnf = tp_gather_alloc(&g->rows, BT*C); g->lnf_mean = own_stats_alloc(g); g->lnf_rstd = own_stats_alloc(g);
+    g->resf = tp_acts_alloc(&g->rows, C);
+    g->lnf = tp_gather_alloc(&g->rows, C);
+    g->lnf_mean = tp_stats_alloc(&g->rows); g->lnf_rstd = tp_stats_alloc(&g->rows);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
 }
 
 static void gpt2_init_scratch(GPT2* g) {
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C, t = (size_t)g->tp->size;
-    g->rows.out = tp_alloc(&g->rows, BT*C);
-    if (g->rows.options.sequence_parallel) g->rows.in = tp_alloc(&g->rows, BT*C);
+    size_t C = (size_t)g->config.C, t = (size_t)g->tp->size;
+    tp_buffers_alloc(&g->rows);
     g->logits = (floatX*)device_alloc((size_t)g->logits_rows * (size_t)g->tokens.count * sizeof(floatX),
                                       MEMORY_ACTIVATIONS);
     g->row_stats = (float*)device_alloc(t * (size_t)g->logits_rows * 3 * sizeof(float), MEMORY_ACTIVATIONS);
     g->losses = stats_alloc(g, 1);
-    g->dres = own_acts_alloc(g, C);
-    g->dbtc = tp_alloc(&g->rows, BT*C);
+    g->dres = tp_acts_alloc(&g->rows, C);
+    g->dbtc = tp_sum_alloc(&g->rows, C);
     g->dbt4c = acts_alloc(g, 4*C / t);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
@@ -320,7 +318,7 @@ static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, con
     matmul_forward(a.qkv, tp_enter(&g->rows, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
     matmul_forward(g->rows.out, a.atty, p.projw, tp_bias(&g->rows, p.projb), BT, D, C); // row-parallel
-    tp_leave(&g->rows, g->branch, g->rows.out);
+    tp_leave(&g->rows, g->branch, g->rows.out); // branch = the sum of out over the ranks
 }
 
 // Computes all activations of the MLP except its output: the backward pass needs no more.
@@ -356,13 +354,13 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
                                       const floatX* dfch) {
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_again(&g->rows, a.ln2);
+    tp_enter_begin(&g->rows, a.ln2);
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_entered_again(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
@@ -377,9 +375,9 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*D);
-    tp_enter_backward(&g->rows, dln2); // overlaps with the gradients of the weights
+    tp_enter_backward_begin(&g->rows, dln2); // overlaps with the gradients of the weights
     block_mlp_backward_weight(g, u, dp, a, dout, dfch);
-    dln2 = tp_entered_backward(&g->rows, dln2);
+    dln2 = tp_enter_backward_end(&g->rows, dln2);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -392,13 +390,13 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
                                             const floatX* dqkv) {
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_again(&g->rows, a.ln1);
+    tp_enter_begin(&g->rows, a.ln1);
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_entered_again(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
@@ -415,9 +413,9 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
     attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, D, NH / t);
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*D);
-    tp_enter_backward(&g->rows, dln1);
+    tp_enter_backward_begin(&g->rows, dln1);
     block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
-    dln1 = tp_entered_backward(&g->rows, dln1);
+    dln1 = tp_enter_backward_end(&g->rows, dln1);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -450,8 +448,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    tp_begin(&g->rows, B * T);
-    g->branch = tp_own_rows(&g->rows, g->rows.out);
+    g->branch = tp_begin(&g->rows, B * T);
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -514,7 +511,7 @@ static void head_forward(GPT2* g, const floatX* wte) {
 }
 
 // Computes g->losses and, while the logits still exist, their gradients: g->dbtc becomes the gradient of g->lnf.
-// dloss is the weight of one token's loss. tp_leave sums the gradients of lnf over the ranks, each from its own tokens.
+// dloss is the weight of one token's loss.
 static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
     GPT2Config c = g->config;
     int BT = g->B * g->T;
@@ -528,7 +525,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    tp_leave(&g->rows, tp_own_rows(&g->rows, g->dbtc), g->dbtc);
+    tp_enter_backward_begin(&g->rows, g->dbtc); // each rank has the part of its own tokens
 }
 
 // Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
@@ -537,7 +534,7 @@ static void head_backward(GPT2* g, RootParams root, RootParams droot, float dlos
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    floatX* dlnf = tp_own_rows(&g->rows, g->dbtc);
+    floatX* dlnf = tp_enter_backward_end(&g->rows, g->dbtc);
     device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
     layernorm_backward(g->dres, droot.lnfw, droot.lnfb, dlnf, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -589,10 +586,7 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 // With --sequence-parallel, sums the gradients of layernorms, the first two tensors of each unit, over the t ranks:
 // without it they are equal; with it each rank has seen only its own rows. dbtc (B,T,C) holds B*T/2 times 2C elements.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    floatX* of[MAX_UNITS];
-    int count = 0;
-    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) of[count++] = unit_grads(g, u);
-    tp_reduce_together(&g->rows, of, count, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
+    tp_reduce_units(&g->rows, g->grads, g->units, g->num_units, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.

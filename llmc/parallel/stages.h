@@ -144,9 +144,13 @@ typedef struct {
     Comm* pp;                           // a view
     Pipeline pipeline;
     floatX *inbox, *output, *gradient;  // (B,T,C) each: from another stage; to the next; to the one before; owned
-    CommOp received, sent[2];           // operations under way on the inbox; on output and gradient; NO_OP otherwise
+    CommOp received, sent[4];           // operations under way on the inbox; on results, by ActionKind; NO_OP otherwise
     int held[2];                        // marks before and after the last wait in messages_output; -1: none
+    void (*announce)(void* times, Action a); // NULL, or called before the rank waits or receives for an action,
+    void (*finished)(void* times);           // and when everything has been sent (report_stages.h)
+    void* times;
 } Messages;
+static inline void messages_announce(const Messages* m, Action a) { if (m->announce) m->announce(m->times, a); }
 
 // n: elements of the longest message. Allocates nothing for a pipeline of one stage.
 static inline void messages_init(Messages* m, Comm* pp, Pipeline l, size_t n) {
@@ -154,17 +158,19 @@ static inline void messages_init(Messages* m, Comm* pp, Pipeline l, size_t n) {
     m->pp = pp;
     m->pipeline = l;
     m->held[0] = m->held[1] = -1;
-    m->received = m->sent[0] = m->sent[1] = NO_OP;
+    m->received = NO_OP;
+    for (int i = 0; i < 4; i++) m->sent[i] = NO_OP;
     for (int i = 0; i < 3 && l.p * l.v > 1; i++)
         *all[i] = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
     comm_connect(pp, pipeline_are_neighbours);
 }
 static inline size_t messages_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
 
-// Return the rank that sends the input of an action, and the rank that receives its result. NO_NEIGHBOUR: nobody, or
-// this rank itself.
+// Return the rank that sends the input of an action, for its receive, and the rank to which its result goes.
+// NO_NEIGHBOUR: nobody, or this rank itself.
 static inline int messages_from(const Messages* m, Action a) {
     int from = pipeline_from(m->pipeline, m->pp->rank, a);
+    messages_announce(m, a);
     return from == m->pp->rank ? NO_NEIGHBOUR : from;
 }
 static inline int messages_to(const Messages* m, Action a) {
@@ -184,6 +190,7 @@ static inline void buffers_swap(floatX** a, floatX** b) {
 static inline void messages_take(Messages* m, Action a, floatX** input, floatX** gradient) {
     int from = pipeline_from(m->pipeline, m->pp->rank, a);
     bool itself = from == m->pp->rank; // its output is the input; a gradient is in place
+    messages_announce(m, a);
     if (from == NO_NEIGHBOUR) return;
     comm_finish(m->pp, &m->received);
     if (a.kind == ACT_FORWARD) buffers_swap(itself ? &m->output : &m->inbox, input);
@@ -196,9 +203,9 @@ static inline floatX* messages_output(Messages* m) {
         if (m->held[i] >= 0) device_event_free(m->held[i]);
         m->held[i] = -1;
     }
-    if (m->sent[0] == NO_OP) return m->output;
+    if (m->sent[ACT_FORWARD] == NO_OP) return m->output;
     m->held[0] = device_event();
-    comm_finish(m->pp, &m->sent[0]);
+    comm_finish(m->pp, &m->sent[ACT_FORWARD]);
     m->held[1] = device_event();
     return m->output;
 }
@@ -206,12 +213,13 @@ static inline floatX* messages_output(Messages* m) {
 // written immediately.
 static inline const floatX* messages_result(Messages* m, Action a, floatX** gradient) {
     if (a.kind == ACT_FORWARD) return m->output;
-    comm_finish(m->pp, &m->sent[1]);
+    comm_finish(m->pp, &m->sent[a.kind]);
     buffers_swap(&m->gradient, gradient);
     return m->gradient;
 }
 // Waits until everything has been sent.
 static inline void messages_finish(Messages* m) {
-    for (int i = 0; i < 2; i++) comm_finish(m->pp, &m->sent[i]);
+    for (int i = 0; i < 4; i++) comm_finish(m->pp, &m->sent[i]);
+    if (m->finished) m->finished(m->times);
 }
 #endif

@@ -36,7 +36,7 @@ static inline void context_report(void* self, Run* run) {
     if (cp->c > 1)
         printf("context    %d group%s of %d ranks; each has %d tokens of a sequence%s; attention exchanges %s; the busiest rank has %.2f"
                " times the mean's pairs of query and key\n", groups, groups == 1 ? "" : "s", cp->c, context_tokens(cp, T),
-               cp->pieces == 2 ? " in zigzag" : "", ways[cp->how], (double)most * cp->c / (double)all);
+               cp->chunks == 2 ? " in zigzag" : "", ways[cp->how], (double)most * cp->c / (double)all);
     fflush(stdout);
 }
 // Prints the pairs that ranks have counted per step in backward passes, of the rank with most, beside the formula's. Returns true if

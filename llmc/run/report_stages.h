@@ -17,6 +17,7 @@ typedef struct {
     TimedAction* actions;   // (count) of the last step, owned
     int count;
     bool begun, over;       // it has begun; it has no more actions
+    long long last_over;    // the number of the last step that is over
     int step_begins;        // a mark, if it has begun
     bool warm;              // an earlier step, which makes caches and communicators warm, is over
     ActionSums sums;        // of all steps after the first: seconds of actions and how many, by kind
@@ -26,11 +27,6 @@ typedef struct {
     Messages* messages;
 } ActionTimes;
 
-static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, Messages* m) {
-    t->ranks = w;
-    t->stages = y;
-    t->messages = m;
-}
 
 // Adds up the last step. The device has done all of it.
 static inline void action_times_settle(ActionTimes* t) {
@@ -51,10 +47,13 @@ static inline void action_times_settle(ActionTimes* t) {
     t->count = 0;
 }
 
-// From now on what is computed and sent belongs to this action: the timeline and the watchdog say so.
-static inline void action_announce(ActionTimes* t, Action a) {
+// From now on the rank computes, sends and waits for this action: the timeline and the watchdog say so. Evaluations,
+// which run between the last action of a step and the next step, are not announced.
+static inline void action_announce(void* times, Action a) {
     static const char* const letters[] = { "F", "B", "I", "W" }; // as in parallel/pipeline.h
+    ActionTimes* t = (ActionTimes*)times;
     char task[OP_TASK];
+    if (flight_recorder_step_now(t->ranks->comm.world->recorder) == t->last_over) return;
     snprintf(task, sizeof task, "%s%d on stage %d", letters[a.kind], a.micro, stages_at(t->stages, a.chunk));
     flight_recorder_task(t->ranks->comm.world->recorder, task);
     task[strcspn(task, " ")] = '\0';
@@ -86,14 +85,27 @@ static inline void action_end(ActionTimes* t, Action a) {
     }
 }
 // From now on what is computed belongs to no action, until the next step begins.
-static inline void actions_end(ActionTimes* t) {
+static inline void actions_end(void* times) {
+    ActionTimes* t = (ActionTimes*)times;
     Ranks* w = t->ranks;
+    if (t->over || !t->begun) return; // an evaluation
+    t->last_over = flight_recorder_step_now(w->comm.world->recorder);
     flight_recorder_task(w->comm.world->recorder, "");
     trace_task("");
     t->over = true;
     if (w->actions_done) device_event_free(w->actions_over);
     w->actions_over = device_event();
     w->actions_done = true;
+}
+
+// Messages then announce the actions to which they belong.
+static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, Messages* m) {
+    t->ranks = w;
+    t->stages = y;
+    t->messages = m;
+    m->times = t;
+    m->announce = action_announce;
+    m->finished = actions_end;
 }
 
 // ---- the bubble, measured and by its formula ----

@@ -25,12 +25,12 @@ TEST(each_token_is_with_one_rank_and_its_owner_says_where) {
         for (int t = 0; t < B * T; t++) tokens[t] = t;
         for (int r = 0; r < c; r++) {
             ContextParallel cp = context_rank(CP_RING, balance, r, c);
-            assert_int_equal(context_rows(&cp, 1), B * context_tokens(&cp, T));
+            assert_int_equal(context_elements(&cp, 1), B * context_tokens(&cp, T));
             context_load(&cp, out, tokens);
-            for (int row = 0, at; row < (int)context_rows(&cp, 1); row++) {
+            for (int row = 0, at; row < (int)context_elements(&cp, 1); row++) {
                 int b = out[row] / T, t = out[row] % T, piece = row / (B * CHUNK);
                 seen[out[row]]++;
-                assert_int_equal(b, row / CHUNK % B); // (pieces,B,P)
+                assert_int_equal(b, row / CHUNK % B); // (chunks,B,n)
                 assert_int_equal(context_owner(&cp, t, &at), r);
                 assert_int_equal(at, piece * CHUNK + row % CHUNK);
                 assert_int_equal(context_position(&cp, piece, CHANNELS) + (size_t)(row % CHUNK * CHANNELS), t * CHANNELS);
@@ -89,10 +89,10 @@ TEST(a_ring_brings_every_rank_what_its_queries_see_and_nothing_that_has_not_come
     FOR_CONTEXTS(balance, c) for (int r = 0; r < c; r++) {
         ContextParallel cp = context_rank(CP_RING, balance, r, c);
         for (int s = 1; s < c; s++) {
-            int u = (r + s) % c, pieces = (int)context_pieces_sent(&cp, r, u);
-            for (int j = 0; j < cp.pieces; j++)
-                for (int i = pieces; i < cp.pieces; i++) assert_true(context_chunk(&cp, u, i) > context_chunk(&cp, r, j));
-            if (s > 1) assert_true(pieces <= (int)context_pieces_sent(&cp, cp.above, u));
+            int u = (r + s) % c, pieces = (int)context_chunks_sent(&cp, r, u);
+            for (int j = 0; j < cp.chunks; j++)
+                for (int i = pieces; i < cp.chunks; i++) assert_true(context_chunk(&cp, u, i) > context_chunk(&cp, r, j));
+            if (s > 1) assert_true(pieces <= (int)context_chunks_sent(&cp, cp.above, u));
         }
     }
 }

@@ -146,11 +146,12 @@ static void sleep_ms(double ms) {
 TEST(times_of_actions_leave_out_the_first_step_and_waits) {
     static Ranks w;
     ActionTimes t = { 0 };
-    Messages m = { .received = NO_OP };
+    Messages m = { .received = NO_OP, .sent = { NO_OP, NO_OP, NO_OP, NO_OP } };
     Stages y = { 0, 1, 1, 1, { 2 }, { 0, 2 }, 2, { .emulate = "" } };
     world_alone(&w.comm, &w.control);
     action_times_init(&t, &w, &y, &m);
     for (int step = 0; step < 3; step++) {
+        flight_recorder_step(w.comm.world->recorder, step + 1);
         for (int i = 0; i < 2; i++) { // as long as the loop lasts, 50 ms
             Action a = { i == 0 ? ACT_FORWARD : ACT_BACKWARD, 0, 0 };
             m.held[0] = m.held[1] = -1;
@@ -161,7 +162,7 @@ TEST(times_of_actions_leave_out_the_first_step_and_waits) {
             if (i == 1) m.held[1] = device_event();
             action_end(&t, a);
         }
-        actions_end(&t);
+        messages_finish(&m);
     }
     action_times_settle(&t);
     double forward = t.sums.seconds[ACT_FORWARD] / 2, backward = t.sums.seconds[ACT_BACKWARD] / 2, until = t.sums.until / 2;
