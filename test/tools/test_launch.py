@@ -49,8 +49,8 @@ def test_ranks_of_another_mpi_do_not_train_one_by_one(name, tmp_path):
     of_mpich = [{"PMI_SIZE": 2, "PMI_RANK": rank, "MPI_LOCALNRANKS": 2} for rank in range(2)]
     for env in *of_mpich, {"PMIX_RANK": 1}, *[{"OMPI_COMM_WORLD_SIZE": 2}, {"LOCAL_WORLD_SIZE": 2}, {"SLURM_STEP_NUM_TASKS": 2}] * (name == "single"):
         run = command([program(f"train_gpt2_{name}")], SMALL, "--out", tmp_path / "out", env=env)
-        name = next(iter(env))
-        assert_refused(run, f"error: {name}={env[name]}: a launcher .* several processes, .*or unset {name}")
+        variable = next(iter(env))
+        assert_refused(run, f"error: {variable}={env[variable]}: a launcher .* several processes, .*or unset {variable}")
         assert "step" not in run.out and not (tmp_path / "out").exists(), run
 
 
