@@ -79,9 +79,12 @@ static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
     p->on_host = s->on_host;
     p->params = NEEDS_MASTER ? s->rounded ? s->rounded + at : NULL : (floatX*)(s->params + at);
     p->master = NEEDS_MASTER ? s->params + at : NULL;
+    p->grads = (floatX*)(s->grads + at * comm_type_size(s->grad_type)); // which may be fp32
     p->m = s->m + at;
     p->v = s->v + at;
 }
+// Returns the fp32 weights of a range.
+static inline float* range_weights(ParamRange p) { return p.master ? p.master : (float*)p.params; }
 
 // Call after the host has changed elements [at, at+n) of the parameters: updates the device's copy, if there is one.
 static inline void shards_renew(const Shards* s, size_t at, size_t n) {
@@ -92,17 +95,16 @@ static inline void shards_renew(const Shards* s, size_t at, size_t n) {
 
 // ---- parameters and gradients for the collectives of a program ----
 
-// Returns this rank's shard of a group's parameters, in floatX, for a gather into whole (S,shard). If only fp32 weights
-// are kept, rounds them to their place in `whole`.
-static inline const floatX* shards_weights(const Shards* s, Comm* c, floatX* whole, Shard shard) {
+// Returns this rank's shard of a group's parameters, in floatX, to be sent. If only fp32 weights are kept, rounds them
+// into own (shard), and returns that.
+static inline const floatX* shards_rounded(const Shards* s, floatX* own, Shard shard) {
     const float* weights = s->params + shard.offset;
-    floatX* mine = whole + (size_t)c->rank * shard.n;
-    comm_trace_data(c, weights, shard.n * sizeof(float));
+    comm_trace_data(s->world, weights, shard.n * sizeof(float));
     if (s->copy) return s->copy + shard.offset;
     if (s->rounded) return s->rounded + shard.offset;
     if (!NEEDS_MASTER) return (const floatX*)weights;
-    from_fp32(mine, weights, shard.n);
-    return mine;
+    from_fp32(own, weights, shard.n);
+    return own;
 }
 
 static inline char* shards_grads_at(const Shards* s, Shard shard) {
@@ -114,17 +116,16 @@ static inline void* shards_grads(const Shards* s, Shard shard) {
     return shards_grads_at(s, shard);
 }
 
-// Returns the output of a reduce-scatter of whole (S,shard): in the first micro-batch of a step the gradients
-// themselves, in later ones other memory, from which shards_add adds it.
-static inline void* shards_sum(const Shards* s, Comm* c, void* whole, Shard shard, bool first_micro) {
+// Returns the output of a reduce-scatter of whole (S,shard) in a later micro-batch of a step, from where
+// shards_add_grads adds it to the gradients: this rank's part of `whole`, or a buffer on the host.
+static inline void* shards_later_sum(const Shards* s, Comm* c, void* whole, Shard shard) {
     size_t size = comm_type_size(s->grad_type);
-    void* grads = shards_grads(s, shard);
-    if (first_micro) return grads;
+    shards_grads(s, shard); // for the trace
     return s->on_host ? s->arrived + shard.offset * size : (char*)whole + (size_t)c->rank * shard.n * size;
 }
-static inline void shards_add(const Shards* s, const void* sum, Shard shard) {
+// This rank's shard of a group's gradients += sum.
+static inline void shards_add_grads(const Shards* s, const void* sum, Shard shard) {
     char* grads = shards_grads_at(s, shard);
-    if (sum == grads) return;
     if (s->on_host) {
         device_synchronize(); // the host is about to read it
         comm_add(grads, sum, shard.n, s->grad_type);
@@ -132,13 +133,17 @@ static inline void shards_add(const Shards* s, const void* sum, Shard shard) {
     else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
 }
 
-// Copy a shard of the gradients from the host to `there` (shard) on the device, and back.
-static inline void shards_grads_to_device(const Shards* s, void* there, Shard shard) {
+// Returns a shard of the gradients on the device: itself, or if it is on the host, its copy in `there` (shard).
+static inline void* shards_grads_to_device(const Shards* s, void* there, Shard shard) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
+    void* grads = shards_grads(s, shard);
+    if (!s->on_host) return grads;
     device_synchronize(); // the gradients have arrived
-    host_to_device(there, shards_grads(s, shard), bytes);
+    host_to_device(there, grads, bytes);
     sleep_until(comm_host_link_until(s->world, true, bytes));
+    return there;
 }
+// Copies a shard of the gradients from the device back to the host.
 static inline void shards_grads_to_host(const Shards* s, const void* there, Shard shard) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
     device_to_host(shards_grads_at(s, shard), there, bytes);
@@ -169,22 +174,21 @@ static inline void shards_add_param_squares(const Shards* s, double* acc) {
     if (!s->on_host) add_sum_squares_fp32(acc, s->params, s->n);
 }
 
-// Call before the first shards_update of a step.
+// Call before the updates of a step.
 static inline void shards_begin_update(Shards* s, const StepStats* stats) {
     if (s->on_host) device_to_host(&s->grad_scale, &stats->grad_scale, sizeof s->grad_scale);
 }
-// Runs AdamW on a range.
-static inline void shards_update(const Shards* s, const ParamRange* p, AdamW adamw, const StepStats* stats) {
-    size_t at = (size_t)(p->m - s->m);
-    const void* grads = s->grads + at * comm_type_size(s->grad_type);
-    float* weights = s->params + at;
-    if (s->on_host) {
-        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, p->m, p->v, grads, (DType)s->grad_type,
-                          s->grad_scale, p->n, p->no_decay, NULL);
-        shards_renew(s, at, p->n);
-    } else if (s->grad_type == COMM_F32)
-        adamw_update_fp32(adamw, weights, p->m, p->v, (const float*)grads, &stats->grad_scale, p->n, p->no_decay);
-    else adamw_update(adamw, NULL, weights, p->m, p->v, (const floatX*)grads, &stats->grad_scale, p->n, p->no_decay,
-                      NULL);
+// Runs AdamW on a range that is on the host.
+static inline void shards_update_on_host(const Shards* s, ParamRange p, AdamW adamw) {
+    size_t at = (size_t)(p.m - s->m);
+    host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, range_weights(p), p.m, p.v, p.grads,
+                      (DType)s->grad_type, s->grad_scale, p.n, p.no_decay, NULL);
+    shards_renew(s, at, p.n);
+}
+// Runs AdamW on fp32 weights (n) on the device. grads (n) are of type t.
+static inline void adamw_update_typed(AdamW a, float* weights, float* m, float* v, const void* grads, CommType t,
+                                      const float* grad_scale, size_t n, size_t no_decay) {
+    if (t == COMM_F32) adamw_update_fp32(a, weights, m, v, (const float*)grads, grad_scale, n, no_decay);
+    else adamw_update(a, NULL, weights, m, v, (const floatX*)grads, grad_scale, n, no_decay, NULL);
 }
 #endif
