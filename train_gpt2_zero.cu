@@ -353,9 +353,9 @@ static void bucket_finish(GPT2* g, Bucket* b) {
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a unit starts
-// its reduction. ZeRO-1 adds up whole gradients, and reduces them in the last micro-batch. ZeRO-2 and ZeRO-3 reduce those
-// of each micro-batch: the first sum goes straight into this rank's shard, and later ones into its part of the bucket,
-// from where bucket_finish adds them to the shard.
+// its reduction. ZeRO-1 adds up whole gradients, and reduces them in the last micro-batch. ZeRO-2 and ZeRO-3 reduce
+// those of each micro-batch: the first sum goes straight into this rank's shard, and later ones into its part of the
+// bucket, from where bucket_finish adds them to the shard.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     Bucket* b = unit_bucket(g, u);

@@ -2,7 +2,7 @@
 zeropp.h - ZeRO++ (Wang et al., arXiv 2306.10209) for train_gpt2_zeropp.cu: the nodes, the format of weights and
 gradients in messages, and 1-D tensors, which every rank stores. The program itself issues all collectives.
 
-Nodes     N ranks are K nodes of g neighbours each: rank a*g + b of the world is number b of node a. `node` is the
+Nodes     N ranks are K nodes of N/K neighbours each: rank a N/K + b of the world is number b of node a. `node` is the
           communicator of the ranks with equal a, `across` that of the ranks with equal b, which are on different nodes.
 Rows      The memory of a whole group consists of N consecutive shards, and this rank owns number b*K + a. The K shards
           of the ranks with equal b are therefore neighbours: `across` gathers or sums one part of the data that `node`
@@ -10,7 +10,7 @@ Rows      The memory of a whole group consists of N consecutive shards, and this
           pieces: its swizzle.)
 Packed    The size of a shard is a multiple of PACKED_ROW elements, which are whole blocks. Consecutive packed shards
           are therefore the packed whole, and each of them begins at a multiple of 16 bytes.
-Secondary shard (hpZ): these K shards of every group's weights, as in messages. A node has all weights, a rank 1/g.
+Secondary shard (hpZ): these K shards of every group's weights, as in messages. A node has all weights, a rank K/N.
 Vectors   1-D tensors are small, and are not rounded. Every rank has all their state, as in DDP. Their gradients are
           summed in fp32: over micro-batches, and once per step over ranks.
 */
@@ -33,7 +33,7 @@ typedef struct {
     long long node_ranks;            // --node-ranks
     int weights, gradients;          // --quantise-weights, --quantise-gradients: index of the word
     int weight_bits, gradient_bits;  // of an element in messages; 0: not quantised
-    int nodes, ranks;                // K, g; set by zeropp_check, as are the bits
+    int nodes, node_size;            // K; ranks of a node, N/K; set by zeropp_check, as are the bits
     Comm node, across;
     char* secondary;                 // (K,shard) of every group, one after another, as in messages; owned
     Vectors vectors;
@@ -71,9 +71,10 @@ static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world)
     int N = world->size;
     z->weight_bits = z->weights == 0 ? 8 : 0;
     z->gradient_bits = gradient_bits[z->gradients];
-    z->ranks = z->node_ranks > 0 ? (int)z->node_ranks : control ? zeropp_machine(control) : N;
-    require(N % z->ranks == 0, "--node-ranks must divide the number of ranks, and %d does not divide %d", z->ranks, N);
-    z->nodes = N / z->ranks;
+    z->node_size = z->node_ranks > 0 ? (int)z->node_ranks : control ? zeropp_machine(control) : N;
+    require(N % z->node_size == 0, "--node-ranks must divide the number of ranks, and %d does not divide %d",
+            z->node_size, N);
+    z->nodes = N / z->node_size;
     options->alignment = PACKED_ROW;
     options->matrices_only = true;
     sharding_check(options, N);
@@ -115,7 +116,7 @@ static inline char* secondary_shard(const ZeroPP* z, const Shards* s, Shard shar
     return z->secondary + secondary_bytes(z, shard.offset);
 }
 // Packs the new weights of this rank's own shard into its row, and returns that.
-static inline char* secondary_pack(const ZeroPP* z, const Shards* s, Shard shard) {
+static inline char* pack_own_weights(const ZeroPP* z, const Shards* s, Shard shard) {
     char* row = secondary_shard(z, s, shard) + (size_t)z->across.rank * weight_bytes(z, shard.n);
     if (z->weight_bits) quantise(row, NULL, s->params + shard.offset, DTYPE_F32, NULL, shard.n, z->weight_bits);
     else from_fp32((floatX*)row, s->params + shard.offset, shard.n);
@@ -129,8 +130,8 @@ static inline size_t vectors_offset(GPT2Config c, int u) {
     for (int before = 0; before < u; before++) n += unit_no_decay(c, before);
     return n;
 }
-static inline size_t vectors_size(const ZeroPP* z, GPT2Config c) { // in g parts
-    return (size_t)z->ranks * shard_of(vectors_offset(c, gpt2_num_units(c)), z->ranks);
+static inline size_t vectors_size(const ZeroPP* z, GPT2Config c) { // in N/K parts
+    return (size_t)z->node_size * shard_of(vectors_offset(c, gpt2_num_units(c)), z->node_size);
 }
 // Returns the memory of unit u. vectors: the 1-D tensors of all units; matrices: those of this unit.
 static inline UnitMemory unit_memory(GPT2Config c, int u, floatX* vectors, floatX* matrices) {
@@ -166,8 +167,8 @@ static inline size_t bucket_bytes(const ZeroPP* z, size_t n) { return n * sizeof
 static inline size_t gather_buffer_bytes(const ZeroPP* z, size_t n) {
     return n * sizeof(floatX) + (z->weight_bits ? weight_bytes(z, n) : 0);
 }
-// Collective.
-static inline void zeropp_init(ZeroPP* z, Layout* y, const Sharding* options, GPT2Config c, Comm* world) {
+// Call after the program has made z->node and z->across.
+static inline void zeropp_init(ZeroPP* z, const Sharding* options, GPT2Config c, Comm* world) {
     Vectors* v = &z->vectors;
     ShardSizes sizes = shard_sizes(c, options);
     Sharding whole; // for 1-D tensors: all on every rank's device, gradients in fp32
@@ -178,11 +179,7 @@ static inline void zeropp_init(ZeroPP* z, Layout* y, const Sharding* options, GP
     v->grads = (floatX*)device_alloc(v->state.n * sizeof(floatX), MEMORY_GRADIENTS);
     z->secondary = (char*)device_alloc(secondary_bytes(z, sizes.all), MEMORY_PARAMETERS);
     z->scratch = (float*)device_alloc(scratch_elements(z, c, sizes) * sizeof(float), MEMORY_COMMUNICATION);
-    comm_split(&z->node, world, "node", world->rank / z->ranks);
-    comm_split(&z->across, world, "across", world->rank % z->ranks);
     comm_register_on(&z->node);
-    y->shard_ranks = world;
-    y->shard_number = z->node.rank * z->nodes + z->across.rank;
 }
 static inline void zeropp_free(ZeroPP* z) {
     if (NEEDS_MASTER) device_free(z->vectors.params);
@@ -200,7 +197,7 @@ static inline void zeropp_predict(const ZeroPP* z, GPT2Config c, const Comm* wor
     bytes[MEMORY_OPTIMIZER] += V * 8;
     bytes[MEMORY_COMMUNICATION] += scratch_elements(z, c, sizes) * sizeof(float);
     bytes[MEMORY_COMMUNICATION] += comm_world_bytes(world);
-    bytes[MEMORY_COMMUNICATION] += comm_split_bytes(world, z->ranks) + comm_split_bytes(world, z->nodes);
+    bytes[MEMORY_COMMUNICATION] += comm_split_bytes(world, z->node_size) + comm_split_bytes(world, z->nodes);
 }
 
 // ---- bytes that a rank sends per step ----
@@ -213,12 +210,12 @@ typedef struct {
 static inline ZeroPPSent zeropp_sent(const ZeroPP* z, GPT2Config c, const Sharding* options, int accumulation) {
     ShardSizes sizes = shard_sizes(c, options);
     size_t all = sizes.all, returns = reshards_after_forward(options) ? all - sizes.root : 0;
-    double A = accumulation, K = z->nodes, g = z->ranks, vectors = (double)(vectors_size(z, c) * sizeof(float));
+    double A = accumulation, K = z->nodes, vectors = (double)(vectors_size(z, c) * sizeof(float));
     double gathered = (double)weight_bytes(z, all - returns) + 2 * A * (double)weight_bytes(z, returns);
     double updated = (double)weight_bytes(z, all), reduced = A * (double)gradient_bytes(z, all);
-    ZeroPPSent b = { (K - 1) * updated, (K - 1) * reduced, ring_bytes(vectors / g, z->nodes), 0, 0 };
+    ZeroPPSent b = { (K - 1) * updated, (K - 1) * reduced, ring_bytes(vectors / z->node_size, z->nodes), 0, 0 };
     b.between = b.weights + b.gradients + b.vectors;
-    b.within = (g - 1) * K * (gathered + reduced) + ring_bytes(vectors, z->ranks);
+    b.within = (z->node_size - 1) * K * (gathered + reduced) + ring_bytes(vectors, z->node_size);
     return b;
 }
 static inline void report_zeropp(const ZeroPP* z, ZeroPPSent b) {
@@ -227,8 +224,9 @@ static inline void report_zeropp(const ZeroPP* z, ZeroPPSent b) {
     const char *gradients = z->gradient_bits == 4 ? "int4" : z->gradient_bits == 8 ? "int8" : "fp32";
     printf("nodes      %d of %d ranks; between them, per rank and step: weights %s in %s, gradients %s in %s,"
            " 1-D tensors' %s; of 1-D tensors each rank keeps all, %s\n",
-           z->nodes, z->ranks, format_bytes(text[0], 32, b.weights), weights, format_bytes(text[1], 32, b.gradients),
-           gradients, format_bytes(text[2], 32, b.vectors), format_bytes(text[3], 32, 20 * (double)z->vectors.state.n));
+           z->nodes, z->node_size, format_bytes(text[0], 32, b.weights), weights,
+           format_bytes(text[1], 32, b.gradients), gradients, format_bytes(text[2], 32, b.vectors),
+           format_bytes(text[3], 32, 20 * (double)z->vectors.state.n));
     fflush(stdout);
 }
 #endif
