@@ -93,7 +93,7 @@ typedef struct {
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;
-    Layout layout;                  // groups of units, cut into S = N shards
+    Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
     Shards state;                   // this rank's shards of fp32 weights, gradients and moments, (own_elements) each
     ZeroPP zpp;                     // nodes, their shards of the weights, and 1-D tensors
@@ -245,7 +245,7 @@ static void gpt2_init_buckets(GPT2* g) {
         b->reduced = NO_OP;
     }
     ShardSizes sizes = shard_sizes(g->config, &g->options);
-    g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
+    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
         size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
         g->gather_buffers[r].params = (floatX*)device_alloc(gather_buffer_bytes(&g->zpp, whole), MEMORY_COMMUNICATION);
@@ -343,7 +343,7 @@ static int find_free_buffer(GPT2* g, int k) {
 // together have all weights in their secondary shards.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
-    if (group->buffer != NO_BUFFER) return;
+    if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
     group->buffer = find_free_buffer(g, k);
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
@@ -752,7 +752,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->dp = ranks_world(run);
     g->accumulation = run->accumulation;
     zeropp_check(&g->zpp, &g->options, g->dp);
-    run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // every rank
+    run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // the first replica
     run->ranks->share.writers = g->options.shards;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
 }

@@ -117,9 +117,9 @@ static inline size_t bucket_element_bytes(const Sharding* options) {
     return sizeof(floatX) + (reduces_wider(options) ? reduce_size(options) : 0);
 }
 // Returns true if a rank's shard is the whole group, in the layers' type and on the device, so that nothing is
-// gathered.
+// gathered. (ZeRO++ always gathers: its layers find matrices in a gather buffer, even on one rank.)
 static inline bool is_unsharded(const Sharding* options) {
-    return options->shards == 1 && !NEEDS_MASTER && !options->offload;
+    return options->shards == 1 && !NEEDS_MASTER && !options->offload && !options->matrices_only;
 }
 
 // ---- the layout ----
