@@ -94,7 +94,7 @@ typedef struct {
     Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
     Shards state;                   // this rank's shards of fp32 weights, gradients and moments, (own_elements) each
-    int num_ranges, root_ranges;    // number of ranges; of them, in the root's group, which comes first
+    int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this rank's shards, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
@@ -188,7 +188,6 @@ static void gpt2_init_ranges(GPT2* g) {
         if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
         shards_place(&g->state, &p, at);
         g->ranges[g->num_ranges++] = p;
-        if (g->layout.group_of[u] == 0) g->root_ranges++;
     }
 }
 
@@ -670,17 +669,17 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 }
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
-// The root comes first, and is gathered during the update of the blocks.
+// The root's group comes first, and is gathered during the update of the others.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     shards_begin_update(&g->state, g->stats);
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        if (i == g->root_ranges) gpt2_gather(g);
+        if (g->layout.group_of[p.unit] > 0) gpt2_gather(g); // unless it has begun
         if (g->state.on_host) shards_update_on_host(&g->state, p, adamw);
         else adamw_update_typed(adamw, range_weights(p), p.m, p.v, p.grads, g->state.grad_type, &g->stats->grad_scale,
                                 p.n, p.no_decay);
     }
-    gpt2_gather(g); // unless it has begun
+    gpt2_gather(g); // for ranks that hold nothing else
     shards_add_param_squares(&g->state, &g->stats->param_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
 }
