@@ -356,6 +356,7 @@ static void gather_ahead(GPT2* g, int now, int u) {
     }
 }
 
+// Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
 // Begins to sum this rank's shard of a group's gradients over the replicas of the model. With offload the shard is sent

@@ -341,7 +341,7 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Blocks take turns in the memory of one block: slot 0 is the root's, 1 is for attention halves, 2 for MLP halves.
+// All blocks take turns in the memory of one: slot 0 is the root's, 1 is for attention halves, and 2 for MLP halves.
 static int unit_slot(int u) { return u == 0 ? 0 : 1 + (u - 1) % 2; }
 static Bucket* unit_bucket(GPT2* g, int u) { return &g->buckets[grads_are_sharded(g) ? unit_slot(u) : u]; }
 

@@ -186,7 +186,7 @@ static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.node, g->dp, "node", g->dp->rank / g->zpp.node_size);     // the ranks of this node
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
     g->layout.shard_ranks = g->dp;
-    g->layout.shard_number = g->zpp.node.rank * g->zpp.nodes + g->zpp.across.rank;
+    g->layout.shard_number = g->zpp.node.rank * g->zpp.nodes + g->zpp.across.rank; // b*K + a: see bucket_second_hop
     zeropp_init(&g->zpp, &g->options, g->config, g->dp);
     layout_cut(&g->layout, &g->options, g->config); // matrices of units into groups, and groups into N shards
     g->units = g->layout.units;
@@ -367,11 +367,12 @@ static void gather_ahead(GPT2* g, int now, int u) {
     }
 }
 
+// Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
 // Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the K
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
-// hop. A row is a shard in a message.
+// hop. pack_gradients quantises gradients, one row per shard, and sum_gradients adds up messages in fp32.
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
     int K = g->zpp.nodes;
