@@ -4,10 +4,10 @@ arXiv 2304.11277, sections 3 and 4). Each rank keeps shards of the gradients, th
 A group of units is gathered before its use, into one of a few gather buffers, and freed after it. A gather costs no
 time if it ends before its group is needed, but each group gathered ahead needs a gather buffer.
 
---sharding full|grad-op|hybrid|none  full: a group is freed after each use; grad-op: after the last backward pass of the
-          step; hybrid: full within each replica, of --shard-group ranks; none: every rank keeps everything.
+--sharding full|grad-op|hybrid|none  full (default): a group is freed after each use; grad-op: after the last backward
+          pass of the step; hybrid: full within each replica, of --shard-group ranks; none: every rank keeps everything.
 --prefetch backward-pre|backward-post|none  when the backward pass begins the next gather: before it computes the
-          gradients of this group, after that, or when the next group is needed. --forward-prefetch (on) is like pre.
+          gradients of this group (default), after that, or when it needs the group. --forward-prefetch (on): like pre.
 --limit-all-gathers 2  how many groups may be gathered at a time, besides the root: memory for overlap.
 Less important: --wrap-blocks and --wrap-halves set the size of a group (one block), --reduce-dtype the type in which
 gradients are sent and summed (fp32); --cpu-offload keeps shards on the host, where AdamW then runs (off).
@@ -17,7 +17,8 @@ Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S if grad
           Buckets hold the gradients of the root and two groups in floatX, and again in fp32 if they are reduced in it.
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, as the root stays
           gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, as every group does. AP (S-1)/S of these are in
-          --reduce-dtype, the others in floatX. hybrid with R = N/S replicas adds 2P/S (R-1)/R. All sum three doubles.
+          --reduce-dtype, the others in floatX. R = N/S replicas add 2P/S (R-1)/R in --reduce-dtype: hybrid, and none
+          (S = 1), which sends nothing else: 2P (N-1)/N, as DDP. All sum three doubles.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: shards that are gathered when they are needed. New here: groups, and gathers ahead of use.
 Next      train_gpt2_tp.cu and train_gpt2_pp.cu cut the computation as well; train_gpt2_zeropp.cu is for slow links.
@@ -93,7 +94,10 @@ typedef struct {
     Sharding options;
     Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    Shards state;                   // this rank's shards of fp32 weights, gradients and moments, (own_elements) each
+    float *params;                  // (own_elements) fp32 weights: one shard of every group, 1/S of all; owned
+    char *grads;                    // (own_elements) of --reduce-dtype, owned
+    float *m, *v;                   // (own_elements) AdamW moments, owned
+    Shards state;                   // where these four are: on the device, or with --cpu-offload on the host
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this rank's shards, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -176,7 +180,12 @@ static void gpt2_init_params(GPT2* g) {
     layout_split(&g->layout, &g->options, g->dp);   // S ranks hold one replica of the model, N/S have the same shard
     layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
     g->units = g->layout.units;
-    shards_init(&g->state, &g->options, g->dp, g->layout.own_elements, g->accumulation > 1);
+    size_t own = g->layout.own_elements;
+    g->params = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_PARAMETERS);
+    g->grads = (char*)shards_alloc(&g->options, own * reduce_size(&g->options), MEMORY_GRADIENTS);
+    g->m = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    shards_init(&g->state, &g->options, g->dp, g->params, g->grads, g->layout.own_elements, g->accumulation > 1);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->replicating[k] = NO_OP;
 }
 
@@ -186,7 +195,10 @@ static void gpt2_init_ranges(GPT2* g) {
         ParamRange p;
         size_t at;
         if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
-        shards_place(&g->state, &p, at);
+        shards_place_weights(&g->state, &p, at);
+        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // which may be fp32
+        p.m = g->m + at;
+        p.v = g->v + at;
         g->ranges[g->num_ranges++] = p;
     }
 }
@@ -254,7 +266,9 @@ static void gpt2_init(GPT2* g) {
 
 static void gpt2_free(GPT2* g) {
     layers_free();
-    shards_free(&g->state);
+    shards_free(&g->state, g->params); shards_free(&g->state, g->grads);
+    shards_free(&g->state, g->m); shards_free(&g->state, g->v);
+    shards_free_offload(&g->state);
     device_free_all(MEMORY_ACTIVATIONS);
     for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
@@ -265,14 +279,17 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t S = (size_t)g->options.shards, X = sizeof(floatX);
+    size_t S = (size_t)g->options.shards, own = sizes.all, X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    shards_predict(&g->options, sizes.all, g->accumulation > 1, bytes);
+    bytes[MEMORY_PARAMETERS] = 4 * own;
+    bytes[MEMORY_GRADIENTS] = reduce_size(&g->options) * own;
+    bytes[MEMORY_OPTIMIZER] = 8 * own;
+    shards_predict_offload(&g->options, own, g->accumulation > 1, bytes);
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
     bytes[MEMORY_COMMUNICATION] += bucket_element_bytes(&g->options) * S * sizes.in_buckets;
@@ -342,15 +359,22 @@ static void group_gather(GPT2* g, int k) {
     g->gathering[k] = comm_all_gather(g->layout.shard_ranks, whole, mine, group->shard.n, COMM_FLOATX);
 }
 
+// Returns the group that is used d groups after group k, or NO_GROUP. With groups 0 (the root) to 3, the order is
+// 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
+static int group_after(GPT2* g, bool forward, int k, int d) {
+    int num_groups = g->layout.num_groups;
+    int next = forward ? k + d : k == 0 ? num_groups - d : k - d;
+    return next >= 1 && next < num_groups ? next : NO_GROUP;
+}
+
 // Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
-// the options name `now` as the moment for it. Groups are used in the order 0, 1, 2, ... in a forward pass, and in the
-// order 0, ..., 2, 1 in a backward pass.
+// the options name `now` as the moment for it.
 static void gather_ahead(GPT2* g, int now, int u) {
     if (now == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != now) return;
-    int k = g->layout.group_of[u], last = g->layout.num_groups - 1;
+    int k = g->layout.group_of[u];
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = now == FORWARD_PRE ? k + d : k == 0 ? last + 1 - d : k - d;
-        if (next < 1 || next > last) return;
+        int next = group_after(g, now == FORWARD_PRE, k, d);
+        if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
     }
@@ -359,16 +383,14 @@ static void gather_ahead(GPT2* g, int now, int u) {
 // Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
-// Begins to sum this rank's shard of a group's gradients over the replicas of the model. With offload the shard is sent
-// from the bucket, which is free now, and the sum is waited for, because the bucket is about to be used again.
+// Begins to sum this rank's shard of a group's gradients over the replicas of the model. (With offload the shard is
+// sent from the bucket, which is free now, and the last line waits, because the bucket is about to be used again.)
 static void group_replicate(GPT2* g, Bucket* b) {
     Comm* replicas = g->layout.replicas;
     Shard shard = g->layout.groups[b->group].shard;
-    void* grads = shards_grads_to_device(&g->state, b->sent, shard);
+    void* grads = shards_grads_on_device(&g->state, b->sent, shard);
     g->replicating[b->group] = comm_all_reduce(replicas, grads, shard.n, g->state.grad_type);
-    if (!g->state.on_host) return;
-    comm_finish(replicas, &g->replicating[b->group]);
-    shards_grads_to_host(&g->state, grads, shard);
+    shards_grads_to_host(&g->state, grads, shard, replicas, &g->replicating[b->group]);
 }
 
 // Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
@@ -395,7 +417,8 @@ static void grad_ready(GPT2* g, int u, int i) {
     b->last_micro = g->last_micro;
     b->own_sum = b->adds ? shards_later_sum(&g->state, shard_ranks, b->sent, shard) : shards_grads(&g->state, shard);
     b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, b->sent, shard.n, g->state.grad_type);
-    if (shard_ranks->size == 1) bucket_finish(g, b); // nothing was sent; the replicas' turn begins
+    // With --sharding none, each rank is a replica: nothing was sent, and the all-reduce of replicas begins, as in DDP.
+    if (shard_ranks->size == 1) bucket_finish(g, b);
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
@@ -470,7 +493,7 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    if (is_unsharded(&g->options)) return (floatX*)g->state.params + group->shard.offset + g->units[u].offset;
+    if (is_unsharded(&g->options)) return (floatX*)g->params + group->shard.offset + g->units[u].offset;
     group_gather(g, k);
     comm_finish(g->layout.shard_ranks, &g->gathering[k]);
     return g->gather_buffers[group->buffer].params + g->units[u].offset;
@@ -500,7 +523,8 @@ static floatX* unit_grads(GPT2* g, int u) {
         bucket_finish(g, b); // the backward pass would overwrite what is still being sent
         b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads); // the last sums may lie there
+        // No layer writes padding and rows of wpe behind T. They may contain old sums, which would count in the norm.
+        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
     }
     return b->grads + g->units[u].offset;
 }
@@ -636,7 +660,8 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    for (int k = 1; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
+    if (!g->first_micro) return;
+    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -676,9 +701,8 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         if (g->layout.group_of[p.unit] > 0) gpt2_gather(g); // unless it has begun
-        if (g->state.on_host) shards_update_on_host(&g->state, p, adamw);
-        else adamw_update_typed(adamw, range_weights(p), p.m, p.v, p.grads, g->state.grad_type, &g->stats->grad_scale,
-                                p.n, p.no_decay);
+        shards_adamw_update(&g->state, adamw, range_weights(p), p.m, p.v, p.grads, &g->stats->grad_scale, p.n,
+                            p.no_decay);
     }
     gpt2_gather(g); // for ranks that hold nothing else
     shards_add_param_squares(&g->state, &g->stats->param_square);

@@ -171,14 +171,17 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
+// Cuts every unit into N shards of equal size, of which the last may end in padding. With N = 2:
+//     the whole model   | unit 0: shard 0 | shard 1, padding | unit 1: shard 0 | shard 1, padding | ...
+//     rank 1 owns                         | shard 1, padding |                 | shard 1, padding | ...
 static void gpt2_init_params(GPT2* g) {
     size_t N = (size_t)g->dp->size;
     for (int u = 0; u < g->num_units; u++) {
-        Shard shard = { shard_elements(g->config, u, g->dp->size), g->own_elements };
-        g->shards[u] = shard;
+        g->shards[u].n = shard_elements(g->config, u, g->dp->size);
+        g->shards[u].offset = g->own_elements;
         g->units[u].offset = N * g->own_elements;
         g->units[u].size = unit_elements(g->config, u);
-        g->own_elements += shard.n;
+        g->own_elements += g->shards[u].n;
         g->gathering[u] = NO_OP;
     }
     size_t whole = N * g->own_elements;
@@ -248,12 +251,13 @@ static void gpt2_init_buckets(GPT2* g) {
     g->num_buckets = grads_are_sharded(g) ? 3 : g->num_units;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
-        b->grads = g->grads + g->units[k].offset;
-        if (grads_are_sharded(g))
-            b->grads = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
+        size_t bytes = N * g->shards[k].n * sizeof(floatX);
+        if (grads_are_sharded(g)) b->grads = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
+        else b->grads = g->grads + g->units[k].offset;
         b->reduced = NO_OP;
     }
-    for (int k = 0; k < 3 && params_are_sharded(g); k++) {
+    if (!params_are_sharded(g)) return;
+    for (int k = 0; k < 3; k++) {
         g->gather_buffers[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
         g->gather_buffers[k].unit = NO_UNIT;
     }
@@ -278,7 +282,7 @@ static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
     device_free_all(MEMORY_ACTIVATIONS);
-    for (int k = 0; k < g->num_buckets && grads_are_sharded(g); k++) device_free(g->buckets[k].grads);
+    if (grads_are_sharded(g)) for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int k = 0; k < 3; k++) device_free(g->gather_buffers[k].params);
 }
 
@@ -361,7 +365,8 @@ static void grad_ready(GPT2* g, int u, int i) {
     Bucket* b = unit_bucket(g, u);
     if (--b->missing > 0 || (!grads_are_sharded(g) && !g->last_micro)) return;
     b->adds = grads_are_sharded(g) && !g->first_micro;
-    b->own_sum = b->adds ? b->grads + (size_t)g->dp->rank * g->shards[u].n : grad_shard(g, u);
+    floatX* own_part = b->grads + (size_t)g->dp->rank * g->shards[u].n; // of the bucket: a sum in place
+    b->own_sum = b->adds ? own_part : grad_shard(g, u);
     b->reduced = comm_reduce_scatter(g->dp, b->own_sum, b->grads, g->shards[u].n, COMM_FLOATX);
 }
 
@@ -433,14 +438,15 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 // 5. the whole model: access to units, forward, backward
 
 // Returns the parameters of unit u. They may be used until unit_release.
-// ZeRO-1 and ZeRO-2 wait for the gather that followed the last update; ZeRO-3 gathers them now.
+// ZeRO-1 and ZeRO-2 wait for the gather that followed the last update. ZeRO-3 gathers them now, and waits at once for
+// simplicity: train_gpt2_fsdp.cu gathers earlier, during the computation of other units.
 static floatX* unit_params(GPT2* g, int u) {
     if (!params_are_sharded(g)) {
         comm_finish(g->dp, &g->gathering[u]);
         return g->params + g->units[u].offset;
     }
     GatherBuffer* buffer = &g->gather_buffers[unit_slot(u)];
-    if (buffer->unit == u) return buffer->params; // it was gathered for the recomputation
+    if (buffer->unit == u) return buffer->params; // the recomputation has gathered it just before
     invariant(buffer->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, buffer->unit);
     comm_wait(g->dp, comm_all_gather(g->dp, buffer->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
     buffer->unit = u;
@@ -599,7 +605,8 @@ static void gpt2_reduce(GPT2* g) {
 // ZeRO-1 and ZeRO-2: begins to gather all parameters from the ranks' shards, in the order of the next forward pass,
 // which then waits only for the unit that it is about to use.
 static void gpt2_gather(GPT2* g) {
-    for (int u = 0; u < g->num_units && !params_are_sharded(g); u++) {
+    if (params_are_sharded(g)) return; // unit_params gathers each unit when it is used
+    for (int u = 0; u < g->num_units; u++) {
         floatX* whole = g->params + g->units[u].offset;
         g->gathering[u] = comm_all_gather(g->dp, whole, param_shard(g, u), g->shards[u].n, COMM_FLOATX);
     }

@@ -11,7 +11,8 @@ N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices,
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
 1-D tensors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
-gradients are summed in fp32, once a step.
+gradients are summed in fp32, once a step. In the paper, weights cross nodes in every forward pass, and only the
+backward pass gathers secondary shards, which have 16 bits. Here both passes gather them, and they stay in int8.
 
 Memory    per rank, in bytes: 16P/N + 20V (16 bits: weights 4+2, gradients 4+2, moments 8; fp32: 4, 4+4, 8), a secondary
           shard of PK/N weights as in messages, and activations. Gather buffers and buckets: as in train_gpt2_fsdp.cu in
@@ -75,7 +76,6 @@ typedef struct {
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
     bool adds;                      // the step has an earlier sum, to which this one will be added
     int sent_group;                 // the group in the messages; grads may already hold the next one
-    void* own_sum;                  // (shard) receives this rank's shard of the sum; a view
 } Bucket;
 
 // Holds the parameters of one group at a time.
@@ -95,8 +95,11 @@ typedef struct {
     Sharding options;
     Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    Shards state;                   // this rank's shards of fp32 weights, gradients and moments, (own_elements) each
-    ZeroPP zpp;                     // nodes, their shards of the weights, and 1-D tensors
+    float *params;                  // (own_elements) fp32: one shard of every group's weights, then 1-D tensors; owned
+    char *grads;                    // (own_elements) fp32, owned
+    float *m, *v;                   // (own_elements) AdamW moments, owned
+    Shards state;                   // views of these
+    ZeroPP zpp;                     // nodes, secondary shards, and views of 1-D tensors
     int num_ranges;
     ParamRange ranges[2*MAX_UNITS]; // views of units' 1-D tensors, then of this rank's shards
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -187,21 +190,33 @@ static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
     g->layout.shard_ranks = g->dp;
     g->layout.shard_number = g->zpp.node.rank * g->zpp.nodes + g->zpp.across.rank; // b*K + a: see bucket_second_hop
-    zeropp_init(&g->zpp, &g->options, g->config, g->dp);
     layout_cut(&g->layout, &g->options, g->config); // matrices of units into groups, and groups into N shards
     g->units = g->layout.units;
-    shards_init(&g->state, &g->options, g->dp, g->layout.own_elements, g->accumulation > 1);
+    size_t own = g->layout.own_elements + vectors_size(&g->zpp, g->config); // its shards, and all 1-D tensors
+    g->params = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_PARAMETERS);
+    g->grads = (char*)shards_alloc(&g->options, own * reduce_size(&g->options), MEMORY_GRADIENTS);
+    g->m = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    shards_init(&g->state, &g->options, g->dp, g->params, g->grads, g->layout.own_elements, g->accumulation > 1);
+    zeropp_init(&g->zpp, &g->options, g->config, g->params, g->grads, g->layout.own_elements);
+    size_t secondary = message_bytes((size_t)g->zpp.nodes * g->layout.own_elements, g->zpp.weight_bits);
+    g->zpp.secondary = (char*)device_alloc(secondary, MEMORY_PARAMETERS);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->crossing[k] = NO_OP;
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) g->ranges[g->num_ranges++] = vectors_range(&g->zpp, g->config, u);
-    for (int u = 0; u < g->num_units; u++) {
+    for (int i = 0; i < 2*g->num_units; i++) { // 1-D tensors of every unit, then matrices of every unit
+        int u = i % g->num_units;
         ParamRange p;
         size_t at;
-        if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
-        shards_place(&g->state, &p, at);
+        bool is_here = i < g->num_units ? vectors_range(&g->zpp, g->config, u, &p, &at)
+                                        : layout_range(&g->layout, &g->options, g->config, u, &p, &at);
+        if (!is_here) continue; // other ranks hold all of it
+        shards_place_weights(&g->state, &p, at);
+        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // which may be fp32
+        p.m = g->m + at;
+        p.v = g->v + at;
         g->ranges[g->num_ranges++] = p;
     }
 }
@@ -239,17 +254,19 @@ static void gpt2_init_buckets(GPT2* g) {
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k].shard.n;
-        b->grads = (floatX*)device_alloc(bucket_bytes(&g->zpp, whole), MEMORY_COMMUNICATION);
+        size_t message = message_bytes(whole, g->zpp.gradient_bits);
+        b->grads = (floatX*)device_alloc(whole * sizeof(floatX) + 2 * message, MEMORY_COMMUNICATION);
         b->sent = (char*)(b->grads + whole);
-        b->received = b->sent + gradient_bytes(&g->zpp, whole);
+        b->received = b->sent + message;
         b->reduced = NO_OP;
     }
     ShardSizes sizes = shard_sizes(g->config, &g->options);
-    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sizes.gather_buffers;
+    g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
         size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
-        g->gather_buffers[r].params = (floatX*)device_alloc(gather_buffer_bytes(&g->zpp, whole), MEMORY_COMMUNICATION);
-        g->gather_buffers[r].arrived = g->gather_buffers[r].params + (g->zpp.weight_bits ? whole : 0);
+        size_t bytes = whole * sizeof(floatX) + arrival_bytes(&g->zpp, whole);
+        g->gather_buffers[r].params = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
+        g->gather_buffers[r].arrived = g->gather_buffers[r].params + (is_quantised(g->zpp.weight_bits) ? whole : 0);
         g->gather_buffers[r].group = NO_GROUP;
     }
 }
@@ -271,7 +288,8 @@ static void gpt2_init(GPT2* g) {
 
 static void gpt2_free(GPT2* g) {
     layers_free();
-    shards_free(&g->state);
+    shards_free(&g->state, g->params); shards_free(&g->state, g->grads);
+    shards_free(&g->state, g->m); shards_free(&g->state, g->v);
     device_free_all(MEMORY_ACTIVATIONS);
     for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
@@ -282,25 +300,49 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t S = (size_t)g->options.shards, X = sizeof(floatX);
+    size_t V = vectors_size(&g->zpp, c), K = (size_t)g->zpp.nodes; // V: elements of 1-D tensors
+    size_t S = (size_t)g->options.shards, own = sizes.all + V, X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    shards_predict(&g->options, sizes.all, g->accumulation > 1, bytes);
+    bytes[MEMORY_PARAMETERS] = 4 * own;
+    bytes[MEMORY_PARAMETERS] += message_bytes(K * sizes.all, g->zpp.weight_bits); // secondary shards
+    if (NEEDS_MASTER) bytes[MEMORY_PARAMETERS] += X * V;                         // 1-D tensors in floatX
+    bytes[MEMORY_GRADIENTS] = reduce_size(&g->options) * own;
+    bytes[MEMORY_GRADIENTS] += X * V; // 1-D tensors' of one micro-batch
+    bytes[MEMORY_OPTIMIZER] = 8 * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
-    zeropp_predict(&g->zpp, c, g->dp, sizes, bytes);
-    bytes[MEMORY_COMMUNICATION] += bucket_bytes(&g->zpp, S * sizes.in_buckets);
-    bytes[MEMORY_COMMUNICATION] += gather_buffer_bytes(&g->zpp, S * sizes.in_gather_buffers);
+    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + 4 * scratch_elements(&g->zpp, c, sizes);
+    size_t in_buckets = S * sizes.in_buckets, in_gather_buffers = S * sizes.in_gather_buffers;
+    bytes[MEMORY_COMMUNICATION] += X * in_buckets + 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
+    bytes[MEMORY_COMMUNICATION] += X * in_gather_buffers + arrival_bytes(&g->zpp, in_gather_buffers);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Returns the bytes that this rank will send per step.
+// Returns the bytes that this rank will send to other nodes per step: to each of the K-1 others its own updated shards,
+// and in each micro-batch one shard of the gradients of every group. 1-D tensors: as in gpt2_reduce.
+static BytesBetween predict_between_nodes(const GPT2* g) {
+    double all = (double)shard_sizes(g->config, &g->options).all, A = g->accumulation, K = g->zpp.nodes;
+    double V = (double)vectors_size(&g->zpp, g->config), w = element_bytes(g->zpp.weight_bits);
+    double q = element_bytes(g->zpp.gradient_bits);
+    BytesBetween b = { (K - 1) * w * all, (K - 1) * A * q * all, ring_bytes(4 * V / g->zpp.node_size, g->zpp.nodes) };
+    return b;
+}
+
+// Returns the bytes that this rank will send per step. Within its node, each message has K shards of a group. Groups
+// that stay gathered after their forward pass are gathered once per step, the rest twice per micro-batch.
 static double gpt2_predict_sent(const GPT2* g) {
-    ZeroPPSent sent = zeropp_sent(&g->zpp, g->config, &g->options, g->accumulation);
-    return sent.between + sent.within + 3 * ring_bytes(sizeof(double), g->dp->size);
+    ShardSizes sizes = shard_sizes(g->config, &g->options);
+    double A = g->accumulation, K = g->zpp.nodes, all = (double)sizes.all, V = (double)vectors_size(&g->zpp, g->config);
+    double freed = reshards_after_forward(&g->options) ? all - (double)sizes.root : 0; // after the forward pass
+    double gathered = (all - freed + 2 * A * freed) * element_bytes(g->zpp.weight_bits);
+    double grads = A * all * element_bytes(g->zpp.gradient_bits);
+    BytesBetween between = predict_between_nodes(g);
+    return (g->zpp.node_size - 1) * K * (gathered + grads) + ring_bytes(4 * V, g->zpp.node_size)
+         + between.weights + between.gradients + between.vectors + 3 * ring_bytes(sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -343,25 +385,33 @@ static int find_free_buffer(GPT2* g, int k) {
 // together have all weights in their secondary shards.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
-    if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
+    if (group->buffer != NO_BUFFER) return;
     group->buffer = find_free_buffer(g, k);
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
     void* whole = g->gather_buffers[group->buffer].arrived;
     comm_finish(&g->zpp.across, &g->crossing[k]); // other nodes' shards have been updated
     const void* mine = secondary_shard(&g->zpp, &g->state, group->shard);
-    g->gathering[k] = comm_all_gather(&g->zpp.node, whole, mine, secondary_bytes(&g->zpp, group->shard.n), COMM_BYTE);
+    size_t bytes = message_bytes((size_t)g->zpp.nodes * group->shard.n, g->zpp.weight_bits);
+    g->gathering[k] = comm_all_gather(&g->zpp.node, whole, mine, bytes, COMM_BYTE);
+}
+
+// Returns the group that is used d groups after group k, or NO_GROUP. With groups 0 (the root) to 3, the order is
+// 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
+static int group_after(GPT2* g, bool forward, int k, int d) {
+    int num_groups = g->layout.num_groups;
+    int next = forward ? k + d : k == 0 ? num_groups - d : k - d;
+    return next >= 1 && next < num_groups ? next : NO_GROUP;
 }
 
 // Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
-// the options name `now` as the moment for it. Groups are used in the order 0, 1, 2, ... in a forward pass, and in the
-// order 0, ..., 2, 1 in a backward pass.
+// the options name `now` as the moment for it.
 static void gather_ahead(GPT2* g, int now, int u) {
     if (now == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != now) return;
-    int k = g->layout.group_of[u], last = g->layout.num_groups - 1;
+    int k = g->layout.group_of[u];
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = now == FORWARD_PRE ? k + d : k == 0 ? last + 1 - d : k - d;
-        if (next < 1 || next > last) return;
+        int next = group_after(g, now == FORWARD_PRE, k, d);
+        if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
     }
@@ -372,7 +422,10 @@ static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 
 
 // Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the K
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
-// hop. pack_gradients quantises gradients, one row per shard, and sum_gradients adds up messages in fp32.
+// hop. Messages have one row per shard. On two nodes (a) of two ranks (b), who receives which shards of a group:
+//     | shard 0 | shard 1 | shard 2 | shard 3 |    b*K + a
+//     |  a 0, 1    b 0    |  a 0, 1    b 1    |    first hop: ranks b of both nodes, each the sum over its node
+//     | a 0 b 0 | a 1 b 0 | a 0 b 1 | a 1 b 1 |    second hop: the owner of the shard, the sum over both nodes
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
     int K = g->zpp.nodes;
@@ -380,8 +433,8 @@ static void bucket_second_hop(GPT2* g) {
     if (b == NULL || K == 1) return;
     Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(&g->zpp.node, &b->reduced);
-    sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)K * shard.n);
-    size_t row = pack_gradients(&g->zpp, &g->state, b->sent, g->zpp.scratch, DTYPE_F32, K, shard);
+    dequantise_sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)K * shard.n);
+    size_t row = quantise_gradients(&g->zpp, &g->state, b->sent, g->zpp.scratch, DTYPE_F32, K, shard);
     b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, row, COMM_BYTE);
 }
 
@@ -392,8 +445,9 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.node;
     Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(last_hop, &b->reduced);
-    sum_gradients(&g->zpp, (float*)b->own_sum, b->received, last_hop->size, shard.n);
-    if (b->adds) shards_add_grads(&g->state, b->own_sum, shard);
+    float* sum = b->adds ? g->zpp.scratch : (float*)g->grads + shard.offset; // either hop reads scratch at once
+    dequantise_sum_gradients(&g->zpp, sum, b->received, last_hop->size, shard.n);
+    if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
@@ -410,8 +464,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     Shard shard = g->layout.groups[k].shard;
     b->sent_group = k;
     b->adds = !g->first_micro;
-    b->own_sum = b->adds ? (void*)g->zpp.scratch : shards_grads_at(&g->state, shard);
-    size_t row = pack_gradients(&g->zpp, &g->state, b->sent, b->grads, FLOATX_DTYPE, g->dp->size, shard);
+    size_t row = quantise_gradients(&g->zpp, &g->state, b->sent, b->grads, FLOATX_DTYPE, g->dp->size, shard);
     b->reduced = comm_all_to_all(&g->zpp.node, b->received, b->sent, (size_t)g->zpp.nodes * row, COMM_BYTE);
     g->in_first_hop = b;
 }
@@ -492,7 +545,7 @@ static UnitMemory unit_params(GPT2* g, int u) {
     GatherBuffer b = g->gather_buffers[group->buffer];
     bool arrives = g->gathering[k] != NO_OP;
     comm_finish(&g->zpp.node, &g->gathering[k]);
-    if (arrives) unpack_weights(&g->zpp, b.params, b.arrived, (size_t)g->options.shards * group->shard.n);
+    if (arrives) dequantise_weights(&g->zpp, b.params, b.arrived, (size_t)g->options.shards * group->shard.n);
     return unit_memory(g->config, u, g->zpp.vectors.params, b.params + g->units[u].offset);
 }
 
@@ -519,7 +572,8 @@ static UnitMemory unit_grads(GPT2* g, int u) {
     if (b->missing == 0) { // this is the first unit of its group
         b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads); // the last sums may lie there
+        // No layer writes padding and rows of wpe behind T. They may contain old sums, which would count in the norm.
+        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
     }
     return unit_memory(g->config, u, g->zpp.vectors.grads, b->grads + g->units[u].offset);
 }
@@ -656,7 +710,8 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    for (int k = 1; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
+    if (!g->first_micro) return;
+    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -667,8 +722,8 @@ static void gpt2_reduce(GPT2* g) {
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     bucket_second_hop(g);
     // 1-D tensors, during that hop of the root: each rank sums a part, first over its node, then over all nodes.
-    size_t n = g->zpp.vectors.state.n / (size_t)g->zpp.node_size;
-    float *all = (float*)g->zpp.vectors.state.grads, *part = all + (size_t)g->zpp.node.rank * n;
+    size_t n = g->zpp.vectors.n / (size_t)g->zpp.node_size;
+    float *all = g->zpp.vectors.sums, *part = all + (size_t)g->zpp.node.rank * n;
     comm_wait(&g->zpp.node, comm_reduce_scatter(&g->zpp.node, part, all, n, COMM_F32));
     comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
     comm_wait(&g->zpp.node, comm_all_gather(&g->zpp.node, all, part, n, COMM_F32));
@@ -682,8 +737,10 @@ static void gpt2_gather(GPT2* g) {
     vectors_renew(&g->zpp.vectors);
     for (int k = 0; k < g->layout.num_groups; k++) { // the only time that weights cross nodes
         Shard shard = g->layout.groups[k].shard;
-        char *rows = secondary_shard(&g->zpp, &g->state, shard), *mine = pack_own_weights(&g->zpp, &g->state, shard);
-        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, weight_bytes(&g->zpp, shard.n), COMM_BYTE);
+        char* rows = secondary_shard(&g->zpp, &g->state, shard);
+        char* mine = quantise_own_weights(&g->zpp, &g->state, shard);
+        size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
+        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
     }
     group_gather(g, 0);
 }
@@ -699,7 +756,8 @@ static void gpt2_gather_finish(GPT2* g) {
 // Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     shards_add_grad_squares(&g->state, &g->stats->grad_square);
-    if (g->dp->rank == 0) shards_add_grad_squares(&g->zpp.vectors.state, &g->stats->grad_square); // count them once
+    Vectors all = g->zpp.vectors; // every rank has them, but they count once
+    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->grad_square, all.sums, all.n);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
@@ -711,7 +769,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
         adamw_update_fp32(adamw, range_weights(p), p.m, p.v, (float*)p.grads, &g->stats->grad_scale, p.n, p.no_decay);
     }
     shards_add_param_squares(&g->state, &g->stats->param_square);
-    if (g->dp->rank == 0) shards_add_param_squares(&g->zpp.vectors.state, &g->stats->param_square);
+    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->param_square, g->zpp.vectors.weights, g->zpp.vectors.n);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
     gpt2_gather(g); // last, because the log waits for the norm
 }
@@ -753,8 +811,8 @@ static void gpt2_configure(void* model, Run* run) {
     g->dp = ranks_world(run);
     g->accumulation = run->accumulation;
     zeropp_check(&g->zpp, &g->options, g->dp);
-    run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // the first replica
-    run->ranks->share.writers = g->options.shards;
+    run->ranks->share.writer = g->dp->rank; // each rank saves its shards
+    run->ranks->share.writers = g->dp->size;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
 }
 
@@ -822,9 +880,9 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 static void gpt2_report(const GPT2* g, Run* run) {
     ranks_report(run);
     report_sharding(g->config, &g->options, g->dp->size);
-    ZeroPPSent sent = zeropp_sent(&g->zpp, g->config, &g->options, g->accumulation);
-    ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, sent.between);
-    report_zeropp(&g->zpp, sent);
+    BytesBetween b = predict_between_nodes(g);
+    ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, b.weights + b.gradients + b.vectors);
+    report_zeropp(&g->zpp, b);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.

@@ -1,7 +1,7 @@
 /*
-shard_state.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients
-and of AdamW's moments. They lie on the device, or on the host (--cpu-offload all). The functions of this file gather,
-reduce and update them in either place.
+shard_state.h - where a rank of fully sharded training keeps its shards of the fp32 weights, of the gradients and of
+AdamW's moments: on the device, or on the host (--cpu-offload). The program allocates them with shards_alloc, and the
+functions of this file read, add up and update them in either place.
 
 On the host, a rank also keeps the weights rounded to floatX for gathers (in 16 bits), and a buffer for the gradients of
 later micro-batches (with accumulation). AdamW then runs on the CPU and waits for the gradients. With --cpu-offload
@@ -18,70 +18,65 @@ has a copy of the weights, only the new weights are copied, once per step.
 #include "layout.h"
 
 typedef struct {
-    bool on_host;          // the memory below is, except `copy`
-    CommType grad_type;    // COMM_F32 or COMM_FLOATX
     size_t n;              // elements
-    float *params, *m, *v; // (n) owned
-    char* grads;           // (n) of grad_type, owned
-    char* arrived;         // (n) of grad_type, owned; NULL: none
-    floatX* rounded;       // (n) params rounded for gathers, owned; NULL: each gather rounds them
+    float* params;         // (n) fp32 weights, a view
+    char* grads;           // (n) of grad_type, a view
+    CommType grad_type;    // COMM_F32 or COMM_FLOATX
+    bool on_host;          // where these two and the moments are
+    Comm* world;           // a view; its context contains the emulated link
+    // only with offload:
+    char* arrived;         // (n) of grad_type on the host, owned; NULL: none
+    floatX* rounded;       // (n) params rounded for gathers, on the host, owned; NULL: each gather rounds them
     floatX* copy;          // (n) rounded params on the device, owned; NULL: gathers read the host
     float grad_scale;      // on the host: the factor by which AdamW scales gradients
-    Comm* world;           // a view; its context contains the emulated link
 } Shards;
 
 // ---- memory ----
-static inline void* shards_take(const Shards* s, size_t size, MemoryKind kind) {
-    return s->on_host ? offload_alloc(s->n * size) : device_alloc(s->n * size, kind);
+static inline void* shards_alloc(const Sharding* options, size_t bytes, MemoryKind kind) {
+    return options->offload ? offload_alloc(bytes) : device_alloc(bytes, kind);
 }
-static inline void shards_give(const Shards* s, void* p) {
+// p: from shards_alloc
+static inline void shards_free(const Shards* s, void* p) {
     if (s->on_host) offload_free(p);
     else device_free(p);
 }
 
-// accumulates: true if a step has several micro-batches.
-static inline void shards_init(Shards* s, const Sharding* options, Comm* world, size_t n, bool accumulates) {
-    CommType grad_type = reduce_type(options);
-    bool on_host = options->offload != OFFLOAD_NONE;
+// Sets the views of n elements, and allocates what offload adds. accumulates: a step has several micro-batches.
+static inline void shards_init(Shards* s, const Sharding* options, Comm* world, float* params, char* grads, size_t n,
+                               bool accumulates) {
     memset(s, 0, sizeof *s);
-    s->on_host = on_host;
-    s->grad_type = grad_type;
     s->n = n;
+    s->params = params;
+    s->grads = grads;
+    s->grad_type = reduce_type(options);
+    s->on_host = options->offload != OFFLOAD_NONE;
     s->world = world;
     comm_emulate_host_link(world, options->host_link);
-    s->params = (float*)shards_take(s, sizeof(float), MEMORY_PARAMETERS);
-    s->grads = (char*)shards_take(s, comm_type_size(grad_type), MEMORY_GRADIENTS);
-    s->m = (float*)shards_take(s, sizeof(float), MEMORY_OPTIMIZER);
-    s->v = (float*)shards_take(s, sizeof(float), MEMORY_OPTIMIZER);
-    if (on_host && accumulates) s->arrived = (char*)shards_take(s, comm_type_size(grad_type), MEMORY_GRADIENTS);
-    if (on_host && NEEDS_MASTER) s->rounded = (floatX*)shards_take(s, sizeof(floatX), MEMORY_PARAMETERS);
+    if (s->on_host && accumulates) s->arrived = (char*)offload_alloc(n * reduce_size(options));
+    if (s->on_host && NEEDS_MASTER) s->rounded = (floatX*)offload_alloc(n * sizeof(floatX));
     if (options->offload == OFFLOAD_OPTIMIZER) s->copy = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_PARAMETERS);
 }
-static inline void shards_free(Shards* s) {
-    shards_give(s, s->params); shards_give(s, s->grads); shards_give(s, s->m); shards_give(s, s->v);
-    shards_give(s, s->arrived); shards_give(s, s->rounded);
+// Frees what shards_init has allocated.
+static inline void shards_free_offload(Shards* s) {
+    offload_free(s->arrived); offload_free(s->rounded);
     device_free(s->copy);
     memset(s, 0, sizeof *s);
 }
-// Adds what shards_init will allocate to bytes by kind.
-static inline void shards_predict(const Sharding* options, size_t n, bool accumulates, size_t bytes[MEMORY_KINDS]) {
-    size_t grad = reduce_size(options);
-    bool on_host = options->offload != OFFLOAD_NONE;
-    bytes[on_host ? MEMORY_OFFLOADED : MEMORY_PARAMETERS] += sizeof(float) * n;
-    bytes[on_host ? MEMORY_OFFLOADED : MEMORY_GRADIENTS] += grad * n;
-    bytes[on_host ? MEMORY_OFFLOADED : MEMORY_OPTIMIZER] += 2 * sizeof(float) * n;
-    if (on_host) bytes[MEMORY_OFFLOADED] += ((accumulates ? grad : 0) + (NEEDS_MASTER ? sizeof(floatX) : 0)) * n;
+// With offload: counts the state as host memory, and adds the bytes that shards_init will allocate.
+static inline void shards_predict_offload(const Sharding* options, size_t n, bool accumulates,
+                                          size_t bytes[MEMORY_KINDS]) {
+    if (!options->offload) return;
+    bytes[MEMORY_OFFLOADED] += bytes[MEMORY_PARAMETERS] + bytes[MEMORY_GRADIENTS] + bytes[MEMORY_OPTIMIZER];
+    bytes[MEMORY_PARAMETERS] = bytes[MEMORY_GRADIENTS] = bytes[MEMORY_OPTIMIZER] = 0;
+    bytes[MEMORY_OFFLOADED] += ((accumulates ? reduce_size(options) : 0) + (NEEDS_MASTER ? sizeof(floatX) : 0)) * n;
     if (options->offload == OFFLOAD_OPTIMIZER) bytes[MEMORY_PARAMETERS] += sizeof(floatX) * n;
 }
 
-// Sets the pointers of a range whose first element is number `at` of the shards.
-static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
+// Sets the weights of a range whose first element is number `at` of the shards.
+static inline void shards_place_weights(const Shards* s, ParamRange* p, size_t at) {
     p->on_host = s->on_host;
     p->params = NEEDS_MASTER ? s->rounded ? s->rounded + at : NULL : (floatX*)(s->params + at);
     p->master = NEEDS_MASTER ? s->params + at : NULL;
-    p->grads = (floatX*)(s->grads + at * comm_type_size(s->grad_type)); // which may be fp32
-    p->m = s->m + at;
-    p->v = s->v + at;
 }
 // Returns the fp32 weights of a range.
 static inline float* range_weights(ParamRange p) { return p.master ? p.master : (float*)p.params; }
@@ -133,8 +128,8 @@ static inline void shards_add_grads(const Shards* s, const void* sum, Shard shar
     else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
 }
 
-// Returns a shard of the gradients on the device: itself, or if it is on the host, its copy in `there` (shard).
-static inline void* shards_grads_to_device(const Shards* s, void* there, Shard shard) {
+// Returns a shard of the gradients on the device: itself, or with offload its copy in `there` (shard).
+static inline void* shards_grads_on_device(const Shards* s, void* there, Shard shard) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
     void* grads = shards_grads(s, shard);
     if (!s->on_host) return grads;
@@ -143,9 +138,11 @@ static inline void* shards_grads_to_device(const Shards* s, void* there, Shard s
     sleep_until(comm_host_link_until(s->world, true, bytes));
     return there;
 }
-// Copies a shard of the gradients from the device back to the host.
-static inline void shards_grads_to_host(const Shards* s, const void* there, Shard shard) {
+// With offload: waits for op, which sums that copy over c, and takes the sum back to the host.
+static inline void shards_grads_to_host(const Shards* s, const void* there, Shard shard, Comm* c, CommOp* op) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
+    if (!s->on_host) return;
+    comm_finish(c, op);
     device_to_host(shards_grads_at(s, shard), there, bytes);
     sleep_until(comm_host_link_until(s->world, false, bytes));
 }
@@ -178,17 +175,16 @@ static inline void shards_add_param_squares(const Shards* s, double* acc) {
 static inline void shards_begin_update(Shards* s, const StepStats* stats) {
     if (s->on_host) device_to_host(&s->grad_scale, &stats->grad_scale, sizeof s->grad_scale);
 }
-// Runs AdamW on a range that is on the host.
-static inline void shards_update_on_host(const Shards* s, ParamRange p, AdamW adamw) {
-    size_t at = (size_t)(p.m - s->m);
-    host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, range_weights(p), p.m, p.v, p.grads,
-                      (DType)s->grad_type, s->grad_scale, p.n, p.no_decay, NULL);
-    shards_renew(s, at, p.n);
-}
-// Runs AdamW on fp32 weights (n) on the device. grads (n) are of type t.
-static inline void adamw_update_typed(AdamW a, float* weights, float* m, float* v, const void* grads, CommType t,
-                                      const float* grad_scale, size_t n, size_t no_decay) {
-    if (t == COMM_F32) adamw_update_fp32(a, weights, m, v, (const float*)grads, grad_scale, n, no_decay);
-    else adamw_update(a, NULL, weights, m, v, (const floatX*)grads, grad_scale, n, no_decay, NULL);
+// Runs AdamW on n of the fp32 weights and on their moments, which have n elements, too. grads (n) are of s->grad_type.
+static inline void shards_adamw_update(const Shards* s, AdamW adamw, float* weights, float* m, float* v,
+                                       const void* grads, const float* grad_scale, size_t n, size_t no_decay) {
+    if (s->on_host) {
+        size_t at = (size_t)(weights - s->params);
+        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, m, v, grads, (DType)s->grad_type,
+                          s->grad_scale, n, no_decay, NULL);
+        shards_renew(s, at, n);
+    } else if (s->grad_type == COMM_F32) {
+        adamw_update_fp32(adamw, weights, m, v, (const float*)grads, grad_scale, n, no_decay);
+    } else adamw_update(adamw, NULL, weights, m, v, (const floatX*)grads, grad_scale, n, no_decay, NULL);
 }
 #endif
