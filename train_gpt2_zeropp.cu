@@ -11,12 +11,15 @@ N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices,
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
 1-D tensors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
-gradients are summed in fp32, once a step. In the paper, weights cross nodes in every forward pass, and only the
-backward pass gathers secondary shards, which have 16 bits. Here both passes gather them, and they stay in int8.
+gradients are summed in fp32, once a step.
+
+Unlike here, in the paper every forward pass gathers across nodes, in int8, and only backward passes gather secondary
+shards, which have 16 bits. Here both passes gather secondary shards, which stay in int8.
 
 Memory    per rank, in bytes: 16P/N + 20V (16 bits: weights 4+2, gradients 4+2, moments 8; fp32: 4, 4+4, 8), a secondary
-          shard of PK/N weights as in messages, and activations. Gather buffers and buckets: as in train_gpt2_fsdp.cu in
-          floatX, and also as in messages.
+          shard of PK/N weights as in messages, and activations. Gather buffers hold what they hold in
+          train_gpt2_fsdp.cu, and again as in messages; buckets hold floatX gradients, and a message each way. Scratch
+          has 4 bytes for each element of K shards of the largest group.
 Sent      per rank and step with A micro-batches, in bytes; an element takes w = 260/256 (int8) or q = 132/256 bytes
           (int4). Between nodes: (w + Aq) (K-1)P/N + 8V (K-1)/N. Within a node: (Ew + AqP + 8V) (1 - K/N), where
           E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three doubles are summed as well.
