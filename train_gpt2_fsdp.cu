@@ -1,26 +1,24 @@
 /*
 Train GPT-2 with fully sharded data parallelism: ZeRO-3 as it is used in practice (Zhao et al., PyTorch FSDP,
 arXiv 2304.11277, sections 3 and 4). Each rank keeps shards of the gradients, the fp32 parameters and AdamW's moments.
-A group of units is gathered before its use, into one of a few gather buffers, and freed after it. Weights are stored in
-fp32, and each gather sends them rounded to floatX. A gather costs no time if it ends before its group is needed, but
-each group gathered ahead needs a gather buffer: --limit-all-gathers trades memory for overlap.
+A group of units is gathered before its use, into one of a few gather buffers, and freed after it. A gather costs no
+time if it ends before its group is needed, but each group gathered ahead needs a gather buffer.
 
-Options, where the first value is the default:
---sharding full|grad-op|hybrid|none  full: a group is freed after each use; grad-op: after the last backward pass of the
-          step; hybrid: full within each replica, of --shard-group ranks; none: every rank keeps everything.
+--sharding full|grad-op|hybrid|none  full (default): a group is freed after each use; grad-op: after the last backward
+          pass of the step; hybrid: full within each replica, of --shard-group ranks; none: every rank keeps everything.
 --prefetch backward-pre|backward-post|none  when the backward pass begins the next gather: before it computes the
-          gradients of this group, after that, or when the next group is needed.
---forward-prefetch  begins the next gather of the forward pass before this group's layers (on; --no-forward-prefetch).
---limit-all-gathers 2  how many groups may be gathered at a time, besides the root (a count; in PyTorch a switch).
---wrap-blocks 1  blocks per group, 0: the model is one group; --wrap-halves: half a block per group (off).
---reduce-dtype fp32|model  in which gradients are sent and summed; --cpu-offload none|optimizer|all: state on the host.
+          gradients of this group (default), after that, or when it needs the group. --forward-prefetch (on): like pre.
+--limit-all-gathers 2  how many groups may be gathered at a time, besides the root: memory for overlap.
+Less important: --wrap-blocks and --wrap-halves set the size of a group (one block), --reduce-dtype the type in which
+gradients are sent and summed (fp32); --cpu-offload keeps shards on the host, where AdamW then runs (off).
 
 Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S if gradients are reduced in 16 bits), and
           activations. Gather buffers hold the parameters of the root and --limit-all-gathers groups (grad-op: of all).
           Buckets hold the gradients of the root and two groups in floatX, and again in fp32 if they are reduced in it.
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, as the root stays
           gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, as every group does. AP (S-1)/S of these are in
-          --reduce-dtype, the others in floatX. hybrid with R = N/S replicas adds 2P/S (R-1)/R. All sum three doubles.
+          --reduce-dtype, the others in floatX. R = N/S replicas add 2P/S (R-1)/R in --reduce-dtype: hybrid, and none
+          (S = 1), which sends nothing else: 2P (N-1)/N, as DDP. All sum three doubles.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: shards that are gathered when they are needed. New here: groups, and gathers ahead of use.
 Next      train_gpt2_tp.cu and train_gpt2_pp.cu cut the computation as well; train_gpt2_zeropp.cu is for slow links.
@@ -65,23 +63,19 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// PASS_HEAD: the final layernorm, and logits of evaluations and samples. They need only the root; nothing is gathered
-// ahead.
-typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
-
 // The gradients of a whole group, until each rank has its shard of their sum.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its operations in the same order.
 typedef struct {
     floatX* grads;                  // (S,shard) owned
-    float* wide;                    // (S,shard) grads in fp32; NULL if they are reduced in floatX; owned
-    void* sent;                     // the input of the reduction: wide or grads
+    void* sent;                     // (S,shard) grads in --reduce-dtype; a view of memory behind grads, or grads itself
     int group;                      // to which they belong
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the reduce-scatter, while it is under way; NO_OP otherwise
-    void* own_sum;                  // (shard) receives this rank's shard of the sum; a view
+    bool adds;                      // the step has an earlier sum, to which this one will be added
     bool last_micro;                // the gradients belong to the last micro-batch of the step
+    void* own_sum;                  // (shard) receives this rank's shard of the sum; a view
 } Bucket;
 
 // Holds the parameters of one group at a time.
@@ -94,14 +88,17 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    Pass pass;                      // the current pass
+    bool in_backward;               // during gpt2_backward
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;
     Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    Shards state;                   // this rank's shards of fp32 weights, gradients and moments, (own_elements) each
-    int num_ranges, root_ranges;    // number of ranges; of them, in the root's group, which comes first
+    float *params;                  // (own_elements) fp32 weights: one shard of every group, 1/S of all; owned
+    char *grads;                    // (own_elements) of --reduce-dtype, owned
+    float *m, *v;                   // (own_elements) AdamW moments, owned
+    Shards state;                   // where these four are: on the device, or with --cpu-offload on the host
+    int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this rank's shards, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
@@ -180,10 +177,15 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 }
 
 static void gpt2_init_params(GPT2* g) {
-    layout_split(&g->layout, &g->options, g->dp);
-    layout_cut(&g->layout, &g->options, g->config);
+    layout_split(&g->layout, &g->options, g->dp);   // S ranks hold one replica of the model, N/S have the same shard
+    layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
     g->units = g->layout.units;
-    shards_init(&g->state, &g->options, g->dp, g->layout.own_elements, g->accumulation > 1);
+    size_t own = g->layout.own_elements;
+    g->params = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_PARAMETERS);
+    g->grads = (char*)shards_alloc(&g->options, own * reduce_size(&g->options), MEMORY_GRADIENTS);
+    g->m = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    shards_init(&g->state, &g->options, g->dp, g->params, g->grads, g->layout.own_elements, g->accumulation > 1);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->replicating[k] = NO_OP;
 }
 
@@ -193,9 +195,11 @@ static void gpt2_init_ranges(GPT2* g) {
         ParamRange p;
         size_t at;
         if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
-        shards_place(&g->state, &p, at);
+        shards_place_weights(&g->state, &p, at);
+        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // which may be fp32
+        p.m = g->m + at;
+        p.v = g->v + at;
         g->ranges[g->num_ranges++] = p;
-        if (g->layout.group_of[u] == 0) g->root_ranges++;
     }
 }
 
@@ -227,21 +231,19 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    ShardSizes sizes = shard_sizes(g->config, &g->options);
     size_t S = (size_t)g->layout.shard_ranks->size;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
-    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sizes.gather_buffers;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k].shard.n;
-        b->grads = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
-        if (reduces_wider(&g->options)) b->wide = (float*)device_alloc(whole * sizeof(float), MEMORY_COMMUNICATION);
-        b->sent = b->wide ? (void*)b->wide : b->grads;
+        b->grads = (floatX*)device_alloc(whole * bucket_element_bytes(&g->options), MEMORY_COMMUNICATION);
+        b->sent = reduces_wider(&g->options) ? b->grads + whole : b->grads;
         b->reduced = NO_OP;
     }
+    ShardSizes sizes = shard_sizes(g->config, &g->options);
+    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
-        bool takes_any = r > 0 && reshards_after_forward(&g->options);
-        size_t whole = S * (takes_any ? sizes.largest : g->layout.groups[r].shard.n);
+        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
         g->gather_buffers[r].params = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
         g->gather_buffers[r].group = NO_GROUP;
     }
@@ -264,9 +266,11 @@ static void gpt2_init(GPT2* g) {
 
 static void gpt2_free(GPT2* g) {
     layers_free();
-    shards_free(&g->state);
+    shards_free(&g->state, g->params); shards_free(&g->state, g->grads);
+    shards_free(&g->state, g->m); shards_free(&g->state, g->v);
+    shards_free_offload(&g->state);
     device_free_all(MEMORY_ACTIVATIONS);
-    for (int k = 0; k < g->num_buckets; k++) { device_free(g->buckets[k].grads); device_free(g->buckets[k].wide); }
+    for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
     layout_free(&g->layout);
 }
@@ -275,19 +279,21 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t S = (size_t)g->options.shards, X = sizeof(floatX);
-    size_t sent = X + (reduces_wider(&g->options) ? sizeof(float) : 0);
+    size_t S = (size_t)g->options.shards, own = sizes.all, X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    shards_predict(&g->options, sizes.all, g->accumulation > 1, bytes);
+    bytes[MEMORY_PARAMETERS] = 4 * own;
+    bytes[MEMORY_GRADIENTS] = reduce_size(&g->options) * own;
+    bytes[MEMORY_OPTIMIZER] = 8 * own;
+    shards_predict_offload(&g->options, own, g->accumulation > 1, bytes);
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
-    bytes[MEMORY_COMMUNICATION] += sent * S * sizes.in_buckets;
-    if (!is_unsharded(&g->options)) bytes[MEMORY_COMMUNICATION] += X * S * sizes.in_gather_buffers;
+    bytes[MEMORY_COMMUNICATION] += bucket_element_bytes(&g->options) * S * sizes.in_buckets;
+    bytes[MEMORY_COMMUNICATION] += X * S * sizes.in_gather_buffers;
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -297,10 +303,9 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 static double gpt2_predict_sent(const GPT2* g) {
     ShardSizes sizes = shard_sizes(g->config, &g->options);
     double S = g->options.shards, N = g->dp->size, R = N / S, A = g->accumulation, all = (double)sizes.all;
-    double returns = reshards_after_forward(&g->options) ? all - (double)sizes.root : 0;
-    double reduced = (double)reduce_size(&g->options);
-    return (S - 1) * ((all - returns + 2 * A * returns) * sizeof(floatX) + A * all * reduced)
-         + 2 * (R - 1) / R * all * reduced
+    double freed = reshards_after_forward(&g->options) ? all - (double)sizes.root : 0; // after the forward pass
+    double gathered = (all - freed + 2 * A * freed) * sizeof(floatX), grads = all * (double)reduce_size(&g->options);
+    return (S - 1) * (gathered + A * grads) + 2 * (R - 1) / R * grads
          + 2 * (N - 1) / N * sizeof(double) + 2 * 2 * (S - 1) / S * sizeof(double);
 }
 
@@ -340,8 +345,8 @@ static int find_free_buffer(GPT2* g, int k) {
 }
 
 // Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
-// that have been issued, because these may still read the gather buffer. shards_weights returns this rank's shard in
-// floatX; it rounds an fp32 shard to its place in `whole`.
+// that have been issued, because these may still read the gather buffer. Weights are kept in fp32, and a gather sends
+// them rounded to floatX: shards_rounded rounds this rank's shard into `own`, or finds it rounded, on the host.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
@@ -349,50 +354,71 @@ static void group_gather(GPT2* g, int k) {
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
     floatX* whole = g->gather_buffers[group->buffer].params;
-    const floatX* mine = shards_weights(&g->state, g->layout.shard_ranks, whole, group->shard);
+    floatX* own = whole + (size_t)g->layout.shard_ranks->rank * group->shard.n;
+    const floatX* mine = shards_rounded(&g->state, own, group->shard);
     g->gathering[k] = comm_all_gather(g->layout.shard_ranks, whole, mine, group->shard.n, COMM_FLOATX);
 }
 
-// Begins to gather the groups that come after group k, as far as there are free gather buffers.
-// The order of groups is 0, 1, 2, ... in a forward pass and 0, ..., 2, 1 in a backward pass.
-static void gather_ahead(GPT2* g, int k) {
-    int last = g->layout.num_groups - 1;
+// Returns the group that is used d groups after group k, or NO_GROUP. With groups 0 (the root) to 3, the order is
+// 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
+static int group_after(GPT2* g, bool forward, int k, int d) {
+    int num_groups = g->layout.num_groups;
+    int next = forward ? k + d : k == 0 ? num_groups - d : k - d;
+    return next >= 1 && next < num_groups ? next : NO_GROUP;
+}
+
+// Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
+// the options name `now` as the moment for it.
+static void gather_ahead(GPT2* g, int now, int u) {
+    if (now == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != now) return;
+    int k = g->layout.group_of[u];
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = g->pass == PASS_FORWARD ? k + d : k == 0 ? last + 1 - d : k - d;
-        if (next < 1 || next > last) return;
+        int next = group_after(g, now == FORWARD_PRE, k, d);
+        if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
     }
 }
 
+// Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
+
+// Begins to sum this rank's shard of a group's gradients over the replicas of the model. (With offload the shard is
+// sent from the bucket, which is free now, and the last line waits, because the bucket is about to be used again.)
+static void group_replicate(GPT2* g, Bucket* b) {
+    Comm* replicas = g->layout.replicas;
+    Shard shard = g->layout.groups[b->group].shard;
+    void* grads = shards_grads_on_device(&g->state, b->sent, shard);
+    g->replicating[b->group] = comm_all_reduce(replicas, grads, shard.n, g->state.grad_type);
+    shards_grads_to_host(&g->state, grads, shard, replicas, &g->replicating[b->group]);
+}
 
 // Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
-    Shard shard = g->layout.groups[b->group].shard;
     comm_finish(g->layout.shard_ranks, &b->reduced);
-    shards_add(&g->state, b->own_sum, shard);
-    if (!b->last_micro || g->layout.replicas->size == 1 || g->state.on_host) return;
-    g->replicating[b->group] = comm_all_reduce(g->layout.replicas, shards_grads(&g->state, shard), shard.n,
-                                               g->state.grad_type);
+    if (b->adds) shards_add_grads(&g->state, b->own_sum, g->layout.groups[b->group].shard);
+    if (b->last_micro && g->layout.replicas->size > 1) group_replicate(g, b);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
-// its reduction. shards_sum returns the memory for this rank's sum: in the first micro-batch the shard of the gradients
-// itself, later this rank's part of the bucket (or a buffer on the host), from where bucket_finish adds it.
+// its reduction. The sum of the first micro-batch goes straight into this rank's shard, and later ones into its part of
+// the bucket (with offload: into a buffer on the host), from where bucket_finish adds them to the shard.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
-    int k = g->layout.group_of[u], S = g->layout.shard_ranks->size;
+    int k = g->layout.group_of[u];
     Bucket* b = group_bucket(g, k);
     if (--b->missing > 0) return;
-    if (k > 0 && g->options.prefetch == PREFETCH_POST) gather_ahead(g, k); // first: the reduction is needed later
+    if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
+    Comm* shard_ranks = g->layout.shard_ranks;
     Shard shard = g->layout.groups[k].shard;
-    if (b->wide) to_fp32(b->wide, b->grads, (size_t)S * shard.n);
+    if (b->sent != b->grads) to_fp32((float*)b->sent, b->grads, (size_t)shard_ranks->size * shard.n);
+    b->adds = !g->first_micro;
     b->last_micro = g->last_micro;
-    b->own_sum = shards_sum(&g->state, g->layout.shard_ranks, b->sent, shard, g->first_micro);
-    b->reduced = comm_reduce_scatter(g->layout.shard_ranks, b->own_sum, b->sent, shard.n, g->state.grad_type);
-    if (S == 1) bucket_finish(g, b); // there is nothing to wait for
+    b->own_sum = b->adds ? shards_later_sum(&g->state, shard_ranks, b->sent, shard) : shards_grads(&g->state, shard);
+    b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, b->sent, shard.n, g->state.grad_type);
+    // With --sharding none, each rank is a replica: nothing was sent, and the all-reduce of replicas begins, as in DDP.
+    if (shard_ranks->size == 1) bucket_finish(g, b);
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
@@ -467,9 +493,8 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    if (is_unsharded(&g->options)) return (floatX*)g->state.params + group->shard.offset + g->units[u].offset;
+    if (is_unsharded(&g->options)) return (floatX*)g->params + group->shard.offset + g->units[u].offset;
     group_gather(g, k);
-    if (g->pass == PASS_FORWARD && g->options.forward_prefetch) gather_ahead(g, k);
     comm_finish(g->layout.shard_ranks, &g->gathering[k]);
     return g->gather_buffers[group->buffer].params + g->units[u].offset;
 }
@@ -484,22 +509,9 @@ static void group_free(GPT2* g, Group* group) {
 static void unit_release(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    bool is_backward = g->pass == PASS_BACKWARD;
-    bool stays = (k == 0 || !reshards_after_forward(&g->options)) && !(is_backward && g->last_micro);
-    int last_used = is_backward ? group->first_unit : group->first_unit + group->num_units - 1;
+    bool stays = (k == 0 || !reshards_after_forward(&g->options)) && !(g->in_backward && g->last_micro);
+    int last_used = g->in_backward ? group->first_unit : group->first_unit + group->num_units - 1;
     if (u == last_used && !stays) group_free(g, group);
-}
-
-// Zeroes the part of a bucket that no layer writes, because the last reduction may have left numbers in it: the
-// padding, and for the root the gradients of positions behind the last token.
-static void bucket_zero_unwritten(GPT2* g, Bucket* b) {
-    Group* group = &g->layout.groups[b->group];
-    Unit last = g->units[group->first_unit + group->num_units - 1];
-    size_t end = last.offset + last.size, whole = (size_t)g->layout.shard_ranks->size * group->shard.n;
-    size_t C = (size_t)g->config.C, behind = (size_t)(g->config.max_T - g->T) * C;
-    if (end < whole) device_zero(b->grads + end, (whole - end) * sizeof(floatX));
-    if (b->group > 0 || behind == 0) return;
-    device_zero(root_view(g, b->grads).wpe + (size_t)g->T*C, behind * sizeof(floatX));
 }
 
 // Returns the memory for the gradients of unit u. The first unit of a group waits until the bucket's old gradients have
@@ -511,9 +523,9 @@ static floatX* unit_grads(GPT2* g, int u) {
         bucket_finish(g, b); // the backward pass would overwrite what is still being sent
         b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        bucket_zero_unwritten(g, b);
+        // No layer writes padding and rows of wpe behind T. They may contain old sums, which would count in the norm.
+        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
     }
-    if (g->options.prefetch == PREFETCH_PRE) gather_ahead(g, k);
     return b->grads + g->units[u].offset;
 }
 
@@ -541,22 +553,23 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
 
 // Computes g->lnf, the input of the classifier, from g->inputs.
 static void gpt2_forward(GPT2* g) {
-    g->pass = PASS_FORWARD;
     RootParams root = root_view(g, unit_params(g, 0));
+    gather_ahead(g, FORWARD_PRE, 0);
     embedding_forward(g, root);
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < g->config.L; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
+        gather_ahead(g, FORWARD_PRE, attention_unit(l));
         block_attention_forward(g, attention, g->acts[l], x, branch);
         unit_release(g, attention_unit(l));
         MlpParams mlp = mlp_view(g, unit_params(g, mlp_unit(l)));
+        gather_ahead(g, FORWARD_PRE, mlp_unit(l));
         block_mlp_forward(g, mlp, g->acts[l]);
         unit_release(g, mlp_unit(l));
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    g->pass = PASS_HEAD;
     final_layernorm_forward(g, root, x, branch);
     unit_release(g, 0);
 }
@@ -612,9 +625,10 @@ static void embedding_backward(GPT2* g, RootParams droot) {
 
 // Computes the gradients of this micro-batch.
 static void gpt2_backward(GPT2* g, float dloss) {
-    g->pass = PASS_BACKWARD;
+    g->in_backward = true;
     RootParams root = root_view(g, unit_params(g, 0));
     RootParams droot = root_view(g, unit_grads(g, 0));
+    gather_ahead(g, BACKWARD_PRE, 0);
     head_backward(g, root, droot, dloss);
     for (int l = g->config.L - 1; l >= 0; l--) {
         trace_compute("backward, block", l);
@@ -625,15 +639,18 @@ static void gpt2_backward(GPT2* g, float dloss) {
         }
         MlpParams m = mlp_view(g, unit_params(g, mlp));
         MlpParams dm = mlp_view(g, unit_grads(g, mlp));
+        gather_ahead(g, BACKWARD_PRE, mlp);
         block_mlp_backward(g, mlp, m, dm, g->acts[l]);
         unit_release(g, mlp);
         AttentionParams a = attention_view(g, unit_params(g, attention));
         AttentionParams da = attention_view(g, unit_grads(g, attention));
+        gather_ahead(g, BACKWARD_PRE, attention);
         block_attention_backward(g, attention, a, da, g->acts[l]);
         unit_release(g, attention);
     }
     embedding_backward(g, droot);
     unit_release(g, 0);
+    g->in_backward = false;
 }
 
 // Call before working on micro-batch `micro` of a step's `accumulation`.
@@ -643,7 +660,8 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    for (int k = 1; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
+    if (!g->first_micro) return;
+    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -653,21 +671,12 @@ static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
-    for (int k = 0; k < g->layout.num_groups && g->layout.replicas->size > 1; k++) {
-        comm_finish(g->layout.replicas, &g->replicating[k]);
-        if (!g->state.on_host) continue;
-        void* grads = group_bucket(g, k)->sent; // which is free now
-        Shard shard = g->layout.groups[k].shard;
-        shards_grads_to_device(&g->state, grads, shard);
-        comm_wait(g->layout.replicas, comm_all_reduce(g->layout.replicas, grads, shard.n, g->state.grad_type));
-        shards_grads_to_host(&g->state, grads, shard);
-    }
+    for (int k = 0; k < g->layout.num_groups; k++) comm_finish(g->layout.replicas, &g->replicating[k]);
     comm_wait(g->dp, loss);
 }
 
 // Begins to gather the root, because the next forward pass needs it first.
 static void gpt2_gather(GPT2* g) {
-    g->pass = PASS_FORWARD;
     group_gather(g, 0);
 }
 // Waits for the gathers after the last update, unless a forward pass has done so.
@@ -686,14 +695,16 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 }
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
-// The root comes first, and is gathered during the update of the blocks.
+// The root's group comes first, and is gathered during the update of the others.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     shards_begin_update(&g->state, g->stats);
     for (int i = 0; i < g->num_ranges; i++) {
-        if (i == g->root_ranges) gpt2_gather(g);
-        shards_update(&g->state, &g->ranges[i], adamw, g->stats);
+        ParamRange p = g->ranges[i];
+        if (g->layout.group_of[p.unit] > 0) gpt2_gather(g); // unless it has begun
+        shards_adamw_update(&g->state, adamw, range_weights(p), p.m, p.v, p.grads, &g->stats->grad_scale, p.n,
+                            p.no_decay);
     }
-    gpt2_gather(g); // unless it has begun
+    gpt2_gather(g); // for ranks that hold nothing else
     shards_add_param_squares(&g->state, &g->stats->param_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
 }

@@ -67,6 +67,7 @@ typedef struct {
     int unit;                       // to which they belong
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the reduce-scatter, while it is under way; NO_OP otherwise
+    bool adds;                      // the step has an earlier sum, to which this one will be added
     floatX* own_sum;                // (shard) receives this rank's shard of the sum; a view
 } Bucket;
 
@@ -82,7 +83,7 @@ typedef struct {
     int B, T;                       // of the current micro-batch
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
-    long long zero_stage;           // 1, 2 or 3
+    long long zero_stage;           // 1, 2 or 3; see grads_are_sharded, params_are_sharded
     Unit units[MAX_UNITS];          // offset: in the memory of the whole model, with N shards per unit
     Shard shards[MAX_UNITS];        // this rank's shard of each unit
     size_t own_elements;            // in one shard of every unit: 1/N of all parameters, and padding
@@ -111,6 +112,10 @@ typedef struct {
     CommOp gathering[MAX_UNITS];    // ZeRO-1, ZeRO-2: the all-gather of a unit after the update, while it is under way
     GatherBuffer gather_buffers[3]; // ZeRO-3: for the root, an attention, an MLP
 } GPT2;
+
+// The optimizer's state is sharded in every stage.
+static bool grads_are_sharded(const GPT2* g) { return g->zero_stage >= 2; }
+static bool params_are_sharded(const GPT2* g) { return g->zero_stage >= 3; }
 
 static RootParams root_view(const GPT2* g, floatX* base) {
     size_t C = (size_t)g->config.C;
@@ -166,32 +171,36 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
+// Cuts every unit into N shards of equal size, of which the last may end in padding. With N = 2:
+//     the whole model   | unit 0: shard 0 | shard 1, padding | unit 1: shard 0 | shard 1, padding | ...
+//     rank 1 owns                         | shard 1, padding |                 | shard 1, padding | ...
 static void gpt2_init_params(GPT2* g) {
     size_t N = (size_t)g->dp->size;
     for (int u = 0; u < g->num_units; u++) {
-        Shard shard = { shard_elements(g->config, u, g->dp->size), g->own_elements };
-        g->shards[u] = shard;
+        g->shards[u].n = shard_elements(g->config, u, g->dp->size);
+        g->shards[u].offset = g->own_elements;
         g->units[u].offset = N * g->own_elements;
         g->units[u].size = unit_elements(g->config, u);
-        g->own_elements += shard.n;
+        g->own_elements += g->shards[u].n;
         g->gathering[u] = NO_OP;
     }
     size_t whole = N * g->own_elements;
-    g->params = (floatX*)device_alloc((g->zero_stage < 3 ? whole : g->own_elements) * sizeof(floatX),
-                                      MEMORY_PARAMETERS);
-    g->grads = (floatX*)device_alloc((g->zero_stage < 2 ? whole : g->own_elements) * sizeof(floatX), MEMORY_GRADIENTS);
+    size_t params_kept = params_are_sharded(g) ? g->own_elements : whole;
+    size_t grads_kept = grads_are_sharded(g) ? g->own_elements : whole;
+    g->params = (floatX*)device_alloc(params_kept * sizeof(floatX), MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc(grads_kept * sizeof(floatX), MEMORY_GRADIENTS);
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
     g->m = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
     g->v = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
 }
 
-// Both return this rank's shard of unit u: of the parameters, and of the gradients.
+// Both return this rank's shard of unit u, of the parameters or of the gradients: alone, or in its place in the whole.
 static floatX* param_shard(GPT2* g, int u) {
-    if (g->zero_stage == 3) return g->params + g->shards[u].offset;
+    if (params_are_sharded(g)) return g->params + g->shards[u].offset;
     return g->params + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
 }
 static floatX* grad_shard(GPT2* g, int u) {
-    if (g->zero_stage > 1) return g->grads + g->shards[u].offset;
+    if (grads_are_sharded(g)) return g->grads + g->shards[u].offset;
     return g->grads + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
 }
 
@@ -239,14 +248,16 @@ static void gpt2_init_scratch(GPT2* g) {
 // Allocates buckets, and with ZeRO-3 gather buffers: one for the root, one for all attention units, one for all MLPs.
 static void gpt2_init_buckets(GPT2* g) {
     size_t N = (size_t)g->dp->size;
-    g->num_buckets = g->zero_stage == 1 ? g->num_units : 3;
+    g->num_buckets = grads_are_sharded(g) ? 3 : g->num_units;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
-        if (g->zero_stage == 1) b->grads = g->grads + g->units[k].offset;
-        else b->grads = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
+        size_t bytes = N * g->shards[k].n * sizeof(floatX);
+        if (grads_are_sharded(g)) b->grads = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
+        else b->grads = g->grads + g->units[k].offset;
         b->reduced = NO_OP;
     }
-    for (int k = 0; k < 3 && g->zero_stage == 3; k++) {
+    if (!params_are_sharded(g)) return;
+    for (int k = 0; k < 3; k++) {
         g->gather_buffers[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
         g->gather_buffers[k].unit = NO_UNIT;
     }
@@ -271,7 +282,7 @@ static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
     device_free_all(MEMORY_ACTIVATIONS);
-    for (int k = 0; k < g->num_buckets && g->zero_stage > 1; k++) device_free(g->buckets[k].grads);
+    if (grads_are_sharded(g)) for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int k = 0; k < 3; k++) device_free(g->gather_buffers[k].params);
 }
 
@@ -287,13 +298,13 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bytes[MEMORY_PARAMETERS] = X * own * (g->zero_stage < 3 ? N : 1);
-    bytes[MEMORY_GRADIENTS] = X * own * (g->zero_stage < 2 ? N : 1);
+    bytes[MEMORY_PARAMETERS] = X * own * (params_are_sharded(g) ? 1 : N);
+    bytes[MEMORY_GRADIENTS] = X * own * (grads_are_sharded(g) ? 1 : N);
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
-    if (g->zero_stage > 1) bytes[MEMORY_COMMUNICATION] += X * whole; // buckets
-    if (g->zero_stage == 3) bytes[MEMORY_COMMUNICATION] += X * whole; // gather buffers
+    if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * whole; // buckets
+    if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * whole; // gather buffers
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -334,29 +345,28 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Return the memory of unit u for whole gradients, and with ZeRO-3 for whole parameters. Blocks take turns:
-// attention halves, whose u is odd, use number 1, and MLP halves, whose u is even, number 2.
-static Bucket* unit_bucket(GPT2* g, int u) { return &g->buckets[g->zero_stage == 1 || u == 0 ? u : 2 - u % 2]; }
-static GatherBuffer* unit_buffer(GPT2* g, int u) { return &g->gather_buffers[u == 0 ? 0 : 2 - u % 2]; }
+// All blocks take turns in the memory of one: slot 0 is the root's, 1 is for attention halves, and 2 for MLP halves.
+static int unit_slot(int u) { return u == 0 ? 0 : 1 + (u - 1) % 2; }
+static Bucket* unit_bucket(GPT2* g, int u) { return &g->buckets[grads_are_sharded(g) ? unit_slot(u) : u]; }
 
 // Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
     comm_finish(g->dp, &b->reduced);
-    floatX* shard = grad_shard(g, b->unit);
-    if (b->own_sum != shard) add_in_place(shard, b->own_sum, g->shards[b->unit].n);
+    if (b->adds) add_in_place(grad_shard(g, b->unit), b->own_sum, g->shards[b->unit].n);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a unit starts
-// its reduction. ZeRO-1, which keeps whole gradients, reduces in the last micro-batch; the others reduce in every one.
-// own_sum: the sum of the first micro-batch goes straight into this rank's shard of the gradients, and later ones into
-// the bucket, from where bucket_finish adds them to the shard. (With ZeRO-1 the shard lies in the bucket.)
+// its reduction. ZeRO-1 adds up whole gradients, and reduces them in the last micro-batch. ZeRO-2 and ZeRO-3 reduce
+// those of each micro-batch: the first sum goes straight into this rank's shard, and later ones into its part of the
+// bucket, from where bucket_finish adds them to the shard.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     Bucket* b = unit_bucket(g, u);
-    if (--b->missing > 0 || (g->zero_stage == 1 && !g->last_micro)) return;
-    b->own_sum = b->grads + (size_t)g->dp->rank * g->shards[u].n; // in place; bucket_finish adds up later micro-batches
-    if (g->first_micro) b->own_sum = grad_shard(g, u);
+    if (--b->missing > 0 || (!grads_are_sharded(g) && !g->last_micro)) return;
+    b->adds = grads_are_sharded(g) && !g->first_micro;
+    floatX* own_part = b->grads + (size_t)g->dp->rank * g->shards[u].n; // of the bucket: a sum in place
+    b->own_sum = b->adds ? own_part : grad_shard(g, u);
     b->reduced = comm_reduce_scatter(g->dp, b->own_sum, b->grads, g->shards[u].n, COMM_FLOATX);
 }
 
@@ -428,14 +438,15 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 // 5. the whole model: access to units, forward, backward
 
 // Returns the parameters of unit u. They may be used until unit_release.
-// ZeRO-1 and ZeRO-2 wait for the gather that followed the last update; ZeRO-3 gathers them now.
+// ZeRO-1 and ZeRO-2 wait for the gather that followed the last update. ZeRO-3 gathers them now, and waits at once for
+// simplicity: train_gpt2_fsdp.cu gathers earlier, during the computation of other units.
 static floatX* unit_params(GPT2* g, int u) {
-    if (g->zero_stage < 3) {
+    if (!params_are_sharded(g)) {
         comm_finish(g->dp, &g->gathering[u]);
         return g->params + g->units[u].offset;
     }
-    GatherBuffer* buffer = unit_buffer(g, u);
-    if (buffer->unit == u) return buffer->params; // it was gathered for the recomputation
+    GatherBuffer* buffer = &g->gather_buffers[unit_slot(u)];
+    if (buffer->unit == u) return buffer->params; // the recomputation has gathered it just before
     invariant(buffer->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, buffer->unit);
     comm_wait(g->dp, comm_all_gather(g->dp, buffer->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
     buffer->unit = u;
@@ -444,7 +455,7 @@ static floatX* unit_params(GPT2* g, int u) {
 
 // Ends the use of unit u's parameters until the next unit_params. With ZeRO-3 another unit may take their place.
 static void unit_release(GPT2* g, int u) {
-    if (g->zero_stage == 3) unit_buffer(g, u)->unit = NO_UNIT;
+    if (params_are_sharded(g)) g->gather_buffers[unit_slot(u)].unit = NO_UNIT;
 }
 
 // Returns the memory for the gradients of unit u, after waiting until the bucket's old gradients have been reduced.
@@ -576,7 +587,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
 // Call before working on micro-batch `micro` of a step's `accumulation`.
 // ZeRO-1 adds up whole gradients. ZeRO-2 and ZeRO-3 add up shards, and each micro-batch overwrites the buckets.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
-    g->grad_mode = micro == 0 || g->zero_stage > 1 ? GRAD_SET : GRAD_ADD;
+    g->grad_mode = micro == 0 || grads_are_sharded(g) ? GRAD_SET : GRAD_ADD;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
 }
@@ -594,7 +605,8 @@ static void gpt2_reduce(GPT2* g) {
 // ZeRO-1 and ZeRO-2: begins to gather all parameters from the ranks' shards, in the order of the next forward pass,
 // which then waits only for the unit that it is about to use.
 static void gpt2_gather(GPT2* g) {
-    for (int u = 0; u < g->num_units && g->zero_stage < 3; u++) {
+    if (params_are_sharded(g)) return; // unit_params gathers each unit when it is used
+    for (int u = 0; u < g->num_units; u++) {
         floatX* whole = g->params + g->units[u].offset;
         g->gathering[u] = comm_all_gather(g->dp, whole, param_shard(g, u), g->shards[u].n, COMM_FLOATX);
     }

@@ -1,20 +1,28 @@
 /*
 Train GPT-2 on several nodes with ZeRO++ (Wang et al., arXiv 2306.10209): fully sharded, with few bytes between nodes.
-N ranks are K nodes of g ranks each; P parameters are in matrices, V in 1-D tensors. (These letters are this file's.)
-llmc/parallel/zeropp.h assigns shards to ranks and converts numbers for messages.
+N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices, V in 1-D tensors.
 
-Weights cross nodes once a step, in int8 (the paper's qwZ): after the update, ranks with the same number on their nodes
-gather their shards. A node then has all weights, each rank 1/g of them (hpZ), and all other gathers stay within nodes.
-Gradients cross in int4, in two hops (qgZ): a rank sums its part over its node, and then its shard of it over all nodes.
+--quantise-weights int8|none  weights cross nodes once a step, in int8 (the paper's qwZ): after the update, ranks with
+          the same number on their nodes gather their K shards. These are a rank's secondary shard (hpZ). All ranks of a
+          node together have all weights, and the gathers of the forward and backward pass stay within the node.
+--quantise-gradients int4|int8|none  gradients cross in int4, in two hops (qgZ). A hop is an all-to-all whose messages
+          are added up in fp32: a rank sums one part of a group over its node, then one shard of this part over nodes.
+          The K shards of a part must be neighbours for this: rank b of node a owns shard number b*K + a.
+--node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
-1-D tensors are few and are not rounded. Every rank keeps all of them, and their fp32 gradients are summed once a step.
+1-D tensors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
+gradients are summed in fp32, once a step.
 
-Memory    per rank, in bytes: 16P/N + 20V (16 bits: weights 4+2, gradients 4+2, moments 8; fp32: 4, 4+4, 8), P/g weights
-          as in messages, and activations. Gather buffers and buckets: as in train_gpt2_fsdp.cu, in floatX, and
-          a second time as in messages.
+Unlike here, in the paper every forward pass gathers across nodes, in int8, and only backward passes gather secondary
+shards, which have 16 bits. Here both passes gather secondary shards, which stay in int8.
+
+Memory    per rank, in bytes: 16P/N + 20V (16 bits: weights 4+2, gradients 4+2, moments 8; fp32: 4, 4+4, 8), a secondary
+          shard of PK/N weights as in messages, and activations. Gather buffers hold what they hold in
+          train_gpt2_fsdp.cu, and again as in messages; buckets hold floatX gradients, and a message each way. Scratch
+          has 4 bytes for each element of K shards of the largest group.
 Sent      per rank and step with A micro-batches, in bytes; an element takes w = 260/256 (int8) or q = 132/256 bytes
-          (int4). Between nodes: (w + Aq) (K-1)P/N + 8V/g (K-1)/K. Within a node: (Gw + AqP + 8V) (g-1)/g, where
-          G = A(2P - 2root) + root elements are gathered, or P with grad-op. Three doubles are summed as well.
+          (int4). Between nodes: (w + Aq) (K-1)P/N + 8V (K-1)/N. Within a node: (Ew + AqP + 8V) (1 - K/N), where
+          E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three doubles are summed as well.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
 */
@@ -59,22 +67,18 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// PASS_HEAD: the final layernorm, and logits of evaluations and samples. They need only the root; nothing is gathered
-// ahead.
-typedef enum { PASS_FORWARD, PASS_HEAD, PASS_BACKWARD } Pass;
-
 // The gradients of a whole group, until each rank has its shard of their sum.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its operations in the same order.
 typedef struct {
     floatX* grads;                  // (S,shard) owned
-    char *sent, *received;          // (S,shard) messages of either hop; owned
+    char *sent, *received;          // (S,shard) messages of either hop; views of memory behind grads
     int group;                      // to which they belong
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
+    bool adds;                      // the step has an earlier sum, to which this one will be added
     int sent_group;                 // the group in the messages; grads may already hold the next one
-    float* sum;                     // (shard) receives the sum after the last hop; a view
 } Bucket;
 
 // Holds the parameters of one group at a time.
@@ -88,14 +92,17 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    Pass pass;                      // the current pass
+    bool in_backward;               // during gpt2_backward
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;
-    Layout layout;                  // groups of units, cut into S = N shards
+    Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    Shards state;                   // this rank's shards of fp32 weights, gradients and moments, (own_elements) each
-    ZeroPP zpp;                     // nodes, their shards of the weights, and 1-D tensors
+    float *params;                  // (own_elements) fp32: one shard of every group's weights, then 1-D tensors; owned
+    char *grads;                    // (own_elements) fp32, owned
+    float *m, *v;                   // (own_elements) AdamW moments, owned
+    Shards state;                   // views of these
+    ZeroPP zpp;                     // nodes, secondary shards, and views of 1-D tensors
     int num_ranges;
     ParamRange ranges[2*MAX_UNITS]; // views of units' 1-D tensors, then of this rank's shards
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -182,21 +189,37 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 }
 
 static void gpt2_init_params(GPT2* g) {
-    zeropp_init(&g->zpp, &g->layout, &g->options, g->config, g->dp);
-    layout_cut(&g->layout, &g->options, g->config);
+    comm_split(&g->zpp.node, g->dp, "node", g->dp->rank / g->zpp.node_size);     // the ranks of this node
+    comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
+    g->layout.shard_ranks = g->dp;
+    g->layout.shard_number = g->zpp.node.rank * g->zpp.nodes + g->zpp.across.rank; // b*K + a: see bucket_second_hop
+    layout_cut(&g->layout, &g->options, g->config); // matrices of units into groups, and groups into N shards
     g->units = g->layout.units;
-    shards_init(&g->state, &g->options, g->dp, g->layout.own_elements, g->accumulation > 1);
+    size_t own = g->layout.own_elements + vectors_size(&g->zpp, g->config); // its shards, and all 1-D tensors
+    g->params = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_PARAMETERS);
+    g->grads = (char*)shards_alloc(&g->options, own * reduce_size(&g->options), MEMORY_GRADIENTS);
+    g->m = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
+    shards_init(&g->state, &g->options, g->dp, g->params, g->grads, g->layout.own_elements, g->accumulation > 1);
+    zeropp_init(&g->zpp, &g->options, g->config, g->params, g->grads, g->layout.own_elements);
+    size_t secondary = message_bytes((size_t)g->zpp.nodes * g->layout.own_elements, g->zpp.weight_bits);
+    g->zpp.secondary = (char*)device_alloc(secondary, MEMORY_PARAMETERS);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->crossing[k] = NO_OP;
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) g->ranges[g->num_ranges++] = vectors_range(&g->zpp, g->config, u);
-    for (int u = 0; u < g->num_units; u++) {
+    for (int i = 0; i < 2*g->num_units; i++) { // 1-D tensors of every unit, then matrices of every unit
+        int u = i % g->num_units;
         ParamRange p;
         size_t at;
-        if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
-        shards_place(&g->state, &p, at);
+        bool is_here = i < g->num_units ? vectors_range(&g->zpp, g->config, u, &p, &at)
+                                        : layout_range(&g->layout, &g->options, g->config, u, &p, &at);
+        if (!is_here) continue; // other ranks hold all of it
+        shards_place_weights(&g->state, &p, at);
+        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // which may be fp32
+        p.m = g->m + at;
+        p.v = g->v + at;
         g->ranges[g->num_ranges++] = p;
     }
 }
@@ -229,23 +252,24 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    ShardSizes sizes = shard_sizes(g->config, &g->options);
     size_t S = (size_t)g->layout.shard_ranks->size;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
-    g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k].shard.n;
-        b->grads = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
-        b->sent = (char*)device_alloc(2 * gradient_bytes(&g->zpp, whole), MEMORY_COMMUNICATION);
-        b->received = b->sent + gradient_bytes(&g->zpp, whole);
+        size_t message = message_bytes(whole, g->zpp.gradient_bits);
+        b->grads = (floatX*)device_alloc(whole * sizeof(floatX) + 2 * message, MEMORY_COMMUNICATION);
+        b->sent = (char*)(b->grads + whole);
+        b->received = b->sent + message;
         b->reduced = NO_OP;
     }
+    ShardSizes sizes = shard_sizes(g->config, &g->options);
+    g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
-        bool takes_any = r > 0 && reshards_after_forward(&g->options);
-        size_t whole = S * (takes_any ? sizes.largest : g->layout.groups[r].shard.n);
-        g->gather_buffers[r].params = (floatX*)device_alloc(gather_buffer_bytes(&g->zpp, whole), MEMORY_COMMUNICATION);
-        g->gather_buffers[r].arrived = g->gather_buffers[r].params + (g->zpp.weight_bits ? whole : 0);
+        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
+        size_t bytes = whole * sizeof(floatX) + arrival_bytes(&g->zpp, whole);
+        g->gather_buffers[r].params = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
+        g->gather_buffers[r].arrived = g->gather_buffers[r].params + (is_quantised(g->zpp.weight_bits) ? whole : 0);
         g->gather_buffers[r].group = NO_GROUP;
     }
 }
@@ -267,9 +291,10 @@ static void gpt2_init(GPT2* g) {
 
 static void gpt2_free(GPT2* g) {
     layers_free();
-    shards_free(&g->state);
+    shards_free(&g->state, g->params); shards_free(&g->state, g->grads);
+    shards_free(&g->state, g->m); shards_free(&g->state, g->v);
     device_free_all(MEMORY_ACTIVATIONS);
-    for (int k = 0; k < g->num_buckets; k++) { device_free(g->buckets[k].grads); device_free(g->buckets[k].sent); }
+    for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
     zeropp_free(&g->zpp);
 }
@@ -278,25 +303,49 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t S = (size_t)g->options.shards, X = sizeof(floatX);
+    size_t V = vectors_size(&g->zpp, c), K = (size_t)g->zpp.nodes; // V: elements of 1-D tensors
+    size_t S = (size_t)g->options.shards, own = sizes.all + V, X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    shards_predict(&g->options, sizes.all, g->accumulation > 1, bytes);
+    bytes[MEMORY_PARAMETERS] = 4 * own;
+    bytes[MEMORY_PARAMETERS] += message_bytes(K * sizes.all, g->zpp.weight_bits); // secondary shards
+    if (NEEDS_MASTER) bytes[MEMORY_PARAMETERS] += X * V;                         // 1-D tensors in floatX
+    bytes[MEMORY_GRADIENTS] = reduce_size(&g->options) * own;
+    bytes[MEMORY_GRADIENTS] += X * V; // 1-D tensors' of one micro-batch
+    bytes[MEMORY_OPTIMIZER] = 8 * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
-    zeropp_predict(&g->zpp, c, g->dp, sizes, bytes);
-    bytes[MEMORY_COMMUNICATION] += bucket_bytes(&g->zpp, S * sizes.in_buckets);
-    bytes[MEMORY_COMMUNICATION] += gather_buffer_bytes(&g->zpp, S * sizes.in_gather_buffers);
+    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + 4 * scratch_elements(&g->zpp, c, sizes);
+    size_t in_buckets = S * sizes.in_buckets, in_gather_buffers = S * sizes.in_gather_buffers;
+    bytes[MEMORY_COMMUNICATION] += X * in_buckets + 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
+    bytes[MEMORY_COMMUNICATION] += X * in_gather_buffers + arrival_bytes(&g->zpp, in_gather_buffers);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Returns the bytes that this rank will send per step.
+// Returns the bytes that this rank will send to other nodes per step: to each of the K-1 others its own updated shards,
+// and in each micro-batch one shard of the gradients of every group. 1-D tensors: as in gpt2_reduce.
+static BytesBetween predict_between_nodes(const GPT2* g) {
+    double all = (double)shard_sizes(g->config, &g->options).all, A = g->accumulation, K = g->zpp.nodes;
+    double V = (double)vectors_size(&g->zpp, g->config), w = element_bytes(g->zpp.weight_bits);
+    double q = element_bytes(g->zpp.gradient_bits);
+    BytesBetween b = { (K - 1) * w * all, (K - 1) * A * q * all, ring_bytes(4 * V / g->zpp.node_size, g->zpp.nodes) };
+    return b;
+}
+
+// Returns the bytes that this rank will send per step. Within its node, each message has K shards of a group. Groups
+// that stay gathered after their forward pass are gathered once per step, the rest twice per micro-batch.
 static double gpt2_predict_sent(const GPT2* g) {
-    ZeroPPSent sent = zeropp_sent(&g->zpp, g->config, &g->options, g->accumulation);
-    return sent.between + sent.within + 3 * ring_bytes(sizeof(double), g->dp->size);
+    ShardSizes sizes = shard_sizes(g->config, &g->options);
+    double A = g->accumulation, K = g->zpp.nodes, all = (double)sizes.all, V = (double)vectors_size(&g->zpp, g->config);
+    double freed = reshards_after_forward(&g->options) ? all - (double)sizes.root : 0; // after the forward pass
+    double gathered = (all - freed + 2 * A * freed) * element_bytes(g->zpp.weight_bits);
+    double grads = A * all * element_bytes(g->zpp.gradient_bits);
+    BytesBetween between = predict_between_nodes(g);
+    return (g->zpp.node_size - 1) * K * (gathered + grads) + ring_bytes(4 * V, g->zpp.node_size)
+         + between.weights + between.gradients + between.vectors + 3 * ring_bytes(sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -346,25 +395,40 @@ static void group_gather(GPT2* g, int k) {
     void* whole = g->gather_buffers[group->buffer].arrived;
     comm_finish(&g->zpp.across, &g->crossing[k]); // other nodes' shards have been updated
     const void* mine = secondary_shard(&g->zpp, &g->state, group->shard);
-    g->gathering[k] = comm_all_gather(&g->zpp.node, whole, mine, secondary_bytes(&g->zpp, group->shard.n), COMM_BYTE);
+    size_t bytes = message_bytes((size_t)g->zpp.nodes * group->shard.n, g->zpp.weight_bits);
+    g->gathering[k] = comm_all_gather(&g->zpp.node, whole, mine, bytes, COMM_BYTE);
 }
 
-// Begins to gather the groups that come after group k, as far as there are free gather buffers.
-// The order of groups is 0, 1, 2, ... in a forward pass and 0, ..., 2, 1 in a backward pass.
-static void gather_ahead(GPT2* g, int k) {
-    int last = g->layout.num_groups - 1;
+// Returns the group that is used d groups after group k, or NO_GROUP. With groups 0 (the root) to 3, the order is
+// 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
+static int group_after(GPT2* g, bool forward, int k, int d) {
+    int num_groups = g->layout.num_groups;
+    int next = forward ? k + d : k == 0 ? num_groups - d : k - d;
+    return next >= 1 && next < num_groups ? next : NO_GROUP;
+}
+
+// Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
+// the options name `now` as the moment for it.
+static void gather_ahead(GPT2* g, int now, int u) {
+    if (now == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != now) return;
+    int k = g->layout.group_of[u];
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = g->pass == PASS_FORWARD ? k + d : k == 0 ? last + 1 - d : k - d;
-        if (next < 1 || next > last) return;
+        int next = group_after(g, now == FORWARD_PRE, k, d);
+        if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
     }
 }
 
+// Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
-// Ends the first hop and begins the second one, in which each node receives a shard of this rank's part of the sum.
-// With one node there is no second hop. (qgZ: both hops send quantised gradients.)
+// Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the K
+// shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
+// hop. Messages have one row per shard. On two nodes (a) of two ranks (b), who receives which shards of a group:
+//     | shard 0 | shard 1 | shard 2 | shard 3 |    b*K + a
+//     |  a 0, 1    b 0    |  a 0, 1    b 1    |    first hop: ranks b of both nodes, each the sum over its node
+//     | a 0 b 0 | a 1 b 0 | a 0 b 1 | a 1 b 1 |    second hop: the owner of the shard, the sum over both nodes
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
     int K = g->zpp.nodes;
@@ -372,8 +436,8 @@ static void bucket_second_hop(GPT2* g) {
     if (b == NULL || K == 1) return;
     Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(&g->zpp.node, &b->reduced);
-    sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.ranks, (size_t)K * shard.n);
-    size_t row = pack_gradients(&g->zpp, &g->state, b->sent, g->zpp.scratch, DTYPE_F32, K, shard);
+    dequantise_sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)K * shard.n);
+    size_t row = quantise_gradients(&g->zpp, &g->state, b->sent, g->zpp.scratch, DTYPE_F32, K, shard);
     b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, row, COMM_BYTE);
 }
 
@@ -384,24 +448,26 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.node;
     Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(last_hop, &b->reduced);
-    sum_gradients(&g->zpp, b->sum, b->received, last_hop->size, shard.n);
-    shards_add(&g->state, b->sum, shard);
+    float* sum = b->adds ? g->zpp.scratch : (float*)g->grads + shard.offset; // either hop reads scratch at once
+    dequantise_sum_gradients(&g->zpp, sum, b->received, last_hop->size, shard.n);
+    if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
-// its first hop, and the second hop of the group before. Each hop overlaps with the backward pass of a group.
+// its first hop, in which rank b of this node receives the shards b*K, b*K + 1, ..., b*K + K-1 of the group, and starts
+// the second hop of the group before. Each hop overlaps with the backward pass of a group.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
-    int k = g->layout.group_of[u], S = g->layout.shard_ranks->size;
+    int k = g->layout.group_of[u];
     Bucket* b = group_bucket(g, k);
     if (--b->missing > 0) return;
-    if (k > 0 && g->options.prefetch == PREFETCH_POST) gather_ahead(g, k); // first: the reduction is needed later
+    if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
     bucket_second_hop(g);
     bucket_finish(g, b); // because its message buffers are needed
     Shard shard = g->layout.groups[k].shard;
     b->sent_group = k;
-    b->sum = g->first_micro ? (float*)shards_grads_at(&g->state, shard) : g->zpp.scratch;
-    size_t row = pack_gradients(&g->zpp, &g->state, b->sent, b->grads, FLOATX_DTYPE, S, shard);
+    b->adds = !g->first_micro;
+    size_t row = quantise_gradients(&g->zpp, &g->state, b->sent, b->grads, FLOATX_DTYPE, g->dp->size, shard);
     b->reduced = comm_all_to_all(&g->zpp.node, b->received, b->sent, (size_t)g->zpp.nodes * row, COMM_BYTE);
     g->in_first_hop = b;
 }
@@ -479,11 +545,10 @@ static UnitMemory unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
     group_gather(g, k);
-    if (g->pass == PASS_FORWARD && g->options.forward_prefetch) gather_ahead(g, k);
     GatherBuffer b = g->gather_buffers[group->buffer];
     bool arrives = g->gathering[k] != NO_OP;
     comm_finish(&g->zpp.node, &g->gathering[k]);
-    if (arrives) unpack_weights(&g->zpp, b.params, b.arrived, (size_t)g->options.shards * group->shard.n);
+    if (arrives) dequantise_weights(&g->zpp, b.params, b.arrived, (size_t)g->options.shards * group->shard.n);
     return unit_memory(g->config, u, g->zpp.vectors.params, b.params + g->units[u].offset);
 }
 
@@ -497,22 +562,9 @@ static void group_free(GPT2* g, Group* group) {
 static void unit_release(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    bool is_backward = g->pass == PASS_BACKWARD;
-    bool stays = (k == 0 || !reshards_after_forward(&g->options)) && !(is_backward && g->last_micro);
-    int last_used = is_backward ? group->first_unit : group->first_unit + group->num_units - 1;
+    bool stays = (k == 0 || !reshards_after_forward(&g->options)) && !(g->in_backward && g->last_micro);
+    int last_used = g->in_backward ? group->first_unit : group->first_unit + group->num_units - 1;
     if (u == last_used && !stays) group_free(g, group);
-}
-
-// Zeroes the part of a bucket that no layer writes, because the last reduction may have left numbers in it: the
-// padding, and for the root the gradients of positions behind the last token.
-static void bucket_zero_unwritten(GPT2* g, Bucket* b) {
-    Group* group = &g->layout.groups[b->group];
-    Unit last = g->units[group->first_unit + group->num_units - 1];
-    size_t end = last.offset + last.size, whole = (size_t)g->layout.shard_ranks->size * group->shard.n;
-    size_t C = (size_t)g->config.C, behind = (size_t)(g->config.max_T - g->T) * C;
-    if (end < whole) device_zero(b->grads + end, (whole - end) * sizeof(floatX));
-    if (b->group > 0 || behind == 0) return;
-    device_zero(b->grads + (size_t)g->T*C, behind * sizeof(floatX)); // wpe is the first matrix of the root
 }
 
 // Returns the memory for the gradients of unit u. The first unit of a group starts the count of missing gradients.
@@ -523,9 +575,9 @@ static UnitMemory unit_grads(GPT2* g, int u) {
     if (b->missing == 0) { // this is the first unit of its group
         b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        bucket_zero_unwritten(g, b);
+        // No layer writes padding and rows of wpe behind T. They may contain old sums, which would count in the norm.
+        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
     }
-    if (g->options.prefetch == PREFETCH_PRE) gather_ahead(g, k);
     return unit_memory(g->config, u, g->zpp.vectors.grads, b->grads + g->units[u].offset);
 }
 
@@ -553,22 +605,23 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
 
 // Computes g->lnf, the input of the classifier, from g->inputs.
 static void gpt2_forward(GPT2* g) {
-    g->pass = PASS_FORWARD;
     RootParams root = root_view(g, unit_params(g, 0));
+    gather_ahead(g, FORWARD_PRE, 0);
     embedding_forward(g, root);
     const floatX *x = g->acts[0].res1, *branch = NULL;
     for (int l = 0; l < g->config.L; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
+        gather_ahead(g, FORWARD_PRE, attention_unit(l));
         block_attention_forward(g, attention, g->acts[l], x, branch);
         unit_release(g, attention_unit(l));
         MlpParams mlp = mlp_view(g, unit_params(g, mlp_unit(l)));
+        gather_ahead(g, FORWARD_PRE, mlp_unit(l));
         block_mlp_forward(g, mlp, g->acts[l]);
         unit_release(g, mlp_unit(l));
         x = g->acts[l].res2;
         branch = g->branch;
     }
-    g->pass = PASS_HEAD;
     final_layernorm_forward(g, root, x, branch);
     unit_release(g, 0);
 }
@@ -624,9 +677,10 @@ static void embedding_backward(GPT2* g, RootParams droot) {
 
 // Computes the gradients of this micro-batch.
 static void gpt2_backward(GPT2* g, float dloss) {
-    g->pass = PASS_BACKWARD;
+    g->in_backward = true;
     RootParams root = root_view(g, unit_params(g, 0));
     RootParams droot = root_view(g, unit_grads(g, 0));
+    gather_ahead(g, BACKWARD_PRE, 0);
     head_backward(g, root, droot, dloss);
     for (int l = g->config.L - 1; l >= 0; l--) {
         trace_compute("backward, block", l);
@@ -637,15 +691,18 @@ static void gpt2_backward(GPT2* g, float dloss) {
         }
         MlpParams m = mlp_view(g, unit_params(g, mlp));
         MlpParams dm = mlp_view(g, unit_grads(g, mlp));
+        gather_ahead(g, BACKWARD_PRE, mlp);
         block_mlp_backward(g, mlp, m, dm, g->acts[l]);
         unit_release(g, mlp);
         AttentionParams a = attention_view(g, unit_params(g, attention));
         AttentionParams da = attention_view(g, unit_grads(g, attention));
+        gather_ahead(g, BACKWARD_PRE, attention);
         block_attention_backward(g, attention, a, da, g->acts[l]);
         unit_release(g, attention);
     }
     embedding_backward(g, droot);
     unit_release(g, 0);
+    g->in_backward = false;
     vectors_add(&g->zpp, g->first_micro);
 }
 
@@ -656,7 +713,8 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    for (int k = 1; k < g->layout.num_groups && g->first_micro; k++) group_free(g, &g->layout.groups[k]);
+    if (!g->first_micro) return;
+    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -667,8 +725,8 @@ static void gpt2_reduce(GPT2* g) {
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     bucket_second_hop(g);
     // 1-D tensors, during that hop of the root: each rank sums a part, first over its node, then over all nodes.
-    size_t n = g->zpp.vectors.state.n / (size_t)g->zpp.ranks;
-    float *all = (float*)g->zpp.vectors.state.grads, *part = all + (size_t)g->zpp.node.rank * n;
+    size_t n = g->zpp.vectors.n / (size_t)g->zpp.node_size;
+    float *all = g->zpp.vectors.sums, *part = all + (size_t)g->zpp.node.rank * n;
     comm_wait(&g->zpp.node, comm_reduce_scatter(&g->zpp.node, part, all, n, COMM_F32));
     comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
     comm_wait(&g->zpp.node, comm_all_gather(&g->zpp.node, all, part, n, COMM_F32));
@@ -679,12 +737,13 @@ static void gpt2_reduce(GPT2* g) {
 // Begins to gather all updated weights across nodes, quantised (qwZ), and the root within the node, because the next
 // forward pass needs it first.
 static void gpt2_gather(GPT2* g) {
-    g->pass = PASS_FORWARD;
     vectors_renew(&g->zpp.vectors);
     for (int k = 0; k < g->layout.num_groups; k++) { // the only time that weights cross nodes
         Shard shard = g->layout.groups[k].shard;
-        char *rows = secondary_shard(&g->zpp, &g->state, shard), *mine = secondary_pack(&g->zpp, &g->state, shard);
-        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, weight_bytes(&g->zpp, shard.n), COMM_BYTE);
+        char* rows = secondary_shard(&g->zpp, &g->state, shard);
+        char* mine = quantise_own_weights(&g->zpp, &g->state, shard);
+        size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
+        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
     }
     group_gather(g, 0);
 }
@@ -700,19 +759,20 @@ static void gpt2_gather_finish(GPT2* g) {
 // Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     shards_add_grad_squares(&g->state, &g->stats->grad_square);
-    if (g->dp->rank == 0) shards_add_grad_squares(&g->zpp.vectors.state, &g->stats->grad_square); // count them once
+    Vectors all = g->zpp.vectors; // every rank has them, but they count once
+    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->grad_square, all.sums, all.n);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    shards_begin_update(&g->state, g->stats);
     for (int i = 0; i < g->num_ranges; i++) {
-        shards_update(i < g->num_units ? &g->zpp.vectors.state : &g->state, &g->ranges[i], adamw, g->stats);
+        ParamRange p = g->ranges[i];
+        adamw_update_fp32(adamw, range_weights(p), p.m, p.v, (float*)p.grads, &g->stats->grad_scale, p.n, p.no_decay);
     }
     shards_add_param_squares(&g->state, &g->stats->param_square);
-    if (g->dp->rank == 0) shards_add_param_squares(&g->zpp.vectors.state, &g->stats->param_square);
+    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->param_square, g->zpp.vectors.weights, g->zpp.vectors.n);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
     gpt2_gather(g); // last, because the log waits for the norm
 }
@@ -754,8 +814,8 @@ static void gpt2_configure(void* model, Run* run) {
     g->dp = ranks_world(run);
     g->accumulation = run->accumulation;
     zeropp_check(&g->zpp, &g->options, g->dp);
-    run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // every rank
-    run->ranks->share.writers = g->options.shards;
+    run->ranks->share.writer = g->dp->rank; // each rank saves its shards
+    run->ranks->share.writers = g->dp->size;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
 }
 
@@ -823,9 +883,9 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 static void gpt2_report(const GPT2* g, Run* run) {
     ranks_report(run);
     report_sharding(g->config, &g->options, g->dp->size);
-    ZeroPPSent sent = zeropp_sent(&g->zpp, g->config, &g->options, g->accumulation);
-    ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, sent.between);
-    report_zeropp(&g->zpp, sent);
+    BytesBetween b = predict_between_nodes(g);
+    ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, b.weights + b.gradients + b.vectors);
+    report_zeropp(&g->zpp, b);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.

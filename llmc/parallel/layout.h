@@ -16,12 +16,13 @@ ZeRO++ (zeropp.h) uses the same groups, but only for matrices, and numbers the s
 #include "../base/options.h"
 #include "../base/precision.h"
 #include "../comm/comm.h"
+#include "../device/device.h"
 #include "../model/param_range.h"
 #include "shard.h"
 
 // ---- options ----
 enum { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE };
-enum { PREFETCH_PRE, PREFETCH_POST, PREFETCH_NONE };
+enum { BACKWARD_PRE, BACKWARD_POST, PREFETCH_NONE, FORWARD_PRE }; // the last one has an option of its own
 enum { REDUCE_FP32, REDUCE_MODEL };
 enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_ALL };
 enum { CHECKPOINT_FULL, CHECKPOINT_SHARDED };
@@ -30,7 +31,7 @@ typedef struct {
     long long wrap_blocks;          // blocks per group; 0: the whole model is one group
     int wrap_halves;                // --wrap-halves: 0 or 1
     int sharding;                   // SHARD_FULL, ...
-    int prefetch, forward_prefetch; // PREFETCH_PRE, ...; 0 or 1
+    int prefetch, forward_prefetch; // BACKWARD_PRE, ...; 0 or 1
     int reduce_dtype;               // REDUCE_FP32, ...
     int offload, checkpoint;        // OFFLOAD_NONE, ...; CHECKPOINT_FULL, ...
     double host_link;               // --emulate-host-link, Gbit/s; 0: off
@@ -111,10 +112,14 @@ static inline CommType reduce_type(const Sharding* options) {
 static inline size_t reduce_size(const Sharding* options) { return comm_type_size(reduce_type(options)); }
 // Returns true if gradients are copied to a wider type for the reduction.
 static inline bool reduces_wider(const Sharding* options) { return reduce_size(options) > sizeof(floatX); }
+// Returns the bytes of a bucket per element: of gradients, and if the reduction is wider, of their copy.
+static inline size_t bucket_element_bytes(const Sharding* options) {
+    return sizeof(floatX) + (reduces_wider(options) ? reduce_size(options) : 0);
+}
 // Returns true if a rank's shard is the whole group, in the layers' type and on the device, so that nothing is
-// gathered.
+// gathered. (ZeRO++ always gathers: its layers find matrices in a gather buffer, even on one rank.)
 static inline bool is_unsharded(const Sharding* options) {
-    return options->shards == 1 && !NEEDS_MASTER && !options->offload;
+    return options->shards == 1 && !NEEDS_MASTER && !options->offload && !options->matrices_only;
 }
 
 // ---- the layout ----
@@ -140,6 +145,7 @@ static inline size_t sharding_shard(const Sharding* options, size_t elements) {
 typedef struct {
     int first_unit, num_units;
     Shard shard;             // of the group
+    size_t elements;         // of its units, without padding
     int tensors;             // of its units
     int buffer;              // set by the program: the gather buffer of its parameters, or NO_BUFFER
 } Group;
@@ -192,7 +198,8 @@ static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) 
         y->group_of[u] = y->num_groups - 1;
         k->num_units++;
         k->tensors += unit_tensors(u);
-        k->shard.n = sharding_shard(options, unit->offset + unit->size);
+        k->elements = unit->offset + unit->size;
+        k->shard.n = sharding_shard(options, k->elements);
     }
     for (int k = 0; k < y->num_groups; k++) {
         y->groups[k].shard.offset = y->own_elements;
@@ -224,13 +231,24 @@ static inline bool layout_range(const Layout* y, const Sharding* options, GPT2Co
     return true;
 }
 
+// Zeroes those gradients (S,shard) of group number k that no layer writes: the padding, and for the root the rows of
+// wpe that lie behind the T positions in use. A reduction may leave numbers there.
+static inline void layout_zero_unwritten(const Layout* y, const Sharding* options, GPT2Config c, int T, int k,
+                                         floatX* grads) {
+    const Group* group = &y->groups[k];
+    size_t whole = (size_t)y->shard_ranks->size * group->shard.n, C = (size_t)c.C;
+    size_t wpe = unit_tensor(c, 0, WPE).offset - sharded_begin(options, c, 0), behind = (size_t)(c.max_T - T) * C;
+    if (group->elements < whole) device_zero(grads + group->elements, (whole - group->elements) * sizeof(floatX));
+    if (k == 0 && behind > 0) device_zero(grads + wpe + (size_t)T * C, behind * sizeof(floatX));
+}
+
 // ---- formulas for the elements of a rank's shards, before the layout exists ----
 typedef struct {
     size_t root, largest, all; // of the root's group; of the largest other; of all groups together
     size_t in_buckets;         // of the root's group and the first two others, which have one bucket each
     size_t gather_buffers;     // number of gather buffers in addition to the root's: one for each group that may be
                                // gathered at a time, as large as any group; or one per group, of its own size
-    size_t in_gather_buffers;  // of all gather buffers together
+    size_t in_gather_buffers;  // of all gather buffers together; 0 if nothing is gathered
 } ShardSizes;
 static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     size_t blocks = (size_t)options->wrap_blocks, L = (size_t)c.L, halves = (size_t)options->wrap_halves;
@@ -238,8 +256,8 @@ static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     ShardSizes s;
     memset(&s, 0, sizeof s);
     if (blocks == 0) {
-        s.all = s.root = s.in_buckets = s.in_gather_buffers
-              = sharding_shard(options, sharded_size(options, c, 0) + L * (attention + mlp));
+        s.all = s.root = s.in_buckets = sharding_shard(options, sharded_size(options, c, 0) + L * (attention + mlp));
+        s.in_gather_buffers = is_unsharded(options) ? 0 : s.all;
         return s;
     }
     size_t groups = halves ? 2*L : ceil_div(L, blocks), rest = L % blocks; // blocks of the last group, or 0
@@ -252,7 +270,15 @@ static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     s.in_buckets = groups <= 2 ? s.all : s.root + first + second;
     s.gather_buffers = reshards_after_forward(options) ? size_min((size_t)options->limit_all_gathers, groups) : groups;
     s.in_gather_buffers = reshards_after_forward(options) ? s.root + s.gather_buffers * s.largest : s.all;
+    if (is_unsharded(options)) s.in_gather_buffers = 0;
     return s;
+}
+
+// Returns the size of the largest shard that fits gather buffer r. A group that stays until its backward pass has a
+// buffer of its own; others take any, except the root's.
+static inline size_t gather_buffer_shard(const Layout* y, const Sharding* options, ShardSizes sizes, int r) {
+    bool takes_any = r > 0 && reshards_after_forward(options);
+    return takes_any ? sizes.largest : y->groups[r].shard.n;
 }
 
 // Prints the sharding and the gathers.

@@ -1,7 +1,7 @@
 /*
-shard_state.h - the state that a rank keeps in fully sharded training: its shards of the fp32 weights, of the gradients
-and of AdamW's moments. They lie on the device, or on the host (--cpu-offload all). The functions of this file gather,
-reduce and update them in either place.
+shard_state.h - where a rank of fully sharded training keeps its shards of the fp32 weights, of the gradients and of
+AdamW's moments: on the device, or on the host (--cpu-offload). The program allocates them with shards_alloc, and the
+functions of this file read, add up and update them in either place.
 
 On the host, a rank also keeps the weights rounded to floatX for gathers (in 16 bits), and a buffer for the gradients of
 later micro-batches (with accumulation). AdamW then runs on the CPU and waits for the gradients. With --cpu-offload
@@ -18,70 +18,68 @@ has a copy of the weights, only the new weights are copied, once per step.
 #include "layout.h"
 
 typedef struct {
-    bool on_host;          // the memory below is, except `copy`
-    CommType grad_type;    // COMM_F32 or COMM_FLOATX
     size_t n;              // elements
-    float *params, *m, *v; // (n) owned
-    char* grads;           // (n) of grad_type, owned
-    char* arrived;         // (n) of grad_type, owned; NULL: none
-    floatX* rounded;       // (n) params rounded for gathers, owned; NULL: each gather rounds them
+    float* params;         // (n) fp32 weights, a view
+    char* grads;           // (n) of grad_type, a view
+    CommType grad_type;    // COMM_F32 or COMM_FLOATX
+    bool on_host;          // where these two and the moments are
+    Comm* world;           // a view; its context contains the emulated link
+    // only with offload:
+    char* arrived;         // (n) of grad_type on the host, owned; NULL: none
+    floatX* rounded;       // (n) params rounded for gathers, on the host, owned; NULL: each gather rounds them
     floatX* copy;          // (n) rounded params on the device, owned; NULL: gathers read the host
     float grad_scale;      // on the host: the factor by which AdamW scales gradients
-    Comm* world;           // a view; its context contains the emulated link
 } Shards;
 
 // ---- memory ----
-static inline void* shards_take(const Shards* s, size_t size, MemoryKind kind) {
-    return s->on_host ? offload_alloc(s->n * size) : device_alloc(s->n * size, kind);
+static inline void* shards_alloc(const Sharding* options, size_t bytes, MemoryKind kind) {
+    return options->offload ? offload_alloc(bytes) : device_alloc(bytes, kind);
 }
-static inline void shards_give(const Shards* s, void* p) {
+// p: from shards_alloc
+static inline void shards_free(const Shards* s, void* p) {
     if (s->on_host) offload_free(p);
     else device_free(p);
 }
 
-// accumulates: true if a step has several micro-batches.
-static inline void shards_init(Shards* s, const Sharding* options, Comm* world, size_t n, bool accumulates) {
-    CommType grad_type = reduce_type(options);
-    bool on_host = options->offload != OFFLOAD_NONE;
+// Sets the views of n elements, and allocates what offload adds. accumulates: a step has several micro-batches.
+static inline void shards_init(Shards* s, const Sharding* options, Comm* world, float* params, char* grads, size_t n,
+                               bool accumulates) {
     memset(s, 0, sizeof *s);
-    s->on_host = on_host;
-    s->grad_type = grad_type;
     s->n = n;
+    s->params = params;
+    s->grads = grads;
+    s->grad_type = reduce_type(options);
+    s->on_host = options->offload != OFFLOAD_NONE;
     s->world = world;
     comm_emulate_host_link(world, options->host_link);
-    s->params = (float*)shards_take(s, sizeof(float), MEMORY_PARAMETERS);
-    s->grads = (char*)shards_take(s, comm_type_size(grad_type), MEMORY_GRADIENTS);
-    s->m = (float*)shards_take(s, sizeof(float), MEMORY_OPTIMIZER);
-    s->v = (float*)shards_take(s, sizeof(float), MEMORY_OPTIMIZER);
-    if (on_host && accumulates) s->arrived = (char*)shards_take(s, comm_type_size(grad_type), MEMORY_GRADIENTS);
-    if (on_host && NEEDS_MASTER) s->rounded = (floatX*)shards_take(s, sizeof(floatX), MEMORY_PARAMETERS);
+    if (s->on_host && accumulates) s->arrived = (char*)offload_alloc(n * reduce_size(options));
+    if (s->on_host && NEEDS_MASTER) s->rounded = (floatX*)offload_alloc(n * sizeof(floatX));
     if (options->offload == OFFLOAD_OPTIMIZER) s->copy = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_PARAMETERS);
 }
-static inline void shards_free(Shards* s) {
-    shards_give(s, s->params); shards_give(s, s->grads); shards_give(s, s->m); shards_give(s, s->v);
-    shards_give(s, s->arrived); shards_give(s, s->rounded);
+// Frees what shards_init has allocated.
+static inline void shards_free_offload(Shards* s) {
+    offload_free(s->arrived); offload_free(s->rounded);
     device_free(s->copy);
     memset(s, 0, sizeof *s);
 }
-// Adds what shards_init will allocate to bytes by kind.
-static inline void shards_predict(const Sharding* options, size_t n, bool accumulates, size_t bytes[MEMORY_KINDS]) {
-    size_t grad = reduce_size(options);
-    bool on_host = options->offload != OFFLOAD_NONE;
-    bytes[on_host ? MEMORY_OFFLOADED : MEMORY_PARAMETERS] += sizeof(float) * n;
-    bytes[on_host ? MEMORY_OFFLOADED : MEMORY_GRADIENTS] += grad * n;
-    bytes[on_host ? MEMORY_OFFLOADED : MEMORY_OPTIMIZER] += 2 * sizeof(float) * n;
-    if (on_host) bytes[MEMORY_OFFLOADED] += ((accumulates ? grad : 0) + (NEEDS_MASTER ? sizeof(floatX) : 0)) * n;
+// With offload: counts the state as host memory, and adds the bytes that shards_init will allocate.
+static inline void shards_predict_offload(const Sharding* options, size_t n, bool accumulates,
+                                          size_t bytes[MEMORY_KINDS]) {
+    if (!options->offload) return;
+    bytes[MEMORY_OFFLOADED] += bytes[MEMORY_PARAMETERS] + bytes[MEMORY_GRADIENTS] + bytes[MEMORY_OPTIMIZER];
+    bytes[MEMORY_PARAMETERS] = bytes[MEMORY_GRADIENTS] = bytes[MEMORY_OPTIMIZER] = 0;
+    bytes[MEMORY_OFFLOADED] += ((accumulates ? reduce_size(options) : 0) + (NEEDS_MASTER ? sizeof(floatX) : 0)) * n;
     if (options->offload == OFFLOAD_OPTIMIZER) bytes[MEMORY_PARAMETERS] += sizeof(floatX) * n;
 }
 
-// Sets the pointers of a range whose first element is number `at` of the shards.
-static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
+// Sets the weights of a range whose first element is number `at` of the shards.
+static inline void shards_place_weights(const Shards* s, ParamRange* p, size_t at) {
     p->on_host = s->on_host;
     p->params = NEEDS_MASTER ? s->rounded ? s->rounded + at : NULL : (floatX*)(s->params + at);
     p->master = NEEDS_MASTER ? s->params + at : NULL;
-    p->m = s->m + at;
-    p->v = s->v + at;
 }
+// Returns the fp32 weights of a range.
+static inline float* range_weights(ParamRange p) { return p.master ? p.master : (float*)p.params; }
 
 // Call after the host has changed elements [at, at+n) of the parameters: updates the device's copy, if there is one.
 static inline void shards_renew(const Shards* s, size_t at, size_t n) {
@@ -92,17 +90,16 @@ static inline void shards_renew(const Shards* s, size_t at, size_t n) {
 
 // ---- parameters and gradients for the collectives of a program ----
 
-// Returns this rank's shard of a group's parameters, in floatX, for a gather into whole (S,shard). If only fp32 weights
-// are kept, rounds them to their place in `whole`.
-static inline const floatX* shards_weights(const Shards* s, Comm* c, floatX* whole, Shard shard) {
+// Returns this rank's shard of a group's parameters, in floatX, to be sent. If only fp32 weights are kept, rounds them
+// into own (shard), and returns that.
+static inline const floatX* shards_rounded(const Shards* s, floatX* own, Shard shard) {
     const float* weights = s->params + shard.offset;
-    floatX* mine = whole + (size_t)c->rank * shard.n;
-    comm_trace_data(c, weights, shard.n * sizeof(float));
+    comm_trace_data(s->world, weights, shard.n * sizeof(float));
     if (s->copy) return s->copy + shard.offset;
     if (s->rounded) return s->rounded + shard.offset;
     if (!NEEDS_MASTER) return (const floatX*)weights;
-    from_fp32(mine, weights, shard.n);
-    return mine;
+    from_fp32(own, weights, shard.n);
+    return own;
 }
 
 static inline char* shards_grads_at(const Shards* s, Shard shard) {
@@ -114,17 +111,16 @@ static inline void* shards_grads(const Shards* s, Shard shard) {
     return shards_grads_at(s, shard);
 }
 
-// Returns the output of a reduce-scatter of whole (S,shard): in the first micro-batch of a step the gradients
-// themselves, in later ones other memory, from which shards_add adds it.
-static inline void* shards_sum(const Shards* s, Comm* c, void* whole, Shard shard, bool first_micro) {
+// Returns the output of a reduce-scatter of whole (S,shard) in a later micro-batch of a step, from where
+// shards_add_grads adds it to the gradients: this rank's part of `whole`, or a buffer on the host.
+static inline void* shards_later_sum(const Shards* s, Comm* c, void* whole, Shard shard) {
     size_t size = comm_type_size(s->grad_type);
-    void* grads = shards_grads(s, shard);
-    if (first_micro) return grads;
+    shards_grads(s, shard); // for the trace
     return s->on_host ? s->arrived + shard.offset * size : (char*)whole + (size_t)c->rank * shard.n * size;
 }
-static inline void shards_add(const Shards* s, const void* sum, Shard shard) {
+// This rank's shard of a group's gradients += sum.
+static inline void shards_add_grads(const Shards* s, const void* sum, Shard shard) {
     char* grads = shards_grads_at(s, shard);
-    if (sum == grads) return;
     if (s->on_host) {
         device_synchronize(); // the host is about to read it
         comm_add(grads, sum, shard.n, s->grad_type);
@@ -132,15 +128,21 @@ static inline void shards_add(const Shards* s, const void* sum, Shard shard) {
     else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
 }
 
-// Copy a shard of the gradients from the host to `there` (shard) on the device, and back.
-static inline void shards_grads_to_device(const Shards* s, void* there, Shard shard) {
+// Returns a shard of the gradients on the device: itself, or with offload its copy in `there` (shard).
+static inline void* shards_grads_on_device(const Shards* s, void* there, Shard shard) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
+    void* grads = shards_grads(s, shard);
+    if (!s->on_host) return grads;
     device_synchronize(); // the gradients have arrived
-    host_to_device(there, shards_grads(s, shard), bytes);
+    host_to_device(there, grads, bytes);
     sleep_until(comm_host_link_until(s->world, true, bytes));
+    return there;
 }
-static inline void shards_grads_to_host(const Shards* s, const void* there, Shard shard) {
+// With offload: waits for op, which sums that copy over c, and takes the sum back to the host.
+static inline void shards_grads_to_host(const Shards* s, const void* there, Shard shard, Comm* c, CommOp* op) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
+    if (!s->on_host) return;
+    comm_finish(c, op);
     device_to_host(shards_grads_at(s, shard), there, bytes);
     sleep_until(comm_host_link_until(s->world, false, bytes));
 }
@@ -169,22 +171,20 @@ static inline void shards_add_param_squares(const Shards* s, double* acc) {
     if (!s->on_host) add_sum_squares_fp32(acc, s->params, s->n);
 }
 
-// Call before the first shards_update of a step.
+// Call before the updates of a step.
 static inline void shards_begin_update(Shards* s, const StepStats* stats) {
     if (s->on_host) device_to_host(&s->grad_scale, &stats->grad_scale, sizeof s->grad_scale);
 }
-// Runs AdamW on a range.
-static inline void shards_update(const Shards* s, const ParamRange* p, AdamW adamw, const StepStats* stats) {
-    size_t at = (size_t)(p->m - s->m);
-    const void* grads = s->grads + at * comm_type_size(s->grad_type);
-    float* weights = s->params + at;
+// Runs AdamW on n of the fp32 weights and on their moments, which have n elements, too. grads (n) are of s->grad_type.
+static inline void shards_adamw_update(const Shards* s, AdamW adamw, float* weights, float* m, float* v,
+                                       const void* grads, const float* grad_scale, size_t n, size_t no_decay) {
     if (s->on_host) {
-        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, p->m, p->v, grads, (DType)s->grad_type,
-                          s->grad_scale, p->n, p->no_decay, NULL);
-        shards_renew(s, at, p->n);
-    } else if (s->grad_type == COMM_F32)
-        adamw_update_fp32(adamw, weights, p->m, p->v, (const float*)grads, &stats->grad_scale, p->n, p->no_decay);
-    else adamw_update(adamw, NULL, weights, p->m, p->v, (const floatX*)grads, &stats->grad_scale, p->n, p->no_decay,
-                      NULL);
+        size_t at = (size_t)(weights - s->params);
+        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, m, v, grads, (DType)s->grad_type,
+                          s->grad_scale, n, no_decay, NULL);
+        shards_renew(s, at, n);
+    } else if (s->grad_type == COMM_F32) {
+        adamw_update_fp32(adamw, weights, m, v, (const float*)grads, grad_scale, n, no_decay);
+    } else adamw_update(adamw, NULL, weights, m, v, (const floatX*)grads, grad_scale, n, no_decay, NULL);
 }
 #endif
