@@ -42,7 +42,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_take, messages_result
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_wait, buffers_swap
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
@@ -225,24 +225,25 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
-// Returns true if block i of slot s has its own activations. With recomputation, most share those of block 0 of slot 0.
-static bool has_own_acts(const GPT2* g, int s, int i) {
-    return i < g->stages.most_blocks && (s + i == 0 || s < weight_slots(g) || !g->recompute);
-}
-
 static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
-    for (int i = 0; i < g->stages.most_blocks + stages_have_head(&g->stages); i++) {
+    int blocks = g->stages.most_blocks; // of a stage of this rank
+    bool keeps_for_weights = s < weight_slots(g); // for a delayed W
+    for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        *a = g->slots[0].acts[0];
-        if (has_own_acts(g, s, i)) block_acts_init(g, a);
+        bool is_own = !g->recompute            // every block keeps its activations,
+                      || keeps_for_weights     // or W reads them later,
+                      || (s == 0 && i == 0);   // or all other blocks are recomputed in these
+        if (is_own) block_acts_init(g, a);
+        else *a = g->slots[0].acts[0];
         a->res1 = acts_alloc(g, C);
-        if (s >= weight_slots(g) || i == g->stages.most_blocks) continue;
+        if (!keeps_for_weights) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*C);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*C);
     }
     if (stages_have_head(&g->stages)) {
+        slot->acts[blocks].res1 = acts_alloc(g, C); // resf
         slot->lnf = acts_alloc(g, C); slot->lnf_mean = stats_alloc(g, 1); slot->lnf_rstd = stats_alloc(g, 1);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -684,12 +685,21 @@ static void gpt2_receive(GPT2* g, Action a) {
     int from = messages_from(m, a);
     if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
+// Waits for the input of an action. Its buffer and the one that the stage reads are exchanged, not copied.
+static void gpt2_take(GPT2* g, Action a, int slot) {
+    floatX** arrived = messages_wait(&g->messages, a);
+    if (arrived == NULL) return; // the action has no input from another stage, or it is in place
+    if (a.kind == ACT_FORWARD) buffers_swap(arrived, &g->slots[slot].acts[0].res1); // the input of the first block
+    else buffers_swap(arrived, &g->dres); // the gradient of the stage's output
+}
 // Begins to send the result of an action, if another rank needs it.
 static void gpt2_send(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int to = messages_to(m, a);
     if (to == NO_NEIGHBOUR) return;
-    const floatX* result = messages_result(m, a, &g->dres);
+    comm_finish(g->pp, &m->sent[a.kind]); // the result before this one
+    if (a.kind != ACT_FORWARD) buffers_swap(&m->gradient, &g->dres); // the next action may overwrite dres
+    const floatX* result = a.kind == ACT_FORWARD ? m->output : m->gradient;
     m->sent[a.kind] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
 }
 
@@ -698,7 +708,7 @@ static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
         gpt2_receive(g, a);
-        messages_take(&g->messages, a, &g->slots[0].acts[0].res1, &g->dres);
+        gpt2_take(g, a, 0);
         gpt2_select(g, a, 0);
         gpt2_forward(g);
         gpt2_send(g, a);
@@ -830,13 +840,12 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 
 // Runs action number k of a step: takes its input, begins to receive the next one, computes, and begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
-// messages_take and messages_result swap buffers, so that nothing is copied.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
     if (k == 0) gpt2_receive(g, a);
-    messages_take(&g->messages, a, &g->slots[slot].acts[0].res1, &g->dres);
+    gpt2_take(g, a, slot);
     if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
     gpt2_select(g, a, slot);
     action_begin(&g->times, a);
