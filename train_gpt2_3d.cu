@@ -74,7 +74,8 @@ typedef struct {
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
-// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+// host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
+// its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // number of tensors; how many of their gradients are not final yet
@@ -94,6 +95,7 @@ typedef struct {
     size_t num_params;
     long long zero_stage;           // ZeRO: 0, or 1: each dp rank has the optimizer's state for its shards
     size_t own_elements;            // ZeRO: in one shard of every unit; without ZeRO a shard is the whole unit
+    size_t shard_at[MAX_UNITS];     // ZeRO: where a unit's shard begins in master, m and v
     CommOp gathering[MAX_UNITS];    // ZeRO: the all-gather of a unit after the update, while it is under way
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
@@ -221,6 +223,7 @@ static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
+        g->shard_at[u] = g->own_elements;                        // ZeRO
         g->own_elements += shard_size(g, u);                     // ZeRO
         g->num_params = (size_t)num_shards(g) * g->own_elements; // ZeRO
         g->gathering[u] = NO_OP;                                 // ZeRO
@@ -238,7 +241,7 @@ static void gpt2_init_params(GPT2* g) {
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)num_shards(g); // ZeRO
+        size_t begin = shard_begin(g, u), at = g->shard_at[u]; // ZeRO
         if (begin >= g->units[u].size) continue; // of another stage, or nothing but padding
         ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin,
                                           shard_size(g, u)); // ZeRO: of this rank's part, its shard
@@ -405,7 +408,7 @@ static double gpt2_predict_sent(GPT2* g) {
 //                      the gradient of all rows in a backward pass     none            in rows.out
 //   tp_sum_alloc       dbtc: dln1, dln2 or dlnf, which is a sum        (B,T,C)         (B,T,C)
 // A backward pass uses three at a time: dout in rows.out, ln2 in rows.in, and dln2 in dbtc while it is summed.
-
+//
 // Returns all rows, in `all` if they had to be gathered.
 static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
     if (!g->rows.options.sequence_parallel) return own;
@@ -602,7 +605,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); }
+static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); } // own rows: 1/t if they are cut
 
 // Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
 // res1; the other activations are those of a slot that no other micro-batch uses now.
@@ -773,7 +776,7 @@ static void gpt2_begin_step(GPT2* g) {
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B;
     g->T = g->seq_len;
-    g->branch = tp_begin(&g->rows, g->B * g->T);
+    g->branch = tp_begin(&g->rows, g->B * g->T); // as gpt2_load_batch, for stages that load no tokens
 }
 
 // wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
@@ -867,7 +870,8 @@ static void gpt2_forward_only(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once.
+// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once:
+// of the ranks of a replica that hold the same tensor, add_range_squares adds it on the first one only.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -923,6 +927,7 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_ranks(run);
+    // --mesh dp=d,pp=p,tp=t: rank = (dp p + pp) t + tp, so ranks along tp are neighbours. tied joins stages 0 and p-1.
     options_mesh(&run->table, &g->mesh.text);
     options_tensor_parallel(&run->table, NULL, &g->rows.options);
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
@@ -997,11 +1002,13 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
         matmul_forward(own, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, g->tokens.count);
         comm_wait(g->tp, comm_all_gather(g->tp, g->logits, own, (size_t)g->tokens.count, COMM_FLOATX));
     }
+    unit_release(g, 0);
     comm_wait(g->pp, comm_broadcast(g->pp, g->logits, (size_t)c.V, COMM_FLOATX, g->pp->size - 1));
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Runs action number k of a step: takes its input, begins to receive the next one, computes, and begins to send.
+// Runs action number k of a step, the k-th of this rank in the head's timelines: pipeline_action returns it. Takes its
+// input, begins to receive the next one, computes, and begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
@@ -1011,7 +1018,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     gpt2_take(g, a, slot);
     if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
     gpt2_select(g, a, slot);
-    action_begin(&g->times, a);
+    action_begin(&g->times, a); // with action_end, measures the bubble for the report
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends

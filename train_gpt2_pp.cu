@@ -15,15 +15,19 @@ Schedule  A step has m micro-batches. A rank's actions are Fi and Bi, the forwar
                         rank 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
                         rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
           Both wait for (p-1)/(m+p-1) of a step, the bubble. 1f1b frees activations earlier. Two schedules wait less:
-          interleaved  1f1b with v chunks of the model per rank (--chunks), each of them a stage.
+          interleaved  1f1b with v chunks of the model per rank (--chunks), each of them a stage: 1/v of that
+                       bubble, v times the messages.
           zb-h1        1f1b with B cut in two: I, the gradient of a stage's input, for which the stage before waits,
-                       and W, the gradients of its matrices, which fill the bubble (Qi et al., arXiv 2401.10241).
+                       and W, the gradients of its matrices, which fill the bubble (Qi et al., arXiv 2401.10241). A
+                       third of it is left if F, I and W take equal times: (p-1) F instead of (p-1)(F + I + W).
+--split   sets the number of blocks of each stage. By default stages take about equal times: the head is Vp/12C blocks.
           All of them add up gradients in the order of the micro-batches, and so give the same bits.
 wte       is tied: the first stage embeds with it, the last computes logits. Both have the root and sum its gradients.
 
 Memory    per rank, in bytes: 16 per parameter: 12C^2 + 13C parameters in a block, (Vp + max_T + 2)C in the root, on the
           first and last stages. A micro-batch keeps 16C elements per token and block (25C with zb-h1) from its forward
-          to its backward pass: m micro-batches with gpipe, min(m, p - r) on rank r with 1f1b, min(m, p) with zb-h1.
+          to its backward pass: m micro-batches with gpipe, min(m, p - r) on rank r with 1f1b, min(m, p) with zb-h1;
+          min(mv, 2(p-r-1) + (v-1)p + 1) with interleaved, each in one chunk.
 Sent      per stage and micro-batch: BTC elements to the next stage, if any, and BTC to the one before. Per rank and
           step: the root on the first and last stages, three doubles, and DDP's traffic for this rank's parameters.
 Code      llmc/parallel/pipeline.h lists a schedule's actions, gpt2_act (section 8) runs one.
@@ -84,7 +88,8 @@ typedef struct {
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
-// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+// host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
+// its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // number of tensors; how many of their gradients are not final yet
@@ -719,7 +724,8 @@ static void gpt2_forward_only(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once.
+// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once:
+// of the ranks of a replica that hold the same tensor, add_range_squares adds it on the first one only.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -834,11 +840,13 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
         floatX* last = g->lnf + (size_t)(T - 1)*c.C;
         matmul_forward(g->logits, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
     }
+    unit_release(g, 0);
     comm_wait(g->pp, comm_broadcast(g->pp, g->logits, (size_t)c.V, COMM_FLOATX, g->pp->size - 1));
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Runs action number k of a step: takes its input, begins to receive the next one, computes, and begins to send.
+// Runs action number k of a step, the k-th of this rank in the head's timelines: pipeline_action returns it. Takes its
+// input, begins to receive the next one, computes, and begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
@@ -848,7 +856,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     gpt2_take(g, a, slot);
     if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
     gpt2_select(g, a, slot);
-    action_begin(&g->times, a);
+    action_begin(&g->times, a); // with action_end, measures the bubble for the report
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends

@@ -319,7 +319,7 @@ static double gpt2_predict_sent(const GPT2* g) {
 //                      the gradient of all rows in a backward pass     none            in rows.out
 //   tp_sum_alloc       dbtc: dln1, dln2 or dlnf, which is a sum        (B,T,C)         (B,T,C)
 // A backward pass uses three at a time: dout in rows.out, ln2 in rows.in, and dln2 in dbtc while it is summed.
-
+//
 // Returns all rows, in `all` if they had to be gathered.
 static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
     if (!g->rows.options.sequence_parallel) return own;
@@ -671,7 +671,8 @@ static void gpt2_reduce(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once.
+// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once:
+// of the ranks of a replica that hold the same tensor, add_range_squares adds it on the first one only.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
