@@ -192,7 +192,7 @@ static inline floatX** messages_wait(Messages* m, Action a) {
     if (from == NO_NEIGHBOUR) return NULL;
     comm_finish(m->pp, &m->received);
     if (from != m->pp->rank) return &m->inbox;
-    return a.kind == ACT_FORWARD ? &m->output : NULL; // a single rank's output is its input, and its gradient is in place
+    return a.kind == ACT_FORWARD ? &m->output : NULL; // from itself: the output, or a gradient that is in place
 }
 
 // Returns the memory for a stage's output, after the previous output has been sent.
