@@ -29,13 +29,13 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_take, messages_result
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_wait, buffers_swap
 #include "llmc/parallel/shard.h"       // defines: shard_of, NO_OP, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, the four seams, tp_bias, tp_acts_alloc, ...
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_bias, ...: the rows of each rank
 #include "llmc/run/predict.h"          // defines: run_predict
 #include "llmc/run/report_stages.h"    // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
@@ -74,7 +74,8 @@ typedef struct {
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
-// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+// host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
+// its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // number of tensors; how many of their gradients are not final yet
@@ -94,6 +95,7 @@ typedef struct {
     size_t num_params;
     long long zero_stage;           // ZeRO: 0, or 1: each dp rank has the optimizer's state for its shards
     size_t own_elements;            // ZeRO: in one shard of every unit; without ZeRO a shard is the whole unit
+    size_t shard_at[MAX_UNITS];     // ZeRO: where a unit's shard begins in master, m and v
     CommOp gathering[MAX_UNITS];    // ZeRO: the all-gather of a unit after the update, while it is under way
     floatX *params, *grads;         // (num_params) owned
     float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
@@ -221,6 +223,7 @@ static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
+        g->shard_at[u] = g->own_elements;                        // ZeRO
         g->own_elements += shard_size(g, u);                     // ZeRO
         g->num_params = (size_t)num_shards(g) * g->own_elements; // ZeRO
         g->gathering[u] = NO_OP;                                 // ZeRO
@@ -238,7 +241,7 @@ static void gpt2_init_params(GPT2* g) {
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t begin = shard_begin(g, u), at = g->units[u].offset / (size_t)num_shards(g); // ZeRO
+        size_t begin = shard_begin(g, u), at = g->shard_at[u]; // ZeRO
         if (begin >= g->units[u].size) continue; // of another stage, or nothing but padding
         ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin,
                                           shard_size(g, u)); // ZeRO: of this rank's part, its shard
@@ -252,25 +255,26 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
-// Returns true if block i of slot s has its own activations. With recomputation, most share those of block 0 of slot 0.
-static bool has_own_acts(const GPT2* g, int s, int i) {
-    return i < g->stages.most_blocks && (s + i == 0 || s < weight_slots(g) || !g->recompute);
-}
-
 static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     size_t D = C / (size_t)g->tp->size;
     Slot* slot = &g->slots[s];
-    for (int i = 0; i < g->stages.most_blocks + stages_have_head(&g->stages); i++) {
+    int blocks = g->stages.most_blocks; // of a stage of this rank
+    bool keeps_for_weights = s < weight_slots(g); // for a delayed W
+    for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        *a = g->slots[0].acts[0];
-        if (has_own_acts(g, s, i)) block_acts_init(g, a);
+        bool is_own = !g->recompute            // every block keeps its activations,
+                      || keeps_for_weights     // or W reads them later,
+                      || (s == 0 && i == 0);   // or all other blocks are recomputed in these
+        if (is_own) block_acts_init(g, a);
+        else *a = g->slots[0].acts[0];
         a->res1 = tp_acts_alloc(&g->rows, C);
-        if (s >= weight_slots(g) || i == g->stages.most_blocks) continue;
+        if (!keeps_for_weights) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*D);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*D);
     }
     if (stages_have_head(&g->stages)) {
+        slot->acts[blocks].res1 = tp_acts_alloc(&g->rows, C); // resf
         slot->lnf = tp_gather_alloc(&g->rows, C);
         slot->lnf_mean = tp_stats_alloc(&g->rows); slot->lnf_rstd = tp_stats_alloc(&g->rows);
     }
@@ -394,16 +398,68 @@ static double gpt2_predict_sent(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
+// ---- seams: where the t ranks communicate ----
+// own is this rank's rows of a (B,T,C); with --sequence-parallel 1/t of them, else all. Buffers:
+//                                                                      by default      --sequence-parallel
+//   tp_acts_alloc      res1, ln1, res2, ln2, resf, dres: own rows      (B,T,C)         (B,T,C)/t
+//   tp_gather_alloc    lnf, of which the head needs all rows           (B,T,C)         (B,T,C)
+//   tp_buffers_alloc   rows.in: ln1 or ln2 after tp_enter              none            (B,T,C)
+//                      rows.out: a term before tp_leave;               (B,T,C)         (B,T,C)
+//                      the gradient of all rows in a backward pass     none            in rows.out
+//   tp_sum_alloc       dbtc: dln1, dln2 or dlnf, which is a sum        (B,T,C)         (B,T,C)
+// A backward pass uses three at a time: dout in rows.out, ln2 in rows.in, and dln2 in dbtc while it is summed.
+//
+// Returns all rows, in `all` if they had to be gathered.
+static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
+    if (!g->rows.options.sequence_parallel) return own;
+    comm_wait(g->tp, comm_all_gather(g->tp, all, own, tp_elements(&g->rows), COMM_FLOATX));
+    return all;
+}
+// f: returns all rows, the input of a column-parallel layer.
+static floatX* tp_enter(GPT2* g, floatX* own) { return tp_gather(g, g->rows.in, own); }
+// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x; by default it is x.
+static void tp_leave(GPT2* g, floatX* own, floatX* x) {
+    size_t n = tp_elements(&g->rows);
+    if (g->rows.options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX));
+    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX));
+}
+// Returns all rows of the gradient of such a sum, which is also the gradient of each term.
+static floatX* tp_leave_backward(GPT2* g, floatX* own) { return tp_gather(g, g->rows.out, own); }
+
+// Begins to sum the ranks' gradients x (B,T,C) of a column-parallel layer's input, in place. Other layers may run until
+// tp_enter_backward_end, which returns this rank's rows of the sum.
+static void tp_enter_backward_begin(GPT2* g, floatX* x) {
+    floatX* own = tp_own_rows(&g->rows, x);
+    size_t n = tp_elements(&g->rows);
+    if (g->rows.options.sequence_parallel) g->rows.sum = comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX);
+    else g->rows.sum = comm_all_reduce(g->tp, x, n, COMM_FLOATX);
+    tp_sum_begun(&g->rows);
+}
+static floatX* tp_enter_backward_end(GPT2* g, floatX* x) {
+    tp_sum_end(&g->rows);
+    return tp_own_rows(&g->rows, x);
+}
+// tp_enter in two halves, for the gradients of weights: the forward pass has kept only this rank's rows of their input.
+static void tp_enter_begin(GPT2* g, floatX* own) {
+    if (!g->rows.options.sequence_parallel) return;
+    g->rows.gather = comm_all_gather(g->tp, g->rows.in, own, tp_elements(&g->rows), COMM_FLOATX);
+    tp_gather_begun(&g->rows);
+}
+static floatX* tp_enter_end(GPT2* g, floatX* own) {
+    comm_finish(g->tp, &g->rows.gather);
+    return g->rows.options.sequence_parallel ? g->rows.in : own;
+}
+
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
 // tp_bias: only one rank adds the bias, because outputs are summed over the ranks.
 static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     int t = g->tp->size, D = C / t;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows.count, C);
-    matmul_forward(a.qkv, tp_enter(&g->rows, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
+    matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
     matmul_forward(g->rows.out, a.atty, p.projw, tp_bias(&g->rows, p.projb), BT, D, C); // row-parallel
-    tp_leave(&g->rows, g->branch, g->rows.out); // branch = the sum of out over the ranks
+    tp_leave(g, g->branch, g->rows.out); // branch = the sum of out over the ranks
 }
 
 // Computes all activations of the MLP except its output: the backward pass needs no more.
@@ -412,7 +468,7 @@ static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
     int D = C / g->tp->size;
     residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
                                g->rows.count, C);
-    matmul_gelu_forward(a.gelu, a.fch, tp_enter(&g->rows, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
+    matmul_gelu_forward(a.gelu, a.fch, tp_enter(g, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
 // The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
@@ -421,7 +477,7 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int D = C / g->tp->size;
     block_mlp_activations(g, p, a);
     matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
-    tp_leave(&g->rows, g->branch, g->rows.out);
+    tp_leave(g, g->branch, g->rows.out);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
@@ -448,13 +504,13 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
     if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls this again
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_begin(&g->rows, a.ln2);
+    tp_enter_begin(g, a.ln2); // with --sequence-parallel, gathers the rows of ln2 again
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(g, a.ln2), BT, C, 4*D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
@@ -464,14 +520,14 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc; // a.dfch: W needs it later
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    floatX* dout = tp_leave_backward(&g->rows, g->dres);
+    floatX* dout = tp_leave_backward(g, g->dres);
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*D);
-    tp_enter_backward_begin(&g->rows, dln2); // overlaps with the gradients of the weights
+    tp_enter_backward_begin(g, dln2); // overlaps with the gradients of the weights
     block_mlp_backward_weight(g, u, dp, a, dout, dfch);
-    dln2 = tp_enter_backward_end(&g->rows, dln2);
+    dln2 = tp_enter_backward_end(g, dln2);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -485,13 +541,13 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
     if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dres2, dres2); return; }
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_begin(&g->rows, a.ln1);
+    tp_enter_begin(g, a.ln1); // with --sequence-parallel, gathers the rows of ln1 again
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(g, a.ln1), BT, C, 3*D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
@@ -501,16 +557,16 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
     floatX *datty = g->dbtc, *dqkv = a.dqkv ? a.dqkv : g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 exists
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     int t = g->tp->size, D = C / t;
-    floatX* dres2 = tp_leave_backward(&g->rows, g->dres);
+    floatX* dres2 = tp_leave_backward(g, g->dres);
     // res2 = res1 + atty projw^T + projb
     matmul_backward_input(datty, dres2, p.projw, BT, D, C);
     // atty = attention(qkv)
     attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, D, NH / t);
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*D);
-    tp_enter_backward_begin(&g->rows, dln1);
+    tp_enter_backward_begin(g, dln1);
     block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
-    dln1 = tp_enter_backward_end(&g->rows, dln1);
+    dln1 = tp_enter_backward_end(g, dln1);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -549,7 +605,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); }
+static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); } // own rows: 1/t if they are cut
 
 // Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
 // res1; the other activations are those of a slot that no other micro-batch uses now.
@@ -572,10 +628,10 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* embedded = g->rows.options.sequence_parallel ? g->rows.out : g->acts[0].res1;
+    floatX* embedded = tp_term(&g->rows, g->acts[0].res1);
     encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T,
                          g->config.C);
-    tp_leave(&g->rows, g->acts[0].res1, embedded); // exact, because one rank has the token's row
+    tp_leave(g, g->acts[0].res1, embedded); // exact, because one rank has the token's row
 }
 
 // The last block's output is x + branch.
@@ -584,7 +640,7 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
     floatX* lnf = tp_own_rows(&g->rows, g->lnf);
     residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count,
                                g->config.C);
-    tp_gather(&g->rows, g->lnf, lnf);
+    tp_gather(g, g->lnf, lnf);
 }
 
 // Writes x + branch to the message for the next stage. (Inside a stage, the next layernorm adds the two.)
@@ -650,7 +706,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    tp_enter_backward_begin(&g->rows, g->dbtc); // each rank has the part of its own tokens
+    tp_enter_backward_begin(g, g->dbtc); // each rank has the part of its own tokens
 }
 
 // Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
@@ -659,7 +715,7 @@ static void head_backward(GPT2* g, RootParams root, RootParams droot, float dlos
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    floatX* dlnf = tp_enter_backward_end(&g->rows, g->dbtc);
+    floatX* dlnf = tp_enter_backward_end(g, g->dbtc);
     device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
     layernorm_backward(g->dres, droot.lnfw, droot.lnfb, dlnf, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -671,7 +727,7 @@ static void head_backward(GPT2* g, RootParams root, RootParams droot, float dlos
 static void embedding_backward(GPT2* g, RootParams droot) {
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    const floatX* dres = tp_leave_backward(&g->rows, g->dres);
+    const floatX* dres = tp_leave_backward(g, g->dres);
     encoder_part_backward(droot.wte, droot.wpe, dres, g->inputs, g->tokens, g->B, g->T, g->config.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
@@ -720,7 +776,7 @@ static void gpt2_begin_step(GPT2* g) {
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B;
     g->T = g->seq_len;
-    g->branch = tp_begin(&g->rows, g->B * g->T);
+    g->branch = tp_begin(&g->rows, g->B * g->T); // as gpt2_load_batch, for stages that load no tokens
 }
 
 // wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
@@ -739,10 +795,19 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->last_micro = micro == accumulation - 1;
 }
 
-// With --sequence-parallel, sums the gradients of layernorms, the first two tensors of each unit, over the t ranks:
-// without it they are equal; with it each rank has seen only its own rows. dbtc (B,T,C) holds B*T/2 times 2C elements.
+// With --sequence-parallel each rank's gradients of layernorms come from its own rows: sums them over the t ranks, in
+// few all-reduces. (Without it they are equal already.)
 static void gpt2_reduce_layernorms(GPT2* g) {
-    tp_reduce_units(&g->rows, g->grads, g->units, g->num_units, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
+    floatX* parts[MAX_UNITS];
+    size_t n = 2 * (size_t)g->config.C; // elements of the first two tensors of each unit, which are a layernorm's
+    int count = 0, most = g->B * g->T / 2; // dbtc (B,T,C) holds them for so many units at a time
+    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) parts[count++] = unit_grads(g, u);
+    for (int first = 0; first < count && g->tp->size > 1; first += most) {
+        int now = count - first < most ? count - first : most;
+        tp_pack(g->dbtc, parts + first, now, n);
+        comm_wait(g->tp, comm_all_reduce(g->tp, g->dbtc, (size_t)now * n, COMM_FLOATX));
+        tp_unpack(parts + first, g->dbtc, now, n);
+    }
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -771,12 +836,21 @@ static void gpt2_receive(GPT2* g, Action a) {
     int from = messages_from(m, a);
     if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
+// Waits for the input of an action. Its buffer and the one that the stage reads are exchanged, not copied.
+static void gpt2_take(GPT2* g, Action a, int slot) {
+    floatX** arrived = messages_wait(&g->messages, a);
+    if (arrived == NULL) return; // the action has no input from another stage, or it is in place
+    if (a.kind == ACT_FORWARD) buffers_swap(arrived, &g->slots[slot].acts[0].res1); // the input of the first block
+    else buffers_swap(arrived, &g->dres); // the gradient of the stage's output
+}
 // Begins to send the result of an action, if another rank needs it.
 static void gpt2_send(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int to = messages_to(m, a);
     if (to == NO_NEIGHBOUR) return;
-    const floatX* result = messages_result(m, a, &g->dres);
+    comm_finish(g->pp, &m->sent[a.kind]); // the result before this one
+    if (a.kind != ACT_FORWARD) buffers_swap(&m->gradient, &g->dres); // the next action may overwrite dres
+    const floatX* result = a.kind == ACT_FORWARD ? m->output : m->gradient;
     m->sent[a.kind] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
 }
 
@@ -785,7 +859,7 @@ static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
         gpt2_receive(g, a);
-        messages_take(&g->messages, a, &g->slots[0].acts[0].res1, &g->dres);
+        gpt2_take(g, a, 0);
         gpt2_select(g, a, 0);
         gpt2_forward(g);
         gpt2_send(g, a);
@@ -796,7 +870,8 @@ static void gpt2_forward_only(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once.
+// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once:
+// of the ranks of a replica that hold the same tensor, add_range_squares adds it on the first one only.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -852,6 +927,7 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_ranks(run);
+    // --mesh dp=d,pp=p,tp=t: rank = (dp p + pp) t + tp, so ranks along tp are neighbours. tied joins stages 0 and p-1.
     options_mesh(&run->table, &g->mesh.text);
     options_tensor_parallel(&run->table, NULL, &g->rows.options);
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
@@ -926,22 +1002,23 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
         matmul_forward(own, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, g->tokens.count);
         comm_wait(g->tp, comm_all_gather(g->tp, g->logits, own, (size_t)g->tokens.count, COMM_FLOATX));
     }
+    unit_release(g, 0);
     comm_wait(g->pp, comm_broadcast(g->pp, g->logits, (size_t)c.V, COMM_FLOATX, g->pp->size - 1));
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Runs action number k of a step: takes its input, begins to receive the next one, computes, and begins to send.
+// Runs action number k of a step, the k-th of this rank in the head's timelines: pipeline_action returns it. Takes its
+// input, begins to receive the next one, computes, and begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
-// messages_take and messages_result swap buffers, so that nothing is copied.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
     if (k == 0) gpt2_receive(g, a);
-    messages_take(&g->messages, a, &g->slots[slot].acts[0].res1, &g->dres);
+    gpt2_take(g, a, slot);
     if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
     gpt2_select(g, a, slot);
-    action_begin(&g->times, a);
+    action_begin(&g->times, a); // with action_end, measures the bubble for the report
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends

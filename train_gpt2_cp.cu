@@ -1,7 +1,7 @@
 /*
-Train GPT-2 with context parallelism: c ranks share each sequence, T/c tokens each, so that sequences may be longer than
-the memory of one rank allows. Only attention needs the other ranks' tokens. With --context-parallel c, N/c groups of
-ranks see different sequences; gradients are summed over all N ranks, as in train_gpt2_ddp.cu.
+Train GPT-2 with context parallelism: c ranks share each sequence, T of its cT tokens each, so that it may be longer
+than the memory of one rank allows. Only attention needs the other ranks' tokens. With --context-parallel c, N/c groups
+of ranks see different sequences; gradients are summed over all N ranks, as in train_gpt2_ddp.cu.
 
 --cp ulysses    exchanges heads for tokens: an all-to-all gives each rank all tokens of NH/c heads, another one returns
                 the output (Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509, section 3).
@@ -9,9 +9,9 @@ ranks see different sequences; gradients are summed over all N ranks, as in trai
 --cp ring       passes keys and values from rank to rank during attention (Liu et al., arXiv 2310.01889, section 3).
 --cp-balance zigzag  gives each rank an early and a late part of each sequence, so that all ranks have equal work.
 
-Here T counts the tokens of a whole sequence, in the code only this rank's: T/c. n = BTC/c.
+T counts this rank's tokens of a sequence, here and in the code, and n = BTC.
 
-Memory    parameters and their state as in ddp: 16 bytes each, on every rank. Activations of T/c tokens per sequence.
+Memory    parameters and their state as in ddp: 16 bytes each, on every rank. Activations of T tokens per sequence.
           Buffers: ulysses 6n elements of floatX (and n per block); allgather 2cn for keys and values of c ranks, and
           (2c + 3)n in fp32, most of them gradients; ring 4n, and 9n in fp32.
 Sent      per rank, micro-batch and block: ulysses 8n(c-1)/c elements of floatX; allgather and ring
@@ -31,6 +31,7 @@ Before    train_gpt2_ddp.cu: every rank has whole sequences. New here: attention
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/parallel/context.h"     // defines: ContextParallel, context_chunk, ...: a rank's tokens, and buffers
+#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
@@ -307,9 +308,10 @@ static void ulysses_to_tokens(ContextParallel* cp, floatX* out, floatX* in, size
 }
 
 // Attends with this rank's queries to kv, the keys and values of rank `owner`. A chunk sees itself (causal) and chunks
-// before it. dout is NULL in a forward pass. A backward pass adds the gradients of queries to cp->dq, those of kv to
-// dkv. merge: output o and s = log(sum(exp(scores))) over the keys so far (1) and the new ones (2) become those over
-// both: s = log(exp(s1) + exp(s2)), o = exp(s1 - s) o1 + exp(s2 - s) o2.
+// before it.
+// Forward (dout is NULL): computes the output o and s = log(sum(exp(scores))). merge: those of the keys so far (1) and
+// the new ones (2) become those of both: s = log(exp(s1) + exp(s2)), o = exp(s1 - s) o1 + exp(s2 - s) o2.
+// Backward: adds the gradients of queries to cp->dq, and those of kv to dkv. Counts the pairs for the report.
 static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floatX* dout, float* dkv) {
     ContextParallel* cp = &g->cp;
     int B = cp->B, tokens = cp->chunk_tokens, C = g->config.C, NH = g->config.NH;
@@ -324,7 +326,7 @@ static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floa
                                                      B, tokens, C, NH);
             else attention_part_backward(cp->dq + q, dkv + k, dout + q, a.qkv + 3*q, kv + k, a.atty + q, stats, causal,
                                          B, tokens, C, NH);
-            if (dout) context_count_pairs(cp, causal); // for the report
+            if (dout) context_count_pairs(cp, causal);
         }
 }
 
@@ -347,49 +349,55 @@ static void gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
 
 // Ring: in step s a rank attends to the keys and values of rank (rank + s) mod c, in kv[s % 2]. At the same time it
 // sends them to the rank below, and receives the next ones from above.
-static void ring_begin(ContextParallel* cp, int s, CommOp moved[2]) {
+typedef struct { CommOp received, sent; } Hop;
+static void ring_begin(ContextParallel* cp, int s, Hop* moved) {
     int owner = (cp->rank + s) % cp->c, next = (owner + 1) % cp->c;
     size_t kv = context_offset(cp, 1, 2*(int)cp->C); // elements of one chunk
-    size_t in = kv * context_chunks_sent(cp, cp->rank, next), out = kv * context_chunks_sent(cp, cp->below, owner);
     if (s == cp->c - 1) return;
-    moved[0] = comm_recv(&cp->comm, cp->kv[(s + 1) % 2], in, COMM_FLOATX, cp->above);
-    moved[1] = comm_send(&cp->comm, cp->kv[s % 2], out, COMM_FLOATX, cp->below);
+    // With zigzag, a rank r > owner needs only the owner's early chunk: the late one comes after all queries of r.
+    size_t in = kv * context_chunks_sent(cp, cp->rank, next), out = kv * context_chunks_sent(cp, cp->below, owner);
+    moved->received = comm_recv(&cp->comm, cp->kv[(s + 1) % 2], in, COMM_FLOATX, cp->above);
+    moved->sent = comm_send(&cp->comm, cp->kv[s % 2], out, COMM_FLOATX, cp->below);
 }
-static void ring_end(ContextParallel* cp, const CommOp moved[2]) {
-    for (int i = 0; i < 2; i++) comm_wait(&cp->comm, moved[i]);
+static void ring_end(ContextParallel* cp, Hop* moved) { // returns at once if nothing was begun
+    comm_finish(&cp->comm, &moved->received);
+    comm_finish(&cp->comm, &moved->sent);
 }
 static void ring_forward(GPT2* g, BlockActs a) {
     ContextParallel* cp = &g->cp;
-    CommOp moved[2] = { 0, 0 };
+    Hop moved = { NO_OP, NO_OP };
     context_take_kv(cp, cp->kv[0], a.qkv);
     for (int s = 0; s < cp->c; s++) {
-        ring_begin(cp, s, moved);
+        ring_begin(cp, s, &moved);
         attend(g, a, cp->kv[s % 2], (cp->rank + s) % cp->c, NULL, NULL);
-        if (s < cp->c - 1) ring_end(cp, moved);
+        ring_end(cp, &moved);
     }
 }
 // Gradients travel one step behind: a rank adds its part for the owner, in dkv[s % 2], to the sum from above, and sends
-// it on. After c-1 hops the sum reaches the owner, which adds it to its own part in dkv_own.
+// it on. After c-1 hops the sum reaches the owner, which adds it to its own part in dkv_own. On rank r, with c = 3:
+//     s = 0    dkv_own = gradients of its own keys and values
+//     s = 1    dkv[1] = its part for rank r+1, and begins to send it down
+//     s = 2    dkv[0] = its part for rank r+2 + the sum received from above, and begins to send it down, to its owner
+//     at last  dkv_own += the sum received from above
 static void ring_backward(GPT2* g, BlockActs a, const floatX* dout) {
     ContextParallel* cp = &g->cp;
     size_t size = context_elements(cp, 2*g->config.C);
-    CommOp moved[2] = { 0, 0 }, added[2] = { 0, 0 };
+    Hop moved = { NO_OP, NO_OP }, added = { NO_OP, NO_OP }; // keys and values; their gradients
     context_take_kv(cp, cp->kv[0], a.qkv);
     for (int s = 0; s < cp->c; s++) {
         float* part = s == 0 ? cp->dkv_own : cp->dkv[s % 2];
-        ring_begin(cp, s, moved);
+        ring_begin(cp, s, &moved);
         device_zero(part, size * sizeof(float));
         attend(g, a, cp->kv[s % 2], (cp->rank + s) % cp->c, dout, part);
-        if (s < cp->c - 1) ring_end(cp, moved);
-        if (s > 1) {
-            ring_end(cp, added);
-            add_in_place_fp32(part, cp->dkv_received, size);
-        }
-        if (s > 0) added[0] = comm_recv(&cp->comm, cp->dkv_received, size, COMM_F32, cp->above);
-        if (s > 0) added[1] = comm_send(&cp->comm, part, size, COMM_F32, cp->below);
+        ring_end(cp, &moved);
+        ring_end(cp, &added);
+        if (s > 1) add_in_place_fp32(part, cp->dkv_received, size);
+        if (s == 0) continue;
+        added.received = comm_recv(&cp->comm, cp->dkv_received, size, COMM_F32, cp->above);
+        added.sent = comm_send(&cp->comm, part, size, COMM_F32, cp->below);
     }
     if (cp->c == 1) return;
-    ring_end(cp, added);
+    ring_end(cp, &added);
     add_in_place_fp32(cp->dkv_own, cp->dkv_received, size);
 }
 
@@ -412,9 +420,10 @@ static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX
     ContextParallel* cp = &g->cp;
     int C = g->config.C, NH = g->config.NH, c = cp->c;
     if (cp->how == CP_ULYSSES) {
-        ulysses_to_heads(cp, dqkv, dout, 1);
-        attention_backward(cp->received, dqkv, a.qkv, a.heads, a.att_stats, g->B, c * g->T, C / c, NH / c);
-        ulysses_to_tokens(cp, dqkv, cp->received, 3);
+        floatX *dheads = dqkv, *dqkv_heads = cp->received; // for this rank's heads, in memory that is free
+        ulysses_to_heads(cp, dheads, dout, 1);
+        attention_backward(dqkv_heads, dheads, a.qkv, a.heads, a.att_stats, g->B, c * g->T, C / c, NH / c);
+        ulysses_to_tokens(cp, dqkv, dqkv_heads, 3);
         context_count_pairs(cp, true);
         return;
     }

@@ -15,15 +15,19 @@ Schedule  A step has m micro-batches. A rank's actions are Fi and Bi, the forwar
                         rank 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
                         rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
           Both wait for (p-1)/(m+p-1) of a step, the bubble. 1f1b frees activations earlier. Two schedules wait less:
-          interleaved  1f1b with v chunks of the model per rank (--chunks), each of them a stage.
+          interleaved  1f1b with v chunks of the model per rank (--chunks), each of them a stage: 1/v of that
+                       bubble, v times the messages.
           zb-h1        1f1b with B cut in two: I, the gradient of a stage's input, for which the stage before waits,
-                       and W, the gradients of its matrices, which fill the bubble (Qi et al., arXiv 2401.10241).
+                       and W, the gradients of its matrices, which fill the bubble (Qi et al., arXiv 2401.10241). A
+                       third of it is left if F, I and W take equal times: (p-1) F instead of (p-1)(F + I + W).
+--split   sets the number of blocks of each stage. By default stages take about equal times: the head is Vp/12C blocks.
           All of them add up gradients in the order of the micro-batches, and so give the same bits.
 wte       is tied: the first stage embeds with it, the last computes logits. Both have the root and sum its gradients.
 
 Memory    per rank, in bytes: 16 per parameter: 12C^2 + 13C parameters in a block, (Vp + max_T + 2)C in the root, on the
           first and last stages. A micro-batch keeps 16C elements per token and block (25C with zb-h1) from its forward
-          to its backward pass: m micro-batches with gpipe, min(m, p - r) on rank r with 1f1b, min(m, p) with zb-h1.
+          to its backward pass: m micro-batches with gpipe, min(m, p - r) on rank r with 1f1b, min(m, p) with zb-h1;
+          min(mv, 2(p-r-1) + (v-1)p + 1) with interleaved, each in one chunk.
 Sent      per stage and micro-batch: BTC elements to the next stage, if any, and BTC to the one before. Per rank and
           step: the root on the first and last stages, three doubles, and DDP's traffic for this rank's parameters.
 Code      llmc/parallel/pipeline.h lists a schedule's actions, gpt2_act (section 8) runs one.
@@ -42,7 +46,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_take, messages_result
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_wait, buffers_swap
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
@@ -84,7 +88,8 @@ typedef struct {
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
-// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+// host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
+// its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // number of tensors; how many of their gradients are not final yet
@@ -225,24 +230,25 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
-// Returns true if block i of slot s has its own activations. With recomputation, most share those of block 0 of slot 0.
-static bool has_own_acts(const GPT2* g, int s, int i) {
-    return i < g->stages.most_blocks && (s + i == 0 || s < weight_slots(g) || !g->recompute);
-}
-
 static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
-    for (int i = 0; i < g->stages.most_blocks + stages_have_head(&g->stages); i++) {
+    int blocks = g->stages.most_blocks; // of a stage of this rank
+    bool keeps_for_weights = s < weight_slots(g); // for a delayed W
+    for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        *a = g->slots[0].acts[0];
-        if (has_own_acts(g, s, i)) block_acts_init(g, a);
+        bool is_own = !g->recompute            // every block keeps its activations,
+                      || keeps_for_weights     // or W reads them later,
+                      || (s == 0 && i == 0);   // or all other blocks are recomputed in these
+        if (is_own) block_acts_init(g, a);
+        else *a = g->slots[0].acts[0];
         a->res1 = acts_alloc(g, C);
-        if (s >= weight_slots(g) || i == g->stages.most_blocks) continue;
+        if (!keeps_for_weights) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*C);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*C);
     }
     if (stages_have_head(&g->stages)) {
+        slot->acts[blocks].res1 = acts_alloc(g, C); // resf
         slot->lnf = acts_alloc(g, C); slot->lnf_mean = stats_alloc(g, 1); slot->lnf_rstd = stats_alloc(g, 1);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -684,12 +690,21 @@ static void gpt2_receive(GPT2* g, Action a) {
     int from = messages_from(m, a);
     if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
+// Waits for the input of an action. Its buffer and the one that the stage reads are exchanged, not copied.
+static void gpt2_take(GPT2* g, Action a, int slot) {
+    floatX** arrived = messages_wait(&g->messages, a);
+    if (arrived == NULL) return; // the action has no input from another stage, or it is in place
+    if (a.kind == ACT_FORWARD) buffers_swap(arrived, &g->slots[slot].acts[0].res1); // the input of the first block
+    else buffers_swap(arrived, &g->dres); // the gradient of the stage's output
+}
 // Begins to send the result of an action, if another rank needs it.
 static void gpt2_send(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int to = messages_to(m, a);
     if (to == NO_NEIGHBOUR) return;
-    const floatX* result = messages_result(m, a, &g->dres);
+    comm_finish(g->pp, &m->sent[a.kind]); // the result before this one
+    if (a.kind != ACT_FORWARD) buffers_swap(&m->gradient, &g->dres); // the next action may overwrite dres
+    const floatX* result = a.kind == ACT_FORWARD ? m->output : m->gradient;
     m->sent[a.kind] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
 }
 
@@ -698,7 +713,7 @@ static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
         gpt2_receive(g, a);
-        messages_take(&g->messages, a, &g->slots[0].acts[0].res1, &g->dres);
+        gpt2_take(g, a, 0);
         gpt2_select(g, a, 0);
         gpt2_forward(g);
         gpt2_send(g, a);
@@ -709,7 +724,8 @@ static void gpt2_forward_only(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once.
+// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once:
+// of the ranks of a replica that hold the same tensor, add_range_squares adds it on the first one only.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));
@@ -824,22 +840,23 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
         floatX* last = g->lnf + (size_t)(T - 1)*c.C;
         matmul_forward(g->logits, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
     }
+    unit_release(g, 0);
     comm_wait(g->pp, comm_broadcast(g->pp, g->logits, (size_t)c.V, COMM_FLOATX, g->pp->size - 1));
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Runs action number k of a step: takes its input, begins to receive the next one, computes, and begins to send.
+// Runs action number k of a step, the k-th of this rank in the head's timelines: pipeline_action returns it. Takes its
+// input, begins to receive the next one, computes, and begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
-// messages_take and messages_result swap buffers, so that nothing is copied.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
     if (k == 0) gpt2_receive(g, a);
-    messages_take(&g->messages, a, &g->slots[slot].acts[0].res1, &g->dres);
+    gpt2_take(g, a, slot);
     if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
     gpt2_select(g, a, slot);
-    action_begin(&g->times, a);
+    action_begin(&g->times, a); // with action_end, measures the bubble for the report
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends

@@ -8,7 +8,7 @@ Rows      projw, fcprojw: inputs are cut, as attention and GELU leave them; outp
 wte       is cut by tokens: embeddings are sums over the ranks, and the loss needs three numbers per rank and row.
 Whole     layernorms, projb, fcprojb and wpe stay equal on the t ranks without a sum, because each rank computes equal
           gradients from activations that have been summed (except layernorms with --sequence-parallel).
-Seams     are where ranks communicate, Megatron's f and g (llmc/parallel/tp_rows.h):
+Seams     are where ranks communicate, Megatron's f and g (section 4):
                                      by default    --sequence-parallel
               tp_enter (f)           nothing       all-gather         before a column-parallel layer
               tp_leave (g)           all-reduce    reduce-scatter     after a row-parallel layer
@@ -41,7 +41,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, the four seams, tp_bias, tp_acts_alloc, ...
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_bias, ...: the rows of each rank
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
@@ -309,16 +309,68 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
+// ---- seams: where the t ranks communicate ----
+// own is this rank's rows of a (B,T,C); with --sequence-parallel 1/t of them, else all. Buffers:
+//                                                                      by default      --sequence-parallel
+//   tp_acts_alloc      res1, ln1, res2, ln2, resf, dres: own rows      (B,T,C)         (B,T,C)/t
+//   tp_gather_alloc    lnf, of which the head needs all rows           (B,T,C)         (B,T,C)
+//   tp_buffers_alloc   rows.in: ln1 or ln2 after tp_enter              none            (B,T,C)
+//                      rows.out: a term before tp_leave;               (B,T,C)         (B,T,C)
+//                      the gradient of all rows in a backward pass     none            in rows.out
+//   tp_sum_alloc       dbtc: dln1, dln2 or dlnf, which is a sum        (B,T,C)         (B,T,C)
+// A backward pass uses three at a time: dout in rows.out, ln2 in rows.in, and dln2 in dbtc while it is summed.
+//
+// Returns all rows, in `all` if they had to be gathered.
+static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
+    if (!g->rows.options.sequence_parallel) return own;
+    comm_wait(g->tp, comm_all_gather(g->tp, all, own, tp_elements(&g->rows), COMM_FLOATX));
+    return all;
+}
+// f: returns all rows, the input of a column-parallel layer.
+static floatX* tp_enter(GPT2* g, floatX* own) { return tp_gather(g, g->rows.in, own); }
+// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x; by default it is x.
+static void tp_leave(GPT2* g, floatX* own, floatX* x) {
+    size_t n = tp_elements(&g->rows);
+    if (g->rows.options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX));
+    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX));
+}
+// Returns all rows of the gradient of such a sum, which is also the gradient of each term.
+static floatX* tp_leave_backward(GPT2* g, floatX* own) { return tp_gather(g, g->rows.out, own); }
+
+// Begins to sum the ranks' gradients x (B,T,C) of a column-parallel layer's input, in place. Other layers may run until
+// tp_enter_backward_end, which returns this rank's rows of the sum.
+static void tp_enter_backward_begin(GPT2* g, floatX* x) {
+    floatX* own = tp_own_rows(&g->rows, x);
+    size_t n = tp_elements(&g->rows);
+    if (g->rows.options.sequence_parallel) g->rows.sum = comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX);
+    else g->rows.sum = comm_all_reduce(g->tp, x, n, COMM_FLOATX);
+    tp_sum_begun(&g->rows);
+}
+static floatX* tp_enter_backward_end(GPT2* g, floatX* x) {
+    tp_sum_end(&g->rows);
+    return tp_own_rows(&g->rows, x);
+}
+// tp_enter in two halves, for the gradients of weights: the forward pass has kept only this rank's rows of their input.
+static void tp_enter_begin(GPT2* g, floatX* own) {
+    if (!g->rows.options.sequence_parallel) return;
+    g->rows.gather = comm_all_gather(g->tp, g->rows.in, own, tp_elements(&g->rows), COMM_FLOATX);
+    tp_gather_begun(&g->rows);
+}
+static floatX* tp_enter_end(GPT2* g, floatX* own) {
+    comm_finish(g->tp, &g->rows.gather);
+    return g->rows.options.sequence_parallel ? g->rows.in : own;
+}
+
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
 // tp_bias: only one rank adds the bias, because outputs are summed over the ranks.
 static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     int t = g->tp->size, D = C / t;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows.count, C);
-    matmul_forward(a.qkv, tp_enter(&g->rows, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
+    matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
     matmul_forward(g->rows.out, a.atty, p.projw, tp_bias(&g->rows, p.projb), BT, D, C); // row-parallel
-    tp_leave(&g->rows, g->branch, g->rows.out); // branch = the sum of out over the ranks
+    tp_leave(g, g->branch, g->rows.out); // branch = the sum of out over the ranks
 }
 
 // Computes all activations of the MLP except its output: the backward pass needs no more.
@@ -327,7 +379,7 @@ static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
     int D = C / g->tp->size;
     residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
                                g->rows.count, C);
-    matmul_gelu_forward(a.gelu, a.fch, tp_enter(&g->rows, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
+    matmul_gelu_forward(a.gelu, a.fch, tp_enter(g, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
 }
 
 // The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
@@ -336,7 +388,7 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int D = C / g->tp->size;
     block_mlp_activations(g, p, a);
     matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
-    tp_leave(&g->rows, g->branch, g->rows.out);
+    tp_leave(g, g->branch, g->rows.out);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
@@ -354,13 +406,13 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
                                       const floatX* dfch) {
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_begin(&g->rows, a.ln2);
+    tp_enter_begin(g, a.ln2); // with --sequence-parallel, gathers the rows of ln2 again
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(&g->rows, a.ln2), BT, C, 4*D, g->grad_mode);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(g, a.ln2), BT, C, 4*D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
@@ -370,14 +422,14 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     floatX *dfch = g->dbt4c, *dln2 = g->dbtc;
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    floatX* dout = tp_leave_backward(&g->rows, g->dres);
+    floatX* dout = tp_leave_backward(g, g->dres);
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*D, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*D);
-    tp_enter_backward_begin(&g->rows, dln2); // overlaps with the gradients of the weights
+    tp_enter_backward_begin(g, dln2); // overlaps with the gradients of the weights
     block_mlp_backward_weight(g, u, dp, a, dout, dfch);
-    dln2 = tp_enter_backward_end(&g->rows, dln2);
+    dln2 = tp_enter_backward_end(g, dln2);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -390,13 +442,13 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
                                             const floatX* dqkv) {
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
-    tp_enter_begin(&g->rows, a.ln1);
+    tp_enter_begin(g, a.ln1); // with --sequence-parallel, gathers the rows of ln1 again
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(&g->rows, a.ln1), BT, C, 3*D, g->grad_mode);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(g, a.ln1), BT, C, 3*D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
@@ -406,16 +458,16 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
     floatX *datty = g->dbtc, *dqkv = g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 is written
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     int t = g->tp->size, D = C / t;
-    floatX* dres2 = tp_leave_backward(&g->rows, g->dres);
+    floatX* dres2 = tp_leave_backward(g, g->dres);
     // res2 = res1 + atty projw^T + projb
     matmul_backward_input(datty, dres2, p.projw, BT, D, C);
     // atty = attention(qkv)
     attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, D, NH / t);
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*D);
-    tp_enter_backward_begin(&g->rows, dln1);
+    tp_enter_backward_begin(g, dln1);
     block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
-    dln1 = tp_enter_backward_end(&g->rows, dln1);
+    dln1 = tp_enter_backward_end(g, dln1);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -456,10 +508,10 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* embedded = g->rows.options.sequence_parallel ? g->rows.out : g->acts[0].res1;
+    floatX* embedded = tp_term(&g->rows, g->acts[0].res1);
     encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T,
                          g->config.C);
-    tp_leave(&g->rows, g->acts[0].res1, embedded); // exact, because one rank has the token's row
+    tp_leave(g, g->acts[0].res1, embedded); // exact, because one rank has the token's row
 }
 
 // The last block's output is x + branch.
@@ -468,7 +520,7 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
     floatX* lnf = tp_own_rows(&g->rows, g->lnf);
     residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count,
                                g->config.C);
-    tp_gather(&g->rows, g->lnf, lnf);
+    tp_gather(g, g->lnf, lnf);
 }
 
 // Computes g->lnf, the input of the classifier, from g->inputs.
@@ -525,7 +577,7 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    tp_enter_backward_begin(&g->rows, g->dbtc); // each rank has the part of its own tokens
+    tp_enter_backward_begin(g, g->dbtc); // each rank has the part of its own tokens
 }
 
 // Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
@@ -534,7 +586,7 @@ static void head_backward(GPT2* g, RootParams root, RootParams droot, float dlos
     head_forward_backward(g, root.wte, droot.wte, dloss);
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
     // lnf = layernorm(resf)
-    floatX* dlnf = tp_enter_backward_end(&g->rows, g->dbtc);
+    floatX* dlnf = tp_enter_backward_end(g, g->dbtc);
     device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
     layernorm_backward(g->dres, droot.lnfw, droot.lnfb, dlnf, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
                        g->rows.count, C, g->grad_mode);
@@ -546,7 +598,7 @@ static void head_backward(GPT2* g, RootParams root, RootParams droot, float dlos
 static void embedding_backward(GPT2* g, RootParams droot) {
     trace_compute("backward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    const floatX* dres = tp_leave_backward(&g->rows, g->dres);
+    const floatX* dres = tp_leave_backward(g, g->dres);
     encoder_part_backward(droot.wte, droot.wpe, dres, g->inputs, g->tokens, g->B, g->T, g->config.C, g->grad_mode);
     grad_ready(g, 0, WPE);
     grad_ready(g, 0, WTE);
@@ -583,10 +635,19 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->last_micro = micro == accumulation - 1;
 }
 
-// With --sequence-parallel, sums the gradients of layernorms, the first two tensors of each unit, over the t ranks:
-// without it they are equal; with it each rank has seen only its own rows. dbtc (B,T,C) holds B*T/2 times 2C elements.
+// With --sequence-parallel each rank's gradients of layernorms come from its own rows: sums them over the t ranks, in
+// few all-reduces. (Without it they are equal already.)
 static void gpt2_reduce_layernorms(GPT2* g) {
-    tp_reduce_units(&g->rows, g->grads, g->units, g->num_units, 2 * (size_t)g->config.C, g->dbtc, g->B * g->T / 2);
+    floatX* parts[MAX_UNITS];
+    size_t n = 2 * (size_t)g->config.C; // elements of the first two tensors of each unit, which are a layernorm's
+    int count = 0, most = g->B * g->T / 2; // dbtc (B,T,C) holds them for so many units at a time
+    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) parts[count++] = unit_grads(g, u);
+    for (int first = 0; first < count && g->tp->size > 1; first += most) {
+        int now = count - first < most ? count - first : most;
+        tp_pack(g->dbtc, parts + first, now, n);
+        comm_wait(g->tp, comm_all_reduce(g->tp, g->dbtc, (size_t)now * n, COMM_FLOATX));
+        tp_unpack(parts + first, g->dbtc, now, n);
+    }
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -610,7 +671,8 @@ static void gpt2_reduce(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once.
+// *acc += the sum of squares of x over the whole model; x has the layout of the parameters. Each parameter counts once:
+// of the ranks of a replica that hold the same tensor, add_range_squares adds it on the first one only.
 static void add_squares(GPT2* g, double* acc, const floatX* x) {
     for (int i = 0; i < g->num_ranges; i++)
         add_range_squares(acc, g->config, &g->ranges[i], x + (g->ranges[i].params - g->params));

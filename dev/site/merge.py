@@ -120,6 +120,8 @@ def report(program):
     file, lines, own, name_of = programs.program_file(program), merge(program), programs.lines(program), names(program)
     where = Counter(line.program for line in lines if not line.conflict)
     conflicts = regions(program)[0]
+    head = "\n".join(own).split("/*\n")[1].split("*/")[0]
+    print(f"The head of {file}:\n\n{head}")
     print(f"git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}\n{where[ancestor]} lines are the same in all three, "
           f"{where[ours]} come from {ours} and {where[theirs]} from {theirs}; there are {len(conflicts)} conflicts.\n")
     for number, pairs in enumerate(conflicts, 1):
@@ -129,7 +131,8 @@ def report(program):
             print(f"conflict {number}: the comment at the head of the file, of which each program has its own\n")
             continue
         sides.append([own[b] for b in chosen])
-        print(f"conflict {number}, in {name_of[chosen[0]]}: {program} takes {resolution(*sides, (ours, theirs))}")
+        inside = next(lines[a] for a, _ in pairs if a is not None and lines[a].program == ours)
+        print(f"conflict {number}, in {names(ours)[inside.n]}: {program} takes {resolution(*sides, (ours, theirs))}")
         for side, its in zip((ours, theirs, program), sides): print("\n".join(f"  {side:2} | {line}".rstrip() for line in its))
         print()
     print(f"What {file} changes besides (- the merge, + {file}):\n")

@@ -1,9 +1,9 @@
 /*
 axes.h - the axes of a mesh of ranks, and where each rank is on them.
 
-N ranks are dp replicas of the model x pp stages x tp parts of each matrix. Ranks of tp are neighbours, because they send most.
-Of the other two axes one is outside, and its ranks are farthest apart: dp, unless --mesh names pp before it (as in PyTorch's
-DeviceMesh, the axis on the left is the outer one).
+N ranks are dp replicas of the model x pp stages x tp parts of each matrix. Ranks of tp are neighbours, because they
+send most. Of the other two axes one is outside, and its ranks are farthest apart: dp, unless --mesh names pp before it
+(as in PyTorch's DeviceMesh, the axis on the left is the outer one).
 
 All functions are pure, and allocate nothing. (test/unit/test_axes.c)
 */
@@ -56,8 +56,8 @@ static inline Axes axes_parse(const char* text) {
     return a;
 }
 
-// Returns the axes of N ranks by --mesh's text. Axes that it does not name have one rank, except one of them, which has all
-// ranks that are left: dp, if that is not named. Dies if these are no axes of N ranks.
+// Returns the axes of N ranks by --mesh's text. Axes that it does not name have one rank, except one of them, which has
+// all ranks that are left: dp, if that is not named. Dies if these are no axes of N ranks.
 static inline Axes axes_choose(const char* text, int N) {
     Axes a = axes_parse(text);
     long long named = 1;
@@ -67,12 +67,12 @@ static inline Axes axes_choose(const char* text, int N) {
         missing += a.size[k] == 0;
         if (a.size[k] == 0) rest = k; // the last one is dp
     }
-    require(missing > 0 || named == N, "--mesh %s is a mesh of %lld ranks, and %d were started; start %lld, or leave out an"
-            " axis: it takes what is left", text, named, N, named);
-    require(named <= N && N % named == 0, "--mesh %s: %lld does not divide %d ranks; start a multiple of %lld, or choose"
-            " other numbers", text, named, N, named);
-    require(missing < 2 || rest == MESH_DP || named == N, "--mesh %s leaves %lld ranks, and names neither tp nor pp for them;"
-            " name one of them, or start %lld ranks", text, N / named, named);
+    require(missing > 0 || named == N, "--mesh %s is a mesh of %lld ranks, and %d were started; start %lld, or leave"
+            " out an axis: it takes what is left", text, named, N, named);
+    require(named <= N && N % named == 0, "--mesh %s: %lld does not divide %d ranks; start a multiple of %lld, or"
+            " choose other numbers", text, named, N, named);
+    require(missing < 2 || rest == MESH_DP || named == N, "--mesh %s leaves %lld ranks, and names neither tp nor pp"
+            " for them; name one of them, or start %lld ranks", text, N / named, named);
     for (int k = 0; k < MESH_AXES; k++) if (a.size[k] == 0) a.size[k] = k == rest ? (int)(N / named) : 1;
     return a;
 }

@@ -1,17 +1,17 @@
 /*
 pipeline.h - pipeline schedules as data: what each rank does in a step, action by action.
 
-A model is cut into p*v chunks of consecutive blocks; chunk c of rank r is number c*p + r. A step has m micro-batches. An
-action is one micro-batch in one chunk:
+A model is cut into p*v chunks of consecutive blocks; chunk c of rank r is number c*p + r. A step has m micro-batches.
+An action is one micro-batch in one chunk:
 
     F  forward
     B  backward: I and W
     I  the gradient of the input, which the chunk before it waits for
     W  the gradients of the weights
 
-F needs the output of F in the chunk before it; I and B need the gradient from I or B in the chunk after it. If all stages
-take equal times, and tF, tI, tW are the seconds of an action in all v chunks of a rank, then a step lasts m(tF + tI + tW)
-plus the bubble, in which the rank waits:
+F needs the output of F in the chunk before it; I and B need the gradient from I or B in the chunk after it. If all
+stages take equal times, and tF, tI, tW are the seconds of an action in all v chunks of a rank, then a step lasts m(tF +
+tI + tW) plus the bubble, in which the rank waits:
 
                    bubble, seconds                 activations that are alive at a time on rank r, at most
     gpipe          (p-1)(tF + tI + tW)             m
@@ -44,8 +44,8 @@ typedef struct { Schedule schedule; int p, m, v; } Pipeline; // stages (ranks), 
 // Dies unless the schedule can be played.
 static inline void pipeline_check(Pipeline l) {
     bool interleaved = l.schedule == SCHEDULE_INTERLEAVED;
-    require(l.p >= 1 && l.m >= 1 && l.v >= 1, "a pipeline of %d stages, %d micro-batches and %d chunks a rank is none; each"
-            " number must be at least 1", l.p, l.m, l.v);
+    require(l.p >= 1 && l.m >= 1 && l.v >= 1, "a pipeline of %d stages, %d micro-batches and %d chunks a rank is"
+            " none; each number must be at least 1", l.p, l.m, l.v);
     require(interleaved || l.v == 1, "--chunks %d: only --schedule interleaved has several chunks a rank; choose it, or"
             " --chunks 1", l.v);
     require(!interleaved || l.v > 1, "--schedule interleaved with --chunks 1 interleaves nothing, and keeps more"
@@ -80,15 +80,15 @@ static inline int pipeline_warmup(Pipeline l, int rank) {
     return ahead < all ? ahead : all;
 }
 
-// Returns the most (micro-batch, chunk) whose activations are alive at a time: those of the warm-up and one more; in zb-h1 also
-// those whose W is delayed.
+// Returns the most (micro-batch, chunk) whose activations are alive at a time: those of the warm-up and one more; in
+// zb-h1 also those whose W is delayed.
 static inline int pipeline_slots(Pipeline l, int rank) {
     int alive = pipeline_warmup(l, rank) + 1 + (l.schedule == SCHEDULE_ZB_H1 ? rank : 0), all = l.m * l.v;
     return alive < all ? alive : all;
 }
 
-// Returns the slot, from 0, of a micro-batch's activations in a chunk. The first forward passes take the slots in turn; each
-// later one takes the slot that was freed last. With one chunk that is micro % slots.
+// Returns the slot, from 0, of a micro-batch's activations in a chunk. The first forward passes take the slots in turn;
+// each later one takes the slot that was freed last. With one chunk that is micro % slots.
 static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
     int slots = pipeline_slots(l, rank), j = interleaved_number(l, micro, chunk);
     while (j >= slots) {
@@ -99,9 +99,9 @@ static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
 }
 
 // ---- with recomputation ----
-// Returns how many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot keeps only
-// what its blocks began with; a set lives from I or B, which computes it again, to the end of W or B, so a rank that delays r W
-// has r + 1 of them.
+// Returns how many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot
+// keeps only what its blocks began with; a set lives from I or B, which computes it again, to the end of W or B, so a
+// rank that delays r W has r + 1 of them.
 static inline int pipeline_act_slots(Pipeline l, int rank, bool recomputed) {
     int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
@@ -110,7 +110,8 @@ static inline int pipeline_act_slots(Pipeline l, int rank, bool recomputed) {
 static inline int pipeline_weight_slots(Pipeline l, int rank, bool recomputed) {
     return l.schedule == SCHEDULE_ZB_H1 ? pipeline_act_slots(l, rank, recomputed) : 0;
 }
-// Returns the set that an action uses. A recomputed F's is scratch, and takes the set of the rank's next I: no W waits for that.
+// Returns the set that an action uses. A recomputed F's is scratch, and takes the set of the rank's next I: no W waits
+// for that.
 static inline int pipeline_acts_slot(Pipeline l, int rank, Action a, bool recomputed) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
     if (!recomputed) return pipeline_slot(l, rank, a.micro, a.chunk);
@@ -146,10 +147,10 @@ static inline Action interleaved_action(Pipeline l, int rank, int k) {
     return (k - w) % 2 == 0 ? interleaved_forward(l, w + (k - w) / 2) : interleaved_backward(l, (k - w) / 2);
 }
 
-// ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 2.1, where I is called B): 1F1B whose B is cut, so that the stage before
-// waits only for I, and W fills the bubble. Rank r delays r of its W. Here they are done first in, first out, so that gradients
-// are added up in the order of 1f1b; the paper's code merges W with I where it can, in another order. Bubble and memory are the
-// same.
+// ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 2.1, where I is called B): 1F1B whose B is cut, so that the stage
+// before waits only for I, and W fills the bubble. Rank r delays r of its W. Here they are done first in, first out, so
+// that gradients are added up in the order of 1f1b; the paper's code merges W with I where it can, in another order.
+// Bubble and memory are the same.
 static inline Action zb_h1_action(Pipeline l, int rank, int k) {
     int w = pipeline_warmup(l, rank);
     if (k < w) return pipeline_act(ACT_FORWARD, k);
@@ -177,10 +178,12 @@ static inline Action pipeline_action(Pipeline l, int rank, int k) {
 }
 
 // ---- between ranks ----
-enum { RECEIVES_AHEAD = 1 }; // before a rank computes action k, the receives of actions up to k + RECEIVES_AHEAD are issued
+// Before a rank computes action k, it has issued the receives of actions up to k + RECEIVES_AHEAD.
+enum { RECEIVES_AHEAD = 1 };
 enum { NO_NEIGHBOUR = -1 };
-// Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for W, for
-// F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. The rank itself: no message (p = 1).
+// Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for
+// W, for F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. The rank itself: no
+// message (p = 1).
 static inline int pipeline_from(Pipeline l, int rank, Action a) {
     int number = a.chunk * l.p + rank;
     if (a.kind == ACT_FORWARD) return number == 0 ? NO_NEIGHBOUR : (rank + l.p - 1) % l.p;
@@ -192,12 +195,13 @@ static inline int pipeline_to(Pipeline l, int rank, Action a) {
     return a.kind == ACT_BACKWARD_WEIGHT || number == 0 ? NO_NEIGHBOUR : (rank + l.p - 1) % l.p;
 }
 
-// Returns whether ranks a and b of p send each other messages: the last one and the first do where there are several chunks.
+// Returns whether ranks a and b of p send each other messages: the last one and the first do where there are several
+// chunks.
 static inline bool pipeline_are_neighbours(int a, int b, int p) { return (a + 1) % p == b || (b + 1) % p == a; }
 
 // ---- the bubble ----
-// Returns the seconds of a step in which a rank of a balanced pipeline waits, by the formulas above; that of zb-h1 needs m >=
-// p. One paper gives its share of the work m(tF + tI + tW), another that of the whole step.
+// Returns the seconds of a step in which a rank of a balanced pipeline waits, by the formulas above; that of zb-h1
+// needs m >= p. One paper gives its share of the work m(tF + tI + tW), another that of the whole step.
 static inline double pipeline_bubble(Pipeline l, double tF, double tI, double tW) {
     double zb_h1 = tF + tI - tW > tF ? tF + tI - tW : tF; // no W fills the time before the last stage's first F
     return (l.p - 1) * (l.schedule == SCHEDULE_ZB_H1 ? zb_h1 : (tF + tI + tW) / l.v);

@@ -185,16 +185,14 @@ static inline void buffers_swap(floatX** a, floatX** b) {
     *b = x;
 }
 
-// Waits for the input of an action: *input becomes the input of the stage, or *gradient the gradient of its output. The
-// next message goes into the memory that they used before.
-static inline void messages_take(Messages* m, Action a, floatX** input, floatX** gradient) {
+// Waits for the input of an action. Returns the buffer that has it, or NULL if there is none, or if it is in place.
+static inline floatX** messages_wait(Messages* m, Action a) {
     int from = pipeline_from(m->pipeline, m->pp->rank, a);
-    bool itself = from == m->pp->rank; // its output is the input; a gradient is in place
     messages_announce(m, a);
-    if (from == NO_NEIGHBOUR) return;
+    if (from == NO_NEIGHBOUR) return NULL;
     comm_finish(m->pp, &m->received);
-    if (a.kind == ACT_FORWARD) buffers_swap(itself ? &m->output : &m->inbox, input);
-    else if (!itself) buffers_swap(&m->inbox, gradient);
+    if (from != m->pp->rank) return &m->inbox;
+    return a.kind == ACT_FORWARD ? &m->output : NULL; // from itself: the output, or a gradient that is in place
 }
 
 // Returns the memory for a stage's output, after the previous output has been sent.
@@ -208,14 +206,6 @@ static inline floatX* messages_output(Messages* m) {
     comm_finish(m->pp, &m->sent[ACT_FORWARD]);
     m->held[1] = device_event();
     return m->output;
-}
-// Returns the result of an action for sending: that output, or *gradient, which is exchanged for memory that may be
-// written immediately.
-static inline const floatX* messages_result(Messages* m, Action a, floatX** gradient) {
-    if (a.kind == ACT_FORWARD) return m->output;
-    comm_finish(m->pp, &m->sent[a.kind]);
-    buffers_swap(&m->gradient, gradient);
-    return m->gradient;
 }
 // Waits until everything has been sent.
 static inline void messages_finish(Messages* m) {

@@ -1,19 +1,9 @@
 /*
-tp_rows.h - the rows (B,T,C) of a micro-batch among t ranks of tensor parallelism, and the communication between layers
-that are replicated or cut by rows and layers that are cut by columns.
+tp_rows.h - the rows (B,T,C) of a micro-batch among t ranks of tensor parallelism: how many each rank keeps, and the
+buffers through which they communicate. The communication is in the programs: tp_enter and the other seams of section 4.
 
-A column-parallel layer reads all rows (tp_enter, the paper's f). A row-parallel layer computes on each rank one term of
-a sum (tp_leave, the paper's g; Shoeybi et al., arXiv 1909.08053, section 3):
-
-                        every rank has all rows          --sequence-parallel: each has 1/t of them (arXiv 2205.05198)
-    tp_enter            nothing                          all-gather
-    tp_leave            all-reduce                       reduce-scatter
-    tp_leave_backward   nothing                          all-gather
-    tp_enter_backward   all-reduce                       reduce-scatter
-
-Both columns send the same number of bytes, because an all-reduce is a reduce-scatter and an all-gather. With
---sequence-parallel a rank keeps only its own rows of a layernorm's output, and gathers all rows again in the backward
-pass. A function that ends in _begin starts an operation, which overlaps with computation until _end waits for it.
+By default every rank has all rows. With --sequence-parallel a rank keeps only its own 1/t of them between the matrix
+products (arXiv 2205.05198), and all rows exist in buffers for a moment.
 */
 #ifndef LLMC_TP_ROWS_H
 #define LLMC_TP_ROWS_H
@@ -84,78 +74,26 @@ static inline floatX* tp_begin(TpRows* r, int rows) {
 // Only rank 0 adds the bias, because outputs are summed over the t ranks.
 static inline floatX* tp_bias(const TpRows* r, floatX* bias) { return r->tp->rank == 0 ? bias : NULL; }
 
-// ---- communication around layers; own: this rank's rows ----
-
-static inline floatX* tp_gather(const TpRows* r, floatX* all, floatX* own) {
-    if (!r->options.sequence_parallel) return own;
-    comm_wait(r->tp, (comm_all_gather)(r->tp, all, own, tp_elements(r), COMM_FLOATX));
-    return all;
+// ---- operations that overlap with layers ----
+// Returns where a term of a sum goes whose rows tp_leave stores in `own`.
+static inline floatX* tp_term(const TpRows* r, floatX* own) { return r->options.sequence_parallel ? r->out : own; }
+// Call after `gather` or `sum` is set to an operation that has begun. With --no-overlap, they wait for it.
+static inline void tp_gather_begun(TpRows* r) { if (!r->options.overlap) comm_finish(r->tp, &r->gather); }
+static inline void tp_sum_begun(TpRows* r) {
+    if (!r->options.overlap) comm_finish(r->tp, &r->sum);
+    layers_beside_sum(r->sum != NO_OP && comm_has_kernels(r->tp)); // layers leave multiprocessors for its kernels
 }
-// Returns all rows, the input of a column-parallel layer.
-static inline floatX* tp_enter(const TpRows* r, floatX* own) { return tp_gather(r, r->in, own); }
-// Sets `own` to this rank's rows of the sum of x (B,T,C) over the ranks; own may lie in x. If every rank has all rows,
-// own is x.
-static inline void tp_leave(const TpRows* r, floatX* own, floatX* x) {
-    comm_wait(r->tp, r->options.sequence_parallel ? (comm_reduce_scatter)(r->tp, own, x, tp_elements(r), COMM_FLOATX)
-                                                  : (comm_all_reduce)(r->tp, x, tp_elements(r), COMM_FLOATX));
-}
-// Returns all rows of the gradient of such a sum, which is also the gradient of each term.
-static inline floatX* tp_leave_backward(const TpRows* r, floatX* own) { return tp_gather(r, r->out, own); }
-
-// In the backward pass of a block, communication overlaps with computation, unless --no-overlap is given.
-static inline CommOp tp_beside(const TpRows* r, CommOp op) {
-    if (!r->options.overlap) comm_finish(r->tp, &op);
-    return op;
-}
-// Begins to sum the ranks' gradients x (B,T,C) of a column-parallel layer's input, in place. Other layers may run until
-// tp_enter_backward_end, which returns this rank's rows of the sum.
-static inline void tp_enter_backward_begin(TpRows* r, floatX* x) {
-    r->sum = tp_beside(r, r->options.sequence_parallel
-                          ? (comm_reduce_scatter)(r->tp, tp_own_rows(r, x), x, tp_elements(r), COMM_FLOATX)
-                          : (comm_all_reduce)(r->tp, x, tp_elements(r), COMM_FLOATX));
-    layers_beside_sum(r->sum != NO_OP && comm_has_kernels(r->tp));
-}
-static inline floatX* tp_enter_backward_end(TpRows* r, floatX* x) {
+static inline void tp_sum_end(TpRows* r) {
     layers_beside_sum(false);
     comm_finish(r->tp, &r->sum);
-    return tp_own_rows(r, x);
-}
-// tp_enter in two halves, for the gradients of the layer's weights, which need its input again.
-static inline void tp_enter_begin(TpRows* r, floatX* own) {
-    if (r->options.sequence_parallel)
-        r->gather = tp_beside(r, (comm_all_gather)(r->tp, r->in, own, tp_elements(r), COMM_FLOATX));
-}
-static inline floatX* tp_enter_end(TpRows* r, floatX* own) {
-    comm_finish(r->tp, &r->gather);
-    return r->options.sequence_parallel ? r->in : own;
 }
 
-// Sums the gradients of the first n parameters of each unit that this rank has over the ranks, in few all-reduces.
-// Copies those of `room` units at a time into scratch (room,n).
-static inline void tp_reduce_units(const TpRows* r, floatX* grads, const Unit* units, int num_units, size_t n,
-                                   floatX* scratch, int room) {
-    floatX* parts[MAX_UNITS];
-    int count = 0;
-    if (r->tp->size == 1) return; // room may then be 0
-    for (int u = 0; u < num_units; u++) if (units[u].size > 0) parts[count++] = grads + units[u].offset;
-    for (int first = 0; first < count; first += room) {
-        int now = count - first < room ? count - first : room;
-        for (int i = 0; i < now; i++) device_copy(scratch + (size_t)i * n, parts[first + i], n * sizeof(floatX));
-        comm_wait(r->tp, (comm_all_reduce)(r->tp, scratch, (size_t)now * n, COMM_FLOATX));
-        for (int i = 0; i < now; i++) device_copy(parts[first + i], scratch + (size_t)i * n, n * sizeof(floatX));
-    }
+// ---- gradients of layernorms ----
+// Copy n elements of each of `count` parts to and from scratch (count,n).
+static inline void tp_pack(floatX* scratch, floatX* const* parts, int count, size_t n) {
+    for (int i = 0; i < count; i++) device_copy(scratch + (size_t)i * n, parts[i], n * sizeof(floatX));
 }
-
-// For the timeline, the caller of these is who communicates.
-static inline TpRows* tp_from(TpRows* r, const char* caller) {
-    comm_from(r->tp, caller);
-    return r;
+static inline void tp_unpack(floatX* const* parts, const floatX* scratch, int count, size_t n) {
+    for (int i = 0; i < count; i++) device_copy(parts[i], scratch + (size_t)i * n, n * sizeof(floatX));
 }
-#define tp_gather(r, ...) tp_gather(tp_from(r, __func__), __VA_ARGS__)
-#define tp_enter(r, ...) tp_enter(tp_from(r, __func__), __VA_ARGS__)
-#define tp_leave(r, ...) tp_leave(tp_from(r, __func__), __VA_ARGS__)
-#define tp_leave_backward(r, ...) tp_leave_backward(tp_from(r, __func__), __VA_ARGS__)
-#define tp_enter_backward_begin(r, ...) tp_enter_backward_begin(tp_from(r, __func__), __VA_ARGS__)
-#define tp_enter_begin(r, ...) tp_enter_begin(tp_from(r, __func__), __VA_ARGS__)
-#define tp_reduce_units(r, ...) tp_reduce_units(tp_from(r, __func__), __VA_ARGS__)
 #endif

@@ -1,6 +1,6 @@
 /*
-context_run.h - what context parallelism adds to a run on several ranks (ranks_run.h): ranks that share sequences read the same
-data, and who works how much is said, predicted and counted.
+context_run.h - what context parallelism adds to a run on several ranks (ranks_run.h): ranks that share sequences read
+the same data, and the work of each rank is predicted, counted and printed.
 */
 #ifndef LLMC_CONTEXT_RUN_H
 #define LLMC_CONTEXT_RUN_H
@@ -21,7 +21,7 @@ static inline DataReaders context_readers(void* self, Run* run, bool predicts) {
 static inline void context_open(void* self, Run* run) { context_split((ContextParallel*)self, ranks_world(run)); }
 
 // ---- before the first step, and after the last ----
-// Prints who shares what, and the most that a rank works, over the mean.
+// Prints which ranks share sequences, and the most work of any rank relative to the mean.
 static inline void context_report(void* self, Run* run) {
     const ContextParallel* cp = (const ContextParallel*)self;
     static const char* const ways[] = { "heads for tokens (ulysses)", "all keys and values at once (allgather)",
@@ -34,13 +34,14 @@ static inline void context_report(void* self, Run* run) {
         all += pairs;
     }
     if (cp->c > 1)
-        printf("context    %d group%s of %d ranks; each has %d tokens of a sequence%s; attention exchanges %s; the busiest rank has %.2f"
-               " times the mean's pairs of query and key\n", groups, groups == 1 ? "" : "s", cp->c, context_tokens(cp, T),
-               cp->chunks == 2 ? " in zigzag" : "", ways[cp->how], (double)most * cp->c / (double)all);
+        printf("context    %d group%s of %d ranks; each has %d tokens of a sequence%s; attention exchanges %s; the"
+               " busiest rank has %.2f times the mean's pairs of query and key\n",
+               groups, groups == 1 ? "" : "s", cp->c, context_tokens(cp, T), cp->chunks == 2 ? " in zigzag" : "",
+               ways[cp->how], (double)most * cp->c / (double)all);
     fflush(stdout);
 }
-// Prints the pairs that ranks have counted per step in backward passes, of the rank with most, beside the formula's. Returns true if
-// all are as predicted. Collective.
+// Prints the pairs that ranks have counted per step in backward passes, for the rank with most, next to the prediction.
+// Returns true if all are as predicted. Collective.
 static inline bool context_report_pairs(Run* run, const ContextParallel* cp) {
     Ranks* w = &run->ranks->all;
     typedef struct { unsigned long long counted, predicted; } Pairs;
@@ -62,7 +63,7 @@ static inline bool context_report_pairs(Run* run, const ContextParallel* cp) {
     return as_predicted;
 }
 
-// Call it after the stage's options.
+// Call after the program's options are added.
 static inline void ranks_share_sequences(Run* run, ContextParallel* cp) {
     static const RankSharing sharing = { context_readers, context_open, context_report };
     run->ranks->sharing = &sharing;

@@ -1,5 +1,6 @@
 /*
-mesh_run.h - what a mesh of ranks adds to a run on several ranks (ranks_run.h): who shares what, and what is sent along each axis.
+mesh_run.h - what a mesh of ranks adds to a run on several ranks (ranks_run.h): which ranks share what, and the
+traffic along each axis.
 */
 #ifndef LLMC_MESH_RUN_H
 #define LLMC_MESH_RUN_H
@@ -26,8 +27,8 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     return axes_of(t, p, N / (t * p), false);
 }
 
-// Sets who shares what. For --predict this is a rank of stage predicted_stage. Ranks that share a replica of the model see the
-// same data.
+// Sets who shares what. For --predict this is a rank of stage predicted_stage. Ranks that share a replica of the model
+// see the same data.
 static inline DataReaders mesh_readers(void* self, Run* run, bool predicts) {
     Mesh* mesh = (Mesh*)self;
     RanksRun* r = run->ranks;
@@ -39,7 +40,8 @@ static inline DataReaders mesh_readers(void* self, Run* run, bool predicts) {
     AxesPlace place = axes_place(axes, r->all.comm.rank);
     if (r->pipeline_parallel > 1) r->pipe = place.at[MESH_DP] * axes.size[MESH_TP] + place.at[MESH_TP];
     bool shared = r->tensor_parallel * r->pipeline_parallel > 1;
-    DataReaders replicas = { place.at[MESH_DP], axes.size[MESH_DP], shared ? "replicas of the model" : "ranks", r->pipeline_parallel };
+    const char* readers = shared ? "replicas of the model" : "ranks";
+    DataReaders replicas = { place.at[MESH_DP], axes.size[MESH_DP], readers, r->pipeline_parallel };
     return replicas;
 }
 
@@ -64,13 +66,14 @@ static inline void mesh_choose_writers(Run* run, bool sharded) {
 
 // ---- before the first step ----
 
-// Prints the axes of the mesh, the outer one first, and what this rank sends along each per step: bytes.
+// Prints the axes of the mesh, the outer one first, and the bytes that this rank sends along each in a step.
 static inline void report_axes(Axes a, const double sent[MESH_AXES]) {
     static const char* const what[MESH_AXES] = { "parts of each matrix", "stages", "replicas of the model" };
     const int order[MESH_AXES] = { a.pp_outside ? MESH_PP : MESH_DP, a.pp_outside ? MESH_DP : MESH_PP, MESH_TP };
     char text[32];
     for (int i = 0; i < MESH_AXES; i++)
-        printf("%s%s %d (%s)", i == 0 ? "mesh       " : " x ", mesh_axis_names[order[i]], a.size[order[i]], what[order[i]]);
+        printf("%s%s %d (%s)", i == 0 ? "mesh       " : " x ", mesh_axis_names[order[i]], a.size[order[i]],
+               what[order[i]]);
     for (int i = 0; i < MESH_AXES; i++)
         printf("%s%s along %s", i == 0 ? "; a rank sends " : ", ", format_bytes(text, sizeof text, sent[order[i]]),
                mesh_axis_names[order[i]]);
@@ -89,7 +92,7 @@ static inline void axes_record(json_t* run, Axes a, const double sent[MESH_AXES]
     json_object_set_new(run, "predicted_comm_bytes_along", bytes);
 }
 
-// Prints the mesh. From here on what is sent along each axis of --mesh is counted beside what was predicted.
+// Prints the mesh. From here on the bytes along each axis of --mesh are counted, to be compared with the prediction.
 static inline void mesh_report(void* self, Run* run) {
     (void)self;
     RanksRun* r = run->ranks;
@@ -97,8 +100,8 @@ static inline void mesh_report(void* self, Run* run) {
     const Mesh* m = r->mesh;
     int t = (int)r->tensor_parallel, replicas = w->comm.size / t;
     if (m->text == NULL && t > 1)
-        printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n", replicas, replicas == 1 ? "" : "s",
-               replicas == 1 ? "" : "each ", t, t);
+        printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n",
+               replicas, replicas == 1 ? "" : "s", replicas == 1 ? "" : "each ", t, t);
     fflush(stdout);
     if (m->text == NULL) return;
     report_axes(m->axes, m->sent_along);
@@ -110,12 +113,13 @@ static inline void mesh_report(void* self, Run* run) {
     }
 }
 
-// Call it after the stage's options.
+// Call after the program's options are added.
 static inline void ranks_are_mesh(Run* run, Mesh* mesh) {
     static const RankSharing sharing = { mesh_readers, mesh_open, mesh_report };
     run->ranks->mesh = mesh;
     run->ranks->sharing = &sharing;
     run->ranks->sharing_self = mesh;
-    run->ranks->is_pipeline = mesh->text != NULL || run->ranks->pipeline_parallel == 0; // as options_pipeline_parallel has set it
+    // pipeline_parallel is 0 if options_pipeline_parallel has set it.
+    run->ranks->is_pipeline = mesh->text != NULL || run->ranks->pipeline_parallel == 0;
 }
 #endif

@@ -1,6 +1,6 @@
 /*
-report_stages.h - what a pipelined run says besides report.h: who has what of the model, how well that is balanced, which
-action a rank is at, how long actions take, and at the end how large the bubble was.
+report_stages.h - what a pipelined run prints in addition to report.h: each rank's part of the model and how well the
+parts are balanced, the current action, how long actions take, and at the end how large the bubble was.
 */
 #ifndef LLMC_REPORT_STAGES_H
 #define LLMC_REPORT_STAGES_H
@@ -11,8 +11,10 @@ action a rank is at, how long actions take, and at the end how large the bubble 
 #include "all_ranks.h"
 
 // ---- how long actions take, by marks, so that a GPU's own times count ----
-typedef struct { ActionKind kind; int events[4]; } TimedAction; // it begins, ends; a wait in it begins, ends; -1: there is none
-typedef struct { double seconds[4], until; long long done[4], steps; } ActionSums; // until: the end of a step's last action
+// events: the action begins and ends; a wait in it begins and ends. -1: there is none.
+typedef struct { ActionKind kind; int events[4]; } TimedAction;
+// until: seconds from the beginning of a step to the end of its last action
+typedef struct { double seconds[4], until; long long done[4], steps; } ActionSums;
 typedef struct {
     TimedAction* actions;   // (count) of the last step, owned
     int count;
@@ -26,7 +28,6 @@ typedef struct {
     const Stages* stages;
     Messages* messages;
 } ActionTimes;
-
 
 // Adds up the last step. The device has done all of it.
 static inline void action_times_settle(ActionTimes* t) {
@@ -68,13 +69,14 @@ static inline void action_begin(ActionTimes* t, Action a) {
     Ranks* w = t->ranks;
     action_announce(t, a);
     trace_compute("start", -1);
-    if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, flight_recorder_step_now(w->comm.world->recorder), a.micro);
+    long long step = flight_recorder_step_now(w->comm.world->recorder);
+    if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, step, a.micro);
     TimedAction x = { a.kind, { device_event(), -1, -1, -1 } };
     t->actions = (TimedAction*)with_room(t->actions, (size_t)t->count, sizeof x);
     t->actions[t->count++] = x;
     t->clock = now_seconds();
 }
-// As it ends, with --emulate-ms when its time is over. A wait until the message before its own has left was no computing.
+// As it ends, with --emulate-ms when its time is over. Waiting until the previous message has left is no computation.
 static inline void action_end(ActionTimes* t, Action a) {
     TimedAction* x = &t->actions[t->count - 1];
     stages_emulate(t->stages, a, t->clock);
@@ -118,7 +120,7 @@ static inline Bubble bubble_of(Pipeline l, const ActionSums* ranks, int size) {
     Bubble b = { 0, 1e30, 0, 0, 0 };
     for (int q = 0; q < size; q++) {
         const ActionSums* s = &ranks[q];
-        double steps = (double)s->steps, busy = 0, each[4]; // each: a kind in all chunks of the rank, for one micro-batch
+        double steps = (double)s->steps, busy = 0, each[4]; // each: of a kind, a micro-batch in all chunks
         for (int k = 0; k < 4; k++) {
             busy += s->seconds[k] / steps;
             each[k] = s->done[k] ? l.v * s->seconds[k] / (double)s->done[k] : 0;
@@ -132,8 +134,8 @@ static inline Bubble bubble_of(Pipeline l, const ActionSums* ranks, int size) {
     }
     return b;
 }
-// Prints how much of the time the ranks computed beside what the formula says with their own times, and frees these. Nothing
-// is said of a single stage, nor of the first step. Collective; call it when the last step is over.
+// Prints the share of the time in which ranks computed, next to the formula's for the same times, and frees the times.
+// Prints nothing for a single stage, and leaves out the first step. Collective; call it when the last step is over.
 static inline void report_bubble(ActionTimes* t, Pipeline l) {
     Ranks* w = t->ranks;
     action_times_settle(t);
@@ -147,15 +149,17 @@ static inline void report_bubble(ActionTimes* t, Pipeline l) {
     control_share(&w->control, &b, sizeof b);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     bool crowded = strncmp(device_name(), "CPU", 3) == 0 && w->control.ranks.local_size > cores;
-    printf("bubble     ranks computed for %.1f %% (%.1f to %.1f %%) of a step up to its last action, and waited for %.1f of"
+    printf("bubble     ranks computed for %.1f %% (%.1f to %.1f %%) of a step up to its last action, and waited for"
+           " %.1f of"
            " %.1f ms\n", 100 * b.busy / b.until, 100 * b.min / b.until, 100 * b.max / b.until, 1e3 * (b.until - b.busy),
            1e3 * b.until);
     if (l.schedule == SCHEDULE_ZB_H1 && l.m < l.p) printf("  zb-h1 has no formula for fewer micro-batches than stages");
-    else printf("  the formula says %.1f %% and %.1f ms, if all stages took the average of these times; the rest is imbalance,"
-                " messages and jitter", 100 * b.busy / (b.busy + b.formula), 1e3 * b.formula);
+    else printf("  the formula says %.1f %% and %.1f ms, if all stages took the average of these times; the rest is"
+                " imbalance, messages and jitter", 100 * b.busy / (b.busy + b.formula), 1e3 * b.formula);
     printf(" (build/schedule --trace shows which)\n");
-    if (crowded) printf("  %d ranks share %ld cores: the times of actions include waits for a core\n", w->control.ranks.local_size,
-                        cores);
+    if (crowded)
+        printf("  %d ranks share %ld cores: the times of actions include waits for a core\n",
+               w->control.ranks.local_size, cores);
 }
 
 typedef struct { int blocks, slots; size_t bytes; } StageReport; // of a rank
@@ -164,13 +168,14 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
     const double* ms = options->ms;
     double bubble = pipeline_bubble(l, ms[0], ms[1], ms[2]), step = l.m * (ms[0] + ms[1] + ms[2]) + bubble;
     if (options->emulate[0] == '\0') return;
-    printf("EMULATED TIMES: F, I AND W %sLAST AT LEAST %g, %g AND %g MS (--emulate-ms); ", options->head > 0 ? "OF A BLOCK " : "",
-           ms[0], ms[1], ms[2]);
+    printf("EMULATED TIMES: F, I AND W %sLAST AT LEAST %g, %g AND %g MS (--emulate-ms); ",
+           options->head > 0 ? "OF A BLOCK " : "", ms[0], ms[1], ms[2]);
     if (options->head > 0) printf("THE HEAD TAKES AS LONG AS %g BLOCKS\n", options->head);
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);
 }
 
-// Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take. Collective.
+// Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take.
+// Collective.
 static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline l, GPT2Config c, size_t bytes) {
     Ranks* w = t->ranks;
     const Stages* y = t->stages;
@@ -185,7 +190,8 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
     StageReport* all = (StageReport*)control_all_gather(&w->control, &mine, sizeof mine);
     double bubble = pipeline_bubble(l, 1, 1, 1), work = 3.0 * l.m;
     int replicas = mesh->dp->size, ranks = y->p * mesh->tp->size;
-    printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of %.1f %% of a"
+    printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of"
+           " %.1f %% of a"
            " step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks, names[l.schedule],
            100 * bubble / (work + bubble), 100 * bubble / work);
     for (int q = 0; q < y->p; q++) {
@@ -194,14 +200,16 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
         int rank = axes_rank(mesh->axes, place);
         StageReport r = all[rank];
         format_bytes(text, sizeof text, (double)r.bytes);
-        printf("  rank %-4d %d block%s%s%s; activations of %d micro-batch%s%s; %s\n", rank, r.blocks, r.blocks == 1 ? "" : "s",
-               q == 0 ? ", embedding" : "", q == y->p - 1 ? ", head" : "", r.slots, r.slots == 1 ? "" : "es",
+        printf("  rank %-4d %d block%s%s%s; activations of %d micro-batch%s%s; %s\n", rank, r.blocks,
+               r.blocks == 1 ? "" : "s", q == 0 ? ", embedding" : "", q == y->p - 1 ? ", head" : "", r.slots,
+               r.slots == 1 ? "" : "es",
                y->v > 1 ? " and chunks" : "", text);
     }
     free(all);
     int even[MAX_STAGES];
     split_even(even, c.L, y->p, y->v);
-    printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is %.0f %%\n",
+    printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is"
+           " %.0f %%\n",
            100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));
     fflush(stdout);
     report_emulation(&y->options, l);
