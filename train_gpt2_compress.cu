@@ -218,7 +218,7 @@ static void gpt2_init_scratch(GPT2* g) {
 // Cuts the gradient memory into buckets from its end to its beginning, because the backward pass computes gradients in
 // nearly that order. The tensor that fills a bucket closes it. The root differs: lnfw and lnfb are final first, but
 // wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
-// Segments are neighbouring matrices of a bucket, which are compressed together. All 1-D tensors are one more segment.
+// A segment is compressed as one: a matrix, or neighbouring matrices of a bucket. All 1-D tensors are one more segment.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
     g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
@@ -550,9 +550,10 @@ static void gpt2_reduce_naive(GPT2* g) {
 // A segment s contains n gradients (s->grads), its messages (s->packed, s->received), and its errors. Each exchange_*
 // function is called once per round. A round packs and sends a message. The last round begins when all messages have
 // arrived, and sets the gradients to the sum over the ranks, which is their mean (train_step).
-// Error feedback: a rank keeps the part of its gradients that Q, the compression, loses, and adds it in the next step:
-//     corrected = gradient + error;  send Q(corrected);  new_error = corrected - Q(corrected), the next step's error
-// Without error feedback, error and new_error are NULL: nothing is added or kept.
+// Error feedback: a rank keeps what its message lost of its gradients, and adds it in the next step:
+//     corrected = gradient + error;  sent = compress(corrected);  new_error = corrected - sent, the next step's error
+// Without error feedback, error and new_error are NULL: nothing is added or kept. compress_step_begin sets these views
+// and each round to 0. A segment is one matrix, or for bf16, int8 and int4 neighbouring matrices of a bucket.
 //
 // int8, int4: integers, and a scale for each block of 256. These cannot be summed on the way: 100 + 100 is no int8, and
 // the ranks have different scales. So each rank owns a part of the segment, which it sums in fp32 and quantises again.
@@ -564,11 +565,11 @@ static void exchange_blocks(Compress* c, Segment* s) {
     char* mine = s->packed + (size_t)c->comm->rank * part_bytes;
     float* sum = c->scratch; // (part)
     switch (s->round) {
-    case 0: // packed = Q(gradient + error); new_error is the rest. Each rank receives its part from all ranks.
+    case 0: // packed = gradient + error, quantised; new_error is the rest. Each rank receives its part from all ranks.
         quantise(s->packed, s->new_error, s->grads, FLOATX_DTYPE, s->error, s->n, bits);
         s->op = comm_all_to_all(c->comm, s->received, s->packed, part_bytes, COMM_BYTE);
         break;
-    case 1: // mine = Q(sum + sum_error), with the sum in rank order. All ranks receive all parts.
+    case 1: // mine = sum + sum_error, quantised; the sum is in rank order. All ranks receive all parts.
         dequantise_sum(sum, DTYPE_F32, s->received, c->comm->size, part, bits);
         quantise(mine, s->new_sum_error, sum, DTYPE_F32, s->sum_error, part, bits);
         s->op = comm_all_gather(c->comm, s->packed, mine, part_bytes, COMM_BYTE);
@@ -774,7 +775,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     StepStats stats;
     device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
     if (stats.grad_scale != 0) run->updates++;
-    compress_step_end(&g->compress, run, step, stats.grad_scale == 0); // a skipped step adds no errors
+    compress_step_end(&g->compress, run, step, stats.grad_scale == 0); // keeps new errors unless it was skipped
     trace_step(step + 1);
     return stats;
 }
