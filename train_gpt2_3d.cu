@@ -3,10 +3,14 @@ Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d replicas of th
 ranks that share its matrices. N = d*p*t (Narayanan et al., arXiv 2104.04473).
 
 The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Beyond the merge there are
-sizes, such as a message between stages, which has this rank's rows (--sequence-parallel); the order of two sums, the
-tied root's over its two stages before those over dp; bytes predicted for each axis; and ZeRO-1 over dp.
+sizes, such as a message between stages, which has this rank's rows (--sequence-parallel); bytes predicted for each
+axis; and ZeRO-1 over dp.
 
-Mesh      Ranks along tp are neighbours, because they send most. Of dp and pp, --mesh names the outer axis first.
+Mesh      rank = (dp p + pp) t + tp: ranks along tp are neighbours, because they send most. --mesh dp=2,pp=2,tp=2:
+                         stage 0 (pp=0)    stage 1 (pp=1)
+              dp = 0         0 1      ->       2 3             tp: 0 1 and so on, parts of the same matrices
+              dp = 1         4 5      ->       6 7             pp: 0 2, messages.  dp: 0 4, the same parameters
+          --mesh pp=2,dp=2,tp=2 makes pp the outer axis. tied joins stages 0 and p-1 of a pipeline, which have the root.
 --zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from num_shards to
           gpt2_gather_finish, and lines marked "ZeRO". A unit is then a bucket.
 
@@ -35,7 +39,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_bias, ...: the rows of each rank
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_added_once, ...: the rows of each rank
 #include "llmc/run/predict.h"          // defines: run_predict
 #include "llmc/run/report_stages.h"    // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
@@ -44,7 +48,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 
 // Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Parameters and
 // gradients use the same views. A block is two units: attention and MLP, each with the layernorm in front of it.
-typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp/t,C); D = C/t (see TensorCut)
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp/t,C); D = C/t
 typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3D) (C) (3D,C) (C,D)
 typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;     // (C) (C) (4D) (C) (4D,C) (C,4D)
 
@@ -122,7 +126,7 @@ typedef struct {
     Pipeline pipeline;              // the schedule
     Messages messages;              // between stages
     Action action;                  // the current action
-    int stage, first, last;         // its stage, and the blocks of this stage: [first, last)
+    int stage, first_block, end_block; // its stage, and this stage's blocks: [first_block, end_block)
     ActionTimes times;              // how long actions take, for the report
     bool root_is_summed;            // the two stages with the root have summed its gradients
     TokenRange tokens;              // whose rows of wte this rank holds
@@ -382,7 +386,6 @@ static double gpt2_predict_sent(GPT2* g) {
     int zero = g->zero_stage == 1, embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
     int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages);
-    double gradients = (double)g->num_params * X; // with ZeRO's padding
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
     sums += again + cut * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
@@ -391,7 +394,7 @@ static double gpt2_predict_sent(GPT2* g) {
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)tp_count(&g->rows, (size_t)BT) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
-    sent[MESH_DP] = ring_bytes(gradients + (zero ? 3 : 1) * (double)sizeof(double), d); // ZeRO: norms, too
+    sent[MESH_DP] = ring_bytes((double)g->num_params * X + (zero ? 3 : 1) * (double)sizeof(double), d); // ZeRO: norms
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
@@ -417,11 +420,11 @@ static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
 }
 // f: returns all rows, the input of a column-parallel layer.
 static floatX* tp_enter(GPT2* g, floatX* own) { return tp_gather(g, g->rows.in, own); }
-// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x; by default it is x.
+// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x.
 static void tp_leave(GPT2* g, floatX* own, floatX* x) {
     size_t n = tp_elements(&g->rows);
     if (g->rows.options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX));
-    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX));
+    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX)); // own == x
 }
 // Returns all rows of the gradient of such a sum, which is also the gradient of each term.
 static floatX* tp_leave_backward(GPT2* g, floatX* own) { return tp_gather(g, g->rows.out, own); }
@@ -433,17 +436,18 @@ static void tp_enter_backward_begin(GPT2* g, floatX* x) {
     size_t n = tp_elements(&g->rows);
     if (g->rows.options.sequence_parallel) g->rows.sum = comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX);
     else g->rows.sum = comm_all_reduce(g->tp, x, n, COMM_FLOATX);
-    tp_sum_begun(&g->rows);
+    tp_sum_begun(&g->rows); // with --no-overlap, waits for it
 }
 static floatX* tp_enter_backward_end(GPT2* g, floatX* x) {
-    tp_sum_end(&g->rows);
+    layers_beside_sum(false); // layers may use all multiprocessors again
+    comm_finish(g->tp, &g->rows.sum);
     return tp_own_rows(&g->rows, x);
 }
 // tp_enter in two halves, for the gradients of weights: the forward pass has kept only this rank's rows of their input.
 static void tp_enter_begin(GPT2* g, floatX* own) {
     if (!g->rows.options.sequence_parallel) return;
     g->rows.gather = comm_all_gather(g->tp, g->rows.in, own, tp_elements(&g->rows), COMM_FLOATX);
-    tp_gather_begun(&g->rows);
+    tp_gather_begun(&g->rows); // with --no-overlap, waits for it
 }
 static floatX* tp_enter_end(GPT2* g, floatX* own) {
     comm_finish(g->tp, &g->rows.gather);
@@ -451,14 +455,14 @@ static floatX* tp_enter_end(GPT2* g, floatX* own) {
 }
 
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
-// tp_bias: only one rank adds the bias, because outputs are summed over the ranks.
+// tp_added_once: the bias, or NULL except on one rank, because outputs are summed over the ranks.
 static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     int t = g->tp->size, D = C / t;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows.count, C);
     matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
-    matmul_forward(g->rows.out, a.atty, p.projw, tp_bias(&g->rows, p.projb), BT, D, C); // row-parallel
+    matmul_forward(g->rows.out, a.atty, p.projw, tp_added_once(&g->rows, p.projb), BT, D, C); // row-parallel
     tp_leave(g, g->branch, g->rows.out); // branch = the sum of out over the ranks
 }
 
@@ -476,7 +480,7 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     block_mlp_activations(g, p, a);
-    matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
+    matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_added_once(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
     tp_leave(g, g->branch, g->rows.out);
 }
 
@@ -501,7 +505,7 @@ static void keep_for_weights(const GPT2* g, floatX* kept, const floatX* x) {
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls this again
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls again
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     tp_enter_begin(g, a.ln2); // with --sequence-parallel, gathers the rows of ln2 again
@@ -595,12 +599,12 @@ static floatX* unit_grads(GPT2* g, int u) {
 }
 
 // Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets may be NULL.
-// branch becomes this rank's rows of rows.out.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    g->branch = tp_begin(&g->rows, B * T);
+    tp_begin(&g->rows, B * T);
+    g->branch = tp_own_rows(&g->rows, g->rows.out); // where tp_leave puts a sum
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -611,16 +615,16 @@ static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); } 
 // res1; the other activations are those of a slot that no other micro-batch uses now.
 static void gpt2_select(GPT2* g, Action a, int slot) {
     const Slot* s = &g->slots[slot];
-    const Slot* others = g->recompute ? &g->slots[pipeline_acts_slot(g->pipeline, g->pp->rank, a, true)] : s;
+    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, g->pp->rank, a)] : s;
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
-    g->first = g->stages.begin[g->stage];
-    g->last = g->stages.begin[g->stage + 1];
-    for (int l = g->first; l <= g->last; l++) {
-        g->acts[l] = others->acts[l - g->first];
-        g->acts[l].res1 = s->acts[l - g->first].res1;
+    g->first_block = g->stages.begin[g->stage];
+    g->end_block = g->stages.begin[g->stage + 1];
+    for (int l = g->first_block; l <= g->end_block; l++) {
+        g->acts[l] = others->acts[l - g->first_block];
+        g->acts[l].res1 = s->acts[l - g->first_block].res1;
     }
-    g->resf = g->acts[g->last].res1; // of a stage without blocks, which has only the head, also the input
+    g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
@@ -628,8 +632,8 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* embedded = tp_term(&g->rows, g->acts[0].res1);
-    encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T,
+    floatX* embedded = tp_term(&g->rows, g->acts[0].res1); // res1, or rows.out if a rank has only some rows
+    encoder_part_forward(embedded, g->inputs, root.wte, tp_added_once(&g->rows, root.wpe), g->tokens, g->B, g->T,
                          g->config.C);
     tp_leave(g, g->acts[0].res1, embedded); // exact, because one rank has the token's row
 }
@@ -653,10 +657,10 @@ static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
 
 // Computes a stage: the first one from g->inputs, others from a message. The last one ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
-    RootParams root = root_view(g, unit_params(g, 0));
+    RootParams root = root_view(g, unit_params(g, 0)); // unused by stages without the root
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->acts[g->first].res1, *branch = NULL;
-    for (int l = g->first; l < g->last; l++) {
+    const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
+    for (int l = g->first_block; l < g->end_block; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
         block_attention_forward(g, attention, g->acts[l], x, branch);
@@ -672,7 +676,9 @@ static void gpt2_forward(GPT2* g) {
     unit_release(g, 0);
 }
 
-// Computes this rank's logits for n rows of g->lnf, from `row` on. Returns the statistics of all ranks' logits.
+// Computes this rank's logits z for n rows of g->lnf, from `row` on, and (max, sum of exp(z - max), z of the target, if
+// it is one of this rank's tokens) for each row. Returns those of all ranks. The classifier merges them: with M the
+// largest max and S = the sum of sum * exp(max - M), the loss is log(S) + M - z of the target, as if on one rank.
 static const float* head_logits(GPT2* g, const floatX* wte, int row, int n) {
     float* own = g->row_stats + (size_t)g->tp->rank * (size_t)n * 3;
     matmul_forward(g->logits, g->lnf + (size_t)row * (size_t)g->config.C, wte, NULL, n, g->config.C, g->tokens.count);
@@ -738,7 +744,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     RootParams root = root_view(g, unit_params(g, 0));
     RootParams droot = root_view(g, unit_grads(g, 0));
     if (is_last(g)) head_backward(g, root, droot, dloss);
-    for (int l = g->last - 1; l >= g->first; l--) {
+    for (int l = g->end_block - 1; l >= g->first_block; l--) {
         trace_compute("backward, block", l);
         int attention = attention_unit(l), mlp = mlp_unit(l);
         if (g->recompute == RECOMPUTE_BLOCK) {
@@ -760,7 +766,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
 
 // W: computes the gradients of matrices that I has delayed.
 static void gpt2_backward_weight(GPT2* g) {
-    for (int l = g->last - 1; l >= g->first; l--) {
+    for (int l = g->end_block - 1; l >= g->first_block; l--) {
         trace_compute("weights, block", l);
         BlockActs a = g->acts[l];
         int attention = attention_unit(l), mlp = mlp_unit(l);
@@ -776,7 +782,8 @@ static void gpt2_begin_step(GPT2* g) {
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B;
     g->T = g->seq_len;
-    g->branch = tp_begin(&g->rows, g->B * g->T); // as gpt2_load_batch, for stages that load no tokens
+    tp_begin(&g->rows, g->B * g->T); // as in gpt2_load_batch, for stages that load no tokens
+    g->branch = tp_own_rows(&g->rows, g->rows.out);
 }
 
 // wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
@@ -800,7 +807,7 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 static void gpt2_reduce_layernorms(GPT2* g) {
     floatX* parts[MAX_UNITS];
     size_t n = 2 * (size_t)g->config.C; // elements of the first two tensors of each unit, which are a layernorm's
-    int count = 0, most = g->B * g->T / 2; // dbtc (B,T,C) holds them for so many units at a time
+    int count = 0, most = g->B * g->T / 2; // dbtc has BTC elements, a unit 2C of them
     for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) parts[count++] = unit_grads(g, u);
     for (int first = 0; first < count && g->tp->size > 1; first += most) {
         int now = count - first < most ? count - first : most;
@@ -927,7 +934,6 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_ranks(run);
-    // --mesh dp=d,pp=p,tp=t: rank = (dp p + pp) t + tp, so ranks along tp are neighbours. tied joins stages 0 and p-1.
     options_mesh(&run->table, &g->mesh.text);
     options_tensor_parallel(&run->table, NULL, &g->rows.options);
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
@@ -1012,6 +1018,8 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
+    // 1f1b begins with w = min(m, p-1-rank) forward passes. Then action w + 2i is F number w + i, and w + 2i + 1 is Bi,
+    // until all m F are done; the other B follow. gpipe: k < m is Fk, then B(k-m).
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
     if (k == 0) gpt2_receive(g, a);

@@ -3,17 +3,19 @@ Train GPT-2 with context parallelism: c ranks share each sequence, T of its cT t
 than the memory of one rank allows. Only attention needs the other ranks' tokens. With --context-parallel c, N/c groups
 of ranks see different sequences; gradients are summed over all N ranks, as in train_gpt2_ddp.cu.
 
---cp ulysses    exchanges heads for tokens: an all-to-all gives each rank all tokens of NH/c heads, another one returns
-                the output (Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509, section 3).
+--cp ulysses    (default) exchanges heads for tokens: an all-to-all gives each rank all tokens of NH/c heads, another
+                one returns the output (Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509, section 3).
 --cp allgather  gathers all keys and values for the rank's own queries (Llama 3, arXiv 2407.21783, section 3.3.2).
 --cp ring       passes keys and values from rank to rank during attention (Liu et al., arXiv 2310.01889, section 3).
---cp-balance zigzag  gives each rank an early and a late part of each sequence, so that all ranks have equal work.
+--cp-balance    cuts each sequence: contiguous (default) into one chunk per rank, zigzag into two, an early and a late
+                one, which gives all ranks equal work. Zigzag with c = 2: rank 0 has chunks 0, 3; rank 1 has 1, 2.
 
-T counts this rank's tokens of a sequence, here and in the code, and n = BTC.
+T counts this rank's tokens of a sequence, here and in the code, and n = BTC. All activations (B,T,C) lie in the order
+(chunks,B,T/chunks,C): the tokens of a rank's first chunk in all sequences, then those of its second.
 
 Memory    parameters and their state as in ddp: 16 bytes each, on every rank. Activations of T tokens per sequence.
           Buffers: ulysses 6n elements of floatX (and n per block); allgather 2cn for keys and values of c ranks, and
-          (2c + 3)n in fp32, most of them gradients; ring 4n, and 9n in fp32.
+          (2c + 3)n in fp32, most of them gradients; ring 4n, and 9n in fp32 (out and dq share memory).
 Sent      per rank, micro-batch and block: ulysses 8n(c-1)/c elements of floatX; allgather and ring
           4n(c-1), and 2n(c-1) in fp32; with zigzag a ring sends n(c-1) fewer on average. --recompute block sends the
           forward part again. Per step: as much as train_gpt2_ddp.cu.
@@ -309,24 +311,25 @@ static void ulysses_to_tokens(ContextParallel* cp, floatX* out, floatX* in, size
 
 // Attends with this rank's queries to kv, the keys and values of rank `owner`. A chunk sees itself (causal) and chunks
 // before it.
-// Forward (dout is NULL): computes the output o and s = log(sum(exp(scores))). merge: those of the keys so far (1) and
-// the new ones (2) become those of both: s = log(exp(s1) + exp(s2)), o = exp(s1 - s) o1 + exp(s2 - s) o2.
-// Backward: adds the gradients of queries to cp->dq, and those of kv to dkv. Counts the pairs for the report.
+// Forward (dout is NULL): computes the output o and s = log(sum(exp(scores))). The first keys that these queries see
+// overwrite them; later ones (2) merge with the keys so far (1): s = log(exp(s1) + exp(s2)), and
+// o = exp(s1 - s) o1 + exp(s2 - s) o2.
+// Backward: adds the gradients of queries to cp->dq, and those of kv to dkv.
 static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floatX* dout, float* dkv) {
     ContextParallel* cp = &g->cp;
     int B = cp->B, tokens = cp->chunk_tokens, C = g->config.C, NH = g->config.NH;
     for (int j = 0; j < cp->chunks; j++)
         for (int i = 0; i < cp->chunks; i++) {
             int queries = context_chunk(cp, cp->rank, j), keys = context_chunk(cp, owner, i); // chunks of the sequence
-            size_t q = context_offset(cp, j, C), k = context_offset(cp, i, 2*C);
+            size_t q_at = context_offset(cp, j, C), kv_at = context_offset(cp, i, 2*C);
             float* stats = a.att_stats + context_offset(cp, j, NH);
             bool causal = keys == queries, merge = owner != cp->rank || i > 0; // a rank's own first chunk comes first
             if (keys > queries) continue;
-            if (dout == NULL) attention_part_forward(cp->out + q, stats, a.qkv + 3*q, kv + k, causal, merge,
-                                                     B, tokens, C, NH);
-            else attention_part_backward(cp->dq + q, dkv + k, dout + q, a.qkv + 3*q, kv + k, a.atty + q, stats, causal,
-                                         B, tokens, C, NH);
-            if (dout) context_count_pairs(cp, causal);
+            if (dout == NULL) attention_part_forward(cp->out + q_at, stats, a.qkv + 3*q_at, kv + kv_at, causal,
+                                                     merge, B, tokens, C, NH);
+            else attention_part_backward(cp->dq + q_at, dkv + kv_at, dout + q_at, a.qkv + 3*q_at, kv + kv_at,
+                                         a.atty + q_at, stats, causal, B, tokens, C, NH);
+            if (dout) context_count_pairs(cp, causal); // for the report
         }
 }
 
@@ -341,7 +344,7 @@ static void gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
     if (dout) device_zero(cp->dkv_all, (size_t)cp->c * size * sizeof(float));
     for (int s = 0; s < cp->c; s++) { // its own come first, while the others arrive
         int owner = (cp->rank + s) % cp->c;
-        if (s == 1 || cp->c == 1) comm_wait(&cp->comm, gathered);
+        if (s == 1 || cp->c == 1) comm_wait(&cp->comm, gathered); // before the first keys of another rank
         attend(g, a, cp->kv_all + (size_t)owner * size, owner, dout, cp->dkv_all + (size_t)owner * size);
     }
     if (dout) comm_wait(&cp->comm, comm_reduce_scatter(&cp->comm, cp->dkv_own, cp->dkv_all, size, COMM_F32));
@@ -352,10 +355,11 @@ static void gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
 typedef struct { CommOp received, sent; } Hop;
 static void ring_begin(ContextParallel* cp, int s, Hop* moved) {
     int owner = (cp->rank + s) % cp->c, next = (owner + 1) % cp->c;
-    size_t kv = context_offset(cp, 1, 2*(int)cp->C); // elements of one chunk
+    size_t chunk_elements = context_offset(cp, 1, 2*(int)cp->C);
     if (s == cp->c - 1) return;
     // With zigzag, a rank r > owner needs only the owner's early chunk: the late one comes after all queries of r.
-    size_t in = kv * context_chunks_sent(cp, cp->rank, next), out = kv * context_chunks_sent(cp, cp->below, owner);
+    size_t in = chunk_elements * context_chunks_sent(cp, cp->rank, next);
+    size_t out = chunk_elements * context_chunks_sent(cp, cp->below, owner);
     moved->received = comm_recv(&cp->comm, cp->kv[(s + 1) % 2], in, COMM_FLOATX, cp->above);
     moved->sent = comm_send(&cp->comm, cp->kv[s % 2], out, COMM_FLOATX, cp->below);
 }
@@ -424,7 +428,7 @@ static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX
         ulysses_to_heads(cp, dheads, dout, 1);
         attention_backward(dqkv_heads, dheads, a.qkv, a.heads, a.att_stats, g->B, c * g->T, C / c, NH / c);
         ulysses_to_tokens(cp, dqkv, dqkv_heads, 3);
-        context_count_pairs(cp, true);
+        context_count_pairs(cp, true); // for the report
         return;
     }
     device_zero(cp->dq, context_elements(cp, C) * sizeof(float));

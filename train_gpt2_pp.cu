@@ -27,7 +27,7 @@ wte       is tied: the first stage embeds with it, the last computes logits. Bot
 Memory    per rank, in bytes: 16 per parameter: 12C^2 + 13C parameters in a block, (Vp + max_T + 2)C in the root, on the
           first and last stages. A micro-batch keeps 16C elements per token and block (25C with zb-h1) from its forward
           to its backward pass: m micro-batches with gpipe, min(m, p - r) on rank r with 1f1b, min(m, p) with zb-h1;
-          min(mv, 2(p-r-1) + (v-1)p + 1) with interleaved, each in one chunk.
+          min(mv, 2(p-r-1) + (v-1)p + 1) with interleaved, each in one chunk. Messages: 3BTC elements.
 Sent      per stage and micro-batch: BTC elements to the next stage, if any, and BTC to the one before. Per rank and
           step: the root on the first and last stages, three doubles, and DDP's traffic for this rank's parameters.
 Code      llmc/parallel/pipeline.h lists a schedule's actions, gpt2_act (section 8) runs one.
@@ -130,7 +130,7 @@ typedef struct {
     Pipeline pipeline;              // the schedule
     Messages messages;              // between stages
     Action action;                  // the current action
-    int stage, first, last;         // its stage, and the blocks of this stage: [first, last)
+    int stage, first_block, end_block; // its stage, and this stage's blocks: [first_block, end_block)
     ActionTimes times;              // how long actions take, for the report
     bool root_is_summed;            // the two stages with the root have summed its gradients
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
@@ -402,7 +402,7 @@ static void keep_for_weights(const GPT2* g, floatX* kept, const floatX* x) {
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls this again
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls again
     int BT = g->B * g->T, C = g->config.C;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
@@ -499,16 +499,16 @@ static size_t message_elements(const GPT2* g) { return (size_t)g->B * (size_t)g-
 // res1; the other activations are those of a slot that no other micro-batch uses now.
 static void gpt2_select(GPT2* g, Action a, int slot) {
     const Slot* s = &g->slots[slot];
-    const Slot* others = g->recompute ? &g->slots[pipeline_acts_slot(g->pipeline, g->pp->rank, a, true)] : s;
+    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, g->pp->rank, a)] : s;
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
-    g->first = g->stages.begin[g->stage];
-    g->last = g->stages.begin[g->stage + 1];
-    for (int l = g->first; l <= g->last; l++) {
-        g->acts[l] = others->acts[l - g->first];
-        g->acts[l].res1 = s->acts[l - g->first].res1;
+    g->first_block = g->stages.begin[g->stage];
+    g->end_block = g->stages.begin[g->stage + 1];
+    for (int l = g->first_block; l <= g->end_block; l++) {
+        g->acts[l] = others->acts[l - g->first_block];
+        g->acts[l].res1 = s->acts[l - g->first_block].res1;
     }
-    g->resf = g->acts[g->last].res1; // of a stage without blocks, which has only the head, also the input
+    g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
@@ -536,10 +536,10 @@ static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
 
 // Computes a stage: the first one from g->inputs, others from a message. The last one ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
-    RootParams root = root_view(g, unit_params(g, 0));
+    RootParams root = root_view(g, unit_params(g, 0)); // unused by stages without the root
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->acts[g->first].res1, *branch = NULL;
-    for (int l = g->first; l < g->last; l++) {
+    const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
+    for (int l = g->first_block; l < g->end_block; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
         block_attention_forward(g, attention, g->acts[l], x, branch);
@@ -609,7 +609,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     RootParams root = root_view(g, unit_params(g, 0));
     RootParams droot = root_view(g, unit_grads(g, 0));
     if (is_last(g)) head_backward(g, root, droot, dloss);
-    for (int l = g->last - 1; l >= g->first; l--) {
+    for (int l = g->end_block - 1; l >= g->first_block; l--) {
         trace_compute("backward, block", l);
         int attention = attention_unit(l), mlp = mlp_unit(l);
         if (g->recompute == RECOMPUTE_BLOCK) {
@@ -631,7 +631,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
 
 // W: computes the gradients of matrices that I has delayed.
 static void gpt2_backward_weight(GPT2* g) {
-    for (int l = g->last - 1; l >= g->first; l--) {
+    for (int l = g->end_block - 1; l >= g->first_block; l--) {
         trace_compute("weights, block", l);
         BlockActs a = g->acts[l];
         int attention = attention_unit(l), mlp = mlp_unit(l);
@@ -850,6 +850,8 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     int rank = g->pp->rank;
+    // 1f1b begins with w = min(m, p-1-rank) forward passes. Then action w + 2i is F number w + i, and w + 2i + 1 is Bi,
+    // until all m F are done; the other B follow. gpipe: k < m is Fk, then B(k-m).
     Action a = pipeline_action(g->pipeline, rank, k);
     int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
     if (k == 0) gpt2_receive(g, a);

@@ -14,7 +14,7 @@ Seams     are where ranks communicate, Megatron's f and g (section 4):
               tp_leave (g)           all-reduce    reduce-scatter     after a row-parallel layer
               tp_leave_backward      nothing       all-gather
               tp_enter_backward      all-reduce    reduce-scatter
-          One in two halves, _begin and _end, overlaps with the layers between them.
+          One in two halves, _begin and _end, overlaps with the layers between them (--overlap, the default).
 --sequence-parallel  cuts layernorms and the residual stream by rows of (B,T,C) (arXiv 2205.05198). Without it a rank's
           own rows are all of them: rows.count is B*T, tp_own_rows(x), tp_enter(x) and tp_gather(x) are x, and only the
           two all-reduces remain.
@@ -41,7 +41,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_bias, ...: the rows of each rank
+#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_added_once, ...: the rows of each rank
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
@@ -49,7 +49,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 
 // Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Parameters and
 // gradients use the same views. A block is two units: attention and MLP, each with the layernorm in front of it.
-typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp/t,C); D = C/t (see TensorCut)
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp/t,C); D = C/t
 typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3D) (C) (3D,C) (C,D)
 typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;     // (C) (C) (4D) (C) (4D,C) (C,4D)
 
@@ -328,11 +328,11 @@ static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
 }
 // f: returns all rows, the input of a column-parallel layer.
 static floatX* tp_enter(GPT2* g, floatX* own) { return tp_gather(g, g->rows.in, own); }
-// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x; by default it is x.
+// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x.
 static void tp_leave(GPT2* g, floatX* own, floatX* x) {
     size_t n = tp_elements(&g->rows);
     if (g->rows.options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX));
-    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX));
+    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX)); // own == x
 }
 // Returns all rows of the gradient of such a sum, which is also the gradient of each term.
 static floatX* tp_leave_backward(GPT2* g, floatX* own) { return tp_gather(g, g->rows.out, own); }
@@ -344,17 +344,18 @@ static void tp_enter_backward_begin(GPT2* g, floatX* x) {
     size_t n = tp_elements(&g->rows);
     if (g->rows.options.sequence_parallel) g->rows.sum = comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX);
     else g->rows.sum = comm_all_reduce(g->tp, x, n, COMM_FLOATX);
-    tp_sum_begun(&g->rows);
+    tp_sum_begun(&g->rows); // with --no-overlap, waits for it
 }
 static floatX* tp_enter_backward_end(GPT2* g, floatX* x) {
-    tp_sum_end(&g->rows);
+    layers_beside_sum(false); // layers may use all multiprocessors again
+    comm_finish(g->tp, &g->rows.sum);
     return tp_own_rows(&g->rows, x);
 }
 // tp_enter in two halves, for the gradients of weights: the forward pass has kept only this rank's rows of their input.
 static void tp_enter_begin(GPT2* g, floatX* own) {
     if (!g->rows.options.sequence_parallel) return;
     g->rows.gather = comm_all_gather(g->tp, g->rows.in, own, tp_elements(&g->rows), COMM_FLOATX);
-    tp_gather_begun(&g->rows);
+    tp_gather_begun(&g->rows); // with --no-overlap, waits for it
 }
 static floatX* tp_enter_end(GPT2* g, floatX* own) {
     comm_finish(g->tp, &g->rows.gather);
@@ -362,14 +363,14 @@ static floatX* tp_enter_end(GPT2* g, floatX* own) {
 }
 
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
-// tp_bias: only one rank adds the bias, because outputs are summed over the ranks.
+// tp_added_once: the bias, or NULL except on one rank, because outputs are summed over the ranks.
 static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     int t = g->tp->size, D = C / t;
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows.count, C);
     matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
     attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
-    matmul_forward(g->rows.out, a.atty, p.projw, tp_bias(&g->rows, p.projb), BT, D, C); // row-parallel
+    matmul_forward(g->rows.out, a.atty, p.projw, tp_added_once(&g->rows, p.projb), BT, D, C); // row-parallel
     tp_leave(g, g->branch, g->rows.out); // branch = the sum of out over the ranks
 }
 
@@ -387,7 +388,7 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     block_mlp_activations(g, p, a);
-    matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_bias(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
+    matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_added_once(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
     tp_leave(g, g->branch, g->rows.out);
 }
 
@@ -495,12 +496,12 @@ static floatX* unit_grads(GPT2* g, int u) {
 }
 
 // Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets may be NULL.
-// branch becomes this rank's rows of rows.out.
 static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    g->branch = tp_begin(&g->rows, B * T);
+    tp_begin(&g->rows, B * T);
+    g->branch = tp_own_rows(&g->rows, g->rows.out); // where tp_leave puts a sum
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -508,8 +509,8 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* embedded = tp_term(&g->rows, g->acts[0].res1);
-    encoder_part_forward(embedded, g->inputs, root.wte, tp_bias(&g->rows, root.wpe), g->tokens, g->B, g->T,
+    floatX* embedded = tp_term(&g->rows, g->acts[0].res1); // res1, or rows.out if a rank has only some rows
+    encoder_part_forward(embedded, g->inputs, root.wte, tp_added_once(&g->rows, root.wpe), g->tokens, g->B, g->T,
                          g->config.C);
     tp_leave(g, g->acts[0].res1, embedded); // exact, because one rank has the token's row
 }
@@ -543,7 +544,9 @@ static void gpt2_forward(GPT2* g) {
     unit_release(g, 0);
 }
 
-// Computes this rank's logits for n rows of g->lnf, from `row` on. Returns the statistics of all ranks' logits.
+// Computes this rank's logits z for n rows of g->lnf, from `row` on, and (max, sum of exp(z - max), z of the target, if
+// it is one of this rank's tokens) for each row. Returns those of all ranks. The classifier merges them: with M the
+// largest max and S = the sum of sum * exp(max - M), the loss is log(S) + M - z of the target, as if on one rank.
 static const float* head_logits(GPT2* g, const floatX* wte, int row, int n) {
     float* own = g->row_stats + (size_t)g->tp->rank * (size_t)n * 3;
     matmul_forward(g->logits, g->lnf + (size_t)row * (size_t)g->config.C, wte, NULL, n, g->config.C, g->tokens.count);
@@ -640,8 +643,8 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
 static void gpt2_reduce_layernorms(GPT2* g) {
     floatX* parts[MAX_UNITS];
     size_t n = 2 * (size_t)g->config.C; // elements of the first two tensors of each unit, which are a layernorm's
-    int count = 0, most = g->B * g->T / 2; // dbtc (B,T,C) holds them for so many units at a time
-    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) parts[count++] = unit_grads(g, u);
+    int count = 0, most = g->B * g->T / 2; // dbtc has BTC elements, a unit 2C of them
+    for (int u = 0; u < g->num_units; u++) parts[count++] = unit_grads(g, u);
     for (int first = 0; first < count && g->tp->size > 1; first += most) {
         int now = count - first < most ? count - first : most;
         tp_pack(g->dbtc, parts + first, now, n);

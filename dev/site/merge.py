@@ -1,8 +1,8 @@
 """make merge-3d: train_gpt2_3d.cu as a three-way merge. Data parallelism is the ancestor; tensor and pipeline parallelism are two changes to
 it, and git merges them. Prints each conflict with its resolution in train_gpt2_3d.cu, then what that program changes besides."""
-import shutil, subprocess
+import re, shutil, subprocess
 from collections import Counter, namedtuple
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, ndiff
 from functools import lru_cache
 
 import programs
@@ -103,16 +103,45 @@ def resolution(ours, theirs, chosen, files):
 
 
 def own_lines(program):
-    """What the program changes outside of conflicts and its head: [(definition, removed lines, added lines)]."""
-    lines, own, name_of, name, found = merge(program), programs.lines(program), names(program), "head", []
+    """What the program changes outside of conflicts and its head: [(definition, removed lines, added lines)]. A header that git has
+    matched with another function's is under its own name, and lines that a definition loses and gets back are left out."""
+    lines, own, name_of, name, found = merge(program), programs.lines(program), names(program), "head", {}
     for a, b in regions(program)[1]:
         if b is not None: name = name_of[b]
         before, after = (None if a is None else lines[a].text), (None if b is None else own[b])
         if before == after or name == "head" or not any(x and x.strip() for x in (before, after)): continue
-        if not found or found[-1][0] != name: found.append((name, [], []))
-        for x, side in ((before, 1), (after, 2)):
-            if x: found[-1][side].append(x)
-    return found
+        header = before and programs.DEFINITION.match(before)
+        for x, side, where in ((before, 0, header[header.lastindex] if header else name), (after, 1, name)):
+            if x and x.strip(): found.setdefault(where, ([], []))[side].append(x)
+    for where, sides in found.items():
+        moved = Counter(sides[0]) & Counter(sides[1])
+        found[where] = [[x for x in side if x not in moved] for side in sides]
+    return [(where, *sides) for where, sides in found.items() if any(sides)]
+
+
+ZERO = re.compile("ZeRO|zero_stage|shard|own_elements|gpt2_gather")  # marks a definition that ZeRO has changed
+SHORT = 24  # a conflict with more lines than this is printed as a diff against the nearer parent
+
+
+def print_own(program, title, changes):
+    """Prints some of the own lines, and returns how many are added and removed."""
+    print(f"{title} (- the merge, + {programs.program_file(program)}):\n")
+    for name, removed, added in changes: print("\n".join([name, *(f"  - {line}" for line in removed), *(f"  + {line}" for line in added)]))
+    print()
+    return " and ".join(f"{sum(len(change[side]) for change in changes)} lines are {word}" for side, word in ((2, "added"), (1, "removed")))
+
+
+def print_conflict(program, sides):
+    """Prints the lines of both parents and the program's own, or for a long conflict the difference from the nearer parent."""
+    ours, _, theirs = MERGED[program]
+    if sum(map(len, sides)) <= SHORT:
+        for side, its in zip((ours, theirs, program), sides): print("\n".join(f"  {side:2} | {line}".rstrip() for line in its))
+        return
+    likeness = [SequenceMatcher(None, "\n".join(side), "\n".join(sides[2]), False).ratio() for side in sides[:2]]
+    near = 0 if likeness[0] > likeness[1] else 1
+    print(f"  (- {(ours, theirs)[near]}, + {program}; {len(sides[1 - near])} lines of {(ours, theirs)[1 - near]} are not shown)")
+    for line in ndiff(sides[near], sides[2]):
+        if line[0] != "?": print(f"  {line}".rstrip())
 
 
 def report(program):
@@ -124,22 +153,23 @@ def report(program):
     print(f"The head of {file}:\n\n{head}")
     print(f"git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}\n{where[ancestor]} lines are the same in all three, "
           f"{where[ours]} come from {ours} and {where[theirs]} from {theirs}; there are {len(conflicts)} conflicts.\n")
+    found = []
     for number, pairs in enumerate(conflicts, 1):
-        sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
         chosen = [b for _, b in pairs if b is not None]
         if name_of[chosen[0]] == "head":
             print(f"conflict {number}: the comment at the head of the file, of which each program has its own\n")
             continue
-        sides.append([own[b] for b in chosen])
+        sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
         inside = next(lines[a] for a, _ in pairs if a is not None and lines[a].program == ours)
-        print(f"conflict {number}, in {names(ours)[inside.n]}: {program} takes {resolution(*sides, (ours, theirs))}")
-        for side, its in zip((ours, theirs, program), sides): print("\n".join(f"  {side:2} | {line}".rstrip() for line in its))
+        found.append((names(ours)[inside.n], number, [*sides, [own[b] for b in chosen]]))
+    for name, number, sides in sorted(found, key=lambda conflict: "predict" in conflict[0]):  # predictions come last
+        print(f"conflict {number}, in {name}: {program} takes {resolution(*sides, (ours, theirs))}")
+        print_conflict(program, sides)
         print()
-    print(f"What {file} changes besides (- the merge, + {file}):\n")
-    for name, removed, added in own_lines(program):
-        print("\n".join([name, *(f"  - {line}" for line in removed), *(f"  + {line}" for line in added)]))
-    added, removed = (sum(len(change[side]) for change in own_lines(program)) for side in (2, 1))
-    print(f"\n{file}: {len(conflicts)} conflicts; outside of them and the head {added} lines are added, {removed} removed.")
+    changes = {zero: [change for change in own_lines(program) if zero == any(map(ZERO.search, change[1] + change[2]))] for zero in (False, True)}
+    merged = print_own(program, f"What {file} changes besides, without ZeRO", changes[False])
+    zero = print_own(program, "For ZeRO", changes[True])
+    print(f"{file}: {len(conflicts)} conflicts. Outside of them and the head {merged} without ZeRO; for ZeRO {zero}.")
 
 
 if __name__ == "__main__":

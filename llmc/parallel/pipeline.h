@@ -110,11 +110,10 @@ static inline int pipeline_act_slots(Pipeline l, int rank, bool recomputed) {
 static inline int pipeline_weight_slots(Pipeline l, int rank, bool recomputed) {
     return l.schedule == SCHEDULE_ZB_H1 ? pipeline_act_slots(l, rank, recomputed) : 0;
 }
-// Returns the set that an action uses. A recomputed F's is scratch, and takes the set of the rank's next I: no W waits
-// for that.
-static inline int pipeline_acts_slot(Pipeline l, int rank, Action a, bool recomputed) {
+// Returns the set that an action uses with recomputation. An F's is scratch, and takes the set of the rank's next I: no
+// W waits for that.
+static inline int pipeline_recomputed_slot(Pipeline l, int rank, Action a) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
-    if (!recomputed) return pipeline_slot(l, rank, a.micro, a.chunk);
     return (a.kind == ACT_FORWARD ? next_b : a.micro) % pipeline_act_slots(l, rank, true);
 }
 

@@ -39,8 +39,9 @@ static inline void tp_init(TpRows* r, Comm* tp, GPT2Config c, int B, int T) {
             " and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d", t, B, T, B * T, t);
 }
 
-// ---- activations, n elements per row. Those that are communicated are allocated by comm_alloc ----
-// For all rows, which are summed over the t ranks.
+// ---- activations, n elements per row ----
+// For all rows, which are summed over the t ranks. Memory from comm_alloc is known to the backend, which then sends
+// from it without a copy. acts_alloc, in the programs, is for activations that are not communicated.
 static inline floatX* tp_sum_alloc(const TpRows* r, size_t n) {
     return (floatX*)comm_alloc(r->tp, r->max_rows * n * sizeof(floatX), MEMORY_ACTIVATIONS);
 }
@@ -64,15 +65,14 @@ static inline void tp_buffers_alloc(TpRows* r) {
 static inline size_t tp_elements(const TpRows* r) { return (size_t)r->count * r->C; }
 // Returns this rank's rows in x (B,T,C).
 static inline floatX* tp_own_rows(const TpRows* r, floatX* x) { return x + (size_t)r->first * r->C; }
-// Call at the beginning of a micro-batch of `rows` rows. Returns this rank's rows of `out`, where tp_leave puts a sum.
-static inline floatX* tp_begin(TpRows* r, int rows) {
+// Call at the beginning of a micro-batch of `rows` rows.
+static inline void tp_begin(TpRows* r, int rows) {
     r->count = (int)tp_count(r, (size_t)rows);
     r->first = r->options.sequence_parallel ? r->tp->rank * r->count : 0;
-    return tp_own_rows(r, r->out);
 }
 
-// Only rank 0 adds the bias, because outputs are summed over the t ranks.
-static inline floatX* tp_bias(const TpRows* r, floatX* bias) { return r->tp->rank == 0 ? bias : NULL; }
+// Returns x (a bias, or wpe) on rank 0 and NULL on the others, because layers' outputs are summed over the t ranks.
+static inline floatX* tp_added_once(const TpRows* r, floatX* x) { return r->tp->rank == 0 ? x : NULL; }
 
 // ---- operations that overlap with layers ----
 // Returns where a term of a sum goes whose rows tp_leave stores in `own`.
@@ -82,10 +82,6 @@ static inline void tp_gather_begun(TpRows* r) { if (!r->options.overlap) comm_fi
 static inline void tp_sum_begun(TpRows* r) {
     if (!r->options.overlap) comm_finish(r->tp, &r->sum);
     layers_beside_sum(r->sum != NO_OP && comm_has_kernels(r->tp)); // layers leave multiprocessors for its kernels
-}
-static inline void tp_sum_end(TpRows* r) {
-    layers_beside_sum(false);
-    comm_finish(r->tp, &r->sum);
 }
 
 // ---- gradients of layernorms ----

@@ -112,8 +112,7 @@ static void sets_hold(Pipeline l) {
         for (int i = 0; i < MOST_P; i++) waits[i] = -1;
         for (int k = 0; k < pipeline_actions(l, r); k++) {
             Action a = pipeline_action(l, r, k);
-            int set = pipeline_acts_slot(l, r, a, true), slot = pipeline_slot(l, r, a.micro, a.chunk);
-            if (pipeline_acts_slot(l, r, a, false) != slot) fail_in(l, r, "action %d without recomputation is in another slot\n", k);
+            int set = pipeline_recomputed_slot(l, r, a);
             if (set < 0 || set >= sets) fail_in(l, r, "action %d has set %d of %d\n", k, set, sets);
             int must_be = a.kind == ACT_BACKWARD_WEIGHT ? a.micro : -1;
             if (waits[set] != must_be) fail_in(l, r, "action %d finds micro-batch %d in set %d\n", k, waits[set], set);
