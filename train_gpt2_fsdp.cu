@@ -91,7 +91,7 @@ typedef struct {
     bool in_backward;               // during gpt2_backward
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
-    Sharding options;
+    Sharding options;               // --sharding, --prefetch and the like, and the S that follows from them
     Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
     float *params;                  // (own_elements) fp32 weights: one shard of every group, 1/S of all; owned
@@ -176,6 +176,9 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
+// Cuts groups of units into S shards, as train_gpt2_zero.cu cuts units. With S = 2 and a block (two units) per group:
+//     the whole model   | root: shard 0 | shard 1, padding | block 0: shard 0 | shard 1, padding | ...
+//     one rank keeps                    | shard 1, padding |                  | shard 1, padding | ...
 static void gpt2_init_params(GPT2* g) {
     layout_split(&g->layout, &g->options, g->dp);   // S ranks hold one replica of the model, N/S have the same shard
     layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
@@ -196,7 +199,7 @@ static void gpt2_init_ranges(GPT2* g) {
         size_t at;
         if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
         shards_place_weights(&g->state, &p, at);
-        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // which may be fp32
+        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // --reduce-dtype: only for shards_adamw_update
         p.m = g->m + at;
         p.v = g->v + at;
         g->ranges[g->num_ranges++] = p;
@@ -339,8 +342,8 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
 // Returns a free gather buffer for a group, or NO_BUFFER. A group that stays until its backward pass has a buffer of
 // its own; others take any.
 static int find_free_buffer(GPT2* g, int k) {
-    bool has_own = k == 0 || !reshards_after_forward(&g->options);
-    for (int r = has_own ? k : 1; r < g->num_gather_buffers; r++) if (g->gather_buffers[r].group == NO_GROUP) return r;
+    if (k == 0 || !reshards_after_forward(&g->options)) return k;
+    for (int r = 1; r < g->num_gather_buffers; r++) if (g->gather_buffers[r].group == NO_GROUP) return r;
     return NO_BUFFER;
 }
 
@@ -363,17 +366,19 @@ static void group_gather(GPT2* g, int k) {
 // 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
 static int group_after(GPT2* g, bool forward, int k, int d) {
     int num_groups = g->layout.num_groups;
-    int next = forward ? k + d : k == 0 ? num_groups - d : k - d;
+    int next = k - d;
+    if (forward) next = k + d;
+    else if (k == 0) next = num_groups - d;
     return next >= 1 && next < num_groups ? next : NO_GROUP;
 }
 
 // Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
-// the options name `now` as the moment for it.
-static void gather_ahead(GPT2* g, int now, int u) {
-    if (now == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != now) return;
+// the options name this moment for it.
+static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
+    if (moment == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != (int)moment) return;
     int k = g->layout.group_of[u];
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = group_after(g, now == FORWARD_PRE, k, d);
+        int next = group_after(g, moment == FORWARD_PRE, k, d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
@@ -383,20 +388,20 @@ static void gather_ahead(GPT2* g, int now, int u) {
 // Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
-// Begins to sum this rank's shard of a group's gradients over the replicas of the model. (With offload the shard is
-// sent from the bucket, which is free now, and the last line waits, because the bucket is about to be used again.)
+// Begins to sum this rank's shard of a group's gradients over the replicas of the model.
 static void group_replicate(GPT2* g, Bucket* b) {
     Comm* replicas = g->layout.replicas;
     Shard shard = g->layout.groups[b->group].shard;
-    void* grads = shards_grads_on_device(&g->state, b->sent, shard);
+    void* grads = shards_grads(&g->state, shard);
+    if (g->options.offload) grads = offloaded_grads_to_device(&g->state, grads, b->sent, shard); // the bucket is free
     g->replicating[b->group] = comm_all_reduce(replicas, grads, shard.n, g->state.grad_type);
-    shards_grads_to_host(&g->state, grads, shard, replicas, &g->replicating[b->group]);
+    if (g->options.offload) offloaded_grads_wait(&g->state, grads, shard, replicas, &g->replicating[b->group]);
 }
 
 // Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
-    comm_finish(g->layout.shard_ranks, &b->reduced);
+    comm_finish(g->layout.shard_ranks, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
     if (b->adds) shards_add_grads(&g->state, b->own_sum, g->layout.groups[b->group].shard);
     if (b->last_micro && g->layout.replicas->size > 1) group_replicate(g, b);
 }
@@ -408,14 +413,16 @@ static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
     Bucket* b = group_bucket(g, k);
-    if (--b->missing > 0) return;
+    if (--b->missing > 0) return; // not all its gradients are final
     if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
     Comm* shard_ranks = g->layout.shard_ranks;
     Shard shard = g->layout.groups[k].shard;
     if (b->sent != b->grads) to_fp32((float*)b->sent, b->grads, (size_t)shard_ranks->size * shard.n);
     b->adds = !g->first_micro;
     b->last_micro = g->last_micro;
-    b->own_sum = b->adds ? shards_later_sum(&g->state, shard_ranks, b->sent, shard) : shards_grads(&g->state, shard);
+    void* own_part = (char*)b->sent + (size_t)shard_ranks->rank * shard.n * reduce_size(&g->options); // of the bucket
+    b->own_sum = shards_grads(&g->state, shard);
+    if (b->adds) b->own_sum = g->options.offload ? offloaded_later_sum(&g->state, shard) : own_part;
     b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, b->sent, shard.n, g->state.grad_type);
     // With --sharding none, each rank is a replica: nothing was sent, and the all-reduce of replicas begins, as in DDP.
     if (shard_ranks->size == 1) bucket_finish(g, b);
@@ -489,7 +496,7 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 // 5. the whole model: access to units, forward, backward
 
 // Returns the parameters of unit u. They may be used until unit_release.
-// Gathers their group, unless that has been done ahead.
+// Gathers their group, unless that has been done ahead. (With --sharding none in fp32, layers read g->params itself.)
 static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
@@ -523,7 +530,8 @@ static floatX* unit_grads(GPT2* g, int u) {
         bucket_finish(g, b); // the backward pass would overwrite what is still being sent
         b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        // No layer writes padding and rows of wpe behind T. They may contain old sums, which would count in the norm.
+        // No layer writes padding, or wpe behind T. In train_gpt2_zero.cu they stay zero, but here sums or gradients of
+        // another shard or group may lie there, and would count in the norm.
         layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
     }
     return b->grads + g->units[u].offset;
@@ -679,6 +687,7 @@ static void gpt2_reduce(GPT2* g) {
 static void gpt2_gather(GPT2* g) {
     group_gather(g, 0);
 }
+
 // Waits for the gathers after the last update, unless a forward pass has done so.
 static void gpt2_gather_finish(GPT2* g) {
     comm_finish(g->layout.shard_ranks, &g->gathering[0]);
@@ -700,11 +709,11 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
     shards_begin_update(&g->state, g->stats);
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        if (g->layout.group_of[p.unit] > 0) gpt2_gather(g); // unless it has begun
+        if (g->layout.group_of[p.unit] > 0) group_gather(g, 0); // the root is updated; after the first call: nothing
         shards_adamw_update(&g->state, adamw, range_weights(p), p.m, p.v, p.grads, &g->stats->grad_scale, p.n,
                             p.no_decay);
     }
-    gpt2_gather(g); // for ranks that hold nothing else
+    group_gather(g, 0); // for ranks that have nothing but a shard of the root
     shards_add_param_squares(&g->state, &g->stats->param_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
 }

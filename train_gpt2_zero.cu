@@ -116,6 +116,8 @@ typedef struct {
 // The optimizer's state is sharded in every stage.
 static bool grads_are_sharded(const GPT2* g) { return g->zero_stage >= 2; }
 static bool params_are_sharded(const GPT2* g) { return g->zero_stage >= 3; }
+// All blocks take turns in the memory of one: slot 0 is the root's, 1 is for attention halves, and 2 for MLP halves.
+static int unit_slot(int u) { return u == 0 ? 0 : 1 + (u - 1) % 2; }
 
 static RootParams root_view(const GPT2* g, floatX* base) {
     size_t C = (size_t)g->config.C;
@@ -184,9 +186,8 @@ static void gpt2_init_params(GPT2* g) {
         g->own_elements += g->shards[u].n;
         g->gathering[u] = NO_OP;
     }
-    size_t whole = N * g->own_elements;
-    size_t params_kept = params_are_sharded(g) ? g->own_elements : whole;
-    size_t grads_kept = grads_are_sharded(g) ? g->own_elements : whole;
+    size_t params_kept = params_are_sharded(g) ? g->own_elements : N * g->own_elements;
+    size_t grads_kept = grads_are_sharded(g) ? g->own_elements : N * g->own_elements;
     g->params = (floatX*)device_alloc(params_kept * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(grads_kept * sizeof(floatX), MEMORY_GRADIENTS);
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
@@ -290,8 +291,8 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t N = (size_t)g->dp->size, own = shard_elements_total(c, g->dp->size), X = sizeof(floatX);
-    size_t whole = 0; // elements of the units that are whole at the same time: the root, an attention, an MLP
-    for (int u = 0; u < 3; u++) whole += N * shard_elements(c, u, g->dp->size);
+    size_t in_slots = 0; // elements of the units that are whole at the same time: the root, an attention, an MLP
+    for (int u = 0; u < 3; u++) in_slots += N * shard_elements(c, u, g->dp->size);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
@@ -303,8 +304,8 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
-    if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * whole; // buckets
-    if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * whole; // gather buffers
+    if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // buckets
+    if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // gather buffers
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -345,14 +346,12 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// All blocks take turns in the memory of one: slot 0 is the root's, 1 is for attention halves, and 2 for MLP halves.
-static int unit_slot(int u) { return u == 0 ? 0 : 1 + (u - 1) % 2; }
 static Bucket* unit_bucket(GPT2* g, int u) { return &g->buckets[grads_are_sharded(g) ? unit_slot(u) : u]; }
 
 // Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
-    comm_finish(g->dp, &b->reduced);
+    comm_finish(g->dp, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
     if (b->adds) add_in_place(grad_shard(g, b->unit), b->own_sum, g->shards[b->unit].n);
 }
 
@@ -363,7 +362,8 @@ static void bucket_finish(GPT2* g, Bucket* b) {
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     Bucket* b = unit_bucket(g, u);
-    if (--b->missing > 0 || (!grads_are_sharded(g) && !g->last_micro)) return;
+    if (--b->missing > 0) return;                        // not all its gradients are final
+    if (!grads_are_sharded(g) && !g->last_micro) return; // ZeRO-1 still adds up whole gradients
     b->adds = grads_are_sharded(g) && !g->first_micro;
     floatX* own_part = b->grads + (size_t)g->dp->rank * g->shards[u].n; // of the bucket: a sum in place
     b->own_sum = b->adds ? own_part : grad_shard(g, u);
@@ -611,6 +611,7 @@ static void gpt2_gather(GPT2* g) {
         g->gathering[u] = comm_all_gather(g->dp, whole, param_shard(g, u), g->shards[u].n, COMM_FLOATX);
     }
 }
+
 // Waits for the gathers after the last update, unless a forward pass has done so.
 static void gpt2_gather_finish(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);

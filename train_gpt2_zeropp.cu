@@ -1,6 +1,6 @@
 /*
 Train GPT-2 on several nodes with ZeRO++ (Wang et al., arXiv 2306.10209): fully sharded, with few bytes between nodes.
-N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices, V in 1-D tensors.
+N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices, V in 1-D tensors, called vectors below.
 
 --quantise-weights int8|none  weights cross nodes once a step, in int8 (the paper's qwZ): after the update, ranks with
           the same number on their nodes gather their K shards. These are a rank's secondary shard (hpZ). All ranks of a
@@ -10,7 +10,7 @@ N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices,
           The K shards of a part must be neighbours for this: rank b of node a owns shard number b*K + a.
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
-1-D tensors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
+Vectors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
 gradients are summed in fp32, once a step.
 
 Unlike here, in the paper every forward pass gathers across nodes, in int8, and only backward passes gather secondary
@@ -39,7 +39,7 @@ Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
 #include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, on the device or the host
-#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes, conversions, 1-D tensors; UnitMemory, unit_memory
+#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes, conversions, vectors; UnitMemory, unit_memory
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -84,7 +84,7 @@ typedef struct {
 // Holds the parameters of one group at a time.
 typedef struct {
     floatX* params;                 // (S,shard) owned
-    void* arrived;                  // (S,shard) as in messages, behind params; params if they are the same
+    void* packed;                   // (S,shard) as in messages, behind params; params if they are the same
     int group;                      // to which they belong; NO_GROUP after its release
 } GatherBuffer;
 
@@ -95,16 +95,16 @@ typedef struct {
     bool in_backward;               // during gpt2_backward
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
-    Sharding options;
+    Sharding options;               // --sharding, --prefetch and the like, and the S that follows from them
     Layout layout;                  // groups of units, and the S ranks that share a replica of the model
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    float *params;                  // (own_elements) fp32: one shard of every group's weights, then 1-D tensors; owned
-    char *grads;                    // (own_elements) fp32, owned
+    float *params;                  // (own_elements) fp32: one shard of every group's weights, then vectors; owned
+    float *grads;                   // (own_elements) fp32, owned
     float *m, *v;                   // (own_elements) AdamW moments, owned
     Shards state;                   // views of these
-    ZeroPP zpp;                     // nodes, secondary shards, and views of 1-D tensors
+    ZeroPP zpp;                     // nodes, secondary shards, and views of vectors
     int num_ranges;
-    ParamRange ranges[2*MAX_UNITS]; // views of units' 1-D tensors, then of this rank's shards
+    ParamRange ranges[2*MAX_UNITS]; // views of units' vectors, then of this rank's shards
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
@@ -123,7 +123,7 @@ typedef struct {
     Bucket buckets[3];              // one for the root, and two that the other groups take in turn
     Bucket* in_first_hop;           // the bucket whose first hop is under way, or NULL
     CommOp gathering[MAX_UNITS];    // the all-gather of a group's parameters, while it is under way
-    CommOp crossing[MAX_UNITS];     // the all-gather of a group's updated shards across nodes, while it is under way
+    CommOp gathering_across[MAX_UNITS]; // the all-gather of a group's updated shards across nodes
     int num_gather_buffers;
     GatherBuffer gather_buffers[MAX_UNITS]; // one for the root, and others that all groups take in turn
 } GPT2;
@@ -188,6 +188,9 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
+// Cuts groups of units into S shards, as train_gpt2_zero.cu cuts units. With S = 2 and a block (two units) per group:
+//     the whole model   | root: shard 0 | shard 1, padding | block 0: shard 0 | shard 1, padding | ...
+//     one rank keeps                    | shard 1, padding |                  | shard 1, padding | ...
 static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.node, g->dp, "node", g->dp->rank / g->zpp.node_size);     // the ranks of this node
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
@@ -195,29 +198,27 @@ static void gpt2_init_params(GPT2* g) {
     g->layout.shard_number = g->zpp.node.rank * g->zpp.nodes + g->zpp.across.rank; // b*K + a: see bucket_second_hop
     layout_cut(&g->layout, &g->options, g->config); // matrices of units into groups, and groups into N shards
     g->units = g->layout.units;
-    size_t own = g->layout.own_elements + vectors_size(&g->zpp, g->config); // its shards, and all 1-D tensors
+    size_t own = g->layout.own_elements + vectors_size(&g->zpp, g->config); // its shards, and all vectors
     g->params = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_PARAMETERS);
-    g->grads = (char*)shards_alloc(&g->options, own * reduce_size(&g->options), MEMORY_GRADIENTS);
+    g->grads = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_GRADIENTS);
     g->m = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
     g->v = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
     shards_init(&g->state, &g->options, g->dp, g->params, g->grads, g->layout.own_elements, g->accumulation > 1);
     zeropp_init(&g->zpp, &g->options, g->config, g->params, g->grads, g->layout.own_elements);
     size_t secondary = message_bytes((size_t)g->zpp.nodes * g->layout.own_elements, g->zpp.weight_bits);
     g->zpp.secondary = (char*)device_alloc(secondary, MEMORY_PARAMETERS);
-    for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->crossing[k] = NO_OP;
+    for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->gathering_across[k] = NO_OP;
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
-    for (int i = 0; i < 2*g->num_units; i++) { // 1-D tensors of every unit, then matrices of every unit
-        int u = i % g->num_units;
+    g->num_ranges = vectors_ranges(&g->zpp, &g->state, g->config, g->m, g->v, g->ranges);
+    for (int u = 0; u < g->num_units; u++) {
         ParamRange p;
         size_t at;
-        bool is_here = i < g->num_units ? vectors_range(&g->zpp, g->config, u, &p, &at)
-                                        : layout_range(&g->layout, &g->options, g->config, u, &p, &at);
-        if (!is_here) continue; // other ranks hold all of it
+        if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
         shards_place_weights(&g->state, &p, at);
-        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // which may be fp32
+        p.grads = (floatX*)(g->grads + at); // fp32: only for adamw_update_fp32
         p.m = g->m + at;
         p.v = g->v + at;
         g->ranges[g->num_ranges++] = p;
@@ -269,7 +270,7 @@ static void gpt2_init_buckets(GPT2* g) {
         size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
         size_t bytes = whole * sizeof(floatX) + arrival_bytes(&g->zpp, whole);
         g->gather_buffers[r].params = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
-        g->gather_buffers[r].arrived = g->gather_buffers[r].params + (is_quantised(g->zpp.weight_bits) ? whole : 0);
+        g->gather_buffers[r].packed = g->gather_buffers[r].params + (is_quantised(g->zpp.weight_bits) ? whole : 0);
         g->gather_buffers[r].group = NO_GROUP;
     }
 }
@@ -303,7 +304,7 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t V = vectors_size(&g->zpp, c), K = (size_t)g->zpp.nodes; // V: elements of 1-D tensors
+    size_t V = vectors_size(&g->zpp, c), K = (size_t)g->zpp.nodes; // V: elements of all vectors
     size_t S = (size_t)g->options.shards, own = sizes.all + V, X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
@@ -313,9 +314,9 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = 4 * own;
     bytes[MEMORY_PARAMETERS] += message_bytes(K * sizes.all, g->zpp.weight_bits); // secondary shards
-    if (NEEDS_MASTER) bytes[MEMORY_PARAMETERS] += X * V;                         // 1-D tensors in floatX
+    if (NEEDS_MASTER) bytes[MEMORY_PARAMETERS] += X * V;                         // vectors in floatX
     bytes[MEMORY_GRADIENTS] = reduce_size(&g->options) * own;
-    bytes[MEMORY_GRADIENTS] += X * V; // 1-D tensors' of one micro-batch
+    bytes[MEMORY_GRADIENTS] += X * V; // of vectors, in one micro-batch
     bytes[MEMORY_OPTIMIZER] = 8 * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + 4 * scratch_elements(&g->zpp, c, sizes);
@@ -326,7 +327,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send to other nodes per step: to each of the K-1 others its own updated shards,
-// and in each micro-batch one shard of the gradients of every group. 1-D tensors: as in gpt2_reduce.
+// and in each micro-batch one shard of the gradients of every group. Vectors: as in gpt2_reduce.
 static BytesBetween predict_between_nodes(const GPT2* g) {
     double all = (double)shard_sizes(g->config, &g->options).all, A = g->accumulation, K = g->zpp.nodes;
     double V = (double)vectors_size(&g->zpp, g->config), w = element_bytes(g->zpp.weight_bits);
@@ -378,23 +379,23 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
 // Returns a free gather buffer for a group, or NO_BUFFER. A group that stays until its backward pass has a buffer of
 // its own; others take any.
 static int find_free_buffer(GPT2* g, int k) {
-    bool has_own = k == 0 || !reshards_after_forward(&g->options);
-    for (int r = has_own ? k : 1; r < g->num_gather_buffers; r++) if (g->gather_buffers[r].group == NO_GROUP) return r;
+    if (k == 0 || !reshards_after_forward(&g->options)) return k;
+    for (int r = 1; r < g->num_gather_buffers; r++) if (g->gather_buffers[r].group == NO_GROUP) return r;
     return NO_BUFFER;
 }
 
 // Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
 // that have been issued, because these may still read the gather buffer. hpZ: it stays within the node, whose ranks
-// together have all weights in their secondary shards.
+// together have all weights in their secondary shards. (int8 is unpacked in unit_params.)
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
     group->buffer = find_free_buffer(g, k);
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
-    void* whole = g->gather_buffers[group->buffer].arrived;
-    comm_finish(&g->zpp.across, &g->crossing[k]); // other nodes' shards have been updated
-    const void* mine = secondary_shard(&g->zpp, &g->state, group->shard);
+    void* whole = g->gather_buffers[group->buffer].packed;
+    comm_finish(&g->zpp.across, &g->gathering_across[k]); // other nodes' shards have been updated
+    const void* mine = secondary_shard(&g->zpp, &g->state, group->shard); // hpZ
     size_t bytes = message_bytes((size_t)g->zpp.nodes * group->shard.n, g->zpp.weight_bits);
     g->gathering[k] = comm_all_gather(&g->zpp.node, whole, mine, bytes, COMM_BYTE);
 }
@@ -403,17 +404,19 @@ static void group_gather(GPT2* g, int k) {
 // 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
 static int group_after(GPT2* g, bool forward, int k, int d) {
     int num_groups = g->layout.num_groups;
-    int next = forward ? k + d : k == 0 ? num_groups - d : k - d;
+    int next = k - d;
+    if (forward) next = k + d;
+    else if (k == 0) next = num_groups - d;
     return next >= 1 && next < num_groups ? next : NO_GROUP;
 }
 
 // Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
-// the options name `now` as the moment for it.
-static void gather_ahead(GPT2* g, int now, int u) {
-    if (now == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != now) return;
+// the options name this moment for it.
+static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
+    if (moment == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != (int)moment) return;
     int k = g->layout.group_of[u];
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = group_after(g, now == FORWARD_PRE, k, d);
+        int next = group_after(g, moment == FORWARD_PRE, k, d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
@@ -425,10 +428,11 @@ static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 
 
 // Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the K
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
-// hop. Messages have one row per shard. On two nodes (a) of two ranks (b), who receives which shards of a group:
-//     | shard 0 | shard 1 | shard 2 | shard 3 |    b*K + a
-//     |  a 0, 1    b 0    |  a 0, 1    b 1    |    first hop: ranks b of both nodes, each the sum over its node
-//     | a 0 b 0 | a 1 b 0 | a 0 b 1 | a 1 b 1 |    second hop: the owner of the shard, the sum over both nodes
+// hop. Messages have one row per shard. With --quantise-gradients none they are fp32, and dequantise only adds them up.
+// Rounding errors are not fed back. On two nodes (a) of two ranks (b), who receives which shards of a group:
+//     | shard b*K + a = 0  | shard 1            | shard 2            | shard 3            |
+//     | rank b=0 of each node: sum over its node | rank b=1 of each node: sum over its node |   after the first hop
+//     | node a=0, rank b=0 | node a=1, rank b=0 | node a=0, rank b=1 | node a=1, rank b=1 |   the second: over nodes
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
     int K = g->zpp.nodes;
@@ -437,8 +441,9 @@ static void bucket_second_hop(GPT2* g) {
     Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(&g->zpp.node, &b->reduced);
     dequantise_sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)K * shard.n);
-    size_t row = quantise_gradients(&g->zpp, &g->state, b->sent, g->zpp.scratch, DTYPE_F32, K, shard);
-    b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, row, COMM_BYTE);
+    quantise_gradients(&g->zpp, &g->state, b->sent, g->zpp.scratch, DTYPE_F32, K, shard); // qgZ
+    size_t row_bytes = message_bytes(shard.n, g->zpp.gradient_bits);
+    b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, row_bytes, COMM_BYTE);
 }
 
 // Waits for the last hop of a bucket, and adds up the sums. Then its memory may be used again. Call bucket_second_hop
@@ -448,7 +453,7 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.node;
     Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(last_hop, &b->reduced);
-    float* sum = b->adds ? g->zpp.scratch : (float*)g->grads + shard.offset; // either hop reads scratch at once
+    float* sum = b->adds ? g->zpp.scratch : g->grads + shard.offset; // either hop reads scratch at once
     dequantise_sum_gradients(&g->zpp, sum, b->received, last_hop->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
@@ -460,15 +465,16 @@ static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
     Bucket* b = group_bucket(g, k);
-    if (--b->missing > 0) return;
+    if (--b->missing > 0) return; // not all its gradients are final
     if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
     bucket_second_hop(g);
     bucket_finish(g, b); // because its message buffers are needed
     Shard shard = g->layout.groups[k].shard;
     b->sent_group = k;
     b->adds = !g->first_micro;
-    size_t row = quantise_gradients(&g->zpp, &g->state, b->sent, b->grads, FLOATX_DTYPE, g->dp->size, shard);
-    b->reduced = comm_all_to_all(&g->zpp.node, b->received, b->sent, (size_t)g->zpp.nodes * row, COMM_BYTE);
+    quantise_gradients(&g->zpp, &g->state, b->sent, b->grads, FLOATX_DTYPE, g->dp->size, shard); // qgZ
+    size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
+    b->reduced = comm_all_to_all(&g->zpp.node, b->received, b->sent, bytes, COMM_BYTE);
     g->in_first_hop = b;
 }
 
@@ -546,9 +552,9 @@ static UnitMemory unit_params(GPT2* g, int u) {
     Group* group = &g->layout.groups[k];
     group_gather(g, k);
     GatherBuffer b = g->gather_buffers[group->buffer];
-    bool arrives = g->gathering[k] != NO_OP;
+    bool is_first_use = g->gathering[k] != NO_OP; // after the gather: unpack once
     comm_finish(&g->zpp.node, &g->gathering[k]);
-    if (arrives) dequantise_weights(&g->zpp, b.params, b.arrived, (size_t)g->options.shards * group->shard.n);
+    if (is_first_use) dequantise_weights(&g->zpp, b.params, b.packed, (size_t)g->options.shards * group->shard.n);
     return unit_memory(g->config, u, g->zpp.vectors.params, b.params + g->units[u].offset);
 }
 
@@ -575,7 +581,8 @@ static UnitMemory unit_grads(GPT2* g, int u) {
     if (b->missing == 0) { // this is the first unit of its group
         b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        // No layer writes padding and rows of wpe behind T. They may contain old sums, which would count in the norm.
+        // No layer writes padding, or wpe behind T. In train_gpt2_zero.cu they stay zero, but here sums or gradients of
+        // another shard or group may lie there, and would count in the norm.
         layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
     }
     return unit_memory(g->config, u, g->zpp.vectors.grads, b->grads + g->units[u].offset);
@@ -703,7 +710,7 @@ static void gpt2_backward(GPT2* g, float dloss) {
     embedding_backward(g, droot);
     unit_release(g, 0);
     g->in_backward = false;
-    vectors_add(&g->zpp, g->first_micro);
+    vectors_add(&g->zpp, g->first_micro); // to their sum in fp32, which the first micro-batch sets
 }
 
 // Call before working on micro-batch `micro` of a step's `accumulation`.
@@ -724,12 +731,12 @@ static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     bucket_second_hop(g);
-    // 1-D tensors, during that hop of the root: each rank sums a part, first over its node, then over all nodes.
+    // Vectors, during that hop of the root: each rank sums a part, first over its node, then over all nodes.
     size_t n = g->zpp.vectors.n / (size_t)g->zpp.node_size;
-    float *all = g->zpp.vectors.sums, *part = all + (size_t)g->zpp.node.rank * n;
-    comm_wait(&g->zpp.node, comm_reduce_scatter(&g->zpp.node, part, all, n, COMM_F32));
+    float *sums = g->zpp.vectors.sums, *part = sums + (size_t)g->zpp.node.rank * n;
+    comm_wait(&g->zpp.node, comm_reduce_scatter(&g->zpp.node, part, sums, n, COMM_F32));
     comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
-    comm_wait(&g->zpp.node, comm_all_gather(&g->zpp.node, all, part, n, COMM_F32));
+    comm_wait(&g->zpp.node, comm_all_gather(&g->zpp.node, sums, part, n, COMM_F32));
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     comm_wait(g->dp, loss);
 }
@@ -741,15 +748,16 @@ static void gpt2_gather(GPT2* g) {
     for (int k = 0; k < g->layout.num_groups; k++) { // the only time that weights cross nodes
         Shard shard = g->layout.groups[k].shard;
         char* rows = secondary_shard(&g->zpp, &g->state, shard);
-        char* mine = quantise_own_weights(&g->zpp, &g->state, shard);
+        char* mine = quantise_own_weights(&g->zpp, &g->state, shard); // qwZ
         size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
-        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
+        g->gathering_across[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
     }
     group_gather(g, 0);
 }
+
 // Waits for the gathers after the last update, unless a forward pass has done so.
 static void gpt2_gather_finish(GPT2* g) {
-    for (int k = 0; k < g->layout.num_groups; k++) comm_finish(&g->zpp.across, &g->crossing[k]);
+    for (int k = 0; k < g->layout.num_groups; k++) comm_finish(&g->zpp.across, &g->gathering_across[k]);
     comm_finish(&g->zpp.node, &g->gathering[0]);
 }
 
@@ -759,8 +767,8 @@ static void gpt2_gather_finish(GPT2* g) {
 // Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     shards_add_grad_squares(&g->state, &g->stats->grad_square);
-    Vectors all = g->zpp.vectors; // every rank has them, but they count once
-    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->grad_square, all.sums, all.n);
+    Vectors vectors = g->zpp.vectors; // every rank has them, but they count once
+    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->grad_square, vectors.sums, vectors.n);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }

@@ -22,7 +22,7 @@ ZeRO++ (zeropp.h) uses the same groups, but only for matrices, and numbers the s
 
 // ---- options ----
 enum { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE };
-enum { BACKWARD_PRE, BACKWARD_POST, PREFETCH_NONE, FORWARD_PRE }; // the last one has an option of its own
+typedef enum { BACKWARD_PRE, BACKWARD_POST, PREFETCH_NONE, FORWARD_PRE } GatherMoment; // the last has its own option
 enum { REDUCE_FP32, REDUCE_MODEL };
 enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_ALL };
 enum { CHECKPOINT_FULL, CHECKPOINT_SHARDED };

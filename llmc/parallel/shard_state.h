@@ -42,12 +42,12 @@ static inline void shards_free(const Shards* s, void* p) {
 }
 
 // Sets the views of n elements, and allocates what offload adds. accumulates: a step has several micro-batches.
-static inline void shards_init(Shards* s, const Sharding* options, Comm* world, float* params, char* grads, size_t n,
+static inline void shards_init(Shards* s, const Sharding* options, Comm* world, float* params, void* grads, size_t n,
                                bool accumulates) {
     memset(s, 0, sizeof *s);
     s->n = n;
     s->params = params;
-    s->grads = grads;
+    s->grads = (char*)grads;
     s->grad_type = reduce_type(options);
     s->on_host = options->offload != OFFLOAD_NONE;
     s->world = world;
@@ -111,12 +111,10 @@ static inline void* shards_grads(const Shards* s, Shard shard) {
     return shards_grads_at(s, shard);
 }
 
-// Returns the output of a reduce-scatter of whole (S,shard) in a later micro-batch of a step, from where
-// shards_add_grads adds it to the gradients: this rank's part of `whole`, or a buffer on the host.
-static inline void* shards_later_sum(const Shards* s, Comm* c, void* whole, Shard shard) {
-    size_t size = comm_type_size(s->grad_type);
-    shards_grads(s, shard); // for the trace
-    return s->on_host ? s->arrived + shard.offset * size : (char*)whole + (size_t)c->rank * shard.n * size;
+// With offload: returns the output of a reduce-scatter in a later micro-batch of a step, on the host, from where
+// shards_add_grads adds it to the gradients.
+static inline void* offloaded_later_sum(const Shards* s, Shard shard) {
+    return s->arrived + shard.offset * comm_type_size(s->grad_type);
 }
 // This rank's shard of a group's gradients += sum.
 static inline void shards_add_grads(const Shards* s, const void* sum, Shard shard) {
@@ -128,20 +126,17 @@ static inline void shards_add_grads(const Shards* s, const void* sum, Shard shar
     else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
 }
 
-// Returns a shard of the gradients on the device: itself, or with offload its copy in `there` (shard).
-static inline void* shards_grads_on_device(const Shards* s, void* there, Shard shard) {
+// With offload: copies a shard of the gradients to the device, and returns the copy, which is `there` (shard).
+static inline void* offloaded_grads_to_device(const Shards* s, const void* grads, void* there, Shard shard) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
-    void* grads = shards_grads(s, shard);
-    if (!s->on_host) return grads;
     device_synchronize(); // the gradients have arrived
     host_to_device(there, grads, bytes);
     sleep_until(comm_host_link_until(s->world, true, bytes));
     return there;
 }
 // With offload: waits for op, which sums that copy over c, and takes the sum back to the host.
-static inline void shards_grads_to_host(const Shards* s, const void* there, Shard shard, Comm* c, CommOp* op) {
+static inline void offloaded_grads_wait(const Shards* s, const void* there, Shard shard, Comm* c, CommOp* op) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
-    if (!s->on_host) return;
     comm_finish(c, op);
     device_to_host(shards_grads_at(s, shard), there, bytes);
     sleep_until(comm_host_link_until(s->world, false, bytes));

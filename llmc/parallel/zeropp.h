@@ -98,15 +98,14 @@ static inline void dequantise_weights(const ZeroPP* z, floatX* out, const void* 
     if (is_quantised(z->weight_bits)) dequantise_sum(out, FLOATX_DTYPE, message, 1, n, z->weight_bits);
 }
 // message (rows,shard) = gradients x of type t, fp32 or floatX; --quantise-gradients none: in fp32.
-// shard: this rank's of the group. Returns a row's bytes.
-static inline size_t quantise_gradients(const ZeroPP* z, const Shards* s, void* message, const void* x, DType t,
-                                        int rows, Shard shard) {
+// shard: this rank's of the group.
+static inline void quantise_gradients(const ZeroPP* z, const Shards* s, void* message, const void* x, DType t,
+                                      int rows, Shard shard) {
     size_t n = (size_t)rows * shard.n;
     comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
     if (is_quantised(z->gradient_bits)) quantise(message, NULL, x, t, NULL, n, z->gradient_bits);
     else if (t == DTYPE_F32) device_copy(message, x, n * sizeof(float));
     else to_fp32((float*)message, (const floatX*)x, n);
-    return message_bytes(shard.n, z->gradient_bits);
 }
 // out (n) = the sum of messages (rows,n), in their order
 static inline void dequantise_sum_gradients(const ZeroPP* z, float* out, const void* messages, int rows, size_t n) {
@@ -148,12 +147,21 @@ static inline UnitMemory unit_memory(GPT2Config c, int u, floatX* vectors, float
     UnitMemory unit = { vectors + vectors_offset(c, u), matrices };
     return unit;
 }
-// Sets the range of the 1-D tensors of unit u, and its place in the fp32 state. They count on rank 0. Returns true.
-static inline bool vectors_range(const ZeroPP* z, GPT2Config c, int u, ParamRange* p, size_t* at) {
-    *p = param_range(c, u, 0, unit_no_decay(c, u));
-    *at = z->vectors.at + vectors_offset(c, u);
-    p->is_replicated = z->node.rank > 0 || z->across.rank > 0;
-    return true;
+// Lists the vectors of every unit, with their memory: m and v are the program's moments. They count on rank 0. Returns
+// the number of ranges.
+static inline int vectors_ranges(const ZeroPP* z, const Shards* s, GPT2Config c, float* m, float* v,
+                                 ParamRange* ranges) {
+    for (int u = 0; u < gpt2_num_units(c); u++) {
+        ParamRange p = param_range(c, u, 0, unit_no_decay(c, u));
+        size_t at = z->vectors.at + vectors_offset(c, u);
+        shards_place_weights(s, &p, at);
+        p.grads = (floatX*)(z->vectors.sums + vectors_offset(c, u)); // fp32
+        p.m = m + at;
+        p.v = v + at;
+        p.is_replicated = z->node.rank > 0 || z->across.rank > 0;
+        ranges[u] = p;
+    }
+    return gpt2_num_units(c);
 }
 // Call after a micro-batch: adds its gradients to the sum, or sets the sum to them.
 static inline void vectors_add(const ZeroPP* z, bool first_micro) {
@@ -172,13 +180,13 @@ static inline size_t scratch_elements(const ZeroPP* z, GPT2Config c, ShardSizes 
 }
 // params, grads: the program's fp32 state, in which 1-D tensors begin at element `at`, after the shards.
 // Call after the program has made z->node and z->across.
-static inline void zeropp_init(ZeroPP* z, const Sharding* options, GPT2Config c, float* params, char* grads,
+static inline void zeropp_init(ZeroPP* z, const Sharding* options, GPT2Config c, float* params, float* grads,
                                size_t at) {
     Vectors* v = &z->vectors;
     v->at = at;
     v->n = vectors_size(z, c);
     v->weights = params + at;
-    v->sums = (float*)grads + at;
+    v->sums = grads + at;
     v->params = (floatX*)v->weights;
     if (NEEDS_MASTER) v->params = (floatX*)device_alloc(v->n * sizeof(floatX), MEMORY_PARAMETERS);
     v->grads = (floatX*)device_alloc(v->n * sizeof(floatX), MEMORY_GRADIENTS);
