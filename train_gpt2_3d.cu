@@ -75,11 +75,12 @@ typedef struct {
     int *inputs, *targets;          // (B,T) (B,T)
 } Slot;
 
-// Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
 // its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
+
+// Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // number of tensors; how many of their gradients are not final yet
@@ -1041,7 +1042,8 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
 // Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // The share of one token in the mean over the global batch. It includes 1/N, so summing gradients averages them.
+    // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
+    // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     gpt2_begin_step(g);

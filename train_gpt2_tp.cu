@@ -67,10 +67,11 @@ typedef struct {
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
-// Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its operations in the same order.
+
+// Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads
     int tensors, missing;           // number of tensors; how many of their gradients are not final yet
@@ -792,7 +793,8 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
-    // The share of one token in the mean over the global batch. It includes 1/N, so summing gradients averages them.
+    // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
+    // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     for (int micro = 0; micro < run->accumulation; micro++) {
