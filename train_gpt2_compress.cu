@@ -61,7 +61,7 @@ typedef struct {
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its operations in the same order.
-
+//
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads

@@ -89,7 +89,7 @@ typedef struct {
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
 // its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
-
+//
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 typedef struct {
     size_t begin, size;             // elements of GPT2.grads

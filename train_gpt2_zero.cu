@@ -61,7 +61,7 @@ typedef struct {
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its operations in the same order.
-
+//
 // The gradients of a whole unit, until each rank has its shard of their sum.
 typedef struct {
     floatX* grads;                  // (N,shard) owned; with ZeRO-1 a view of GPT2.grads
