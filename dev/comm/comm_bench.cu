@@ -414,9 +414,9 @@ int main(int argc, char** argv) {
         if (b.o.op == ALL_COLLECTIVES || b.o.op == k) wrong += bench_collective(&b, &collectives[k], links);
     if (file) write_links(&b, file, links);
     json_decref(links);
-    comm_free(&b.comm);
-    device_free(b.first);
+    device_free(b.first); // first, because NCCL may have registered them
     device_free(b.second);
+    comm_free(&b.comm);
     free(b.host);
     device_shutdown();
     return wrong ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -215,7 +215,8 @@ static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Co
 static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color);
 // Opens a communicator of this rank only, for groups of one rank. Costs nothing, and is not collective.
 static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
-static inline void   comm_free(Comm* c);                 // dies if an operation has had no wait; free the world last
+// Dies if an operation has had no wait. Free the world last, and device memory before it: NCCL may have registered it.
+static inline void   comm_free(Comm* c);
 static inline void   comm_step(Comm* c, long long step); // sets the step of the following operations, counted from 1
 
 // Registers all memory for data that ranks exchange (parameters, gradients, communication) allocated since comm_init,
