@@ -41,7 +41,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_added_once, ...: the rows of each rank
 #include "llmc/run/predict.h"          // defines: run_predict
-#include "llmc/run/report_stages.h"    // defines: report_stages, report_bubble, ActionTimes: how long actions take
+#include "llmc/run/report_pipeline.h"  // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters

@@ -52,7 +52,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
 #include "llmc/run/predict.h"          // defines: run_predict
-#include "llmc/run/report_stages.h"    // defines: report_stages, report_bubble, ActionTimes: how long actions take
+#include "llmc/run/report_pipeline.h"  // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters

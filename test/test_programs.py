@@ -176,7 +176,7 @@ def test_one_device_includes_nothing_of_ranks_and_has_at_most_8500_lines():
 def test_only_programs_that_are_a_mesh_include_it(program):
     mesh = {f"parallel/{name}.h" for name in ("mesh", "axes", "stages", "pipeline")} | {"run/mesh_run.h"}
     seen = closure(program).keys()
-    assert {"comm/comm.h", "watch/control.h", "run/ranks_run.h"} <= seen
+    assert {"comm/comm.h", "comm/control.h", "run/ranks_run.h"} <= seen
     assert bool(mesh & seen) == (program in ("tp", "pp", "3d", "cp"))
 
 

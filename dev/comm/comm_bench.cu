@@ -11,7 +11,7 @@ and how its bandwidth is counted. dev/comm/README.md says what the columns mean 
 */
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/watch/fault.h"
-#include "../../llmc/watch/say_once.h"
+#include "../../llmc/comm/say_once.h"
 #include "link_fit.h"
 #include <jansson.h>
 #include <limits.h>

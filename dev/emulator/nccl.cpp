@@ -1,5 +1,5 @@
 /*
-nccl.cpp - a stand-in for the part of NCCL that llmc/comm/nccl.cuh uses, between processes of one machine: communicators,
+nccl.cpp - a stand-in for the part of NCCL that llmc/comm/comm_nccl.cuh uses, between processes of one machine: communicators,
 collectives, sends and receives in groups, as nccl.h describes them. It refuses what NCCL refuses or forbids: two ranks on one
 GPU, a communicator that is destroyed or not ready yet, buffers that are not on the GPU, end too early or overlap.
 

@@ -14,7 +14,7 @@ What is impossible ends the program with an error.
 #include "../../llmc/parallel/pipeline.h"
 #include "../../llmc/parallel/split.h"
 #include "../../llmc/run/logger.h"
-#include "../../llmc/run/start.h"
+#include "../../llmc/run/run.h"
 
 static json_t* answer_model(json_t* request) {
     Options o = options_defaults();

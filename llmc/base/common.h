@@ -35,7 +35,7 @@ Every error ends the process with a message that says what was found and what to
 // A line is being rewritten on the terminal (terminal.h); the cursor stands at its beginning
 static bool live_line = false;
 static void (*die_leave)(int status) = NULL; // die ends the process by it where exit() may not return; NULL: by exit
-// Prints die's line, which contains the message, unless another rank has printed it (watch/say_once.h).
+// Prints die's line, which contains the message, unless another rank has printed it (comm/say_once.h).
 // NULL: write_stderr does.
 static void (*die_say)(const char* line, const char* message) = NULL;
 static int message_rank = -1; // set by comm_init if there are several ranks; messages then begin with it

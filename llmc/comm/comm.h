@@ -20,10 +20,10 @@ USE_NCCL=1  for programs of several ranks on GPUs, unless make is called with US
 #error "a program with NCCL also needs USE_MPI=1, because ranks may share a GPU"
 #endif
 #if USE_MPI
-#include "mpi.h"
+#include "comm_mpi.h"
 #endif
 #if USE_NCCL
-#include "nccl.cuh"
+#include "comm_nccl.cuh"
 #endif
 
 // ---- what ranks communicate by ----

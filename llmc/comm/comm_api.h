@@ -31,9 +31,9 @@ A Comm must stay where it is from comm_init or comm_split to comm_free; there is
 #include "../base/options.h"
 #include "../base/precision.h"
 #include "../device/device.h"
-#include "../watch/control.h"
+#include "control.h"
 #include "../watch/flight_recorder.h"
-#include "../watch/ranks.h"
+#include "../base/rank_info.h"
 #include <pthread.h>
 
 // The first three have DType's values.

@@ -1,5 +1,5 @@
 /*
-nccl_library.cuh - libnccl.so, and what a communicator has of it. Included by nccl.cuh and nccl_windows.cuh.
+nccl_library.cuh - libnccl.so, and what a communicator has of it. Included by comm_nccl.cuh and nccl_windows.cuh.
 
 The library is loaded when it is first needed: one GPU and --comm mpi do not need it. An older one may lack the
 functions that register memory. Its calls block, with communicators as NCCL makes them by default: a launch is made by

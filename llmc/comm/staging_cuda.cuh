@@ -1,5 +1,5 @@
 /*
-staging_cuda.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by mpi.h;
+staging_cuda.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by comm_mpi.h;
 staging_cpu.h has the same functions where there is nothing to do.
 
 An operation waits for an event on compute_stream, which stands for the layer calls before it. Then, a piece at a time,

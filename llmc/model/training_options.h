@@ -159,7 +159,7 @@ static inline void options_common(OptionTable* t, Options* o) {
     options_data(t, o);
     options_model(t, o);
     options_training(t, o, big);
-    options_group(t, "ranks"); // comm/comm_api.h and run/all_ranks.h add them
+    options_group(t, "ranks"); // comm/comm_api.h and run/ranks.h add them
     options_saving(t, o, big);
     options_output(t, o, big);
     options_group(t, NULL);

@@ -147,7 +147,7 @@ typedef struct {
     CommOp received, sent[4];           // operations under way on the inbox; on results, by ActionKind; NO_OP otherwise
     int held[2];                        // marks before and after the last wait in messages_output; -1: none
     void (*announce)(void* times, Action a); // NULL, or called before the rank waits or receives for an action,
-    void (*finished)(void* times);           // and when everything has been sent (report_stages.h)
+    void (*finished)(void* times);           // and when everything has been sent (report_pipeline.h)
     void* times;
 } Messages;
 static inline void messages_announce(const Messages* m, Action a) { if (m->announce) m->announce(m->times, a); }

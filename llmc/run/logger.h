@@ -8,7 +8,7 @@ metrics.jsonl holds one JSON object a line: first {"run": {"program", "options":
 {"step", "loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "tokens_per_s", "step_ms", "mem_bytes",
 "mem_peak_bytes", "comm_bytes", "comm_exposed_ms", "skipped"}, and with a mask "counted", the targets that count in the
 loss; per evaluation {"step", "val_loss", "val_loss_per_byte"}. The last line, if several ranks did more than one step,
-is {"diagnosis": {...}} (report_diagnosis.h), which build/advise explains. Losses are in nats per token that counts, or
+is {"diagnosis": {...}} (diagnosis.h), which build/advise explains. Losses are in nats per token that counts, or
 null if none counts. Steps count from 1. Numbers have 17 digits, so a double reads back as it was; NaN and Inf, which
 JSON lacks, are null. The two norms have 32 significant bits (logged_norm). Each line is written at once, so a run that
 is killed loses at most the line that it was writing.

@@ -9,12 +9,11 @@ run.h that have no counterpart here are called by both.
 #define LLMC_RANKS_RUN_H
 #include "../device/checksum.h"
 #include "../save/ranks_param_ranges.h"
-#include "../watch/say_once.h"
-#include "run_fingerprint.h"
-#include "report_diagnosis.h"
+#include "../comm/say_once.h"
+#include "diagnosis.h"
 #include "report_links.h"
 #include "run.h"
-#include "all_ranks.h"
+#include "ranks.h"
 
 typedef struct RanksRun {
     Ranks all;

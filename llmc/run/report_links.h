@@ -9,7 +9,7 @@ only: what NCCL needs for messages between any two ranks is too much to set up f
 #ifndef LLMC_REPORT_LINKS_H
 #define LLMC_REPORT_LINKS_H
 #include "diagnosis.h"
-#include "all_ranks.h"
+#include "ranks.h"
 
 #define LINK_BYTES ((size_t)1 << 20)
 #define LINK_ROUNDS 3

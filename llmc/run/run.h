@@ -1,6 +1,6 @@
 /*
 run.h - a run: the steps of main that are the same in every program. Options, data and the checkpoint to start from; the
-log, the timeline and checkpoints; predicted memory compared with measured memory.
+log, the timeline and checkpoints; text from the model; predicted memory compared with measured memory.
 
 The order in which a program calls these is that of its main:
     run_options - its own options - run_start - run_plan - its model - run_report - run_load - run_begin -
@@ -13,15 +13,158 @@ call these functions and add the work of several ranks.
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 #include "../base/launcher.h"
+#include "../base/precision.h"
+#include "../base/rng.h"
 #include "../data/dataloader.h"
 #include "../data/tokenizer.h"
+#include "../model/gpt2.h"
 #include "../model/lr_schedule.h"
+#include "../model/sampler.h"
+#include "../model/training_options.h"
+#include "../save/checkpoint.h"
 #include "../save/param_ranges.h"
+#include "../save/writer_lock.h"
 #include "logger.h"
 #include "report.h"
-#include "sample.h"
-#include "start.h"
 #include "trace.h"
+
+// ---- what a run starts from ----
+// Returns the shape that --model and its overrides ask for. context: max_T of a dN, whose name does not say it.
+static inline GPT2Config config_from_options(const Options* o, const Tokenizer* tokenizer, int context) {
+    GPT2Config c;
+    memset(&c, 0, sizeof c);
+    require(gpt2_named_config(o->model, &c),
+            "--model %s is not known: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN with N from 1 to %d", o->model,
+            MAX_BLOCKS);
+    bool from_paper = c.max_T != 0;
+    if (!from_paper) c.max_T = context;
+    if (o->layers) c.L = (int)o->layers;
+    if (o->heads) c.NH = (int)o->heads;
+    if (o->channels) c.C = (int)o->channels;
+    c.V = o->vocab_size ? (int)o->vocab_size : from_paper ? GPT2_VOCABULARY : tokenizer->vocab_size;
+    c.Vp = gpt2_padded_vocabulary(c.V);
+    gpt2_check_config(c, "--model, --layers, --heads, --channels, --vocab-size");
+    return c;
+}
+
+// Returns why a new run cannot have --out: there are checkpoints. The caller frees it; NULL: there are none.
+static inline char* other_run_under(const char* out) {
+    char* newest = checkpoint_newest(out);
+    char* error = newest ? format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it "
+                                         "with --resume, or give another folder",
+                                         out, newest)
+                         : NULL;
+    free(newest);
+    return error;
+}
+
+#define OUT_PATIENCE 10.0 // seconds: ranks whose launcher was killed live for two or three
+
+// Claims --out for this run, if the folder exists. makes: creates it. Returns NULL, or an error, which the caller
+// frees, if another run is still writing there after `patience` seconds. Nothing is locked in a folder that cannot be
+// written.
+static inline char* out_claim(const Options* o, double patience, bool makes) {
+    struct stat info;
+    char* error = NULL;
+    if (makes && !folder_make(o->out))
+        return format_string("--out %s: this folder cannot be made: %s; give another", o->out,
+                             path_reason(o->out, errno));
+    bool is_folder = stat(o->out, &info) == 0 && S_ISDIR(info.st_mode);
+    if (is_folder) error = writer_lock_take(o->out, patience);
+    bool taken = error == NULL && writer_lock.record;
+    // It may have come and gone since this run looked
+    if (taken && makes && !o->resume) error = other_run_under(o->out);
+    return error;
+}
+
+// The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
+static inline bool open_checkpoint(const Options* o, CheckpointReader* r) {
+    require(!(o->resume && o->init_from[0]),
+            "--resume and --init-from exclude each other: one continues a run, the other starts one");
+    require(!o->resume || o->out[0], "--resume needs --out, the folder to continue from");
+    char* other_run = o->out[0] && !o->resume ? other_run_under(o->out) : NULL;
+    require(other_run == NULL, "%s", other_run);
+    if (o->init_from[0]) checkpoint_open(r, o->init_from);
+    if (!o->resume) return o->init_from[0] != '\0';
+    char* newest = checkpoint_newest(o->out);
+    require(newest != NULL,
+            "--resume: there is no checkpoint under %s; start without --resume, or give the --out that has one",
+            o->out);
+    checkpoint_open(r, newest);
+    free(newest);
+    require(r->state.has_optimizer,
+            "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->path);
+    require(r->state.seq_len == o->seq_len, "--resume: --seq-len was %lld when %s was written, not %lld",
+            r->state.seq_len, r->path, o->seq_len);
+    require(r->state.seed == o->seed, "--resume: --seed was %lld when %s was written, not %lld", r->state.seed, r->path,
+            o->seed);
+    require(r->state.step <= o->steps, "--resume: %s is at step %lld, beyond --steps %lld", r->path, r->state.step,
+            o->steps);
+    return true;
+}
+
+// Returns the model's shape: the checkpoint's, which must agree with every option that was given, or the options'.
+static inline GPT2Config config_for_run(const Options* o, OptionTable* table, const Tokenizer* tokenizer,
+                                        const CheckpointReader* r) {
+    static const char* const shape_options[] = { "model", "layers", "heads", "channels", "vocab-size" };
+    bool asked = r == NULL;
+    for (size_t i = 0; i < sizeof shape_options / sizeof shape_options[0]; i++)
+        asked = asked || option_given(table, shape_options[i]);
+    GPT2Config c = asked ? config_from_options(o, tokenizer, r ? r->state.config.max_T : (int)o->seq_len)
+                         : r->state.config;
+    if (r && asked) checkpoint_require_config(r, c);
+    require(o->seq_len <= c.max_T,
+            "--seq-len %lld is longer than the %d positions of the model; lower it or start from a model with more",
+            o->seq_len, c.max_T);
+    require(tokenizer->vocab_size <= c.V,
+            "the tokenizer (--tokenizer %s) has %d tokens, the model's vocabulary only %d; with --tokenizer= there is "
+            "none, for --data of tokens",
+            o->tokenizer, tokenizer->vocab_size, c.V);
+    return c;
+}
+
+// ---- samples ----
+// Computes logits (V), on the host, of the token that follows tokens (T).
+typedef void NextLogits(void* self, const int* tokens, int T, floatX* logits);
+
+// Returns the next token, drawn from the model's distribution. tokens (n): what it follows; random (0..1) decides.
+static inline int sample_next(const Options* o, const Tokenizer* t, int V, const int* tokens, size_t n, float random,
+                              NextLogits* next_logits, void* self) {
+    floatX* row = (floatX*)xcalloc((size_t)V, sizeof(floatX));
+    float* logits = (float*)xcalloc((size_t)V, sizeof(float));
+    size_t T = size_min(n, (size_t)o->seq_len);
+    next_logits(self, tokens + n - T, (int)T, row);
+    convert_dtype(logits, DTYPE_F32, row, FLOATX_DTYPE, (size_t)V);
+    int token = sample_token(logits, t->vocab_size, o->temperature, o->top_k, random);
+    free(row);
+    free(logits);
+    return token;
+}
+
+// Prints --sample-tokens tokens that follow --prompt.
+static inline void print_sample(const Options* o, const Tokenizer* t, int V, long long step, NextLogits* next_logits,
+                                void* self) {
+    size_t prompt_tokens;
+    int* prompt = tokenizer_encode(t, o->prompt, strlen(o->prompt), &prompt_tokens);
+    size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
+    int* tokens = (int*)xcalloc(total, sizeof(int));
+    tokens[0] = t->eot;
+    memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
+    TokenPrinter printer;
+    memset(&printer, 0, sizeof printer);
+    logger_say("sample after step %lld:\n%s", step, o->prompt);
+    for (; n < total; n++) {
+        float random = random_uniform((uint64_t)o->seed, STREAM_SAMPLER + (uint64_t)step, n);
+        tokens[n] = sample_next(o, t, V, tokens, n, random, next_logits, self);
+        size_t length;
+        const char* bytes = tokenizer_decode(t, tokens[n], &length);
+        print_token(&printer, bytes, length);
+    }
+    print_token_end(&printer);
+    printf("\n");
+    free(tokens);
+    free(prompt);
+}
 
 typedef struct {
     Options o;

@@ -2,7 +2,7 @@
 trace.h - the timeline of a run: --trace FILE writes it as Chrome's JSON, for https://ui.perfetto.dev or
 chrome://tracing.
 
-Each rank is a process there, with two tracks: compute, and communication, which ranks_trace.h adds.
+Each rank is a process there, with two tracks: compute, and communication, which ranks.h adds.
 build/overlap reads the same file and says in a terminal how much of the communication was hidden.
 
 Compute is marked where it begins, by trace_compute in the programs: a slice ends where the next one begins. On a GPU

@@ -19,7 +19,7 @@ checked when they meet. Only the watchdog reads and writes sockets; other thread
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include "flight_recorder.h"
-#include "ranks.h"
+#include "../base/rank_info.h"
 
 #define CONTROL_ADDRESS 512              // bytes of an address as text, the final 0 included: "PORT WORD HOST HOST ..."
 #define CONTROL_MAX_MESSAGE (1u << 20)   // bytes of the largest message

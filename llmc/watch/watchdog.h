@@ -727,7 +727,7 @@ static inline void watchdog_on_exit(void) {
     watchdog_unblock_sigterm(); // nobody reads it any more, and destructors may hang
 }
 
-// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/nccl.cuh sets
+// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/comm_nccl.cuh sets
 // die_leave): destructors of the driver and of libraries may wait for these kernels for ever. Of exit(), this keeps the
 // watchdog's last word and what was written to files.
 static inline void watchdog_leave(int status) {

@@ -2,7 +2,7 @@
 // test/runs/test_faults.py has whole runs of which a rank is killed. No test depends on how fast a rank is. Deadlines pass when
 // a test has seen that all ranks are where they stay (the referee).
 #include "../../llmc/device/checksum.h"
-#include "../../llmc/watch/consistency.h"
+#include "../../llmc/run/consistency.h"
 #include "test_folder.h"
 #include <sys/mman.h>
 

@@ -1,7 +1,7 @@
 // test_diagnosis.c - the arithmetic of the diagnosis at a run's end: causes from made-up times of ranks, which add up to the step;
 // and what --single-throughput reads and refuses. (test/tools/test_advise.py has the advice that follows.)
 #include "../../llmc/run/report_links.h"
-#include "../../llmc/run/single_run.h"
+#include "../../llmc/run/diagnosis.h"
 #include "../../llmc/base/rng.h"
 #include "test_folder.h"
 

@@ -1,6 +1,6 @@
 // test_errors.c - what is printed when a process dies: with a place in the source or without, in one piece, once for several ranks.
 #include "../../llmc/base/folder.h"
-#include "../../llmc/watch/say_once.h"
+#include "../../llmc/comm/say_once.h"
 #include "expect_death.h"
 #include <sys/time.h>
 

@@ -1,6 +1,6 @@
 // test_ranks.c - which rank a process is, from its launcher's variables; ranks in words; deliberate faults.
 #include "../../llmc/watch/fault.h"
-#include "../../llmc/watch/ranks.h"
+#include "../../llmc/base/rank_info.h"
 #include "expect_death.h"
 #include <sys/stat.h>
 

@@ -1,7 +1,7 @@
 // test_report.c - the reports of predicted and measured bytes, in memory and between ranks: what differs, and by how much.
 #include "../../llmc/run/report.h"
-#include "../../llmc/run/report_stages.h"
-#include "../../llmc/run/all_ranks.h"
+#include "../../llmc/run/report_pipeline.h"
+#include "../../llmc/run/ranks.h"
 #include "expect_death.h"
 #include "world_alone.h"
 

@@ -239,7 +239,7 @@ double device_event_seconds(int from, int to) { return cuda_seconds(cuda_marks.e
 void device_event_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
 // ---- work on the stream ----
-// What the host does while it waits for the GPU: comm/nccl.cuh checks its operations then. NULL: nothing.
+// What the host does while it waits for the GPU: comm/comm_nccl.cuh checks its operations then. NULL: nothing.
 static struct { void (*look)(void* self); void* self; } cuda_waiting;
 static void cuda_wait(const char* what) {
     if (cuda_waiting.look == NULL) { cuda_check(cudaStreamSynchronize(compute_stream), what); return; }

@@ -15,7 +15,7 @@ Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal
 */
 #ifndef LLMC_CONTROL_H
 #define LLMC_CONTROL_H
-#include "watchdog.h"
+#include "../watch/watchdog.h"
 
 // ---- the meeting ----
 

@@ -1,19 +1,19 @@
 /*
-ranks.h - which rank this process is among those that were started together.
+rank_info.h - which rank this process is among those that were started together.
 
 mpirun (OpenMPI), torchrun and Slurm's srun each tell a process its rank by variables of their own. A process that none
 of them started is rank 0 of 1.
 */
-#ifndef LLMC_RANKS_H
-#define LLMC_RANKS_H
-#include "../base/launcher.h"
+#ifndef LLMC_RANK_INFO_H
+#define LLMC_RANK_INFO_H
+#include "launcher.h"
 
 #define MAX_RANKS 65536
 typedef struct {
     int rank, size;             // this process, and how many there are
     int local_rank, local_size; // the same among those on this machine
     const char* found;          // "OpenMPI", "torchrun", "Slurm", "started alone"
-    char meeting[400];          // where rank 0 listens (control.h), if the launcher says so: "PORT WORD HOST"; else ""
+    char meeting[400];          // where rank 0 listens (comm/control.h), if the launcher says so: "PORT WORD HOST"; else ""
 } RankInfo;
 
 // The variables of a launcher. NULL: Slurm says this in another form.

@@ -1,5 +1,5 @@
 /*
-mpi.h - the operations of comm_api.h over MPI, on host memory.
+comm_mpi.h - the operations of comm_api.h over MPI, on host memory.
 
 MPI's non-blocking calls make little progress unless the program keeps calling MPI. So while the host computes, the
 communication thread calls MPI again and again. While the host waits for an operation, it makes these calls itself,

@@ -1,14 +1,14 @@
 /*
-report_stages.h - what a pipelined run prints in addition to report.h: each rank's part of the model and how well the
+report_pipeline.h - what a pipelined run prints in addition to report.h: each rank's part of the model and how well the
 parts are balanced, the current action, how long actions take, and at the end how large the bubble was.
 */
-#ifndef LLMC_REPORT_STAGES_H
-#define LLMC_REPORT_STAGES_H
+#ifndef LLMC_REPORT_PIPELINE_H
+#define LLMC_REPORT_PIPELINE_H
 #include "../parallel/mesh.h"
 #include "../parallel/stages.h"
 #include "logger.h"
 #include "trace.h"
-#include "all_ranks.h"
+#include "ranks.h"
 
 // ---- how long actions take, by marks, so that a GPU's own times count ----
 // events: the action begins and ends; a wait in it begins and ends. -1: there is none.

@@ -1,5 +1,5 @@
 /*
-nccl.cuh - the operations of comm_api.h over NCCL, for ranks that have a GPU each.
+comm_nccl.cuh - the operations of comm_api.h over NCCL, for ranks that have a GPU each.
 
 Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the
 order: the communication stream waits for what compute_stream had been given when the operation was issued (else it
@@ -9,7 +9,7 @@ device_synchronize. While it waits there, nccl_look sees how far operations have
 one is stuck, and whether NCCL has had an error. Calls into NCCL block; the watchdog is told of each before, because it
 may wait for another rank.
 
-    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what mpi.h does: every rank sends slice r to
+    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r to
                     rank r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
