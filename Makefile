@@ -67,8 +67,8 @@ FOR_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),-mcpu,-march)=$(ARCH)
 Q := $(if $(filter-out 0,$(V)),,@)
 say = @echo '  $1 $(@:build/%=%)'
 # No -ffast-math: it would let the compiler reorder sums. No contraction: code that wants fma says so. No errno from sqrtf: nobody
-# reads it, and it would keep AdamW from becoming vector code.
-OPTIMISE := $(if $(DEBUG),-Og -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3)
+# reads it, and it would keep AdamW from becoming vector code. -g1: line tables, from which --trace says who called (llmc/base/callers.h).
+OPTIMISE := $(if $(DEBUG),-Og -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer,-O3 -g1)
 PRECISION_FLAG := -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z)
 CFLAGS_ALL = -std=c11 $(OPTIMISE) $(FOR_ARCH) -ffp-contract=off -fno-math-errno -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -MF $@.d -MT $@ $(CFLAGS)
 # ccache keeps objects, not programs, so a program is compiled and then linked. Every clone finds what another one compiled.
@@ -125,7 +125,7 @@ $(error bf16 needs a GPU of compute capability 8.0 (A100, RTX 30), and this buil
 endif
 GENCODE := $(foreach c,$(or $(CAPABILITIES),80 90),-gencode arch=compute_$c$(comma)code=sm_$c)
 GENCODE += $(if $(CAPABILITIES),,-gencode arch=compute_90$(comma)code=compute_90)
-NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3) $(GENCODE) --threads 0 -Xcompiler $(FOR_ARCH) \
+NVCC_FLAGS = -std=c++17 $(if $(DEBUG),-O1 -g -lineinfo -DDEBUG,-O3 -Xcompiler -g1) $(GENCODE) --threads 0 -Xcompiler $(FOR_ARCH) \
     $(if $(STRICT),-Werror all-warnings) -Xcompiler -Wall,-Wextra$(if $(STRICT),$(comma)-Werror),-fopenmp,-ffp-contract=off,-fno-math-errno \
     $(NVCC_HOST) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN) -MMD -MP -MF $@.d -MT $@ $(NVCCFLAGS)
 # Only cuBLASLt is linked. The program opens cuDNN at run time, and can run without it.

@@ -188,16 +188,4 @@ static inline void comm_free(Comm* c) {
     free(w->comms);
     free(w);
 }
-
-// ---- who calls ----
-// The timeline says which function issued an operation: it costs one pointer that is written for each.
-#define comm_all_reduce(c, ...) comm_all_reduce(comm_from(c, __func__), __VA_ARGS__)
-#define comm_reduce_scatter(c, ...) comm_reduce_scatter(comm_from(c, __func__), __VA_ARGS__)
-#define comm_all_gather(c, ...) comm_all_gather(comm_from(c, __func__), __VA_ARGS__)
-#define comm_all_to_all(c, ...) comm_all_to_all(comm_from(c, __func__), __VA_ARGS__)
-#define comm_broadcast(c, ...) comm_broadcast(comm_from(c, __func__), __VA_ARGS__)
-#define comm_send(c, ...) comm_send(comm_from(c, __func__), __VA_ARGS__)
-#define comm_recv(c, ...) comm_recv(comm_from(c, __func__), __VA_ARGS__)
-#define comm_host_sum(c, ...) comm_host_sum(comm_from(c, __func__), __VA_ARGS__)
-#define comm_barrier(c) comm_barrier(comm_from(c, __func__))
 #endif

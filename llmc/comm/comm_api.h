@@ -27,6 +27,7 @@ A Comm must stay where it is from comm_init or comm_split to comm_free; there is
 */
 #ifndef LLMC_COMM_API_H
 #define LLMC_COMM_API_H
+#include "../base/callers.h"
 #include "../base/common.h"
 #include "../base/options.h"
 #include "../base/precision.h"
@@ -110,7 +111,7 @@ typedef struct {
     CommOp number;
     double issued, wait_begun, wait_ended, started, finished;
     int ranks;            // of the communicator
-    const char* caller;   // the function that called it; NULL: not known
+    Callers callers;      // the functions that called it
     const void* data;     // the parameters, gradients or activations that it sends, before packing; a view
     size_t bytes;         // of this rank's part of data
 } CommEvent;
@@ -167,7 +168,6 @@ typedef struct {
     int num_waited, waited_capacity;
     double host_link, host_until[2]; // --emulate-host-link, Gbit/s; end of its queues to and from the host
     double* number;           // device memory of comm_host_sum, owned
-    const char* caller;       // of the operation that is issued next; NULL: not known
     Comm* allocates;          // the communicator whose memory comm_alloc is allocating; NULL: none
     Comm* registers;          // on which comm_register_memory registers memory; NULL: on the world
     const void* about;        // data of the operation that is issued next; NULL: its buffer

@@ -103,14 +103,7 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     c->backend->start(c, s);
 }
 
-// ---- the caller and the purpose of an operation, for the observer ----
-// From now on operations belong to this function; the macros at the end of comm.h call this. A function of llmc/ that
-// issues operations for a program names the program's function in the same way, and writes (comm_send)(c, ...) in
-// parentheses, which bypasses the macro.
-static inline Comm* comm_from(Comm* c, const char* caller) {
-    c->world->caller = caller;
-    return c;
-}
+// ---- what the observer will see of an operation ----
 // The next operation of this process sends or receives this data (bytes) in another form, from or to another buffer.
 static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
     c->world->about = data;
@@ -129,7 +122,7 @@ static inline void comm_event_begin(Comm* c, CommSlot* s) {
     e->n = s->n;
     e->number = s->number;
     e->ranks = c->size;
-    e->caller = w->caller;
+    if (w->observer) callers_take(&e->callers);
     e->data = w->about ? w->about : shard_in ? s->in : s->out;
     e->bytes = w->about ? w->about_bytes : s->n * comm_type_size(s->type);
     w->about = NULL;

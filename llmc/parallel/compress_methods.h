@@ -179,7 +179,7 @@ static inline SegmentCost segment_cost(const Compress* c, const Segment* s) {
 
 // No compression, in place: matrices whose P and Q would not be smaller. Round 1 does nothing.
 static inline void exchange_whole(Compress* c, Segment* s) {
-    if (s->round == 0) s->op = (comm_all_reduce)(c->comm, s->grads, s->n, COMM_FLOATX);
+    if (s->round == 0) s->op = comm_all_reduce(c->comm, s->grads, s->n, COMM_FLOATX);
 }
 
 // No compression: 1-D tensors, which are copied behind one another and back.
@@ -190,7 +190,7 @@ static inline void exchange_vectors(Compress* c, Segment* s) {
         device_copy(s->round == 0 ? packed : grads, s->round == 0 ? grads : packed, p->n * sizeof(floatX));
         packed += p->n;
     }
-    if (s->round == 0) s->op = (comm_all_reduce)(c->comm, s->packed, s->n, COMM_FLOATX);
+    if (s->round == 0) s->op = comm_all_reduce(c->comm, s->packed, s->n, COMM_FLOATX);
 }
 
 // bf16: an all-reduce of 16 bits per element, as in PyTorch's bf16_compress_hook.
@@ -198,7 +198,7 @@ static inline void exchange_bf16(Compress* c, Segment* s) {
     uint16_t* packed = (uint16_t*)s->packed;
     if (s->round == 0) {
         round_bf16(packed, s->new_error, s->grads, s->error, s->n);
-        s->op = (comm_all_reduce)(c->comm, packed, s->n, COMM_BF16);
+        s->op = comm_all_reduce(c->comm, packed, s->n, COMM_BF16);
     } else {
         widen_bf16(s->grads, packed, s->n);
     }
@@ -212,7 +212,7 @@ static inline void exchange_top_k(Compress* c, Segment* s) {
     if (s->round == 0) {
         add_error(s->corrected, s->grads, s->error, s->n);
         pack_top_k(mine, s->new_error, s->corrected, s->n, k);
-        s->op = (comm_all_gather)(c->comm, s->packed, mine, row, COMM_BYTE);
+        s->op = comm_all_gather(c->comm, s->packed, mine, row, COMM_BYTE);
     } else {
         sparse_sum_fp32(c->scratch, s->packed, compress_ranks(c), s->n, k);
         from_fp32(s->grads, c->scratch, s->n);
@@ -227,7 +227,7 @@ static inline void exchange_signs(Compress* c, Segment* s) {
     if (s->round == 0) {
         add_error(s->corrected, s->grads, s->error, s->n);
         pack_signs(mine, s->new_error, s->corrected, s->n);
-        s->op = (comm_all_gather)(c->comm, s->packed, mine, row, COMM_BYTE);
+        s->op = comm_all_gather(c->comm, s->packed, mine, row, COMM_BYTE);
     } else {
         unpack_signs_sum(s->grads, s->packed, compress_ranks(c), s->n);
     }
@@ -488,7 +488,7 @@ static inline void compress_keep_errors(Compress* c, bool skipped) {
 static inline void compress_measure_end(Compress* c) {
     size_t n = c->num_elements;
     comm_trace_data(c->comm, c->grads, n * sizeof(floatX));
-    comm_wait(c->comm, (comm_all_reduce)(c->comm, c->truth, n, COMM_F32));
+    comm_wait(c->comm, comm_all_reduce(c->comm, c->truth, n, COMM_F32));
     device_zero(c->comparison, sizeof *c->comparison);
     add_comparison(c->comparison, c->grads, c->truth, n);
 }
@@ -511,7 +511,4 @@ static inline void compress_observe(Compress* c, const Segment* s) {
 
 // The program defines this one in section 5, and calls it from section 4.
 static void segment_send(Compress* c, Segment* s);
-
-// For the timeline, its caller is who communicates.
-#define exchange_other(c, s) (comm_from((c)->comm, __func__), exchange_other(c, s))
 #endif

@@ -89,7 +89,4 @@ static inline void compress_step_end(Compress* c, Run* run, long long step, bool
     run->ranks->all.otherwise = compress_predict_sent(c, step) - typical + compress_measure_bytes(c);
     report_compression_error(c, &run->log, step + 1);
 }
-
-// For the timeline, its caller is who communicates.
-#define compress_step_end(c, ...) (comm_from((c)->comm, __func__), compress_step_end(c, __VA_ARGS__))
 #endif

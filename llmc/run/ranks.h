@@ -3,7 +3,7 @@ ranks.h - everything that a program of several ranks needs besides its model: th
 watchdog, checks that they agree, faults on purpose, and the cost of communication per step, also on the timeline.
 
 The timeline (trace.h) gets an arrow from the moment at which an operation was issued to the operation. An operation
-also says which functions issued it, how long compute waited for it, and which units' parameters or gradients it moves,
+also says which functions issued it (base/callers.h), how long compute waited for it, and which units' parameters or gradients it moves,
 where the pieces of this rank tell that. The rank's part ends with how long its steps took (diagnosis.h), so that
 build/overlap finds the same figures that the run itself prints.
 
@@ -80,9 +80,38 @@ static inline void trace_operation(const char* name, const CommEvent* e) {
     trace_units(e->data, e->bytes, units, sizeof units);
     snprintf(s->name, sizeof s->name, "%s", name);
     s->issued = fmax(e->issued, trace.zero);
-    const char* caller = e->caller ? e->caller : "";
-    s->more = format_string(",\"ranks\":%d,\"waited\":%.3f%s%s%s%s", e->ranks, 1e6 * (e->wait_ended - e->wait_begun),
-                            e->caller ? ",\"caller\":\"" : "", caller, e->caller ? "\"" : "", units);
+    s->more = format_string(",\"ranks\":%d,\"waited\":%.3f%s", e->ranks, 1e6 * (e->wait_ended - e->wait_begun), units);
+    s->callers = memcpy(xcalloc(1, sizeof e->callers), &e->callers, sizeof e->callers);
+}
+
+// Adds to an operation's slice the program's function that called it, and the whole stack.
+static inline void trace_name_slice(TraceSlice* s, const CallerNames* names) {
+    enum { MOST = 24 };
+    Caller stack[MOST];
+    int n = callers_stack(names, (const Callers*)s->callers, stack, MOST), first = 0;
+    if (n == 0) return;
+    while (first + 1 < n && stack[first].in_header) first++; // functions of llmc/ that the program's function calls
+    char* more = format_string("%s,\"caller\":\"%s\",\"stack\":\"", s->more, stack[first].function);
+    for (int i = 0; i < n; i++) {
+        char* longer = format_string("%s%s%s %s:%d", more, i ? " < " : "", stack[i].function, stack[i].file,
+                                     stack[i].line);
+        free(more);
+        more = longer;
+    }
+    free(s->more);
+    s->more = format_string("%s\"", more);
+    free(more);
+}
+// The same for all operations of the timeline.
+static inline void trace_name_callers(void) {
+    CallerNames names = { NULL, NULL, 0 };
+    for (size_t i = 0; i < trace.count; i++)
+        if (trace.slices[i].callers) caller_names_add(&names, (const Callers*)trace.slices[i].callers);
+    if (!caller_names_read(&names))
+        printf("trace      does not say who called operations: addr2line, of the binutils, is missing\n");
+    for (size_t i = 0; i < trace.count; i++)
+        if (trace.slices[i].callers) trace_name_slice(&trace.slices[i], &names);
+    caller_names_free(&names);
 }
 
 // Bytes that this rank was predicted to send per step, and those of the steps that sent least and most.
@@ -155,6 +184,7 @@ static inline void ranks_trace(Ranks* w, const char* path) {
     comm_observe(&w->comm, ranks_trace_operation, NULL);
     trace.collect = ranks_settle;
     trace.collect_self = w;
+    trace.name_callers = trace_name_callers;
 }
 
 typedef struct { DeviceId device; size_t needed, free; bool fits; } DeviceMemoryLeft;

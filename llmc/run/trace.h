@@ -25,6 +25,7 @@ typedef struct {
     double begin, end;    // seconds of now_seconds()
     double issued;        // of an operation; 0: it is none
     char* more;           // what else is known of it, as JSON after a comma, owned; NULL: nothing
+    void* callers;        // of an operation, owned; named by trace.name_callers
     bool outside;         // waited for before a step or after the last, as those of an evaluation
     long long step;       // set when it is over
 } TraceSlice;
@@ -39,6 +40,7 @@ static struct {
     int num_marks;
     void (*collect)(void* self); // adds the communication of the step at hand; NULL: there is none
     void* collect_self;
+    void (*name_callers)(void); // adds to `more` of all operations who called them; NULL: there are none
     TraceSlice* slices;   // (count) owned
     long long step;       // that is over
     size_t count, step_begin; // step_begin: the first slice of the step at hand
@@ -131,6 +133,7 @@ static inline void trace_close(void) {
     size_t steps_end = trace.step_begin;
     if (steps_end > 0) trace_collect(trace.slices[steps_end - 1].step); // what the last step left under way
     for (size_t i = steps_end; i < trace.count; i++) trace.slices[i].outside = true;
+    if (trace.name_callers) trace.name_callers();
     FILE* f = fopen(trace.path, "w");
     require(f != NULL, "%s: cannot be opened for writing: %s", trace.path, path_reason(trace.path, errno));
     fprintf(f, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}},\n", trace.rank,
@@ -147,7 +150,10 @@ static inline void trace_close(void) {
         printf("the trace is full: only the first %d slices of a rank are in it\n", TRACE_MOST);
     free(trace.path);
     free(trace.marks);
-    for (size_t i = 0; i < trace.count; i++) free(trace.slices[i].more);
+    for (size_t i = 0; i < trace.count; i++) {
+        free(trace.slices[i].more);
+        free(trace.slices[i].callers);
+    }
     free(trace.slices);
     free(trace.notes);
     memset(&trace, 0, sizeof trace);

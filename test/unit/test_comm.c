@@ -200,6 +200,14 @@ static bool is_finished(CommOp op) {
     pthread_mutex_unlock(&world.world->lock);
     return finished;
 }
+static bool is_called_by(const Callers* callers, const char* function) {
+    CallerNames names = { NULL, NULL, 0 };
+    Caller stack[4];
+    caller_names_add(&names, callers);
+    bool is = caller_names_read(&names) && callers_stack(&names, callers, stack, 4) > 0 && strcmp(stack[0].function, function) == 0;
+    caller_names_free(&names);
+    return is;
+}
 // An operation goes from start to finish while this thread computes and calls nothing.
 static void finishes_without_this_thread(float* x, size_t n, const char* mode) {
     int before = seen_count;
@@ -213,7 +221,7 @@ static void finishes_without_this_thread(float* x, size_t n, const char* mode) {
     comm_wait(&world, op);
     comm_observe(&world, NULL, NULL);
     require(seen.number == op && seen.n == n && strcmp(seen.communicator, "world") == 0, "another operation was observed");
-    require(seen.caller && strcmp(seen.caller, __func__) == 0 && seen.ranks == world.size, "its caller is another function");
+    require(is_called_by(&seen.callers, __func__) && seen.ranks == world.size, "its caller is another function");
     require(seen.data == x && seen.bytes == n * sizeof(float), "it is about other data");
     require(seen.issued <= seen.started && seen.started <= seen.finished && seen.finished <= seen.wait_begun &&
           seen.wait_begun <= seen.wait_ended, "its times are in another order");

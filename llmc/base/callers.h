@@ -1,0 +1,140 @@
+/*
+callers.h - which functions call: a stack is taken as addresses, which costs a microsecond, and its names are found
+later, in the line tables of this program (make compiles with -g1) by addr2line of the binutils. It knows functions that
+the compiler has inlined, as nearly all of ours are.
+*/
+#ifndef LLMC_CALLERS_H
+#define LLMC_CALLERS_H
+#include "common.h"
+#include <execinfo.h>
+#include <fcntl.h>
+#include <link.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#define CALLERS 12
+typedef struct { void* at[CALLERS]; } Callers; // return addresses, the innermost first; NULL behind the last
+
+static inline void callers_take(Callers* c) {
+    memset(c, 0, sizeof *c);
+    backtrace(c->at, CALLERS);
+}
+
+// The names of some addresses.
+typedef struct {
+    void** at;   // (n) owned
+    char** text; // (n) lines "FUNCTION\nFILE:LINE\n", the innermost first, owned; NULL: not known
+    int n;
+} CallerNames;
+
+static inline int caller_names_find(const CallerNames* names, void* at) {
+    int i = 0;
+    while (i < names->n && names->at[i] != at) i++;
+    return i;
+}
+static inline void caller_names_add(CallerNames* names, const Callers* c) {
+    for (int i = 0; i < CALLERS && c->at[i]; i++) {
+        if (caller_names_find(names, c->at[i]) < names->n) continue;
+        names->at = (void**)with_room(names->at, (size_t)names->n, sizeof(void*));
+        names->at[names->n++] = c->at[i];
+    }
+}
+static inline void caller_names_free(CallerNames* names) {
+    for (int i = 0; i < names->n && names->text; i++) free(names->text[i]);
+    free(names->at);
+    free(names->text);
+}
+
+// For dl_iterate_phdr, which names the program itself first: how far it lies from where it was linked to.
+static inline int callers_shift(struct dl_phdr_info* program, size_t size, void* shift) {
+    (void)size;
+    *(uintptr_t*)shift = (uintptr_t)program->dlpi_addr;
+    return 1;
+}
+
+// Starts addr2line for these addresses. Returns its output, or NULL if it cannot be started.
+static inline FILE* callers_ask(const CallerNames* names, pid_t* child) {
+    char self[4096];
+    uintptr_t shift = 0;
+    int ends[2];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length < 0 || pipe(ends) != 0) return NULL;
+    self[length] = '\0';
+    dl_iterate_phdr(callers_shift, &shift);
+    const char* first[] = { "addr2line", "-e", self, "-f", "-i", "-a", "-C" };
+    int num = (int)(sizeof first / sizeof *first);
+    char** words = (char**)xcalloc((size_t)(num + names->n + 1), sizeof(char*));
+    for (int i = 0; i < num; i++) words[i] = xstrdup(first[i]);
+    for (int i = 0; i < names->n; i++) // the call lies before the address to which it returns
+        words[num + i] = format_string("0x%llx", (unsigned long long)((uintptr_t)names->at[i] - shift - 1));
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_addclose(&files, ends[0]);
+    posix_spawn_file_actions_addclose(&files, ends[1]);
+    posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    bool started = posix_spawnp(child, "addr2line", &files, NULL, words, environ) == 0;
+    posix_spawn_file_actions_destroy(&files);
+    for (int i = 0; words[i]; i++) free(words[i]);
+    free(words);
+    close(ends[1]);
+    if (!started) close(ends[0]);
+    return started ? fdopen(ends[0], "r") : NULL;
+}
+
+// Finds the names. Returns false if there is no addr2line.
+static inline bool caller_names_read(CallerNames* names) {
+    char* line = NULL;
+    size_t room = 0;
+    pid_t child;
+    int i = -1, status = 0;
+    FILE* f = names->n > 0 ? callers_ask(names, &child) : NULL;
+    if (f == NULL) return names->n == 0;
+    names->text = (char**)xcalloc((size_t)names->n, sizeof(char*));
+    while (getline(&line, &room, f) > 0) {
+        if (strncmp(line, "0x", 2) == 0) { i++; continue; } // the next address
+        if (i < 0 || i >= names->n) continue;
+        char* text = format_string("%s%s", names->text[i] ? names->text[i] : "", line);
+        free(names->text[i]);
+        names->text[i] = text;
+    }
+    free(line);
+    fclose(f);
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+// A function of a stack, and where it calls the one before it. is_inside: it is part of the call, in llmc/comm/ or here.
+typedef struct { char function[48], file[48]; int line; bool in_header, is_inside; } Caller;
+
+// Sets *caller from "FUNCTION\nFILE:LINE\n". Returns what follows, or NULL if text is not that.
+static inline const char* caller_parse(const char* text, Caller* caller) {
+    char path[1024] = "";
+    memset(caller, 0, sizeof *caller);
+    if (sscanf(text, "%47[^(\n]", caller->function) != 1 || strchr(text, '\n') == NULL) return NULL;
+    const char* next = strchr(text, '\n') + 1;
+    if (sscanf(next, "%1023[^\n]", path) != 1 || strchr(next, '\n') == NULL) return NULL;
+    char* colon = strrchr(path, ':');
+    if (colon) { caller->line = atoi(colon + 1); *colon = '\0'; }
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    snprintf(caller->file, sizeof caller->file, "%.47s", name);
+    caller->in_header = dot && (strcmp(dot, ".h") == 0 || strcmp(dot, ".cuh") == 0);
+    bool in_comm = caller->in_header && slash && slash - path >= 5 && strncmp(slash - 5, "/comm", 5) == 0;
+    caller->is_inside = in_comm || strcmp(name, "callers.h") == 0;
+    return strchr(next, '\n') + 1;
+}
+
+// Returns the stack (up to `most`) of a call into llmc/comm/: from the function that made it, to main.
+static inline int callers_stack(const CallerNames* names, const Callers* c, Caller* stack, int most) {
+    int n = 0;
+    for (int i = 0; i < CALLERS && c->at[i]; i++) {
+        int at = caller_names_find(names, c->at[i]);
+        const char* text = at < names->n && names->text && names->text[at] ? names->text[at] : "";
+        while (n < most && (text = caller_parse(text, &stack[n])) != NULL) {
+            bool is_part = n > 0 && strcmp(stack[n].function, stack[n - 1].function) == 0; // compiled apart
+            if (stack[n].is_inside || stack[n].function[0] == '?' || is_part) continue;
+            if (strcmp(stack[n++].function, "main") == 0) return n;
+        }
+    }
+    return n;
+}
+#endif
