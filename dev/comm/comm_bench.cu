@@ -200,7 +200,7 @@ static long long check_operations(Bench* b, const Collective* k, Shape s, const 
     long long wrong = 0;
     for (s.round = 1; s.round <= b->o.check; s.round++) {
         fill(b, &s, x, fault_now(&b->fault, s.rank, b->line, FAULT_BITFLIP));
-        if (fault_now(&b->fault, s.rank, b->line, FAULT_SKIP)) b->comm.world->skips = true;
+        if (fault_now(&b->fault, s.rank, b->line, FAULT_SKIP)) b->comm.world->notes.skips = true;
         comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, &s));
         wrong += count_wrong(b, k, &s, x);
     }

@@ -103,7 +103,7 @@ static inline bool caller_names_read(CallerNames* names) {
     return waitpid(child, &status, 0) == child && status == 0;
 }
 
-// A function of a stack, and where it calls the one before it. is_inside: it is part of the call, in llmc/comm/ or here.
+// A function of a stack, and where it calls the one before it. is_inside: it belongs to llmc/comm/, or is callers_take.
 typedef struct { char function[48], file[48]; int line; bool in_header, is_inside; } Caller;
 
 // Sets *caller from "FUNCTION\nFILE:LINE\n". Returns what follows, or NULL if text is not that.

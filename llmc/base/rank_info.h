@@ -13,7 +13,8 @@ typedef struct {
     int rank, size;             // this process, and how many there are
     int local_rank, local_size; // the same among those on this machine
     const char* found;          // "OpenMPI", "torchrun", "Slurm", "started alone"
-    char meeting[400];          // where rank 0 listens (comm/control.h), if the launcher says so: "PORT WORD HOST"; else ""
+    char meeting[400];          // where rank 0 listens (comm/control.h), if the launcher says so: "PORT WORD HOST";
+                                // else ""
 } RankInfo;
 
 // The variables of a launcher. NULL: Slurm says this in another form.

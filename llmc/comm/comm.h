@@ -120,8 +120,8 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     c->size = ranks.size;
     c->world_rank = (int*)xcalloc((size_t)ranks.size, sizeof(int));
     for (int q = 0; q < ranks.size; q++) c->world_rank[q] = q;
-    w->waited_capacity = COMM_WAITED_CAPACITY;
-    w->waited = (CommWaited*)xcalloc((size_t)w->waited_capacity, sizeof(CommWaited));
+    w->notes.capacity = COMM_WAITED_CAPACITY;
+    w->notes.waited = (CommWaited*)xcalloc((size_t)w->notes.capacity, sizeof(CommWaited));
     snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
     if (c->size > 1) comm_meet(c, &ranks);
     w->backend = comm_choose(c);
@@ -182,7 +182,7 @@ static inline void comm_free(Comm* c) {
     memset(c, 0, sizeof *c);
     if (!is_world) return;
     device_free(w->number);
-    free(w->waited);
+    free(w->notes.waited);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
     free(w->comms);

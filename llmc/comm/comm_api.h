@@ -97,7 +97,7 @@ typedef struct {
     unsigned long long calls, bytes_times_N; // sent per rank, by the formula
     unsigned long long posted; // bytes that this rank actually sent, counted where our code sends and not the library
     double exposed;            // seconds that compute waited in comm_wait; set by comm_collect_times, as is busy
-    double busy;               // seconds from start to finish of all operations, if CommContext.counts_busy
+    double busy;               // seconds from start to finish of all operations, if CommNotes.counts_busy
 } CommStats;
 
 // The times of an operation, by now_seconds(): when compute reached its issue and its wait, and when it continued after
@@ -142,6 +142,18 @@ typedef struct { CommEvent event; CommStats* stats; int events[COMM_EVENTS]; } C
 #define COMM_WAITED_CAPACITY 1024 // initial capacity
 #endif
 
+// What is noted of operations (comm_notes.h).
+typedef struct {
+    CommObserver observer;    // sees each one after its wait; NULL: there is none
+    void* self;               // the observer's own
+    bool counts_busy;         // CommStats.busy also counts without an observer, for one more time per operation
+    bool skips;               // --fault skip: the next operation with other ranks is left out, and they wait for it
+    const void* about;        // data of the operation that is issued next; NULL: its buffer
+    size_t about_bytes;
+    CommWaited* waited;       // (capacity) num_waited operations in the order of their waits, owned
+    int num_waited, capacity;
+} CommNotes;
+
 struct CommBackend;
 typedef struct Comm Comm;
 typedef bool CommPairs(int a, int b, int N); // symmetric: whether ranks a and b of N send messages to each other
@@ -154,24 +166,17 @@ typedef struct {
     void *mpi, *nccl;         // the backends' own; NULL: not in use
     char description[256];    // "MPI (Open MPI 4.1.4), ...", for the log
     bool strict;
-    bool skips;               // --fault skip: the next operation with other ranks is left out, and they wait for it
     Control* control;         // not owned
     FlightRecorder* recorder; // a view of control's
     Comm** comms;             // (num_comms) all that exist; the array is owned, they are not
     int num_comms;
     pthread_mutex_t lock;     // guards what the backend's thread and the host both write
     pthread_cond_t changed;   // an operation was issued, or is finished
-    CommObserver observer;
-    void* observer_self;
-    bool counts_busy;         // CommStats.busy also counts without an observer, for one more time per operation
-    CommWaited* waited;       // (waited_capacity) num_waited operations in the order of their waits, owned
-    int num_waited, waited_capacity;
+    CommNotes notes;
     double host_link, host_until[2]; // --emulate-host-link, Gbit/s; end of its queues to and from the host
     double* number;           // device memory of comm_host_sum, owned
     Comm* allocates;          // the communicator whose memory comm_alloc is allocating; NULL: none
     Comm* registers;          // on which comm_register_memory registers memory; NULL: on the world
-    const void* about;        // data of the operation that is issued next; NULL: its buffer
-    size_t about_bytes;
 } CommContext;
 
 #ifndef COMM_IN_FLIGHT

@@ -1,26 +1,15 @@
 /*
-comm_operations.h - an operation from its call to the end of its wait: counting, strict mode, the wait, and its times.
+comm_operations.h - an operation from its call to the end of its wait, and strict mode.
 
 An operation occupies a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in
 strict mode at the wait. If there is only one rank, there is no backend: operations are copies, which this file makes.
+comm_notes.h counts and times what happens here.
 */
 #ifndef LLMC_COMM_OPERATIONS_H
 #define LLMC_COMM_OPERATIONS_H
-#include "comm_api.h"
+#include "comm_notes.h"
 
 // ---- what an operation sends, reads and writes ----
-
-// Returns the elements that a rank sends by the formulas of comm_api.h, times N.
-static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) {
-    unsigned long long others = (unsigned long long)N - 1, all = (unsigned long long)N;
-    switch (k) {
-    case COMM_ALL_REDUCE: return 2 * n * others;
-    case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: case COMM_ALL_TO_ALL: return n * others * all;
-    case COMM_BROADCAST: return n * others;
-    case COMM_SEND: return n * all;
-    default: return 0;
-    }
-}
 
 // This rank's part of the buffer (N,n) that a reduce-scatter reads or an all-gather writes.
 static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
@@ -103,35 +92,10 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     c->backend->start(c, s);
 }
 
-// ---- what the observer will see of an operation ----
-// The next operation of this process sends or receives this data (bytes) in another form, from or to another buffer.
-static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
-    c->world->about = data;
-    c->world->about_bytes = bytes;
-}
-
-static inline void comm_event_begin(Comm* c, CommSlot* s) {
-    CommContext* w = c->world;
-    CommEvent* e = &s->event;
-    // The other buffer is of all ranks, or there is none
-    bool shard_in = s->kind == COMM_ALL_GATHER || s->kind == COMM_SEND;
-    memset(e, 0, sizeof *e);
-    e->communicator = c->name;
-    e->kind = s->kind;
-    e->type = s->type;
-    e->n = s->n;
-    e->number = s->number;
-    e->ranks = c->size;
-    if (w->observer) callers_take(&e->callers);
-    e->data = w->about ? w->about : shard_in ? s->in : s->out;
-    e->bytes = w->about ? w->about_bytes : s->n * comm_type_size(s->type);
-    w->about = NULL;
-}
-
-// peer: the other end or the root, a rank of c; -1: there is none. color: of a split.
+// Takes the next slot of c. peer: the other end or the root, a rank of c; -1: there is none. color: of a split.
 // on_host: the shard is in host memory.
-static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
-                                int color, bool on_host) {
+static inline CommSlot* comm_slot(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
+                                  int color, bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
     invariant(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
               comm_kind_names[s->kind], s->number);
@@ -140,22 +104,14 @@ static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* i
     s->on_host = on_host;
     s->number = c->issued++;
     s->live = true;
-    comm_event_begin(c, s);
-    for (int k = 0; k < COMM_EVENTS; k++) s->events[k] = -1;
-    s->events[EVENT_ISSUED] = device_event();
-    c->stats[kind].calls++;
-    c->stats[kind].bytes_times_N += comm_sent_times_N(kind, n, c->size) * comm_type_size(t);
-    int world_peer = peer >= 0 ? c->world_rank[peer] : -1;
-    if (c->world->skips && c->size > 1) { // a fault on purpose
-        s->begun = s->finished = true;
-        c->world->skips = false;
-        return s->number;
-    }
-    s->record = flight_recorder_issue(c->world->recorder, c->name, comm_kind_names[kind], n, comm_type_name(t),
-                                      world_peer);
-    if (c->world->strict) { comm_poison(c, s); return s->number; } // it begins at its wait
-    s->begun = true;
-    c->backend->start(c, s);
+    return s;
+}
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
+                                int color, bool on_host) {
+    CommSlot* s = comm_slot(c, kind, out, in, n, t, peer, color, on_host);
+    if (!comm_note_issue(c, s)) s->begun = true; // left out
+    else if (c->world->strict) comm_poison(c, s); // it begins at its wait
+    else comm_begin(c, s);
     return s->number;
 }
 
@@ -241,64 +197,6 @@ static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited
     }
 }
 
-// ---- times of operations that were waited for ----
-
-// Returns how many of them the device has passed. Waits are passed in their order,
-// and with a wait all marks of its operation.
-static inline int comm_count_passed(const CommContext* w) {
-    int passed = 0, end = w->num_waited; // those before `passed` are, those from `end` on may not be
-    while (passed < end) {
-        int middle = passed + (end - passed) / 2;
-        if (device_event_passed(w->waited[middle].events[EVENT_WAIT_ENDED])) passed = middle + 1;
-        else end = middle;
-    }
-    return passed;
-}
-
-// Settles the oldest n, which the device has passed.
-static inline void comm_collect_oldest(CommContext* w, int n) {
-    if (n > 0 && w->backend && w->backend->look) w->backend->look(w);
-    for (int i = 0; i < n; i++) {
-        CommWaited* x = &w->waited[i];
-        x->stats->exposed += device_event_seconds(x->events[EVENT_WAIT_BEGUN], x->events[EVENT_WAIT_ENDED]);
-        CommEvent* e = &x->event;
-        const int* m = x->events;
-        if (w->observer || w->counts_busy) x->stats->busy += m[EVENT_STARTED] < 0 ? e->finished - e->started
-                                                           : device_event_seconds(m[EVENT_STARTED], m[EVENT_FINISHED]);
-        double* times[COMM_EVENTS] = { &e->issued, &e->wait_begun, &e->wait_ended, &e->started, &e->finished };
-        for (int k = 0; w->observer && k < COMM_EVENTS; k++) if (m[k] >= 0) *times[k] = device_event_time(m[k]);
-        if (w->observer) w->observer(w->observer_self, e);
-        for (int k = 0; k < COMM_EVENTS; k++) if (m[k] >= 0) device_event_free(m[k]);
-    }
-    w->num_waited -= n;
-    memmove(w->waited, w->waited + n, (size_t)w->num_waited * sizeof(CommWaited));
-}
-
-// While the host waits for the device anyway: settles what the device has passed, so that at the end of a step, when
-// the device has nothing to do, few operations are left for comm_collect_times. An observer sees all of them there
-// (comm_make_room).
-static inline void comm_collect_passed(CommContext* w) {
-    bool any = w->num_waited > 0 && device_event_passed(w->waited[0].events[EVENT_WAIT_ENDED]);
-    if (any && w->observer == NULL) comm_collect_oldest(w, comm_count_passed(w));
-}
-
-static inline void comm_collect_times(Comm* c) {
-    CommContext* w = c->world;
-    if (w->num_waited > 0 && !device_event_passed(w->waited[w->num_waited - 1].events[EVENT_WAIT_ENDED]))
-        device_synchronize();
-    comm_collect_oldest(w, w->num_waited);
-}
-
-// Makes room for one more in the middle of a step, where the device must not run dry: what it has not passed yet stays.
-// An observer sees all at comm_collect_times, because run/trace.h first needs the compute into which the waits cut.
-static inline void comm_make_room(CommContext* w) {
-    if (w->num_waited < w->waited_capacity) return;
-    if (w->observer == NULL) comm_collect_oldest(w, comm_count_passed(w));
-    if (w->num_waited <= w->waited_capacity / 2) return;
-    w->waited_capacity *= 2;
-    w->waited = (CommWaited*)xrealloc(w->waited, (size_t)w->waited_capacity * sizeof(CommWaited));
-}
-
 static inline void comm_wait(Comm* c, CommOp op) {
     invariant(op >= 0 && op < c->issued, "%s: comm_wait for operation #%lld, but only %lld were issued", c->name, op,
               c->issued);
@@ -308,7 +206,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
     if (comm_is_alone(c)) sleep_until(s->event.finished); // of a copy over an emulated link
-    else if (s->record.communicator[0]) { // else it was skipped
+    else if (comm_was_noted(s)) { // else it was left out
         flight_recorder_wait_begin(c->world->recorder, &s->record);
         c->backend->finish(c, s);
         flight_recorder_wait_end(c->world->recorder);
@@ -316,14 +214,8 @@ static inline void comm_wait(Comm* c, CommOp op) {
     // This part is scratch, though only NCCL uses it
     if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER)
         comm_set_nan(comm_own_part(c, s), s->n * comm_type_size(s->type), false);
-    s->events[EVENT_WAIT_ENDED] = device_event();
+    comm_note_wait(c, s);
     s->live = false;
-    CommContext* w = c->world;
-    comm_make_room(w);
-    CommWaited* x = &w->waited[w->num_waited++];
-    x->event = s->event;
-    x->stats = &c->stats[s->kind];
-    memcpy(x->events, s->events, sizeof x->events);
 }
 
 static inline void comm_barrier(Comm* c) {
@@ -340,30 +232,4 @@ static inline double comm_host_sum(Comm* c, double x) {
     return x;
 }
 
-static inline void comm_observe(Comm* c, CommObserver observer, void* self) {
-    comm_collect_times(c);
-    c->world->observer = observer;
-    c->world->observer_self = self;
-}
-
-// ---- totals ----
-
-static inline double comm_rank_bytes(const Comm* world) {
-    const CommContext* w = world->world;
-    double bytes = 0;
-    for (int i = 0; i < w->num_comms; i++) {
-        const Comm* c = w->comms[i];
-        unsigned long long times_N = 0;
-        for (int k = 0; k < COMM_KINDS; k++) times_N += c->stats[k].bytes_times_N;
-        bytes += (double)times_N / c->size; // one division, so that a whole number of bytes is exact
-    }
-    return bytes;
-}
-static inline double comm_rank_exposed(const Comm* world) {
-    const CommContext* w = world->world;
-    double seconds = 0;
-    for (int i = 0; i < w->num_comms; i++)
-        for (int k = 0; k < COMM_KINDS; k++) seconds += w->comms[i]->stats[k].exposed;
-    return seconds;
-}
 #endif

@@ -3,9 +3,9 @@ ranks.h - everything that a program of several ranks needs besides its model: th
 watchdog, checks that they agree, faults on purpose, and the cost of communication per step, also on the timeline.
 
 The timeline (trace.h) gets an arrow from the moment at which an operation was issued to the operation. An operation
-also says which functions issued it (base/callers.h), how long compute waited for it, and which units' parameters or gradients it moves,
-where the pieces of this rank tell that. The rank's part ends with how long its steps took (diagnosis.h), so that
-build/overlap finds the same figures that the run itself prints.
+also says which functions issued it (base/callers.h), how long compute waited for it, and which units' parameters or
+gradients it moves, where the pieces of this rank tell that. The rank's part ends with how long its steps took
+(diagnosis.h), so that build/overlap finds the same figures that the run itself prints.
 
 Global state: `trace_memories`, beside trace.h's.
 */
@@ -228,7 +228,7 @@ static inline double sent_along(const SentAlong* s) {
 static inline void ranks_count_begin(Ranks* w, long long step, void* state) {
     comm_step(&w->comm, step);
     fault_strike(&w->fault, w->comm.rank, step);
-    if (fault_now(&w->fault, w->comm.rank, step, FAULT_SKIP)) w->comm.world->skips = true;
+    if (fault_now(&w->fault, w->comm.rank, step, FAULT_SKIP)) w->comm.world->notes.skips = true;
     if (fault_now(&w->fault, w->comm.rank, step, FAULT_BITFLIP)) {
         unsigned char byte;
         device_to_host(&byte, state, 1);

@@ -97,7 +97,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     if (ranks.size > 1) control_share_hosts(&w->control);
     w->fault = fault_parse(w->fault_text, ranks.size);
     fault_announce(&w->fault);
-    w->comm.world->counts_busy = w->comm.size > 1; // for the diagnosis at the end
+    w->comm.world->notes.counts_busy = w->comm.size > 1; // for the diagnosis at the end
     ranks_claim_out(run, false); // before this run looks for checkpoints there
     run_open(run);
     ranks_agree_on_chunks(&w->control);

@@ -152,8 +152,8 @@ CLAIM(operations_that_are_over_give_their_marks_back_within_a_step) {
         comm_wait(&world, comm_all_reduce(&world, x.p, n, COMM_F32));
         if (k % 20 == 19) poll_for_device();
     }
-    require(world.world->num_waited <= COMM_WAITED_CAPACITY && world.world->waited_capacity == COMM_WAITED_CAPACITY,
-            "%d operations that were over have kept their marks", world.world->num_waited);
+    require(world.world->notes.num_waited <= COMM_WAITED_CAPACITY && world.world->notes.capacity == COMM_WAITED_CAPACITY,
+            "%d operations that were over have kept their marks", world.world->notes.num_waited);
     poll_for_device();
     comm_collect_times(&world);
 #if USE_NCCL
