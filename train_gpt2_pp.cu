@@ -778,7 +778,7 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_pp", "train GPT-2 with pipeline parallelism: each rank has some of the blocks");
     options_ranks(run);
-    options_pipeline_parallel(&run->table, &run->ranks->pipeline_parallel, &g->stages.options);
+    options_pipeline_parallel(&run->table, &run->ranks->along[AXIS_PP], &g->stages.options);
     g->ddp = DDP_BUCKETED;
     g->bucket_mb = 25;
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",

@@ -728,7 +728,7 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_tp", "train GPT-2 with tensor parallelism: each rank has a part of every matrix");
     options_ranks(run);
-    options_tensor_parallel(&run->table, &run->ranks->tensor_parallel, &g->rows.options);
+    options_tensor_parallel(&run->table, &run->ranks->along[AXIS_TP], &g->rows.options);
     g->ddp = DDP_BUCKETED;
     g->bucket_mb = 25;
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",

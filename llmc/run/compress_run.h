@@ -25,8 +25,8 @@ static inline json_t* compress_predict_segments(const void* self) {
 // Declares the options; --predict also prints the segments, by which the planner times messages.
 static inline void compress_options(Compress* c, Run* run) {
     options_compress(&run->table, &c->o);
-    run->ranks->predict_more = compress_predict_segments;
-    run->ranks->predict_self = c;
+    run->ranks->sharing.predict = compress_predict_segments;
+    run->ranks->sharing.self = c;
 }
 
 // ---- errors in checkpoints ----

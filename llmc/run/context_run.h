@@ -9,13 +9,13 @@ the same data, and the work of each rank is predicted, counted and printed.
 
 // ---- before the model ----
 // Sets who shares what; each group reads a part of every step. For --predict this is a rank that sends most.
-static inline DataReaders context_readers(void* self, Run* run, bool predicts) {
+static inline DataReaders context_readers(void* self, Run* run, int stage) {
     ContextParallel* cp = (ContextParallel*)self;
     Comm* world = ranks_world(run);
-    if (predicts) world->rank = cp->ranks == 1 || world->size == 1 ? 0 : 1;
+    if (stage != RANKS_JOINED) world->rank = cp->ranks == 1 || world->size == 1 ? 0 : 1;
     context_plan(cp, world, run->config, (int)run->o.seq_len);
     DataReaders groups = { world->rank / cp->c, world->size / cp->c, cp->c > 1 ? "groups of ranks" : "ranks", 1 };
-    run->ranks->context_parallel = cp->c;
+    run->ranks->along[AXIS_CP] = cp->c;
     return groups;
 }
 static inline void context_open(void* self, Run* run) { context_split((ContextParallel*)self, ranks_world(run)); }
@@ -65,8 +65,7 @@ static inline bool context_report_pairs(Run* run, const ContextParallel* cp) {
 
 // Call after the program's options are added.
 static inline void ranks_share_sequences(Run* run, ContextParallel* cp) {
-    static const RankSharing sharing = { context_readers, context_open, context_report };
-    run->ranks->sharing = &sharing;
-    run->ranks->sharing_self = cp;
+    RankSharing sharing = { cp, context_readers, context_open, context_report, NULL, NULL, false, -1 };
+    run->ranks->sharing = sharing;
 }
 #endif

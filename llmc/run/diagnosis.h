@@ -337,7 +337,7 @@ typedef struct {
     SingleRun single;
     long long last;       // step
     double rate, scaling; // tokens per second, and the measured efficiency; 0: not known
-    char artificial[160]; // as what_is_artificial says
+    char artificial[160]; // as in Ranks
 } DiagnosisReport;
 
 #define DIAGNOSIS_COMMS 8 // a program has at most five
@@ -363,8 +363,8 @@ static inline void step_times_begin(StepTimes* t, Ranks* w) {
     const CommContext* all = w->comm.world;
     // Waited for before this step
     for (size_t i = trace.step_begin; i < trace.count; i++) trace.slices[i].outside = true;
-    if (w->actions_done) device_event_free(w->actions_over);
-    w->actions_done = false;
+    if (w->has_last_work) device_event_free(w->last_work);
+    w->has_last_work = false;
     for (int i = 0; i < all->num_comms && i < DIAGNOSIS_COMMS; i++)
         for (int k = 0; k < COMM_KINDS; k++) {
             t->exposed[i][k] = all->comms[i]->stats[k].exposed;
@@ -376,7 +376,7 @@ static inline void step_times_begin(StepTimes* t, Ranks* w) {
 // seconds: of the step, of which `data` were waits for data.
 static inline void step_times_end(StepTimes* t, const Ranks* w, long long step, double seconds, double data) {
     const CommContext* all = w->comm.world;
-    double until = w->actions_done ? device_event_seconds(t->began, w->actions_over) : 0;
+    double until = w->has_last_work ? device_event_seconds(t->began, w->last_work) : 0;
     bool first = t->last == 0;
     device_event_free(t->began);
     t->last = step;
@@ -400,21 +400,6 @@ static inline void step_times_end(StepTimes* t, const Ranks* w, long long step, 
         }
     }
 }
-// ---- what the options say ----
-static inline bool is_emulated(const OptionTable* t) {
-    for (int i = 0; i < t->count; i++)
-        if (strcmp(t->specs[i].name, "emulate-ms") == 0) return (*(const char**)t->specs[i].value)[0] != '\0';
-    return false;
-}
-// What makes the times others than those of this machine; "": nothing.
-static inline void what_is_artificial(char* out, size_t size, const OptionTable* t, const Ranks* w) {
-    snprintf(out, size, "%s%s%s%s%s", is_emulated(t) ? " EMULATED TIMES (--emulate-ms);" : "",
-             w->options.link > 0 ? " EMULATED LINK (--emulate-link);" : "",
-             w->comm.world->host_link > 0 ? " EMULATED LINK TO THE HOST;" : "",
-             w->comm.world->strict ? " STRICT MODE, WHICH HIDES NOTHING;" : "",
-             w->fault.kind != FAULT_NONE ? " A FAULT ON PURPOSE (--fault);" : "");
-}
-
 // ---- words ----
 static inline void cause_name(const Diagnosis* d, int cause, char* out, size_t size) {
     static const char* const names[] = {
@@ -511,10 +496,9 @@ static inline void trace_steps(const StepTimes* t) {
 }
 // Finds the causes and sets *d on rank 0. Returns false, on all ranks,
 // if there is one rank or no step but the first. Collective.
-static inline bool find_breakdown(Diagnosis* d, StepTimes* t, Ranks* w, const OptionTable* table) {
+static inline bool find_breakdown(Diagnosis* d, StepTimes* t, Ranks* w) {
     if (w->comm.size == 1 || t->steps == 0) return false;
-    // It sleeps instead of computing
-    for (int s = 0; s < t->mine.steps && is_emulated(table); s++) t->mine.running[s] = -1;
+    for (int s = 0; s < t->mine.steps && w->sleeps; s++) t->mine.running[s] = -1;
     trace_steps(t);
     // Each as far as its last channel
     ControlBytes* given = control_gather(&w->control, &t->mine, rank_steps_bytes(&t->mine));

@@ -15,33 +15,33 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     int N = r->all.comm.size;
     if (mesh->text) {
         Axes axes = axes_choose(mesh->text, N);
-        r->tensor_parallel = axes.size[MESH_TP];
-        r->pipeline_parallel = axes.size[MESH_PP];
+        r->along[AXIS_TP] = axes.size[MESH_TP];
+        r->along[AXIS_PP] = axes.size[MESH_PP];
         mesh_check_model("--mesh tp=", axes.size[MESH_TP], run->config);
         return axes;
     }
-    mesh_check_ranks("--tensor-parallel ", &r->tensor_parallel, N);
-    mesh_check_model("--tensor-parallel ", (int)r->tensor_parallel, run->config);
-    mesh_check_ranks("--pipeline-parallel ", &r->pipeline_parallel, N);
-    int t = (int)r->tensor_parallel, p = (int)r->pipeline_parallel;
+    mesh_check_ranks("--tensor-parallel ", &r->along[AXIS_TP], N);
+    mesh_check_model("--tensor-parallel ", (int)r->along[AXIS_TP], run->config);
+    mesh_check_ranks("--pipeline-parallel ", &r->along[AXIS_PP], N);
+    int t = (int)r->along[AXIS_TP], p = (int)r->along[AXIS_PP];
     return axes_of(t, p, N / (t * p), false);
 }
 
-// Sets who shares what. For --predict this is a rank of stage predicted_stage. Ranks that share a replica of the model
+// Sets who shares what. stage: as in RankSharing. Ranks that share a replica of the model
 // see the same data.
-static inline DataReaders mesh_readers(void* self, Run* run, bool predicts) {
+static inline DataReaders mesh_readers(void* self, Run* run, int stage) {
     Mesh* mesh = (Mesh*)self;
     RanksRun* r = run->ranks;
     Axes axes = mesh_choose_axes(run, mesh);
-    AxesPlace predicted = { { 0, r->predicted_stage, 0 } }; // tp, pp, dp
-    if (predicts) r->all.comm.rank = axes_rank(axes, predicted);
-    if (predicts && mesh->text) r->sent_along = mesh->sent_along;
+    AxesPlace predicted = { { 0, stage, 0 } }; // tp, pp, dp
+    if (stage != RANKS_JOINED) r->all.comm.rank = axes_rank(axes, predicted);
+    if (mesh->text) r->sharing.sent = mesh->sent_along;
     mesh_plan_axes(mesh, &r->all.comm, axes);
     AxesPlace place = axes_place(axes, r->all.comm.rank);
-    if (r->pipeline_parallel > 1) r->pipe = place.at[MESH_DP] * axes.size[MESH_TP] + place.at[MESH_TP];
-    bool shared = r->tensor_parallel * r->pipeline_parallel > 1;
+    if (r->along[AXIS_PP] > 1) r->sharing.pipe = place.at[MESH_DP] * axes.size[MESH_TP] + place.at[MESH_TP];
+    bool shared = r->along[AXIS_TP] * r->along[AXIS_PP] > 1;
     const char* readers = shared ? "replicas of the model" : "ranks";
-    DataReaders replicas = { place.at[MESH_DP], axes.size[MESH_DP], readers, r->pipeline_parallel };
+    DataReaders replicas = { place.at[MESH_DP], axes.size[MESH_DP], readers, r->along[AXIS_PP] };
     return replicas;
 }
 
@@ -58,7 +58,7 @@ static inline void mesh_open(void* self, Run* run) {
 
 // Says which ranks save: all of them, where each has shards of its own, else those of the first replica of the model.
 static inline void mesh_choose_writers(Run* run, bool sharded) {
-    const Mesh* m = run->ranks->mesh;
+    const Mesh* m = (const Mesh*)run->ranks->sharing.self;
     int model = m->pp->size * m->tp->size, place = m->pp->rank * m->tp->size + m->tp->rank;
     run->ranks->share.writer = sharded || m->dp->rank == 0 ? m->dp->rank * model + place : -1;
     run->ranks->share.writers = sharded ? m->dp->size * model : model;
@@ -94,11 +94,10 @@ static inline void axes_record(json_t* run, Axes a, const double sent[MESH_AXES]
 
 // Prints the mesh. From here on the bytes along each axis of --mesh are counted, to be compared with the prediction.
 static inline void mesh_report(void* self, Run* run) {
-    (void)self;
     RanksRun* r = run->ranks;
     Ranks* w = &r->all;
-    const Mesh* m = r->mesh;
-    int t = (int)r->tensor_parallel, replicas = w->comm.size / t;
+    const Mesh* m = (const Mesh*)self;
+    int t = (int)r->along[AXIS_TP], replicas = w->comm.size / t;
     if (m->text == NULL && t > 1)
         printf("mesh       %d replica%s of the model, %son %d ranks with 1/%d of each matrix\n",
                replicas, replicas == 1 ? "" : "s", replicas == 1 ? "" : "each ", t, t);
@@ -115,11 +114,9 @@ static inline void mesh_report(void* self, Run* run) {
 
 // Call after the program's options are added.
 static inline void ranks_are_mesh(Run* run, Mesh* mesh) {
-    static const RankSharing sharing = { mesh_readers, mesh_open, mesh_report };
-    run->ranks->mesh = mesh;
-    run->ranks->sharing = &sharing;
-    run->ranks->sharing_self = mesh;
-    // pipeline_parallel is 0 if options_pipeline_parallel has set it.
-    run->ranks->is_pipeline = mesh->text != NULL || run->ranks->pipeline_parallel == 0;
+    // The axis is 0 if options_pipeline_parallel has set it.
+    bool has_actions = mesh->text != NULL || run->ranks->along[AXIS_PP] == 0;
+    RankSharing sharing = { mesh, mesh_readers, mesh_open, mesh_report, NULL, NULL, has_actions, -1 };
+    run->ranks->sharing = sharing;
 }
 #endif

@@ -65,8 +65,8 @@ static inline void predict_ranks(Predictor* p) {
     run->ranks->all.comm.size = (int)N;
 }
 
-// Sets run as run_start does, for a rank of this stage of the pipeline.
-static inline void predict_start(Predictor* p, int argc, char** argv, int stage) {
+// Sets run as run_start does.
+static inline void predict_start(Predictor* p, int argc, char** argv) {
     Run* run = p->run;
     memcpy(run, p->clean, sizeof *run);
     memcpy(run->ranks, p->clean_ranks, sizeof *run->ranks);
@@ -81,14 +81,13 @@ static inline void predict_start(Predictor* p, int argc, char** argv, int stage)
     LayerShapes shapes = layer_shapes((int)run->o.batch_size, (int)run->o.seq_len, run->config.C, run->config.NH,
                                       run->config.Vp, 1);
     layer_shapes_check(shapes);
-    run->ranks->predicted_stage = stage;
 }
 
 // A rank's bytes by kind, those that are not 0.
 static inline void predict_print_rank(const Run* run) {
     const RanksRun* r = run->ranks;
-    int BT = (int)(run->o.batch_size * run->o.seq_len / r->context_parallel),
-        Vp = run->config.Vp / (int)r->tensor_parallel;
+    int BT = (int)(run->o.batch_size * run->o.seq_len / r->along[AXIS_CP]),
+        Vp = run->config.Vp / (int)r->along[AXIS_TP];
     size_t bytes[MEMORY_KINDS];
     memcpy(bytes, run->predicted, sizeof bytes);
     bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float);
@@ -96,9 +95,8 @@ static inline void predict_print_rank(const Run* run) {
     for (int k = 0, n = 0; k < MEMORY_KINDS; k++)
         if (bytes[k] > 0) printf("%s\"%s\":%zu", n++ ? "," : "", memory_kind_names[k], bytes[k]);
     printf("},\"sent\":%.17g", r->sent);
-    if (r->sent_along)
-        printf(",\"sent_along\":{\"tp\":%.17g,\"pp\":%.17g,\"dp\":%.17g}", r->sent_along[0], r->sent_along[1],
-               r->sent_along[2]);
+    const double* sent = r->sharing.sent;
+    if (sent) printf(",\"sent_along\":{\"tp\":%.17g,\"pp\":%.17g,\"dp\":%.17g}", sent[0], sent[1], sent[2]);
     printf("}");
 }
 
@@ -106,12 +104,12 @@ static inline void predict_print_rank(const Run* run) {
 static inline void predict_answer(Predictor* p, int argc, char** argv) {
     Run* run = p->run;
     RanksRun* r = run->ranks;
-    for (int stage = 0; stage == 0 || stage < r->pipeline_parallel; stage++) {
-        predict_start(p, argc, argv, stage);
-        ranks_predict(run);
+    for (int stage = 0; stage == 0 || stage < r->along[AXIS_PP]; stage++) {
+        predict_start(p, argc, argv);
+        ranks_predict(run, stage);
         p->configure(p->model, run);
         p->predict(p->model, run);
-        long long tp = r->tensor_parallel, pp = r->pipeline_parallel, cp = r->context_parallel;
+        long long tp = r->along[AXIS_TP], pp = r->along[AXIS_PP], cp = r->along[AXIS_CP];
         if (stage == 0)
             printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"cp\":%lld,\"pp\":%lld,\"dp\":%lld},"
                    "\"ranks\":[",
@@ -120,8 +118,8 @@ static inline void predict_answer(Predictor* p, int argc, char** argv) {
         predict_print_rank(run);
     }
     printf("]");
-    if (r->predict_more) {
-        json_t* object = r->predict_more(r->predict_self);
+    if (r->sharing.predict) {
+        json_t* object = r->sharing.predict(r->sharing.self);
         char* more = json_dumps(object, JSON_COMPACT);
         printf(",\"more\":%s", more);
         free(more);

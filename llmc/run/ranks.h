@@ -144,11 +144,18 @@ typedef struct {
     SentAlong along[MAX_SENT_ALONG];  // parts of the traffic that a mesh or ZeRO++ counts separately
     int num_along;
     double exposed_total, seconds_total;
-    // of the step at hand, in a pipeline
-    bool actions_done;                // all its actions were issued;
-    int actions_over;                 // a mark, passed when they are over
+    bool has_last_work;               // the program has said when this rank's part of the step at hand is over:
+    int last_work;                    // a mark, passed then
     const char* single_text;          // --single-throughput
+    char artificial[160];             // what makes the times others than those of this machine; "": nothing
+    bool sleeps;                      // instead of computing
 } Ranks;
+
+// Says at the end that the times are not those of this machine, and why.
+static inline void ranks_are_artificial(Ranks* w, const char* why) {
+    size_t n = strlen(w->artificial);
+    snprintf(w->artificial + n, sizeof w->artificial - n, " %s;", why);
+}
 
 static inline void options_all_ranks(OptionTable* t, Ranks* w) {
     options_comm(t, &w->options);

@@ -15,37 +15,34 @@ run.h that have no counterpart here are called by both.
 #include "run.h"
 #include "ranks.h"
 
+#define RANKS_JOINED (-1) // instead of a stage that --predict asks about
+
+// What a program says of its ranks, if they share more than data: a replica of the model, or sequences (mesh_run.h,
+// context_run.h). Its options fill this in. A function that is NULL does nothing.
+typedef struct {
+    void* self;                                               // the functions' first argument; a view
+    // Sets which ranks share what, and returns which data they read. stage: of the pipeline, for --predict, which joins
+    // no ranks; else RANKS_JOINED
+    DataReaders (*readers)(void* self, Run* run, int stage);
+    void (*open)(void* self, Run* run);                       // opens the communicators. Collective
+    void (*report)(void* self, Run* run);                     // prints which ranks share what, after ranks_report
+    json_t* (*predict)(const void* self);                     // what else --predict prints, as "more"
+    const double* sent;                                       // (3) bytes of a step along tp, pp and dp, for --predict;
+                                                              // NULL: not told apart
+    bool has_actions;                                         // --fault may name a micro-batch
+    int pipe;                                                 // which pipeline this rank is in; -1: in none
+} RankSharing;
+
 typedef struct RanksRun {
     Ranks all;
     SaveShare share;                // which ranks save; at first only rank 0, until the program sets it
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     double sent;                    // bytes that this rank will send per step, set by the program
-    const double* sent_along;       // (3) the parts of these that go along tp, pp and dp: a view, set by programs
-                                    // with --mesh; else NULL
-    json_t* (*predict_more)(const void*); // what else --predict prints, of predict_self; both set by the program.
-                                          // NULL: nothing
-    const void* predict_self;
-    int predicted_stage;            // --predict: the stage of the pipeline whose rank this is
     StepTimes times;                // where the time of each step went
-    long long tensor_parallel;      // neighbouring ranks that share a replica of the model, and see the same data;
-    long long pipeline_parallel;    // ranks of a pipeline; 1 in programs without this option
-    long long context_parallel;     // neighbouring ranks that share each sequence, and see the same data; likewise 1
-    struct Mesh* mesh;              // a view; NULL: the ranks are no mesh
-    const struct RankSharing* sharing; // how ranks share more than data; NULL: they do not
-    void* sharing_self;
     void* state;                    // device memory that --fault bitflip may change; set by ranks_load
-    bool is_pipeline;               // the program runs a pipeline, so --fault may name a micro-batch
-    int pipe;                       // which pipeline this rank is in; -1: in none
+    long long along[COMM_AXES];     // ranks along AXIS_TP, AXIS_PP and AXIS_CP: an option's value, or 1
+    RankSharing sharing;            // how ranks share more than data
 } RanksRun;
-
-// How some ranks share a replica of the model, or sequences (mesh_run.h, context_run.h). The options set it.
-typedef struct RankSharing {
-    DataReaders (*readers)(void* self, Run* run, bool predicts); // sets which ranks share what, and returns which data
-                                                                 // they read. predicts: for --predict, which joins no
-                                                                 // ranks
-    void (*open)(void* self, Run* run);                          // opens the communicators. Collective
-    void (*report)(void* self, Run* run);                        // prints which ranks share what, after ranks_report
-} RankSharing;
 
 // The communicator of all ranks.
 static inline Comm* ranks_world(Run* run) { return &run->ranks->all.comm; }
@@ -53,8 +50,8 @@ static inline Comm* ranks_world(Run* run) { return &run->ranks->all.comm; }
 // Call it in programs that run on several ranks, after run_options.
 static inline void options_ranks(Run* run) {
     run->ranks = (RanksRun*)xcalloc(1, sizeof(RanksRun));
-    run->ranks->tensor_parallel = run->ranks->pipeline_parallel = run->ranks->context_parallel = 1;
-    run->ranks->pipe = -1;
+    for (int k = 0; k < COMM_AXES; k++) run->ranks->along[k] = 1;
+    run->ranks->sharing.pipe = -1;
     options_all_ranks(&run->table, &run->ranks->all);
 }
 
@@ -95,6 +92,7 @@ static inline void ranks_join(Run* run, int argc, char** argv) {
     w->options.out = run->o.out;
     comm_init(&w->comm, &w->options, ranks, &w->control);
     if (ranks.size > 1) control_share_hosts(&w->control);
+    if (w->options.link > 0) ranks_are_artificial(w, "EMULATED LINK (--emulate-link)");
     w->fault = fault_parse(w->fault_text, ranks.size);
     fault_announce(&w->fault);
     w->comm.world->notes.counts_busy = w->comm.size > 1; // for the diagnosis at the end
@@ -108,7 +106,7 @@ static inline void ranks_open_data(Run* run, DataReaders readers) {
     RanksRun* r = run->ranks;
     Ranks* w = &r->all;
     run_open_data(run, readers);
-    fault_check_micro(&w->fault, r->is_pipeline ? run->accumulation : 0);
+    fault_check_micro(&w->fault, r->sharing.has_actions ? run->accumulation : 0);
     require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train, run->data_sum));
     r->share.writer = w->comm.rank == 0 ? 0 : -1;
     r->share.writers = 1;
@@ -117,19 +115,19 @@ static inline void ranks_open_data(Run* run, DataReaders readers) {
 }
 
 // Returns which data this rank reads: a part of every step of its own, unless ranks share more than data.
-static inline DataReaders ranks_readers(Run* run, bool predicts) {
+static inline DataReaders ranks_readers(Run* run, int stage) {
     RanksRun* r = run->ranks;
     DataReaders all = { r->all.comm.rank, r->all.comm.size, "ranks", 1 };
-    return r->sharing ? r->sharing->readers(r->sharing_self, run, predicts) : all;
+    return r->sharing.readers ? r->sharing.readers(r->sharing.self, run, stage) : all;
 }
 
 static inline void ranks_start(Run* run, int argc, char** argv) {
     ranks_join(run, argc, argv);
-    DataReaders readers = ranks_readers(run, false);
+    DataReaders readers = ranks_readers(run, RANKS_JOINED);
     ranks_open_data(run, readers);
 }
-// The same for --predict (predict.h), which starts nothing.
-static inline void ranks_predict(Run* run) { run_choose_batch(run, ranks_readers(run, true)); }
+// The same for --predict (predict.h), which starts nothing: for a rank of this stage.
+static inline void ranks_predict(Run* run, int stage) { run_choose_batch(run, ranks_readers(run, stage)); }
 
 // As run_plan. --recompute auto becomes none if everything fits on every rank.
 // Communicators are opened after layers_prepare. Collective.
@@ -138,7 +136,7 @@ static inline void ranks_plan(Run* run, PredictModel* predict, void* model, Laye
     Options* o = &run->o;
     predict(model, run);
     run_prepare(run, shapes);
-    if (r->sharing) r->sharing->open(r->sharing_self, run);
+    if (r->sharing.open) r->sharing.open(r->sharing.self, run);
     if (o->recompute == RECOMPUTE_AUTO)
         o->recompute = ranks_memory_fits(&r->all, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     predict(model, run);
@@ -157,7 +155,8 @@ static inline void ranks_report(Run* run) {
     json_object_set_new(run->record, "ranks_found_by", json_text(w->control.ranks.found));
     json_object_set_new(run->record, "communication", json_text(comm_description(&w->comm)));
     json_object_set_new(run->record, "predicted_comm_bytes", json_real(run->ranks->sent));
-    if (run->ranks->sharing) run->ranks->sharing->report(run->ranks->sharing_self, run);
+    RankSharing* sharing = &run->ranks->sharing;
+    if (sharing->report) sharing->report(sharing->self, run);
 }
 
 // As run_load, collective; a rank whose state comes from others gives no pieces.
@@ -209,7 +208,7 @@ static inline uint64_t ranks_checksum(const Run* run, int u, const floatX* part,
     for (int i = 0; i < unit_tensors(u); i++) {
         TensorInfo t = unit_tensor(run->config, u, i);
         if (t.cut == CUT_NONE) sum = 31 * sum + device_checksum(part, sizeof(floatX), tensor_elements(t));
-        part += tensor_part_elements(t, (int)run->ranks->tensor_parallel);
+        part += tensor_part_elements(t, (int)run->ranks->along[AXIS_TP]);
     }
     return sum;
 }
@@ -229,7 +228,7 @@ static inline void ranks_check_parts(Run* run, long long step, int parts, UnitCh
 // If a check is due, dies unless ranks with the same part of a unit have the same parameters, and all ranks the same
 // replicated tensors. Collective.
 static inline void ranks_check(Run* run, long long step, UnitChecksum* checksum, void* model) {
-    int t = (int)run->ranks->tensor_parallel;
+    int t = (int)run->ranks->along[AXIS_TP];
     if (step == run->first || !is_due(run->ranks->all.check_every, step, run->o.steps)) return;
     if (t > 1) ranks_check_parts(run, step, 1, checksum, model, true);
     ranks_check_parts(run, step, t, checksum, model, false);
@@ -271,18 +270,21 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
 static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     RanksRun* r = run->ranks;
     Ranks* w = &r->all;
-    r->times.mine.pipe = r->pipe;
-    if (!find_breakdown(&f->diagnosis, &r->times, w, &run->table) || w->comm.rank > 0) return false;
+    r->times.mine.pipe = r->sharing.pipe;
+    if (!find_breakdown(&f->diagnosis, &r->times, w) || w->comm.rank > 0) return false;
     f->local_ranks = w->control.ranks.local_size;
     f->cores = computes_on_cpu() ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
     f->micro_batches = run->accumulation;
-    f->stages = (int)r->pipeline_parallel;
+    f->stages = (int)r->along[AXIS_PP];
     f->tokens_per_step = run->tokens_per_step;
     f->single = r->times.single;
     f->last = r->times.last;
     f->rate = (double)f->tokens_per_step / f->diagnosis.seconds;
     f->scaling = f->single.tokens_per_second > 0 ? f->rate / (f->single.tokens_per_second * f->diagnosis.ranks) : 0;
-    what_is_artificial(f->artificial, sizeof f->artificial, &run->table, w);
+    if (w->comm.world->host_link > 0) ranks_are_artificial(w, "EMULATED LINK TO THE HOST");
+    if (w->comm.world->strict) ranks_are_artificial(w, "STRICT MODE, WHICH HIDES NOTHING");
+    if (w->fault.kind != FAULT_NONE) ranks_are_artificial(w, "A FAULT ON PURPOSE (--fault)");
+    snprintf(f->artificial, sizeof f->artificial, "%s", w->artificial);
     logger_write(&run->log, diagnosis_record(f));
     return true;
 }

@@ -95,9 +95,9 @@ static inline void actions_end(void* times) {
     flight_recorder_task(w->comm.world->recorder, "");
     trace_task("");
     t->over = true;
-    if (w->actions_done) device_event_free(w->actions_over);
-    w->actions_over = device_event();
-    w->actions_done = true;
+    if (w->has_last_work) device_event_free(w->last_work);
+    w->last_work = device_event();
+    w->has_last_work = true;
 }
 
 // Messages then announce the actions to which they belong.
@@ -105,6 +105,8 @@ static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, 
     t->ranks = w;
     t->stages = y;
     t->messages = m;
+    w->sleeps = y->options.emulate[0] != '\0';
+    if (w->sleeps) ranks_are_artificial(w, "EMULATED TIMES (--emulate-ms)");
     m->times = t;
     m->announce = action_announce;
     m->finished = actions_end;
