@@ -9,8 +9,8 @@ device_synchronize. While it waits there, nccl_look sees how far operations have
 one is stuck, and whether NCCL has had an error. Calls into NCCL block; the watchdog is told of each before, because it
 may wait for another rank.
 
-    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r to
-                    rank r, which adds them in rank order and sends the sum to all
+    all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r
+                    to rank r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
     shards on the host are copied on two streams of the process, one each way, beside the communicators' operations

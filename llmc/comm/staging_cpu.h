@@ -2,8 +2,7 @@
 staging_cpu.h - how MPI reaches the memory of tensors on the CPU: it uses that memory directly. Included by comm_mpi.h.
 
 On a GPU an operation's data has to be copied to host memory, a piece at a time, and back (staging_cuda.cuh). comm_mpi.h
-is
-written as if that were always so; here a view is the memory itself, and there is nothing to copy or to wait for.
+is written as if that were always so; here a view is the memory itself, and there is nothing to copy or to wait for.
 */
 #ifndef LLMC_STAGING_CPU_H
 #define LLMC_STAGING_CPU_H
