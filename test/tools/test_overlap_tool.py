@@ -2,7 +2,7 @@
 of made-up timelines are known; and files that are no timelines are refused."""
 import json, re, xml.dom.minidom
 import pytest
-from suite import TOKENS, assert_refused, assert_says, command, once, program, rest, succeeds, trained
+from suite import ROOT, TOKENS, assert_refused, assert_says, command, once, program, rest, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 --sample-every 0 "
          "--save-every 0")
@@ -61,6 +61,32 @@ def test_every_split_adds_up_to_what_the_run_has_measured(ranks, program, option
     assert functions_of(found) == set(callers) and (units is None or set(found["by_unit"]) == units)
     communicators = {"hybrid": {"shard", "replica", "world"}, "tp=2": {"tp", "pp"}}
     for word, names in communicators.items(): assert word not in options or set(found["by_communicator"]) == names
+
+
+def operations(trace):
+    return [e["args"] for e in json.loads(trace.read_text())["traceEvents"] if "ranks" in e.get("args", {})]
+
+
+def test_an_operation_has_the_whole_stack_of_its_callers_with_their_lines():
+    _, trace = traced(2, "fsdp", FSDP)
+    stacks = {tuple(re.sub(" .*", "", part) for part in a["stack"].split(" < ")) for a in operations(trace)}
+    for first, last in ("grad_ready", "block_mlp_backward"), ("grad_ready", "embedding_backward"), ("group_gather", "gpt2_forward"):
+        assert any(s[0] == first and last in s and s[-2:] == ("train_step", "main") for s in stacks), (first, last, stacks)
+    lines = (ROOT / "train_gpt2_fsdp.cu").read_text().splitlines()
+    for a in operations(trace):  # each function calls the one before it in the line that the stack names
+        *called, _ = [part.split(" ")[0] for part in a["stack"].split(" < ")]
+        named = [re.fullmatch(r"\w+ ([\w.]+):(\d+)", part).groups() for part in a["stack"].split(" < ")]
+        for function, (file, n) in zip(called, named[1:]):
+            if file == "train_gpt2_fsdp.cu": assert function in lines[int(n) - 1], (function, a["stack"])
+
+
+def test_a_timeline_without_addr2line_says_so_and_has_all_else(tmp_path):
+    trace = tmp_path / "trace.json"
+    nowhere = tmp_path / "bin"
+    nowhere.mkdir()
+    run = succeeds([program("train_gpt2_ddp")], SMALL, "--trace", trace, env={"PATH": nowhere})
+    assert_says(run.out, "^trace      does not say who called operations: addr2line, of the binutils, is missing$")
+    assert operations(trace) and not any({"stack", "caller"} & a.keys() for a in operations(trace))
 
 
 def test_the_log_overlap_and_advise_print_the_same_two_figures_of_efficiency_and_no_third():
