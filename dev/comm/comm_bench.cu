@@ -10,8 +10,9 @@ All collectives share one loop: a row of `collectives` says what a collective re
 and how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
 This is also the test of the collectives' results: test/tools/test_comm_bench.py runs it on CPUs, test/kernels/test_gpu_comm.py on GPUs.
 */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) // slow, so shorter buffers in smaller pieces
-#define COMM_PIECE (1 << 16)
+#if defined(CUDA_EMULATOR) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define COMM_PIECE (1 << 14) // they are slow, so that few numbers must be several pieces
+#define NCCL_PIECE (1 << 14)
 #endif
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/watch/fault.h"
@@ -22,7 +23,7 @@ This is also the test of the collectives' results: test/tools/test_comm_bench.py
 
 // ---- options ----
 typedef struct {
-    int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType
+    int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType, or ALL_TYPES
     const char *min_text, *max_text, *step_text;
     size_t min_bytes, max_bytes, step_bytes; // the same, parsed
     double factor;
@@ -47,8 +48,8 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
     option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");
     option_int(t, "check", &o->check, 0, 1000, "operations after the timed ones, per size, with every number checked");
-    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64|byte", "the type of the elements; bytes are not added"); // as CommType
-    option_int(t, "root", &o->root, 0, MAX_RANKS, "the rank that broadcasts");
+    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64|byte|all", "the type of the elements; bytes are not added"); // as CommType
+    option_int(t, "root", &o->root, -1, MAX_RANKS, "the rank that broadcasts; -1: one after another");
     for (int i = 0; i < t->count; i++) t->specs[i].letter = "obefinwcdr"[i]; // those of nccl-tests, and o
     option_int(t, "groups", &o->groups, 1, MAX_RANKS, "communicators that work at once: rank r is in number r % groups");
     option_flag(t, "offload", &o->on_host, "a rank's part is in host memory, which only reduce-scatter and all-gather can do");
@@ -137,7 +138,7 @@ static const Collective collectives[] = {       // in the order of --op
     { COMM_ALL_TO_ALL, false, false, true, true, true, false, comm_all_to_all, 1 },
     { COMM_BROADCAST, false, true, false, false, false, true, NULL, 0 },
 };
-enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0] };
+enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0], ALL_TYPES = COMM_BYTE + 1 };
 
 // Element i of the result: one rank's number, or the sum of all ranks' in their order, in fp32 (fp64: in double). Of an input that has
 // parts it is in this rank's.
@@ -367,12 +368,11 @@ static bool is_in_rank_order(const Bench* b) {
 }
 
 // If every rank has a part of a size, it is rounded down to whole elements per rank: as in nccl-tests it may become 0.
-static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
+static void bench_size(Bench* b, const Collective* k, CommType type, int root, size_t bytes, Totals* t) {
     const Comm* c = b->comm;
     int rank = b->world.rank;
-    size_t size = comm_type_size((CommType)b->o.type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
-    Shape s = { bytes / size / parts, (CommType)b->o.type, c->rank, c->size, (int)b->o.root,
-                k->sums && is_in_rank_order(b), 0 };
+    size_t size = comm_type_size(type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
+    Shape s = { bytes / size / parts, type, c->rank, c->size, root, k->sums && is_in_rank_order(b), 0 };
     double real_bytes = (double)(s.count * parts * size);
     comm_step(&b->world, ++b->line);
     fault_strike(&b->fault, rank, b->line);
@@ -387,14 +387,24 @@ static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
     if (s.count > 0) fit_add(&t->fit, real_bytes, in_place > 0 ? in_place : out_of_place);
 }
 
-// Measures all sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong elements.
+// Measures all roots and sizes.
+static void bench_type(Bench* b, const Collective* k, CommType type, Totals* t) {
+    const BenchOptions* o = &b->o;
+    bool every_root = k->has_root && o->root < 0;
+    int first = every_root ? 0 : (int)o->root, end = every_root ? b->world.size / (int)o->groups : first + 1;
+    for (int root = first; root < end; root++)
+        for (size_t bytes = o->min_bytes; bytes <= o->max_bytes; bytes = next_size(o, bytes)) bench_size(b, k, type, root, bytes, t);
+}
+
+// Measures all types and sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong elements.
 static long long bench_collective(Bench* b, const Collective* k, json_t* links) {
     Totals t;
     double alpha, beta, factor = bus_factor(k, b->comm->size);
     const char* name = comm_kind_names[k->kind];
     memset(&t, 0, sizeof t);
     print_header(b, k);
-    for (size_t bytes = b->o.min_bytes; bytes <= b->o.max_bytes; bytes = next_size(&b->o, bytes)) bench_size(b, k, bytes, &t);
+    for (int type = 0; type < ALL_TYPES; type++)
+        if (type == b->o.type || (b->o.type == ALL_TYPES && (type != COMM_BYTE || !k->sums))) bench_type(b, k, (CommType)type, &t);
     if (b->o.check > 0) printf("# Out of bounds values : %lld %s\n", t.wrong, t.wrong ? "FAILED" : "OK");
     else printf("# Out of bounds values : not checked\n");
     printf("# Avg bus bandwidth    : %.3f\n", 1e-9 * t.bus_sum / (double)t.measured);
@@ -480,6 +490,7 @@ int main(int argc, char** argv) {
     require(file || !wants_json || b.world.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json, strerror(errno));
     json_t* links = wants_json ? json_object() : NULL;
     print_ranks(&b);
+    size_t taken = device_memory_total();
     for (int i = 0; i < ALL_COLLECTIVES; i++) {
         const Collective* k = &collectives[i];
         bool can = (works(&b, k, false) || works(&b, k, true)) && !(k->sums && b.o.type == COMM_BYTE);
@@ -487,6 +498,7 @@ int main(int argc, char** argv) {
                 k->sums && b.o.type == COMM_BYTE ? "bytes are not added" : "its parts cannot be in host memory: leave out --offload");
         if (can && (b.o.op == ALL_COLLECTIVES || b.o.op == i)) wrong += bench_collective(&b, k, links);
     }
+    require(device_memory_total() == taken, "operations took %zu bytes of device memory", device_memory_total() - taken);
     if (file) write_links(&b, file, links);
     json_decref(links);
     for (int m = 0; m <= DEVICE_SECOND; m++) device_free(b.memory[m]); // first, because NCCL may have registered them
