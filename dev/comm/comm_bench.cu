@@ -198,10 +198,12 @@ static void put(const Bench* b, char* to, size_t bytes) {
     else host_to_device(to, b->host, bytes);
     device_synchronize(); // host is read
 }
-// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with NaN.
+// What fills all bytes that are no input: as a number it is none of those above, and other ranks have another one.
+static int filler(const Bench* b) { return 0x5a + b->world.rank % 8; }
+// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with the filler.
 static void fill(const Bench* b, const Shape* s, const Buffers* x, bool flips) {
     size_t size = comm_type_size(s->type);
-    memset(b->host, 0xff, bytes_used(x, s->type));
+    memset(b->host, filler(b), bytes_used(x, s->type));
     for (int m = 0; m < MEMORIES; m++) if (b->memory[m]) put(b, b->memory[m], bytes_used(x, s->type));
     for (size_t i = 0; i < x->in_elements; i++) element_set(b->host, i, s->type, number(s, s->rank, i));
     if (flips && s->count > 0) b->host[size - 1] ^= (char)0x80; // numbers are little-endian
@@ -239,7 +241,7 @@ static long long count_wrong(const Bench* b, const Collective* k, const Shape* s
             if (element_of(x->scratch, there, size) < s->count) continue;
             if (out < x->out_elements) element_set(expected, 0, s->type, expected_number(k, s, out));
             else if (in < x->in_elements) element_set(expected, 0, s->type, number(s, s->rank, in));
-            else memset(expected, 0xff, size);
+            else memset(expected, filler(b), size);
             wrong += memcmp(b->host + at, expected, size) != 0;
         }
     }
