@@ -284,7 +284,7 @@ experiments:
 
 # What the documents quote, renewed from stored results and from runs in a fresh clone; what their sentences say then stands for correction.
 docs:
-	@status=0; python3 dev/doc_outputs.py --write || status=1; python3 dev/doc_numbers.py --write --missing || status=1; exit $$status
+	@status=0; python3 dev/docs.py --outputs --write || status=1; python3 dev/docs.py --write --missing || status=1; exit $$status
 
 # The documents, and programs side by side, as pages for a browser: build/site/index.html. build/plan has the numbers of its pictures.
 site:
