@@ -81,15 +81,12 @@ def find_line(quoted, output):
     best, most, shape, old = None, -1, re.compile(pattern(quoted)), re.findall(PRINTED, quoted)
     for i, printed in enumerate(output):
         match = shape.fullmatch(printed)
-        if not match:
-            continue
+        if not match: continue
         line = "...".join(match.groups())
         new = re.findall(PRINTED, line)
         same = next((n for n, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
-        if line == quoted:
-            return line, i
-        if same > most and (same or not quoted.startswith("step ")):
-            best, most = (line, i), same
+        if line == quoted: return line, i
+        if same > most and (same or not quoted.startswith("step ")): best, most = (line, i), same
     return best
 
 
@@ -230,7 +227,7 @@ class Numbers(Document):
         for number in wanted:
             if not as_quoted(x, number): self.error(n, f"{number} is quoted, but {formula} is {x:.6g}")
 
-    def check(self):
+    def check(self, o, _):
         self.read()
         self.check_items()
         for section in self.sections:
@@ -240,6 +237,9 @@ class Numbers(Document):
                     line = n + text[:text.find(number)].count("\n")
                     if origin: self.found.append(f"{self.name}:{line + 1}: {quoted}  <- {origin}")
                     else: self.error(line, f"{quoted} has no origin: {' '.join(text.split())[:110]}")
+        print("\n".join((self.wrong if o.missing else self.found + self.wrong)))
+        print(f"{self.name}: {len(self.found)} numbers have an origin, {len(self.wrong)} are wrong or have none")
+        return len(self.wrong)
 
 
 def measure_again(files):
@@ -307,8 +307,10 @@ class Outputs(Document):
         self.same = self.other = self.gone = 0
         self.not_compared = []
 
-    def compare(self, work):
+    def check(self, _, work):
         blocks, printed = blocks_of(self.lines), []
+        if not any(block.command for block in blocks): return 0
+        print(self.name, flush=True)
         outputs = iter(run_commands([block.command for block in blocks if block.command], work))
         for block in blocks:
             output = next(outputs) if block.command else printed
@@ -317,6 +319,9 @@ class Outputs(Document):
                 self.compare_block(block, output)
             else:
                 self.not_compared.append(block.first + 1)
+        print(f"  {self.same} quoted lines are the same, {self.other} have other numbers, {self.gone} are gone")
+        if self.not_compared: print("  blocks not compared begin at the lines", *self.not_compared)
+        return self.gone
 
     def compare_block(self, block, output):
         sample, at = None, 0  # the next line of output that the model wrote itself, of any shape; where the next quoted one is sought
@@ -343,36 +348,6 @@ class Outputs(Document):
             print(f"  line {n + 1} has other numbers:\n    - {text}\n    + {new}")
             self.quote(n, f"    {new}")
 
-    def report(self):
-        print(f"  {self.same} quoted lines are the same, {self.other} have other numbers, {self.gone} are gone")
-        if self.not_compared:
-            print("  blocks not compared begin at the lines", *self.not_compared)
-
-
-def check_numbers(o):
-    wrong = 0
-    for document in map(Numbers, o.documents or DOCUMENTS):
-        document.check()
-        if o.write: document.save()
-        print("\n".join((document.wrong if o.missing else document.found + document.wrong)))
-        print(f"{document.name}: {len(document.found)} numbers have an origin, {len(document.wrong)} are wrong or have none")
-        wrong += len(document.wrong)
-    return wrong
-
-
-def check_outputs(o):
-    gone = 0
-    documents = o.documents or [name for name in DOCUMENTS if "\n    $ " in (ROOT / name).read_text()]
-    with tempfile.TemporaryDirectory() as work:
-        subprocess.run(["git", "clone", "-q", ".", f"{work}/clone"], check=True)
-        for document in map(Outputs, documents):
-            print(document.name, flush=True)
-            document.compare(Path(work))
-            document.report()
-            if o.write: document.save()
-            gone += document.gone
-    return gone
-
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -385,7 +360,14 @@ def main():
     o = parser.parse_args()
     if o.list: return print("\n".join(DOCUMENTS))
     if o.measure: return measure_again(o.documents or sorted(map(str, ROOT.glob("doc/results/*.jsonl"))))
-    sys.exit((check_outputs if o.outputs else check_numbers)(o) > 0)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as work:
+        if o.outputs: subprocess.run(["git", "clone", "-q", ".", f"{work}/clone"], check=True)
+        for name in o.documents or DOCUMENTS:
+            document = Outputs(name) if o.outputs else Numbers(name)
+            wrong += document.check(o, Path(work))
+            if o.write: document.save()
+    sys.exit(wrong > 0)
 
 
 main()
