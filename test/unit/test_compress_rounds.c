@@ -4,7 +4,6 @@
 #include "../../train_gpt2_compress.cu"
 #undef main
 #include "../../llmc/comm/sums.h"
-#include "claims.h"
 #include "unit.h"
 #include "world_alone.h"
 
