@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Whether what the documents quote is so: numbers, or with --outputs what their commands print.
 
-Every number comes from a stored result, a formula, or a source that is named. A number counts if it has a decimal point or a unit (%, ms, MB, times ...) and is not the name of something (section 5.3, PyTorch
-2.13, 1.5 billion parameters, `--lr 1e-3`). It must have one of these origins:
+Every number comes from a stored result, a formula, or a source that is named. A number counts if it has a decimal point or a unit
+(%, ms, MB, times ...) and is not the name of something (section 5.3, PyTorch 2.13, 1.5 billion parameters, `--lr 1e-3`). It must
+have one of these origins:
 
 - It stands in a block or table that was made from stored results or by a command, or in what a command printed, in the same section.
   <!-- from FILE --> before a table or block, or several of them without words between, names a stored result, and <!-- from
@@ -20,11 +21,11 @@ A result that was stored while other programs ran says so, and its section must 
 their origins, and fails if one has none or a wrong one. --measure makes the stored results named, or all of doc/results, again, for
 which the machine must be idle.
 
---outputs runs the documents' commands in a fresh clone of HEAD, in their order, and compares each quoted line with the new output. A
-command is an indented line that begins with "$ ", its continuations with "> "; the quoted output follows. An indented block without a
-command belongs to the commands before it, if they printed at least one of its lines. Each quoted line must be in the output, except
-that its numbers may differ; "..." in it stands for anything. Blocks without a command that no command printed are listed.
-MPIRUN="mpirun ..." says how to start ranks. It takes some minutes."""
+--outputs runs the documents' commands in a fresh clone of HEAD, in their order, and compares each quoted line with the new
+output. A command is an indented line that begins with "$ ", its continuations with "> "; the quoted output follows. An indented
+block without a command belongs to the commands before it, if they printed at least one of its lines. Each quoted line must be in
+the output, except that its numbers may differ; "..." in it stands for anything. Blocks without a command that no command printed
+are listed. MPIRUN="mpirun ..." says how to start ranks. It takes some minutes."""
 import argparse, ast, functools, json, math, os, re, shlex, subprocess, sys, tempfile
 from pathlib import Path
 

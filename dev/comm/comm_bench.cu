@@ -8,7 +8,8 @@ options and its columns, for every backend that a program can run on.
 
 All collectives share one loop: a row of `collectives` says what a collective reads and writes, and so which numbers must come out,
 and how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
-This is also the test of the collectives' results: test/tools/test_comm_bench.py runs it on CPUs, test/kernels/test_gpu_comm.py on GPUs.
+This is also the test of the collectives' results: test/tools/test_comm_bench.py runs it on CPUs,
+test/kernels/test_gpu_comm.py on GPUs.
 */
 #if defined(CUDA_EMULATOR) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define COMM_PIECE (1 << 14) // they are slow, so that few numbers must be several pieces
@@ -48,11 +49,14 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
     option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");
     option_int(t, "check", &o->check, 0, 1000, "operations after the timed ones, per size, with every number checked");
-    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64|byte|all", "the type of the elements; bytes are not added"); // as CommType
+    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64|byte|all", // as CommType
+                  "the type of the elements; bytes are not added");
     option_int(t, "root", &o->root, -1, MAX_RANKS, "the rank that broadcasts; -1: one after another");
     for (int i = 0; i < t->count; i++) t->specs[i].letter = "obefinwcdr"[i]; // those of nccl-tests, and o
-    option_int(t, "groups", &o->groups, 1, MAX_RANKS, "communicators that work at once: rank r is in number r % groups");
-    option_flag(t, "offload", &o->on_host, "a rank's part is in host memory, which only reduce-scatter and all-gather can do");
+    option_int(t, "groups", &o->groups, 1, MAX_RANKS,
+               "communicators that work at once: rank r is in number r % groups");
+    option_flag(t, "offload", &o->on_host,
+                "a rank's part is in host memory, which only reduce-scatter and all-gather can do");
     options_comm(t, &o->comm);
     option_flag(t, "deterministic", &o->comm.ordered, "sums in rank order");
     option_text(t, "json", &o->json, "FILE", "write latency and bandwidth of each collective here; '': nowhere");
@@ -104,14 +108,16 @@ static double rounded(CommType t, double x) {
            : t == COMM_BF16 ? (double)float_from_bf16_bits(bf16_bits_from_float((float)x))
            : t == COMM_F16  ? (double)float_from_f16_bits(f16_bits_from_float((float)x)) : x;
 }
-// Returns element i of the input of rank q. Where sums are in rank order, these are numbers whose sum depends on the order: of both
-// signs, and of sizes that differ by a factor of 1000. Elsewhere at most 64 ranks have more than 0 there, and their sum is at most 255:
-// every partial sum is a whole number that each type can hold, so results are exact in any order of addition.
+// Returns element i of the input of rank q. Where sums are in rank order, these are numbers whose sum depends on the
+// order: of both signs, and of sizes that differ by a factor of 1000. Elsewhere at most 64 ranks have more than 0
+// there, and their sum is at most 255: every partial sum is a whole number that each type can hold, so results are
+// exact in any order of addition.
 static double number(const Shape* s, int q, size_t i) {
     size_t ranks = (size_t)s->N, every = ceil_div(ranks, 64), highest = 255 / size_min(ranks, 64);
     uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u + (uint64_t)q * 0xd1b54a32d192ed03u + s->seed * 0x8cb92ba72f3d8dd7u;
     h = (h ^ h >> 32) * 0xff51afd7ed558ccdu;
-    if (s->in_rank_order) return rounded(s->type, ((double)(h >> 40) * 0x1p-24 + 0.01) * (h & 1 ? 1 : -1) * (h & 6 ? 1 : 1000));
+    double size = ((double)(h >> 40) * 0x1p-24 + 0.01) * (h & 6 ? 1 : 1000);
+    if (s->in_rank_order) return rounded(s->type, h & 1 ? size : -size);
     return (i + (size_t)q) % every == 0 ? (double)(1 + (h >> 40) % highest) : 0;
 }
 static void element_set(char* p, size_t i, CommType t, double x) {
@@ -140,8 +146,8 @@ static const Collective collectives[] = {       // in the order of --op
 };
 enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0], ALL_TYPES = COMM_BYTE + 1 };
 
-// Element i of the result: one rank's number, or the sum of all ranks' in their order, in fp32 (fp64: in double). Of an input that has
-// parts it is in this rank's.
+// Element i of the result: one rank's number, or the sum of all ranks' in their order, in fp32 (fp64: in double). Of an
+// input that has parts it is in this rank's.
 static double expected_number(const Collective* k, const Shape* s, size_t i) {
     size_t at = (k->reads_parts ? (size_t)s->rank * s->count : 0) + (k->writes_parts ? i % s->count : i);
     if (!k->sums) return number(s, k->writes_parts ? (int)(i / s->count) : s->root, at);
@@ -160,7 +166,8 @@ static CommOp run(const Collective* k, Comm* c, void* out, const void* in, const
 static double bus_factor(const Collective* k, int N) { return k->crossings ? (double)k->crossings * (N - 1) / N : 1; }
 
 // ---- one measurement ----
-enum { DEVICE_FIRST, DEVICE_SECOND, HOST, MEMORIES, SPARE = 16 }; // bytes behind the longest buffer that nobody may touch
+enum { DEVICE_FIRST, DEVICE_SECOND, HOST, MEMORIES };
+enum { SPARE = 16 }; // bytes behind the longest buffer that nobody may touch
 typedef struct {
     BenchOptions o;
     Comm world, part;       // part: where there are several groups, this rank's
@@ -172,7 +179,10 @@ typedef struct {
     long long line;         // of the table, from 1
     const char* unfit;      // a collective whose times gave no latency and bandwidth; NULL: there is none
 } Bench;
-typedef struct { char *in, *out, *scratch; size_t in_elements, out_elements; } Buffers; // views; scratch (count) may become anything
+typedef struct {
+    char *in, *out, *scratch; // views; scratch (count) may become anything
+    size_t in_elements, out_elements;
+} Buffers;
 
 static bool works(const Bench* b, const Collective* k, bool in_place) {
     if (b->o.on_host && (in_place || k->reads_parts == k->writes_parts)) return false;
@@ -191,7 +201,9 @@ static Buffers buffers_of(const Bench* b, const Collective* k, const Shape* s, b
     } else if (b->o.on_host) x.in = b->memory[HOST];
     return x;
 }
-static size_t bytes_used(const Buffers* x, CommType t) { return size_max(x->in_elements, x->out_elements) * comm_type_size(t) + SPARE; }
+static size_t bytes_used(const Buffers* x, CommType t) {
+    return size_max(x->in_elements, x->out_elements) * comm_type_size(t) + SPARE;
+}
 
 static void put(const Bench* b, char* to, size_t bytes) {
     if (is_offloaded(to)) memcpy(to, b->host, bytes);
@@ -200,7 +212,8 @@ static void put(const Bench* b, char* to, size_t bytes) {
 }
 // What fills all bytes that are no input: as a number it is none of those above, and other ranks have another one.
 static int filler(const Bench* b) { return 0x5a + b->world.rank % 8; }
-// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with the filler.
+// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with the
+// filler.
 static void fill(const Bench* b, const Shape* s, const Buffers* x, bool flips) {
     size_t size = comm_type_size(s->type);
     memset(b->host, filler(b), bytes_used(x, s->type));
@@ -222,11 +235,14 @@ static double time_operations(Bench* b, const Collective* k, const Shape* s, con
     return comm_host_sum(&b->world, seconds) / b->world.size;
 }
 
-// Where element `there` of an array that begins at `begin` lies: at which of its elements; far beyond its end if it lies elsewhere.
-static size_t element_of(const char* begin, const char* there, size_t size) { return ((uintptr_t)there - (uintptr_t)begin) / size; }
+// Where element `there` of an array that begins at `begin` lies: at which of its elements; far beyond its end if it
+// lies elsewhere.
+static size_t element_of(const char* begin, const char* there, size_t size) {
+    return ((uintptr_t)there - (uintptr_t)begin) / size;
+}
 
-// Returns the number of elements that are not, bit for bit, what they must be: of the output; of the input, which must be as it was;
-// and of what lies around and behind both.
+// Returns the number of elements that are not, bit for bit, what they must be: of the output; of the input, which must
+// be as it was; and of what lies around and behind both.
 static long long count_wrong(const Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     size_t size = comm_type_size(s->type), bytes = bytes_used(x, s->type);
     long long wrong = 0;
@@ -268,7 +284,8 @@ static long long check_operations(Bench* b, const Collective* k, Shape s, const 
 static bool compares_with_mpi(const Bench* b, const Shape* s) {
 #if USE_MPI
     MpiEngine* e = (MpiEngine*)b->world.world->mpi;
-    return e && b->comm->backend == &comm_mpi && !b->o.on_host && strncmp(device_name(), "CPU", 3) == 0 && !e->crowded && s->count * (size_t)s->N < INT_MAX;
+    bool on_cpus = strncmp(device_name(), "CPU", 3) == 0 && !b->o.on_host;
+    return e && b->comm->backend == &comm_mpi && on_cpus && !e->crowded && s->count * (size_t)s->N < INT_MAX;
 #else
     (void)b; (void)s;
     return false;
@@ -395,23 +412,28 @@ static void bench_type(Bench* b, const Collective* k, CommType type, Totals* t) 
     bool every_root = k->has_root && o->root < 0;
     int first = every_root ? 0 : (int)o->root, end = every_root ? b->world.size / (int)o->groups : first + 1;
     for (int root = first; root < end; root++)
-        for (size_t bytes = o->min_bytes; bytes <= o->max_bytes; bytes = next_size(o, bytes)) bench_size(b, k, type, root, bytes, t);
+        for (size_t bytes = o->min_bytes; bytes <= o->max_bytes; bytes = next_size(o, bytes))
+            bench_size(b, k, type, root, bytes, t);
 }
 
-// Measures all types and sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong elements.
+// Measures all types and sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong
+// elements.
 static long long bench_collective(Bench* b, const Collective* k, json_t* links) {
     Totals t;
     double alpha, beta, factor = bus_factor(k, b->comm->size);
     const char* name = comm_kind_names[k->kind];
     memset(&t, 0, sizeof t);
     print_header(b, k);
-    for (int type = 0; type < ALL_TYPES; type++)
-        if (type == b->o.type || (b->o.type == ALL_TYPES && (type != COMM_BYTE || !k->sums))) bench_type(b, k, (CommType)type, &t);
+    for (int type = 0; type < ALL_TYPES; type++) {
+        bool one_of_all = b->o.type == ALL_TYPES && (type != COMM_BYTE || !k->sums);
+        if (type == b->o.type || one_of_all) bench_type(b, k, (CommType)type, &t);
+    }
     if (b->o.check > 0) printf("# Out of bounds values : %lld %s\n", t.wrong, t.wrong ? "FAILED" : "OK");
     else printf("# Out of bounds values : not checked\n");
     printf("# Avg bus bandwidth    : %.3f\n", 1e-9 * t.bus_sum / (double)t.measured);
     bool fits = b->comm->size > 1 && fit_solve(&t.fit, &alpha, &beta);
-    if (fits) printf("# Fit to times %s place: latency %.2f us, bus bandwidth %.3f GB/s\n", works(b, k, true) ? "in" : "out of",
+    if (fits) printf("# Fit to times %s place: latency %.2f us, bus bandwidth %.3f GB/s\n",
+                     works(b, k, true) ? "in" : "out of",
                      1e6 * alpha, 1e-9 * factor / beta);
     else b->unfit = name;
     fflush(stdout); // if results are wrong, the first rank that ends also ends the others
@@ -488,8 +510,10 @@ int main(int argc, char** argv) {
     long long wrong = 0;
     bench_start(&b, argc, argv);
     bool wants_json = b.o.json[0] != '\0';
-    FILE* file = wants_json && b.world.rank == 0 ? fopen(b.o.json, "w") : NULL; // now, so that a typo shows before the measuring
-    require(file || !wants_json || b.world.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json, strerror(errno));
+    // now, so that a typo shows before the measuring
+    FILE* file = wants_json && b.world.rank == 0 ? fopen(b.o.json, "w") : NULL;
+    require(file || !wants_json || b.world.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json,
+            strerror(errno));
     json_t* links = wants_json ? json_object() : NULL;
     print_ranks(&b);
     size_t taken = device_memory_total();
@@ -497,10 +521,12 @@ int main(int argc, char** argv) {
         const Collective* k = &collectives[i];
         bool can = (works(&b, k, false) || works(&b, k, true)) && !(k->sums && b.o.type == COMM_BYTE);
         require(can || b.o.op != i, "--op %s: %s", comm_kind_names[k->kind],
-                k->sums && b.o.type == COMM_BYTE ? "bytes are not added" : "its parts cannot be in host memory: leave out --offload");
+                k->sums && b.o.type == COMM_BYTE ? "bytes are not added"
+                                                 : "its parts cannot be in host memory: leave out --offload");
         if (can && (b.o.op == ALL_COLLECTIVES || b.o.op == i)) wrong += bench_collective(&b, k, links);
     }
-    require(device_memory_total() == taken, "operations took %zu bytes of device memory", device_memory_total() - taken);
+    require(device_memory_total() == taken, "operations took %zu bytes of device memory",
+            device_memory_total() - taken);
     if (file) write_links(&b, file, links);
     json_decref(links);
     for (int m = 0; m <= DEVICE_SECOND; m++) device_free(b.memory[m]); // first, because NCCL may have registered them

@@ -1,5 +1,5 @@
-"""Communication between GPUs, emulated or real: by MPI between ranks that share a GPU, by NCCL where each has its own; started by mpirun or as torchrun
-does; and what a rank does when NCCL fails, or when another rank does not come."""
+"""Communication between GPUs, emulated or real: by MPI between ranks that share a GPU, by NCCL where each has its own; started by
+mpirun or as torchrun does; and what a rank does when NCCL fails, or when another rank does not come."""
 import os, re, signal, subprocess
 import pytest
 from gpus import emulator, gpus_of, missing, needs_emulator, needs_gpus, program

@@ -1,5 +1,5 @@
-"""comm_bench, which is the test of what collectives give: on 1 to 8 ranks every number is right, in every type and way, in normal and strict
-mode. Its table is right, wrong numbers are counted, and --json follows from the table. No time is judged."""
+"""comm_bench, which is the test of what collectives give: on 1 to 8 ranks every number is right, in every type and way, in normal
+and strict mode. Its table is right, wrong numbers are counted, and --json follows from the table. No time is judged."""
 import json, re
 import numpy as np
 import pytest
@@ -21,11 +21,13 @@ ALL_TYPES = "-d all --root -1 -b 3 -e 160000 -f 6.1 -n 1 -w 0"
 
 
 def runs(piece):
-    """All that results can depend on; those of long operations come about in pieces of so many bytes, and of an all-to-all in halves of them."""
+    """All that results can depend on. Long operations are done in pieces of so many bytes, an all-to-all in halves of them."""
     near = f"-b {piece - 4} -e {piece + 4} --stepbytes 4 -n 1 -w 0"
     ways = "--allreduce ring", "--allreduce library", "--deterministic"
-    return [f"--op all {ALL_TYPES}", f"--op all {near}", *(f"-o all-reduce {sizes} {way}" for way in ways for sizes in (ALL_TYPES, near)),
-            f"--op all {ALL_TYPES} --offload", f"--op all {near} --offload", f"--op all {ALL_TYPES} --groups 2", f"--op all {AWKWARD} --emulate-link 100",
+    return [f"--op all {ALL_TYPES}", f"--op all {near}",
+            *(f"-o all-reduce {sizes} {way}" for way in ways for sizes in (ALL_TYPES, near)),
+            f"--op all {ALL_TYPES} --offload", f"--op all {near} --offload", f"--op all {ALL_TYPES} --groups 2",
+            f"--op all {AWKWARD} --emulate-link 100",
             f"-o all-to-all -b {piece // 2 - 16} -e {piece // 2 + 16} --stepbytes 16 -n 1 -w 0"]
 
 
@@ -90,7 +92,8 @@ def test_sizes_may_be_k_and_m_and_without_checks_it_says_so():
 
 
 @pytest.mark.parametrize("options, out_of_place, in_place", [
-    ("-o all-reduce", "N/A", "3"), ("-o all-reduce -d bf16 --allreduce ring", "N/A", "3"), ("-o reduce-scatter -d fp64", "2", "2"),  # the input, which is not as it was, counts as well
+    ("-o all-reduce", "N/A", "3"), ("-o all-reduce -d bf16 --allreduce ring", "N/A", "3"),
+    ("-o reduce-scatter -d fp64", "2", "2"),  # the input, which is not as it was, counts as well
     ("-o all-gather -d fp16", "4", "3"), ("-o all-to-all -d bf16", "2", "N/A"),
    
     ("-o broadcast --root 1 -c 2", "N/A", "6"), ("-o broadcast --root 2", "N/A", "0")])
@@ -127,8 +130,10 @@ def test_json_has_the_latency_and_bandwidth_that_fit_the_table_best(tmp_path):
     ("--stepbytes=-1", None, "--stepbytes wants .* not '-1'"), ("-e 99999999999G", None, "must be between 1 and 1024G, not 99999999999G"),
     ("-b 64 -e 8", None, "--minbytes 64 is more than --maxbytes 8"), ("-i 8 -f 2", None, "leave one of them out"),
     ("-o sum", None, r"--op must be one of .* not 'sum'"), ("-d int8", None, "--datatype must be one of fp32.* not 'int8'"),
-    ("-o reduce-scatter -d byte", None, "--op reduce-scatter: bytes are not added"), ("-o broadcast --offload", None, "parts cannot be in host memory"),
-    ("--groups 3", 2, "--groups 3: there are only 2 ranks"), ("--groups 2 -r 1", 3, "--root 1: there is no such rank, the last one is 0"),
+    ("-o reduce-scatter -d byte", None, "--op reduce-scatter: bytes are not added"),
+    ("-o broadcast --offload", None, "parts cannot be in host memory"),
+    ("--groups 3", 2, "--groups 3: there are only 2 ranks"),
+    ("--groups 2 -r 1", 3, "--root 1: there is no such rank, the last one is 0"),
     ("-r 1", None, "--root 1: there is no such rank, the last one is 0"), ("-n 0", None, "--iters must be between 1 and 1000, not 0"),
     ("--json none.json", None, "a single rank has no link"), ("--json /nowhere/x.json", 2, "--json /nowhere/x.json: cannot be opened for"),
     ("-b 64 -e 64 -n 1 --json /dev/null", 2, "do not tell all-reduce's latency from its bandwidth: try a larger --maxbytes"),

@@ -1,5 +1,5 @@
-"""Links between documents lead to files and headings that exist, every number has an origin, and quotes that programs no longer print are
-found (dev/docs.py)."""
+"""Links between documents lead to files and headings that exist, every number has an origin, and quotes that programs no longer
+print are found (dev/docs.py)."""
 import json, re, sys
 from pathlib import Path
 import pytest

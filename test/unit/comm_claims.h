@@ -1,7 +1,7 @@
 /*
-comm_claims.h - what holds of communication on CPUs (test_comm.c) and on GPUs (test_comm_cuda.cu) besides the results of collectives,
-which comm_bench checks: messages, what waits for what, communicators, barriers. The programs are started on several ranks, or alone.
-Every rank checks its own results, and the first check that fails ends them all.
+comm_claims.h - what holds of communication on CPUs (test_comm.c) and on GPUs (test_comm_cuda.cu) besides the results
+of collectives, which comm_bench checks: messages, what waits for what, communicators, barriers. The programs are
+started on several ranks, or alone. Every rank checks its own results, and the first check that fails ends them all.
 
     test_comm [PATTERN...]   the claims whose names match one of the patterns, or all, as TAP from rank 0
 
@@ -61,16 +61,18 @@ static Buffer buffer(size_t n, Numbers numbers, int rank, size_t first) {
 }
 static void check_numbers(Buffer b, Numbers numbers, int rank, size_t first, const char* what) {
     float* host = (float*)(void*)buffer_bytes(b, b.n * sizeof(float));
-    for (size_t i = 0; i < b.n; i++)
-        require((double)host[i] == numbers(rank, first + i), "%s: element %zu of %zu is %.9g, not %.9g", what, i, b.n, (double)host[i],
-                numbers(rank, first + i));
+    for (size_t i = 0; i < b.n; i++) {
+        double x = (double)host[i], want = numbers(rank, first + i);
+        require(x == want, "%s: element %zu of %zu is %.9g, not %.9g", what, i, b.n, x, want);
+    }
     free(host);
 }
 // Checks a whole buffer, and frees it.
 static void release(Buffer b, Numbers numbers, int rank, size_t first, const char* what) {
     check_numbers(b, numbers, rank, first, what);
     char* spare = buffer_bytes(part_of(b, b.n, 0), SPARE);
-    for (int k = 0; k < SPARE; k++) require(spare[k] == 0x5a, "%s: byte %d behind %zu floats was written", what, k, b.n);
+    for (int k = 0; k < SPARE; k++)
+        require(spare[k] == 0x5a, "%s: byte %d behind %zu floats was written", what, k, b.n);
     free(spare);
     device_free(b.p);
 }

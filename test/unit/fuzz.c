@@ -1,10 +1,11 @@
 /*
-fuzz.c - hostile input for the readers of files, with clang's libFuzzer and its sanitizers. FUZZ_TARGET=NAME build/test/fuzz [OPTION...]
-[CORPUS...] gives it to the reader of that name (`targets`, at the end); test/tools/test_fuzz.py runs them all.
+fuzz.c - hostile input for the readers of files, with clang's libFuzzer and its sanitizers. FUZZ_TARGET=NAME
+build/test/fuzz [OPTION...] [CORPUS...] gives it to the reader of that name (`targets`, at the end);
+test/tools/test_fuzz.py runs them all.
 
-If a reader dies with a message, it has done its work, and that is not a crash. die() ends in exit(), which the linker redirects here
-(-Wl,--wrap=exit). Inside fuzz_reader() it jumps back, frees the reader's memory and closes its files, so that millions of deaths fit in
-one process. Anywhere else in a target exit() is an error that the fuzzer reports.
+If a reader dies with a message, it has done its work, and that is not a crash. die() ends in exit(), which the linker
+redirects here (-Wl,--wrap=exit). Inside fuzz_reader() it jumps back, frees the reader's memory and closes its files, so
+that millions of deaths fit in one process. Anywhere else in a target exit() is an error that the fuzzer reports.
 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -125,8 +126,8 @@ static void fuzz_fill(int fd, const void* data, size_t n) {
     if (ftruncate(fd, 0) != 0 || pwrite(fd, data, n, 0) != (ssize_t)n) abort();
 }
 // Fills it with a sound header of n bytes, which `wrong` changes by exclusive or (zeros leave it), and data behind it.
-static void fuzz_fill_behind(int fd, void* header, size_t n, const uint8_t* wrong, size_t num_wrong, const uint8_t* data,
-                                    size_t left) {
+static void fuzz_fill_behind(int fd, void* header, size_t n, const uint8_t* wrong, size_t num_wrong,
+                             const uint8_t* data, size_t left) {
     for (size_t i = 0; i < num_wrong; i++) ((uint8_t*)header)[i] ^= wrong[i];
     fuzz_fill(fd, header, n);
     if (pwrite(fd, data, left, (off_t)n) != (ssize_t)left) abort();
@@ -165,9 +166,10 @@ static void fuzz_tokens(const uint8_t* data, size_t size) {
     }
 }
 
-// ---- masks beside a sound token file: a byte that is the number of tokens, a byte that says how, then the mask: either all of it, or
-// what is wrong with a sound header (bytes that are added to its own by exclusive or) and the bits, whose checksum and number the header
-// then has ----
+// ---- masks beside a sound token file ----
+// A byte that is the number of tokens, a byte that says how, then the mask: either all of it, or what is wrong with a
+// sound header (bytes that are added to its own by exclusive or) and the bits, whose checksum and number the header
+// then has.
 static FuzzFile beside, mask_file;
 static TokenMask mask;
 static void open_mask(void* unused) {
@@ -212,9 +214,9 @@ static void fuzz_mask(const uint8_t* data, size_t size) {
     }
 }
 
-// ---- tokenizer files, and hostile text for the tokenizers that are accepted: a byte that says which, then parts that end with the byte
-// 0x1F: vocab.json, merges.txt or a .bin, and text. A small valid part replaces one that is not given, so that mutation need not first
-// find 256 tokens ----
+// ---- tokenizer files, and hostile text for the tokenizers that are accepted ----
+// A byte that says which, then parts that end with the byte 0x1F: vocab.json, merges.txt or a .bin, and text. A small
+// valid part replaces one that is not given, so that mutation need not first find 256 tokens.
 enum { VOCAB, MERGES, TEXT_ONLY, BIN, RAW, WAYS };
 static char folder[] = "/dev/shm/fuzz_tokenizer_XXXXXX"; // in memory, because a disk would be too slow
 static Tokenizer tokenizer;
@@ -330,10 +332,11 @@ static void fuzz_tokenizer(const uint8_t* data, size_t left) {
     }
 }
 
-// ---- weights and what describes them. The first byte says what the rest is: 's' the text of a state.json; 'h' the text of a safetensors
-// header, a 0 and data, to which the header's length is prepended; 'p' the same as the only shard of a checkpoint; 'i' the text of that
-// shard's index; else a whole safetensors file, all of whose tensors are read. The fuzzer does not see the branches inside the JSON
-// library, so mutations start from good inputs and recognise numbers ----
+// ---- weights and what describes them ----
+// The first byte says what the rest is: 's' the text of a state.json; 'h' the text of a safetensors header, a 0 and
+// data, to which the header's length is prepended; 'p' the same as the only shard of a checkpoint; 'i' the text of that
+// shard's index; else a whole safetensors file, all of whose tensors are read. The fuzzer does not see the branches
+// inside the JSON library, so mutations start from good inputs and recognise numbers.
 
 // What was read.
 static SafeTensors weights;
@@ -521,21 +524,22 @@ static size_t mutate_safetensors(uint8_t* data, size_t size, size_t limit, unsig
 static const struct {
     const char* name;
     void (*run)(const uint8_t* data, size_t size);
-    void (*prepare)(void);                                                               // or NULL
-    size_t (*mutate)(uint8_t* data, size_t size, size_t limit, unsigned int seed); // or NULL: the fuzzer's own mutations
+    void (*prepare)(void); // or NULL
+    size_t (*mutate)(uint8_t* data, size_t size, size_t limit, unsigned int seed); // NULL: as the fuzzer does
 } targets[] = {
     { "tokens", fuzz_tokens, NULL, NULL },
     { "mask", fuzz_mask, NULL, NULL },
     { "tokenizer", fuzz_tokenizer, NULL, NULL },
     { "safetensors", fuzz_safetensors, prepare_safetensors, mutate_safetensors },
 };
-static size_t target; // its index
+enum { TARGETS = sizeof targets / sizeof *targets };
+static int target; // its index
 
 int LLVMFuzzerInitialize(int* argc, char*** argv) {
     (void)argc; (void)argv;
     const char* name = getenv("FUZZ_TARGET");
-    while (target < sizeof targets / sizeof *targets && (name == NULL || strcmp(name, targets[target].name) != 0)) target++;
-    require(target < sizeof targets / sizeof *targets, "FUZZ_TARGET must name a reader, not be '%s'", name ? name : "");
+    while (target < TARGETS && (name == NULL || strcmp(name, targets[target].name) != 0)) target++;
+    require(target < TARGETS, "FUZZ_TARGET must name a reader, not be '%s'", name ? name : "");
     if (targets[target].prepare) targets[target].prepare();
     return 0;
 }
@@ -545,5 +549,6 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
 }
 size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t limit, unsigned int seed) {
-    return targets[target].mutate ? targets[target].mutate(data, size, limit, seed) : LLVMFuzzerMutate(data, size, limit);
+    if (targets[target].mutate) return targets[target].mutate(data, size, limit, seed);
+    return LLVMFuzzerMutate(data, size, limit);
 }

@@ -1,5 +1,6 @@
 /*
-test_comm.c - communication of ranks on CPUs: the claims of comm_claims.h, and what only a program that sees the data can tell.
+test_comm.c - communication of ranks on CPUs: the claims of comm_claims.h, and what only a program that sees the data
+can tell.
 test/runs/test_comm.py starts it on several ranks. Started alone it is a test of one rank.
 
     test_comm [PATTERN...]   the claims whose names match one of the patterns, or all

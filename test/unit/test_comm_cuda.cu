@@ -1,5 +1,6 @@
 /*
-test_comm_cuda.cu - communication between GPUs, or ranks that share one: the claims of comm_claims.h, and what only GPUs can get wrong.
+test_comm_cuda.cu - communication between GPUs, or ranks that share one: the claims of comm_claims.h, and what only
+GPUs can get wrong.
 test/kernels/test_gpu_comm.py starts it on several ranks, and dev/gpu_check.py on a GPU.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring] [PATTERN...]
