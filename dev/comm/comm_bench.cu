@@ -406,6 +406,9 @@ static void bench_size(Bench* b, const Collective* k, CommType type, int root, s
     if (s.count > 0) fit_add(&t->fit, real_bytes, in_place > 0 ? in_place : out_of_place);
 }
 
+// Only one sweep over sizes has a latency and a bandwidth.
+static bool is_one_sweep(const BenchOptions* o) { return o->type != ALL_TYPES && o->root >= 0; }
+
 // Measures all roots and sizes.
 static void bench_type(Bench* b, const Collective* k, CommType type, Totals* t) {
     const BenchOptions* o = &b->o;
@@ -431,7 +434,7 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
     if (b->o.check > 0) printf("# Out of bounds values : %lld %s\n", t.wrong, t.wrong ? "FAILED" : "OK");
     else printf("# Out of bounds values : not checked\n");
     printf("# Avg bus bandwidth    : %.3f\n", 1e-9 * t.bus_sum / (double)t.measured);
-    bool fits = b->comm->size > 1 && fit_solve(&t.fit, &alpha, &beta);
+    bool fits = b->comm->size > 1 && is_one_sweep(&b->o) && fit_solve(&t.fit, &alpha, &beta);
     if (fits) printf("# Fit to times %s place: latency %.2f us, bus bandwidth %.3f GB/s\n",
                      works(b, k, true) ? "in" : "out of",
                      1e6 * alpha, 1e-9 * factor / beta);
@@ -478,6 +481,7 @@ static void bench_start(Bench* b, int argc, char** argv) {
     require(o->root < smallest, "--root %lld: there is no such rank, the last one is %d", o->root, smallest - 1);
     require(o->json[0] == '\0' || smallest > 1,
             "--json %s: a single rank has no link to measure: start more, as in mpirun -np 2", o->json);
+    require(o->json[0] == '\0' || is_one_sweep(o), "--json wants one --datatype and one --root");
     b->fault = fault_parse(o->fault, ranks.size);
     fault_check_micro(&b->fault, 0);
     comm_choose_environment(&o->comm, ranks.size);

@@ -136,6 +136,7 @@ def test_json_has_the_latency_and_bandwidth_that_fit_the_table_best(tmp_path):
     ("--groups 2 -r 1", 3, "--root 1: there is no such rank, the last one is 0"),
     ("-r 1", None, "--root 1: there is no such rank, the last one is 0"), ("-n 0", None, "--iters must be between 1 and 1000, not 0"),
     ("--json none.json", None, "a single rank has no link"), ("--json /nowhere/x.json", 2, "--json /nowhere/x.json: cannot be opened for"),
+    ("-d all --json x", 2, "--json wants one --datatype"), ("-r -1 --json x", 2, "--json wants one --datatype and one --root"),
     ("-b 64 -e 64 -n 1 --json /dev/null", 2, "do not tell all-reduce's latency from its bandwidth: try a larger --maxbytes"),
     ("-b 8 -e 64 --comm-timeout 10 --fault 2:2:hang", 3, "rank 2 has not reached.*step 2")])
 def test_a_mistake_or_a_rank_that_hangs_is_an_error_that_names_it(options, ranks, pattern):
