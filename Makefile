@@ -284,7 +284,7 @@ experiments:
 
 # What the documents quote, renewed from stored results and from runs in a fresh clone; what their sentences say then stands for correction.
 docs:
-	@status=0; python3 dev/doc_outputs.py --write || status=1; python3 dev/doc_numbers.py --write --missing || status=1; exit $$status
+	@status=0; python3 dev/docs.py --outputs --write || status=1; python3 dev/docs.py --write --missing || status=1; exit $$status
 
 # The documents, and programs side by side, as pages for a browser: build/site/index.html. build/plan has the numbers of its pictures.
 site:
@@ -344,16 +344,15 @@ $(TSAN_TESTS): build/tsan/test/%: test/unit/%.c
 	$(call say,CC)
 	$(Q)$(CC) -std=c11 -O1 -g -fsanitize=thread $(FOR_ARCH) -fopenmp $(WARNINGS) -MMD -MP $(CFLAGS) $< -o $@ -lcmocka $(LIBRARIES)
 
-# libFuzzer targets of the readers. A reader's die() calls exit(); the target wraps it and returns to the fuzzer.
-FUZZERS := tokens mask tokenizer safetensors
-$(FUZZERS:%=build/fuzz/%): build/fuzz/%: test/unit/fuzz_%.c
+# The readers of files under libFuzzer. A reader's die() calls exit(); the program wraps it and returns to the fuzzer.
+build/test/fuzz: test/unit/fuzz.c
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined $(WARNINGS) -MMD -MP $< -o $@ -Wl,--wrap=exit -ljansson -lpcre2-8 -lpthread -lm
-# A clang without its libFuzzer can compile none of them.
+# A clang without its libFuzzer cannot compile it.
 CAN_FUZZ = $(shell printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -x c - -fsanitize=fuzzer -o /dev/null 2>/dev/null && echo yes)
-fuzz: $(FUZZERS:%=build/fuzz/%)
-	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
+fuzz: build/test/fuzz
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) $(PYTEST) -v test/tools/test_fuzz.py --tier all
 
 # Everything that the tests run, in one build.
 test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
@@ -372,7 +371,7 @@ test-fp16:
 test-debug:
 	+$(Q)$(CPU_MAKE) DEBUG=1 build/debug/train_gpt2_ddp
 test-all-programs: test-programs
-	+$(Q)$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),$(FUZZERS:%=build/fuzz/%))
+	+$(Q)$(CPU_MAKE) cpu-variants $(TSAN_TESTS) build/bench_layers build/bench_compress $(if $(CAN_FUZZ),build/test/fuzz)
 	+$(Q)$(CPU_MAKE) DEBUG=1 test-build
 	+$(Q)$(CPU_MAKE) PRECISION=bf16 $(RANKS_TESTS:%=build/bf16/%)
 	+$(Q)$(CPU_MAKE) PRECISION=fp16 $(FLOATX_TESTS:%=build/fp16/%) $(RANKS_TESTS:%=build/fp16/%)
@@ -425,4 +424,4 @@ endif
 .DELETE_ON_ERROR:
 .SUFFIXES:
 # Some tools were programs of C; old folders still have what they included.
--include $(filter-out $(patsubst %,$(BUILD)/%.d,plan $(PYTHON_TOOLS)),$(wildcard $(BUILD)/*.d)) $(wildcard $(BUILD)/predict/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d build/fuzz/*.d)
+-include $(filter-out $(patsubst %,$(BUILD)/%.d,plan $(PYTHON_TOOLS)),$(wildcard $(BUILD)/*.d)) $(wildcard $(BUILD)/predict/*.d $(BUILD)/test/*.d $(BUILD)/variants/*.d $(BUILD)/cpu_variants/*.d build/tsan/test/*.d)

@@ -8,7 +8,13 @@ options and its columns, for every backend that a program can run on.
 
 All collectives share one loop: a row of `collectives` says what a collective reads and writes, and so which numbers must come out,
 and how its bandwidth is counted. dev/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
+This is also the test of the collectives' results: test/tools/test_comm_bench.py runs it on CPUs,
+test/kernels/test_gpu_comm.py on GPUs.
 */
+#if defined(CUDA_EMULATOR) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define COMM_PIECE (1 << 14) // they are slow, so that few numbers must be several pieces
+#define NCCL_PIECE (1 << 14)
+#endif
 #include "../../llmc/comm/comm.h"
 #include "../../llmc/watch/fault.h"
 #include "../../llmc/comm/say_once.h"
@@ -18,11 +24,12 @@ and how its bandwidth is counted. dev/comm/README.md says what the columns mean 
 
 // ---- options ----
 typedef struct {
-    int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType
+    int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType, or ALL_TYPES
     const char *min_text, *max_text, *step_text;
     size_t min_bytes, max_bytes, step_bytes; // the same, parsed
     double factor;
-    long long iters, warmup, check, root;
+    long long iters, warmup, check, root, groups;
+    int on_host;
     const char *json, *fault;
     CommOptions comm;
 } BenchOptions;
@@ -31,7 +38,7 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     memset(o, 0, sizeof *o);
     o->min_text = "8"; o->max_text = "32M"; o->step_text = "";
     o->factor = 4;
-    o->iters = 20; o->warmup = 5; o->check = 1;
+    o->iters = 20; o->warmup = 5; o->check = o->groups = 1;
     o->json = o->fault = "";
     option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|all", "the collective");
     option_text(t, "minbytes", &o->min_text, "SIZE", "first size in bytes, of the larger buffer; K, M or G may follow it");
@@ -42,9 +49,14 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
     option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");
     option_int(t, "check", &o->check, 0, 1000, "operations after the timed ones, per size, with every number checked");
-    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64", "the type of the elements"); // CommType's first values
-    option_int(t, "root", &o->root, 0, MAX_RANKS, "the rank that broadcasts");
+    option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64|byte|all", // as CommType
+                  "the type of the elements; bytes are not added");
+    option_int(t, "root", &o->root, -1, MAX_RANKS, "the rank that broadcasts; -1: one after another");
     for (int i = 0; i < t->count; i++) t->specs[i].letter = "obefinwcdr"[i]; // those of nccl-tests, and o
+    option_int(t, "groups", &o->groups, 1, MAX_RANKS,
+               "communicators that work at once: rank r is in number r % groups");
+    option_flag(t, "offload", &o->on_host,
+                "a rank's part is in host memory, which only reduce-scatter and all-gather can do");
     options_comm(t, &o->comm);
     option_flag(t, "deterministic", &o->comm.ordered, "sums in rank order");
     option_text(t, "json", &o->json, "FILE", "write latency and bandwidth of each collective here; '': nowhere");
@@ -82,25 +94,40 @@ static size_t next_size(const BenchOptions* o, size_t bytes) {
 
 // ---- numbers that can be checked ----
 
-// Returns element i of the input of rank q of N. At most 64 ranks have more than 0 there, and their sum is at most 256: every
-// partial sum is a whole number that each type can hold, so results are exact in any order of addition.
-static double number(int q, int N, size_t i, long long round) {
-    size_t every = ceil_div((size_t)N, 64), highest = 256 / size_min((size_t)N, 64);
-    if ((i + (size_t)q) % every != 0) return 0;
-    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u + (uint64_t)q * 0xd1b54a32d192ed03u + (uint64_t)round * 0x8cb92ba72f3d8dd7u;
+// One operation with `count` elements per part, as nccl-tests counts them.
+typedef struct {
+    size_t count;
+    CommType type;
+    int rank, N, root;
+    bool in_rank_order; // sums are
+    uint64_t seed;
+} Shape;
+
+static double rounded(CommType t, double x) {
+    return t == COMM_F32    ? (double)(float)x
+           : t == COMM_BF16 ? (double)float_from_bf16_bits(bf16_bits_from_float((float)x))
+           : t == COMM_F16  ? (double)float_from_f16_bits(f16_bits_from_float((float)x)) : x;
+}
+// Returns element i of the input of rank q. Where sums are in rank order, these are numbers whose sum depends on the
+// order: of both signs, and of sizes that differ by a factor of 1000. Elsewhere at most 64 ranks have more than 0
+// there, and their sum is at most 255: every partial sum is a whole number that each type can hold, so results are
+// exact in any order of addition.
+static double number(const Shape* s, int q, size_t i) {
+    size_t ranks = (size_t)s->N, every = ceil_div(ranks, 64), highest = 255 / size_min(ranks, 64);
+    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u + (uint64_t)q * 0xd1b54a32d192ed03u + s->seed * 0x8cb92ba72f3d8dd7u;
     h = (h ^ h >> 32) * 0xff51afd7ed558ccdu;
-    return (double)(1 + (h >> 40) % highest);
+    double size = ((double)(h >> 40) * 0x1p-24 + 0.01) * (h & 6 ? 1 : 1000);
+    if (s->in_rank_order) return rounded(s->type, h & 1 ? size : -size);
+    return (i + (size_t)q) % every == 0 ? (double)(1 + (h >> 40) % highest) : 0;
 }
 static void element_set(char* p, size_t i, CommType t, double x) {
     float f = (float)x;
     if (t == COMM_F64) memcpy(p + 8 * i, &x, 8);
-    else convert_dtype(p + i * comm_type_size(t), (DType)t, &f, DTYPE_F32, 1);
+    else if (t == COMM_BYTE) p[i] = (char)(uint8_t)x;
+    else convert_slice(p + i * comm_type_size(t), (DType)t, &f, DTYPE_F32, 1);
 }
 
 // ---- the collectives ----
-
-// One operation with `count` elements per part, as nccl-tests counts them.
-typedef struct { size_t count; CommType type; int rank, N, root; long long round; } Shape;
 
 typedef struct {
     CommKind kind;
@@ -117,14 +144,18 @@ static const Collective collectives[] = {       // in the order of --op
     { COMM_ALL_TO_ALL, false, false, true, true, true, false, comm_all_to_all, 1 },
     { COMM_BROADCAST, false, true, false, false, false, true, NULL, 0 },
 };
-enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0] };
+enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0], ALL_TYPES = COMM_BYTE + 1 };
 
-// Element i of the result: one rank's number, or the sum of all ranks'. Of an input that has parts it is in this rank's.
+// Element i of the result: one rank's number, or the sum of all ranks' in their order, in fp32 (fp64: in double). Of an
+// input that has parts it is in this rank's.
 static double expected_number(const Collective* k, const Shape* s, size_t i) {
     size_t at = (k->reads_parts ? (size_t)s->rank * s->count : 0) + (k->writes_parts ? i % s->count : i);
-    if (!k->sums) return number(k->writes_parts ? (int)(i / s->count) : s->root, s->N, at, s->round);
+    if (!k->sums) return number(s, k->writes_parts ? (int)(i / s->count) : s->root, at);
     double sum = 0;
-    for (int q = 0; q < s->N; q++) sum += number(q, s->N, at, s->round);
+    for (int q = 0; q < s->N; q++) {
+        sum += number(s, q, at);
+        if (s->type != COMM_F64) sum = (double)(float)sum;
+    }
     return sum;
 }
 
@@ -135,76 +166,116 @@ static CommOp run(const Collective* k, Comm* c, void* out, const void* in, const
 static double bus_factor(const Collective* k, int N) { return k->crossings ? (double)k->crossings * (N - 1) / N : 1; }
 
 // ---- one measurement ----
+enum { DEVICE_FIRST, DEVICE_SECOND, HOST, MEMORIES };
+enum { SPARE = 16 }; // bytes behind the longest buffer that nobody may touch
 typedef struct {
     BenchOptions o;
-    Comm comm;
+    Comm world, part;       // part: where there are several groups, this rank's
+    Comm* comm;             // which of them operates
     Control control;
     Fault fault;
-    char *first, *second; // (max_bytes) device memory, owned; in place, all is in the first
-    char* host;           // (max_bytes) owned
-    long long line;       // of the table, from 1
-    const char* unfit;    // a collective whose times gave no latency and bandwidth; NULL: there is none
+    char* memory[MEMORIES]; // (max_bytes + SPARE) owned; HOST only with --offload. In place, all is in the first
+    char* host;             // (max_bytes + SPARE) owned
+    long long line;         // of the table, from 1
+    const char* unfit;      // a collective whose times gave no latency and bandwidth; NULL: there is none
 } Bench;
-typedef struct { char *in, *out; size_t in_elements, out_elements; } Buffers; // views
+typedef struct {
+    char *in, *out, *scratch; // views; scratch (count) may become anything
+    size_t in_elements, out_elements;
+} Buffers;
 
+static bool works(const Bench* b, const Collective* k, bool in_place) {
+    if (b->o.on_host && (in_place || k->reads_parts == k->writes_parts)) return false;
+    return in_place ? k->in_place : k->out_of_place;
+}
 static Buffers buffers_of(const Bench* b, const Collective* k, const Shape* s, bool in_place) {
     size_t mine = (size_t)s->rank * s->count * comm_type_size(s->type), parts = (size_t)s->N;
-    Buffers x = { b->first, b->second, s->count * (k->reads_parts ? parts : 1), s->count * (k->writes_parts ? parts : 1) };
+    Buffers x = { b->memory[DEVICE_FIRST], b->memory[DEVICE_SECOND], NULL,
+                  s->count * (k->reads_parts ? parts : 1), s->count * (k->writes_parts ? parts : 1) };
     if (in_place) { // one is all of the memory, the other this rank's part of it
-        x.in = b->first + (k->writes_parts ? mine : 0);
-        x.out = b->first + (k->reads_parts ? mine : 0);
-    }
+        x.out = x.in + (k->reads_parts ? mine : 0);
+        x.in += k->writes_parts ? mine : 0;
+    } else if (b->o.on_host && k->reads_parts) {
+        x.scratch = x.in + mine;
+        x.out = b->memory[HOST];
+    } else if (b->o.on_host) x.in = b->memory[HOST];
     return x;
 }
+static size_t bytes_used(const Buffers* x, CommType t) {
+    return size_max(x->in_elements, x->out_elements) * comm_type_size(t) + SPARE;
+}
 
-// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with NaN.
-static void fill(const Bench* b, const Shape* s, const Buffers* x, bool flips) {
-    size_t bytes = size_max(x->in_elements, x->out_elements) * comm_type_size(s->type);
-    memset(b->host, 0xff, bytes);
-    host_to_device(b->first, b->host, bytes);
-    host_to_device(b->second, b->host, bytes);
+static void put(const Bench* b, char* to, size_t bytes) {
+    if (is_offloaded(to)) memcpy(to, b->host, bytes);
+    else host_to_device(to, b->host, bytes);
     device_synchronize(); // host is read
-    for (size_t i = 0; i < x->in_elements; i++) element_set(b->host, i, s->type, number(s->rank, s->N, i, s->round));
-    if (flips && s->count > 0) b->host[comm_type_size(s->type) - 1] ^= (char)0x80; // numbers are little-endian
-    host_to_device(x->in, b->host, x->in_elements * comm_type_size(s->type));
-    device_synchronize();
+}
+// What fills all bytes that are no input: as a number it is none of those above, and other ranks have another one.
+static int filler(const Bench* b) { return 0x5a + b->world.rank % 8; }
+// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with the
+// filler.
+static void fill(const Bench* b, const Shape* s, const Buffers* x, bool flips) {
+    size_t size = comm_type_size(s->type);
+    memset(b->host, filler(b), bytes_used(x, s->type));
+    for (int m = 0; m < MEMORIES; m++) if (b->memory[m]) put(b, b->memory[m], bytes_used(x, s->type));
+    for (size_t i = 0; i < x->in_elements; i++) element_set(b->host, i, s->type, number(s, s->rank, i));
+    if (flips && s->count > 0) b->host[size - 1] ^= (char)0x80; // numbers are little-endian
+    put(b, x->in, x->in_elements * size);
 }
 
 // Returns the seconds of one operation, the mean over ranks. Operations follow one another as fast as the backend takes them, without a wait between.
 static double time_operations(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
-    for (long long i = 0; i < b->o.warmup; i++) comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, s));
-    comm_barrier(&b->comm);
-    comm_collect_times(&b->comm);
+    for (long long i = 0; i < b->o.warmup; i++) comm_wait(b->comm, run(k, b->comm, x->out, x->in, s));
+    comm_barrier(&b->world);
+    comm_collect_times(&b->world);
     double begin = now_seconds();
-    for (long long i = 0; i < b->o.iters; i++) comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, s));
+    for (long long i = 0; i < b->o.iters; i++) comm_wait(b->comm, run(k, b->comm, x->out, x->in, s));
     device_synchronize();
     double seconds = (now_seconds() - begin) / (double)b->o.iters;
-    return comm_host_sum(&b->comm, seconds) / s->N;
+    return comm_host_sum(&b->world, seconds) / b->world.size;
 }
 
-// Returns the number of elements of the output that are not, bit for bit, what they must be.
+// Where element `there` of an array that begins at `begin` lies: at which of its elements; far beyond its end if it
+// lies elsewhere.
+static size_t element_of(const char* begin, const char* there, size_t size) {
+    return ((uintptr_t)there - (uintptr_t)begin) / size;
+}
+
+// Returns the number of elements that are not, bit for bit, what they must be: of the output; of the input, which must
+// be as it was; and of what lies around and behind both.
 static long long count_wrong(const Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
-    size_t size = comm_type_size(s->type);
+    size_t size = comm_type_size(s->type), bytes = bytes_used(x, s->type);
     long long wrong = 0;
-    device_to_host(b->host, x->out, x->out_elements * size);
-    for (size_t i = 0; i < x->out_elements; i++) {
-        char expected[8];
-        element_set(expected, 0, s->type, expected_number(k, s, i));
-        wrong += memcmp(b->host + i * size, expected, size) != 0;
+    device_synchronize(); // what lies on the host is there
+    for (int m = 0; m < MEMORIES; m++) {
+        if (b->memory[m] == NULL) continue;
+        if (m == HOST) memcpy(b->host, b->memory[m], bytes);
+        else device_to_host(b->host, b->memory[m], bytes);
+        for (size_t at = 0; at < bytes; at += size) {
+            char expected[8], *there = b->memory[m] + at;
+            size_t out = element_of(x->out, there, size), in = element_of(x->in, there, size);
+            if (element_of(x->scratch, there, size) < s->count) continue;
+            if (out < x->out_elements) element_set(expected, 0, s->type, expected_number(k, s, out));
+            else if (in < x->in_elements) element_set(expected, 0, s->type, number(s, s->rank, in));
+            else memset(expected, filler(b), size);
+            wrong += memcmp(b->host + at, expected, size) != 0;
+        }
     }
     return wrong;
 }
 
-// Returns the sum of all ranks' wrong elements.
+// Returns the sum of all ranks' wrong elements. Each group has numbers of its own.
 static long long check_operations(Bench* b, const Collective* k, Shape s, const Buffers* x) {
     long long wrong = 0;
-    for (s.round = 1; s.round <= b->o.check; s.round++) {
-        fill(b, &s, x, fault_now(&b->fault, s.rank, b->line, FAULT_BITFLIP));
-        if (fault_now(&b->fault, s.rank, b->line, FAULT_SKIP)) b->comm.world->notes.skips = true;
-        comm_wait(&b->comm, run(k, &b->comm, x->out, x->in, &s));
+    int rank = b->world.rank;
+    for (long long round = 1; round <= b->o.check; round++) {
+        s.seed = (uint64_t)(round * b->o.groups + rank % b->o.groups);
+        fill(b, &s, x, fault_now(&b->fault, rank, b->line, FAULT_BITFLIP));
+        if (fault_now(&b->fault, rank, b->line, FAULT_SKIP)) b->world.world->notes.skips = true;
+        comm_wait(b->comm, run(k, b->comm, x->out, x->in, &s));
         wrong += count_wrong(b, k, &s, x);
     }
-    return (long long)comm_host_sum(&b->comm, (double)wrong);
+    return (long long)comm_host_sum(&b->world, (double)wrong);
 }
 
 // ---- MPI's own calls ----
@@ -212,8 +283,9 @@ static long long check_operations(Bench* b, const Collective* k, Shape s, const 
 // Ranks that wait inside MPI keep their cores busy, so with more ranks than cores these times would mostly measure the scheduler.
 static bool compares_with_mpi(const Bench* b, const Shape* s) {
 #if USE_MPI
-    MpiEngine* e = (MpiEngine*)b->comm.world->mpi;
-    return e && b->comm.backend == &comm_mpi && strncmp(device_name(), "CPU", 3) == 0 && !e->crowded && s->count * (size_t)s->N < INT_MAX;
+    MpiEngine* e = (MpiEngine*)b->world.world->mpi;
+    bool on_cpus = strncmp(device_name(), "CPU", 3) == 0 && !b->o.on_host;
+    return e && b->comm->backend == &comm_mpi && on_cpus && !e->crowded && s->count * (size_t)s->N < INT_MAX;
 #else
     (void)b; (void)s;
     return false;
@@ -234,8 +306,8 @@ static void run_mpi(const Collective* k, Comm* c, const Buffers* x, const Shape*
 }
 // Like time_operations, but with none of our code between the calls. The communication thread makes no MPI calls meanwhile.
 static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
-    Comm* c = &b->comm;
-    comm_barrier(c);
+    Comm* c = b->comm;
+    comm_barrier(&b->world);
     OpRecord op = flight_recorder_issue(c->world->recorder, "MPI", comm_kind_names[k->kind], s->count, comm_type_name(s->type), -1);
     flight_recorder_wait_begin(c->world->recorder, &op); // the watchdog ends the run if a rank never arrives
     mpi_borrow(c->world);
@@ -246,7 +318,7 @@ static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buff
     mpi_return(c->world);
     flight_recorder_wait_end(c->world->recorder);
     flight_recorder_finish(c->world->recorder, &op);
-    return comm_host_sum(c, seconds) / s->N;
+    return comm_host_sum(&b->world, seconds) / b->world.size;
 }
 #else
 static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buffers* x) { (void)b; (void)k; (void)s; (void)x; return 0; }
@@ -284,7 +356,7 @@ static void bench_mpi(Bench* b, const Collective* k, const Shape* s, double ours
 
 // Measures one half of a line of the table, if the collective has it. Returns the seconds of one operation, else 0.
 static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_place, double bytes, Totals* t) {
-    if (in_place ? !k->in_place : !k->out_of_place) {
+    if (!works(b, k, in_place)) {
         printf("  %9s %8s %8s %6s", "N/A", "N/A", "N/A", "N/A");
         return 0;
     }
@@ -304,15 +376,26 @@ static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_
     return seconds;
 }
 
+// Ranks are added in their order in ordered mode, and by default over MPI.
+static bool is_in_rank_order(const Bench* b) {
+#if USE_MPI
+    bool over_mpi = b->world.backend == &comm_mpi;
+#else
+    bool over_mpi = false;
+#endif
+    return strcmp(comm_all_reduce_text(&b->world.world->options, over_mpi), "in rank order") == 0;
+}
+
 // If every rank has a part of a size, it is rounded down to whole elements per rank: as in nccl-tests it may become 0.
-static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
-    Comm* c = &b->comm;
-    size_t size = comm_type_size((CommType)b->o.type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
-    Shape s = { bytes / size / parts, (CommType)b->o.type, c->rank, c->size, (int)b->o.root, 0 };
+static void bench_size(Bench* b, const Collective* k, CommType type, int root, size_t bytes, Totals* t) {
+    const Comm* c = b->comm;
+    int rank = b->world.rank;
+    size_t size = comm_type_size(type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
+    Shape s = { bytes / size / parts, type, c->rank, c->size, root, k->sums && is_in_rank_order(b), 0 };
     double real_bytes = (double)(s.count * parts * size);
-    comm_step(c, ++b->line);
-    fault_strike(&b->fault, c->rank, b->line);
-    fault_delay(&b->fault, c->rank, b->line);
+    comm_step(&b->world, ++b->line);
+    fault_strike(&b->fault, rank, b->line);
+    fault_delay(&b->fault, rank, b->line);
     printf("  %10.0f %13zu %8s %8s %8d", real_bytes, s.count, comm_type_name(s.type), k->sums ? "sum" : "none",
            k->has_root ? s.root : -1);
     double out_of_place = bench_half(b, k, &s, false, real_bytes, t);
@@ -320,22 +403,40 @@ static void bench_size(Bench* b, const Collective* k, size_t bytes, Totals* t) {
     bench_mpi(b, k, &s, k->in_place ? in_place : out_of_place);
     printf("\n");
     fflush(stdout);
-    if (s.count > 0) fit_add(&t->fit, real_bytes, k->in_place ? in_place : out_of_place);
+    if (s.count > 0) fit_add(&t->fit, real_bytes, in_place > 0 ? in_place : out_of_place);
 }
 
-// Measures all sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong elements.
+// Only one sweep over sizes has a latency and a bandwidth.
+static bool is_one_sweep(const BenchOptions* o) { return o->type != ALL_TYPES && o->root >= 0; }
+
+// Measures all roots and sizes.
+static void bench_type(Bench* b, const Collective* k, CommType type, Totals* t) {
+    const BenchOptions* o = &b->o;
+    bool every_root = k->has_root && o->root < 0;
+    int first = every_root ? 0 : (int)o->root, end = every_root ? b->world.size / (int)o->groups : first + 1;
+    for (int root = first; root < end; root++)
+        for (size_t bytes = o->min_bytes; bytes <= o->max_bytes; bytes = next_size(o, bytes))
+            bench_size(b, k, type, root, bytes, t);
+}
+
+// Measures all types and sizes of a collective. Adds its latency and bandwidth to `links`; returns the number of wrong
+// elements.
 static long long bench_collective(Bench* b, const Collective* k, json_t* links) {
     Totals t;
-    double alpha, beta, factor = bus_factor(k, b->comm.size);
+    double alpha, beta, factor = bus_factor(k, b->comm->size);
     const char* name = comm_kind_names[k->kind];
     memset(&t, 0, sizeof t);
     print_header(b, k);
-    for (size_t bytes = b->o.min_bytes; bytes <= b->o.max_bytes; bytes = next_size(&b->o, bytes)) bench_size(b, k, bytes, &t);
+    for (int type = 0; type < ALL_TYPES; type++) {
+        bool one_of_all = b->o.type == ALL_TYPES && (type != COMM_BYTE || !k->sums);
+        if (type == b->o.type || one_of_all) bench_type(b, k, (CommType)type, &t);
+    }
     if (b->o.check > 0) printf("# Out of bounds values : %lld %s\n", t.wrong, t.wrong ? "FAILED" : "OK");
     else printf("# Out of bounds values : not checked\n");
     printf("# Avg bus bandwidth    : %.3f\n", 1e-9 * t.bus_sum / (double)t.measured);
-    bool fits = b->comm.size > 1 && fit_solve(&t.fit, &alpha, &beta);
-    if (fits) printf("# Fit to times %s place: latency %.2f us, bus bandwidth %.3f GB/s\n", k->in_place ? "in" : "out of",
+    bool fits = b->comm->size > 1 && is_one_sweep(&b->o) && fit_solve(&t.fit, &alpha, &beta);
+    if (fits) printf("# Fit to times %s place: latency %.2f us, bus bandwidth %.3f GB/s\n",
+                     works(b, k, true) ? "in" : "out of",
                      1e6 * alpha, 1e-9 * factor / beta);
     else b->unfit = name;
     fflush(stdout); // if results are wrong, the first rank that ends also ends the others
@@ -350,7 +451,7 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
 // Prints which ranks take part: one line for each.
 static void print_ranks(Bench* b) {
     enum { LINE = 192 };
-    Comm* c = &b->comm;
+    Comm* c = &b->world;
     char host[64] = "", line[LINE] = "";
     gethostname(host, sizeof host - 1);
     snprintf(line, sizeof line, "#  Rank %3d Pid %7d on %.63s, %.80s", c->rank, (int)getpid(), host, device_name());
@@ -361,6 +462,7 @@ static void print_ranks(Bench* b) {
     device_to_host(lines, all, (size_t)c->size * LINE);
     printf("# comm_bench on %d rank%s: %s%s\n", c->size, c->size == 1 ? "" : "s", comm_description(c),
            c->world->strict ? " (STRICT MODE)" : "");
+    if (b->comm == &b->part) printf("# %lld communicators at once, and what follows is the first one\n", b->o.groups);
     for (int q = 0; q < c->size; q++) printf("%s\n", lines + q * LINE);
     device_free(all);
     free(lines);
@@ -374,26 +476,32 @@ static void bench_start(Bench* b, int argc, char** argv) {
     options_parse(&table, argc, argv);
     read_sizes(o, &table);
     RankInfo ranks = ranks_find();
-    require(o->root < ranks.size, "--root %lld: there is no such rank, the last one is %d", o->root, ranks.size - 1);
-    require(o->json[0] == '\0' || ranks.size > 1,
+    require(o->groups <= ranks.size, "--groups %lld: there are only %d ranks", o->groups, ranks.size);
+    int smallest = ranks.size / (int)o->groups;
+    require(o->root < smallest, "--root %lld: there is no such rank, the last one is %d", o->root, smallest - 1);
+    require(o->json[0] == '\0' || smallest > 1,
             "--json %s: a single rank has no link to measure: start more, as in mpirun -np 2", o->json);
+    require(o->json[0] == '\0' || is_one_sweep(o), "--json wants one --datatype and one --root");
     b->fault = fault_parse(o->fault, ranks.size);
     fault_check_micro(&b->fault, 0);
     comm_choose_environment(&o->comm, ranks.size);
     device_init(ranks.local_rank, ranks.local_size);
-    comm_init(&b->comm, &o->comm, ranks, &b->control);
+    comm_init(&b->world, &o->comm, ranks, &b->control);
+    b->comm = o->groups > 1 ? &b->part : &b->world;
+    if (o->groups > 1) comm_split(&b->part, &b->world, "part", ranks.rank % (int)o->groups);
     fault_announce(&b->fault);
-    b->first = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
-    b->second = (char*)device_alloc(o->max_bytes, MEMORY_COMMUNICATION);
-    comm_register_memory(&b->comm);
-    b->host = (char*)xcalloc(o->max_bytes, 1);
+    size_t bytes = o->max_bytes + SPARE;
+    for (int m = 0; m <= DEVICE_SECOND; m++) b->memory[m] = (char*)device_alloc(bytes, MEMORY_COMMUNICATION);
+    if (o->on_host) b->memory[HOST] = (char*)offload_alloc(bytes);
+    comm_register_memory(&b->world);
+    b->host = (char*)xcalloc(bytes, 1);
 }
 
 // Writes the file that dev/comm/README.md describes.
 static void write_links(const Bench* b, FILE* file, json_t* links) {
     require(b->unfit == NULL, "--json %s: these sizes do not tell %s's latency from its bandwidth: try a larger --maxbytes",
             b->o.json, b->unfit);
-    json_t* root = json_pack("{s:i, s:s, s:O}", "ranks", b->comm.size, "backend", comm_description(&b->comm),
+    json_t* root = json_pack("{s:i, s:s, s:O}", "ranks", b->comm->size, "backend", comm_description(&b->world),
                              "collectives", links);
     bool written = json_dumpf(root, file, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) == 0 && fputc('\n', file) == '\n';
     written &= fclose(file) == 0;
@@ -406,17 +514,29 @@ int main(int argc, char** argv) {
     long long wrong = 0;
     bench_start(&b, argc, argv);
     bool wants_json = b.o.json[0] != '\0';
-    FILE* file = wants_json && b.comm.rank == 0 ? fopen(b.o.json, "w") : NULL; // now, so that a typo shows before the measuring
-    require(file || !wants_json || b.comm.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json, strerror(errno));
+    // now, so that a typo shows before the measuring
+    FILE* file = wants_json && b.world.rank == 0 ? fopen(b.o.json, "w") : NULL;
+    require(file || !wants_json || b.world.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json,
+            strerror(errno));
     json_t* links = wants_json ? json_object() : NULL;
     print_ranks(&b);
-    for (int k = 0; k < ALL_COLLECTIVES; k++)
-        if (b.o.op == ALL_COLLECTIVES || b.o.op == k) wrong += bench_collective(&b, &collectives[k], links);
+    size_t taken = device_memory_total();
+    for (int i = 0; i < ALL_COLLECTIVES; i++) {
+        const Collective* k = &collectives[i];
+        bool can = (works(&b, k, false) || works(&b, k, true)) && !(k->sums && b.o.type == COMM_BYTE);
+        require(can || b.o.op != i, "--op %s: %s", comm_kind_names[k->kind],
+                k->sums && b.o.type == COMM_BYTE ? "bytes are not added"
+                                                 : "its parts cannot be in host memory: leave out --offload");
+        if (can && (b.o.op == ALL_COLLECTIVES || b.o.op == i)) wrong += bench_collective(&b, k, links);
+    }
+    require(device_memory_total() == taken, "operations took %zu bytes of device memory",
+            device_memory_total() - taken);
     if (file) write_links(&b, file, links);
     json_decref(links);
-    device_free(b.first); // first, because NCCL may have registered them
-    device_free(b.second);
-    comm_free(&b.comm);
+    for (int m = 0; m <= DEVICE_SECOND; m++) device_free(b.memory[m]); // first, because NCCL may have registered them
+    if (b.memory[HOST]) offload_free(b.memory[HOST]);
+    if (b.comm == &b.part) comm_free(&b.part);
+    comm_free(&b.world);
     free(b.host);
     device_shutdown();
     return wrong ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -88,7 +88,7 @@ def cpu_layers(precision):
 def program(name, precision="fp32", debug=False):
     """A GPU's training program, or another one by its path. The emulated one is compiled when the first test asks for it."""
     variant = "-".join([DEVICE, *[precision] * (precision != "fp32"), *["debug"] * debug])
-    path = f"build/{variant}/{name if '/' in name else f'train_gpt2_{name}'}"
+    path = f"build/{variant}/{name if '/' in name or 'bench' in name else f'train_gpt2_{name}'}"
     if IS_REAL:
         if debug: pytest.skip("debug builds are tested under the emulator")
         if precision == "bf16" and capability() < 8: pytest.skip("bf16 needs a GPU of compute capability 8.0")

@@ -1,5 +1,5 @@
-"""Collectives between GPUs, emulated or real: by MPI between ranks that share a GPU, by NCCL where each has its own; started by mpirun or as torchrun
-does; and what a rank does when NCCL fails, or when another rank does not come."""
+"""Communication between GPUs, emulated or real: by MPI between ranks that share a GPU, by NCCL where each has its own; started by
+mpirun or as torchrun does; and what a rank does when NCCL fails, or when another rank does not come."""
 import os, re, signal, subprocess
 import pytest
 from gpus import emulator, gpus_of, missing, needs_emulator, needs_gpus, program
@@ -10,10 +10,12 @@ TINY = f"--data {TOKENS} --val-data= --model d1 --channels 16 --heads 2 --seq-le
 NCCL_FAILS = "error: NCCL: communication failed: remote process exited or there was a network error"
 
 
-def collectives(comm, ranks, *options, strict=False, **env):
+ALL_TYPES = "--op all -d all --root -1 -b 3 -e 21000 -f 19 -n 1 -w 0"  # of emulated GPUs a piece has 16 KiB
+
+
+def collectives(name, comm, ranks, *options, strict=False, **env):
     if comm == "nccl": needs_gpus(ranks)
-    return command([program("test/test_comm_cuda")], "--comm-timeout 60", *options, ranks=ranks, strict=strict,
-                   env=gpus_of(comm, ranks, **env))
+    return command([program(name)], "--comm-timeout 60", *options, ranks=ranks, strict=strict, env=gpus_of(comm, ranks, **env))
 
 
 @pytest.mark.parametrize("comm, ranks, options, settings", [
@@ -25,15 +27,19 @@ def collectives(comm, ranks, *options, strict=False, **env):
     ("nccl", 2, "--windows-are local", {"nccl": "local-windows"}), ("nccl", 2, "--windows-are none", {"nccl": "no-windows"}),
     ("nccl", 2, "--windows-are none", {"nccl": "failing-windows"}), ("nccl", 2, "--windows-are none", {"nccl": "no-memory"})],
     ids=lambda x: "-".join(f"{k}_{v}" for k, v in x.items()) if isinstance(x, dict) else str(x).replace("--", "").replace(" ", "_"))
-def test_every_claim_about_collectives_holds(comm, ranks, options, settings):
-    run = collectives(comm, ranks, options, **settings)
+def test_every_claim_holds_and_collectives_are_right(comm, ranks, options, settings):
+    run = collectives("test/test_comm_cuda", comm, ranks, options, **settings)
     assert run.status == 0 and re.search(f"^# {comm} ", run.out, re.M | re.I) and re.search(r"^1\.\.\d+$", run.out, re.M), run
+    for more in "", "--offload", *["--groups 2"] * (ranks > 1):
+        run = collectives("comm_bench", comm, ranks, ALL_TYPES, re.sub(r"--windows-are \w+", "", options), more, **settings)
+        assert run.status == 0 and re.search(f"^# comm_bench on .*: {comm} ", run.out, re.M | re.I), run
+        assert run.out.count("# Out of bounds values : 0 OK") == (2 if more == "--offload" else 5), run
 
 
 def test_the_log_says_that_one_hardware_queue_makes_streams_wait():
     for queues, says in ("1", True), ("8", False), (None, False):
         env = gpus_of("nccl", 1) | ({"CUDA_DEVICE_MAX_CONNECTIONS": queues} if queues else {})
-        run = command([program("test/test_comm_cuda")], "--comm nccl all_reduce_is_the_sum*", env=env)
+        run = command([program("comm_bench")], "--comm nccl --maxbytes 8", env=env)
         assert run.status == 0 and ("CUDA_DEVICE_MAX_CONNECTIONS=1: streams wait for one another" in run.out) == says, run
 
 
@@ -62,7 +68,7 @@ def test_ranks_that_torchrun_started_communicate_by_nccl(tmp_path):
 
 # ---- errors ----
 def test_nccl_between_ranks_that_share_a_gpu_is_refused():
-    assert_refused(collectives("mpi", 2, "--comm nccl"), "ranks 0-1 share a GPU", "use --comm mpi")
+    assert_refused(collectives("comm_bench", "mpi", 2, "--comm nccl"), "ranks 0-1 share a GPU", "use --comm mpi")
 
 
 # ---- registered memory ----
@@ -105,7 +111,7 @@ def test_an_error_of_nccl_ends_a_rank_while_a_kernel_waits(tmp_path):
     run = command([program("test/test_comm_cuda"), "--comm", "nccl", "--journal", tmp_path / "journal"], timeout=120,
                   env=emulator(nccl_fault=5))
     assert_refused(run, NCCL_FAILS)
-    assert "all_reduce_is_the_sum" in (tmp_path / "journal").read_text()
+    assert "parts_of_the_world" in (tmp_path / "journal").read_text()
 
 
 def test_an_error_of_nccl_is_told_to_the_other_rank_and_both_leave_their_last_operations(tmp_path):

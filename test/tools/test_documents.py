@@ -1,5 +1,5 @@
-"""Links between documents lead to files and headings that exist, every number has an origin (dev/doc_numbers.py), and
-dev/doc_outputs.py finds quotes that programs no longer print."""
+"""Links between documents lead to files and headings that exist, every number has an origin, and quotes that programs no longer
+print are found (dev/docs.py)."""
 import json, re, sys
 from pathlib import Path
 import pytest
@@ -52,12 +52,12 @@ def test_notebooks_are_kept_without_outputs():
 
 
 # ---- numbers ----
-DOCUMENTS = re.findall(r"\S+\.md", succeeds(sys.executable, "dev/doc_numbers.py --list").out)
+DOCUMENTS = re.findall(r"\S+\.md", succeeds(sys.executable, "dev/docs.py --list").out)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_number_of_a_document_stands_in_a_result_a_formula_or_a_source(document):
-    succeeds(sys.executable, ["dev/doc_numbers.py", "--missing", document])
+    succeeds(sys.executable, ["dev/docs.py", "--missing", document])
 
 
 def test_every_stored_result_has_a_page():
@@ -88,7 +88,7 @@ def test_a_number_without_an_origin_or_with_a_wrong_one_is_found(old, new, says,
     document = tmp_path / "page.md"
     assert old in NUMBERS
     document.write_text(NUMBERS.replace(old, new, 1))
-    run = command(sys.executable, ["dev/doc_numbers.py", document])
+    run = command(sys.executable, ["dev/docs.py", document])
     assert run.status == (says is not None), run
     assert_says(run.said, says or r"3.75 ms  <- = 1.50 \+ 2.25")
 
@@ -133,7 +133,7 @@ def test_quotes_that_programs_no_longer_print_are_found_and_other_numbers_are_wr
         return succeeds("git -c user.name=Test -c user.email=test@example.org", *arguments, cwd=tmp_path).out
 
     def outputs(status, *says, options=""):
-        run = command(sys.executable, [ROOT / "dev/doc_outputs.py"], options, "doc.md", cwd=tmp_path)
+        run = command(sys.executable, [ROOT / "dev/docs.py"], "--outputs", options, "doc.md", cwd=tmp_path)
         assert (run.status != 0) == status, run
         assert_says(run.said, *says)
 

@@ -1,5 +1,6 @@
 /*
-test_comm_cuda.cu - collectives between GPUs, or ranks that share one: the claims of comm_claims.h, and what only GPUs can get wrong.
+test_comm_cuda.cu - communication between GPUs, or ranks that share one: the claims of comm_claims.h, and what only
+GPUs can get wrong.
 test/kernels/test_gpu_comm.py starts it on several ranks, and dev/gpu_check.py on a GPU.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring] [PATTERN...]
@@ -11,8 +12,6 @@ test/kernels/test_gpu_comm.py starts it on several ranks, and dev/gpu_check.py o
 #define COMM_IN_FLIGHT 64    // so that few operations are many
 #define COMM_WAITED_CAPACITY 64
 #define MANY 20011
-#define SOME 10007
-#define ONE_WAY 1
 #include "comm_claims.h"
 #include <deque>
 #include <vector>
@@ -22,7 +21,7 @@ static int windows_are = ANY;
 
 // A buffer of floats, which frees itself.
 struct Tensor : Buffer {
-    Tensor(size_t n, Numbers numbers, int rank) : Buffer(buffer(n, COMM_F32, numbers, rank, 0)) {}
+    Tensor(size_t n, Numbers numbers, int rank) : Buffer(buffer(n, numbers, rank, 0)) {}
     Tensor(const Tensor&) = delete;
     ~Tensor() { device_free(p); }
 };
@@ -59,7 +58,7 @@ CLAIM(so_it_does_where_shards_are_on_the_host) {
     for (int k = 0; k < STEPS; k++) {
         inputs.emplace_back(N * n, whole, (world.rank + k) % world.size);
         results.emplace_back(N * n, zero, 0);
-        shards[k] = { (char*)offload_alloc(bytes), n, COMM_F32, true };
+        shards[k] = { (float*)offload_alloc(bytes), n };
     }
     for (int k = 0; k < STEPS; k++) {
         device_copy(full.p, inputs[k].p, N * bytes);
@@ -215,7 +214,7 @@ CLAIM(memory_that_ranks_exchange_is_registered) {
     int registered = 0, buffers = 0; // scratch of other communicators may also be registered
     require(windows_are != SHARED || (sscanf(said, ", memory registered (%d of %d buffers)", &registered, &buffers) == 2
                                       && registered >= 2 && registered == buffers), "it says '%s'", said);
-    Buffer full = { (char*)(wholes + at), N * n, COMM_F32, false }, shard = { (char*)(shards + at), n, COMM_F32, false };
+    Buffer full = { wholes + at, N * n }, shard = { shards + at, n };
     buffer_set(shard, whole, world.rank, 0);
     comm_wait(&world, comm_all_gather(&world, full.p, shard.p, n, COMM_F32));
     comm_wait(&world, comm_all_reduce(&world, full.p, N * n, COMM_F32));
@@ -262,7 +261,7 @@ CLAIM(rows_are_copied_and_what_is_between_them_stays) {
     Tensor made(7 * rows, whole, world.rank), from(7 * rows, zero, 0), to(5 * rows, zero, 0);
     std::vector<float> got(5 * rows);
     device_copy(from.p, made.p, 7 * rows * size);
-    device_copy_rows(to.p + size, 5 * size, from.p + 2 * size, 7 * size, 3 * size, rows);
+    device_copy_rows(to.p + 1, 5 * size, from.p + 2, 7 * size, 3 * size, rows);
     device_zero(from.p, 7 * rows * size);
     device_to_host(got.data(), to.p, 5 * rows * size);
     for (size_t i = 0; i < got.size(); i++) {

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Where every number in the documents comes from: a stored result, a formula, or a source that is named.
+"""Whether what the documents quote is so: numbers, or with --outputs what their commands print.
 
-A number counts if it has a decimal point or a unit (%, ms, MB, times ...) and is not the name of something (section 5.3, PyTorch
-2.13, 1.5 billion parameters, `--lr 1e-3`). It must have one of these origins:
+Every number comes from a stored result, a formula, or a source that is named. A number counts if it has a decimal point or a unit
+(%, ms, MB, times ...) and is not the name of something (section 5.3, PyTorch 2.13, 1.5 billion parameters, `--lr 1e-3`). It must
+have one of these origins:
 
 - It stands in a block or table that was made from stored results or by a command, or in what a command printed, in the same section.
   <!-- from FILE --> before a table or block, or several of them without words between, names a stored result, and <!-- from
   COMMAND --> a command that runs in less than a second: its lines must be in the new output, in this order, except for "...".
-  (dev/doc_outputs.py compares what has a "$ " before it.)
+  (--outputs compares what has a "$ " before it.)
 - <!-- numbers: ... --> anywhere in the section says it, item by item, with ";" between them:
     1.19 = 100 / 84            a formula in Python. A number with a decimal point in it must itself stand in a block or table of
                                the document, or have an item
@@ -16,12 +17,17 @@ A number counts if it has a decimal point or a unit (%, ms, MB, times ...) and i
     43 %: https://...          published there
 - Its sentence names where a paper has it ("section 5.1", "table 2", "abstract") or links to where it was published.
 
-A result that was stored while other programs ran says so, and its section must quote that. Without an option this prints the list of
-all numbers with their origins, and fails if one has none or a wrong one. --write puts new outputs into the blocks. --measure makes the
-stored results named, or all of doc/results, again, for which the machine must be idle."""
-import argparse, ast, functools, json, math, os, re, shlex, subprocess, sys
+A result that was stored while other programs ran says so, and its section must quote that. This prints the list of all numbers with
+their origins, and fails if one has none or a wrong one. --measure makes the stored results named, or all of doc/results, again, for
+which the machine must be idle.
+
+--outputs runs the documents' commands in a fresh clone of HEAD, in their order, and compares each quoted line with the new
+output. A command is an indented line that begins with "$ ", its continuations with "> "; the quoted output follows. An indented
+block without a command belongs to the commands before it, if they printed at least one of its lines. Each quoted line must be in
+the output, except that its numbers may differ; "..." in it stands for anything. Blocks without a command that no command printed
+are listed. MPIRUN="mpirun ..." says how to start ranks. It takes some minutes."""
+import argparse, ast, functools, json, math, os, re, shlex, subprocess, sys, tempfile
 from pathlib import Path
-from doc_outputs import find_line
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", *sorted(str(f.relative_to(ROOT)) for f in (ROOT / "doc").glob("[01]*.md")),
@@ -57,6 +63,46 @@ def numbers(text):
         if "." in m[0] or unit: yield m[0], m[0] + (unit or "")
 
 
+# ---- lines that a program prints ----
+PRINTED = r"[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:inf|nan)\b)"  # a number
+
+
+def pattern(quoted):
+    """A quoted line as a pattern: any numbers and blanks match, "..." matches anything. It captures the text between the "..."."""
+    def part(text):
+        def of(token): return PRINTED if re.fullmatch(PRINTED, token) else r"\s+" if token.isspace() else re.escape(token)
+        return "".join(map(of, re.split(rf"({PRINTED}|\s+)", text)))
+    return ".*".join(f"({part(text)})" for text in quoted.split("..."))
+
+
+def find_line(quoted, output):
+    """The line of the output that a quoted line stands for, as the document would quote it, and its index: the same line or, among
+    those that differ in numbers only, the one whose leading numbers agree most. A line of another step never matches. None if
+    there is none."""
+    best, most, shape, old = None, -1, re.compile(pattern(quoted)), re.findall(PRINTED, quoted)
+    for i, printed in enumerate(output):
+        match = shape.fullmatch(printed)
+        if not match: continue
+        line = "...".join(match.groups())
+        new = re.findall(PRINTED, line)
+        same = next((n for n, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
+        if line == quoted: return line, i
+        if same > most and (same or not quoted.startswith("step ")): best, most = (line, i), same
+    return best
+
+
+class Document:
+    def __init__(self, name):
+        self.name, self.path = name, Path(name) if Path(name).exists() else ROOT / name
+        self.lines, self.changed = self.path.read_text().splitlines(), False
+
+    def quote(self, n, line): self.lines[n], self.changed = line, True
+
+    def save(self):
+        if self.changed: self.path.write_text("".join(f"{line}\n" for line in self.lines))
+
+
+# ---- numbers, and blocks that have a source ----
 class Section:
     """prose: (line's index, paragraph or row); stored: text of blocks with a source; items: (line's index, item of "numbers:");
     busy: (line's index, what a stored result says of other programs)."""
@@ -86,10 +132,10 @@ def texts_of(source):
 def stands_in(text, number): return re.search(rf"(?<![\d.]){re.escape(number)}(?![\d]|\.\d)", text) is not None
 
 
-class Document:
+class Numbers(Document):
     def __init__(self, name):
-        self.name, self.path = name, ROOT / name
-        self.lines, self.wrong, self.found, self.changed = self.path.read_text().splitlines(), [], [], False
+        super().__init__(name)
+        self.wrong, self.found = [], []
 
     def error(self, line, text): self.wrong.append(f"{self.name}:{line + 1}: {text}")
 
@@ -135,7 +181,7 @@ class Document:
             if not new: self.error(n, f"{source} does not give this line, or above those before it: {line}")
             elif new[0] != " ".join(line.split()):
                 raw = next(x for x in output_of(source) if " ".join(x.split()) == new[0]) if "..." not in line else new[0]
-                self.lines[n], self.changed = ("" if line.startswith("|") else "    ") + raw, True
+                self.quote(n, ("" if line.startswith("|") else "    ") + raw)
                 self.error(n, f"{source} gives other numbers: {line}\n    + {raw}")
 
     def origin(self, section, text, number):
@@ -182,7 +228,7 @@ class Document:
         for number in wanted:
             if not as_quoted(x, number): self.error(n, f"{number} is quoted, but {formula} is {x:.6g}")
 
-    def check(self):
+    def check(self, o, _):
         self.read()
         self.check_items()
         for section in self.sections:
@@ -192,6 +238,9 @@ class Document:
                     line = n + text[:text.find(number)].count("\n")
                     if origin: self.found.append(f"{self.name}:{line + 1}: {quoted}  <- {origin}")
                     else: self.error(line, f"{quoted} has no origin: {' '.join(text.split())[:110]}")
+        print("\n".join((self.wrong if o.missing else self.found + self.wrong)))
+        print(f"{self.name}: {len(self.found)} numbers have an origin, {len(self.wrong)} are wrong or have none")
+        return len(self.wrong)
 
 
 def measure_again(files):
@@ -202,23 +251,123 @@ def measure_again(files):
                        env=os.environ | header.get("environ", {}))
 
 
+# ---- what commands print ----
+class Block:
+    """An indented block of a document, or the part of one that a command begins: its first line, the command or "", and the quoted
+    [(line's index, text)]."""
+    def __init__(self, first, command=""):
+        self.first, self.command, self.quoted = first, command, []
+
+
+def blocks_of(lines):
+    blocks, inside = [], False
+    for n, line in enumerate(lines):
+        text = line[4:]
+        if not line.startswith("    "):
+            inside = False
+            continue
+        if text.startswith("$ "):
+            blocks.append(Block(n, text[2:]))
+        elif text.startswith("> ") and inside and not blocks[-1].quoted:
+            blocks[-1].command += "\n" + text[2:]
+        else:
+            if not inside: blocks.append(Block(n))
+            blocks[-1].quoted.append((n, text))
+        inside = True
+    return blocks
+
+
+PREAMBLE = """cd {clone}
+export DEVICE=cpu OMP_WAIT_POLICY=passive COLUMNS=130
+ls() {{ command ls -C "$@"; }}
+. {here}/on_ranks.sh
+ranks_launcher 4
+mpirun() {{ command $launcher "$@"; }}
+rm -rf runs
+make -s DEBUG= PRECISION=fp32 all tools || exit 1
+"""
+
+
+def run_commands(commands, work):
+    """Runs a document's commands one after another in the clone. Returns a list of lines for each."""
+    script = PREAMBLE.format(clone=shlex.quote(f"{work}/clone"), here=shlex.quote(str(ROOT / "dev")))
+    for n, command in enumerate(commands):
+        script += f"echo >&2 {shlex.quote('  $ ' + command.splitlines()[0])}\n{{ {command}\n}} > {work}/{n} 2>&1\n"
+    (work / "script").write_text(script)
+    files = [work / str(n) for n in range(len(commands))]
+    if subprocess.run(["bash", work / "script"]).returncode == 1 and not (work / "0").exists():
+        sys.exit("the programs cannot be built")
+    outputs = [file.read_text(errors="replace").splitlines() for file in files]
+    for file in files: file.unlink()
+    return outputs
+
+
+class Outputs(Document):
+    def __init__(self, name):
+        super().__init__(name)
+        self.same = self.other = self.gone = 0
+        self.not_compared = []
+
+    def check(self, _, work):
+        blocks, printed = blocks_of(self.lines), []
+        if not any(block.command for block in blocks): return 0
+        print(self.name, flush=True)
+        outputs = iter(run_commands([block.command for block in blocks if block.command], work))
+        for block in blocks:
+            output = next(outputs) if block.command else printed
+            if block.command: printed += output
+            if block.command or any(text != "..." and find_line(text, printed) for _, text in block.quoted):
+                self.compare_block(block, output)
+            else:
+                self.not_compared.append(block.first + 1)
+        print(f"  {self.same} quoted lines are the same, {self.other} have other numbers, {self.gone} are gone")
+        if self.not_compared: print("  blocks not compared begin at the lines", *self.not_compared)
+        return self.gone
+
+    def compare_block(self, block, output):
+        sample, at = None, 0  # the next line of output that the model wrote itself, of any shape; where the next quoted one is sought
+        for n, text in block.quoted:
+            if re.match(r"\.\.\.$|saved step |step |memory (?:per|of) rank ", text): sample = None  # it ends with these
+            if text == "...": continue
+            if sample is None: # after the lines above, of which several may be alike; or else anywhere
+                found = find_line(text, [""] * at + output[at:]) or find_line(text, output)
+                if found: at = found[1] + 1
+            else: found = (output[sample], sample) if sample < len(output) else None
+            if found and (sample is not None or text.startswith("sample after step")): sample = found[1] + 1
+            self.note(n, text, found and found[0], output)
+
+    def note(self, n, text, new, output):
+        if new == text:
+            self.same += 1
+        elif new is None:
+            self.gone += 1
+            print(f"  line {n + 1} is no longer printed:\n    - {text}")
+            for line in output:
+                if line[:10] == text[:10]: print(f"    ? {line}")
+        else:
+            self.other += 1
+            print(f"  line {n + 1} has other numbers:\n    - {text}\n    + {new}")
+            self.quote(n, f"    {new}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put new outputs of stored results into the documents")
+    parser.add_argument("--outputs", action="store_true", help="compare what commands print; fails only if a line is gone")
+    parser.add_argument("--write", action="store_true", help="put new numbers into the documents")
     parser.add_argument("--missing", action="store_true", help="print only what is wrong")
     parser.add_argument("--measure", action="store_true", help="make stored results again, all or those named")
     parser.add_argument("--list", action="store_true", help="print the names of the documents")
-    parser.add_argument("documents", nargs="*", default=DOCUMENTS, help="README, the chapters, choosing, papers and self_check if none is named")
+    parser.add_argument("documents", nargs="*", help="README, the chapters, choosing, papers and self_check if none is named")
     o = parser.parse_args()
     if o.list: return print("\n".join(DOCUMENTS))
-    if o.measure: return measure_again(o.documents if o.documents != DOCUMENTS else sorted(map(str, ROOT.glob("doc/results/*.jsonl"))))
+    if o.measure: return measure_again(o.documents or sorted(map(str, ROOT.glob("doc/results/*.jsonl"))))
     wrong = 0
-    for document in map(Document, o.documents):
-        document.check()
-        if o.write and document.changed: document.path.write_text("\n".join(document.lines) + "\n")
-        print("\n".join((document.wrong if o.missing else document.found + document.wrong)))
-        print(f"{document.name}: {len(document.found)} numbers have an origin, {len(document.wrong)} are wrong or have none")
-        wrong += len(document.wrong)
+    with tempfile.TemporaryDirectory() as work:
+        if o.outputs: subprocess.run(["git", "clone", "-q", ".", f"{work}/clone"], check=True)
+        for name in o.documents or DOCUMENTS:
+            document = Outputs(name) if o.outputs else Numbers(name)
+            wrong += document.check(o, Path(work))
+            if o.write: document.save()
     sys.exit(wrong > 0)
 
 
