@@ -352,9 +352,9 @@ static void group_gather(GPT2* g, int k) {
     g->gathering[k] = comm_all_gather(g->layout.shard_ranks, whole, mine, group->shard.n, COMM_FLOATX);
 }
 
-// Begins to gather the groups that come after unit u's, as far as there are free gather buffers, if the options name
-// this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch), BACKWARD_PRE before its backward pass
-// (--prefetch backward-pre), BACKWARD_POST after that of its group (--prefetch backward-post).
+// Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
+// gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
+// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
     if (!gathers_at(&g->options, moment)) return;
     for (int d = 1; d < g->options.limit_all_gathers; d++) {

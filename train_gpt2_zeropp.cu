@@ -196,7 +196,7 @@ static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
     g->layout.shard_ranks = g->dp;
     g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank;
-    layout_cut(&g->layout, &g->options, g->config); // units into groups, and their matrices into N shards
+    layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
     g->layout.unsharded = vectors_size(&g->zpp, g->config);
     g->units = g->layout.units;
     shards_init(&g->state, &g->options, &g->layout, g->dp, g->accumulation > 1);
@@ -292,7 +292,7 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t S = (size_t)g->options.shards, own = sizes.all + vectors_size(&g->zpp, c), X = sizeof(floatX);
+    size_t own = sizes.all + vectors_size(&g->zpp, c), X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
@@ -303,12 +303,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_GRADIENTS] = 4 * own;
     bytes[MEMORY_OPTIMIZER] = 8 * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + 4 * scratch_elements(&g->zpp, c, sizes);
-    size_t in_buckets = S * sizes.in_buckets, in_gather_buffers = S * sizes.in_gather_buffers; // matrices
-    size_t num_buckets = size_min(3, sizes.groups), num_gather_buffers = 1 + sizes.gather_buffers;
-    bytes[MEMORY_COMMUNICATION] += X * in_buckets + 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
-    bytes[MEMORY_COMMUNICATION] += X * in_gather_buffers + message_bytes(in_gather_buffers, g->zpp.weight_bits);
-    bytes[MEMORY_COMMUNICATION] += X * most_unsharded(c, &g->options) * (num_buckets + num_gather_buffers); // vectors
+    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + zeropp_buffer_bytes(&g->zpp, c, &g->options);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -386,9 +381,9 @@ static void group_gather(GPT2* g, int k) {
     g->gathering[k] = comm_all_gather(&g->zpp.within, message, mine, bytes, COMM_BYTE);
 }
 
-// Begins to gather the groups that come after unit u's, as far as there are free gather buffers, if the options name
-// this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch), BACKWARD_PRE before its backward pass
-// (--prefetch backward-pre), BACKWARD_POST after that of its group (--prefetch backward-post).
+// Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
+// gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
+// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
     if (!gathers_at(&g->options, moment)) return;
     for (int d = 1; d < g->options.limit_all_gathers; d++) {

@@ -201,6 +201,18 @@ static inline void group_pack(const ZeroPP* z, int k, char* message, floatX* who
 static inline size_t scratch_elements(const ZeroPP* z, GPT2Config c, ShardSizes sizes) {
     return size_max((size_t)z->nodes * size_max(sizes.root, sizes.largest), vectors_size(z, c));
 }
+// Returns the bytes of scratch, of buckets (whole groups, and a message each way), and of gather buffers (whole groups,
+// and a message).
+static inline size_t zeropp_buffer_bytes(const ZeroPP* z, GPT2Config c, const Sharding* options) {
+    ShardSizes sizes = shard_sizes(c, options);
+    size_t S = (size_t)options->shards, X = sizeof(floatX);
+    size_t in_buckets = S * sizes.in_buckets, in_gather_buffers = S * sizes.in_gather_buffers; // elements of matrices
+    size_t num_buckets = size_min(3, sizes.groups), num_gather_buffers = 1 + sizes.gather_buffers;
+    return 4 * scratch_elements(z, c, sizes)
+         + X * in_buckets + 2 * message_bytes(in_buckets, z->gradient_bits)
+         + X * in_gather_buffers + message_bytes(in_gather_buffers, z->weight_bits)
+         + X * most_unsharded(c, options) * (num_buckets + num_gather_buffers);
+}
 // Call after the program has made z->within and z->across, the layout and the state.
 static inline void zeropp_init(ZeroPP* z, const Shards* state, GPT2Config c) {
     ShardSizes sizes = shard_sizes(c, state->options);
