@@ -150,16 +150,16 @@ static inline void shards_add_grads(const Shards* s, const void* sum, Shard shar
     else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
 }
 
-// Returns this rank's shard of a group's gradients, on the device: with offload, a copy in `free` (shard).
-static inline void* shards_grads_on_device(const Shards* s, Shard shard, void* free) {
+// Returns this rank's shard of a group's gradients, on the device: with offload, a copy in `there` (shard).
+static inline void* shards_grads_on_device(const Shards* s, Shard shard, void* there) {
     char* grads = shards_grads(s, shard);
     size_t bytes = shard.n * comm_type_size(s->grad_type);
     comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float));
     if (!s->on_host) return grads;
     device_synchronize(); // the gradients have arrived
-    host_to_device(free, grads, bytes);
+    host_to_device(there, grads, bytes);
     sleep_until(comm_host_link_until(s->world, true, bytes));
-    return free;
+    return there;
 }
 // With offload: waits for op, which sums that copy over c, and takes the sum back to the host. Otherwise does nothing.
 static inline void shards_grads_to_host(const Shards* s, Shard shard, const void* on_device, Comm* c, CommOp* op) {
