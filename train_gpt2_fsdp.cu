@@ -70,7 +70,7 @@ typedef struct {
 // Units are gathered, reduced and freed in groups: group 0 is the root, and the others are one block each, unless
 // --wrap-blocks or --wrap-halves say otherwise. layout.h defines
 //     Group { first_unit, num_units, tensors;  shard { n, offset };  buffer, released; }
-// The units of a group lie one after another in its memory (S,n), which is S shards of n elements. One of them is this
+// The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
 // rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
 //
 // The gradients of a whole group, until each rank has its shard of their sum.

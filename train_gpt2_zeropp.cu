@@ -75,7 +75,7 @@ typedef struct {
 // Units are gathered, reduced and freed in groups: group 0 is the root, and the others are one block each, unless
 // --wrap-blocks or --wrap-halves say otherwise. layout.h defines
 //     Group { first_unit, num_units, tensors;  shard { n, offset };  buffer, released; }
-// The units of a group lie one after another in its memory (S,n), which is S shards of n elements. One of them is this
+// The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
 // rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
 //
 // The gradients of a whole group, until each rank has its shard of their sum.
@@ -188,7 +188,7 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 }
 
 // Cuts the matrices of groups into N shards. Rank b of node a owns number b*K + a of each, and its secondary shard is
-// those of the ranks b of all nodes. With K = 2 nodes of two ranks, a group's matrices, and who has them or sums them:
+// those of the ranks b of all nodes. With K = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
 //     fp32 state; gradients after the second hop  | rank 0 of node 0 | 0 of node 1 | 1 of node 0 | 1 of node 1 |
 //     secondary shard; after the first hop        | rank 0 of each node            | rank 1 of each node       |
 static void gpt2_init_params(GPT2* g) {
