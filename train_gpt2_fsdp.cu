@@ -4,8 +4,8 @@ arXiv 2304.11277, sections 3 and 4). Each rank keeps shards of the gradients, th
 A group of units is gathered before its use, into one of a few gather buffers, and freed after it. A gather costs no
 time if it ends before its group is needed, but each group gathered ahead needs a gather buffer.
 
---sharding full|grad-op|hybrid|none  full (default): a group is freed after each use; grad-op: after the last backward
-          pass of the step; hybrid: full within each replica, of --shard-group ranks; none: every rank keeps everything.
+--sharding full|grad-op|hybrid|none  full (default): a group is freed after each use; grad-op: at the update;
+          hybrid: full within each replica, of --shard-group ranks; none: every rank keeps everything.
 --prefetch backward-pre|backward-post|none  when the backward pass begins the next gather: before it computes the
           gradients of this group (default), after that, or when it needs the group. --forward-prefetch (on): like pre.
 --limit-all-gathers 2  how many groups may be gathered at a time, besides the root: memory for overlap.
@@ -35,7 +35,7 @@ Next      train_gpt2_tp.cu and train_gpt2_pp.cu cut the computation as well; tra
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_reduce_scatter, comm_all_gather, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
-#include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, on the device or the host
+#include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, and its memory for collectives
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -67,10 +67,15 @@ typedef struct {
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its operations in the same order.
 //
+// Units are gathered, reduced and freed in groups: group 0 is the root, and the others are one block each, unless
+// --wrap-blocks or --wrap-halves say otherwise. layout.h defines
+//     Group { first_unit, num_units, tensors;  shard { n, offset };  buffer, released; }
+// The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
+// rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
+//
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
-    floatX* grads;                  // (S,shard) owned
-    void* sent;                     // (S,shard) grads in --reduce-dtype; a view of memory behind grads, or grads itself
+    floatX* grads;                  // (S,shard) owned, and behind them the same in --reduce-dtype if that is wider
     int group;                      // to which they belong
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the reduce-scatter, while it is under way; NO_OP otherwise
@@ -89,16 +94,14 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    bool in_backward;               // during gpt2_backward
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;               // --sharding, --prefetch and the like, and the S that follows from them
-    Layout layout;                  // groups of units, and the S ranks that share a replica of the model
+    Layout layout;                  // the groups, and two communicators: shard_ranks, the S ranks that together hold
+                                    // one replica of the model, and replicas, the ranks that have the same shards
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    float *params;                  // (own_elements) fp32 weights: one shard of every group, 1/S of all; owned
-    char *grads;                    // (own_elements) of --reduce-dtype, owned
-    float *m, *v;                   // (own_elements) AdamW moments, owned
-    Shards state;                   // where these four are: on the device, or with --cpu-offload on the host
+    Shards state;                   // this rank's shard of every group, 1/S of the model: fp32 params, grads in
+                                    // --reduce-dtype, m and v; on the device, or with --cpu-offload on the host; owned
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this rank's shards, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -184,12 +187,7 @@ static void gpt2_init_params(GPT2* g) {
     layout_split(&g->layout, &g->options, g->dp);   // S ranks hold one replica of the model, N/S have the same shard
     layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
     g->units = g->layout.units;
-    size_t own = g->layout.own_elements;
-    g->params = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_PARAMETERS);
-    g->grads = (char*)shards_alloc(&g->options, own * reduce_size(&g->options), MEMORY_GRADIENTS);
-    g->m = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
-    g->v = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
-    shards_init(&g->state, &g->options, g->dp, g->params, g->grads, g->layout.own_elements, g->accumulation > 1);
+    shards_init(&g->state, &g->options, &g->layout, g->dp, g->accumulation > 1);
     for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->replicating[k] = NO_OP;
 }
 
@@ -197,12 +195,7 @@ static void gpt2_init_params(GPT2* g) {
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         ParamRange p;
-        size_t at;
-        if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
-        shards_place_weights(&g->state, &p, at);
-        p.grads = (floatX*)(g->grads + at * reduce_size(&g->options)); // --reduce-dtype: only for shards_adamw_update
-        p.m = g->m + at;
-        p.v = g->v + at;
+        if (!shards_range(&g->state, g->config, u, &p)) continue; // other ranks hold all of it
         g->ranges[g->num_ranges++] = p;
     }
 }
@@ -241,7 +234,6 @@ static void gpt2_init_buckets(GPT2* g) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k].shard.n;
         b->grads = (floatX*)device_alloc(whole * bucket_element_bytes(&g->options), MEMORY_COMMUNICATION);
-        b->sent = reduces_wider(&g->options) ? b->grads + whole : b->grads;
         b->reduced = NO_OP;
     }
     ShardSizes sizes = shard_sizes(g->config, &g->options);
@@ -270,9 +262,7 @@ static void gpt2_init(GPT2* g) {
 
 static void gpt2_free(GPT2* g) {
     layers_free();
-    shards_free(&g->state, g->params); shards_free(&g->state, g->grads);
-    shards_free(&g->state, g->m); shards_free(&g->state, g->v);
-    shards_free_offload(&g->state);
+    shards_free(&g->state);
     device_free_all(MEMORY_ACTIVATIONS);
     for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
@@ -340,8 +330,8 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Returns a free gather buffer for a group, or NO_BUFFER. A group that stays until its backward pass has a buffer of
-// its own; others take any.
+// Returns a free gather buffer for a group, or NO_BUFFER. A group that stays until the update has a buffer of its own;
+// others take any.
 static int find_free_buffer(GPT2* g, int k) {
     if (k == 0 || !reshards_after_forward(&g->options)) return k;
     for (int r = 1; r < g->num_gather_buffers; r++) if (g->gather_buffers[r].group == NO_GROUP) return r;
@@ -350,7 +340,7 @@ static int find_free_buffer(GPT2* g, int k) {
 
 // Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
 // that have been issued, because these may still read the gather buffer. Weights are kept in fp32, and a gather sends
-// them rounded to floatX: shards_rounded rounds this rank's shard into `own`, or finds it rounded, on the host.
+// them rounded to floatX. (is_unsharded: with --sharding none in fp32, layers read this rank's state itself.)
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
@@ -358,28 +348,17 @@ static void group_gather(GPT2* g, int k) {
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
     floatX* whole = g->gather_buffers[group->buffer].params;
-    floatX* own = whole + (size_t)g->layout.shard_ranks->rank * group->shard.n;
-    const floatX* mine = shards_rounded(&g->state, own, group->shard);
+    const floatX* mine = shards_rounded(&g->state, whole, group->shard);
     g->gathering[k] = comm_all_gather(g->layout.shard_ranks, whole, mine, group->shard.n, COMM_FLOATX);
 }
 
-// Returns the group that is used d groups after group k, or NO_GROUP. With groups 0 (the root) to 3, the order is
-// 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
-static int group_after(GPT2* g, bool forward, int k, int d) {
-    int num_groups = g->layout.num_groups;
-    int next = k - d;
-    if (forward) next = k + d;
-    else if (k == 0) next = num_groups - d;
-    return next >= 1 && next < num_groups ? next : NO_GROUP;
-}
-
-// Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
-// the options name this moment for it.
+// Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
+// gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
+// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
-    if (moment == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != (int)moment) return;
-    int k = g->layout.group_of[u];
+    if (!gathers_at(&g->options, moment)) return;
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = group_after(g, moment == FORWARD_PRE, k, d);
+        int next = group_after(&g->layout, moment, g->layout.group_of[u], d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
@@ -389,27 +368,23 @@ static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
 // Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
-// Begins to sum this rank's shard of a group's gradients over the replicas of the model.
-static void group_replicate(GPT2* g, Bucket* b) {
-    Comm* replicas = g->layout.replicas;
-    Shard shard = g->layout.groups[b->group].shard;
-    void* grads = shards_grads(&g->state, shard);
-    if (g->options.offload) grads = offloaded_grads_to_device(&g->state, grads, b->sent, shard); // the bucket is free
-    g->replicating[b->group] = comm_all_reduce(replicas, grads, shard.n, g->state.grad_type);
-    if (g->options.offload) offloaded_grads_wait(&g->state, grads, shard, replicas, &g->replicating[b->group]);
-}
-
-// Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
+// Waits until the gradients of a bucket have been reduced. Then its memory may be used again. If the model has several
+// replicas, begins to sum this rank's shard over them, after the last micro-batch. gpt2_reduce waits for that.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
+    Comm* replicas = g->layout.replicas;
+    Shard shard = g->layout.groups[b->group].shard;
     comm_finish(g->layout.shard_ranks, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
-    if (b->adds) shards_add_grads(&g->state, b->own_sum, g->layout.groups[b->group].shard);
-    if (b->last_micro && g->layout.replicas->size > 1) group_replicate(g, b);
+    if (b->adds) shards_add_grads(&g->state, b->own_sum, shard);
+    if (!b->last_micro || replicas->size == 1) return;
+    void* grads = shards_grads_on_device(&g->state, shard, b->grads); // with --cpu-offload: a copy in the free bucket
+    g->replicating[b->group] = comm_all_reduce(replicas, grads, shard.n, g->state.grad_type);
+    shards_grads_to_host(&g->state, shard, grads, replicas, &g->replicating[b->group]); // only with --cpu-offload
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
 // its reduction. The sum of the first micro-batch goes straight into this rank's shard, and later ones into its part of
-// the bucket (with offload: into a buffer on the host), from where bucket_finish adds them to the shard.
+// the bucket, from where bucket_finish adds them to the shard.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
@@ -418,13 +393,11 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
     Comm* shard_ranks = g->layout.shard_ranks;
     Shard shard = g->layout.groups[k].shard;
-    if (b->sent != b->grads) to_fp32((float*)b->sent, b->grads, (size_t)shard_ranks->size * shard.n);
+    void* sent = grads_as_sent(&g->state, b->grads, shard); // in --reduce-dtype
     b->adds = !g->first_micro;
     b->last_micro = g->last_micro;
-    void* own_part = (char*)b->sent + (size_t)shard_ranks->rank * shard.n * reduce_size(&g->options); // of the bucket
-    b->own_sum = shards_grads(&g->state, shard);
-    if (b->adds) b->own_sum = g->options.offload ? offloaded_later_sum(&g->state, shard) : own_part;
-    b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, b->sent, shard.n, g->state.grad_type);
+    b->own_sum = shards_sum(&g->state, sent, shard, g->first_micro);
+    b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, sent, shard.n, g->state.grad_type);
     // With --sharding none, each rank is a replica: nothing was sent, and the all-reduce of replicas begins, as in DDP.
     if (shard_ranks->size == 1) bucket_finish(g, b);
 }
@@ -497,11 +470,11 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 // 5. the whole model: access to units, forward, backward
 
 // Returns the parameters of unit u. They may be used until unit_release.
-// Gathers their group, unless that has been done ahead. (With --sharding none in fp32, layers read g->params itself.)
+// Gathers their group, unless that has been done ahead.
 static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    if (is_unsharded(&g->options)) return (floatX*)g->params + group->shard.offset + g->units[u].offset;
+    if (is_unsharded(&g->options)) return (floatX*)g->state.params + group->shard.offset + g->units[u].offset;
     group_gather(g, k);
     comm_finish(g->layout.shard_ranks, &g->gathering[k]);
     return g->gather_buffers[group->buffer].params + g->units[u].offset;
@@ -510,16 +483,15 @@ static floatX* unit_params(GPT2* g, int u) {
 static void group_free(GPT2* g, Group* group) {
     if (group->buffer != NO_BUFFER) g->gather_buffers[group->buffer].group = NO_GROUP;
     group->buffer = NO_BUFFER;
+    group->released = 0;
 }
 
-// Ends the use of unit u's parameters until the next unit_params. The root, and groups that are not resharded after
-// their forward pass, stay until the last backward pass of the step. Another group may take a freed gather buffer.
+// Ends the use of unit u's parameters until the next unit_params. The last unit of a group frees its gather buffer. The
+// root, and groups that are not resharded after their forward pass, stay until the update.
 static void unit_release(GPT2* g, int u) {
-    int k = g->layout.group_of[u];
-    Group* group = &g->layout.groups[k];
-    bool stays = (k == 0 || !reshards_after_forward(&g->options)) && !(g->in_backward && g->last_micro);
-    int last_used = g->in_backward ? group->first_unit : group->first_unit + group->num_units - 1;
-    if (u == last_used && !stays) group_free(g, group);
+    Group* group = &g->layout.groups[g->layout.group_of[u]];
+    if (group->first_unit == 0 || !reshards_after_forward(&g->options)) return;
+    if (++group->released == group->num_units) group_free(g, group);
 }
 
 // Returns the memory for the gradients of unit u. The first unit of a group waits until the bucket's old gradients have
@@ -533,7 +505,7 @@ static floatX* unit_grads(GPT2* g, int u) {
         b->missing = g->layout.groups[k].tensors;
         // No layer writes padding, or wpe behind T. In train_gpt2_zero.cu they stay zero, but here sums or gradients of
         // another shard or group may lie there, and would count in the norm.
-        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
+        layout_zero_unwritten(&g->layout, g->config, g->T, k, b->grads);
     }
     return b->grads + g->units[u].offset;
 }
@@ -634,7 +606,6 @@ static void embedding_backward(GPT2* g, RootParams droot) {
 
 // Computes the gradients of this micro-batch.
 static void gpt2_backward(GPT2* g, float dloss) {
-    g->in_backward = true;
     RootParams root = root_view(g, unit_params(g, 0));
     RootParams droot = root_view(g, unit_grads(g, 0));
     gather_ahead(g, BACKWARD_PRE, 0);
@@ -659,7 +630,6 @@ static void gpt2_backward(GPT2* g, float dloss) {
     }
     embedding_backward(g, droot);
     unit_release(g, 0);
-    g->in_backward = false;
 }
 
 // Call before working on micro-batch `micro` of a step's `accumulation`.
@@ -669,8 +639,7 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    if (!g->first_micro) return;
-    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
+    for (int k = 1; g->first_micro && k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -707,14 +676,13 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 // The root's group comes first, and is gathered during the update of the others.
 static void gpt2_update(GPT2* g, AdamW adamw) {
-    shards_begin_update(&g->state, g->stats);
+    for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        if (g->layout.group_of[p.unit] > 0) group_gather(g, 0); // the root is updated; after the first call: nothing
-        shards_adamw_update(&g->state, adamw, range_weights(p), p.m, p.v, p.grads, &g->stats->grad_scale, p.n,
-                            p.no_decay);
+        if (g->layout.group_of[p.unit] > 0) gpt2_gather(g); // the root is updated; after the first call: nothing
+        shards_adamw_update(&g->state, adamw, p, g->stats);
     }
-    group_gather(g, 0); // for ranks that have nothing but a shard of the root
+    gpt2_gather(g); // for ranks that have nothing but a shard of the root
     shards_add_param_squares(&g->state, &g->stats->param_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
 }

@@ -11,15 +11,16 @@ N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices,
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
 Vectors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
-gradients are summed in fp32, once a step.
+gradients are summed in fp32, once a step. A group that has been gathered is unpacked: dequantised, with the vectors of
+its units in front of their matrices.
 
 Unlike here, in the paper every forward pass gathers across nodes, in int8, and only backward passes gather secondary
 shards, which have 16 bits. Here both passes gather secondary shards, which stay in int8.
 
-Memory    per rank, in bytes: 16P/N + 20V (16 bits: weights 4+2, gradients 4+2, moments 8; fp32: 4, 4+4, 8), a secondary
-          shard of PK/N weights as in messages, and activations. Gather buffers hold what they hold in
-          train_gpt2_fsdp.cu, and again as in messages; buckets hold floatX gradients, and a message each way. Scratch
-          has 4 bytes for each element of K shards of the largest group.
+Memory    per rank, in bytes: 16P/N + 16V (weights 4, gradients 4, moments 8), a secondary shard of PK/N weights as in
+          messages, and activations. Gather buffers hold what they hold in train_gpt2_fsdp.cu, and again as in messages;
+          buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of K shards of the
+          largest group.
 Sent      per rank and step with A micro-batches, in bytes; an element takes w = 260/256 (int8) or q = 132/256 bytes
           (int4). Between nodes: (w + Aq) (K-1)P/N + 8V (K-1)/N. Within a node: (Ew + AqP + 8V) (1 - K/N), where
           E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three doubles are summed as well.
@@ -38,8 +39,8 @@ Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_to_all, comm_all_gather, comm_all_reduce, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
-#include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, on the device or the host
-#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes, conversions, vectors; UnitMemory, unit_memory
+#include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, and its memory for collectives
+#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes; message_bytes, group_pack, group_unpack, ...
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -71,21 +72,27 @@ typedef struct {
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
 // host unless the backend must. All ranks of a communicator issue its operations in the same order.
 //
+// Units are gathered, reduced and freed in groups: group 0 is the root, and the others are one block each, unless
+// --wrap-blocks or --wrap-halves say otherwise. layout.h defines
+//     Group { first_unit, num_units, tensors;  shard { n, offset };  buffer, released; }
+// The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
+// rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
+//
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
-    floatX* grads;                  // (S,shard) owned
-    char *sent, *received;          // (S,shard) messages of either hop; views of memory behind grads
+    floatX* grads;                  // (S,shard) owned: matrices, each unit's vectors in front of its own
+    char *sent, *received;          // (S,shard) messages of either hop: matrices in int4; views of memory behind grads
     int group;                      // to which they belong
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
     bool adds;                      // the step has an earlier sum, to which this one will be added
-    int sent_group;                 // the group in the messages; grads may already hold the next one
+    int hop_group;                  // the group whose gradients are in the messages; grads may already hold the next
 } Bucket;
 
 // Holds the parameters of one group at a time.
 typedef struct {
-    floatX* params;                 // (S,shard) owned
-    void* packed;                   // (S,shard) as in messages, behind params; params if they are the same
+    floatX* params;                 // (S,shard) owned: matrices, each unit's vectors in front of its own
+    char* message;                  // (S,shard) matrices as they are gathered, in int8; a view of memory behind params
     int group;                      // to which they belong; NO_GROUP after its release
 } GatherBuffer;
 
@@ -93,19 +100,16 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    bool in_backward;               // during gpt2_backward
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;               // --sharding, --prefetch and the like, and the S that follows from them
-    Layout layout;                  // groups of units, and the S ranks that share a replica of the model
+    Layout layout;                  // the groups, whose matrices are cut into S = N shards
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    float *params;                  // (own_elements) fp32: one shard of every group's weights, then vectors; owned
-    float *grads;                   // (own_elements) fp32, owned
-    float *m, *v;                   // (own_elements) AdamW moments, owned
-    Shards state;                   // views of these
-    ZeroPP zpp;                     // nodes, secondary shards, and views of vectors
+    Shards state;                   // fp32 params, grads, m and v: this rank's shard of every group's matrices, 1/N of
+                                    // all, and behind these all vectors; owned
+    ZeroPP zpp;                     // two communicators, within the node and across nodes, and the secondary shards
     int num_ranges;
-    ParamRange ranges[2*MAX_UNITS]; // views of units' vectors, then of this rank's shards
+    ParamRange ranges[2*MAX_UNITS]; // views of units' vectors and this rank's shards, for optimizer and checkpoints
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
@@ -122,48 +126,42 @@ typedef struct {
     bool first_micro, last_micro;   // true in the first micro-batch of a step; in the last
     int num_buckets;
     Bucket buckets[3];              // one for the root, and two that the other groups take in turn
-    Bucket* in_first_hop;           // the bucket whose first hop is under way, or NULL
+    Bucket* in_first_hop;           // its gradients are summed within the node, and not yet across nodes; NULL: none
     CommOp gathering[MAX_UNITS];    // the all-gather of a group's parameters, while it is under way
-    CommOp gathering_across[MAX_UNITS]; // the all-gather of a group's updated shards across nodes
+    CommOp crossing[MAX_UNITS];     // the all-gather of a group's new shards across nodes, while it is under way
     int num_gather_buffers;
     GatherBuffer gather_buffers[MAX_UNITS]; // one for the root, and others that all groups take in turn
 } GPT2;
 
-static RootParams root_view(const GPT2* g, UnitMemory unit) {
+static RootParams root_view(const GPT2* g, floatX* base) {
     size_t C = (size_t)g->config.C;
     RootParams p;
-    floatX* base = unit.vectors;
     p.lnfw = base; base += C;
     p.lnfb = base; base += C;
-    base = unit.matrices;
     p.wpe  = base; base += (size_t)g->config.max_T*C;
     p.wte  = base;
     return p;
 }
 
-static AttentionParams attention_view(const GPT2* g, UnitMemory unit) {
+static AttentionParams attention_view(const GPT2* g, floatX* base) {
     size_t C = (size_t)g->config.C;
     AttentionParams p;
-    floatX* base = unit.vectors;
     p.ln1w  = base; base += C;
     p.ln1b  = base; base += C;
     p.qkvb  = base; base += 3*C;
     p.projb = base; base += C;
-    base = unit.matrices;
     p.qkvw  = base; base += 3*C*C;
     p.projw = base;
     return p;
 }
 
-static MlpParams mlp_view(const GPT2* g, UnitMemory unit) {
+static MlpParams mlp_view(const GPT2* g, floatX* base) {
     size_t C = (size_t)g->config.C;
     MlpParams p;
-    floatX* base = unit.vectors;
     p.ln2w    = base; base += C;
     p.ln2b    = base; base += C;
     p.fcb     = base; base += 4*C;
     p.fcprojb = base; base += C;
-    base = unit.matrices;
     p.fcw     = base; base += 4*C*C;
     p.fcprojw = base;
     return p;
@@ -189,39 +187,29 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
-// Cuts groups of units into S shards, as train_gpt2_zero.cu cuts units. With S = 2 and a block (two units) per group:
-//     the whole model   | root: shard 0 | shard 1, padding | block 0: shard 0 | shard 1, padding | ...
-//     one rank keeps                    | shard 1, padding |                  | shard 1, padding | ...
+// Cuts the matrices of groups into N shards. Rank b of node a owns number b*K + a of each, and its secondary shard is
+// those of the ranks b of all nodes. With K = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
+//     fp32 state; gradients after the second hop  | rank 0 of node 0 | 0 of node 1 | 1 of node 0 | 1 of node 1 |
+//     secondary shard; after the first hop        | rank 0 of each node            | rank 1 of each node       |
 static void gpt2_init_params(GPT2* g) {
-    comm_split(&g->zpp.node, g->dp, "node", g->dp->rank / g->zpp.node_size);     // the ranks of this node
+    comm_split(&g->zpp.within, g->dp, "node", g->dp->rank / g->zpp.node_size);   // the ranks of this node
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
     g->layout.shard_ranks = g->dp;
-    g->layout.shard_number = g->zpp.node.rank * g->zpp.nodes + g->zpp.across.rank; // b*K + a: see bucket_second_hop
-    layout_cut(&g->layout, &g->options, g->config); // matrices of units into groups, and groups into N shards
+    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank;
+    layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
+    g->layout.unsharded = vectors_size(&g->zpp, g->config);
     g->units = g->layout.units;
-    size_t own = g->layout.own_elements + vectors_size(&g->zpp, g->config); // its shards, and all vectors
-    g->params = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_PARAMETERS);
-    g->grads = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_GRADIENTS);
-    g->m = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
-    g->v = (float*)shards_alloc(&g->options, own * sizeof(float), MEMORY_OPTIMIZER);
-    shards_init(&g->state, &g->options, g->dp, g->params, g->grads, g->layout.own_elements, g->accumulation > 1);
-    zeropp_init(&g->zpp, &g->options, g->config, g->params, g->grads, g->layout.own_elements);
-    size_t secondary = message_bytes((size_t)g->zpp.nodes * g->layout.own_elements, g->zpp.weight_bits);
-    g->zpp.secondary = (char*)device_alloc(secondary, MEMORY_PARAMETERS);
-    for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->gathering_across[k] = NO_OP;
+    shards_init(&g->state, &g->options, &g->layout, g->dp, g->accumulation > 1);
+    zeropp_init(&g->zpp, &g->state, g->config); // allocates the secondary shards
+    for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->crossing[k] = NO_OP;
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
-    g->num_ranges = vectors_ranges(&g->zpp, &g->state, g->config, g->m, g->v, g->ranges);
+    g->num_ranges = vectors_ranges(&g->zpp, g->ranges);
     for (int u = 0; u < g->num_units; u++) {
         ParamRange p;
-        size_t at;
-        if (!layout_range(&g->layout, &g->options, g->config, u, &p, &at)) continue; // other ranks hold all of it
-        shards_place_weights(&g->state, &p, at);
-        p.grads = (floatX*)(g->grads + at); // fp32: only for adamw_update_fp32
-        p.m = g->m + at;
-        p.v = g->v + at;
+        if (!shards_range(&g->state, g->config, u, &p)) continue; // other ranks hold all of it
         g->ranges[g->num_ranges++] = p;
     }
 }
@@ -254,14 +242,14 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    size_t S = (size_t)g->layout.shard_ranks->size;
+    size_t S = (size_t)g->layout.shard_ranks->size, vectors = most_unsharded(g->config, &g->options); // of a group
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k].shard.n;
         size_t message = message_bytes(whole, g->zpp.gradient_bits);
-        b->grads = (floatX*)device_alloc(whole * sizeof(floatX) + 2 * message, MEMORY_COMMUNICATION);
-        b->sent = (char*)(b->grads + whole);
+        b->grads = (floatX*)device_alloc((whole + vectors) * sizeof(floatX) + 2 * message, MEMORY_COMMUNICATION);
+        b->sent = (char*)(b->grads + whole + vectors);
         b->received = b->sent + message;
         b->reduced = NO_OP;
     }
@@ -269,9 +257,9 @@ static void gpt2_init_buckets(GPT2* g) {
     g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
         size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
-        size_t bytes = whole * sizeof(floatX) + arrival_bytes(&g->zpp, whole);
+        size_t bytes = (whole + vectors) * sizeof(floatX) + message_bytes(whole, g->zpp.weight_bits);
         g->gather_buffers[r].params = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
-        g->gather_buffers[r].packed = g->gather_buffers[r].params + (is_quantised(g->zpp.weight_bits) ? whole : 0);
+        g->gather_buffers[r].message = (char*)(g->gather_buffers[r].params + whole + vectors);
         g->gather_buffers[r].group = NO_GROUP;
     }
 }
@@ -293,8 +281,7 @@ static void gpt2_init(GPT2* g) {
 
 static void gpt2_free(GPT2* g) {
     layers_free();
-    shards_free(&g->state, g->params); shards_free(&g->state, g->grads);
-    shards_free(&g->state, g->m); shards_free(&g->state, g->v);
+    shards_free(&g->state);
     device_free_all(MEMORY_ACTIVATIONS);
     for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
@@ -305,25 +292,18 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t V = vectors_size(&g->zpp, c), K = (size_t)g->zpp.nodes; // V: elements of all vectors
-    size_t S = (size_t)g->options.shards, own = sizes.all + V, X = sizeof(floatX);
+    size_t own = sizes.all + vectors_size(&g->zpp, c), X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bytes[MEMORY_PARAMETERS] = 4 * own;
-    bytes[MEMORY_PARAMETERS] += message_bytes(K * sizes.all, g->zpp.weight_bits); // secondary shards
-    if (NEEDS_MASTER) bytes[MEMORY_PARAMETERS] += X * V;                         // vectors in floatX
-    bytes[MEMORY_GRADIENTS] = reduce_size(&g->options) * own;
-    bytes[MEMORY_GRADIENTS] += X * V; // of vectors, in one micro-batch
+    bytes[MEMORY_PARAMETERS] = 4 * own + message_bytes((size_t)g->zpp.nodes * sizes.all, g->zpp.weight_bits); // hpZ
+    bytes[MEMORY_GRADIENTS] = 4 * own;
     bytes[MEMORY_OPTIMIZER] = 8 * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + 4 * scratch_elements(&g->zpp, c, sizes);
-    size_t in_buckets = S * sizes.in_buckets, in_gather_buffers = S * sizes.in_gather_buffers;
-    bytes[MEMORY_COMMUNICATION] += X * in_buckets + 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
-    bytes[MEMORY_COMMUNICATION] += X * in_gather_buffers + arrival_bytes(&g->zpp, in_gather_buffers);
+    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + zeropp_buffer_bytes(&g->zpp, c, &g->options);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -377,8 +357,8 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
 }
 
-// Returns a free gather buffer for a group, or NO_BUFFER. A group that stays until its backward pass has a buffer of
-// its own; others take any.
+// Returns a free gather buffer for a group, or NO_BUFFER. A group that stays until the update has a buffer of its own;
+// others take any.
 static int find_free_buffer(GPT2* g, int k) {
     if (k == 0 || !reshards_after_forward(&g->options)) return k;
     for (int r = 1; r < g->num_gather_buffers; r++) if (g->gather_buffers[r].group == NO_GROUP) return r;
@@ -387,37 +367,27 @@ static int find_free_buffer(GPT2* g, int k) {
 
 // Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
 // that have been issued, because these may still read the gather buffer. hpZ: it stays within the node, whose ranks
-// together have all weights in their secondary shards. (int8 is unpacked in unit_params.)
+// together have all weights in their secondary shards. unit_params unpacks the message.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
     group->buffer = find_free_buffer(g, k);
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
-    void* whole = g->gather_buffers[group->buffer].packed;
-    comm_finish(&g->zpp.across, &g->gathering_across[k]); // other nodes' shards have been updated
-    const void* mine = secondary_shard(&g->zpp, &g->state, group->shard); // hpZ
+    char* message = g->gather_buffers[group->buffer].message;
+    comm_finish(&g->zpp.across, &g->crossing[k]); // other nodes' new shards are in the secondary shard
+    const char* mine = secondary_shard(&g->zpp, group->shard); // hpZ
     size_t bytes = message_bytes((size_t)g->zpp.nodes * group->shard.n, g->zpp.weight_bits);
-    g->gathering[k] = comm_all_gather(&g->zpp.node, whole, mine, bytes, COMM_BYTE);
+    g->gathering[k] = comm_all_gather(&g->zpp.within, message, mine, bytes, COMM_BYTE);
 }
 
-// Returns the group that is used d groups after group k, or NO_GROUP. With groups 0 (the root) to 3, the order is
-// 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
-static int group_after(GPT2* g, bool forward, int k, int d) {
-    int num_groups = g->layout.num_groups;
-    int next = k - d;
-    if (forward) next = k + d;
-    else if (k == 0) next = num_groups - d;
-    return next >= 1 && next < num_groups ? next : NO_GROUP;
-}
-
-// Begins to gather the groups that come after unit u's, as far as there are free gather buffers. Does nothing unless
-// the options name this moment for it.
+// Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
+// gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
+// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
-    if (moment == FORWARD_PRE ? !g->options.forward_prefetch : g->options.prefetch != (int)moment) return;
-    int k = g->layout.group_of[u];
+    if (!gathers_at(&g->options, moment)) return;
     for (int d = 1; d < g->options.limit_all_gathers; d++) {
-        int next = group_after(g, moment == FORWARD_PRE, k, d);
+        int next = group_after(&g->layout, moment, g->layout.group_of[u], d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
         group_gather(g, next);
@@ -430,38 +400,35 @@ static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 
 // Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the K
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
 // hop. Messages have one row per shard. With --quantise-gradients none they are fp32, and dequantise only adds them up.
-// Rounding errors are not fed back. On two nodes (a) of two ranks (b), who receives which shards of a group:
-//     | shard b*K + a = 0  | shard 1            | shard 2            | shard 3            |
-//     | rank b=0 of each node: sum over its node | rank b=1 of each node: sum over its node |   after the first hop
-//     | node a=0, rank b=0 | node a=1, rank b=0 | node a=0, rank b=1 | node a=1, rank b=1 |   the second: over nodes
+// Rounding errors are not fed back.
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
     int K = g->zpp.nodes;
     g->in_first_hop = NULL;
     if (b == NULL || K == 1) return;
-    Shard shard = g->layout.groups[b->sent_group].shard;
-    comm_finish(&g->zpp.node, &b->reduced);
+    Shard shard = g->layout.groups[b->hop_group].shard;
+    comm_finish(&g->zpp.within, &b->reduced);
     dequantise_sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)K * shard.n);
-    quantise_gradients(&g->zpp, &g->state, b->sent, g->zpp.scratch, DTYPE_F32, K, shard); // qgZ
+    quantise_gradients(&g->zpp, b->sent, g->zpp.scratch, DTYPE_F32, K, shard); // qgZ
     size_t row_bytes = message_bytes(shard.n, g->zpp.gradient_bits);
     b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, row_bytes, COMM_BYTE);
 }
 
-// Waits for the last hop of a bucket, and adds up the sums. Then its memory may be used again. Call bucket_second_hop
+// Waits for the last hop of a bucket, and adds up the sums. Then its messages may be used again. Call bucket_second_hop
 // before, which ends the first hop.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
-    Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.node;
-    Shard shard = g->layout.groups[b->sent_group].shard;
-    comm_finish(last_hop, &b->reduced);
-    float* sum = b->adds ? g->zpp.scratch : g->grads + shard.offset; // either hop reads scratch at once
+    Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.within;
+    Shard shard = g->layout.groups[b->hop_group].shard;
+    comm_finish(last_hop, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
+    float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard); // either hop reads scratch at once
     dequantise_sum_gradients(&g->zpp, sum, b->received, last_hop->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
 // its first hop, in which rank b of this node receives the shards b*K, b*K + 1, ..., b*K + K-1 of the group, and starts
-// the second hop of the group before. Each hop overlaps with the backward pass of a group.
+// the second hop of the group before. Each hop overlaps with the backward pass of a group. Vectors are only added up.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
@@ -469,13 +436,13 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (--b->missing > 0) return; // not all its gradients are final
     if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
     bucket_second_hop(g);
-    bucket_finish(g, b); // because its message buffers are needed
+    bucket_finish(g, b); // because its messages are needed
     Shard shard = g->layout.groups[k].shard;
-    b->sent_group = k;
+    b->hop_group = k;
     b->adds = !g->first_micro;
-    quantise_gradients(&g->zpp, &g->state, b->sent, b->grads, FLOATX_DTYPE, g->dp->size, shard); // qgZ
+    group_pack(&g->zpp, k, b->sent, b->grads, g->first_micro); // qgZ: quantises matrices, adds up vectors' gradients
     size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(&g->zpp.node, b->received, b->sent, bytes, COMM_BYTE);
+    b->reduced = comm_all_to_all(&g->zpp.within, b->received, b->sent, bytes, COMM_BYTE);
     g->in_first_hop = b;
 }
 
@@ -548,35 +515,34 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 
 // Returns the parameters of unit u. They may be used until unit_release.
 // Gathers their group, unless that has been done ahead.
-static UnitMemory unit_params(GPT2* g, int u) {
+static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
     group_gather(g, k);
     GatherBuffer b = g->gather_buffers[group->buffer];
-    bool is_first_use = g->gathering[k] != NO_OP; // after the gather: unpack once
-    comm_finish(&g->zpp.node, &g->gathering[k]);
-    if (is_first_use) dequantise_weights(&g->zpp, b.params, b.packed, (size_t)g->options.shards * group->shard.n);
-    return unit_memory(g->config, u, g->zpp.vectors.params, b.params + g->units[u].offset);
+    bool has_arrived = g->gathering[k] != NO_OP; // in this call: unpack once
+    comm_finish(&g->zpp.within, &g->gathering[k]);
+    if (has_arrived) group_unpack(&g->zpp, k, b.params, b.message); // dequantises matrices, copies vectors
+    return b.params + g->units[u].offset;
 }
 
 static void group_free(GPT2* g, Group* group) {
     if (group->buffer != NO_BUFFER) g->gather_buffers[group->buffer].group = NO_GROUP;
     group->buffer = NO_BUFFER;
+    group->released = 0;
 }
 
-// Ends the use of unit u's parameters until the next unit_params. The root, and groups that are not resharded after
-// their forward pass, stay until the last backward pass of the step. Another group may take a freed gather buffer.
+// Ends the use of unit u's parameters until the next unit_params. The last unit of a group frees its gather buffer. The
+// root, and groups that are not resharded after their forward pass, stay until the update.
 static void unit_release(GPT2* g, int u) {
-    int k = g->layout.group_of[u];
-    Group* group = &g->layout.groups[k];
-    bool stays = (k == 0 || !reshards_after_forward(&g->options)) && !(g->in_backward && g->last_micro);
-    int last_used = g->in_backward ? group->first_unit : group->first_unit + group->num_units - 1;
-    if (u == last_used && !stays) group_free(g, group);
+    Group* group = &g->layout.groups[g->layout.group_of[u]];
+    if (group->first_unit == 0 || !reshards_after_forward(&g->options)) return;
+    if (++group->released == group->num_units) group_free(g, group);
 }
 
 // Returns the memory for the gradients of unit u. The first unit of a group starts the count of missing gradients.
 // There is no wait: the bucket's old gradients are already packed in `sent`.
-static UnitMemory unit_grads(GPT2* g, int u) {
+static floatX* unit_grads(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Bucket* b = group_bucket(g, k);
     if (b->missing == 0) { // this is the first unit of its group
@@ -584,9 +550,9 @@ static UnitMemory unit_grads(GPT2* g, int u) {
         b->missing = g->layout.groups[k].tensors;
         // No layer writes padding, or wpe behind T. In train_gpt2_zero.cu they stay zero, but here sums or gradients of
         // another shard or group may lie there, and would count in the norm.
-        layout_zero_unwritten(&g->layout, &g->options, g->config, g->T, k, b->grads);
+        layout_zero_unwritten(&g->layout, g->config, g->T, k, b->grads);
     }
-    return unit_memory(g->config, u, g->zpp.vectors.grads, b->grads + g->units[u].offset);
+    return b->grads + g->units[u].offset;
 }
 
 // Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets may be NULL.
@@ -685,7 +651,6 @@ static void embedding_backward(GPT2* g, RootParams droot) {
 
 // Computes the gradients of this micro-batch.
 static void gpt2_backward(GPT2* g, float dloss) {
-    g->in_backward = true;
     RootParams root = root_view(g, unit_params(g, 0));
     RootParams droot = root_view(g, unit_grads(g, 0));
     gather_ahead(g, BACKWARD_PRE, 0);
@@ -710,8 +675,6 @@ static void gpt2_backward(GPT2* g, float dloss) {
     }
     embedding_backward(g, droot);
     unit_release(g, 0);
-    g->in_backward = false;
-    vectors_add(&g->zpp, g->first_micro); // to their sum in fp32, which the first micro-batch sets
 }
 
 // Call before working on micro-batch `micro` of a step's `accumulation`.
@@ -721,8 +684,7 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    if (!g->first_micro) return;
-    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
+    for (int k = 1; g->first_micro && k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -733,11 +695,11 @@ static void gpt2_reduce(GPT2* g) {
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     bucket_second_hop(g);
     // Vectors, during that hop of the root: each rank sums a part, first over its node, then over all nodes.
-    size_t n = g->zpp.vectors.n / (size_t)g->zpp.node_size;
-    float *sums = g->zpp.vectors.sums, *part = sums + (size_t)g->zpp.node.rank * n;
-    comm_wait(&g->zpp.node, comm_reduce_scatter(&g->zpp.node, part, sums, n, COMM_F32));
+    size_t n = g->layout.unsharded / (size_t)g->zpp.node_size;
+    float *sums = vectors_grads(&g->zpp), *part = sums + (size_t)g->zpp.within.rank * n;
+    comm_wait(&g->zpp.within, comm_reduce_scatter(&g->zpp.within, part, sums, n, COMM_F32));
     comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
-    comm_wait(&g->zpp.node, comm_all_gather(&g->zpp.node, sums, part, n, COMM_F32));
+    comm_wait(&g->zpp.within, comm_all_gather(&g->zpp.within, sums, part, n, COMM_F32));
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     comm_wait(g->dp, loss);
 }
@@ -745,21 +707,20 @@ static void gpt2_reduce(GPT2* g) {
 // Begins to gather all updated weights across nodes, quantised (qwZ), and the root within the node, because the next
 // forward pass needs it first.
 static void gpt2_gather(GPT2* g) {
-    vectors_renew(&g->zpp.vectors);
     for (int k = 0; k < g->layout.num_groups; k++) { // the only time that weights cross nodes
         Shard shard = g->layout.groups[k].shard;
-        char* rows = secondary_shard(&g->zpp, &g->state, shard);
-        char* mine = quantise_own_weights(&g->zpp, &g->state, shard); // qwZ
+        char* rows = secondary_shard(&g->zpp, shard);
+        char* mine = quantise_own_weights(&g->zpp, shard); // qwZ
         size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
-        g->gathering_across[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
+        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
     }
     group_gather(g, 0);
 }
 
 // Waits for the gathers after the last update, unless a forward pass has done so.
 static void gpt2_gather_finish(GPT2* g) {
-    for (int k = 0; k < g->layout.num_groups; k++) comm_finish(&g->zpp.across, &g->gathering_across[k]);
-    comm_finish(&g->zpp.node, &g->gathering[0]);
+    for (int k = 0; k < g->layout.num_groups; k++) comm_finish(&g->zpp.across, &g->crossing[k]);
+    comm_finish(&g->zpp.within, &g->gathering[0]);
 }
 
 // ----------------------------------------------------------------------------
@@ -768,20 +729,18 @@ static void gpt2_gather_finish(GPT2* g) {
 // Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     shards_add_grad_squares(&g->state, &g->stats->grad_square);
-    Vectors vectors = g->zpp.vectors; // every rank has them, but they count once
-    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->grad_square, vectors.sums, vectors.n);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        adamw_update_fp32(adamw, range_weights(p), p.m, p.v, (float*)p.grads, &g->stats->grad_scale, p.n, p.no_decay);
+        shards_adamw_update(&g->state, adamw, p, g->stats);
     }
     shards_add_param_squares(&g->state, &g->stats->param_square);
-    if (g->dp->rank == 0) add_sum_squares_fp32(&g->stats->param_square, g->zpp.vectors.weights, g->zpp.vectors.n);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
     gpt2_gather(g); // last, because the log waits for the norm
 }
@@ -895,7 +854,7 @@ static void gpt2_report(const GPT2* g, Run* run) {
     report_sharding(g->config, &g->options, g->dp->size);
     BytesBetween b = predict_between_nodes(g);
     ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, b.weights + b.gradients + b.vectors);
-    report_zeropp(&g->zpp, b);
+    report_zeropp(&g->zpp, g->config, b);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.
@@ -919,9 +878,7 @@ static void gpt2_predict(void* model, Run* run) {
 static uint64_t unit_checksum(void* model, const Run* run, int u, bool is_replicated) {
     GPT2* g = (GPT2*)model;
     if (g->units[u].size == 0) return UNIT_ELSEWHERE;
-    UnitMemory unit = unit_params(g, u);
-    uint64_t sum = ranks_checksum(run, u, unit.matrices, g->units[u].size, is_replicated);
-    sum += ranks_checksum(run, u, unit.vectors, unit_no_decay(g->config, u), is_replicated);
+    uint64_t sum = ranks_checksum(run, u, unit_params(g, u), g->units[u].size, is_replicated);
     unit_release(g, u);
     return sum;
 }

@@ -9,7 +9,7 @@ each other, in sharded memory.
 S ranks together hold one replica of the model: all ranks (full, grad-op), --shard-group of them (hybrid), or one
 (none). Ranks that hold the same shard belong to different replicas of the model.
 
-ZeRO++ (zeropp.h) uses the same groups, but only for matrices, and numbers the shards in another order.
+ZeRO++ (zeropp.h) uses the same groups, but shards only their matrices, and numbers the shards in another order.
 */
 #ifndef LLMC_LAYOUT_H
 #define LLMC_LAYOUT_H
@@ -80,8 +80,14 @@ static inline void options_sharding(OptionTable* t, Sharding* options) {
                  " copies of shards take at least as long as on that link; 0: off");
 }
 
+// Returns true if groups other than the root's are freed after their forward pass, and gathered again for the backward
+// pass. Otherwise they stay gathered until the update.
 static inline bool reshards_after_forward(const Sharding* options) {
     return options->sharding == SHARD_FULL || options->sharding == SHARD_HYBRID;
+}
+// Returns true if the options name this moment for gathers ahead of use.
+static inline bool gathers_at(const Sharding* options, GatherMoment moment) {
+    return moment == FORWARD_PRE ? options->forward_prefetch : options->prefetch == (int)moment;
 }
 
 // Dies if options contradict each other. Sets the number of shards.
@@ -144,10 +150,11 @@ static inline size_t sharding_shard(const Sharding* options, size_t elements) {
 
 typedef struct {
     int first_unit, num_units;
-    Shard shard;             // of the group
-    size_t elements;         // of its units, without padding
+    Shard shard;             // of the group: n, the size of each rank's shard, and its offset in this rank's shards
+    size_t elements;         // of its units' sharded parts, without padding
     int tensors;             // of its units
     int buffer;              // set by the program: the gather buffer of its parameters, or NO_BUFFER
+    int released;            // counted by the program: units that have been released since the group was gathered
 } Group;
 
 typedef struct {
@@ -156,10 +163,12 @@ typedef struct {
     Comm split[2];           // memory for these two, unless they are the world
     int shard_number;        // of this rank's shards
     int num_units, num_groups;
-    Unit units[MAX_UNITS];   // their sharded parts; offset: in the memory of the whole group
+    Unit units[MAX_UNITS];   // offset: in the memory of the whole group
+    Unit parts[MAX_UNITS];   // their sharded parts; offset: in the group's N shards, one after another
     int group_of[MAX_UNITS]; // of each unit
     Group groups[MAX_UNITS]; // the root's comes first; the last may have fewer blocks
-    size_t own_elements;      // elements of one shard of every group
+    size_t own_elements;     // elements of one shard of every group
+    size_t unsharded;        // elements that every rank has, behind its shards: with ZeRO++, which sets it
 } Layout;
 
 // The ranks of one replica of the model are neighbours. Ranks with the same shard are S apart. Collective.
@@ -182,7 +191,7 @@ static inline void layout_split(Layout* y, const Sharding* options, Comm* world)
 static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) {
     y->num_units = gpt2_num_units(c);
     y->num_groups = 0;
-    y->own_elements = 0;
+    y->own_elements = y->unsharded = 0;
     for (int u = 0; u < y->num_units; u++) {
         int size = group_units(options);
         bool begins = u == 0 || (size > 0 && (u - 1) % size == 0);
@@ -192,13 +201,15 @@ static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) 
             k->first_unit = u;
             k->buffer = NO_BUFFER;
         }
-        Unit* unit = &y->units[u];
+        Unit *unit = &y->units[u], *part = &y->parts[u];
         unit->offset = begins ? 0 : y->units[u - 1].offset + y->units[u - 1].size;
-        unit->size = sharded_size(options, c, u);
+        unit->size = unit_elements(c, u);
+        part->offset = begins ? 0 : y->parts[u - 1].offset + y->parts[u - 1].size;
+        part->size = sharded_size(options, c, u);
         y->group_of[u] = y->num_groups - 1;
         k->num_units++;
         k->tensors += unit_tensors(u);
-        k->elements = unit->offset + unit->size;
+        k->elements = part->offset + part->size;
         k->shard.n = sharding_shard(options, k->elements);
     }
     for (int k = 0; k < y->num_groups; k++) {
@@ -218,33 +229,41 @@ static inline void layout_free(Layout* y) {
     for (int k = 1; k >= 0; k--) if (y->split[k].world) comm_free(&y->split[k]);
 }
 
+// Returns the group that is used d groups after group k, or NO_GROUP. With groups 0 (the root) to 3, the order is
+// 0 1 2 3 in a forward pass, and 0 3 2 1 in a backward pass, which begins with the head.
+static inline int group_after(const Layout* y, GatherMoment moment, int k, int d) {
+    int next = moment == FORWARD_PRE ? k + d : k == 0 ? y->num_groups - d : k - d;
+    return next >= 1 && next < y->num_groups ? next : NO_GROUP;
+}
+
 // Sets the range of unit u in this rank's shard, and its place in sharded memory. Returns false if there is none.
 static inline bool layout_range(const Layout* y, const Sharding* options, GPT2Config c, int u, ParamRange* p,
                                 size_t* at) {
     const Group* k = &y->groups[y->group_of[u]];
-    Unit unit = y->units[u];
+    Unit part = y->parts[u];
     size_t begin = (size_t)y->shard_number * k->shard.n, end = begin + k->shard.n; // in the whole group
-    size_t low = size_max(begin, unit.offset), high = size_min(end, unit.offset + unit.size);
+    size_t low = size_max(begin, part.offset), high = size_min(end, part.offset + part.size);
     if (low >= high) return false;
-    *p = param_range(c, u, sharded_begin(options, c, u) + (low - unit.offset), high - low);
+    *p = param_range(c, u, sharded_begin(options, c, u) + (low - part.offset), high - low);
     *at = k->shard.offset + (low - begin);
     return true;
 }
 
-// Zeroes those gradients (S,shard) of group number k that no layer writes: the padding, and for the root the rows of
-// wpe that lie behind the T positions in use. A reduction may leave numbers there.
-static inline void layout_zero_unwritten(const Layout* y, const Sharding* options, GPT2Config c, int T, int k,
-                                         floatX* grads) {
+// Zeroes those gradients of a whole group that no layer writes: the padding, and for the root the rows of wpe that lie
+// behind the T positions in use. A reduction may leave numbers there.
+static inline void layout_zero_unwritten(const Layout* y, GPT2Config c, int T, int k, floatX* grads) {
     const Group* group = &y->groups[k];
-    size_t whole = (size_t)y->shard_ranks->size * group->shard.n, C = (size_t)c.C;
-    size_t wpe = unit_tensor(c, 0, WPE).offset - sharded_begin(options, c, 0), behind = (size_t)(c.max_T - T) * C;
-    if (group->elements < whole) device_zero(grads + group->elements, (whole - group->elements) * sizeof(floatX));
+    Unit last = y->units[group->first_unit + group->num_units - 1];
+    size_t padding = (size_t)y->shard_ranks->size * group->shard.n - group->elements, C = (size_t)c.C;
+    size_t wpe = unit_tensor(c, 0, WPE).offset, behind = (size_t)(c.max_T - T) * C;
+    if (padding > 0) device_zero(grads + last.offset + last.size, padding * sizeof(floatX));
     if (k == 0 && behind > 0) device_zero(grads + wpe + (size_t)T * C, behind * sizeof(floatX));
 }
 
 // ---- formulas for the elements of a rank's shards, before the layout exists ----
 typedef struct {
     size_t root, largest, all; // of the root's group; of the largest other; of all groups together
+    size_t groups;             // number of groups
     size_t in_buckets;         // of the root's group and the first two others, which have one bucket each
     size_t gather_buffers;     // number of gather buffers in addition to the root's: one for each group that may be
                                // gathered at a time, as large as any group; or one per group, of its own size
@@ -258,12 +277,14 @@ static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     if (blocks == 0) {
         s.all = s.root = s.in_buckets = sharding_shard(options, sharded_size(options, c, 0) + L * (attention + mlp));
         s.in_gather_buffers = is_unsharded(options) ? 0 : s.all;
+        s.groups = 1;
         return s;
     }
     size_t groups = halves ? 2*L : ceil_div(L, blocks), rest = L % blocks; // blocks of the last group, or 0
     size_t first = sharding_shard(options, halves ? attention : size_min(blocks, L) * (attention + mlp));
     size_t second = halves ? sharding_shard(options, mlp) : first;
     size_t last = sharding_shard(options, rest * (attention + mlp));
+    s.groups = 1 + groups;
     s.root = sharding_shard(options, sharded_size(options, c, 0));
     s.largest = second;
     s.all = s.root + (halves ? L * (first + second) : L / blocks * first + last);
@@ -272,6 +293,15 @@ static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     s.in_gather_buffers = reshards_after_forward(options) ? s.root + s.gather_buffers * s.largest : s.all;
     if (is_unsharded(options)) s.in_gather_buffers = 0;
     return s;
+}
+
+// Returns the most elements that the units of a group have besides their sharded parts. 0 unless matrices_only.
+static inline size_t most_unsharded(GPT2Config c, const Sharding* options) {
+    size_t attention = sharded_begin(options, c, attention_unit(0)), mlp = sharded_begin(options, c, mlp_unit(0));
+    size_t blocks = size_min((size_t)options->wrap_blocks, (size_t)c.L), most = blocks * (attention + mlp);
+    if (options->wrap_halves) most = mlp;
+    if (blocks == 0) most = sharded_begin(options, c, 0) + (size_t)c.L * (attention + mlp);
+    return round_up(most, SHARD_ALIGNMENT);
 }
 
 // Returns the size of the largest shard that fits gather buffer r. A group that stays until its backward pass has a

@@ -1,7 +1,7 @@
 /*
-shard_state.h - where a rank of fully sharded training keeps its shards of the fp32 weights, of the gradients and of
-AdamW's moments: on the device, or on the host (--cpu-offload). The program allocates them with shards_alloc, and the
-functions of this file read, add up and update them in either place.
+shard_state.h - a rank's state in fully sharded training: its shard of every group's fp32 weights, of the gradients and
+of AdamW's moments. They are on the device, or on the host (--cpu-offload). The functions of this file read, add up and
+update them in either place, and prepare the memory for the collectives, which the program itself issues.
 
 On the host, a rank also keeps the weights rounded to floatX for gathers (in 16 bits), and a buffer for the gradients of
 later micro-batches (with accumulation). AdamW then runs on the CPU and waits for the gradients. With --cpu-offload
@@ -18,46 +18,53 @@ has a copy of the weights, only the new weights are copied, once per step.
 #include "layout.h"
 
 typedef struct {
-    size_t n;              // elements
-    float* params;         // (n) fp32 weights, a view
-    char* grads;           // (n) of grad_type, a view
-    CommType grad_type;    // COMM_F32 or COMM_FLOATX
-    bool on_host;          // where these two and the moments are
+    const Layout* layout;  // a view, as is the next
+    const Sharding* options;
+    size_t n;              // elements: one shard of every group
+    size_t unsharded;      // elements behind them, which every rank has: the vectors of ZeRO++, otherwise 0
+    float* params;         // (n+unsharded) fp32 weights, owned, as are the next three
+    char* grads;           // (n+unsharded) of grad_type
+    float *m, *v;          // (n+unsharded) AdamW moments
+    CommType grad_type;    // COMM_F32 or COMM_FLOATX: --reduce-dtype
+    bool on_host;          // where these four are
     Comm* world;           // a view; its context contains the emulated link
     // only with offload:
     char* arrived;         // (n) of grad_type on the host, owned; NULL: none
     floatX* rounded;       // (n) params rounded for gathers, on the host, owned; NULL: each gather rounds them
     floatX* copy;          // (n) rounded params on the device, owned; NULL: gathers read the host
-    float grad_scale;      // on the host: the factor by which AdamW scales gradients
 } Shards;
 
 // ---- memory ----
-static inline void* shards_alloc(const Sharding* options, size_t bytes, MemoryKind kind) {
-    return options->offload ? offload_alloc(bytes) : device_alloc(bytes, kind);
+static inline void* shards_alloc(const Shards* s, size_t element_bytes, MemoryKind kind) {
+    size_t bytes = (s->n + s->unsharded) * element_bytes;
+    return s->on_host ? offload_alloc(bytes) : device_alloc(bytes, kind);
 }
-// p: from shards_alloc
-static inline void shards_free(const Shards* s, void* p) {
-    if (s->on_host) offload_free(p);
-    else device_free(p);
-}
-
-// Sets the views of n elements, and allocates what offload adds. accumulates: a step has several micro-batches.
-static inline void shards_init(Shards* s, const Sharding* options, Comm* world, float* params, void* grads, size_t n,
-                               bool accumulates) {
+// Allocates the state of this rank's shards. accumulates: a step has several micro-batches.
+static inline void shards_init(Shards* s, const Sharding* options, const Layout* y, Comm* world, bool accumulates) {
     memset(s, 0, sizeof *s);
-    s->n = n;
-    s->params = params;
-    s->grads = (char*)grads;
+    s->layout = y;
+    s->options = options;
+    s->n = y->own_elements;
+    s->unsharded = y->unsharded;
     s->grad_type = reduce_type(options);
     s->on_host = options->offload != OFFLOAD_NONE;
     s->world = world;
+    s->params = (float*)shards_alloc(s, sizeof(float), MEMORY_PARAMETERS);
+    s->grads = (char*)shards_alloc(s, reduce_size(options), MEMORY_GRADIENTS);
+    s->m = (float*)shards_alloc(s, sizeof(float), MEMORY_OPTIMIZER);
+    s->v = (float*)shards_alloc(s, sizeof(float), MEMORY_OPTIMIZER);
     comm_emulate_host_link(world, options->host_link);
-    if (s->on_host && accumulates) s->arrived = (char*)offload_alloc(n * reduce_size(options));
-    if (s->on_host && NEEDS_MASTER) s->rounded = (floatX*)offload_alloc(n * sizeof(floatX));
-    if (options->offload == OFFLOAD_OPTIMIZER) s->copy = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_PARAMETERS);
+    if (s->on_host && accumulates) s->arrived = (char*)offload_alloc(s->n * reduce_size(options));
+    if (s->on_host && NEEDS_MASTER) s->rounded = (floatX*)offload_alloc(s->n * sizeof(floatX));
+    if (options->offload == OFFLOAD_OPTIMIZER)
+        s->copy = (floatX*)device_alloc(s->n * sizeof(floatX), MEMORY_PARAMETERS);
 }
-// Frees what shards_init has allocated.
-static inline void shards_free_offload(Shards* s) {
+static inline void shards_free(Shards* s) {
+    void* const state[] = { s->params, s->grads, s->m, s->v };
+    for (int i = 0; i < 4; i++) {
+        if (s->on_host) offload_free(state[i]);
+        else device_free(state[i]);
+    }
     offload_free(s->arrived); offload_free(s->rounded);
     device_free(s->copy);
     memset(s, 0, sizeof *s);
@@ -72,14 +79,22 @@ static inline void shards_predict_offload(const Sharding* options, size_t n, boo
     if (options->offload == OFFLOAD_OPTIMIZER) bytes[MEMORY_PARAMETERS] += sizeof(floatX) * n;
 }
 
-// Sets the weights of a range whose first element is number `at` of the shards.
-static inline void shards_place_weights(const Shards* s, ParamRange* p, size_t at) {
+// Gives a range its memory. Its first element is number `at` of the state.
+static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
     p->on_host = s->on_host;
     p->params = NEEDS_MASTER ? s->rounded ? s->rounded + at : NULL : (floatX*)(s->params + at);
     p->master = NEEDS_MASTER ? s->params + at : NULL;
+    p->grads = (floatX*)(s->grads + at * comm_type_size(s->grad_type)); // of grad_type: only for shards_adamw_update
+    p->m = s->m + at;
+    p->v = s->v + at;
 }
-// Returns the fp32 weights of a range.
-static inline float* range_weights(ParamRange p) { return p.master ? p.master : (float*)p.params; }
+// Sets the range of unit u in this rank's shard, with its memory. Returns false if other ranks have all of the unit.
+static inline bool shards_range(const Shards* s, GPT2Config c, int u, ParamRange* p) {
+    size_t at;
+    if (!layout_range(s->layout, s->options, c, u, p, &at)) return false;
+    shards_place(s, p, at);
+    return true;
+}
 
 // Call after the host has changed elements [at, at+n) of the parameters: updates the device's copy, if there is one.
 static inline void shards_renew(const Shards* s, size_t at, size_t n) {
@@ -90,35 +105,44 @@ static inline void shards_renew(const Shards* s, size_t at, size_t n) {
 
 // ---- parameters and gradients for the collectives of a program ----
 
-// Returns this rank's shard of a group's parameters, in floatX, to be sent. If only fp32 weights are kept, rounds them
-// into own (shard), and returns that.
-static inline const floatX* shards_rounded(const Shards* s, floatX* own, Shard shard) {
+// Returns this rank's shard of a group's parameters, in floatX, to be gathered into `whole` (S,shard). If only fp32
+// weights are kept, rounds them into their place there, and returns that.
+static inline const floatX* shards_rounded(const Shards* s, floatX* whole, Shard shard) {
     const float* weights = s->params + shard.offset;
     comm_trace_data(s->world, weights, shard.n * sizeof(float));
     if (s->copy) return s->copy + shard.offset;
     if (s->rounded) return s->rounded + shard.offset;
     if (!NEEDS_MASTER) return (const floatX*)weights;
+    floatX* own = whole + (size_t)s->layout->shard_number * shard.n;
     from_fp32(own, weights, shard.n);
     return own;
 }
 
-static inline char* shards_grads_at(const Shards* s, Shard shard) {
-    return s->grads + shard.offset * comm_type_size(s->grad_type);
-}
-// Returns this rank's shard of a group's gradients, for sending.
-static inline void* shards_grads(const Shards* s, Shard shard) {
-    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
-    return shards_grads_at(s, shard);
+// Returns a bucket's gradients (S,shard) in grad_type. If that is wider than floatX, copies them into the memory behind
+// grads, which bucket_element_bytes counts.
+static inline void* grads_as_sent(const Shards* s, floatX* grads, Shard shard) {
+    if (!reduces_wider(s->options)) return grads;
+    size_t whole = (size_t)s->options->shards * shard.n;
+    to_fp32((float*)(grads + whole), grads, whole);
+    return grads + whole;
 }
 
-// With offload: returns the output of a reduce-scatter in a later micro-batch of a step, on the host, from where
-// shards_add_grads adds it to the gradients.
-static inline void* offloaded_later_sum(const Shards* s, Shard shard) {
-    return s->arrived + shard.offset * comm_type_size(s->grad_type);
+static inline char* shards_grads(const Shards* s, Shard shard) {
+    return s->grads + shard.offset * comm_type_size(s->grad_type);
+}
+// Returns the memory (shard) into which gradients `sent` (S,shard) are to be reduced. The first sum of a step goes
+// straight into this rank's shard. shards_add_grads adds later ones, which go into their own part of what is sent, or
+// with offload into a buffer on the host.
+static inline void* shards_sum(const Shards* s, void* sent, Shard shard, bool is_first) {
+    size_t size = comm_type_size(s->grad_type);
+    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
+    if (is_first) return shards_grads(s, shard);
+    if (s->on_host) return s->arrived + shard.offset * size;
+    return (char*)sent + (size_t)s->layout->shard_number * shard.n * size;
 }
 // This rank's shard of a group's gradients += sum.
 static inline void shards_add_grads(const Shards* s, const void* sum, Shard shard) {
-    char* grads = shards_grads_at(s, shard);
+    char* grads = shards_grads(s, shard);
     if (s->on_host) {
         device_synchronize(); // the host is about to read it
         comm_add(grads, sum, shard.n, s->grad_type);
@@ -126,19 +150,23 @@ static inline void shards_add_grads(const Shards* s, const void* sum, Shard shar
     else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
 }
 
-// With offload: copies a shard of the gradients to the device, and returns the copy, which is `there` (shard).
-static inline void* offloaded_grads_to_device(const Shards* s, const void* grads, void* there, Shard shard) {
+// Returns this rank's shard of a group's gradients, on the device: with offload, a copy in `there` (shard).
+static inline void* shards_grads_on_device(const Shards* s, Shard shard, void* there) {
+    char* grads = shards_grads(s, shard);
     size_t bytes = shard.n * comm_type_size(s->grad_type);
+    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float));
+    if (!s->on_host) return grads;
     device_synchronize(); // the gradients have arrived
     host_to_device(there, grads, bytes);
     sleep_until(comm_host_link_until(s->world, true, bytes));
     return there;
 }
-// With offload: waits for op, which sums that copy over c, and takes the sum back to the host.
-static inline void offloaded_grads_wait(const Shards* s, const void* there, Shard shard, Comm* c, CommOp* op) {
+// With offload: waits for op, which sums that copy over c, and takes the sum back to the host. Otherwise does nothing.
+static inline void shards_grads_to_host(const Shards* s, Shard shard, const void* on_device, Comm* c, CommOp* op) {
     size_t bytes = shard.n * comm_type_size(s->grad_type);
+    if (!s->on_host) return;
     comm_finish(c, op);
-    device_to_host(shards_grads_at(s, shard), there, bytes);
+    device_to_host(shards_grads(s, shard), on_device, bytes);
     sleep_until(comm_host_link_until(s->world, false, bytes));
 }
 
@@ -152,34 +180,36 @@ static inline void shards_add_host_sum(double* acc, double squares) {
     host_to_device(acc, &sum, sizeof sum);
     device_synchronize(); // the copy reads sum
 }
-// Adds the squares of all gradients, or of all parameters, to *acc, which is on the device.
+// Both add the squares of this rank's gradients, or parameters, to *acc, which is on the device. Elements that every
+// rank has count once, on rank 0.
 static inline void shards_add_grad_squares(const Shards* s, double* acc) {
     if (s->on_host) {
         device_synchronize(); // the gradients have arrived
         shards_add_host_sum(acc, host_sum_squares(s->grads, (DType)s->grad_type, s->n));
     } else if (s->grad_type == COMM_F32) add_sum_squares_fp32(acc, (const float*)s->grads, s->n);
     else add_sum_squares(acc, (const floatX*)s->grads, s->n);
+    if (s->unsharded > 0 && s->world->rank == 0)
+        add_sum_squares_fp32(acc, (const float*)s->grads + s->n, s->unsharded);
 }
 static inline void shards_add_param_squares(const Shards* s, double* acc) {
     if (s->on_host) shards_add_host_sum(acc, host_sum_squares(s->params, DTYPE_F32, s->n));
     if (s->copy) sleep_until(comm_host_link_until(s->world, true, 0)); // layers come after these copies
     if (!s->on_host) add_sum_squares_fp32(acc, s->params, s->n);
+    if (s->unsharded > 0 && s->world->rank == 0) add_sum_squares_fp32(acc, s->params + s->n, s->unsharded);
 }
 
-// Call before the updates of a step.
-static inline void shards_begin_update(Shards* s, const StepStats* stats) {
-    if (s->on_host) device_to_host(&s->grad_scale, &stats->grad_scale, sizeof s->grad_scale);
-}
-// Runs AdamW on n of the fp32 weights and on their moments, which have n elements, too. grads (n) are of s->grad_type.
-static inline void shards_adamw_update(const Shards* s, AdamW adamw, float* weights, float* m, float* v,
-                                       const void* grads, const float* grad_scale, size_t n, size_t no_decay) {
+// Runs AdamW on a range.
+static inline void shards_adamw_update(const Shards* s, AdamW adamw, ParamRange p, const StepStats* stats) {
+    float* weights = p.master ? p.master : (float*)p.params;
     if (s->on_host) {
         size_t at = (size_t)(weights - s->params);
-        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, m, v, grads, (DType)s->grad_type,
-                          s->grad_scale, n, no_decay, NULL);
-        shards_renew(s, at, n);
+        float grad_scale;
+        device_to_host(&grad_scale, &stats->grad_scale, sizeof grad_scale);
+        host_adamw_update(adamw, s->rounded ? s->rounded + at : NULL, weights, p.m, p.v, p.grads, (DType)s->grad_type,
+                          grad_scale, p.n, p.no_decay, NULL);
+        shards_renew(s, at, p.n);
     } else if (s->grad_type == COMM_F32) {
-        adamw_update_fp32(adamw, weights, m, v, (const float*)grads, grad_scale, n, no_decay);
-    } else adamw_update(adamw, NULL, weights, m, v, (const floatX*)grads, grad_scale, n, no_decay, NULL);
+        adamw_update_fp32(adamw, weights, p.m, p.v, (const float*)p.grads, &stats->grad_scale, p.n, p.no_decay);
+    } else adamw_update(adamw, NULL, weights, p.m, p.v, p.grads, &stats->grad_scale, p.n, p.no_decay, NULL);
 }
 #endif

@@ -2,43 +2,34 @@
 zeropp.h - ZeRO++ (Wang et al., arXiv 2306.10209) for train_gpt2_zeropp.cu: the nodes, the format of weights and
 gradients in messages, and 1-D tensors, which every rank stores. The program itself issues all collectives.
 
-Nodes     N ranks are K nodes of N/K neighbours each: rank a N/K + b of the world is number b of node a. `node` is the
-          communicator of the ranks with equal a, `across` that of the ranks with equal b, which are on different nodes.
-Rows      The memory of a whole group consists of N consecutive shards, and this rank owns number b*K + a. The K shards
-          of the ranks with equal b are therefore neighbours: `across` gathers or sums one part of the data that `node`
-          gathers or sums, and nothing has to be moved between the two. (DeepSpeed numbers shards by rank, and moves
-          pieces: its swizzle.)
+Nodes     N ranks are K nodes of N/K neighbours each: rank a N/K + b of the world is number b of node a. `within` is the
+          communicator of the ranks of a node, with equal a; `across` that of the ranks with equal b, one on each node.
+Rows      The matrices of a whole group consist of N consecutive shards, and this rank owns number b*K + a. The K shards
+          of the ranks with equal b are therefore neighbours: `across` gathers or sums one part of what `within` gathers
+          or sums, and nothing has to be moved between the two. (DeepSpeed numbers shards by rank, and moves pieces: its
+          swizzle.)
 Messages  The size of a shard is a multiple of PACKED_ROW elements, which are whole blocks. Consecutive quantised shards
           are therefore the quantised whole, and each of them begins at a multiple of 16 bytes.
 Secondary shard (hpZ): these K shards of every group's weights, as in messages. A node has all weights, a rank K/N.
-Vectors   1-D tensors are small, and are not rounded. Every rank has all their state, as in DDP, and keeps it behind the
-          shards. Their gradients are summed in fp32: over micro-batches, and once per step over ranks.
+Vectors   1-D tensors are small, and are not rounded. Every rank has all their state, as in DDP, behind its shards.
+          Layers find them in front of their unit's matrices: group_unpack copies weights there, and group_pack adds
+          gradients to their sum in fp32. Once per step they are summed over ranks.
 */
 #ifndef LLMC_ZEROPP_H
 #define LLMC_ZEROPP_H
 #include "../device/compress.h"
 #include "shard_state.h"
 
-// All 1-D tensors, unit by unit in the order of gpt2.h, and padding.
-typedef struct {
-    size_t at, n;           // elements [at, at+n) of the program's fp32 weights, gradients and moments
-    float *weights, *sums;  // (n) views of these weights and gradients
-    floatX* params;         // (n) weights in floatX for layers; owned, or a view of weights if that is the same
-    floatX* grads;          // (n) gradients of one micro-batch, owned
-} Vectors;
-
-// The memory of a unit's parameters or gradients: its 1-D tensors, which every rank has, and its matrices.
-typedef struct { floatX *vectors, *matrices; } UnitMemory;
-
 typedef struct {
     long long node_ranks;            // --node-ranks
     int weights, gradients;          // --quantise-weights, --quantise-gradients: index of the word
     int weight_bits, gradient_bits;  // of an element in messages
     int nodes, node_size;            // K; ranks of a node, N/K; set by zeropp_check, as are the bits
-    Comm node, across;
-    char* secondary;                 // (K,shard) of every group, as in messages; allocated by the program, owned
-    Vectors vectors;
-    float* scratch;                  // for sums of gradients: (K,shard) of the largest group, or the vectors'; owned
+    const Shards* state;             // a view
+    GPT2Config config;
+    Comm within, across;             // the ranks of this node; the ranks with this rank's number, one on each node
+    char* secondary;                 // (K,shard) of every group, as in messages; owned
+    float* scratch;                  // (K,shard) of the largest group, or the vectors', owned
 } ZeroPP;
 
 // ---- options ----
@@ -81,6 +72,11 @@ static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world)
     sharding_check(options, N);
 }
 
+// Tells the trace whose weights or gradients the next operation sends.
+static inline void trace_weights(const ZeroPP* z, Shard shard) {
+    comm_trace_data(z->state->world, z->state->params + shard.offset, shard.n * sizeof(float));
+}
+
 // ---- weights and gradients in messages: n elements, a multiple of PACKED_ROW ----
 static inline bool is_quantised(int bits) { return bits <= 8; }
 static inline size_t message_bytes(size_t n, int bits) {
@@ -89,20 +85,11 @@ static inline size_t message_bytes(size_t n, int bits) {
 static inline double element_bytes(int bits) { // of one element: 260/256 for int8, 132/256 for int4
     return (double)message_bytes(PACKED_ROW, bits) / PACKED_ROW;
 }
-// Returns the bytes in which n gathered weights arrive, if that is not their place: if they are quantised.
-static inline size_t arrival_bytes(const ZeroPP* z, size_t n) {
-    return is_quantised(z->weight_bits) ? message_bytes(n, z->weight_bits) : 0;
-}
-// out (n) = gathered weights. Does nothing if weights are sent as floatX, because they are then in place.
-static inline void dequantise_weights(const ZeroPP* z, floatX* out, const void* message, size_t n) {
-    if (is_quantised(z->weight_bits)) dequantise_sum(out, FLOATX_DTYPE, message, 1, n, z->weight_bits);
-}
 // message (rows,shard) = gradients x of type t, fp32 or floatX; --quantise-gradients none: in fp32.
 // shard: this rank's of the group.
-static inline void quantise_gradients(const ZeroPP* z, const Shards* s, void* message, const void* x, DType t,
-                                      int rows, Shard shard) {
+static inline void quantise_gradients(const ZeroPP* z, void* message, const void* x, DType t, int rows, Shard shard) {
     size_t n = (size_t)rows * shard.n;
-    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
+    trace_weights(z, shard); // of these gradients
     if (is_quantised(z->gradient_bits)) quantise(message, NULL, x, t, NULL, n, z->gradient_bits);
     else if (t == DTYPE_F32) device_copy(message, x, n * sizeof(float));
     else to_fp32((float*)message, (const floatX*)x, n);
@@ -119,14 +106,14 @@ static inline void dequantise_sum_gradients(const ZeroPP* z, float* out, const v
 
 // ---- the secondary shard ----
 // Returns this rank's secondary shard (K,shard) of a group, to be sent or received.
-static inline char* secondary_shard(const ZeroPP* z, const Shards* s, Shard shard) {
-    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // whose weights they are
+static inline char* secondary_shard(const ZeroPP* z, Shard shard) {
+    trace_weights(z, shard);
     return z->secondary + message_bytes((size_t)z->nodes * shard.offset, z->weight_bits);
 }
-// Quantises the new weights of this rank's own shard into its row, and returns that.
-static inline char* quantise_own_weights(const ZeroPP* z, const Shards* s, Shard shard) {
-    char* row = secondary_shard(z, s, shard) + (size_t)z->across.rank * message_bytes(shard.n, z->weight_bits);
-    const float* weights = s->params + shard.offset;
+// Quantises the new weights of this rank's own shard into its row of the secondary shard, and returns that.
+static inline char* quantise_own_weights(const ZeroPP* z, Shard shard) {
+    char* row = secondary_shard(z, shard) + (size_t)z->across.rank * message_bytes(shard.n, z->weight_bits);
+    const float* weights = z->state->params + shard.offset;
     if (is_quantised(z->weight_bits)) quantise(row, NULL, weights, DTYPE_F32, NULL, shard.n, z->weight_bits);
     else from_fp32((floatX*)row, weights, shard.n);
     return row;
@@ -142,63 +129,104 @@ static inline size_t vectors_offset(GPT2Config c, int u) {
 static inline size_t vectors_size(const ZeroPP* z, GPT2Config c) { // in N/K parts
     return (size_t)z->node_size * shard_of(vectors_offset(c, gpt2_num_units(c)), z->node_size);
 }
-// Returns the memory of unit u. vectors: the 1-D tensors of all units; matrices: those of this unit.
-static inline UnitMemory unit_memory(GPT2Config c, int u, floatX* vectors, floatX* matrices) {
-    UnitMemory unit = { vectors + vectors_offset(c, u), matrices };
-    return unit;
-}
-// Lists the vectors of every unit, with their memory: m and v are the program's moments. They count on rank 0. Returns
-// the number of ranges.
-static inline int vectors_ranges(const ZeroPP* z, const Shards* s, GPT2Config c, float* m, float* v,
-                                 ParamRange* ranges) {
-    for (int u = 0; u < gpt2_num_units(c); u++) {
-        ParamRange p = param_range(c, u, 0, unit_no_decay(c, u));
-        size_t at = z->vectors.at + vectors_offset(c, u);
-        shards_place_weights(s, &p, at);
-        p.grads = (floatX*)(z->vectors.sums + vectors_offset(c, u)); // fp32
-        p.m = m + at;
-        p.v = v + at;
-        p.is_replicated = z->node.rank > 0 || z->across.rank > 0;
-        ranges[u] = p;
+// Lists the vectors of every unit, with their memory. They count on rank 0. Returns the number of ranges.
+static inline int vectors_ranges(const ZeroPP* z, ParamRange* ranges) {
+    for (int u = 0; u < gpt2_num_units(z->config); u++) {
+        ranges[u] = param_range(z->config, u, 0, unit_no_decay(z->config, u));
+        shards_place(z->state, &ranges[u], z->state->n + vectors_offset(z->config, u));
+        ranges[u].is_replicated = z->state->world->rank > 0;
     }
-    return gpt2_num_units(c);
+    return gpt2_num_units(z->config);
 }
-// Call after a micro-batch: adds its gradients to the sum, or sets the sum to them.
-static inline void vectors_add(const ZeroPP* z, bool first_micro) {
-    const Vectors* v = &z->vectors;
-    to_fp32(first_micro ? v->sums : z->scratch, v->grads, v->n);
-    if (!first_micro) add_in_place_fp32(v->sums, z->scratch, v->n);
+// Returns the sums of the vectors' gradients.
+static inline float* vectors_grads(const ZeroPP* z) { return (float*)z->state->grads + z->state->n; }
+
+// ---- whole groups: units as layers use them, and as messages that contain only matrices ----
+// Copies elements [begin, begin+n) of a group's matrices: from its units in `whole` to `piece` (n), or back. Padding
+// belongs to the last unit.
+static inline void copy_matrices(const ZeroPP* z, int k, floatX* whole, floatX* piece, size_t begin, size_t n,
+                                 bool to_whole) {
+    const Layout* y = z->state->layout;
+    const Group* group = &y->groups[k];
+    int end = group->first_unit + group->num_units;
+    for (int u = group->first_unit; u < end; u++) {
+        size_t first = y->parts[u].offset, behind = u + 1 < end ? y->parts[u + 1].offset : begin + n;
+        size_t low = size_max(begin, first), high = size_min(begin + n, behind);
+        if (low >= high) continue;
+        floatX* in_whole = whole + y->units[u].offset + unit_no_decay(z->config, u) + (low - first);
+        floatX* in_piece = piece + (low - begin);
+        device_copy(to_whole ? in_whole : in_piece, to_whole ? in_piece : in_whole, (high - low) * sizeof(floatX));
+    }
 }
-// Call after an update: gives the new weights to the layers.
-static inline void vectors_renew(const Vectors* v) {
-    if (NEEDS_MASTER) from_fp32(v->params, v->weights, v->n);
+
+// Unpacks a group that has been gathered: dequantises its matrices, and copies the vectors of its units in front of
+// them. message (N,shard): one part of K shards from each rank of the node.
+static inline void group_unpack(const ZeroPP* z, int k, floatX* whole, char* message) {
+    const Shards* s = z->state;
+    const Group* group = &s->layout->groups[k];
+    size_t n = (size_t)z->nodes * group->shard.n, bytes = message_bytes(n, z->weight_bits);
+    for (int r = 0; r < z->node_size; r++) {
+        floatX* piece = (floatX*)(message + (size_t)r * bytes);
+        if (is_quantised(z->weight_bits)) {
+            dequantise_sum(z->scratch, FLOATX_DTYPE, piece, 1, n, z->weight_bits);
+            piece = (floatX*)z->scratch;
+        }
+        copy_matrices(z, k, whole, piece, (size_t)r * n, n, true);
+    }
+    for (int u = group->first_unit; u < group->first_unit + group->num_units; u++) {
+        const float* vectors = s->params + s->n + vectors_offset(z->config, u);
+        from_fp32(whole + s->layout->units[u].offset, vectors, unit_no_decay(z->config, u));
+    }
+}
+
+// Packs the gradients of a whole group: quantises its matrices into message (N,shard), and adds the gradients of its
+// vectors to their sum. is_first: sets the sum to them.
+static inline void group_pack(const ZeroPP* z, int k, char* message, floatX* whole, bool is_first) {
+    const Layout* y = z->state->layout;
+    const Group* group = &y->groups[k];
+    size_t n = (size_t)z->nodes * group->shard.n, bytes = message_bytes(n, z->gradient_bits);
+    for (int r = 0; r < z->node_size; r++) {
+        copy_matrices(z, k, whole, (floatX*)z->scratch, (size_t)r * n, n, false);
+        quantise_gradients(z, message + (size_t)r * bytes, z->scratch, FLOATX_DTYPE, z->nodes, group->shard);
+    }
+    for (int u = group->first_unit; u < group->first_unit + group->num_units; u++) {
+        float* sum = vectors_grads(z) + vectors_offset(z->config, u);
+        size_t elements = unit_no_decay(z->config, u);
+        to_fp32(is_first ? sum : z->scratch, whole + y->units[u].offset, elements);
+        if (!is_first) add_in_place_fp32(sum, z->scratch, elements);
+    }
 }
 
 // ---- memory, and the ranks ----
 static inline size_t scratch_elements(const ZeroPP* z, GPT2Config c, ShardSizes sizes) {
     return size_max((size_t)z->nodes * size_max(sizes.root, sizes.largest), vectors_size(z, c));
 }
-// params, grads: the program's fp32 state, in which 1-D tensors begin at element `at`, after the shards.
-// Call after the program has made z->node and z->across.
-static inline void zeropp_init(ZeroPP* z, const Sharding* options, GPT2Config c, float* params, float* grads,
-                               size_t at) {
-    Vectors* v = &z->vectors;
-    v->at = at;
-    v->n = vectors_size(z, c);
-    v->weights = params + at;
-    v->sums = grads + at;
-    v->params = (floatX*)v->weights;
-    if (NEEDS_MASTER) v->params = (floatX*)device_alloc(v->n * sizeof(floatX), MEMORY_PARAMETERS);
-    v->grads = (floatX*)device_alloc(v->n * sizeof(floatX), MEMORY_GRADIENTS);
-    size_t scratch = scratch_elements(z, c, shard_sizes(c, options));
-    z->scratch = (float*)device_alloc(scratch * sizeof(float), MEMORY_COMMUNICATION);
-    comm_register_on(&z->node);
+// Returns the bytes of scratch, of buckets (whole groups, and a message each way), and of gather buffers (whole groups,
+// and a message).
+static inline size_t zeropp_buffer_bytes(const ZeroPP* z, GPT2Config c, const Sharding* options) {
+    ShardSizes sizes = shard_sizes(c, options);
+    size_t S = (size_t)options->shards, X = sizeof(floatX);
+    size_t in_buckets = S * sizes.in_buckets, in_gather_buffers = S * sizes.in_gather_buffers; // elements of matrices
+    size_t num_buckets = size_min(3, sizes.groups), num_gather_buffers = 1 + sizes.gather_buffers;
+    return 4 * scratch_elements(z, c, sizes)
+         + X * in_buckets + 2 * message_bytes(in_buckets, z->gradient_bits)
+         + X * in_gather_buffers + message_bytes(in_gather_buffers, z->weight_bits)
+         + X * most_unsharded(c, options) * (num_buckets + num_gather_buffers);
+}
+// Call after the program has made z->within and z->across, the layout and the state.
+static inline void zeropp_init(ZeroPP* z, const Shards* state, GPT2Config c) {
+    ShardSizes sizes = shard_sizes(c, state->options);
+    z->state = state;
+    z->config = c;
+    size_t secondary = message_bytes((size_t)z->nodes * sizes.all, z->weight_bits);
+    z->secondary = (char*)device_alloc(secondary, MEMORY_PARAMETERS);
+    z->scratch = (float*)device_alloc(scratch_elements(z, c, sizes) * sizeof(float), MEMORY_COMMUNICATION);
+    comm_register_on(&z->within);
 }
 static inline void zeropp_free(ZeroPP* z) {
-    if (NEEDS_MASTER) device_free(z->vectors.params);
-    device_free(z->vectors.grads); device_free(z->secondary); device_free(z->scratch);
+    device_free(z->secondary); device_free(z->scratch);
     comm_free(&z->across);
-    comm_free(&z->node);
+    comm_free(&z->within);
 }
 // Returns the bytes that the world and its nodes' communicators take.
 static inline size_t zeropp_comm_bytes(const ZeroPP* z, const Comm* world) {
@@ -207,7 +235,8 @@ static inline size_t zeropp_comm_bytes(const ZeroPP* z, const Comm* world) {
 
 // The bytes that a rank sends to other nodes per step: weights, gradients of matrices, gradients of 1-D tensors.
 typedef struct { double weights, gradients, vectors; } BytesBetween;
-static inline void report_zeropp(const ZeroPP* z, BytesBetween b) {
+static inline void report_zeropp(const ZeroPP* z, GPT2Config c, BytesBetween b) {
+    double vectors = (double)vectors_size(z, c);
     char text[4][32];
     const char *weights = is_quantised(z->weight_bits) ? "int8" : FLOATX_NAME;
     const char *gradients = z->gradient_bits == 4 ? "int4" : z->gradient_bits == 8 ? "int8" : "fp32";
@@ -215,7 +244,7 @@ static inline void report_zeropp(const ZeroPP* z, BytesBetween b) {
            " 1-D tensors' %s; of 1-D tensors each rank keeps all, %s\n",
            z->nodes, z->node_size, format_bytes(text[0], 32, b.weights), weights,
            format_bytes(text[1], 32, b.gradients), gradients, format_bytes(text[2], 32, b.vectors),
-           format_bytes(text[3], 32, 20 * (double)z->vectors.n));
+           format_bytes(text[3], 32, 16 * vectors));
     fflush(stdout);
 }
 #endif

@@ -174,11 +174,15 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weig
     rooms = int((re.search(r"limit-all-gathers (\d)", options) or [0, "2"])[1])
     gathered = ranks * (kept if "grad-op" in options else root + min(rooms, len(others)) * max(others, default=0))
     buckets, largest = ranks * sum(all_groups[:3]), max(all_groups)
+    # Buckets and gather buffers also have the vectors of any group: 7 channels of an MLP, 13 of a block, 2 of the root.
+    wrap = int((re.search(r"wrap-blocks (\d)", options) or [0, "1"])[1])
+    channels = 7 if "halves" in options else 13 * wrap if wrap else 5 * 13 + 2
+    whole = min(3, len(all_groups)) + 1 + (len(others) if "grad-op" in options else min(rooms, len(others)))
+    in_whole = whole * -(-24 * channels // 16) * 16
     scratch = 4 * max(K * largest, vectors)
     splits = ((g > 1) + (K > 1)) * (ddp["communication"] - 64) # two communicators, with scratch as large as the world's, less a number
-    held = {"parameters": 4 * kept + K * w(kept) + vectors * (4 + X * (X < 4)), "gradients": 4 * kept + vectors * (4 + X),
-            "optimizer state": 8 * (kept + vectors), "communication": ddp["communication"] + splits + X * (buckets + gathered)
-            + 2 * q(buckets) + w(gathered) * (weights == "int8") + scratch}
+    held = {"parameters": 4 * (kept + vectors) + K * w(kept), "gradients": 4 * (kept + vectors), "optimizer state": 8 * (kept + vectors),
+            "communication": ddp["communication"] + splits + X * (buckets + gathered + in_whole) + 2 * q(buckets) + w(gathered) + scratch}
     predicted = run.about["predicted_bytes"]
     assert {kind: predicted[kind] for kind in held} == held
     # What is sent: within a node, and between nodes.

@@ -51,6 +51,7 @@ static void for_all(void (*check)(Case*)) {
 // ---- groups ----
 static void check_groups(Case* t) {
     int wrap = (int)t->options.wrap_blocks, L = t->c.L, unit = 0;
+    size_t most = 0; // vectors of a group
     const Layout* y = &t->y;
     assert_int_equal(y->num_units, 2*L + 1);
     assert_int_equal(y->num_groups, t->options.wrap_halves ? 2*L + 1 : wrap == 0 ? 1 : 1 + (L + wrap - 1) / wrap);
@@ -58,18 +59,26 @@ static void check_groups(Case* t) {
         const Group* group = &y->groups[k];
         bool is_smaller = k == y->num_groups - 1 && wrap > 0 && L % wrap > 0; // the last group
         int tensors = 0, halves = t->options.wrap_halves ? 1 : 2 * (is_smaller ? L % wrap : wrap);
-        size_t offset = 0;
+        size_t offset = 0, part = 0;
         assert_int_equal(group->num_units, wrap == 0 ? 2*L + 1 : k == 0 ? 1 : halves);
         assert_true(group->first_unit == unit && group->buffer == NO_BUFFER);
         for (; unit < group->first_unit + group->num_units; unit++) {
             assert_int_equal(y->group_of[unit], k);
             assert_int_equal(y->units[unit].offset, offset);
+            assert_int_equal(y->units[unit].size, unit_elements(t->c, unit));
+            assert_int_equal(y->parts[unit].offset, part);
             offset += y->units[unit].size;
+            part += y->parts[unit].size;
             tensors += unit == 0 ? ROOT_TENSORS : MAX_TENSORS;
         }
         assert_int_equal(group->tensors, tensors);
+        assert_int_equal(group->elements, part);
+        assert_true(offset - part <= most_unsharded(t->c, &t->options)); // a gather buffer has room for its vectors
+        most = size_max(most, offset - part);
     }
     assert_int_equal(unit, 2*L + 1);
+    assert_int_equal(most_unsharded(t->c, &t->options), round_up(most, SHARD_ALIGNMENT)); // and no more
+    if (!t->options.matrices_only) assert_int_equal(most, 0);
 }
 TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
 
@@ -99,7 +108,7 @@ static void check_shards(Case* t) {
     size_t at = 0, S = (size_t)t->options.shards;
     for (int k = 0; k < t->y.num_groups; k++) {
         Shard shard = t->y.groups[k].shard;
-        const Unit* last = &t->y.units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
+        const Unit* last = &t->y.parts[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
         size_t elements = last->offset + last->size; // of the group
         assert_int_equal(shard.offset, at);
         assert_true(shard.n > 0 && shard.n % t->options.alignment == 0);
@@ -121,15 +130,15 @@ static void mark_pieces(const Case* t, unsigned char* seen) {
         ParamRange p;
         size_t at, before = 0, begin = matrices_only ? unit_no_decay(t->c, u) : 0; // of what is sharded
         if (!layout_range(&t->y, &t->options, t->c, u, &p, &at)) continue;
-        Unit unit = t->y.units[u];
+        Unit part = t->y.parts[u];
         Shard shard = t->y.groups[t->y.group_of[u]].shard;
         size_t first = (size_t)t->y.shard_number * shard.n; // of this rank's shard, in the group's whole memory
         assert_true(p.unit == u && p.parts == 1);
-        assert_true(unit.size == unit_elements(t->c, u) - begin);
+        assert_true(part.size == unit_elements(t->c, u) - begin);
         assert_true(p.n > 0 && p.begin >= begin && p.begin + p.n <= unit_elements(t->c, u));
         assert_true(at >= end && at >= shard.offset && at + p.n <= shard.offset + shard.n);
         // Gathered, it comes to its place.
-        assert_int_equal(unit.offset + (p.begin - begin), first + (at - shard.offset));
+        assert_int_equal(part.offset + (p.begin - begin), first + (at - shard.offset));
         for (int k = 0; k < p.unit; k++) before += unit_elements(t->c, k);
         for (size_t e = 0; e < p.n; e++) {
             seen[before + p.begin + e]++;
@@ -157,7 +166,7 @@ TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 static void check_sizes(Case* t) {
     const Layout* y = &t->y;
     ShardSizes s = shard_sizes(t->c, &t->options);
-    assert_true(s.all == y->own_elements && s.root == y->groups[0].shard.n);
+    assert_true(s.all == y->own_elements && s.root == y->groups[0].shard.n && s.groups == (size_t)y->num_groups);
     size_t largest = 0, in_buckets = s.root, others = (size_t)y->num_groups - 1;
     for (int k = 1; k < y->num_groups; k++) {
         largest = size_max(largest, y->groups[k].shard.n);
