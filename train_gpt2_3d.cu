@@ -32,7 +32,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
+#include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_warmup, pipeline_forward, pipeline_slot
 #include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_wait, buffers_swap
 #include "llmc/parallel/shard.h"       // defines: shard_of, NO_OP, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
@@ -126,6 +126,8 @@ typedef struct {
     Stages stages;                  // the blocks of each stage, as --schedule, --chunks and --split say
     Pipeline pipeline;              // the schedule
     Messages messages;              // between stages
+    Action* actions;                // (num_actions) of this rank in a step, in the schedule's order; owned
+    int num_actions;
     Action action;                  // the current action
     int stage, first_block, end_block; // its stage, and this stage's blocks: [first_block, end_block)
     ActionTimes times;              // how long actions take, for the report
@@ -260,6 +262,25 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
+// Lists this rank's actions in a step. Every schedule is this loop: in turn i a rank runs forward pass i, then backward
+// pass i - warmup. With one chunk, pass i is that of micro-batch i. The schedules differ in the length of the warm-up:
+//   gpipe        m, so that all F come before the first B
+//   1f1b         p-1-rank, one for each stage after this one, but at most m; after it, F and B take turns
+//   zb-h1        the same, but B is cut into I and W, and W comes `delay` = rank turns after its I
+//   interleaved  2(p-1-rank) + (v-1)p, but at most mv; p micro-batches pass one chunk, then the same p the next one
+static void gpt2_init_schedule(GPT2* g) {
+    Pipeline l = g->pipeline;
+    int all = l.m * l.v, warmup = pipeline_warmup(l, g->pp->rank), delay = pipeline_delay(l, g->pp->rank);
+    Action* next = g->actions = (Action*)xcalloc(3 * (size_t)all, sizeof(Action));
+    for (int i = 0; i < all + warmup + delay; i++) {
+        if (i < all) *next++ = pipeline_forward(l, i);                                   // F
+        if (i >= warmup && i < all + warmup) *next++ = pipeline_backward(l, i - warmup); // B, or with zb-h1 I
+        if (l.schedule == SCHEDULE_ZB_H1 && i >= warmup + delay)
+            *next++ = pipeline_act(ACT_BACKWARD_WEIGHT, i - warmup - delay);             // W
+    }
+    g->num_actions = (int)(next - g->actions);
+}
+
 static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     size_t D = C / (size_t)g->tp->size;
@@ -320,12 +341,10 @@ static void gpt2_init_buckets(GPT2* g) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
             size_t n = tensor_part_elements(unit_tensor(g->config, u, i), g->tp->size);
             begin -= n;
-            bool is_full = b && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
+            bool is_full = b != NULL && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
             if (g->zero_stage == 1) is_full = i == unit_tensors(u) - 1; // ZeRO: a unit is a bucket
-            if (b == NULL || is_full) {
-                if (b != NULL) limit = g->bucket_mb;
-                b = &g->buckets[g->num_buckets++];
-            }
+            if (is_full) limit = g->bucket_mb; // of all buckets but the first
+            if (b == NULL || is_full) b = &g->buckets[g->num_buckets++];
             b->begin = begin;
             b->size += n;
             b->missing = ++b->tensors;
@@ -343,6 +362,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 static void gpt2_init(GPT2* g) {
     gpt2_init_params(g);
     gpt2_init_ranges(g);
+    gpt2_init_schedule(g);
     gpt2_init_acts(g);
     gpt2_init_scratch(g);
     gpt2_init_buckets(g);
@@ -353,6 +373,7 @@ static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
     device_free_all(MEMORY_ACTIVATIONS);
+    free(g->actions);
     free(g->slots);
     free(g->buckets);
     mesh_free(&g->mesh);
@@ -498,15 +519,18 @@ static void grad_ready(GPT2* g, int u, int i) {
                : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX); // ZeRO
 }
 
-// Copies x (B,T,C), which the layers before this one overwrite, for W, a later action.
-static void keep_for_weights(const GPT2* g, floatX* kept, const floatX* x) {
+// In I, returns true: the gradients of a unit's matrices are left to W, a later action. For W, this keeps a copy of x
+// (B,T,C), the gradient of the unit's output, which the layernorm's backward pass overwrites.
+static bool left_to_weights(const GPT2* g, floatX* kept, const floatX* x) {
+    if (g->action.kind != ACT_BACKWARD_INPUT) return false;
     device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
+    return true;
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls again
+    if (left_to_weights(g, a.dout, dout)) return; // gpt2_backward_weight calls this again
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     tp_enter_begin(g, a.ln2); // with --sequence-parallel, gathers the rows of ln2 again
@@ -522,7 +546,7 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
 
 // g->dres holds the gradient of the block's output on entry, and of res2 on return.
 static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
-    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc; // a.dfch: W needs it later
+    floatX *dfch = a.dfch, *dln2 = g->dbtc;
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     floatX* dout = tp_leave_backward(g, g->dres);
@@ -543,7 +567,7 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dres2, dres2); return; }
+    if (left_to_weights(g, a.dres2, dres2)) return;
     int BT = g->B * g->T, C = g->config.C;
     int D = C / g->tp->size;
     tp_enter_begin(g, a.ln1); // with --sequence-parallel, gathers the rows of ln1 again
@@ -559,7 +583,7 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
 
 // g->dres holds the gradient of res2 on entry, and of the block's input on return.
 static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
-    floatX *datty = g->dbtc, *dqkv = a.dqkv ? a.dqkv : g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 exists
+    floatX *datty = g->dbtc, *dqkv = a.dqkv, *dln1 = g->dbtc; // datty is read before dln1 is written
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     int t = g->tp->size, D = C / t;
     floatX* dres2 = tp_leave_backward(g, g->dres);
@@ -624,6 +648,7 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
     for (int l = g->first_block; l <= g->end_block; l++) {
         g->acts[l] = others->acts[l - g->first_block];
         g->acts[l].res1 = s->acts[l - g->first_block].res1;
+        if (weight_slots(g) == 0) g->acts[l].dfch = g->acts[l].dqkv = g->dbt4c; // scratch: no W needs them later
     }
     g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
@@ -801,6 +826,7 @@ static void gpt2_reduce_tied(GPT2* g) {
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
+    action_begin(&g->times, g->action); // its time, to gpt2_send, is for the report
 }
 
 // With --sequence-parallel each rank's gradients of layernorms come from its own rows: sums them over the t ranks, in
@@ -1014,20 +1040,15 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Runs action number k of a step, the k-th of this rank in the head's timelines: pipeline_action returns it. Takes its
-// input, begins to receive the next one, computes, and begins to send.
+// Runs action number k of this rank: takes its input, begins to receive the next action's, computes, begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
-    int rank = g->pp->rank;
-    // 1f1b begins with w = min(m, p-1-rank) forward passes. Then action w + 2i is F number w + i, and w + 2i + 1 is Bi,
-    // until all m F are done; the other B follow. gpipe: k < m is Fk, then B(k-m).
-    Action a = pipeline_action(g->pipeline, rank, k);
-    int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
+    Action a = g->actions[k];
+    int slot = pipeline_slot(g->pipeline, g->pp->rank, a.micro, a.chunk);
     if (k == 0) gpt2_receive(g, a);
     gpt2_take(g, a, slot);
-    if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
+    if (k + 1 < g->num_actions) gpt2_receive(g, g->actions[k + 1]);
     gpt2_select(g, a, slot);
-    action_begin(&g->times, a); // with action_end, measures the bubble for the report
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
@@ -1035,7 +1056,6 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss); // B, or I, which leaves the gradients of matrices to W
-    action_end(&g->times, a);
     gpt2_send(g, a);
 }
 
@@ -1047,8 +1067,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
     gpt2_begin_step(g);
-    // The schedule: one list of actions per rank, the same in each step. Nothing else differs between schedules.
-    for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
+    for (int k = 0; k < g->num_actions; k++) gpt2_act(g, run, k, dloss);
     messages_finish(&g->messages);
     gpt2_reduce(g);
     trace_compute("update", -1);

@@ -147,6 +147,7 @@ typedef struct {
     CommOp received, sent[4];           // operations under way on the inbox; on results, by ActionKind; NO_OP otherwise
     int held[2];                        // marks before and after the last wait in messages_output; -1: none
     void (*announce)(void* times, Action a); // NULL, or called before the rank waits or receives for an action,
+    void (*computed)(void* times, Action a); // when it has computed one, before it sends,
     void (*finished)(void* times);           // and when everything has been sent (report_stages.h)
     void* times;
 } Messages;
@@ -175,6 +176,7 @@ static inline int messages_from(const Messages* m, Action a) {
 }
 static inline int messages_to(const Messages* m, Action a) {
     int to = pipeline_to(m->pipeline, m->pp->rank, a);
+    if (m->computed) m->computed(m->times, a);
     return to == m->pp->rank ? NO_NEIGHBOUR : to;
 }
 
