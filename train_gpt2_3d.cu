@@ -77,8 +77,8 @@ typedef struct {
 
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
-// host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
-// its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
+// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+// But a send needs only its receive; messages from one rank to another arrive in the order in which they are sent.
 //
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 typedef struct {
@@ -108,8 +108,8 @@ typedef struct {
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
+    int num_slots, num_actions;
     Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
-    int num_slots;
     BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
@@ -127,7 +127,6 @@ typedef struct {
     Pipeline pipeline;              // the schedule
     Messages messages;              // between stages
     Action* actions;                // (num_actions) of this rank in a step, in the schedule's order; owned
-    int num_actions;
     Action action;                  // the current action
     int stage, first_block, end_block; // its stage, and this stage's blocks: [first_block, end_block)
     ActionTimes times;              // how long actions take, for the report
@@ -197,9 +196,6 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 
 static bool is_first(const GPT2* g) { return g->stage == 0; }
 static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
-
-// Returns how many slots keep gradients for a delayed W.
-static int weight_slots(const GPT2* g) { return pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); }
 
 // ZeRO-1 over dp, as in train_gpt2_zero.cu: a rank has the optimizer's state for one shard of each unit, updates
 // the parameters there, and gathers the others. Lines elsewhere that serve it are marked "ZeRO". Without them, and with
@@ -286,14 +282,11 @@ static void slot_init(GPT2* g, int s) {
     size_t D = C / (size_t)g->tp->size;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < weight_slots(g); // for a delayed W
+    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); // for a delayed W
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        bool is_own = !g->recompute            // every block keeps its activations,
-                      || keeps_for_weights     // or W reads them later,
-                      || (s == 0 && i == 0);   // or all other blocks are recomputed in these
-        if (is_own) block_acts_init(g, a);
-        else *a = g->slots[0].acts[0];
+        if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
+        else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
         a->res1 = tp_acts_alloc(&g->rows, C);
         if (!keeps_for_weights) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*D);
@@ -384,8 +377,8 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, P = g->num_params, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, slots = (size_t)g->num_slots;
-    size_t most = (size_t)g->stages.most_blocks, blocks = slots * most;
-    size_t delayed = (size_t)weight_slots(g) * most, head = stages_have_head(&g->stages) ? slots : 0;
+    size_t most = (size_t)g->stages.most_blocks, head = stages_have_head(&g->stages) ? slots : 0;
+    size_t delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute), blocks = slots*most;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
     size_t R = g->rows.max_count, cut = (size_t)g->rows.options.sequence_parallel;
     size_t per_row = (blocks + 3*blocks_kept + head + 1) * C*X + messages_elements(g->pipeline, C) * X // resf, dres
@@ -648,7 +641,7 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
     for (int l = g->first_block; l <= g->end_block; l++) {
         g->acts[l] = others->acts[l - g->first_block];
         g->acts[l].res1 = s->acts[l - g->first_block].res1;
-        if (weight_slots(g) == 0) g->acts[l].dfch = g->acts[l].dqkv = g->dbt4c; // scratch: no W needs them later
+        if (g->pipeline.schedule != SCHEDULE_ZB_H1) g->acts[l].dfch = g->acts[l].dqkv = g->dbt4c; // scratch
     }
     g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
@@ -683,7 +676,7 @@ static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
 
 // Computes a stage: the first one from g->inputs, others from a message. The last one ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
-    RootParams root = root_view(g, unit_params(g, 0)); // unused by stages without the root
+    RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
     const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
     for (int l = g->first_block; l < g->end_block; l++) {
@@ -801,17 +794,6 @@ static void gpt2_backward_weight(GPT2* g) {
     }
 }
 
-// Call before a step. A stage computes only some gradients of the root. The rest must be 0, because stages are summed,
-// and because a stage without the head adds to the gradient of wte. Stages that load no tokens also need B and T.
-static void gpt2_begin_step(GPT2* g) {
-    g->root_is_summed = g->pp->size == 1;
-    if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
-    g->B = g->max_B;
-    g->T = g->seq_len;
-    tp_begin(&g->rows, g->B * g->T); // as in gpt2_load_batch, for stages that load no tokens
-    g->branch = tp_own_rows(&g->rows, g->rows.out);
-}
-
 // wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
 // For the rest of the root, one of the two has zeros. Only then may the root's buckets be all-reduced over replicas.
 static void gpt2_reduce_tied(GPT2* g) {
@@ -826,7 +808,7 @@ static void gpt2_reduce_tied(GPT2* g) {
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
-    action_begin(&g->times, g->action); // its time, to gpt2_send, is for the report
+    action_begin(&g->times, g->action); // for the report, which says how long it takes, until gpt2_send
 }
 
 // With --sequence-parallel each rank's gradients of layernorms come from its own rows: sums them over the t ranks, in
@@ -924,7 +906,8 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay, NULL);
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
+                     NULL);
     }
     add_squares(g, &g->stats->param_square, g->params);
     gpt2_gather(g); // ZeRO
@@ -1066,7 +1049,14 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    gpt2_begin_step(g);
+    // A stage computes only some gradients of the root. The rest must be 0, because stages are summed, and because a
+    // stage without the head adds to the gradient of wte.
+    g->root_is_summed = g->pp->size == 1;
+    if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
+    g->B = g->max_B; // for stages that load no tokens
+    g->T = g->seq_len;
+    tp_begin(&g->rows, g->B * g->T); // as in gpt2_load_batch
+    g->branch = tp_own_rows(&g->rows, g->rows.out);
     for (int k = 0; k < g->num_actions; k++) gpt2_act(g, run, k, dloss);
     messages_finish(&g->messages);
     gpt2_reduce(g);

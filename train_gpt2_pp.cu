@@ -86,8 +86,8 @@ typedef struct {
 
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
-// host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
-// its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
+// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+// But a send needs only its receive; messages from one rank to another arrive in the order in which they are sent.
 //
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 typedef struct {
@@ -112,8 +112,8 @@ typedef struct {
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
+    int num_slots, num_actions;
     Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
-    int num_slots;
     BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
@@ -130,7 +130,6 @@ typedef struct {
     Pipeline pipeline;              // the schedule
     Messages messages;              // between stages
     Action* actions;                // (num_actions) of this rank in a step, in the schedule's order; owned
-    int num_actions;
     Action action;                  // the current action
     int stage, first_block, end_block; // its stage, and this stage's blocks: [first_block, end_block)
     ActionTimes times;              // how long actions take, for the report
@@ -200,9 +199,6 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 static bool is_first(const GPT2* g) { return g->stage == 0; }
 static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
-// Returns how many slots keep gradients for a delayed W.
-static int weight_slots(const GPT2* g) { return pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); }
-
 static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
@@ -258,14 +254,11 @@ static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < weight_slots(g); // for a delayed W
+    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); // for a delayed W
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        bool is_own = !g->recompute            // every block keeps its activations,
-                      || keeps_for_weights     // or W reads them later,
-                      || (s == 0 && i == 0);   // or all other blocks are recomputed in these
-        if (is_own) block_acts_init(g, a);
-        else *a = g->slots[0].acts[0];
+        if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
+        else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
         a->res1 = acts_alloc(g, C);
         if (!keeps_for_weights) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*C);
@@ -352,16 +345,15 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), F = sizeof(float);
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, slots = (size_t)g->num_slots;
-    size_t most = (size_t)g->stages.most_blocks, blocks = slots * most;
-    size_t delayed = (size_t)weight_slots(g) * most, head = stages_have_head(&g->stages) ? slots : 0;
+    size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), slots = (size_t)g->num_slots;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, most = (size_t)g->stages.most_blocks;
+    size_t delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute), blocks = slots*most;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
-    size_t per_token = blocks * C*X                                             // res1
-                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * F)          // the rest of a block, float statistics
-                     + delayed * 9*C*X                                          // for a delayed W
-                     + head * (2*C*X + 2*F) + slots * 2 * sizeof(int)           // resf and lnf; inputs and targets
-                     + 7*C*X + messages_elements(g->pipeline, C) * X + F;       // outside the blocks
+    size_t per_token = blocks * C*X                                            // res1
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
+                     + delayed * 9*C*X + slots * 2 * sizeof(int)               // for a delayed W; inputs and targets
+                     + 7*C*X + messages_elements(g->pipeline, C) * X + sizeof(float); // outside the slots
+    if (stages_have_head(&g->stages)) per_token += slots * (2*C*X + 2 * sizeof(float)); // resf and lnf
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
@@ -372,14 +364,11 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-// Among stages: a message per micro-batch in each direction, the root, the loss, two norms. Over dp: gradients, loss.
+// Stages exchange messages, the root, the loss and two norms (stages_sent).
 static double gpt2_predict_sent(const GPT2* g) {
-    int p = g->pp->size, messages = p == 1 ? 0 : 2 * g->stages.v - (g->pp->rank == 0) - (g->pp->rank == p - 1);
-    double X = sizeof(floatX), gradients = (double)stages_elements(&g->stages, g->config) * X;
-    double micro = (double)messages * g->max_B * g->seq_len * g->config.C * X;
-    double root = p > 1 && stages_have(&g->stages, 0) ? (double)unit_elements(g->config, 0) * X : 0;
-    return g->pipeline.m * micro + root + ring_bytes(3 * sizeof(double), p)
-         + ring_bytes(gradients + sizeof(double), g->dp->size);
+    double N = g->dp->size, gradients = (double)(stages_elements(&g->stages, g->config) * sizeof(floatX));
+    double stages = stages_sent(&g->stages, g->config, g->pipeline.m, (size_t)g->max_B * (size_t)g->seq_len);
+    return stages + 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -536,7 +525,7 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
     for (int l = g->first_block; l <= g->end_block; l++) {
         g->acts[l] = others->acts[l - g->first_block];
         g->acts[l].res1 = s->acts[l - g->first_block].res1;
-        if (weight_slots(g) == 0) g->acts[l].dfch = g->acts[l].dqkv = g->dbt4c; // scratch: no W needs them later
+        if (g->pipeline.schedule != SCHEDULE_ZB_H1) g->acts[l].dfch = g->acts[l].dqkv = g->dbt4c; // scratch
     }
     g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
@@ -566,7 +555,7 @@ static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
 
 // Computes a stage: the first one from g->inputs, others from a message. The last one ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
-    RootParams root = root_view(g, unit_params(g, 0)); // unused by stages without the root
+    RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
     const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
     for (int l = g->first_block; l < g->end_block; l++) {
@@ -670,15 +659,6 @@ static void gpt2_backward_weight(GPT2* g) {
     }
 }
 
-// Call before a step. A stage computes only some gradients of the root. The rest must be 0, because stages are summed,
-// and because a stage without the head adds to the gradient of wte. Stages that load no tokens also need B and T.
-static void gpt2_begin_step(GPT2* g) {
-    g->root_is_summed = g->pp->size == 1;
-    if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
-    g->B = g->max_B;
-    g->T = g->seq_len;
-}
-
 // wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
 // For the rest of the root, one of the two has zeros. Only then may the root's buckets be all-reduced over replicas.
 static void gpt2_reduce_tied(GPT2* g) {
@@ -693,7 +673,7 @@ static void gpt2_reduce_tied(GPT2* g) {
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
-    action_begin(&g->times, g->action); // its time, to gpt2_send, is for the report
+    action_begin(&g->times, g->action); // for the report, which says how long it takes, until gpt2_send
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -773,7 +753,8 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay, NULL);
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
+                     NULL);
     }
     add_squares(g, &g->stats->param_square, g->params);
 }
@@ -902,7 +883,12 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    gpt2_begin_step(g);
+    // A stage computes only some gradients of the root. The rest must be 0, because stages are summed, and because a
+    // stage without the head adds to the gradient of wte.
+    g->root_is_summed = g->pp->size == 1;
+    if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
+    g->B = g->max_B; // for stages that load no tokens
+    g->T = g->seq_len;
     for (int k = 0; k < g->num_actions; k++) gpt2_act(g, run, k, dloss);
     messages_finish(&g->messages);
     gpt2_reduce(g);

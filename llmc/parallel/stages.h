@@ -132,6 +132,15 @@ static inline size_t stages_elements(const Stages* y, GPT2Config c) {
     return n;
 }
 
+// Returns the bytes that this rank will send to other stages per step of m micro-batches of BT tokens: a message per
+// micro-batch in each direction, the root, the loss and two norms.
+static inline double stages_sent(const Stages* y, GPT2Config c, int m, size_t BT) {
+    int messages = y->p == 1 ? 0 : 2 * y->v - (y->rank == 0) - stages_have_head(y);
+    double micro = (double)messages * (double)(BT * (size_t)c.C * sizeof(floatX));
+    double root = y->p > 1 && stages_have(y, 0) ? (double)(unit_elements(c, 0) * sizeof(floatX)) : 0;
+    return m * micro + root + ring_bytes(3 * sizeof(double), y->p);
+}
+
 // Returns the schedule of m micro-batches. Dies if m does not suit it.
 static inline Pipeline stages_pipeline(const Stages* y, int m) {
     Pipeline l = { (Schedule)y->options.schedule, y->p, m, y->v };
