@@ -555,8 +555,8 @@ static void gpt2_reduce_naive(GPT2* g) {
 //     missing             the number of its tensors whose gradients are not final yet
 //     round, op           the next round, from 0; the message that the last round has sent
 //     packed, received    memory of messages
-//     error, new_error    (n) the loss of the last step's message, and of this one's; sum_error and new_sum_error: the
-//                         same for the part of the sum that this rank owns; all NULL without error feedback
+//     error, new_error    (n) what the last step's message has lost, and what this one loses; sum_error, new_sum_error:
+//                         the same for the part of the sum that this rank owns; all NULL without error feedback
 //     corrected           (n) gradient + error. For powersgd, rows and cols of the matrix, and last_q and next_q
 // Each round packs and sends a message. The last one begins when all have arrived, and sets the gradients.
 // Error feedback: a rank keeps what its message lost of its gradients, and adds it in the next step:
