@@ -8,6 +8,8 @@ as matrices of low rank. Compression changes the gradients and therefore the tra
 --compress sign           sends one bit per element and one scale per matrix
 --compress powersgd       sends two narrow matrices, whose product of rank r approximates a matrix
 --error-feedback          adds what compression lost to the gradients of the next step (default: int4 and powersgd)
+--compress-from S         all-reduces the first S steps as ddp does. Default: 0, but 50 with powersgd, which starts from
+                          matrices of the step before: early gradients change too fast for that
 (Section 5 shows how int8, int4 and powersgd travel. The others are in llmc/parallel/compress_methods.h.)
 
 Memory    as in train_gpt2_ddp.cu, plus messages (bf16, int8: 2P bytes; int4: P), plus the errors that are fed back: one
@@ -230,10 +232,9 @@ static void gpt2_init_buckets(GPT2* g) {
             TensorInfo t = unit_tensor(g->config, u, i);
             size_t n = tensor_elements(t);
             begin -= n;
-            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
-                if (b != NULL) limit = g->bucket_mb;
-                b = &g->buckets[g->num_buckets++];
-            }
+            bool is_full = b != NULL && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
+            if (is_full) limit = g->bucket_mb; // of all buckets but the first
+            if (b == NULL || is_full) b = &g->buckets[g->num_buckets++];
             b->begin = begin;
             b->size += n;
             b->missing = ++b->tensors;
@@ -288,7 +289,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Returns the bytes that this rank will send per step.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX));
-    long long last_step = g->compress.steps - 1; // earlier steps may not compress yet
+    long long last_step = g->compress.steps - 1; // those before --compress-from send what ddp sends
     if (compress_is_active(&g->compress, last_step))
         return 2 * (N - 1) / N * sizeof(double) + compress_predict_sent(&g->compress, last_step);
     return 2 * (N - 1) / N * (gradients + sizeof(double));
@@ -325,7 +326,7 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
 // and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
-    if (g->compress.active) { // this step sends segments instead of buckets
+    if (g->compress.active) { // from step --compress-from on, segments are sent instead of buckets
         Segment* s = &g->compress.segments[g->segment_of[u][i]];
         if (--s->missing == 0) segment_send(&g->compress, s); // section 5
         return;
@@ -548,13 +549,18 @@ static void gpt2_reduce_naive(GPT2* g) {
 }
 
 // ---- how the gradients of a segment are summed over the ranks ----
-// A segment s contains n gradients (s->grads), its messages (s->packed, s->received), and its errors. Each exchange_*
-// function is called once per round. A round packs and sends a message. The last round begins when all messages have
-// arrived, and sets the gradients to the sum over the ranks, which is their mean (train_step).
+// A segment is a matrix, or for bf16, int8 and int4 neighbouring matrices of a bucket. The struct Segment is defined in
+// compress_methods.h. These of its fields are used here:
+//     grads               (n) this rank's gradients; after the last round their sum over the ranks, which is the mean
+//     missing             the number of its tensors whose gradients are not final yet
+//     round, op           the next round, from 0; the message that the last round has sent
+//     packed, received    memory of messages
+//     error, new_error    (n) what the last step's message has lost, and what this one loses; sum_error, new_sum_error:
+//                         the same for the part of the sum that this rank owns; all NULL without error feedback
+//     corrected           (n) gradient + error. For powersgd, rows and cols of the matrix, and last_q and next_q
+// Each round packs and sends a message. The last one begins when all have arrived, and sets the gradients.
 // Error feedback: a rank keeps what its message lost of its gradients, and adds it in the next step:
 //     corrected = gradient + error;  sent = compress(corrected);  new_error = corrected - sent, the next step's error
-// Without error feedback, error and new_error are NULL: nothing is added or kept. compress_step_begin sets these views
-// and each round to 0. A segment is one matrix, or for bf16, int8 and int4 neighbouring matrices of a bucket.
 //
 // int8, int4: integers, and a scale for each block of 256. These cannot be summed on the way: 100 + 100 is no int8, and
 // the ranks have different scales. So each rank owns a part of the segment, which it sums in fp32 and quantises again.
@@ -604,7 +610,10 @@ static void exchange_low_rank(Compress* c, Segment* s) {
     }
 }
 
-// Waits for the last message of a segment, if it has sent one, and begins its next round.
+// Waits for the last message of a segment, if it has sent one, and begins its next round. exchange_other has the
+// methods of one message. bf16 all-reduces rounded gradients. top-k all-gathers the largest elements of each rank and
+// where they are. sign all-gathers the signs of each rank and one scale, the mean of |corrected|. All ranks add up what
+// they have gathered. 1-D tensors are all-reduced as they are.
 static void segment_advance(Compress* c, Segment* s) {
     if (s->round > 0) comm_wait(c->comm, s->op);
     compress_observe(c, s); // for --measure-error and --trace
@@ -612,7 +621,7 @@ static void segment_advance(Compress* c, Segment* s) {
     case COMPRESS_INT8:
     case COMPRESS_INT4: exchange_blocks(c, s); break;
     case COMPRESS_POWERSGD: exchange_low_rank(c, s); break;
-    default: exchange_other(c, s); // one message: bf16, top-k, sign, and 1-D tensors as they are
+    default: exchange_other(c, s);
     }
     s->round++;
 }

@@ -167,12 +167,15 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
-static void gpt2_init_params(GPT2* g) {
+static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = unit_elements(g->config, u);
         g->num_params += g->units[u].size;
     }
+}
+
+static void gpt2_init_params(GPT2* g) {
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
@@ -232,10 +235,9 @@ static void gpt2_init_buckets(GPT2* g) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
             size_t n = tensor_elements(unit_tensor(g->config, u, i));
             begin -= n;
-            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
-                if (b != NULL) limit = g->bucket_mb;
-                b = &g->buckets[g->num_buckets++];
-            }
+            bool is_full = b != NULL && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
+            if (is_full) limit = g->bucket_mb; // of all buckets but the first
+            if (b == NULL || is_full) b = &g->buckets[g->num_buckets++];
             b->begin = begin;
             b->size += n;
             b->missing = ++b->tensors;
@@ -250,6 +252,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 
 // Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
+    gpt2_init_units(g);
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
@@ -330,7 +333,7 @@ static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floa
                                                      merge, B, tokens, C, NH);
             else attention_part_backward(cp->dq + q_at, dkv + kv_at, dout + q_at, a.qkv + 3*q_at, kv + kv_at,
                                          a.atty + q_at, stats, causal, B, tokens, C, NH);
-            if (dout) context_count_pairs(cp, causal); // for the report
+            if (dout) context_count_pairs(cp, causal); // how many (query, key) this rank computes, for the report
         }
 }
 

@@ -30,7 +30,6 @@ Memory    per rank, in bytes: 16 per parameter: 12C^2 + 13C parameters in a bloc
           min(mv, 2(p-r-1) + (v-1)p + 1) with interleaved, each in one chunk. Messages: 3BTC elements.
 Sent      per stage and micro-batch: BTC elements to the next stage, if any, and BTC to the one before. Per rank and
           step: the root on the first and last stages, three doubles, and DDP's traffic for this rank's parameters.
-Code      llmc/parallel/pipeline.h lists a schedule's actions, gpt2_act (section 8) runs one.
 Run       make train_gpt2_pp && mpirun -np 4 ./train_gpt2_pp --schedule 1f1b               (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, slots, messages, and a schedule.
 */
@@ -45,7 +44,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_action, pipeline_slot: the schedules
+#include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_warmup, pipeline_forward, pipeline_slot
 #include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_wait, buffers_swap
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
@@ -87,8 +86,8 @@ typedef struct {
 
 // Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
 // before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
-// host unless the backend must. All ranks of a communicator issue its collectives in the same order. A send needs only
-// its receive on the other rank; messages from one rank to another arrive in the order in which they are sent.
+// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+// But a send needs only its receive; messages from one rank to another arrive in the order in which they are sent.
 //
 // Neighbouring tensors in the gradient memory. They are all-reduced together, in place.
 typedef struct {
@@ -113,8 +112,8 @@ typedef struct {
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
+    int num_slots, num_actions;
     Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
-    int num_slots;
     BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
@@ -130,6 +129,7 @@ typedef struct {
     Stages stages;                  // the blocks of each stage, as --schedule, --chunks and --split say
     Pipeline pipeline;              // the schedule
     Messages messages;              // between stages
+    Action* actions;                // (num_actions) of this rank in a step, in the schedule's order; owned
     Action action;                  // the current action
     int stage, first_block, end_block; // its stage, and this stage's blocks: [first_block, end_block)
     ActionTimes times;              // how long actions take, for the report
@@ -199,15 +199,15 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 static bool is_first(const GPT2* g) { return g->stage == 0; }
 static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
-// Returns how many slots keep gradients for a delayed W.
-static int weight_slots(const GPT2* g) { return pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); }
-
-static void gpt2_init_params(GPT2* g) {
+static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_elements(g->config, u) : 0;
         g->num_params += g->units[u].size;
     }
+}
+
+static void gpt2_init_params(GPT2* g) {
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
@@ -231,18 +231,34 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
+// Lists this rank's actions in a step. Every schedule is this loop: in turn i a rank runs forward pass i, then backward
+// pass i - warmup. With one chunk, pass i is that of micro-batch i. The schedules differ in the length of the warm-up:
+//   gpipe        m, so that all F come before the first B
+//   1f1b         p-1-rank, one for each stage after this one, but at most m; after it, F and B take turns
+//   zb-h1        the same, but B is cut into I and W, and W comes `delay` = rank turns after its I
+//   interleaved  2(p-1-rank) + (v-1)p, but at most mv; p micro-batches pass one chunk, then the same p the next one
+static void gpt2_init_schedule(GPT2* g) {
+    Pipeline l = g->pipeline;
+    int all = l.m * l.v, warmup = pipeline_warmup(l, g->pp->rank), delay = pipeline_delay(l, g->pp->rank);
+    Action* next = g->actions = (Action*)xcalloc(3 * (size_t)all, sizeof(Action));
+    for (int i = 0; i < all + warmup + delay; i++) {
+        if (i < all) *next++ = pipeline_forward(l, i);                                   // F
+        if (i >= warmup && i < all + warmup) *next++ = pipeline_backward(l, i - warmup); // B, or with zb-h1 I
+        if (l.schedule == SCHEDULE_ZB_H1 && i >= warmup + delay)
+            *next++ = pipeline_act(ACT_BACKWARD_WEIGHT, i - warmup - delay);             // W
+    }
+    g->num_actions = (int)(next - g->actions);
+}
+
 static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < weight_slots(g); // for a delayed W
+    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); // for a delayed W
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        bool is_own = !g->recompute            // every block keeps its activations,
-                      || keeps_for_weights     // or W reads them later,
-                      || (s == 0 && i == 0);   // or all other blocks are recomputed in these
-        if (is_own) block_acts_init(g, a);
-        else *a = g->slots[0].acts[0];
+        if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
+        else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
         a->res1 = acts_alloc(g, C);
         if (!keeps_for_weights) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*C);
@@ -288,10 +304,9 @@ static void gpt2_init_buckets(GPT2* g) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
             size_t n = tensor_elements(unit_tensor(g->config, u, i));
             begin -= n;
-            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
-                if (b != NULL) limit = g->bucket_mb;
-                b = &g->buckets[g->num_buckets++];
-            }
+            bool is_full = b != NULL && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
+            if (is_full) limit = g->bucket_mb; // of all buckets but the first
+            if (b == NULL || is_full) b = &g->buckets[g->num_buckets++];
             b->begin = begin;
             b->size += n;
             b->missing = ++b->tensors;
@@ -307,8 +322,10 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 
 // Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
+    gpt2_init_units(g);
     gpt2_init_params(g);
     gpt2_init_ranges(g);
+    gpt2_init_schedule(g);
     gpt2_init_acts(g);
     gpt2_init_scratch(g);
     gpt2_init_buckets(g);
@@ -319,6 +336,7 @@ static void gpt2_free(GPT2* g) {
     layers_free();
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
     device_free_all(MEMORY_ACTIVATIONS);
+    free(g->actions);
     free(g->slots);
     free(g->buckets);
     mesh_free(&g->mesh);
@@ -327,16 +345,15 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), F = sizeof(float);
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, slots = (size_t)g->num_slots;
-    size_t most = (size_t)g->stages.most_blocks, blocks = slots * most;
-    size_t delayed = (size_t)weight_slots(g) * most, head = stages_have_head(&g->stages) ? slots : 0;
+    size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), slots = (size_t)g->num_slots;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, most = (size_t)g->stages.most_blocks;
+    size_t delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute), blocks = slots*most;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
-    size_t per_token = blocks * C*X                                             // res1
-                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * F)          // the rest of a block, float statistics
-                     + delayed * 9*C*X                                          // for a delayed W
-                     + head * (2*C*X + 2*F) + slots * 2 * sizeof(int)           // resf and lnf; inputs and targets
-                     + 7*C*X + messages_elements(g->pipeline, C) * X + F;       // outside the blocks
+    size_t per_token = blocks * C*X                                            // res1
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
+                     + delayed * 9*C*X + slots * 2 * sizeof(int)               // for a delayed W; inputs and targets
+                     + 7*C*X + messages_elements(g->pipeline, C) * X + sizeof(float); // outside the slots
+    if (stages_have_head(&g->stages)) per_token += slots * (2*C*X + 2 * sizeof(float)); // resf and lnf
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
@@ -347,14 +364,11 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-// Among stages: a message per micro-batch in each direction, the root, the loss, two norms. Over dp: gradients, loss.
+// Stages exchange messages, the root, the loss and two norms (stages_sent).
 static double gpt2_predict_sent(const GPT2* g) {
-    int p = g->pp->size, messages = p == 1 ? 0 : 2 * g->stages.v - (g->pp->rank == 0) - (g->pp->rank == p - 1);
-    double X = sizeof(floatX), gradients = (double)stages_elements(&g->stages, g->config) * X;
-    double micro = (double)messages * g->max_B * g->seq_len * g->config.C * X;
-    double root = p > 1 && stages_have(&g->stages, 0) ? (double)unit_elements(g->config, 0) * X : 0;
-    return g->pipeline.m * micro + root + ring_bytes(3 * sizeof(double), p)
-         + ring_bytes(gradients + sizeof(double), g->dp->size);
+    double N = g->dp->size, gradients = (double)(stages_elements(&g->stages, g->config) * sizeof(floatX));
+    double stages = stages_sent(&g->stages, g->config, g->pipeline.m, (size_t)g->max_B * (size_t)g->seq_len);
+    return stages + 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -395,15 +409,18 @@ static void grad_ready(GPT2* g, int u, int i) {
     b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// Copies x (B,T,C), which the layers before this one overwrite, for W, a later action.
-static void keep_for_weights(const GPT2* g, floatX* kept, const floatX* x) {
+// In I, returns true: the gradients of a unit's matrices are left to W, a later action. For W, this keeps a copy of x
+// (B,T,C), the gradient of the unit's output, which the layernorm's backward pass overwrites.
+static bool left_to_weights(const GPT2* g, floatX* kept, const floatX* x) {
+    if (g->action.kind != ACT_BACKWARD_INPUT) return false;
     device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
+    return true;
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dout, dout); return; } // W calls again
+    if (left_to_weights(g, a.dout, dout)) return; // gpt2_backward_weight calls this again
     int BT = g->B * g->T, C = g->config.C;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
@@ -417,7 +434,7 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
 
 // g->dres holds the gradient of the block's output on entry, and of res2 on return.
 static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
-    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc; // a.dfch: W needs it later
+    floatX *dfch = a.dfch, *dln2 = g->dbtc;
     int BT = g->B * g->T, C = g->config.C;
     floatX* dout = g->dres;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
@@ -435,7 +452,7 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_weights(g, a.dres2, dres2); return; }
+    if (left_to_weights(g, a.dres2, dres2)) return;
     int BT = g->B * g->T, C = g->config.C;
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, C, C, g->grad_mode);
@@ -449,7 +466,7 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
 
 // g->dres holds the gradient of res2 on entry, and of the block's input on return.
 static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
-    floatX *datty = g->dbtc, *dqkv = a.dqkv ? a.dqkv : g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 exists
+    floatX *datty = g->dbtc, *dqkv = a.dqkv, *dln1 = g->dbtc; // datty is read before dln1 is written
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     floatX* dres2 = g->dres;
     // res2 = res1 + atty projw^T + projb
@@ -508,6 +525,7 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
     for (int l = g->first_block; l <= g->end_block; l++) {
         g->acts[l] = others->acts[l - g->first_block];
         g->acts[l].res1 = s->acts[l - g->first_block].res1;
+        if (g->pipeline.schedule != SCHEDULE_ZB_H1) g->acts[l].dfch = g->acts[l].dqkv = g->dbt4c; // scratch
     }
     g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
@@ -537,7 +555,7 @@ static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
 
 // Computes a stage: the first one from g->inputs, others from a message. The last one ends with g->lnf.
 static void gpt2_forward(GPT2* g) {
-    RootParams root = root_view(g, unit_params(g, 0)); // unused by stages without the root
+    RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
     const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
     for (int l = g->first_block; l < g->end_block; l++) {
@@ -641,15 +659,6 @@ static void gpt2_backward_weight(GPT2* g) {
     }
 }
 
-// Call before a step. A stage computes only some gradients of the root. The rest must be 0, because stages are summed,
-// and because a stage without the head adds to the gradient of wte. Stages that load no tokens also need B and T.
-static void gpt2_begin_step(GPT2* g) {
-    g->root_is_summed = g->pp->size == 1;
-    if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
-    g->B = g->max_B;
-    g->T = g->seq_len;
-}
-
 // wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
 // For the rest of the root, one of the two has zeros. Only then may the root's buckets be all-reduced over replicas.
 static void gpt2_reduce_tied(GPT2* g) {
@@ -664,6 +673,7 @@ static void gpt2_reduce_tied(GPT2* g) {
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
+    action_begin(&g->times, g->action); // for the report, which says how long it takes, until gpt2_send
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -743,7 +753,8 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay, NULL);
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
+                     NULL);
     }
     add_squares(g, &g->stats->param_square, g->params);
 }
@@ -846,20 +857,15 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Runs action number k of a step, the k-th of this rank in the head's timelines: pipeline_action returns it. Takes its
-// input, begins to receive the next one, computes, and begins to send.
+// Runs action number k of this rank: takes its input, begins to receive the next action's, computes, begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
-    int rank = g->pp->rank;
-    // 1f1b begins with w = min(m, p-1-rank) forward passes. Then action w + 2i is F number w + i, and w + 2i + 1 is Bi,
-    // until all m F are done; the other B follow. gpipe: k < m is Fk, then B(k-m).
-    Action a = pipeline_action(g->pipeline, rank, k);
-    int slot = pipeline_slot(g->pipeline, rank, a.micro, a.chunk);
+    Action a = g->actions[k];
+    int slot = pipeline_slot(g->pipeline, g->pp->rank, a.micro, a.chunk);
     if (k == 0) gpt2_receive(g, a);
     gpt2_take(g, a, slot);
-    if (k + 1 < pipeline_actions(g->pipeline, rank)) gpt2_receive(g, pipeline_action(g->pipeline, rank, k + 1));
+    if (k + 1 < g->num_actions) gpt2_receive(g, g->actions[k + 1]);
     gpt2_select(g, a, slot);
-    action_begin(&g->times, a); // with action_end, measures the bubble for the report
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
@@ -867,7 +873,6 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss); // B, or I, which leaves the gradients of matrices to W
-    action_end(&g->times, a);
     gpt2_send(g, a);
 }
 
@@ -878,9 +883,13 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    gpt2_begin_step(g);
-    // The schedule: one list of actions per rank, the same in each step. Nothing else differs between schedules.
-    for (int k = 0; k < pipeline_actions(g->pipeline, g->pp->rank); k++) gpt2_act(g, run, k, dloss);
+    // A stage computes only some gradients of the root. The rest must be 0, because stages are summed, and because a
+    // stage without the head adds to the gradient of wte.
+    g->root_is_summed = g->pp->size == 1;
+    if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
+    g->B = g->max_B; // for stages that load no tokens
+    g->T = g->seq_len;
+    for (int k = 0; k < g->num_actions; k++) gpt2_act(g, run, k, dloss);
     messages_finish(&g->messages);
     gpt2_reduce(g);
     trace_compute("update", -1);

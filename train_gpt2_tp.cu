@@ -172,12 +172,15 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*D);
 }
 
-static void gpt2_init_params(GPT2* g) {
+static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = unit_part_elements(g->config, u, g->tp->size);
         g->num_params += g->units[u].size;
     }
+}
+
+static void gpt2_init_params(GPT2* g) {
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
     if (NEEDS_MASTER) g->master = (float*)device_alloc(g->num_params * sizeof(float), MEMORY_OPTIMIZER);
@@ -239,10 +242,9 @@ static void gpt2_init_buckets(GPT2* g) {
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
             size_t n = tensor_part_elements(unit_tensor(g->config, u, i), g->tp->size);
             begin -= n;
-            if (b == NULL || (double)(b->size * sizeof(floatX)) >= limit * (1 << 20)) {
-                if (b != NULL) limit = g->bucket_mb;
-                b = &g->buckets[g->num_buckets++];
-            }
+            bool is_full = b != NULL && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
+            if (is_full) limit = g->bucket_mb; // of all buckets but the first
+            if (b == NULL || is_full) b = &g->buckets[g->num_buckets++];
             b->begin = begin;
             b->size += n;
             b->missing = ++b->tensors;
@@ -258,6 +260,7 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 
 // Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
+    gpt2_init_units(g);
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
@@ -693,7 +696,8 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
-        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay, NULL);
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
+                     NULL);
     }
     add_squares(g, &g->stats->param_square, g->params);
 }

@@ -43,6 +43,9 @@ static json_t* answer_split(json_t* request) {
     return answer;
 }
 
+static void append(json_t* order, Action a) {
+    json_array_append_new(order, json_pack("[s#, i, i]", &"FBIW"[a.kind], 1, a.micro, a.chunk));
+}
 static json_t* answer_schedule(json_t* request) {
     int schedule, p, m, v;
     double F, I, W;
@@ -52,9 +55,12 @@ static json_t* answer_schedule(json_t* request) {
     json_t *orders = json_array(), *slots = json_array();
     for (int r = 0; r < p; r++) {
         json_t* order = json_array();
-        for (int k = 0; k < pipeline_actions(l, r); k++) {
-            Action a = pipeline_action(l, r, k);
-            json_array_append_new(order, json_pack("[s#, i, i]", &"FBIW"[a.kind], 1, a.micro, a.chunk));
+        int all = m * v, warmup = pipeline_warmup(l, r), delay = pipeline_delay(l, r);
+        for (int i = 0; i < all + warmup + delay; i++) { // as gpt2_init_schedule of train_gpt2_pp.cu
+            if (i < all) append(order, pipeline_forward(l, i));
+            if (i >= warmup && i < all + warmup) append(order, pipeline_backward(l, i - warmup));
+            if (l.schedule == SCHEDULE_ZB_H1 && i >= warmup + delay)
+                append(order, pipeline_act(ACT_BACKWARD_WEIGHT, i - warmup - delay));
         }
         json_array_append_new(orders, order);
         json_array_append_new(slots, json_integer(pipeline_slots(l, r)));

@@ -1,5 +1,6 @@
 /*
-pipeline.h - pipeline schedules as data: what each rank does in a step, action by action.
+pipeline.h - pipeline schedules as numbers: in which order a rank's forward and backward passes come, how far it runs
+ahead, and what it keeps. train_gpt2_pp.cu lists a rank's actions by them (gpt2_init_schedule).
 
 A model is cut into p*v chunks of consecutive blocks; chunk c of rank r is number c*p + r. A step has m micro-batches.
 An action is one micro-batch in one chunk:
@@ -54,24 +55,33 @@ static inline void pipeline_check(Pipeline l) {
             " and a step has %d; choose --total-batch-size so that %d divides their number", l.p, l.m, l.p);
 }
 
-// ---- the order of interleaved. With one chunk it is that of the micro-batches ----
-// Its forward pass number j: p micro-batches in chunk 0, the same p in chunk 1, and so on; then the next p.
-static inline Action interleaved_forward(Pipeline l, int j) {
+// ---- the order of passes: of micro-batches, or with several chunks that of interleaved ----
+static inline Action pipeline_act(ActionKind kind, int micro) {
+    Action a = { kind, micro, 0 };
+    return a;
+}
+// A rank's forward pass number j: p micro-batches in chunk 0, the same p in chunk 1, and so on; then the next p. With
+// one chunk it is that of micro-batch j.
+static inline Action pipeline_forward(Pipeline l, int j) {
     Action a = { ACT_FORWARD, j / (l.p * l.v) * l.p + j % l.p, j / l.p % l.v };
     return a;
 }
-// Its backward pass number j: the same micro-batches, from the last chunk to the first.
-static inline Action interleaved_backward(Pipeline l, int j) {
-    Action a = { ACT_BACKWARD, j / (l.p * l.v) * l.p + j % l.p, l.v - 1 - j / l.p % l.v };
+// Its backward pass number j, B or I: the same micro-batches, from the last chunk to the first. (GPipe's figure has the
+// micro-batches in the opposite order. In this order gradients are added up as on one device.)
+static inline Action pipeline_backward(Pipeline l, int j) {
+    ActionKind kind = l.schedule == SCHEDULE_ZB_H1 ? ACT_BACKWARD_INPUT : ACT_BACKWARD;
+    Action a = { kind, j / (l.p * l.v) * l.p + j % l.p, l.v - 1 - j / l.p % l.v };
     return a;
 }
 // Returns the number of a micro-batch's forward pass in a chunk.
-static inline int interleaved_number(Pipeline l, int micro, int chunk) {
+static inline int pipeline_number(Pipeline l, int micro, int chunk) {
     return micro / l.p * l.p * l.v + chunk * l.p + micro % l.p;
 }
 
 // ---- how far a rank runs ahead ----
-// Returns how many forward passes a rank begins with, before forward and backward passes take turns.
+// Returns how many forward passes a rank begins with, before forward and backward passes take turns. GPipe (Huang et
+// al. 2018, arXiv 1811.06965, section 2): all. 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1): one for
+// each stage after this one. Interleaved 1F1B (section 2.2.2 there): more, as a micro-batch passes each rank v times.
 static inline int pipeline_warmup(Pipeline l, int rank) {
     int after = l.p - 1 - rank, all = l.m * l.v; // stages after this one, forward passes
     int ahead = after;
@@ -80,20 +90,26 @@ static inline int pipeline_warmup(Pipeline l, int rank) {
     return ahead < all ? ahead : all;
 }
 
-// Returns the most (micro-batch, chunk) whose activations are alive at a time: those of the warm-up and one more; in
-// zb-h1 also those whose W is delayed.
+// Returns how many W a rank delays. ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 2.1, where I is called B) is 1F1B
+// whose B is cut, so that the stage before waits only for I, and W fills the bubble. Here W are done first in, first
+// out, so that gradients are added up in the order of 1f1b. The paper's code merges W with I where it can, in another
+// order. Bubble and memory are the same.
+static inline int pipeline_delay(Pipeline l, int rank) { return l.schedule == SCHEDULE_ZB_H1 ? rank : 0; }
+
+// Returns the most (micro-batch, chunk) whose activations are alive at a time: those of the warm-up and one more, and
+// those whose W is delayed.
 static inline int pipeline_slots(Pipeline l, int rank) {
-    int alive = pipeline_warmup(l, rank) + 1 + (l.schedule == SCHEDULE_ZB_H1 ? rank : 0), all = l.m * l.v;
+    int alive = pipeline_warmup(l, rank) + 1 + pipeline_delay(l, rank), all = l.m * l.v;
     return alive < all ? alive : all;
 }
 
 // Returns the slot, from 0, of a micro-batch's activations in a chunk. The first forward passes take the slots in turn;
 // each later one takes the slot that was freed last. With one chunk that is micro % slots.
 static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
-    int slots = pipeline_slots(l, rank), j = interleaved_number(l, micro, chunk);
+    int slots = pipeline_slots(l, rank), j = pipeline_number(l, micro, chunk);
     while (j >= slots) {
-        Action freed = interleaved_backward(l, j - slots);
-        j = interleaved_number(l, freed.micro, freed.chunk);
+        Action freed = pipeline_backward(l, j - slots);
+        j = pipeline_number(l, freed.micro, freed.chunk);
     }
     return j;
 }
@@ -103,7 +119,7 @@ static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
 // keeps only what its blocks began with; a set lives from I or B, which computes it again, to the end of W or B, so a
 // rank that delays r W has r + 1 of them.
 static inline int pipeline_act_slots(Pipeline l, int rank, bool recomputed) {
-    int alive = l.schedule == SCHEDULE_ZB_H1 ? rank + 1 : 1;
+    int alive = pipeline_delay(l, rank) + 1;
     return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
 }
 // Returns how many of them keep gradients until a W that is an action of its own.
@@ -115,65 +131,6 @@ static inline int pipeline_weight_slots(Pipeline l, int rank, bool recomputed) {
 static inline int pipeline_recomputed_slot(Pipeline l, int rank, Action a) {
     int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
     return (a.kind == ACT_FORWARD ? next_b : a.micro) % pipeline_act_slots(l, rank, true);
-}
-
-// ---- the schedules ----
-static inline Action pipeline_act(ActionKind kind, int micro) {
-    Action a = { kind, micro, 0 };
-    return a;
-}
-
-// GPipe (Huang et al. 2018, arXiv 1811.06965, section 2): all forward passes, then all backward passes. Its figure has
-// these in the opposite order; in the order of the micro-batches gradients are added up as on one device.
-static inline Action gpipe_action(Pipeline l, int k) {
-    return k < l.m ? pipeline_act(ACT_FORWARD, k) : pipeline_act(ACT_BACKWARD, k - l.m);
-}
-
-// 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1): a forward pass for each stage after this one, then one
-// forward and one backward pass in turns, then the backward passes that are left.
-static inline Action one_f_one_b_action(Pipeline l, int rank, int k) {
-    int w = pipeline_warmup(l, rank), turns = l.m - w;
-    if (k < w) return pipeline_act(ACT_FORWARD, k);
-    if (k >= w + 2 * turns) return pipeline_act(ACT_BACKWARD, k - l.m);
-    return (k - w) % 2 == 0 ? pipeline_act(ACT_FORWARD, w + (k - w) / 2) : pipeline_act(ACT_BACKWARD, (k - w) / 2);
-}
-
-// Interleaved 1F1B (section 2.2.2 there): the same with m*v passes in the order above, and a longer warm-up.
-static inline Action interleaved_action(Pipeline l, int rank, int k) {
-    int w = pipeline_warmup(l, rank), all = l.m * l.v, turns = all - w;
-    if (k < w) return interleaved_forward(l, k);
-    if (k >= w + 2 * turns) return interleaved_backward(l, k - all);
-    return (k - w) % 2 == 0 ? interleaved_forward(l, w + (k - w) / 2) : interleaved_backward(l, (k - w) / 2);
-}
-
-// ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 2.1, where I is called B): 1F1B whose B is cut, so that the stage
-// before waits only for I, and W fills the bubble. Rank r delays r of its W. Here they are done first in, first out, so
-// that gradients are added up in the order of 1f1b; the paper's code merges W with I where it can, in another order.
-// Bubble and memory are the same.
-static inline Action zb_h1_action(Pipeline l, int rank, int k) {
-    int w = pipeline_warmup(l, rank);
-    if (k < w) return pipeline_act(ACT_FORWARD, k);
-    k -= w;
-    for (int j = 0; j < l.m; j++) { // in turns: an F if one is left, an I, and the oldest W if more than r are delayed
-        if (w + j < l.m && k-- == 0) return pipeline_act(ACT_FORWARD, w + j);
-        if (k-- == 0) return pipeline_act(ACT_BACKWARD_INPUT, j);
-        if (j >= rank && k-- == 0) return pipeline_act(ACT_BACKWARD_WEIGHT, j - rank);
-    }
-    return pipeline_act(ACT_BACKWARD_WEIGHT, (l.m > rank ? l.m - rank : 0) + k);
-}
-
-// Returns how many actions a rank has in a step, and its action number k.
-static inline int pipeline_actions(Pipeline l, int rank) {
-    (void)rank; // all have as many
-    return (l.schedule == SCHEDULE_ZB_H1 ? 3 : 2) * l.m * l.v;
-}
-static inline Action pipeline_action(Pipeline l, int rank, int k) {
-    switch (l.schedule) {
-    case SCHEDULE_GPIPE: return gpipe_action(l, k);
-    case SCHEDULE_1F1B: return one_f_one_b_action(l, rank, k);
-    case SCHEDULE_INTERLEAVED: return interleaved_action(l, rank, k);
-    default: return zb_h1_action(l, rank, k);
-    }
 }
 
 // ---- between ranks ----

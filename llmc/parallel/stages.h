@@ -132,6 +132,15 @@ static inline size_t stages_elements(const Stages* y, GPT2Config c) {
     return n;
 }
 
+// Returns the bytes that this rank will send to other stages per step of m micro-batches of BT tokens: a message per
+// micro-batch in each direction, the root, the loss and two norms.
+static inline double stages_sent(const Stages* y, GPT2Config c, int m, size_t BT) {
+    int messages = y->p == 1 ? 0 : 2 * y->v - (y->rank == 0) - stages_have_head(y);
+    double micro = (double)messages * (double)(BT * (size_t)c.C * sizeof(floatX));
+    double root = y->p > 1 && stages_have(y, 0) ? (double)(unit_elements(c, 0) * sizeof(floatX)) : 0;
+    return m * micro + root + ring_bytes(3 * sizeof(double), y->p);
+}
+
 // Returns the schedule of m micro-batches. Dies if m does not suit it.
 static inline Pipeline stages_pipeline(const Stages* y, int m) {
     Pipeline l = { (Schedule)y->options.schedule, y->p, m, y->v };
@@ -147,6 +156,7 @@ typedef struct {
     CommOp received, sent[4];           // operations under way on the inbox; on results, by ActionKind; NO_OP otherwise
     int held[2];                        // marks before and after the last wait in messages_output; -1: none
     void (*announce)(void* times, Action a); // NULL, or called before the rank waits or receives for an action,
+    void (*computed)(void* times, Action a); // when it has computed one, before it sends,
     void (*finished)(void* times);           // and when everything has been sent (report_pipeline.h)
     void* times;
 } Messages;
@@ -175,6 +185,7 @@ static inline int messages_from(const Messages* m, Action a) {
 }
 static inline int messages_to(const Messages* m, Action a) {
     int to = pipeline_to(m->pipeline, m->pp->rank, a);
+    if (m->computed) m->computed(m->times, a);
     return to == m->pp->rank ? NO_NEIGHBOUR : to;
 }
 

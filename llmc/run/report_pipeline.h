@@ -77,7 +77,9 @@ static inline void action_begin(ActionTimes* t, Action a) {
     t->clock = now_seconds();
 }
 // As it ends, with --emulate-ms when its time is over. Waiting until the previous message has left is no computation.
-static inline void action_end(ActionTimes* t, Action a) {
+static inline void action_end(void* times, Action a) {
+    ActionTimes* t = (ActionTimes*)times;
+    if (t->over || !t->begun) return; // an evaluation
     TimedAction* x = &t->actions[t->count - 1];
     stages_emulate(t->stages, a, t->clock);
     x->events[1] = device_event();
@@ -109,6 +111,7 @@ static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, 
     if (w->sleeps) ranks_are_artificial(w, "EMULATED TIMES (--emulate-ms)");
     m->times = t;
     m->announce = action_announce;
+    m->computed = action_end;
     m->finished = actions_end;
 }
 

@@ -1,7 +1,9 @@
 // test_pipeline.c - pipeline schedules: complete, in order, with slots that do not collide; played over channels that block and
 // that do not. Splits of blocks, balanced by cost. (test/tools/test_schedule.py plays schedules in time: their bubble is that of the
 // papers' formulas.)
-#include "../../llmc/parallel/pipeline.h"
+#define main train_main
+#include "../../train_gpt2_pp.cu" // its gpt2_init_schedule is tested
+#undef main
 #include "../../llmc/parallel/split.h"
 #include "expect_death.h"
 
@@ -22,6 +24,22 @@ static const char* const schedule_names[] = { "gpipe", "1f1b", "interleaved", "z
         fail(); \
     } while (0)
 
+// Return the actions of a rank, as the program lists them. The list of the last call for each rank is kept.
+static const GPT2* listed(Pipeline l, int rank) {
+    static struct { Comm pp; Pipeline l; GPT2 g; } known[MOST_P];
+    GPT2* g = &known[rank].g;
+    if (memcmp(&known[rank].l, &l, sizeof l) == 0) return g;
+    free(g->actions);
+    g->num_actions = 0;
+    known[rank].l = g->pipeline = l;
+    known[rank].pp.rank = rank;
+    g->pp = &known[rank].pp;
+    gpt2_init_schedule(g);
+    return g;
+}
+static int num_actions(Pipeline l, int rank) { return listed(l, rank)->num_actions; }
+static Action action(Pipeline l, int rank, int k) { return listed(l, rank)->actions[k]; }
+
 // ---- orders that papers show ----
 TEST(orders_are_those_of_the_papers) {
     static const struct { Pipeline l; int rank; const char* order; } rows[] = {
@@ -40,8 +58,8 @@ TEST(orders_are_those_of_the_papers) {
         { { SCHEDULE_ZB_H1, 4, 2, 1 }, 3, "F0 I0 F1 I1 W0 W1" } };
     for (size_t i = 0; i < COUNT(rows); i++) {
         char said[1024] = "";
-        for (int k = 0; k < pipeline_actions(rows[i].l, rows[i].rank); k++) {
-            Action a = pipeline_action(rows[i].l, rows[i].rank, k);
+        for (int k = 0; k < num_actions(rows[i].l, rows[i].rank); k++) {
+            Action a = action(rows[i].l, rows[i].rank, k);
             snprintf(said + strlen(said), sizeof said - strlen(said), "%s%c%d%.*s", k ? " " : "", "FBIW"[a.kind], a.micro, a.chunk, "''''");
         }
         assert_string_equal(said, rows[i].order);
@@ -53,8 +71,8 @@ TEST(orders_are_those_of_the_papers) {
 static void complete(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
         int done[4][MOST_V] = { { 0 } }; // by kind and chunk: so many micro-batches
-        for (int k = 0; k < pipeline_actions(l, r); k++) {
-            Action a = pipeline_action(l, r, k);
+        for (int k = 0; k < num_actions(l, r); k++) {
+            Action a = action(l, r, k);
             bool exists = a.chunk >= 0 && a.chunk < l.v && a.micro >= 0 && a.micro < l.m;
             if (!exists) fail_in(l, r, "action %d is of no chunk or micro-batch\n", k);
             if (a.micro != done[a.kind][a.chunk]++) fail_in(l, r, "action %d is not the chunk's next micro-batch\n", k);
@@ -85,8 +103,8 @@ static void slots_hold(Pipeline l) {
         int slots = pipeline_slots(l, r), alive = 0, peak = 0;
         bool used[MOST_ACTIONS] = { false };
         if (slots != formula_slots(l, r)) fail_in(l, r, "%d slots, and the formula says %d\n", slots, formula_slots(l, r));
-        for (int k = 0; k < pipeline_actions(l, r); k++) {
-            Action a = pipeline_action(l, r, k);
+        for (int k = 0; k < num_actions(l, r); k++) {
+            Action a = action(l, r, k);
             int slot = pipeline_slot(l, r, a.micro, a.chunk);
             if (slot < 0 || slot >= slots) fail_in(l, r, "action %d has slot %d of %d\n", k, slot, slots);
             if (used[slot] != (a.kind != ACT_FORWARD)) fail_in(l, r, "action %d collides in slot %d\n", k, slot);
@@ -110,8 +128,8 @@ static void sets_hold(Pipeline l) {
         if (sets != (expected < l.m ? expected : l.m)) fail_in(l, r, "%d sets of recomputed activations\n", sets);
         if (pipeline_act_slots(l, r, false) != pipeline_slots(l, r)) fail_in(l, r, "slots without activations of their own\n");
         for (int i = 0; i < MOST_P; i++) waits[i] = -1;
-        for (int k = 0; k < pipeline_actions(l, r); k++) {
-            Action a = pipeline_action(l, r, k);
+        for (int k = 0; k < num_actions(l, r); k++) {
+            Action a = action(l, r, k);
             int set = pipeline_recomputed_slot(l, r, a);
             if (set < 0 || set >= sets) fail_in(l, r, "action %d has set %d of %d\n", k, set, sets);
             int must_be = a.kind == ACT_BACKWARD_WEIGHT ? a.micro : -1;
@@ -126,11 +144,11 @@ static void sets_hold(Pipeline l) {
 TEST(recomputed_activations_stay_until_their_w) { for_all(sets_hold); }
 
 // ---- channels ----
-typedef enum { SEND_BLOCKS, SEND_BLOCKS_THE_NEXT, SEND_BUFFERED } Channel;
+typedef enum { SEND_BLOCKS, SEND_BLOCKS_THE_NEXT, SEND_BUFFERED } Sending;
 typedef struct { int owner, index; } Place; // an action: its rank, and which of its actions it is
 typedef struct {
     Pipeline l;
-    Channel channel;
+    Sending channel;
     int ahead;                                            // receives of so many next actions are issued
     Place forward[MOST_CHUNKS][MOST_M], backward[MOST_CHUNKS][MOST_M];
     int next[MOST_P];                                     // the action that a rank is at
@@ -139,13 +157,13 @@ typedef struct {
     int received[MOST_P][MOST_P];                         // by sender and receiver: a message can only be for this action or a later one
 } Channels;
 
-static void channels_init(Channels* c, Pipeline l, Channel channel, int ahead) {
+static void channels_init(Channels* c, Pipeline l, Sending channel, int ahead) {
     memset(c, 0, sizeof *c);
     c->l = l; c->channel = channel; c->ahead = ahead;
     for (int r = 0; r < l.p; r++) {
         c->sent[r].owner = r;
-        for (int k = 0; k < pipeline_actions(l, r); k++) {
-            Action a = pipeline_action(l, r, k);
+        for (int k = 0; k < num_actions(l, r); k++) {
+            Action a = action(l, r, k);
             Place here = { r, k };
             if (a.kind == ACT_FORWARD) c->forward[a.chunk * l.p + r][a.micro] = here;
             else if (a.kind != ACT_BACKWARD_WEIGHT) c->backward[a.chunk * l.p + r][a.micro] = here;
@@ -172,7 +190,7 @@ static bool is_delivered(const Channels* c, int rank) {
 static void send_output(Channels* c, int rank, Action a, int to) {
     Place there = neighbour(c, rank, a, 1);
     int k = c->next[rank], *least = &c->received[rank][to];
-    if (there.owner != to || pipeline_from(c->l, to, pipeline_action(c->l, to, there.index)) != rank)
+    if (there.owner != to || pipeline_from(c->l, to, action(c->l, to, there.index)) != rank)
         fail_in(c->l, rank, "action %d sends to %d\n", k, to);
     if (there.index < *least) fail_in(c->l, rank, "what action %d sends is received before what was sent earlier\n", k);
     *least = there.index + 1;
@@ -181,8 +199,8 @@ static void send_output(Channels* c, int rank, Action a, int to) {
 
 // Does what a rank can do next; returns false if it has to wait, or is done.
 static bool rank_moves(Channels* c, int rank) {
-    if (c->next[rank] == pipeline_actions(c->l, rank)) return false;
-    Action a = pipeline_action(c->l, rank, c->next[rank]);
+    if (c->next[rank] == num_actions(c->l, rank)) return false;
+    Action a = action(c->l, rank, c->next[rank]);
     int to = pipeline_to(c->l, rank, a);
     bool sends = to != NO_NEIGHBOUR && to != rank;
     if (!c->computed[rank]) {
@@ -198,14 +216,14 @@ static bool rank_moves(Channels* c, int rank) {
 }
 
 // Returns whether every rank comes to the end of the step.
-static bool comes_to_an_end(Pipeline l, Channel channel, int ahead) {
+static bool comes_to_an_end(Pipeline l, Sending channel, int ahead) {
     static Channels c; // some 20 KB
     channels_init(&c, l, channel, ahead);
     for (bool moved = true; moved;) {
         moved = false;
         for (int r = 0; r < l.p; r++) while (rank_moves(&c, r)) moved = true;
     }
-    for (int r = 0; r < l.p; r++) if (c.next[r] < pipeline_actions(l, r) || !is_delivered(&c, r)) return false;
+    for (int r = 0; r < l.p; r++) if (c.next[r] < num_actions(l, r) || !is_delivered(&c, r)) return false;
     return true;
 }
 
@@ -213,7 +231,7 @@ static void comes_to_its_end(Pipeline l) {
     static const char* const channels[] = { "that block", "where a send must end before the next one", "with buffers" };
     for (int channel = SEND_BLOCKS; channel <= SEND_BUFFERED; channel++) {
         int ahead = channel == SEND_BLOCKS && l.schedule == SCHEDULE_INTERLEAVED ? RECEIVES_AHEAD + 1 : RECEIVES_AHEAD;
-        if (!comes_to_an_end(l, (Channel)channel, ahead)) fail_in(l, 0, "deadlock over channels %s\n", channels[channel]);
+        if (!comes_to_an_end(l, (Sending)channel, ahead)) fail_in(l, 0, "deadlock over channels %s\n", channels[channel]);
     }
     if (!comes_to_an_end(l, SEND_BUFFERED, 0)) fail_in(l, 0, "deadlock without receives ahead\n");
 }
