@@ -12,7 +12,6 @@ run.h that have no counterpart here are called by both.
 #include "../watch/say_once.h"
 #include "run_fingerprint.h"
 #include "report_diagnosis.h"
-#include "report_links.h"
 #include "run.h"
 #include "all_ranks.h"
 
@@ -308,7 +307,6 @@ static inline bool ranks_end(Run* run) {
         printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
                1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
                100 * (1 - w->exposed_total / w->seconds_total));
-    report_links(w);
     return as_predicted;
 }
 
