@@ -7,8 +7,9 @@ TFLOP/s, is taken. How much faster fp8 is was set by NeMo's first row; torchtita
 import math, statistics, tomllib
 from collections import namedtuple
 from itertools import groupby
-from tool import die, print_table, read_bytes, require
+from tool import die, read_bytes, require
 import mesh
+from answers import Table
 from machines import GPUS, MIB
 from questions import bytes_of_states
 from shapes import SHAPES
@@ -111,25 +112,21 @@ def summary(pairs):
     return *medians, max(offs(pairs, BYTES + TIMES), default=math.nan)
 
 
-def json_validation(o):
-    rows = ((r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published))
-    return {"rows": [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero,
-                      "kind": r.kind, "published": r.value, "note": r.note, "predicted": x} for r, x in rows]}
-
-
-def print_validation(o):
-    """First what --json has of each row."""
-    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published)]
-    found = json_validation(o)["rows"]
+def answer(o):
+    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published(PUBLISHED)]
     def ratio(r, x): return ("same" if x == r.value else "not") if r.kind == "fits" else "-" if math.isnan(x) else f"{x / r.value:.3f}"
-    print_table([*found[0], "gpus", "ratio"], *([*row.values(), r.gpus, ratio(r, x)] for row, (r, x) in zip(found, pairs)))
-    print()
-    print_table(["source", "rows", "bytes", "times", "furthest"], *(
-        [source, len(mine), *("-" if math.isnan(x) else f"{100 * x:.1f} %" for x in summary(mine))]
-        for source, mine in ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))))
-    print()
-    for name, kinds, x in zip(("bytes", "times"), COUNTED, summary(pairs)):
-        print(f"{name}    {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %")
+    rows = [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero, "kind": r.kind,
+             "published": r.value, "note": r.note, "predicted": x} for r, x in pairs]
+    every = Table("source", [(key, ".5g" if key in ("published", "predicted") else "", key) for key in [*rows[0]][1:]] + [("ratio", "", "ratio")],
+                  [{"name": row["source"], **row, "ratio": ratio(*pair)} for row, pair in zip(rows, pairs)])
+    def of_source(source, mine):
+        off = ["-" if math.isnan(x) else f"{100 * x:.1f} %" for x in summary(mine)]
+        return {"name": source, "rows": len(mine), **dict(zip(("bytes", "times", "furthest"), off))}
+    sources = [of_source(source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source)]
+    lines = [f"{name}    {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %"
+             for name, kinds, x in zip(("bytes", "times"), COUNTED, summary(pairs))]
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
-    print(f"fits     {sum(fits)} of {len(fits)} right\nnot predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows,"
-          " torchtitan's in fp8, or what a paper calls HFU")
+    return [every, Table("source", [(key, "", key) for key in ("rows", "bytes", "times", "furthest")], sources), "", *lines,
+            f"fits     {sum(fits)} of {len(fits)} right",
+            f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a paper calls HFU"], \
+        lambda: {"rows": rows}
