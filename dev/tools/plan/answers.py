@@ -36,18 +36,17 @@ def cell(o, x, form):
 
 
 def show(o, items):
-    """Columns of which no row knows anything are left out. A table follows a blank line or its own heading, a line that ends in a colon."""
-    heading = True
+    """Columns of which no row knows anything are left out."""
     for item in items:
-        if isinstance(item, str): print(item)
-        else:
-            if not heading: print()
-            rows = [row for row in item.rows if "why_not" not in row]
-            columns = [x for x in item.columns if any(isinstance(row.get(x[2], math.nan), str) or not math.isnan(row.get(x[2], math.nan))
-                                                      for row in rows)]
-            def words(row): return [cell(o, row[key], form) for _, form, key in columns] if "why_not" not in row else [row["why_not"]]
-            print_table([item.title, *(name for name, _, _ in columns)], *([row["name"], *words(row)] for row in item.rows))
-        heading = isinstance(item, str) and item.endswith(":")
+        if isinstance(item, str):
+            print(item)
+            continue
+        known = [row for row in item.rows if "why_not" not in row]
+        def knows(row, x): return isinstance(row.get(x, math.nan), str) or not math.isnan(row.get(x, math.nan))
+        columns = [column for column in item.columns if any(knows(row, column[2]) for row in known)]
+        def words(row): return [row["why_not"]] if "why_not" in row else [cell(o, row[key], form) for _, form, key in columns]
+        print()
+        print_table([item.title, *(name for name, _, _ in columns)], *([row["name"], *words(row)] for row in item.rows))
 
 
 # ---- the ways that are compared ----
@@ -373,7 +372,7 @@ def answer_methods(o):
     def times(name, N): return N - 1 if "gathered" in name else 2 * (N - 1) / N
     return [f"{plan.shape.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
             f" computing takes {1e3 * c.step(plan, DDP).compute:.4g} ms{given}",
-            "ms of a step; efficiency is compute / (compute + communication), or with what is exposed of it:",
+            "ms of a step; efficiency is compute / (compute + communication), or with what is exposed of it",
             table_of_times("method", "", None, [*map(named, found)]),
             Table("sent by each rank, bytes per element", [*((str(N), ".3f", N) for N in ranks), ("ranks", "", "")],
                   [{"name": f"  {name}", "": "", **{N: x * times(name, N) for N in ranks}} for name, x in each.items()])], \
