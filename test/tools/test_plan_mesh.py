@@ -277,6 +277,7 @@ def test_results_are_in_order(shape, gpu, ranks, batch, T):
     for i, r in enumerate(results):
         assert r.plan.ranks == ranks and (r.error is None) == (r.time is not None) # nothing is timed that does not fit
         assert i >= len(fits) or r.total <= r.plan.gpu.memory
+    assert [r.total for r in results[len(fits):]] == sorted(r.total for r in results[len(fits):]) # what nearly fits is first
     for a, b in zip(fits, fits[1:]): # the faster first, or of those that take as long the one with less machinery
         assert b.time.seconds > 0.995 * a.time.seconds
         assert b.time.seconds >= a.time.seconds or machinery(b.plan) >= machinery(a.plan)

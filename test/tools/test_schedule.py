@@ -57,6 +57,7 @@ def test_bubbles_are_those_of_the_papers(schedule, times):
 --p 2 --m 2 --schedule interleaved => \|F0--F1--F0 ~ ^bubble as played +1.5 ms ~ ^bubble by the formula +1.5 ms
 --p 2 --m 2 --schedule zb-h1 => ^rank 0   \|F0-F1-\.{3}I0-W0-I1-W1-\|$ ~ ^bubble as played +1 ms ~ ^bubble by the formula +1 ms
 --p 4 --m 8 --times 20,24,16 --schedule zb-h1 => ^bubble by the formula +84 ms ~ ^bubble as played +84 ms
+--p 4 --m 2 --schedule zb-h1 => ^bubble by the formula +there is none for these numbers$
 --p 2 --m 4 --costs 3,1 --schedule gpipe --message-ms 0.5 => ^  imbalance +6 ms ~ ^  messages +1 ms ~ ^  ramp \(start and end\) +1.5 ms
 --model gpt2 --p 2 => ^split 9,3: ranks compute for 97.0 % ~ ^even  6,6: ranks compute for 76.2 %
 --model gpt2 --p 2 --split 6,6 => ^split 6,6: ranks compute for 76.2 %
