@@ -8,7 +8,6 @@ from questions import CP, FSDP, MAX_BLOCKS, MESH, PP, SCHEDULES, TP, ZEROPP, Pla
 from steps import METHODS
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
-LINK_NAMES = "|".join(LINKS) + "|FILE"
 OPTIONS = [
     "Model and batch",
     text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads; with --mesh all also llama*", "m"),
@@ -34,7 +33,7 @@ OPTIONS = [
     choice("cp", "ulysses", "ulysses|allgather|ring", "what their attention exchanges; not given: all ways are compared of one"
            " --context-parallel"),
     choice("cp-balance", "contiguous", "contiguous|zigzag", "which tokens of a sequence they have, with --cp allgather or ring"),
-    text("mesh", "", "dp=N,tp=N,pp=N", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; all: search the best of"
+    text("mesh", "", "dp=N,tp=N,pp=N|all", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; all: search the best of"
          " --model on --ranks of --gpu, with every ZeRO stage, recomputation and micro-batch; '': none"),
     whole("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state"),
     "The column fsdp, as train_gpt2_fsdp's options of these names",
@@ -73,8 +72,8 @@ OPTIONS = [
     real("memory-bandwidth", 0, 0, 1e15,
          "bytes/s of a device's memory, for AdamW's 28 bytes a parameter; 0: it takes no time"),
     "Links",
-    text("link", "nvlink", LINK_NAMES, "inside a node; FILE: from comm_bench --json"),
-    text("inter-link", "infiniband", LINK_NAMES, "between nodes"),
+    text("link", "nvlink", "NAME|FILE", f"inside a node: {', '.join(LINKS)}; FILE: from comm_bench --json"),
+    text("inter-link", "infiniband", "NAME|FILE", "the same between nodes"),
     whole("ranks-per-node", 8, 0, 1 << 20, "ranks in each node; 0: all are in one node"),
     whole("nics", 0, 0, 1 << 20, "network interfaces of each node; 0: one for each rank"),
     real("efficiency", 1, 1e-3, 1, "the share of the links' bandwidth that collectives reach"),
