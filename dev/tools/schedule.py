@@ -70,7 +70,8 @@ class Case(Namespace):
 
     def blocks(self):
         """Of each chunk."""
-        return ask_player(FOLDER, split=self.split, p=self.p, v=self.v, **{name: self.config[name] for name in ("L", "Vp", "C")})["blocks"]
+        config = {name: self.config[name] for name in ("L", "Vp", "C")}
+        return ask_player(FOLDER, split=self.split, p=self.p, v=self.v, **config)["blocks"]
 
     def head(self, g): return self.config["head"] if g == self.parts - 1 else 0
     def cost(self, blocks, g): return blocks[g] + self.head(g)

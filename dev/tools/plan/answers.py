@@ -1,8 +1,9 @@
-"""What build/plan answers: lines and tables to read, and the same numbers as JSON: bytes, seconds, shares of 1. An answer is (items,
-a function that makes the JSON), and an item is a line or a Table; show() prints both.
+"""What build/plan answers: lines and tables to read, and the same numbers as JSON: bytes, seconds, shares of 1. An answer is
+(items, a function that makes the JSON), and an item is a line or a Table; show() prints both.
 
-The usual question compares strategies, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline: their
-bytes, what fits, and the seconds of a step. Two others are --params and --compress all; search.py and validate.py have the rest."""
+The usual question compares strategies, numbers of ranks that share a replica of the model, schedules, and the ranks of a
+pipeline: their bytes, what fits, and the seconds of a step. Two others are --params and --compress all; search.py and validate.py
+have the rest."""
 import math
 from typing import NamedTuple
 from tool import format_bytes, print_table
@@ -303,7 +304,8 @@ def answer_model(o):
     plan, m, tables = c.plan, c.plan.shape, c.times()
     def items():
         yield f"model      {m.L} layers, {m.NH} heads, {m.C} channels, vocabulary {m.V}, context {m.T}: {m.parameters()} parameters"
-        yield f"step       {plan.B} x {plan.T} tokens in {micro_batches(plan)} per rank; {o.precision}, on a {'GPU' if plan.gpu else 'CPU'}"
+        yield (f"step       {plan.B} x {plan.T} tokens in {micro_batches(plan)} per rank; {o.precision}, on a"
+               f" {'GPU' if plan.gpu else 'CPU'}")
         yield from bytes_items(o, c)
         yield "not counted: the rest of the layers' workspace, some MB, and what a device needs for itself"
         shown = [w for w in c.all if w not in c.compressed and (w.strategy != TP or w.plan.t > 1)] # tp of one rank is ddp
@@ -324,19 +326,23 @@ def answer_params(o):
     names = STRATEGY_NAMES[:5]
     def state(strategy, N): return bytes_of_states(strategy, N, o.precision != "fp32" and strategy != FSDP, o.master == "on")
     def total(strategy, N): return o.params * sum(state(strategy, N))
-    def fits(s): return lambda room: f"{'yes' if total(s, o.ranks) <= room else 'no'} {o.params * room / total(s, o.ranks) / 1e9:.3g} B"
+    def fits(each): return lambda room: f"{'yes' if each <= room else 'no'} {o.params * room / each / 1e9:.3g} B"
     kinds = "parameters", "gradients", "optimizer state"
     parts = [{name: o.params * state(s, o.ranks)[k] for s, name in enumerate(names)} for k in range(3)]
     on = {N: {name: total(s, N) for s, name in enumerate(names)} for N in sorted({1, 4, 16, 64, 256, 1024, o.ranks})}
     one = state(DDP, 1)
-    items = [f"{o.params:.4g} parameters in {o.precision}: {one[0]} + {one[1]} + {one[2]} bytes each, without activations and buffers",
+    items = [f"{o.params:.4g} parameters in {o.precision}: {one[0]} + {one[1]} + {one[2]} bytes each, without activations and"
+             " buffers",
              Table(f"bytes per rank of {o.ranks}", [(name, "B", name) for name in names],
                    [{"name": f"  {kind}", **part} for kind, part in zip((*kinds, "total"), (*parts, on[o.ranks]))])]
-    if sum(one) < 16: items.append("fsdp's shards are fp32, which is its master copy: 4 + 4 + 8 bytes; shards of 16 bits would take zero-3's")
-    gb = [{"name": f"  {N}", **{name: f"{1e-9 * x:.{2 if x < 1e11 else 1}f}" for name, x in each.items()}} for N, each in on.items()]
+    if sum(one) < 16:
+        items.append("fsdp's shards are fp32, which is its master copy: 4 + 4 + 8 bytes; shards of 16 bits would take zero-3's")
+    gb = [{"name": f"  {N}", **{name: f"{1e-9 * x:.{2 if x < 1e11 else 1}f}" for name, x in each.items()}}
+          for N, each in on.items()]
     items += [Table("GB per rank", [(name, "", name) for name in names], gb),
-              table_of_sizes(o, "fits, largest", [(name, fits(s)) for s, name in enumerate(names)])]
-    return items, lambda: {"parameters": o.params, "ranks": o.ranks, "bytes_per_rank": [{"ranks": N, **each} for N, each in on.items()]}
+              table_of_sizes(o, "fits, largest", [(name, fits(on[o.ranks][name])) for name in names])]
+    return items, lambda: {"parameters": o.params, "ranks": o.ranks,
+                           "bytes_per_rank": [{"ranks": N, **each} for N, each in on.items()]}
 
 
 # ---- --compress all: every method next to train_gpt2_ddp, and its traffic on more ranks ----
@@ -370,8 +376,8 @@ def answer_methods(o):
     each = {"fp32, ring": 4, "bf16, ring": 2, "int8, parts exchanged": 1 + block, "int4, parts exchanged": 0.5 + block,
             "sign, gathered": 1 / 8, "top-k, gathered": 8 * o.top_k_fraction, "PyTorch's int8 hook, gathered": 1}
     def times(name, N): return N - 1 if "gathered" in name else 2 * (N - 1) / N
-    return [f"{plan.shape.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in {micro_batches(plan)} each;"
-            f" computing takes {1e3 * c.step(plan, DDP).compute:.4g} ms{given}",
+    return [f"{plan.shape.parameters()} parameters, {o.precision}; {plan.N} ranks, {plan.B} x {plan.T} tokens in"
+            f" {micro_batches(plan)} each; computing takes {1e3 * c.step(plan, DDP).compute:.4g} ms{given}",
             "ms of a step; efficiency is compute / (compute + communication), or with what is exposed of it",
             table_of_times("method", "", None, [*map(named, found)]),
             Table("sent by each rank, bytes per element", [*((str(N), ".3f", N) for N in ranks), ("ranks", "", "")],

@@ -1,17 +1,19 @@
 """The one table of rates: links, GPUs, and the machines in which they are sold; this machine or the cluster on it, as
 dev/bench/here.py has measured it; and the seconds of messages and collectives over links.
 
-Links     busbw is what nccl-tests measure of large messages, of gathers and of all-reduces: a switch of NVLink 4 or 5 adds up, so that an
-          all-reduce sends each byte once (NVLS). NVLink 4: NVIDIA/nccl-tests issues 212 and 290; NVLink 5: NVIDIA/nccl issue 1807;
-          PCIe: five RTX 4090 that reach one another (tinygrad/open-gpu-kernel-modules issue 17); Infinity Fabric: 7 links of 48 GB/s
-          (AMD's blog on RCCL and xGMI); 400 Gb/s: nccl-tests issue 290; 200: issue 119. NVLink 2 and 3 are 6 and 12 links of 20 GB/s, as
-          NCCL takes them (src/graph/topo.h). The two slowest networks reach as much of their rate as those of 200 Gb/s. A hop's latency
-          is that of NCCL's ring with messages of a block's size (LL128 in src/graph/tuning.cc).
-FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
+Links     busbw is what nccl-tests measure of large messages, of gathers and of all-reduces: a switch of NVLink 4 or 5 adds up,
+          so that an all-reduce sends each byte once (NVLS). NVLink 4: NVIDIA/nccl-tests issues 212 and 290; NVLink 5: NVIDIA/nccl
+          issue 1807; PCIe: five RTX 4090 that reach one another (tinygrad/open-gpu-kernel-modules issue 17); Infinity Fabric: 7
+          links of 48 GB/s (AMD's blog on RCCL and xGMI); 400 Gb/s: nccl-tests issue 290; 200: issue 119. NVLink 2 and 3 are 6 and
+          12 links of 20 GB/s, as NCCL takes them (src/graph/topo.h). The two slowest networks reach as much of their rate as
+          those of 200 Gb/s. A hop's latency is that of NCCL's ring with messages of a block's size (LL128 in
+          src/graph/tuning.cc).
+FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32. Peaks agree with
+          torchtitan/tools/utils.py (b5bcd76).
 Memory    is what the vendor's tool reports of the whole device (nvidia-smi, rocm-smi). A process gets some hundred MB less.
 Nodes     NVIDIA's user guides of the DGX machines (without interfaces for storage). AWS's page of P4 and P5 instances; the 32
-          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation, and 100 Gb/s for all of a machine
-          with PCIe, are guesses.
+          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation, and 100 Gb/s for all of
+          a machine with PCIe, are guesses.
 Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white paper;
           AMD's of the Instinct MI300X.
 """
@@ -106,8 +108,8 @@ def hops(collective, n):
 
 @cache
 def open_link(name, inside=False):
-    """One of LINKS, or what comm_bench measured on ranks of one machine; or on those of a cluster, and if it has several of them inside a
-    node. Its alpha is for a whole call, ours for a hop."""
+    """One of LINKS, or what comm_bench measured on ranks of one machine; or on those of a cluster, and if it has several of them
+    inside a node. Its alpha is for a whole call, ours for a hop."""
     if name in LINKS: return LINKS[name]
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
     root = read_json(name, remedy, object_pairs_hook=unique_keys)

@@ -111,9 +111,10 @@ class MeshPlan(NamedTuple):
     network = property(lambda self: network_of_gpu(self.gpu))
 
     def collective(self, ranks, apart, all_reduce, nbytes):
-        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are neighbours; then
-        come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
-        return self.network.seconds(ALL_REDUCE if all_reduce else ALL_GATHER, nbytes, self.network.strided(self.ranks, ranks, apart))
+        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are neighbours;
+        then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
+        what, w = ALL_REDUCE if all_reduce else ALL_GATHER, self.network
+        return w.seconds(what, nbytes, w.strided(self.ranks, ranks, apart))
 
     def data_collective(self, all_reduce, nbytes):
         """The same of dp."""
@@ -191,8 +192,8 @@ class MeshPlan(NamedTuple):
     def link(self, apart, ranks):
         """Bytes per second between two ranks that are so far apart, of groups of so many ranks."""
         w, inside = self.network, self.network.inside.busbw[ALL_GATHER]
-        if 0 < w.per_node < apart * ranks: return min(inside, w.between.busbw[ALL_GATHER] * min(1, w.interfaces() / min(apart, w.per_node)))
-        return inside
+        if not 0 < w.per_node < apart * ranks: return inside
+        return min(inside, w.between.busbw[ALL_GATHER] * min(1, w.interfaces() / min(apart, w.per_node)))
 
     def context_waits(self):
         """The same of cp ranks: for keys and values forward and backward, and for their gradients."""

@@ -10,7 +10,8 @@ from steps import METHODS
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
 OPTIONS = [
     "Model and batch",
-    text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads; with --mesh all also llama*", "m"),
+    text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads; with"
+         " --mesh all also llama*", "m"),
     *SIZES,
     real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
     choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),

@@ -1,6 +1,6 @@
-"""--mesh all: every way to divide ranks into data, tensor and pipeline parallelism, with what ZeRO shards, what is recomputed, and the size
-of a micro-batch. Left out is what does not divide, then what does not fit. Bytes are those of the program that would run it, if there is
-one; seconds are the mesh model's (mesh.py)."""
+"""--mesh all: every way to divide ranks into data, tensor and pipeline parallelism, with what ZeRO shards, what is recomputed, and
+the size of a micro-batch. Left out is what does not divide, then what does not fit. Bytes are those of the program that would run
+it, if there is one; seconds are the mesh model's (mesh.py)."""
 import itertools, math
 from collections import namedtuple
 from typing import NamedTuple
@@ -111,8 +111,8 @@ def most_of(t):
 
 def row_of(o, r):
     p, t = r.plan, r.time
-    row = {"name": f"dp={p.dp},tp={p.tp},pp={p.pp} zero {p.zero}", "dp": p.dp, "tp": p.tp, "pp": p.pp, "zero": p.zero, "chunks": p.chunks,
-           "micro": p.micro, "kept": p.kept, "fits": r.error is None}
+    row = {"name": f"dp={p.dp},tp={p.tp},pp={p.pp} zero {p.zero}", "dp": p.dp, "tp": p.tp, "pp": p.pp, "zero": p.zero,
+           "chunks": p.chunks, "micro": p.micro, "kept": p.kept, "fits": r.error is None}
     if r.bytes: row["bytes"] = float(r.total)
     if r.error: return {**row, "why_not": r.error}
     return {**row, "program": program_of(p), "seconds": t.seconds, "mfu": t.mfu, "tokens_per_s": t.tokens_per_s,
@@ -133,9 +133,9 @@ def answer(o):
     items = [f"{s.name}: {s.L} blocks, {s.C} channels, {s.NH} heads, {s.V} tokens, {1e-9 * s.parameters():.4g} B parameters",
              f"{asked.batch} x {asked.T} tokens a step, on {asked.ranks} ranks, each with one {gpu.what} of {1e-9 * gpu.memory:.4g} GB,"
              f" {1e-9 * asked.reserve:.4g} of these in reserve",
-             f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {sum(row['fits'] for row in rows)} fit; of those that take as long"
-             " the simplest is first",
+             f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {sum(row['fits'] for row in rows)} fit; of those that"
+             " take as long the simplest is first",
              Table("mesh", columns, [row | {"ms": 1e3 * row.get("seconds", math.nan)} for row in rows])]
     if s.llama: items.append("bytes are estimated (mesh.py): no program of this course has such a model")
-    return items, lambda: {"model": s.name, "bytes_are_exact": not s.llama, "gpu": gpu.name, "ranks": asked.ranks, "batch": asked.batch,
-                           "seq_len": asked.T, "meshes": rows}
+    return items, lambda: {"model": s.name, "bytes_are_exact": not s.llama, "gpu": gpu.name, "ranks": asked.ranks,
+                           "batch": asked.batch, "seq_len": asked.T, "meshes": rows}

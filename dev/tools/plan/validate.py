@@ -105,8 +105,8 @@ def answer(o):
     def ratio(r, x): return ("same" if x == r.value else "not") if r.kind == "fits" else "-" if math.isnan(x) else f"{x / r.value:.3f}"
     rows = [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero, "kind": r.kind,
              "published": r.value, "note": r.note, "predicted": x} for r, x in pairs]
-    every = Table("source", [(key, ".5g" if key in ("published", "predicted") else "", key) for key in [*rows[0]][1:]] + [("ratio", "", "ratio")],
-                  [{"name": row["source"], **row, "ratio": ratio(*pair)} for row, pair in zip(rows, pairs)])
+    columns = [(key, ".5g" if key in ("published", "predicted") else "", key) for key in [*[*rows[0]][1:], "ratio"]]
+    every = Table("source", columns, [{"name": row["source"], **row, "ratio": ratio(*pair)} for row, pair in zip(rows, pairs)])
     def of_source(source, mine):
         off = ["-" if math.isnan(x) else f"{100 * x:.1f} %" for x in summary(mine)]
         return {"name": source, "rows": len(mine), **dict(zip(("bytes", "times", "furthest"), off))}
@@ -116,5 +116,6 @@ def answer(o):
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
     return [every, Table("source", [(key, "", key) for key in ("rows", "bytes", "times", "furthest")], sources), "", *lines,
             f"fits     {sum(fits)} of {len(fits)} right",
-            f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a paper calls HFU"], \
+            f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a paper calls"
+            " HFU"], \
         lambda: {"rows": rows}
