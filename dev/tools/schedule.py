@@ -23,15 +23,13 @@ from tool import (LEFT, SIZES, WIDTH, TimePicture, choice, die, format_bytes, pa
                   switch, text, whole)
 
 FOLDER = Path(sys.argv[0]).parent
-OF_RUNS = SCHEDULES[:4]
-CHUNKS = {"interleaved": 2, "zb-v": 2, "dualpipe": 2}  # of a rank; of the other schedules 1
 RAMP = "ramp (start and end)"
 MOST_CHUNKS, MOST_RANKS, MOST_MICRO = 1024, 256, 4096
 OPTIONS = [
     choice("schedule", "1f1b", "|".join(SCHEDULES), "the order of a rank's actions"),
     whole("p", 4, 1, 256, "stages, each on a rank of its own"),
     whole("m", 8, 1, 4096, "micro-batches in a step"),
-    whole("v", 0, 0, 64, "chunks of blocks on each rank; 0: 2 if the schedule has several, else 1"),
+    whole("v", 0, 0, 64, "chunks of blocks on each rank; 0: 2 if interleaved, else 1"),
     text("times", "1,1,1", "F,I,W",
          "ms that a micro-batch takes in 1/p of the model: forward, gradient of the input, gradients of the weights"),
     text("costs", "", "A,B,..", "what each chunk costs, in the model's order, in any unit; '': all the same"),
@@ -58,8 +56,7 @@ PARTS_OF = {"svg-ms": "svg", "step": "trace"} | dict.fromkeys(  # options that n
 class Case(Namespace):
     """The options, with .config, what schedule_order says of the model; None: there is none."""
     pipeline = property(lambda self: Pipeline(self.schedule, self.p, self.m, self.v))
-    parts = property(lambda self: self.p if self.schedule == "dualpipe" else self.p * self.v)  # with dualpipe two ranks have each
-    copies = property(lambda self: self.p * self.v // self.parts)
+    parts = property(lambda self: self.p * self.v)
     work = property(lambda self: self.m * sum(self.times))
 
     def play(self, of_chunk=None, of_action=None):
@@ -69,47 +66,35 @@ class Case(Namespace):
 
     def plan(self):
         """Of each rank the actions in their order, in no time."""
-        return self.play([(0, 0, 0)] * (self.p * self.v))["ranks"]
+        return self.play([(0, 0, 0)] * self.parts)["ranks"]
 
     def blocks(self):
         """Of each chunk."""
-        if self.schedule == "zb-v" and self.split == "auto": return self.balance()
         config = {name: self.config[name] for name in ("L", "Vp", "C")}
-        return ask_player(FOLDER, split=self.split, p=self.p, v=self.parts // self.p, **config)["blocks"] * self.copies
+        return ask_player(FOLDER, split=self.split, p=self.p, v=self.v, **config)["blocks"]
 
-    def head(self, g): return self.config["head"] if g % self.parts == self.parts - 1 else 0
+    def head(self, g): return self.config["head"] if g == self.parts - 1 else 0
     def cost(self, blocks, g): return blocks[g] + self.head(g)
-
-    def balance(self):
-        """As schedule_order's split, for zb-v, whose chunks lie on other ranks: block after block goes to the rank that has the least
-        to do."""
-        blocks, last, rank_of = [1] * (self.parts - 1) + [0], self.parts - 1, {}
-        for rank in range(self.p): rank_of |= dict.fromkeys(self.pipeline.chunks(rank), self.pipeline.chunks(rank))
-        for _ in range(self.config["L"] - last):
-            blocks[min(rank_of, key=lambda g: (sum(self.cost(blocks, c) for c in rank_of[g]), self.cost(blocks, g), g))] += 1
-        return blocks
 
     def times_of_chunks(self):
         """By the model's blocks, by --costs, whose mean over the ranks is 1/p of the model, or all the same. The head's forward
         pass is part of I, because its logits are not kept."""
-        (F, I, W), shares = self.times, [1 if self.schedule == "dualpipe" else 1 / self.v] * self.parts
+        (F, I, W), shares = self.times, [1 / self.v] * self.parts
         if self.config:
             one = self.p / (self.config["L"] + self.config["head"])  # a block's share of a stage
             return [[one * n * F, one * n * I + one * self.head(g) * (F + I + W), one * n * W] for g, n in enumerate(self.blocks())]
         if self.costs:
             costs = read_numbers("costs", self.costs, self.parts)
             shares = [cost / sum(costs) * self.p for cost in costs]
-        return [[share * F, share * I, share * W] for share in shares * self.copies]
+        return [[share * F, share * I, share * W] for share in shares]
 
     def why_unplayable(self):
         """None: it can be played."""
-        chunks, is_interleaved = CHUNKS.get(self.schedule, 1), self.schedule == "interleaved"
-        if not is_interleaved and self.v != chunks: return f"needs --v {chunks}: only interleaved has any number of chunks"
+        is_interleaved = self.schedule == "interleaved"
+        if not is_interleaved and self.v != 1: return "needs --v 1: only interleaved has any number of chunks"
         if is_interleaved and self.v == 1: return "needs --v 2 or more: with one chunk a rank it interleaves nothing"
         if is_interleaved and self.m % self.p: return "needs an --m that --p divides"
-        if self.schedule == "dualpipe" and (self.p % 2 or self.m % 2 or self.m < 2 * self.p):
-            return "needs an even --p, and an even --m of at least 2p"
-        if self.p * self.v > MOST_CHUNKS: return f"has more than {MOST_CHUNKS} chunks"
+        if self.parts > MOST_CHUNKS: return f"has more than {MOST_CHUNKS} chunks"
         return "needs more blocks than the model has" if self.config and self.parts > self.config["L"] else None
 
 
@@ -144,7 +129,7 @@ def read_options():
     for name, of in PARTS_OF.items():
         if name in o.given and not getattr(o, of): die(f"--{name} is one of --{of}'s; give both")
     o.times, o.config = read_numbers("times", o.times, 3), read_model(o)
-    case = Case(**vars(o) | ({} if o.trace or o.v else {"v": CHUNKS.get(o.schedule, 1)}))
+    case = Case(**vars(o) | ({} if o.trace or o.v else {"v": 2 if o.schedule == "interleaved" else 1}))
     if not o.trace and not o.compare and case.why_unplayable():
         die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
     return case
@@ -178,10 +163,10 @@ LOOKS = {"F": ("#3a86b7", "forward"), "B": ("#f4a259", "backward"), "I": ("#f4a2
 
 
 def write_svg(case, ranks, step):
-    letters = "FIW" if case.schedule.startswith("zb") or case.schedule == "dualpipe" else "FB"
+    letters = "FIW" if case.pipeline.is_cut else "FB"
     waiting = ("#eeeeee", f"waiting{'; paler: later chunks' * (case.v > 1)}")
     picture = TimePicture([*map(LOOKS.get, letters), waiting], case.p, 1, 22, 4, case.svg_ms or step)
-    split = f", split {','.join(map(str, case.blocks()[:case.parts]))}" if case.config else ""
+    split = f", split {','.join(map(str, case.blocks()))}" if case.config else ""
     title = f"{case.schedule}{split}: {step:.4g} ms, of which the bubble is {100 * (1 - case.work / step):.1f} %"
     picture.text(LEFT + WIDTH, 20, title, "end", font_weight="bold")
     for r, rank in enumerate(ranks):
@@ -215,10 +200,6 @@ def print_played_bubble(case, played):
         silent = replace(case, message_ms=0).play()["step"]
         parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
     print_bubble("", "played", step, work, parts, played["bubble"])
-    if case.schedule in OF_RUNS[:3] or case.p == 1: return  # papers count the others' between a rank's own first and last action
-    print_part("bubble without clipping", played["unclipped"] - work, played["unclipped"], work)
-    print("  if a rank could begin its next step before the others have ended this one. Clipping by the norm of all\n"
-          "  gradients makes it wait for them, before its first action or after its last (--compare).")
 
 
 def slot_bytes(case, rank, blocks):
@@ -226,7 +207,7 @@ def slot_bytes(case, rank, blocks):
     9C gradients that W needs where B is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
     train_gpt2_pp.cu)"""
     C, X, chunks = case.config["C"], case.config["bytes"], rank["chunks"]
-    most, has_head = max(blocks[g] for g in chunks), any(map(case.pipeline.is_last, chunks))
+    most, has_head = max(blocks[g] for g in chunks), case.parts - 1 in chunks
     per_block = (25 if case.pipeline.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])
     return case.config["tokens"] * (most * per_block + has_head * (2 * C * X + 8) + 8)
 
@@ -249,7 +230,7 @@ def print_bytes(case, played):
 def print_blocks(name, case):
     blocks, step = case.blocks(), case.play()["step"]
     costs = [sum(case.cost(blocks, g) for g in case.pipeline.chunks(r)) for r in range(case.p)]
-    print(f"{name} {','.join(map(str, blocks[:case.parts]))}: ranks compute for {100 * (sum(costs) / (case.p * max(costs))):.1f} "
+    print(f"{name} {','.join(map(str, blocks))}: ranks compute for {100 * (sum(costs) / (case.p * max(costs))):.1f} "
           f"% of the time without a bubble, for {100 * case.work / step:.1f} % with it; step {step:.6g} ms")
 
 
@@ -321,7 +302,6 @@ def read_trace(o):
     programs disturbed it least."""
     for name in ("m", "times", "costs", "model", "message-ms", "compare"):
         if name in o.given: die(f"--{name} cannot be used with --trace, which has the run's own times")
-    if o.schedule not in OF_RUNS: die(f"--schedule {o.schedule}: no run has it; leave it out, and the trace shows the run's")
     trace = Trace(o.trace)
     actions, ranks = [[x for x in rank.compute if x.action] for rank in trace.ranks], len(trace.ranks)
     trace.require(any(actions), "has no slices whose names begin with an action, such as F0")
@@ -379,7 +359,7 @@ def show_trace(o):
     case, steps, seen = read_trace(o)
     plan, step = case.plan(), seen.end - seen.begin
     of_action = [[sum(end - begin for begin, end in spans) for _, spans in rank] for rank in seen.ranks]
-    of_chunk = [[0, 0, 0] for _ in range(case.p * case.v)]  # means over the micro-batches; of B the whole is I
+    of_chunk = [[0, 0, 0] for _ in range(case.parts)]  # means over the micro-batches; of B the whole is I
     for actions, rank in zip(of_action, plan):
         for ms, (letter, _, chunk, *_) in zip(actions, rank["boxes"]):
             of_chunk[rank["chunks"][chunk]][PLACES[letter]] += ms / case.m
@@ -387,7 +367,7 @@ def show_trace(o):
     busy = [sum(rank) for rank in of_action]
     ranks = [{"busy": ms, "peak": rank["slots"], "slots": rank["slots"], "boxes": boxes_of(actions, rank["boxes"], seen.begin)}
              for ms, rank, actions in zip(busy, plan, seen.ranks)]
-    times = f"I {I:.4g} ms, W {W:.4g} ms" if case.schedule == "zb-h1" else f"B {I:.4g} ms"
+    times = f"I {I:.4g} ms, W {W:.4g} ms" if case.pipeline.is_cut else f"B {I:.4g} ms"
     show_step(case, f"{case.schedule}, {case.p} stages, {case.m} micro-batches, {count(case.v, 'chunk')} each; step "
               f"{seen.number} of {o.trace}, mean of stages: F {F:.4g} ms, {times}", ranks, step)
     print_measured_bubble(case, busy, step, of_chunk, of_action)
@@ -403,38 +383,23 @@ def compared(case):
     """Words of a line; messages are relative to 1f1b's."""
     name, why = f"{case.schedule} v={case.v}" if case.schedule == "interleaved" else case.schedule, case.why_unplayable()
     if why: return [name, why]
-    played, work, is_dual = case.play(), case.work, case.schedule == "dualpipe"
+    played, work = case.play(), case.work
     bubble, formula = played["step"] - work, "-" if played["bubble"] is None else f"{played['bubble']:.6g}"
-    peak = max(rank["peak"] for rank in played["ranks"]) * (1 if is_dual else 1 / case.v)
+    peak = max(rank["peak"] for rank in played["ranks"]) / case.v
     sent = 1 if case.p == 1 else case.pipeline.messages() / (2 * case.m * (case.p - 1))
     blocks = case.blocks() if case.config else []
     kept = [format_bytes(max(rank["peak"] * slot_bytes(case, rank, blocks) for rank in played["ranks"]))] if blocks else []
-    return [name, f"{bubble:.6g}", f"{100 * bubble / (work + bubble):.2f}%", f"{100 * bubble / work:.2f}%", formula,
-            f"{played['unclipped'] - work:.4g}", f"{peak:.3g}", f"{sent:.3g}", 1 + is_dual, *kept]
-
-
-def print_why(case):
-    """Why three schedules are not in train_gpt2_pp."""
-    print("\nwhy the last three are not in train_gpt2_pp: it clips by the norm of all gradients, so a step ends with a sum over "
-          "all ranks,\nand a rank waits for the others before its first action or after its last.")
-    if replace(case, schedule="dualpipe", v=2).why_unplayable(): return
-    (F, I, W), twice = case.times, [2 * t for t in case.times]
-    half = replace(case, schedule="zb-v", v=2, p=case.p // 2, m=case.m // 2, times=twice)  # as many parameters a rank
-    print(f"dualpipe has 2 stages on each rank, so twice the parameters; 2 replicas of the model in {count(half.p, 'stage')} have "
-          f"as many, and a bubble\nof {half.play()['step'] - half.work:.4g} ms with zb-v. Its B follows F here. In the paper both "
-          "end when the pair ends: a bubble of\n(p/2-1)(F&B + B - 3W), which is "
-          f"{(case.p / 2 - 1) * (F + 2 * (I + W) - 3 * W):.4g} ms if F&B is F + B.")
+    return [name, f"{bubble:.6g}", f"{100 * bubble / (work + bubble):.2f}%", f"{100 * bubble / work:.2f}%", formula, f"{peak:.3g}",
+            f"{sent:.3g}", *kept]
 
 
 def compare(case):
     F, I, W = case.times
     print(f"{count(case.p, 'stage')}, {count(case.m, 'micro-batch')}; F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms\n")
-    ways = zip(["gpipe", "1f1b", *["interleaved"] * 2, *SCHEDULES[3:]], (1, 1, 2, 4, 1, 1, 2, 2))
-    print_table(["", "bubble, ms", "of the step", "of the work", "formula, ms", "no clip, ms", "peak", "messages", "parameters",
-                 *["activations"] * bool(case.config)], *(compared(replace(case, schedule=schedule, v=v)) for schedule, v in ways))
-    print("\nno clip: the bubble if a rank could begin its next step before the others have ended this one;\n"
-          "peak: activations on the rank with the most, in micro-batches of a stage; messages and parameters: relative to 1f1b's")
-    if case.p > 1 and not replace(case, schedule="zb-v", v=2).why_unplayable(): print_why(case)
+    ways = ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1)
+    print_table(["", "bubble, ms", "of the step", "of the work", "formula, ms", "peak", "messages", *["activations"] * bool(case.config)],
+                *(compared(replace(case, schedule=schedule, v=v)) for schedule, v in ways))
+    print("\npeak: activations on the rank with the most, in micro-batches of a stage; messages: relative to 1f1b's")
 
 
 def main():

@@ -7,8 +7,8 @@ ROUNDS, NEEDS = 5, ["ddp"]
 TITLE = "What does naive DDP cost over a slow and a fast link?"
 QUESTION = """Naive DDP sums gradients when the backward pass has ended, so a rank waits for all bytes. With buckets it waits only
 for those that are ready too late. How much of a step is that over a link like a GPU's PCIe, and over one like NVLink?"""
-NOTES = """By `build/plan --model gpt2 --ranks 4 --seq-len 1024 --batch-size 4` all gradients take 0.32 of the computing over PCIe
-(`--gpu rtx4090`), and 0.073 over NVLink (`--gpu a100-80`). The links here have the rates at which they take these shares of the
+NOTES = """By `build/plan --model gpt2 --ranks 4 --seq-len 1024 --batch-size 4` all gradients take 0.31 of the computing over PCIe
+(`--gpu rtx4090`), and 0.064 over NVLink (`--gpu a100-80`). The links here have the rates at which they take 0.32 and 0.073 of the
 first run's computing. The formula: where a rank computes for 1 and sends for c, the naive way exposes c / (1 + c). For buckets c is
 the last one's, which is complete only when the backward pass ends: the embeddings and block 0's attention, 12 % of the bytes.
 Waiting for a late rank does not count. [Chapter 2](../../doc/02_ddp.md#naive-against-bucketed-two-timelines) has the timelines."""

@@ -11,7 +11,6 @@ run.h that have no counterpart here are called by both.
 #include "../save/ranks_param_ranges.h"
 #include "../comm/say_once.h"
 #include "diagnosis.h"
-#include "report_links.h"
 #include "run.h"
 #include "ranks.h"
 
@@ -309,7 +308,6 @@ static inline bool ranks_end(Run* run) {
         printf("communication exposed: %.1f ms of %.1f ms a step; compute / (compute + exposed) = %.1f %%\n",
                1e3 * w->exposed_total / (double)w->steps, 1e3 * w->seconds_total / (double)w->steps,
                100 * (1 - w->exposed_total / w->seconds_total));
-    report_links(w);
     return as_predicted;
 }
 

@@ -217,19 +217,17 @@ def test_ranks_that_the_network_loses_are_named_and_the_run_resumes_to_the_bit(c
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("name, node, link, says", [
-    ("ddp", 1, "loss=5%", "^step 5/5 "), ("ddp", 2, "20mbit", r"^slow link  rank 2 on node2: [12]\.. MB/s to and from other machines"),
-    ("fsdp", 0, "20mbit", r"^slow link  rank 0 on node0: [12]\.. MB/s")])
-def test_a_bad_link_makes_a_run_slower_and_not_different(cluster, tmp_path, name, node, link, says):
-    """A link that is ten times slower is named. One that loses every twentieth frame makes TCP send again."""
+@pytest.mark.parametrize("name, node, link", [("ddp", 1, "loss=5%"), ("ddp", 2, "20mbit"), ("fsdp", 0, "20mbit")])
+def test_a_bad_link_makes_a_run_slower_and_not_different(cluster, tmp_path, name, node, link):
+    """A link that loses every twentieth frame makes TCP send again."""
     cluster.up(4, 1, "200mbit")
     cluster.sh("link", node, link)
     for i in range(ROUNDS):
         begun = time.time()
         run = cluster.run(name, "--deterministic", out=tmp_path / f"{i}")
-        assert_says(run.out, says)
+        assert_says(run.out, "^step 5/5 ")
         assert_same(trained(name, SMALL, "--deterministic", ranks=4), run)
-        print(f"{name}, link {node} {link}: {time.time() - begun:.1f} s", *re.findall("^slow link.*", run.out, re.M))
+        print(f"{name}, link {node} {link}: {time.time() - begun:.1f} s")
 
 
 @pytest.mark.rest

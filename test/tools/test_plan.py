@@ -52,11 +52,10 @@ def columns(text):
 @rows_of(r"""
 XL => 1557611200 parameters ~ bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp ~ parameters +3.1 GB +3.1 GB +3.1 GB +389 MB ~
     gradients +3.1 GB +3.1 GB +389 MB ~ optimizer state +18.7 GB +2.3 GB ~ activations +10.6 GB ~ or recomputed +1.4 GB ~
-    fits +24 GB +40 GB +80 GB +141 GB ~ ddp +no +yes ~ fsdp +yes +yes ~ fsdp +d55, 8.36 B ~
+    fits +24 GB +40 GB +80 GB +141 GB ~ ^  ddp +no +yes ~ ^  fsdp +yes +yes ~
     tensor parallelism: none of 2, 4 and 8 divides 8 ranks, 25 heads and 50304 tokens
-XL --ranks 64 => fsdp +d[7-9][0-9], 
 --model gpt2-xl --ranks 8 => ^step +16 x 1024 tokens in ~ ^  on the rank with most +rank 0 +rank 0 +rank 0$ ~
-    ^  on the rank with least +rank 1 +rank 3 +rank 7$ ~ ^    recomputed, on +rank 1 +rank 2 +rank 6$
+    ^  on the rank with least +rank 1 +rank 3 +rank 7$
 --model gpt3-13b --ranks 64 => ^step +16 x 2048 tokens in
 --ranks 4 => ^step +16 x 128 tokens in
 --model gpt2-xl --ranks 4 --seq-len 1024 --batch-size 1 --recompute block => ^  ddp +no  ~ ^  fsdp +yes 
@@ -68,16 +67,8 @@ XL --batch-size 22 --gpu h100 --reserve 6 => ^  ddp +recomputed$
 GPT2 => ^split      9,3: ranks compute for 97 % .* for 76 %$ ~ ^split      4,4,4,0: .* for 80 % .* for 52 %$ ~ ^  pp 8 +yes ~
     ^cp c: c ranks share each sequence, and 4 x 1024 tokens per micro-batch; --cp ulysses, contiguous$ ~ ^  cp 4 +yes ~
     ^zero-3 waits for each unit that it gathers, as train_gpt2_zero does
-GPT2 --context-parallel 4 => ^bytes per rank of 8 +ulysses +allgather +allgather zigzag +ring +ring zigzag$ ~
-    ^ring zigzag: a hop of 3.1 MB takes 0.010 ms; attention hides it from 1875 tokens .* backward from 2718; 256 here: not hidden$
-GPT2 --context-parallel 2 --cp ring --cp-balance zigzag --link pcie --mfu 0.01 =>
-    from 642 tokens .* backward from 952; 512 here: not hidden$
-GPT2 --context-parallel 2 --cp ring --mfu 0.01 => from 99 tokens .* backward from 71; 512 here: hidden$
---cp all --model llama3-405b => ^  ulysses +2.12 +3.19 +3.72 +4.22 ~ ^  ring, allgather +0.38 +1.12 +2.62 +5.62 ~
-    ^ulysses sends less from c = 12 on, .* from 9$ ~ ^  ulysses +4.00 ~ ^  ring, allgather +6.00 +18.00 ~ from c = 2 on, .* from 2$
+GPT2 --context-parallel 4 => ^bytes per rank of 8 +ulysses +allgather +allgather zigzag +ring +ring zigzag$
 PP4 --accumulation 9 => interleaved with 2 chunks is left out: .* 4 micro-batches, and 8 blocks
-PP4 --schedule 1f1b => 24 messages of 6.3 MB between stages in a step of a copy, each in 0.017 ms$
-PP4 --schedule 1f1b --ranks-per-node 1 => each in 0.140 ms, between nodes$
 --params 7.5e9 --ranks 64 => bytes per rank of 64 ~ ^ +4 +120.0 +52.50 +41.25 +30.00 ~ ^ +64 +120.0 +31.41 +16.64 +1.88 ~
     ^ +1024 +120.0 +30.09 +15.10 +0.12 ~ total +120 GB +31.4 GB +16.6 GB +1.9 GB ~ zero-2 +yes +10.8 B ~ ddp +no +1.5 B
 --params 7e9 --master off --ranks 1 => 7e\+09 parameters in bf16: 2 \+ 2 \+ 8 bytes ~ total +84.0 GB
@@ -96,10 +87,9 @@ GPT2 --gpu a10 --recompute full => ^fits +a10$ ~ GFLOP per token, 125 TFLOP/s x 
 GPT2 --total-batch-size 65536 => ^ +512  65536 tokens are no multiple of 512 x 4 x 1024
 --model gpt2 --ranks 8 --total-batch-size 1024000000000 => ^ +8  7812500 micro-batches are more than the 65536 that can be planned
 GPT2 --total-batch-size 1048576 => in 32 micro-batches per rank
-XL --node dgx-h100 => nodes of 8 ranks and 8 interfaces
-XL --gpu h100 => NCCL.s algorithms over H100 SXM ~ ^fits +h100$
-XL --gpu h100 --algorithm ring => ^rings over
-GPT2 --sharding hybrid --shard-group 4 => ^fsdp +sharding hybrid: 2 replicas of the model, of 4 ranks each
+XL --node dgx-h100 => ^links: NVLink 4; nodes of 8 ranks and 8 interfaces: 400 Gb/s each; an update at 3.35 TB/s$ ~ ^fits +h100$
+XL --node gcp-a3-high => nodes of 8 ranks and 4 interfaces: 200 Gb/s each
+XL --node workstation --link pcie => ^links: PCIe 4.0 x16; nodes of 4 ranks and 1 interface: 10 Gb/s each
 GPT2 --cpu-offload all => state on the host +0 B +0 B +0 B +0 B +280 MB ~ offloaded shards pass a link of 31.5 GB/s ~ ^  parameters .* 0 B$
 GPT2 --compress int8 => ^ddp int8: train_gpt2_compress, from the step on ~ compressing takes no time here ~
     ^  sent per step +436 MB +221 MB$ ~ ^ddp int8 +ranks
@@ -112,20 +102,14 @@ METHODS => computing takes 10 ms, and summing all gradients 8 ms$ ~ ^  none +747
     ^  PyTorch.s int8 hook, gathered +1.000 +3.000 +7.000 +15.000 
 GPT2 --tokens 1e10 --gpu h100 --price 2 => efficiency +hours +GPU-hours +kWh +price$
 --help => ^Model and batch:$ ~ ^Links:$
---recommend --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^ 1  dp=8,tp=1,pp=1 .* dp [0-9]+ %
---recommend --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9 --total-batch-size 2097152 => ^ 1  dp=64,tp=1,pp=1 +1  ~ ^ 5  dp= ~
-    ^It fits with .* GB and computes .* The next,  ~ ^3e\+11 tokens: .* hours, .* GPU-hours, .* kWh ~
-    ^    mpirun -np 64 ./train_gpt2_zero --model d40 --channels 5120 .* --zero-stage 1 --batch-size 2 --total-batch-size 2097152 ~
-    dp=64,tp=1,pp=1 +zero 0: parameters, gradients and optimizer state alone are 205.7 GB of 85.52
---recommend --model llama3-405b --gpu h100 --ranks 8 => of which 0 fit ~ ^why not
---recommend --model d12 --gpu h100 --ranks 8 --seq-len 512 => ^d12: 12 blocks, 768 channels, 12 heads, 257 tokens ~
-    --model d12 --channels 768 --heads 12 --vocab-size 257 --seq-len 512
---recommend --model d12 --layers 6 --channels 512 --heads 8 --vocab-size 50257 --gpu h100 --ranks 8 --seq-len 512 =>
-    ^d12: 6 blocks, 512 channels, 8 heads, 50257 tokens ~ --model d6 --channels 512 --heads 8 --vocab-size 50257
---recommend --model gpt3-13b --gpu h100 --ranks 64 => ^bytes are train_gpt2_[a-z0-9]*'s own, of the rank that needs most: parameters 
---recommend --model llama3-8b --gpu h100 --ranks 16 => ^bytes are estimated .*no program of this course
---recommend --model gpt2-xl --gpu h100 --ranks 64 => ^compressed gradients: dp.s communication is exposed for .* nothing to gain$
---recommend --model gpt2 --gpu rtx4090 --ranks 64 => ^compressed gradients: .*int8 would be 51 % of the bytes, but no program here
+--mesh all --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^dp=8,tp=1,pp=1 zero 1 .* dp [0-9]+ % +zero$
+--mesh all --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9 --total-batch-size 2097152 =>
+    ^1024 x 2048 tokens a step, on 64 ranks ~ ^mesh .* most of the step +program +hours +GPU-hours +kWh$ ~ ^dp=64,tp=1,pp=1 zero 1 +1  ~
+    ^dp=64,tp=1,pp=1 zero 0  does not fit: 209 GB$ ~ ^dp=4,tp=16,pp=1 zero 1  heads do not divide$
+--mesh all --model llama3-405b --gpu h100 --ranks 8 => of which 0 fit; ~ ^bytes are estimated .*no program of this course
+--mesh all --model d12 --gpu h100 --ranks 8 --seq-len 512 => ^d12: 12 blocks, 768 channels, 12 heads, 257 tokens
+--mesh all --model d12 --layers 6 --channels 512 --heads 8 --vocab-size 50257 --gpu h100 --ranks 8 --seq-len 512 =>
+    ^d12: 6 blocks, 512 channels, 8 heads, 50257 tokens
 """, **NAMES)
 def test_tables_say(options, patterns):
     assert_says(said(options), *patterns)
@@ -191,15 +175,14 @@ def seconds(options, table="ddp", row="8", field="seconds"):
     ((f"{XL} --gpu h100 --sharding hybrid --shard-group 8", "fsdp", "512"), (f"{XL} --gpu h100", "fsdp", "512"), 1.25),
     # AdamW takes time on a device, and ddp's ranks update all
     ((f"{XL} --gpu h100", "zero-1"), (f"{XL} --gpu h100", "ddp"), 1.05),
-    # NCCL takes trees to sum and rings to gather
-    ((f"{XL} --gpu h100", "ddp", "512", "communication"), (f"{XL} --gpu h100 --algorithm ring", "ddp", "512", "communication"), 5),
-    ((f"{XL} --gpu h100 --algorithm tree", "fsdp", "512", "communication"), (f"{XL} --gpu h100", "fsdp", "512", "communication"), 2),
+    # sums go in trees, and gathers in rings, whose hops grow with the ranks
+    ((f"{XL} --gpu h100", "ddp", "4096", "communication"), (f"{XL} --gpu h100", "zero-1", "4096", "communication"), 5),
     # rows that are cut
     ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"), (f"{GPT2} --ranks 4 --tensor-parallel 4 --sequence-parallel", "tp 4", "4"), 1),
     # messages between nodes cost time, and so does a mesh across them
     ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2),
     ((f"{GPT2} --ranks 16 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh", "16"), 1)],
-    ids=["pcie", "node", "hybrid", "AdamW", "rings-sum", "trees-gather", "cut-rows", "messages", "mesh"])
+    ids=["pcie", "node", "hybrid", "AdamW", "rings", "cut-rows", "messages", "mesh"])
 def test_what_takes_longer(less, more, factor):
     assert 0 < factor * seconds(*less) < seconds(*more)
 
@@ -238,16 +221,16 @@ def test_json_has_what_the_tables_have():
     assert "does not fit" in row["why_not"] and "seconds" not in row
     assert [row["ranks"] for row in answer("--params 1e9 --ranks 24")["bytes_per_rank"]] == [1, 4, 16, 24, 64, 256, 1024]
     assert list(ways(GPT2, "--mesh dp=2,tp=2,pp=2")) == ["mesh"] and seconds(f"{GPT2} --mesh dp=2,tp=2,pp=2", "mesh", "8", "tp") > 0
-    found = answer("--recommend --model gpt2 --gpu h100 --ranks 8")
-    assert found["command"].startswith("mpirun -np 8 ./train_gpt2_") and any(x["why_not"] and "seconds" not in x for x in found["meshes"])
-    for mesh in (x for x in found["meshes"] if x["fits"]):
+    meshes = answer("--mesh all --model gpt2 --gpu h100 --ranks 8")["meshes"]
+    assert any(x["why_not"] and "seconds" not in x for x in meshes if not x["fits"])
+    for mesh in (x for x in meshes if x["fits"]):
         assert mesh["dp"] * mesh["tp"] * mesh["pp"] == 8 and sum(mesh["seconds_of"].values()) == pytest.approx(mesh["seconds"])
 
 
 # ---- errors ----
 @rows_of(r"""
 --model gpt5 => gpt5 is not known
---model llama3-8b => llama3-8b has grouped queries, .* only --recommend plans it
+--model llama3-8b => llama3-8b has grouped queries, .* only --mesh all plans it
 --model gpt2 --seq-len 2048 => longer than the 1024 positions
 --heads 3 => do not divide over 3 heads
 --ranks 0 => ranks must be between 1 and
@@ -258,7 +241,7 @@ def test_json_has_what_the_tables_have():
 --compute-ms 5 --mfu 0.5 => give either that or these
 --accumulation 2 --total-batch-size 65536 => how many micro-batches .* leave out --accumulation
 --total-batch-size 1000 => 1000 is no multiple of --seq-len 128
---link ethernet => ethernet.*nvlink, nvlink3, nvlink2, pcie, infiniband, hdr or a file
+--link ethernet => ethernet.*nvlink5, nvlink, .*10gbit or a file
 --ranks-per-node 0 --nics 3 => nics is about nodes
 --model gpt2 --tensor-parallel 3 => tensor-parallel 3 does not divide 8 ranks; start a multiple of 3
 --model gpt2-xl --tensor-parallel 2 => tensor-parallel 2 does not divide 25 heads
@@ -269,7 +252,6 @@ def test_json_has_what_the_tables_have():
 --model gpt2 --context-parallel 8 --seq-len 12 => seq-len 12 does not divide into 8 equal chunks
 --model gpt2 --cp-balance zigzag => leave out --cp-balance, or choose --cp allgather or ring
 --mesh dp=8 --cp ring => cp cannot be used with --mesh
---cp all --ranks 3 => ranks cannot be used with --cp all
 --model gpt2 --pipeline-parallel 3 => pipeline-parallel 3 does not divide 8 ranks; start a multiple of 3
 --model d4 --pipeline-parallel 8 => makes 8 parts of the model, more than its 4 blocks
 PP4 --schedule interleaved --accumulation 5 => takes micro-batches in groups of 4, .* a step has 5
@@ -282,14 +264,10 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --model gpt2 --mesh pp=8 --schedule interleaved => mesh pp=8 with --chunks 2 makes 16 parts of the model, more than its 12 blocks
 --model gpt2 --mesh dp=8 --tensor-parallel 2 => leave out --tensor-parallel
 --mesh dp=8 --sharding grad-op => sharding cannot be used with --mesh
---model gpt2 --emulate-ms 1,1,1 => are for --mesh
---model gpt2 --mesh pp=8 --emulate-ms 1,1 => wants three numbers of milliseconds
+--model gpt2 --zero-stage 1 => zero-stage is for --mesh
 --gpu tpu => gpu tpu is not known; give one of a100-40
 --node dgx => node dgx is not known; give one of dgx-a100-40, .*workstation
 --node dgx-h100 --gpu a100-80 => node dgx-h100 has h100, not --gpu a100-80
---algorithm nccl => algorithm nccl depends on the device
---algorithm nccl --gpu mi300x => give --gpu and one of NVIDIA's
---algorithm nccl --gpu h100 --link pcie => leave out --link and --inter-link
 --memory 8 --reserve 9 => reserve 9 leaves nothing of 8 GB; lower it
 --price 2 => price is for the cost of a run; give its --tokens
 --sharding hybrid --shard-group 16 => shard-group 16 is more than the 8 ranks
@@ -300,16 +278,14 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --error-feedback => error-feedback, .* are for --compress; give it as well
 --compress bf16 => compress bf16 saves nothing: this program.s gradients \(bf16\) have 16 bits already
 --validate --ranks 3 => ranks cannot be used with --validate
---published x => published is for --validate
---validate --published /no/nothing.txt => nothing.txt: cannot be opened
---recommend --model gpt2 => recommend needs a --gpu
---recommend --gpu h100 --model gpt5 => model gpt5 is not known: dN .*, gpt2, .*llama3-405b
---recommend --gpu h100 --model gpt2 --batch-size 4 => batch-size cannot be used with --recommend
---recommend --gpu h100 --model llama3-8b --layers 3 => layers, --heads, .* are for models with GPT-2's blocks
---recommend --gpu h100 --model gpt2 --heads 7 => 768 channels do not divide over 7 heads
---recommend --gpu h100 --model gpt2 --seq-len 2048 => seq-len 2048 is longer than the 1024 positions of gpt2
---recommend --gpu h100 --model gpt2 --total-batch-size 1000 => 1000 is no multiple of --seq-len 1024
---recommend --here --measured /no/file --model d4 => there is no /no/file: .*let python3 dev/bench/here.py measure
+--mesh all --model gpt2 => mesh all needs a --gpu
+--mesh all --gpu h100 --model gpt5 => model gpt5 is not known: dN .*, gpt2, .*llama3-405b
+--mesh all --gpu h100 --model gpt2 --batch-size 4 => batch-size cannot be used with --mesh all
+--mesh all --gpu h100 --model llama3-8b --layers 3 => layers, --heads, .* are for models with GPT-2's blocks
+--mesh all --gpu h100 --model gpt2 --heads 7 => 768 channels do not divide over 7 heads
+--mesh all --gpu h100 --model gpt2 --seq-len 2048 => seq-len 2048 is longer than the 1024 positions of gpt2
+--mesh all --gpu h100 --model gpt2 --total-batch-size 1000 => 1000 is no multiple of --seq-len 1024
+--mesh all --here --measured /no/file --model d4 => there is no /no/file: .*let python3 dev/bench/here.py measure
 --here --cluster --measured /no/file => measure a micro-batch and the link.*here.py --cluster measure
 --cluster => cluster is for --here; give it as well
 --here --gpu h100 => here has this machine's CPU; leave out --gpu and --node
@@ -463,10 +439,7 @@ def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, p
     if pp > 1: assert_same_totals(run, planned, {f"stage {q}": q * tp for q in range(pp)}, options)
 
 
-# ---- this machine, and the commands of --recommend ----
-SEARCH = "--recommend --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24 --total-batch-size 384" # 16 sequences
-
-
+# ---- this machine, and the search ----
 def here(path, busbw=3e9, **more):
     """What dev/bench/here.py would have measured."""
     links = {name: {"alpha": 1e-5, "busbw": busbw} for name in ("all-reduce", "reduce-scatter", "all-gather")}
@@ -474,52 +447,38 @@ def here(path, busbw=3e9, **more):
     return f"--here --measured {path} --reserve 0.01"
 
 
-def assert_runs_as_said(mesh):
-    """The command of one of --recommend's meshes is accepted, and memory is what was printed, on the rank that needs most."""
-    words = mesh["command"].split()
-    ranks = int(words[2]) if words[0] == "mpirun" else None
-    name, *options = words[3 if ranks else 0:]
-    run = trained(name.removeprefix("./train_gpt2_"), options, RUN, "--steps 2", ranks=ranks)
-    for kind in KINDS:
-        if mesh["bytes_of"][kind] == 0: continue
-        shown = re.search(rf"^ *{kind}  +([0-9.]+ [kMG]*B)  .*as predicted$", run.out.split("predicted     measured")[1], re.M)
-        assert shown, f"{kind}: {run}"
-        assert_rounds_to(shown[1], mesh["bytes_of"][kind], kind)
-    assert run.series("step")[-1] == 2
-
-
-@pytest.mark.parametrize("ranks, programs", [
-    (4, []), rest(4, ["ddp", "zero", "fsdp", "tp", "pp", "3d"]), rest(1, ["single"])], ids=["some", "all", "alone"])
-def test_commands_of_recommend_run_and_need_the_memory_that_was_printed(ranks, programs, tmp_path):
-    options = f"{SEARCH} {here(tmp_path / 'here.json')} --ranks {ranks}"
-    found = [mesh for mesh in answer(*options.split())["meshes"] if mesh["fits"]]
-    assert f"    {found[0]['command']}" in said(*options.split())
-    if not programs: found = [found[0], next(x for x in found if "train_gpt2_3d" in x["command"] and "tp=2" in x["command"])]
-    for name in programs: assert any(f"train_gpt2_{name} " in mesh["command"] for mesh in found), name
-    assert len(found) >= (11 if len(programs) > 1 else 1)
-    for mesh in found: assert_runs_as_said(mesh)
+@pytest.mark.parametrize("mesh, name, options", [
+    ("dp=4,tp=1,pp=1 zero 2", "zero", "--zero-stage 2"), rest("dp=4,tp=1,pp=1 zero 3", "fsdp", ""),
+    ("dp=2,tp=2,pp=1 zero 0", "tp", "--tensor-parallel 2 --sequence-parallel"), rest("dp=1,tp=1,pp=4 zero 0", "pp", "--pipeline-parallel 4"),
+    rest("dp=2,tp=1,pp=2 zero 1", "3d", "--mesh dp=2,pp=2 --zero-stage 1")], ids=short)
+def test_bytes_of_the_search_are_those_of_the_program_that_it_names(mesh, name, options, tmp_path):
+    search = "--mesh all --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24 --total-batch-size 384 --ranks 4" # 16 sequences
+    found = next(x for x in answer(f"{search} {here(tmp_path / 'here.json')}")["meshes"] if x["name"] == mesh)
+    assert found["program"] == name
+    if found["chunks"] > 1: options += f" --schedule interleaved --chunks {found['chunks']}"
+    recompute = "block" if found["kept"] == "inputs" else "none"
+    said = json.loads(succeeds(program(f"train_gpt2_{name}"), "--predict 4 --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24", options,
+                               f"--batch-size {found['micro']} --total-batch-size 384 --recompute {recompute}").out)
+    assert found["bytes"] == max(sum(rank["bytes"].values()) for rank in said["ranks"]) + 1e7 # the reserve
 
 
 def test_this_machine_has_what_was_measured(tmp_path):
     measured = here(tmp_path / "here.json")
     text = said(f"--model d4 {measured} --seq-len 64")
-    assert_says(text, "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU", "update at 0.01 TB/s", f"over {tmp_path}/here.json")
+    assert_says(text, "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU", "update at 0.01 TB/s", f"^links: {tmp_path}/here.json")
     assert_refused(command(program("plan"), f"--model d4 {measured} --precision bf16"), "has measured fp32, not bf16")
     inside = {"ranks": 2, "collectives": json.loads((tmp_path / "here.json").read_text())["collectives"]}
     nodes = here(tmp_path / "nodes.json", 3e7, ranks=4, ranks_per_node=2, inside=inside)
-    assert_says(said(f"--model d4 {nodes} --cluster --seq-len 64 --ranks 4 --node-ranks 2"), "over .*nodes.json; nodes of 2 ranks and 1 interface",
-                "^zero\\+\\+  ranks", "messages to each rank")
+    assert_says(said(f"--model d4 {nodes} --cluster --seq-len 64 --ranks 4 --node-ranks 2"), "^links: .*nodes.json; nodes of 2 ranks and 1 interface: .*nodes.json",
+                "^zero\\+\\+  ranks")
     link = f"--model gpt2 --here --measured {tmp_path}/none --compute-ms 100 --link {tmp_path}/here.json"
     assert_says(said(link), "^ +4096  does not fit: .* of cpu-here, which 4096 ranks share")
-    slow = here(tmp_path / "slow.json", 2e7) # with so many tokens an update takes no time, and ddp is as fast as any
-    assert_says(said(f"{SEARCH} --total-batch-size 6144 {slow} --ranks 2"),
-                "^compressed gradients: .* train_gpt2_compress --compress int8, which sends 25 % of the bytes .* a step would have")
 
 
 @pytest.mark.rest
 def test_here_sh_measures_this_machine(tmp_path):
     path = tmp_path / "here.json"
     assert command("python3 dev/bench/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
-    assert "\n    mpirun -np 2 ./train_gpt2_" in said(f"{SEARCH} --here --measured {path} --ranks 2")
+    assert_says(said(f"--mesh all --model d4 --seq-len 64 --here --measured {path} --ranks 2"), "^dp=2,tp=1,pp=1 zero . .* zero$")
     assert_refused(command("python3 dev/bench/here.py --ranks 1"), "a link needs two")
     assert_refused(command("python3 dev/bench/here.py --cluster", env={"CLUSTER": "/none"}), "there is no cluster: make cluster")

@@ -23,7 +23,7 @@ P, M, V = 8, 32, 4 # at most
 def played(schedule, p, m, v, times):
     """A step of a balanced pipeline, and its bubble in units of the mean action."""
     l = Pipeline(schedule, p, m, v)
-    y = play((ROOT / program("schedule")).parent, l, times, [[t / (1 if l.is_dual else v) for t in times]] * (p * v))
+    y = play((ROOT / program("schedule")).parent, l, times, [[t / v for t in times]] * (p * v))
     assert all(rank["busy"] == pytest.approx(m * sum(times)) for rank in y["ranks"])
     return y, y["step"] - m * sum(times)
 
@@ -32,7 +32,7 @@ def near(x, work): return pytest.approx(x, abs=1e-9 * work)
 
 
 @pytest.mark.parametrize("times", RATIOS, ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES[:4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bubbles_are_those_of_the_papers(schedule, times):
     work = sum(times)
     is_interleaved = schedule == "interleaved"
@@ -47,28 +47,6 @@ def test_bubbles_are_those_of_the_papers(schedule, times):
             assert bubble / y["step"] == near((p - 1) / ((3 if schedule == "zb-h1" else v) * m + p - 1), 1e-3)
 
 
-@pytest.mark.parametrize("times", RATIOS, ids=str)
-def test_zero_bubble_is_not_zero_with_clipping(times):
-    """A step that ends in a sum over ranks cannot have a bubble of 0, whatever the schedule."""
-    for p, m in ((p, m) for p in range(1, P + 1) for m in range(2 * p - 1, M + 1)):
-        (y, h2), (z, in_v), all = played("zb-h2", p, m, 1, times), played("zb-v", p, m, 2, times), m * sum(times)
-        assert h2 == near((p - 1) * times[0], all) and h2 == near(y["bubble"], all) and y["ranks"][0]["peak"] == 2 * p - 1
-        assert in_v >= (p - 1) * times[0] / 2 - 1e-9 * all
-        assert times != (1, 1, 1) or (in_v == near((p - 1) / 2, all) and in_v == near(z["bubble"], all))
-        assert {rank["peak"] for rank in z["ranks"]} == {2 * p}
-
-
-@pytest.mark.parametrize("times", RATIOS, ids=str)
-def test_dualpipe_halves_the_bubble_for_twice_the_parameters(times):
-    """Each micro-batch passes every stage once in its own direction. The bubble is half of zb-h1's and less."""
-    F, I, W = times
-    for p, m in ((p, m) for p in range(2, P + 1, 2) for m in range(2 * p, M + 1, 2)):
-        y, bubble = played("dualpipe", p, m, 2, times)
-        assert bubble == near((p / 2 - 1) * max(F + I - W, F), m * sum(times)) and bubble == near(y["bubble"], m * sum(times))
-        peaks = [rank["peak"] for rank in y["ranks"]]
-        assert peaks[0] == p + 1 == max(peaks)
-
-
 # ---- build/schedule ----
 # With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are messages.
 # D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840 bytes.
@@ -79,17 +57,15 @@ def test_dualpipe_halves_the_bubble_for_twice_the_parameters(times):
 --p 2 --m 2 --schedule interleaved => \|F0--F1--F0 ~ ^bubble as played +1.5 ms ~ ^bubble by the formula +1.5 ms
 --p 2 --m 2 --schedule zb-h1 => ^rank 0   \|F0-F1-\.{3}I0-W0-I1-W1-\|$ ~ ^bubble as played +1 ms ~ ^bubble by the formula +1 ms
 --p 4 --m 8 --times 20,24,16 --schedule zb-h1 => ^bubble by the formula +84 ms ~ ^bubble as played +84 ms
+--p 4 --m 2 --schedule zb-h1 => ^bubble by the formula +there is none for these numbers$
 --p 2 --m 4 --costs 3,1 --schedule gpipe --message-ms 0.5 => ^  imbalance +6 ms ~ ^  messages +1 ms ~ ^  ramp \(start and end\) +1.5 ms
 --model gpt2 --p 2 => ^split 9,3: ranks compute for 97.0 % ~ ^even  6,6: ranks compute for 76.2 %
 --model gpt2 --p 2 --split 6,6 => ^split 6,6: ranks compute for 76.2 %
---compare --p 8 --m 32 => ^1f1b +21 +17.95% +21.88% +21 +21 +8 +1 +1$ ~ ^interleaved v=2 .* 9.86% ~ ^zb-h1 .* 6.80% ~
-    ^zb-h2 .* 6.80% +7.29% +7 +0 +15 ~ ^zb-v .* 3.52% +3.65% +3.5 +0 ~ ^dualpipe +3 .* 9 +1 +2$ ~
-    2 replicas of the model in 4 stages have as many ~ ^of 3 ms with zb-v ~ B - 3W\), which is 6 ms if F&B is F \+ B
+--compare --p 8 --m 32 => ^gpipe +21 .* 32 +1$ ~ ^1f1b +21 +17.95% +21.88% +21 +8 +1$ ~ ^interleaved v=2 +10.5 +9.86% .* 11.5 +2.14$ ~
+    ^interleaved v=4 +5.25 .* 4.43$ ~ ^zb-h1 +7 +6.80% +7.29% +7 +8 +1$
+--compare --p 4 --m 6 => ^interleaved v=2 +needs an --m that --p divides$
 D8 --split even => ^rank 0 .* 4 x 67840 = 271360 .* 8 x 2048 = 16384 ~ ^rank 3 .* 1 x 72192 = .* 8 x 2048 =  ~ formula 48$
 D8 --split even --schedule gpipe => ^rank 0 .* 8 x 67840 = 542720
-D8 --split even --schedule zb-h2 => ^rank 0 .* 7 micro-batches.* 7$
-D8 --split even --schedule dualpipe => ^rank 0 .* 5 micro-batches.* 5$
-D8 --split even --schedule zb-v => ^rank 0 .* 8 micro-batches.* 8$
 """, D8=D8)
 def test_a_schedule_is_drawn_and_measured(options, patterns):
     assert_says(said(options), *patterns)

@@ -1,6 +1,5 @@
 // test_diagnosis.c - the arithmetic of the diagnosis at a run's end: causes from made-up times of ranks, which add up to the step;
 // and what --single-throughput reads and refuses. (test/tools/test_advise.py has the advice that follows.)
-#include "../../llmc/run/report_links.h"
 #include "../../llmc/run/diagnosis.h"
 #include "../../llmc/base/rng.h"
 #include "test_folder.h"
@@ -52,17 +51,6 @@ TEST(communicators_kinds_and_steps_are_apart) {
         is(c[q].of[exposed_at(AXIS_TP, COMM_ALL_REDUCE)], q < 2 ? 0.5 : 1.5);
     are({ c[0].of[exposed_at(AXIS_TP, COMM_ALL_GATHER)], 0 }, { c[0].of[exposed_at(AXIS_DP, COMM_ALL_REDUCE)], 0 },
         { c[0].of[CAUSE_WAITING], 4.25 }, { c[1].of[CAUSE_WAITING], 4.5 }, { c[2].of[CAUSE_WAITING], 0 });
-}
-
-TEST(a_link_is_slow_if_what_it_receives_and_what_it_sends_take_long) {
-    float own, usual;
-    const float one[4] = { 1, 2, 10, 12 }, two_ranks_each[6] = { 9, 9, 8, 8, 1, 1 }, one_way[4] = { 1, 1, 10, 1 }, two[2] = { 9, 1 };
-    assert_int_equal(links_slowest(one, 4, 1, &own, &usual), 2);
-    are({ own, 10 }, { usual, 2 });
-    assert_int_equal(links_slowest(two_ranks_each, 6, 2, &own, &usual), 0);
-    are({ own, 8 }, { usual, 1 });
-    assert_int_equal(links_slowest(one_way, 4, 1, &own, &usual), -1);
-    assert_int_equal(links_slowest(two, 2, 1, &own, &usual), -1); // it may be the one or the other
 }
 
 TEST(a_pipeline_waits_for_messages_and_after_its_last_action) {

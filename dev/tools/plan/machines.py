@@ -1,67 +1,28 @@
-"""Presets of GPUs, of the nodes in which they are sold, and of links; this machine or the cluster on it, as dev/bench/here.py has
-measured it; and the seconds of messages and collectives over links.
+"""The one table of rates: links, GPUs, and the machines in which they are sold; this machine or the cluster on it, as
+dev/bench/here.py has measured it; and the seconds of messages and collectives over links.
 
-FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32.
+Links     busbw is what nccl-tests measure of large messages, of gathers and of all-reduces: a switch of NVLink 4 or 5 adds up,
+          so that an all-reduce sends each byte once (NVLS). NVLink 4: NVIDIA/nccl-tests issues 212 and 290; NVLink 5: NVIDIA/nccl
+          issue 1807; PCIe: five RTX 4090 that reach one another (tinygrad/open-gpu-kernel-modules issue 17); Infinity Fabric: 7
+          links of 48 GB/s (AMD's blog on RCCL and xGMI); 400 Gb/s: nccl-tests issue 290; 200: issue 119. NVLink 2 and 3 are 6 and
+          12 links of 20 GB/s, as NCCL takes them (src/graph/topo.h). The two slowest networks reach as much of their rate as
+          those of 200 Gb/s. A hop's latency is that of NCCL's ring with messages of a block's size (LL128 in
+          src/graph/tuning.cc).
+FLOP/s    are dense, of the matrix units in 16 bits, and of the vector units in fp32. Peaks agree with
+          torchtitan/tools/utils.py (b5bcd76).
 Memory    is what the vendor's tool reports of the whole device (nvidia-smi, rocm-smi). A process gets some hundred MB less.
-Links     are bandwidths of one direction: NVLink 3 has 12 links, 4 and 5 have 18; an MI300X has 7 of 64 GB/s. Interfaces are those
-          of the vendors' 8-GPU machines. 100 Gb/s for all of a machine with PCIe is a guess.
 Nodes     NVIDIA's user guides of the DGX machines (without interfaces for storage). AWS's page of P4 and P5 instances; the 32
-          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation is a guess.
+          interfaces of a p5 are taken as 8 of 400 Gb/s. Google's page of GPU networks. The workstation, and 100 Gb/s for all of
+          a machine with PCIe, are guesses.
 Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell (3384703) and the Ada GPU architecture white paper;
-          AMD's of the Instinct MI300X. Peaks agree with torchtitan/tools/utils.py (b5bcd76).
-Seconds   are those of a ring (doc/plan.md), or of a tree, whose hops are counted as in NCCL (src/graph/tuning.cc). busbw is defined
-          as in nccl-tests.
+          AMD's of the Instinct MI300X.
 """
 import math, os
+from functools import cache
 from typing import NamedTuple
-import nccl
-from nccl import AMPERE, BLACKWELL, HOPPER
 from tool import ceil_div, read_json, require, unique_keys
 
 MIB = 1048576
-
-
-class Gpu(NamedTuple):
-    name: str
-    what: str
-    peak16: float            # FLOP/s
-    peak32: float
-    memory: float            # bytes
-    bandwidth: float         # bytes/s of the device's memory
-    inside: float            # bytes/s that a GPU sends to others of its node
-    nic: float               # bytes/s of an interface
-    nics: int                # of a node
-    watts: float             # of the whole device, at most
-    generation: int
-    nccl_inside: float       # GB/s of `inside` as NCCL counts it; 0: collectives are not NCCL's
-    nvlink: bool             # with a switch; else PCIe
-    amd: bool                # the node's processors
-    per_node: int = 8
-    hop: float = 5e-6        # seconds of a hop where collectives are not NCCL's
-    mfu: float = 1           # measured: the share of its peak that a step reaches; bytes/s of its update
-    update: float = 0
-
-
-GPUS = {row[0]: Gpu(*row) for row in (
-    ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 40960 * MIB, 1555e9, 300e9, 25e9, 8, 400, AMPERE, 12 * 20.0, True, True),
-    ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 81920 * MIB, 2039e9, 300e9, 25e9, 8, 400, AMPERE, 12 * 20.0, True, True),
-    ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 81559 * MIB, 3350e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
-    ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 143771 * MIB, 4800e9, 450e9, 50e9, 8, 700, HOPPER, 18 * 20.6, True, False),
-    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 183359 * MIB, 8e12, 900e9, 50e9, 8, 1000, BLACKWELL, 18 * 40.1, True, False),
-    ("a10", "A10, 24 GB", 125e12, 31.2e12, 23028 * MIB, 600e9, 31.5e9, 12.5e9, 1, 150, AMPERE, 24, False, True),
-    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 24564 * MIB, 1008e9, 31.5e9, 12.5e9, 1, 450, AMPERE, 24, False, True),
-    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 206141652992, 5300e9, 448e9, 50e9, 8, 750, HOPPER, 0, False, True))}
-GPU_NAMES = "|".join(GPUS)
-
-NODES = { # GPU, its ranks in a node, interfaces, bytes/s of one
-    "dgx-a100-40": ("a100-40", 8, 8, 25e9), "dgx-a100": ("a100-80", 8, 8, 25e9), "dgx-h100": ("h100", 8, 8, 50e9),
-    "dgx-h200": ("h200", 8, 8, 50e9), "dgx-b200": ("b200", 8, 8, 50e9), "aws-p4d": ("a100-40", 8, 4, 12.5e9),
-    "aws-p4de": ("a100-80", 8, 4, 12.5e9), "aws-p5": ("h100", 8, 8, 50e9), "gcp-a3-high": ("h100", 8, 4, 25e9),
-    "gcp-a3-mega": ("h100", 8, 8, 25e9), "workstation": ("rtx4090", 4, 1, 1.25e9)}
-NODE_NAMES = ", ".join(NODES)
-
-
-# ---- links ----
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 
@@ -69,25 +30,60 @@ def passes(collective): return 2 if collective == ALL_REDUCE else 1
 
 
 class Link(NamedTuple):
-    alpha: dict              # of each collective, seconds per hop
+    what: str
+    alpha: dict              # of each collective, seconds of a hop
     busbw: dict              # bytes per second that a rank sends
-    measured: bool = False   # between nodes: with all of a node's interfaces, as nccl-tests define it
+    of_node: bool = False    # measured between nodes: with all of a node's interfaces
 
 
-# Bandwidths are the vendors', and collectives reach less; alphas are what NCCL assumes for a hop of its ring with large messages
-# (hwLat in src/graph/tuning.cc of 2.18 and later).
-LINKS = {
-    "nvlink": ("NVLink 4, 450 GB/s per direction", 3.4e-6, 450e9),         # half of the H100's 900 GB/s both ways
-    "nvlink3": ("NVLink 3, 300 GB/s per direction", 3.4e-6, 300e9),        # of the A100's 600
-    "nvlink2": ("NVLink 2, 150 GB/s per direction", 3.4e-6, 150e9),        # of the V100's 300
-    "pcie": ("PCIe 4.0 x16, 31.5 GB/s per direction", 5.7e-6, 31.5e9),     # 16 lanes x 16 GT/s x 128/130 / 8
-    "infiniband": ("NDR InfiniBand, 50 GB/s per interface", 14e-6, 50e9),  # 400 Gb/s
-    "hdr": ("HDR InfiniBand, 25 GB/s per interface", 14e-6, 25e9)}         # 200 Gb/s
+def link_of(alpha, gathers, sums=0, what="this link"):
+    return Link(what, dict.fromkeys(COLLECTIVES, alpha), dict.fromkeys(COLLECTIVES, gathers) | {ALL_REDUCE: sums or gathers})
 
 
-# The same for all collectives.
-def link_of(alpha, busbw): return Link(dict.fromkeys(COLLECTIVES, alpha), dict.fromkeys(COLLECTIVES, busbw))
-def open_link(name, inside=False): return link_of(*LINKS[name][1:]) if name in LINKS else read_link(name, inside)
+LINKS = {name: link_of(*rates, what) for name, what, *rates in (
+    ("nvlink5", "NVLink 5", 1.9e-6, 720e9, 830e9), ("nvlink", "NVLink 4", 1.9e-6, 370e9, 480e9),
+    ("nvlink3", "NVLink 3", 1.9e-6, 240e9, 240e9), ("nvlink2", "NVLink 2", 1.9e-6, 120e9, 120e9),
+    ("xgmi", "Infinity Fabric", 1.9e-6, 336e9, 336e9), ("pcie", "PCIe 4.0 x16", 2.5e-6, 24.7e9, 24.7e9),
+    ("infiniband", "400 Gb/s each", 4e-6, 47e9, 47e9), ("hdr", "200 Gb/s each", 4e-6, 24e9, 24e9),
+    ("100gbit", "100 Gb/s each", 4e-6, 12e9, 12e9), ("10gbit", "10 Gb/s each", 4e-6, 1.2e9, 1.2e9))}
+
+
+class Gpu(NamedTuple):
+    name: str
+    what: str
+    peak16: float            # FLOP/s
+    peak32: float
+    products: float          # the share of the peak that large products reach (mesh.py)
+    memory: float            # bytes
+    bandwidth: float         # bytes/s of the device's memory
+    watts: float             # of the whole device, at most
+    link: str                # inside a node, and between nodes: names in LINKS, or a file
+    nic: str
+    nics: int                # of a node
+    per_node: int = 8
+    mfu: float = 1           # measured: the share of its peak that a step reaches; bytes/s of its update
+    update: float = 0
+
+
+GPUS = {row[0]: Gpu(*row) for row in (
+    ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 0.75, 40960 * MIB, 1555e9, 400, "nvlink3", "hdr", 8),
+    ("a100-80", "A100 SXM, 80 GB", 312e12, 19.5e12, 0.75, 81920 * MIB, 2039e9, 400, "nvlink3", "hdr", 8),
+    ("h100", "H100 SXM, 80 GB", 989e12, 67e12, 0.62, 81559 * MIB, 3350e9, 700, "nvlink", "infiniband", 8),
+    ("h200", "H200 SXM, 141 GB", 989e12, 67e12, 0.62, 143771 * MIB, 4800e9, 700, "nvlink", "infiniband", 8),
+    ("b200", "B200 SXM, 180 GB", 2250e12, 80e12, 0.62, 183359 * MIB, 8e12, 1000, "nvlink5", "infiniband", 8),
+    ("a10", "A10, 24 GB", 125e12, 31.2e12, 0.75, 23028 * MIB, 600e9, 150, "pcie", "100gbit", 1),
+    ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 0.75, 24564 * MIB, 1008e9, 450, "pcie", "100gbit", 1),
+    ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 0.62, 206141652992, 5300e9, 750, "xgmi", "infiniband", 8))}
+
+NODES = { # GPU, its ranks in a node, interfaces and what they are
+    "dgx-a100-40": ("a100-40", 8, 8, "hdr"), "dgx-a100": ("a100-80", 8, 8, "hdr"), "dgx-h100": ("h100", 8, 8, "infiniband"),
+    "dgx-h200": ("h200", 8, 8, "infiniband"), "dgx-b200": ("b200", 8, 8, "infiniband"), "aws-p4d": ("a100-40", 8, 4, "100gbit"),
+    "aws-p4de": ("a100-80", 8, 4, "100gbit"), "aws-p5": ("h100", 8, 8, "infiniband"), "gcp-a3-high": ("h100", 8, 4, "hdr"),
+    "gcp-a3-mega": ("h100", 8, 8, "hdr"), "workstation": ("rtx4090", 4, 1, "10gbit")}
+
+
+# ---- what was measured here ----
+MEASURED = "build/here.json", "build/here_cluster.json" # of the machine, of the cluster on it
 
 
 def number_in(root, path, remedy, low, *keys):
@@ -105,39 +101,41 @@ def crossing(g, N):
     return g * (N - g) / (N - 1)
 
 
-def read_link(path, inside=False):
-    """What dev/comm measured on ranks of one machine; or on those of a cluster, and if it has several of them inside a node. Its alpha
-    is for a whole call, ours for a hop."""
+def hops(collective, n):
+    """From node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings."""
+    return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1
+
+
+@cache
+def open_link(name, inside=False):
+    """One of LINKS, or what comm_bench measured on ranks of one machine; or on those of a cluster, and if it has several of them
+    inside a node. Its alpha is for a whole call, ours for a hop."""
+    if name in LINKS: return LINKS[name]
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
-    root = read_json(path, remedy, object_pairs_hook=unique_keys)
+    root = read_json(name, remedy, object_pairs_hook=unique_keys)
     if inside and isinstance(root, dict): root = root.get("inside", root)
-    ranks = number_in(root, path, remedy, 2, "ranks")
-    g = number_in(root, path, remedy, 1, "ranks_per_node") if "ranks_per_node" in root else 0
-    require(g == 0 or (ranks > g and ranks % g == 0), f"{path}: {ranks} ranks are no nodes of {g}; {remedy}")
-    hops = (ranks // g if g else ranks) - 1
-    alpha, busbw = ({name: number_in(root, path, remedy, low, "collectives", name, key) for name in COLLECTIVES}
+    ranks = number_in(root, name, remedy, 2, "ranks")
+    g = number_in(root, name, remedy, 1, "ranks_per_node") if "ranks_per_node" in root else 0
+    require(g == 0 or (ranks > g and ranks % g == 0), f"{name}: {ranks} ranks are no nodes of {g}; {remedy}")
+    alpha, busbw = ({what: number_in(root, name, remedy, low, "collectives", what, key) for what in COLLECTIVES}
                     for key, low in (("alpha", 0), ("busbw", 1)))
-    if g: busbw = {name: x * (1 if name == ALL_REDUCE else crossing(g, ranks)) for name, x in busbw.items()} # of a node's interface
-    return Link({name: x / passes(name) / hops for name, x in alpha.items()}, {name: float(x) for name, x in busbw.items()}, True)
-
-
-# ---- this machine: --here ----
-MEASURED = "build/here.json", "build/here_cluster.json" # of the machine, of the cluster on it
+    if g: busbw = {what: x * (1 if what == ALL_REDUCE else crossing(g, ranks)) for what, x in busbw.items()} # of a node's interface
+    return Link(name, {what: x / passes(what) / (hops(what, ranks // g) if g else ranks - 1) for what, x in alpha.items()},
+                {what: float(x) for what, x in busbw.items()}, True)
 
 
 def this_machine(path):
     """As the file says, if there is one: peak, bandwidth and links. Without it only the memory is known. Besides links, which
     --link reads as well, it has numbers of each rank, measured while as many ranks compute as will train."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    here = Gpu("cpu-here", "equal share of this machine", 0, 0, memory, 0, 0, 0, 0, 0, AMPERE, 0, True, True, per_node=0)
+    here = Gpu("cpu-here", "equal share of this machine", 0, 0, 1, memory, 0, 0, path, path, 0, per_node=0)
     if not os.access(path, os.R_OK): return here
     remedy = "--measured wants the file that dev/bench/here.py wrote"
-    root, inside, between = read_json(path, remedy), read_link(path, True), read_link(path)
+    root = read_json(path, remedy)
     # GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both
     flops, copied, mfu, update = (scale * number_in(root, path, f"renew it with dev/bench/here.py; {remedy}", 1e-3, key)
                                   for key, scale in (("gflops", 1e9), ("copy", 1e9), ("mfu", 1), ("update", 1e9)))
-    return here._replace(peak32=flops, bandwidth=copied, inside=inside.busbw[ALL_GATHER], nic=between.busbw[ALL_GATHER],
-                         hop=between.alpha[ALL_GATHER], mfu=mfu, update=update, per_node=root.get("ranks_per_node", 0), nics=1)
+    return here._replace(peak32=flops, bandwidth=copied, mfu=mfu, update=update, per_node=root.get("ranks_per_node", 0), nics=1)
 
 
 # ---- seconds ----
@@ -153,8 +151,7 @@ class Network(NamedTuple):
     between: Link
     per_node: int = 0        # ranks of a node; 0: all ranks are in one node
     nics: int = 0            # network interfaces of a node
-    algorithm: str = "ring"  # ring or tree decides the number of hops, direct what crosses; nccl: what NCCL takes on `gpu`
-    gpu: Gpu = None
+    direct: bool = False     # gathers send a message to each rank, as our programs over MPI do; else they go in rings
     efficiency: float = 1    # share of the links' bandwidth that collectives reach
     sm_share: float = 0      # share of a device's processors that communication takes beside compute
 
@@ -174,21 +171,21 @@ class Network(NamedTuple):
         node = self.per_node or N
         return Group(n, min(max(node // t, 1), n), min(t, node))
 
+    def interfaces(self): return 1 if self.between.of_node else max(self.nics, 1)
+
     def seconds(self, collective, nbytes, g):
-        """Of a collective of a group; nbytes: of its largest buffer."""
+        """Of a collective of a group: k (hops alpha + bytes (N-1)/N / busbw). nbytes: of its largest buffer."""
         if g.N == 1: return 0
-        if self.algorithm == "nccl":
-            group = nccl.gpu_group(self.gpu._replace(nics=max(self.nics, 1)), g.N, g.per_node, g.sharing)
-            return nccl.choose(group, collective == ALL_REDUCE, nbytes / self.efficiency).seconds
-        nodes = ceil_div(g.N, g.per_node)
-        between, inside = nodes - 1, g.N - nodes
-        if self.algorithm == "tree": between, inside = math.ceil(math.log2(nodes)), g.per_node - 1
-        busbw = self.inside.busbw[collective] if g.per_node > 1 else math.inf
+        nodes, busbw = ceil_div(g.N, g.per_node), self.inside.busbw[collective] if g.per_node > 1 else math.inf
         if nodes > 1:
-            direct = self.algorithm == "direct" and collective != ALL_REDUCE
-            crosses = g.sharing * (crossing(g.per_node, g.N) if direct else 1)
-            busbw = min(busbw, (1 if self.between.measured else self.nics) * self.between.busbw[collective] / crosses)
-        hops = inside * self.inside.alpha[collective] + between * self.between.alpha[collective]
-        return passes(collective) * (hops + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
+            crosses = g.sharing * (crossing(g.per_node, g.N) if self.direct and collective != ALL_REDUCE else 1)
+            busbw = min(busbw, self.interfaces() * self.between.busbw[collective] / crosses)
+        inside = g.per_node - 1 if collective == ALL_REDUCE else g.N - nodes
+        latency = inside * self.inside.alpha[collective] + hops(collective, nodes) * self.between.alpha[collective]
+        return passes(collective) * (latency + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
 
     def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.world(N))
+
+
+@cache
+def network_of_gpu(gpu): return Network(open_link(gpu.link, True), open_link(gpu.nic), gpu.per_node, gpu.nics)

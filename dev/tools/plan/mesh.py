@@ -14,9 +14,8 @@ Context   cp ranks, which are next after those of tp, share each sequence evenly
 import math
 from collections import namedtuple
 from typing import NamedTuple
-import nccl
 from tool import ceil_div
-from machines import HOPPER, Gpu
+from machines import ALL_GATHER, ALL_REDUCE, Gpu, network_of_gpu
 from shapes import Shape
 from questions import split
 
@@ -109,18 +108,13 @@ class MeshPlan(NamedTuple):
         return "rows do not divide" if self.rows and self.tokens % self.tp != 0 else None
 
     # ---- groups ----
-    def group(self, ranks, apart):
-        """The ranks that share a stage are neighbours; then come those that share sequences, the stages, and the copies."""
-        node = self.gpu.per_node
-        return nccl.gpu_group(self.gpu, ranks, min(ranks, max(node // apart, 1)), min(apart, node))
+    network = property(lambda self: network_of_gpu(self.gpu))
 
     def collective(self, ranks, apart, all_reduce, nbytes):
-        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. nbytes: of the largest buffer."""
-        if ranks == 1: return 0
-        g = self.group(ranks, apart)
-        if self.gpu.nccl_inside > 0: return nccl.choose(g, all_reduce, nbytes).seconds
-        busbw = 1e9 * g.nic * g.nics if g.nodes > 1 else self.gpu.inside # a plain ring where NCCL is not
-        return (2 if all_reduce else 1) * ((ranks - 1) * self.gpu.hop + nbytes * (ranks - 1) / ranks / busbw)
+        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are neighbours;
+        then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
+        what, w = ALL_REDUCE if all_reduce else ALL_GATHER, self.network
+        return w.seconds(what, nbytes, w.strided(self.ranks, ranks, apart))
 
     def data_collective(self, all_reduce, nbytes):
         """The same of dp."""
@@ -163,7 +157,7 @@ class MeshPlan(NamedTuple):
 
     # ---- seconds ----
     def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.here else 0.9))
-    def multiplied(self, flops): return flops / self.peak / (1 if self.here else 0.62 if self.gpu.generation >= HOPPER else 0.75)
+    def multiplied(self, flops): return flops / self.peak / self.gpu.products
 
     def attended(self):
         """A block's forward attention of a micro-batch."""
@@ -197,7 +191,9 @@ class MeshPlan(NamedTuple):
 
     def link(self, apart, ranks):
         """Bytes per second between two ranks that are so far apart, of groups of so many ranks."""
-        return min(1e9 * self.group(2, apart).nic, self.gpu.inside) if apart * ranks > self.gpu.per_node else self.gpu.inside
+        w, inside = self.network, self.network.inside.busbw[ALL_GATHER]
+        if not 0 < w.per_node < apart * ranks: return inside
+        return min(inside, w.between.busbw[ALL_GATHER] * min(1, w.interfaces() / min(apart, w.per_node)))
 
     def context_waits(self):
         """The same of cp ranks: for keys and values forward and backward, and for their gradients."""

@@ -2,18 +2,16 @@
 run that they describe."""
 import math, re
 from tool import SIZES, choice, parse_options, real, require, switch, text, whole
-from machines import ALL_REDUCE, GPU_NAMES, GPUS, LINKS, MEASURED, NODES, NODE_NAMES, Network, link_of, open_link, passes, this_machine
-from pipelines import parse_emulation
+from machines import ALL_REDUCE, GPUS, LINKS, MEASURED, NODES, Network, link_of, open_link, passes, this_machine
 from shapes import SHAPES, Shape, is_gpt2
 from questions import CP, FSDP, MAX_BLOCKS, MESH, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of, model_of
 from steps import METHODS
-from validate import PUBLISHED
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
-LINK_NAMES = "|".join(LINKS) + "|FILE"
 OPTIONS = [
     "Model and batch",
-    text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads", "m"),
+    text("model", "d4", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-*, or dN: N layers, 64N channels, N heads; with"
+         " --mesh all also llama*", "m"),
     *SIZES,
     real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
     choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),
@@ -33,13 +31,12 @@ OPTIONS = [
     whole("chunks", 0, 0, MAX_BLOCKS, "parts of the model on each rank; 0: 2 if interleaved, else 1"),
     text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times"),
     whole("context-parallel", 0, 0, 1 << 20, "neighbouring ranks that share each sequence and micro-batch; 0: 2, 4 and 8"),
-    choice("cp", "ulysses", "ulysses|allgather|ring|all", "what their attention exchanges; not given: all ways are compared of one"
-           " --context-parallel; all: only what each sends of --model"),
+    choice("cp", "ulysses", "ulysses|allgather|ring", "what their attention exchanges; not given: all ways are compared of one"
+           " --context-parallel"),
     choice("cp-balance", "contiguous", "contiguous|zigzag", "which tokens of a sequence they have, with --cp allgather or ring"),
-    text("mesh", "", "dp=N,tp=N,pp=N", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; '': none"),
+    text("mesh", "", "dp=N,tp=N,pp=N|all", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; all: search the best of"
+         " --model on --ranks of --gpu, with every ZeRO stage, recomputation and micro-batch; '': none"),
     whole("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state"),
-    text("emulate-ms", "", "F,I,W[,HEAD]",
-           "of --mesh: actions last so many ms, as in a run with this option; '': as long as computing takes"),
     "The column fsdp, as train_gpt2_fsdp's options of these names",
     choice("sharding", "full", "full|grad-op|hybrid|none",
           "full: freed after each use; grad-op: kept until the backward pass; hybrid: full in groups; none: as DDP"),
@@ -62,11 +59,11 @@ OPTIONS = [
     real("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket"),
     real("communication-ms", 0, 0, 1e9, "ms in which ranks sum all gradients whole; all others take by their bytes. 0: from the links"),
     "Device",
-    text("gpu", "", GPU_NAMES, "peak, memory and its bandwidth, links, nodes, --algorithm nccl, where not given; '': none"),
+    text("gpu", "", "|".join(GPUS), "peak, memory and its bandwidth, links and nodes, where not given; '': none"),
     switch("here", "this machine's CPU, of which python3 dev/bench/here.py has measured what --gpu says of others"),
     switch("cluster", "with --here: the cluster on this machine (dev/cluster), which here.py --cluster has measured"),
     text("measured", "", "FILE", f"what here.py wrote; '': {MEASURED[False]}, or {MEASURED[True]}"),
-    text("node", "", "NAME", f"machine: {NODE_NAMES}; '': none"),
+    text("node", "", "NAME", f"machine: {', '.join(NODES)}; '': none"),
     choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps"),
     real("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables"),
     real("reserve", 2, 0, 1e6, "GB of it that a rank cannot use: context, NCCL, fragmentation"),
@@ -76,12 +73,10 @@ OPTIONS = [
     real("memory-bandwidth", 0, 0, 1e15,
          "bytes/s of a device's memory, for AdamW's 28 bytes a parameter; 0: it takes no time"),
     "Links",
-    text("link", "nvlink", LINK_NAMES, "inside a node; FILE: from comm_bench --json"),
-    text("inter-link", "infiniband", LINK_NAMES, "between nodes"),
+    text("link", "nvlink", "NAME|FILE", f"inside a node: {', '.join(LINKS)}; FILE: from comm_bench --json"),
+    text("inter-link", "infiniband", "NAME|FILE", "the same between nodes"),
     whole("ranks-per-node", 8, 0, 1 << 20, "ranks in each node; 0: all are in one node"),
     whole("nics", 0, 0, 1 << 20, "network interfaces of each node; 0: one for each rank"),
-    choice("algorithm", "ring", "ring|tree|direct|nccl", "of collectives; direct: as ring, but all-gather and reduce-scatter send a"
-           " message to each rank, as this course's programs over MPI do; nccl: what NCCL takes on --gpu for each"),
     real("efficiency", 1, 1e-3, 1, "the share of the links' bandwidth that collectives reach"),
     real("sm-share", 0, 0, 1, "the share of a device's processors that communication takes from compute"),
     "Cost of a run",
@@ -89,9 +84,7 @@ OPTIONS = [
     real("price", 0, 0, 1e6, "of a GPU for an hour, in any currency; 0: none"),
     real("watts", 0, 0, 1e6, "of a GPU, for kWh; 0: --gpu's at most"),
     "Other questions, and how answers are printed",
-    switch("recommend", "search the best mesh for --model on --ranks of --gpu: dp, tp, pp, ZeRO, recomputation, micro-batches"),
     switch("validate", "compare predictions with what others have published"),
-    text("published", PUBLISHED, "FILE", "the figures for --validate"),
     switch("json", "all tables as one JSON object; bytes and seconds"),
     switch("exact", "print all digits of bytes"),
 ]
@@ -99,11 +92,10 @@ OPTIONS = [
 
 def parse():
     o = parse_options("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula", OPTIONS)
-    o.emulation = parse_emulation(o.emulate_ms)
     o.compares = o.pipeline_parallel > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
     o.compares_cp = o.context_parallel > 0 and not {"cp", "cp-balance"} & o.given
     if "seq-len" not in o.given and o.model in SHAPES: o.seq_len = SHAPES[o.model].T
-    if o.recommend: # a step of a usual size
+    if o.mesh == "all": # a step of a usual size
         o.total_batch_size = o.total_batch_size or max(524288, o.ranks * o.seq_len)
     take_device(o)
     check(o)
@@ -113,13 +105,13 @@ def parse():
 # ---- the device: o.device_gpu, and what it says of everything that is not given ----
 def gpu_of(o):
     """None: nothing is known of it."""
-    require(o.node in ("", *NODES), f"--node {o.node} is not known; give one of {NODE_NAMES}")
+    require(o.node in ("", *NODES), f"--node {o.node} is not known; give one of {', '.join(NODES)}")
     if o.node:
         name, per_node, nics, nic = NODES[o.node]
         require(o.gpu in ("", name), f"--node {o.node} has {name}, not --gpu {o.gpu}; leave out one of the two")
         return GPUS[name]._replace(per_node=per_node, nics=nics, nic=nic)
     if o.here: return this_machine(o.measured)
-    require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {GPU_NAMES}")
+    require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {', '.join(GPUS)}")
     return GPUS.get(o.gpu)
 
 
@@ -128,7 +120,7 @@ def take_device(o):
     require(not o.here or not {"gpu", "node"} & o.given, "--here has this machine's CPU; leave out --gpu and --node")
     o.measured = o.measured or MEASURED[o.cluster]
     gpu = o.device_gpu = gpu_of(o)
-    o.gpu_links = False # its links, because no others are given
+    o.direct = False
     if gpu: take_gpu(o, gpu)
     is_h100 = not gpu and o.device == "gpu" and o.compute_ms == 0 and "peak-flops" not in o.given # its peak is taken
     memory = 1e9 * o.memory or (gpu.memory if gpu else GPUS["h100"].memory if is_h100 else math.inf)
@@ -148,14 +140,13 @@ def take_gpu(o, gpu):
     def take(**values): vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
     if is_here: take(device="cpu")
     if is_measured: # between ranks of a node communication takes the time of a core that computes, between nodes it waits
-        take(precision="fp32", mfu=gpu.mfu, link=o.measured, sm_share=0.0 if gpu.per_node else 1.0)
-        if gpu.per_node: take(inter_link=o.measured, algorithm="direct")
-    o.gpu_links = not is_here and not {"link", "inter-link"} & o.given
-    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.update or gpu.bandwidth, ranks_per_node=gpu.per_node, nics=gpu.nics,
-         watts=gpu.watts)
+        take(precision="fp32", mfu=gpu.mfu, sm_share=0.0 if gpu.per_node else 1.0)
+        o.direct = gpu.per_node > 0
+    if is_measured or not is_here: take(link=gpu.link, nics=gpu.nics)
+    if gpu.per_node or not is_here: take(inter_link=gpu.nic)
+    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.update or gpu.bandwidth, ranks_per_node=gpu.per_node, watts=gpu.watts)
     require(not is_measured or o.precision == "fp32" or o.compute_ms > 0 or "peak-flops" in o.given,
             f"--here has measured fp32, not {o.precision}: give --compute-ms as well")
-    if o.gpu_links and gpu.nccl_inside > 0: take(algorithm="nccl")
 
 
 def room_of(o, N): return o.room / N if o.shares_room else o.room
@@ -167,14 +158,11 @@ def peak_of(o): return o.peak_flops or (math.nan if o.compute_ms > 0 else peak_a
 
 
 # ---- checks ----
-OF_PARAMS = "params master precision ranks gpu node here cluster measured memory reserve json"
-OF_RECOMMEND = ("recommend model layers heads channels vocab-size ranks seq-len total-batch-size tokens price watts gpu node here cluster"
-                " measured reserve"
-                " json exact")
-OF_VALIDATE = "validate published reserve json"
-OF_CP = "cp model layers heads channels vocab-size json"
+OF_MODEL = "model layers heads channels vocab-size json"
+OF_DEVICE = "ranks gpu node here cluster measured memory reserve json"
+OF_MESHES = f"mesh {OF_MODEL} {OF_DEVICE} seq-len total-batch-size tokens price watts exact"
 OF_PROGRAMS = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype cpu-offload"
-             " node-ranks compress")
+               " node-ranks compress")
 
 
 def forbid(o, names, others, question, why):
@@ -190,13 +178,10 @@ def needs(o, names, holds, why):
 
 
 def check(o):
-    # --params, --recommend and --validate leave out what the tables of strategies need
-    require(not (o.recommend and o.validate), "--recommend and --validate are two questions: give one of them")
-    needs(o, "published", o.validate, "is for --validate; give it as well")
-    if o.recommend: forbid(o, OF_RECOMMEND, True, "recommend", "tries all of them")
-    elif o.validate: forbid(o, OF_VALIDATE, True, "validate", "takes those of each published row")
-    elif o.cp == "all": forbid(o, OF_CP, True, "cp all", "counts what a token and a block send")
-    elif o.params > 0: forbid(o, OF_PARAMS, True, "params", "describes a model of unknown shape")
+    # what the tables of strategies need and other questions do not take
+    if o.mesh == "all": forbid(o, OF_MESHES, True, "mesh all", "tries all of them")
+    elif o.validate: forbid(o, "validate reserve json", True, "validate", "takes those of each published row")
+    elif o.params > 0: forbid(o, f"params master precision {OF_DEVICE}", True, "params", "describes a model of unknown shape")
     # model and batch
     total = f"--total-batch-size {o.total_batch_size}"
     require(o.params == 0 or o.params >= 1, f"--params must be at least 1, not {o.params:g}")
@@ -221,15 +206,11 @@ def check(o):
     # links
     needs(o, "nics inter-link", o.ranks_per_node > 0,
           "is about nodes, and --ranks-per-node 0 says that there is one; give --ranks-per-node as well")
-    is_nccl = o.algorithm == "nccl"
-    require(not is_nccl or o.device_gpu and o.device_gpu.nccl_inside > 0,
-            "--algorithm nccl depends on the device: give --gpu and one of NVIDIA's")
-    require(not is_nccl or o.gpu_links, "--algorithm nccl takes --gpu's links: leave out --link and --inter-link")
     # pipelines
     one = o.pipeline_parallel > 0 or o.mesh
     require(not o.mesh or not {"tensor-parallel", "pipeline-parallel"} & o.given,
             f"--mesh {o.mesh} has tensor and pipeline parallelism; leave out --tensor-parallel and --pipeline-parallel")
-    require(o.mesh or not {"zero-stage", "emulate-ms"} & o.given, "--zero-stage and --emulate-ms are for --mesh; give it as well")
+    require(o.mesh or "zero-stage" not in o.given, "--zero-stage is for --mesh; give it as well")
     require(one or o.split == "auto", f"--split {o.split} is for one number of ranks; give --pipeline-parallel as well")
     require(not one or o.accumulation <= PLAYED_MICRO_BATCHES, f"--accumulation {o.accumulation}: a pipeline is played with"
             f" {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble is short by then; lower it")
@@ -243,13 +224,13 @@ def shape_of(o):
     require(o.model in SHAPES or 1 <= d <= MAX_BLOCKS,
             f"--model {o.model} is not known: dN with N from 1 to {MAX_BLOCKS}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
-    require(o.recommend or o.cp == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no"
-            " program of this course has: only --recommend plans it, and --cp all counts it")
+    require(o.mesh == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no program of this"
+            " course has: only --mesh all plans it")
     require(not s.llama or not (o.layers or o.heads or o.channels or o.vocab_size),
             f"--model {o.model}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
     s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
     require(s.C % s.NH == 0, f"--model, --layers, --heads, --channels, --vocab-size: {s.C} channels do not divide over {s.NH} heads")
-    if not (is_gpt2(s) if o.recommend else o.model.startswith("gpt2")): # --recommend takes a changed gpt2 as a dN
+    if not (is_gpt2(s) if o.mesh == "all" else o.model.startswith("gpt2")): # the search takes a changed gpt2 as a dN
         s = s._replace(T=o.seq_len)
     require(o.seq_len <= s.T, f"--seq-len {o.seq_len} is longer than the {s.T} positions of {o.model}; lower it or choose a model with"
             " more")
@@ -299,8 +280,5 @@ def network_of(o, plan):
         nbytes = float(plan.shape.elements() * plan.X) * (plan.N - 1) / plan.N
         link = link_of(0.0, passes(ALL_REDUCE) * nbytes / (1e-3 * o.communication_ms))
         return Network(link, link, sm_share=o.sm_share)
-    gpu, inside, between = o.device_gpu, open_link(o.link, True), open_link(o.inter_link)
-    if o.gpu_links:
-        inside = link_of(LINKS["nvlink" if gpu.nvlink else "pcie"][1], gpu.inside)
-        between = link_of(LINKS["infiniband"][1], gpu.nic)
-    return Network(inside, between, o.ranks_per_node, o.nics or o.ranks_per_node, o.algorithm, gpu, o.efficiency, o.sm_share)
+    return Network(open_link(o.link, True), open_link(o.inter_link), o.ranks_per_node, o.nics or o.ranks_per_node, o.direct, o.efficiency,
+                   o.sm_share)

@@ -121,15 +121,6 @@ def pipeline_step(plan, w, s):
 
 
 # ---- train_gpt2_3d ----
-def parse_emulation(text):
-    """Of --emulate-ms: F, I and W of a rank, and if there is a head of a block; () of ''. Dies if a program would not accept it."""
-    try: numbers = [float(x) for x in text.split(",")] if text else []
-    except ValueError: numbers = [-1]
-    require(text == "" or len(numbers) in (3, 4) and all(x >= 0 for x in numbers), "--emulate-ms wants three numbers of"
-            f" milliseconds, as in 20,24,16, and perhaps how many blocks the head costs, not '{text}'")
-    return tuple(numbers)
-
-
 def block_times(plan, m, s):
     """F, I and W of a block of one rank. I + W is B, unless --schedule cuts it."""
     t, forward = Timeline(), s.block_forward / plan.t
@@ -145,17 +136,12 @@ def block_times(plan, m, s):
     return F, I, W + sum(max(0, m.gather - n / 12 * W) for n in (1, 4))
 
 
-def mesh_step(plan, w, s, emulation):
-    """The same. emulation: how long actions of a rank, or if there is a head of a block, sleep instead, as in train_gpt2_3d."""
+def mesh_step(plan, w, s):
+    """The same."""
     m, node = tensor_messages(plan, w), 1 if crosses(plan, w) else None # ranks of a group in a node, if it has several nodes
     share = abreast(plan, w) if node else plan.t
     sums = Sums(Group(plan.p, node or plan.p, share), Group(2 if plan.p > 1 else 1, node or 2, share), message_seconds(plan, w),
                 block_sent(plan, w), unit_sent(plan, w, 0))
-    if emulation:
-        F, I, W = each = [1e-3 * ms for ms in emulation[:3]]
-        times = [[x / plan.v for x in each]] * len(split_of(plan)) # equal ones, if no head is given
-        if any(emulation[3:]): times = action_times(plan, F, I, W, emulation[3] * (F + I + W))
-        return played_step(plan, MESH, w, times, sums)
     times = action_times(plan, *block_times(plan, m, s), s.head / plan.t + m.stats + m.sum)
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients

@@ -1,7 +1,7 @@
 """Asks the programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
 ranks of a pipeline do when; and the few formulas of layouts that the times need. A run is a Plan. It is asked of the program of its
 strategy, built for the precision; fp16 has bf16's size, but for train_gpt2_compress."""
-import bisect, functools, math, os
+import functools, math, os
 from typing import NamedTuple
 import schedule_play
 from shapes import Shape
@@ -14,7 +14,7 @@ STRATEGY_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d",
 PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp", "zeropp")
 STRATEGIES = range(5)
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
-SCHEDULES = schedule_play.SCHEDULES[:4]
+SCHEDULES = schedule_play.SCHEDULES
 MAX_BLOCKS = 256
 FOLDER = os.environ.get("PLAN_PROGRAMS", "build/predict") # of the programs that are asked
 PLAYER = os.path.join(FOLDER, "..") # of schedule_order
@@ -68,8 +68,6 @@ class Plan(NamedTuple):
 def mesh_name(plan):
     dp, pp = f"dp={plan.N // (plan.t * plan.p)}", f"pp={plan.p}"
     return f"{pp},{dp},tp={plan.t}" if plan.pp_outside else f"{dp},tp={plan.t},{pp}"
-
-
 
 
 def logits_of(plan):
@@ -158,17 +156,7 @@ def own_rank(plan, strategy=PP): return extreme_rank(plan, strategy) if plan.ran
 def bytes_of(plan, strategy): return all_ranks(plan, strategy)[own_rank(plan, strategy)]
 def total_of(plan, strategy): return bytes_of(plan, strategy).total
 def sent_of_all(plan, strategy): return math.floor(bytes_of(plan, strategy).sent * plan.N + 0.5)
-def sent_along(plan): return {f"along {axis}": math.floor(bytes_of(plan, MESH).along[axis] + 0.5) for axis in ("tp", "pp", "dp")}
-
-
-def sent_by_kind(plan):
-    """What a rank of a pipeline sends: messages, which grow with the micro-batches; sums over replicas of the model; three numbers;
-    and the rest, the root's gradients, to the rank that also has them."""
-    own = plan._replace(rank=own_rank(plan))
-    sent = bytes_of(own, PP).sent
-    messages = bytes_of(own._replace(accumulation=2 * plan.accumulation), PP).sent - sent
-    copies, numbers = sent - bytes_of(own._replace(N=plan.p), PP).sent, 2 * (plan.p - 1) / plan.p * 3 * 8
-    return {"messages": messages, "root": sent - messages - copies - numbers, "to other replicas": copies, "loss and norms": numbers}
+def sent_along(plan): return [(f"    along {axis}", math.floor(bytes_of(plan, MESH).along[axis] + 0.5)) for axis in ("tp", "pp", "dp")]
 
 
 def bytes_of_states(strategy, N, halves=True, master=True):
@@ -196,18 +184,6 @@ def context_divides(plan):
     """The same of c ranks that share sequences."""
     heads, chunks = plan.shape.NH if plan.how == "ulysses" else 0, plan.c * (2 if plan.balance == "zigzag" else 1)
     return plan.N % plan.c == 0 and heads % plan.c == 0 and plan.T % chunks == 0
-
-
-# The same with a dN: N blocks and heads, 64N channels.
-def of_depth(plan, d): return plan._replace(shape=plan.shape._replace(L=d, NH=d, C=64 * d))
-
-
-@functools.cache
-def largest_depth(plan, strategy, room):
-    """The largest dN that a rank with so many bytes can train; 0: none. Bytes grow with N."""
-    divides = {TP: tensor_divides, PP: pipe_divides, CP: context_divides}.get(strategy, lambda plan: True)
-    can = [d for d in range(1, MAX_BLOCKS + 1) if divides(of_depth(plan, d))]
-    return ([0] + can)[bisect.bisect_right(can, room, key=lambda d: total_of(of_depth(plan, d), strategy))]
 
 
 # ---- questions to build/schedule_order, which has pipelines as llmc/parallel has them (split.h, pipeline.h) ----

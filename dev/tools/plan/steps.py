@@ -341,7 +341,7 @@ def abreast(plan, w):
 def hop_seconds(plan, w, nbytes):
     """Of a message between two such neighbours. They share a node's interfaces with those that send at the same time."""
     link = w.between if crosses(plan, w) else w.inside
-    share = max(1, abreast(plan, w) / (1 if w.between.measured else max(w.nics, 1))) if crosses(plan, w) else 1
+    share = max(1, abreast(plan, w) / w.interfaces()) if crosses(plan, w) else 1
     return link.alpha[ALL_GATHER] + share * nbytes / link.busbw[ALL_GATHER]
 
 
@@ -396,17 +396,6 @@ def context_micro_batches(plan, w, s, gradients, t):
             t.follow(backward)
             if left == 0: t.send(gradients[1])
     t.send(gradients[0])
-
-
-def ring_hides(plan, w, s):
-    """The least tokens of a sequence on a rank with which attention hides all hops forward, and backward all but the last: it grows
-    with their square, a message with their number. s: of one rank."""
-    tokens, alpha = plan.T / plan.c, hop_seconds(plan, w, 0)
-    part = attention_share(plan) * s.block_forward / plan.c**2 / tokens**2 # of the first hop
-    def least(k, n, X):
-        each = n * (hop_seconds(plan, w, kv_bytes(plan, X / n)) - alpha) / tokens
-        return (each + math.sqrt(each**2 + 4 * k * n * alpha)) / (2 * k)
-    return least(part, 1, plan.X), least(2 * part * hop_parts(plan), 2, plan.X + 4)
 
 
 # ---- a step of N ranks ----

@@ -7,17 +7,17 @@ TFLOP/s, is taken. How much faster fp8 is was set by NeMo's first row; torchtita
 import math, statistics, tomllib
 from collections import namedtuple
 from itertools import groupby
-from tool import die, print_table, read_bytes, require
+from pathlib import Path
 import mesh
+from answers import Table
 from machines import GPUS, MIB
 from questions import bytes_of_states
 from shapes import SHAPES
 
-PUBLISHED = "dev/tools/plan/published.toml"
+PUBLISHED = Path(__file__).with_name("published.toml")
 BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib", "optimizer_mib",
          "activations_mib")
 TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms")
-KEPT = "", mesh.ALL, mesh.SELECTED, mesh.HALF, mesh.INPUTS
 COUNTED = [[kind for kind in group if kind not in ("mfu", "parameters_b")] for group in (BYTES, TIMES)] # these two repeat others
 
 
@@ -36,26 +36,15 @@ def rows_of(source, shape, figures):
         return
     for kind, x in figures.items():
         for zero, value in enumerate(x if isinstance(x, list) else [x], shape.get("zero", 0)):
-            row = Row(source, kind, float(value), **{**shape, "zero": zero})
-            numbers = (row.dp, row.tp, row.pp, row.cp, row.chunks, row.zero, row.batch, row.micro, row.T)
-            if not all(isinstance(n, int) and n >= 0 for n in numbers) or row.gpus == 0: raise ValueError("numbers")
-            if row.kept not in KEPT or row.bits not in (8, 16): raise ValueError("kept or bits")
-            yield row
+            yield Row(source, kind, float(value), **{**shape, "zero": zero})
 
 
-def read_published(path):
-    remedy = f"rows are tables of a model, a GPU, ranks and figures, as in {PUBLISHED}"
-    text, rows = read_bytes(path, remedy).decode(errors="replace"), []
-    try: sources = tomllib.loads(text).items()
-    except tomllib.TOMLDecodeError as error: die(f"{path}: is not TOML: {error}; {remedy}")
-    every = ((name, part.get("shared", {}), row) for name, parts in sources for part in parts for row in part.get("rows", []))
-    for number, (name, shared, given) in enumerate(every, 1):
-        figures = {kind: x for kind, x in given.items() if kind in BYTES + TIMES}
-        try: found = list(rows_of(name, {**shared, **{key: x for key, x in given.items() if key not in figures}}, figures))
-        except (TypeError, ValueError, KeyError, AttributeError): found = []
-        require(found, f"{path}: row {number}, {given}, is none; {remedy}")
-        rows += found
-    require(rows, f"{path}: has no rows; {remedy}")
+def read_published():
+    rows = []
+    for source, parts in tomllib.loads(PUBLISHED.read_text()).items():
+        for part, given in ((part, row) for part in parts for row in part["rows"]):
+            figures = {kind: x for kind, x in given.items() if kind in BYTES + TIMES}
+            rows += rows_of(source, part["shared"] | {key: x for key, x in given.items() if key not in figures}, figures)
     return rows
 
 
@@ -111,25 +100,22 @@ def summary(pairs):
     return *medians, max(offs(pairs, BYTES + TIMES), default=math.nan)
 
 
-def json_validation(o):
-    rows = ((r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published))
-    return {"rows": [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero,
-                      "kind": r.kind, "published": r.value, "note": r.note, "predicted": x} for r, x in rows]}
-
-
-def print_validation(o):
-    """First what --json has of each row."""
-    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published(o.published)]
-    found = json_validation(o)["rows"]
+def answer(o):
+    pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published()]
     def ratio(r, x): return ("same" if x == r.value else "not") if r.kind == "fits" else "-" if math.isnan(x) else f"{x / r.value:.3f}"
-    print_table([*found[0], "gpus", "ratio"], *([*row.values(), r.gpus, ratio(r, x)] for row, (r, x) in zip(found, pairs)))
-    print()
-    print_table(["source", "rows", "bytes", "times", "furthest"], *(
-        [source, len(mine), *("-" if math.isnan(x) else f"{100 * x:.1f} %" for x in summary(mine))]
-        for source, mine in ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))))
-    print()
-    for name, kinds, x in zip(("bytes", "times"), COUNTED, summary(pairs)):
-        print(f"{name}    {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %")
+    rows = [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero, "kind": r.kind,
+             "published": r.value, "note": r.note, "predicted": x} for r, x in pairs]
+    columns = [(key, ".5g" if key in ("published", "predicted") else "", key) for key in [*[*rows[0]][1:], "ratio"]]
+    every = Table("source", columns, [{"name": row["source"], **row, "ratio": ratio(*pair)} for row, pair in zip(rows, pairs)])
+    def of_source(source, mine):
+        off = ["-" if math.isnan(x) else f"{100 * x:.1f} %" for x in summary(mine)]
+        return {"name": source, "rows": len(mine), **dict(zip(("bytes", "times", "furthest"), off))}
+    sources = [of_source(source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source)]
+    lines = [f"{name}    {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %"
+             for name, kinds, x in zip(("bytes", "times"), COUNTED, summary(pairs))]
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
-    print(f"fits     {sum(fits)} of {len(fits)} right\nnot predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows,"
-          " torchtitan's in fp8, or what a paper calls HFU")
+    return [every, Table("source", [(key, "", key) for key in ("rows", "bytes", "times", "furthest")], sources), "", *lines,
+            f"fits     {sum(fits)} of {len(fits)} right",
+            f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a paper calls"
+            " HFU"], \
+        lambda: {"rows": rows}
