@@ -79,7 +79,7 @@ def script(doc, measure, show, check=None, more=True, placeholders={}, least={},
     """A script that makes a table: its results are measured by measure(results, options) and stored, or are those of the file that
     --from names; show(results, options) prints them. check(options) ends the script if they cannot be meant. Below the doc stands what
     the environment says: the program or its folder, how ranks are started. Before it measures, the program must be there (o.program),
-    and as many ranks can be started as --ranks, --tp or --stages say at the most."""
+    and as many ranks can be started as --ranks or --stages say at the most."""
     name, path = Path(sys.argv[0]).stem, program if "/" in program else f"build/train_gpt2_{program}" # of a training program
     where = f"PROGRAM  default {path}    " if program else f"BUILD   folder of the programs (default {folder})    " * bool(folder)
     others = "\nAll other options are those of the programs." if more else ""
@@ -98,7 +98,7 @@ def script(doc, measure, show, check=None, more=True, placeholders={}, least={},
 
 
 def most_ranks(o):
-    found = next((vars(o)[name] for name in ("ranks", "tp", "stages") if name in vars(o)), 2)
+    found = next((vars(o)[name] for name in ("ranks", "stages") if name in vars(o)), 2)
     return max(found) if isinstance(found, list) else found
 
 
@@ -286,14 +286,6 @@ def train(name, program, *arguments, ranks=None, out=None, threads=1, until=None
         return why[1] if refused and why else failed(name, log)
     for folder in out.glob("step_*"): shutil.rmtree(folder)
     return Run(out, log)
-
-
-def traced(o, *arguments):
-    """A step of the program on --ranks with a timeline: the run, and (rank, part, operation) for each communication."""
-    trace = work() / "trace.json"
-    run = train(o.program, o.program, QUIET, o.more, *arguments, f"--steps 1 --save-every 0 --trace {trace}", ranks=o.ranks,
-                threads=environ("OMP_NUM_THREADS", 1))
-    return run, [(rank, part, name) for rank, part, name, step, _ in operations(trace) if step in (None, 1)]
 
 
 def operations(trace, waits="wait"):

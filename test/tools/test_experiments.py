@@ -294,7 +294,7 @@ def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     ("dev/bench/compress_link", "--ranks 1", "one rank sends nothing"), ("dev/bench/compress_link", "--ratio 0", "wants a number above 0, not '0'"),
     ("dev/bench/scaling", ["--ranks", "1 3 4", "--batch-size", "1"], "4 sequences does not divide over 3"), ("dev/bench/scaling", ["--ranks", "2 1"], "must grow"),
     rest("dev/bench/scaling", "--no-such-option 1", "strong on 1 ranks failed"), ("experiments/run", "recompute --rounds many", "not 'many'"),
-    ("experiments/run", "no_such", "no_such is no experiment and no option"), ("dev/bench/tp_memory", "--tp", "--tp: expected one argument"),
+    ("experiments/run", "no_such", "no_such is no experiment and no option"), ("dev/bench/scaling", "--ranks", "--ranks: expected one argument"),
     ("experiments/run", "recompute --quick", "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
     ("experiments/run", "recompute --quick --store", "--quick measures nothing"),
     ("dev/bench/mesh_table", ["--meshes", "2x2"], "--meshes wants meshes such as .* not '2x2'"),
