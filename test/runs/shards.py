@@ -2,8 +2,8 @@
 import functools, json, math, re
 from pathlib import Path
 import pytest
+from dev.lib import operations  # noqa: F401
 from suite import TOKENS, Stored, assert_close, assert_same, assert_same_metrics, command, half, program, train, trained
-from measure import operations  # noqa: F401
 
 
 def sampled(*values, **options):

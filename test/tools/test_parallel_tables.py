@@ -1,4 +1,4 @@
-"""The scripts of dev/bench that make the tables of chapters 5, 6 and 9: on small models, and on programs that count wrongly."""
+"""The experiments that make the tables of chapters 5, 6 and 9: on small models, and on programs that count wrongly."""
 import re
 import pytest
 from suite import ROOT, TOKENS, assert_says, command, executable, program, rest, succeeds
@@ -11,7 +11,7 @@ TP = f"{SMALL} --layers 2"
 
 
 def table(script, options, binary, more=[], **env):
-    return succeeds(f"python3 dev/bench/{script}.py", more, options, env={"PROGRAM": binary, **env} if binary else env).out
+    return succeeds(f"python3 -m experiments {script}", more, options, env={"PROGRAM": binary, **env} if binary else env).out
 
 
 def skewed(folder, name, line, field):
@@ -34,7 +34,7 @@ def test_context_parallelism_sends_and_works_what_the_formulas_say(tmp_path):
 
 def test_a_program_that_counts_otherwise_is_found(tmp_path):
     binary = skewed(tmp_path, "cp", 2, "comm_bytes")
-    run = command("python3 dev/bench/cp_table.py", ["--ranks", "2", "--ways", "ring"], SMALL, env={"PROGRAM": binary})
+    run = command("python3 -m experiments cp_table", ["--ranks", "2", "--ways", "ring"], SMALL, env={"PROGRAM": binary})
     assert run.status != 0 and re.search("attention sent", run.said), run
 
 
