@@ -71,7 +71,7 @@ def layer_tests(name, builds, libraries="", smoke=""):
         chosen = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
         chosen = [x["claim"] for x in chosen if (x.get("build"), x.get("precision")) == (build, precision)]
         said = output(build, precision, chosen)
-        if IS_REAL: print(*re.findall("^# largest .*", said, re.M), sep="\n") # for gpu_check's page
+        if IS_REAL: print(*re.findall("^# largest .*", said, re.M), sep="\n") # pytest -rP shows it
         assert re.search(rf"^ok \d+ - {claim},", said, re.M), said[-3000:]
     return test
 

@@ -77,7 +77,7 @@ for i in range(1000): time.sleep(0.02 if options["--seq-len"] == "64" else 0.3);
     short = succeeds("python3 -m experiments bench --into", tmp_path / "stored", env=settings | {"BENCH_SECONDS": 0})
     assert_says(short.err, "^T=64 *ours, fp32")
     assert_says(short.out, "finished rounds: 1,", "^  ours, fp32 ", "ours-fp32 at T=1024: it would take about .* BENCH_SECONDS is 0")
-    with subprocess.Popen(["python3", "experiments/bench.py"], env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
+    with subprocess.Popen(["python3", "-m", "experiments", "bench"], env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
         while not re.match("T=64 *ours, fp32", bench.stderr.readline()): assert bench.poll() is None
         bench.terminate()
