@@ -9,7 +9,7 @@ def cores():
 
 
 def share_of_others(begin, end):
-    """The percentage of the cores that other programs used between two times, of which Others.now() has told (busy seconds of all cores,
+    """The percentage of the cores that other programs used between two times that Others.now() has told (busy seconds of all cores,
     seconds of all cores, seconds that this script and its programs used)."""
     busy, all_cores, own = (after - before for before, after in zip(begin, end))
     return max(0, round(100 * (busy - own) / all_cores)) if all_cores > 0 else 0

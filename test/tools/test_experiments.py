@@ -2,6 +2,7 @@
 from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
 import ast, json, os, re, shutil, subprocess, sys, time
 import pytest
+from dev.lib import Others, Results, share_of_others
 from kernels import gpus
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
@@ -261,6 +262,39 @@ def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster(
               (1.2, 0.9, 1.3): "at some of the sizes that were tried"}
     code = f"from experiments.two_ranks import where_faster\nfor x in {[*ratios]}: print(where_faster(dict(zip((16, 32, 64), zip(x)))))"
     assert succeeds("python3 -c", [code]).out.splitlines() == [*ratios.values()]
+
+
+def rounds(**ms):
+    """Results whose runs took so many milliseconds in each round."""
+    d = Results({"busy_percent": 0})
+    for run, of_rounds in ms.items():
+        for number, x in enumerate(of_rounds, 1): d.add(run, number, step_ms=x)
+    return d
+
+
+def test_ratios_that_contradict_each_other_are_refused():
+    """In two of three rounds a is slower than b, b than c, and c than a."""
+    steady = rounds(base=(10, 20, 10), a=(20, 40, 20), b=(5, 10, 5.5))
+    assert [steady.ratio(run, "base", "step_ms")[0] for run in ("a", "b", "a")] == [2, 0.5, 2]
+    d = rounds(a=(30, 10, 20), b=(20, 30, 10), c=(10, 20, 30))
+    assert d.ratio("a", "c", "step_ms") == (20 / 30, 0.5, 3)
+    with pytest.raises(SystemExit, match="by step_ms, 'b' is 1.50 and 'a' 0.67 times 'c', but 'b' is 0.67 times 'a'. These ratios contradict each other"):
+        d.ratio("b", "c", "step_ms")
+
+
+def test_what_others_used_is_all_that_was_busy_and_is_not_our_own():
+    """Of 20 seconds of all cores 10 were busy."""
+    assert [share_of_others((100, 300, 7), (110, 320, own)) for own in (7, 11, 17, 18)] == [50, 30, 0, 0]
+    assert share_of_others((0, 0, 0), (0, 0, 0)) == 0
+    begin = Others.now()
+    assert 0 < begin[0] <= begin[1] and 0 <= Others().percent() <= 100
+
+
+@pytest.mark.parametrize("header, says", [
+    ({"busy_percent": 5, "others_percent": 5}, ""), ({"busy_percent": 6}, "6 % of this machine before the first run: do not trust it."),
+    ({"busy_percent": 90, "others_percent": 40}, "40 % of this machine meanwhile: do not trust it.")], ids=["idle", "before", "meanwhile"])
+def test_a_table_warns_if_others_used_the_cores_before_or_meanwhile(header, says):
+    assert Results(header).busy("it") == f"Other programs used {says}" * bool(says)
 
 
 def test_a_range_that_includes_1_shows_no_difference(tmp_path):
