@@ -90,10 +90,8 @@ class Results:
 
     def busy(self, what):
         """What must be said of figures if other programs ran, or ""."""
-        before, meanwhile = self.header["busy_percent"], self.header.get("others_percent", 0)
-        if max(before, meanwhile) <= 5: return ""
-        used = f"{meanwhile} % of this machine meanwhile" if meanwhile > 5 else f"{before} % of this machine before the first run"
-        return f"Other programs used {used}: do not trust {what}."
+        used = max(self.header["busy_percent"], self.header.get("others_percent", 0)) # before the first run, and meanwhile
+        return f"Other programs used {used} % of this machine: do not trust {what}." if used > 5 else ""
 
     speed = property(lambda self: self.header["speed"] == "yes", doc="whether speeds were measured")
 
