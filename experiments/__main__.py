@@ -3,10 +3,11 @@
   python3 -m experiments NAME [OPTION...] [OPTION OF THE PROGRAMS...]      in the root of the repository
   python3 -m experiments [OPTION...]                  all that have pages, one after another: `make experiments`
 
-NAME is a file here: NAME --help says what it asks, and its own options. make builds the programs that a page's experiment needs. Results and
-pages under experiments/ are written only with --store. A finished experiment leaves build/experiments/NAME.done and is skipped the next time
-that all are run, so you can interrupt this and start it again; remove these files to start over. If an experiment fails, for example because
-it needs more memory than there is, the others still run. These are the options of experiments that have pages:
+NAME is a file here: NAME --help says what it asks, and its own options. make builds the programs that a page's experiment
+needs. Results and pages under experiments/ are written only with --store. A finished experiment leaves
+build/experiments/NAME.done and is skipped the next time that all are run, so you can interrupt this and start it again; remove
+these files to start over. If an experiment fails, for example because it needs more memory than there is, the others still run.
+These are the options of experiments that have pages:
 
 --store         also store the results in experiments/NAME/results/DATE.jsonl, and update the pages
 --quick         a small model and one round, in seconds: shows that the script works, and measures nothing

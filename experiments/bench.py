@@ -13,7 +13,7 @@ BENCH_T1024=0 leaves out the long sequences
 MPIRUN        starts the two ranks that show how much communication DDP's and FSDP's modes leave exposed (dev/on_ranks.sh)
 
 Every program starts from random weights, on random tokens; their steps are timed from outside by one clock
-(Timed in dev/lib/programs.py). They take turns, round after round, so that a machine that slows down slows all of them. A program's row
+(dev/lib/programs.py). They take turns, round after round, so that a machine that slows down slows all of them. A program's row
 is printed when it has been measured, and the table at the end also where a run is interrupted."""
 import os, shutil, subprocess, sys, tempfile, time
 import dev.lib as m

@@ -11,7 +11,7 @@ PYTHON     a Python whose torch sees the GPU (python3); without one PyTorch is l
 INPUTS     dev/bench/inputs.c as a program, where there is no compiler
 BUILD      where our programs are (build/cuda-bf16): make DEVICE=cuda PRECISION=bf16 programs build/cuda-bf16/bench_layers
 
-Programs start from random weights, on random tokens; their steps are timed from outside by one clock (Timed in dev/lib/programs.py).
+Programs start from random weights, on random tokens; their steps are timed from outside by one clock (dev/lib/programs.py).
 They take turns, round after round, so that a GPU that slows down slows all of them; medians count. llm.c has a row for each
 setting worth trying. PyTorch has two, because neither is what our programs do: fp32 weights under autocast, and bf16 with no
 master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters, without the vocabulary's

@@ -27,7 +27,8 @@ OPTIMIZERS = {"": "", "sgd": "--eps 1 --weight-decay 0 --grad-clip 0 --beta1 0 -
 SKIP = 6 # The first steps, and those after which compression begins, are not counted.
 OPTIONS = dict(only="", ranks=2, sizes=["2x64"], seeds=[1, 2, 3], steps=300, rounds=5, time_steps=30, links=[], computing_ms=0,
                rates=["0.1", "1", "10", "100"], variants=VARIANTS, beside="", keep="", time_svg="", feedback_svg="")
-SETTINGS = dict(least={"ranks": (2,), "steps": (10,), "computing_ms": (0,)}, placeholders={"only": "losses|times", "links": '"0.1 1"'})
+SETTINGS = dict(least={"ranks": (2,), "steps": (10,), "computing_ms": (0,)},
+                placeholders={"only": "losses|times", "links": '"0.1 1"'})
 
 
 def check(o):

@@ -223,9 +223,10 @@ static void peak_init(bool is_arithmetic) {
 }
 
 // ---- the table ----
-typedef struct { const Variant* variant; double error; Medians seconds; } Result; // seconds: 0 of one that is wrong, and with --check
+// seconds: 0 of a variant that is wrong, and with --check
+typedef struct { const Variant* variant; double error; Medians seconds; } Result;
 
-// A row's ratio to llmc/'s and its milliseconds compare two variants in two ways: that these contradict each other means that llmc/'s took
+// Rows compare two variants by their milliseconds, and by their ratios to llmc/'s. Both contradict each other if llmc/'s variant took
 // longer beside one variant than beside another. Says so, and returns false, if it took a quarter longer.
 static bool ratios_agree(const Result* results, int n) {
     const Result *least = NULL, *most = NULL;
@@ -235,9 +236,9 @@ static bool ratios_agree(const Result* results, int n) {
         if (most == NULL || r->seconds.llmc > most->seconds.llmc) most = r;
     }
     if (least == NULL || most->seconds.llmc <= 1.25 * least->seconds.llmc) return true;
-    printf("\nNo ratios are shown, because they contradict each other: llmc's variant took %.3f ms in turns with %s, and %.3f ms with %s."
-           " Try again when the cores are idle.\n", 1e3 * least->seconds.llmc, least->variant->name, 1e3 * most->seconds.llmc,
-           most->variant->name);
+    printf("\nNo ratios are shown, because they contradict each other: llmc's variant took %.3f ms in turns with %s, and %.3f ms"
+           " with %s. Try again when the cores are idle.\n", 1e3 * least->seconds.llmc, least->variant->name,
+           1e3 * most->seconds.llmc, most->variant->name);
     return false;
 }
 static void print_row(const Result* r, Problem* p, const Operation* op, bool timed, bool with_ratios) {
@@ -275,7 +276,8 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
         Result* r = &results[tried++];
         *r = (Result){ v, error_of(v, p), { 0, 0, 0 } };
         wrong += r->error > v->roundings;
-        if (!o.check_only && r->error <= v->roundings) r->seconds = median_seconds(v->run, llmc->run, p, (int)o.repetitions);
+        bool right = r->error <= v->roundings;
+        if (right && !o.check_only) r->seconds = median_seconds(v->run, llmc->run, p, (int)o.repetitions);
     }
     require(tried > 0, "no variant has '%s' in its name", o.wanted);
     bool with_ratios = ratios_agree(results, tried);

@@ -1,11 +1,11 @@
 """The command `python3 -m experiments`: runs what an experiment asks for, stores the results, and prints its answer or table.
 
 experiments/NAME.py is one of two kinds.
-  A page has TITLE, QUESTION, NOTES, ROUNDS, the programs that it NEEDS, runs(x), which asks x, a Runs, for each run, and answer(results):
-  paragraphs. pages.py makes the page.
-  A table has measure(results, options) and show(results, options), which prints it; check(options) ends the script if the options cannot be
-  meant. OPTIONS are its own, with their defaults, PROGRAM the training program that it runs, if it is one, TRUST what nobody should trust
-  if other programs used the cores; and in SETTINGS stands what else options() and table() below take."""
+- A page has TITLE, QUESTION, NOTES, ROUNDS, the programs that it NEEDS, runs(x), which asks x, a Runs, for each run, and
+  answer(results): paragraphs. pages.py makes the page.
+- A table has measure(results, options) and show(results, options), which prints it; check(options) ends the script if the options
+  cannot be meant. OPTIONS are its own, with their defaults. PROGRAM is the training program that it runs, if it is one, and TRUST
+  what nobody should trust if other programs used the cores. SETTINGS are arguments of table() below."""
 import itertools, json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import dev.lib as m
@@ -92,8 +92,8 @@ def results(name, o): return Path(o.into or f"build/experiments/{name}{'.quick' 
 
 
 def answer(name, o):
-    """Runs an experiment that has a page, and prints its answer. The results of an interrupted one would be incomplete, so they reach their
-    place only at the end."""
+    """Runs an experiment that has a page, and prints its answer. The results of an interrupted one would be incomplete, so they
+    reach their place only at the end."""
     e, into = pages.load(name), results(name, o)
     runs, others = Runs(name, e, o, device()), m.Others()
     e.runs(runs)
@@ -134,7 +134,8 @@ def answers(doc, names):
     os.environ.setdefault("OMP_WAIT_POLICY", "passive") # ranks may outnumber cores
     if len(names) == 1: doc = f"{pages.load(names[0]).__doc__.strip()}\n\n{doc}"
     else: doc += "\n\nThese make tables, and have options of their own:\n" + "\n".join(tables_in_words())
-    o = m.options(doc, flags=("quick", "no_speed", "store", "pages"), rounds=0, out="", placeholders={"rounds": "N", "out": "FOLDER"}, **m.STORED)
+    o = m.options(doc, flags=("quick", "no_speed", "store", "pages"), rounds=0, out="",
+                  placeholders={"rounds": "N", "out": "FOLDER"}, **m.STORED)
     known = vars(o)["from"]
     if o.more and not names: m.fail(f"{o.more[0]}: all experiments take only the options of --help")
     for option in ("into", "from"):
@@ -159,16 +160,18 @@ def tables_in_words():
 
 
 def table(name, more=True, placeholders={}, least={}, folder="build; make builds them", starts_ranks=True):
-    """Measures a table, or reads the file that --from names, and prints it. Below its doc stands what the environment says: the program or its
-    folder, how ranks are started. Before it measures, the program must be there (o.program), and as many ranks can be started as --ranks
-    or --stages say at the most. What was measured until somebody stops it is shown if measure() returns."""
+    """Measures a table, or reads the file that --from names, and prints it. Below its doc stands what the environment says: the
+    program or its folder, how ranks are started. Before it measures, the program must be there (o.program), and as many ranks
+    can be started as --ranks or --stages say at the most. What was measured until somebody stops it is shown if measure()
+    returns."""
     e = pages.load(name)
     program = getattr(e, "PROGRAM", "")
     path = program if "/" in program else f"build/train_gpt2_{program}"
     where = f"PROGRAM  default {path}    " if program else f"BUILD   folder of the programs (default {folder})    " * bool(folder)
     others = "\nAll other options are those of the programs." if more else ""
-    o = m.options(f"{e.__doc__}\n\n{where}MPIRUN  how to start ranks (dev/on_ranks.sh){others}", more=more, placeholders=placeholders,
-                  least={"steps": (2, "the first is not counted")} | least, **getattr(e, "OPTIONS", {}), **m.STORED)
+    doc = f"{e.__doc__}\n\n{where}MPIRUN  how to start ranks (dev/on_ranks.sh){others}"
+    o = m.options(doc, more=more, placeholders=placeholders, least={"steps": (2, "the first is not counted")} | least,
+                  **getattr(e, "OPTIONS", {}), **m.STORED)
     if hasattr(e, "check"): e.check(o)
     file, status = vars(o)["from"], 0
     d = m.Results.read(file) if file else m.Results(m.header())
@@ -195,7 +198,8 @@ def main(doc):
     known = pages.names()
     names = [*itertools.takewhile(known.__contains__, sys.argv[1:])]
     first = sys.argv[1 + len(names):][:1]
-    if not names and first and not first[0].startswith("-"): m.fail(f"there is no experiment '{first[0]}'; there are {' '.join(known)}")
+    if not names and first and not first[0].startswith("-"):
+        m.fail(f"there is no experiment '{first[0]}'; there are {' '.join(known)}")
     tables = [name for name in names if not hasattr(pages.load(name), "TITLE")]
     sys.argv = [tables[0] if tables else "experiments", *sys.argv[1 + len(names):]]
     if len(names) > 1 and tables: m.fail(f"{tables[0]} makes a table, which has options of its own: run it alone")

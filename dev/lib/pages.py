@@ -1,8 +1,8 @@
-"""Pages of experiments. Whatever a page says of the results is computed from them here, so that nobody has to keep sentences and numbers
-in step.
+"""Pages of experiments. Whatever a page says of the results is computed from them here, so that nobody has to keep sentences
+and numbers in step.
 
-An experiment that has a page says in experiments/NAME.py which runs make the results and what is asked of them; `short` is the answer in
-the list of all. The newest file of its results counts."""
+An experiment that has a page says in experiments/NAME.py which runs make the results and what is asked of them; `short` is the
+answer in the list of all. The newest file of its results counts."""
 import importlib, textwrap
 from pathlib import Path
 from dev.lib.results import Results, table as markdown
@@ -10,11 +10,12 @@ from dev.lib.script import ROOT
 from dev.tools.svg import bars
 
 HERE = ROOT / "experiments"
-LIST = """One file for each question: it says which runs are made and what is asked of them. Its folder has their results in short, and a
-page that is made from these. `python3 -m experiments NAME` builds and runs one experiment and prints its answer; `make experiments` runs
-them all, in at most an hour on two cores. Both write to build/experiments; with `--store` they also update the results and pages here. A
-finished experiment is skipped the next time (`rm build/experiments/*.done` to start over), so you can interrupt them. If there is a GPU,
-the same experiments run on it. `python3 -m experiments --help` lists the options, and the experiments that make the tables of chapters."""
+LIST = """One file for each question: it says which runs are made and what is asked of them. Its folder has their results in
+short, and a page that is made from these. `python3 -m experiments NAME` builds and runs one experiment and prints its answer;
+`make experiments` runs them all, in at most an hour on two cores. Both write to build/experiments; with `--store` they also
+update the results and pages here. A finished experiment is skipped the next time (`rm build/experiments/*.done` to start
+over), so you can interrupt them. If there is a GPU, the same experiments run on it. `python3 -m experiments --help` lists the
+options, and the experiments that make the tables of chapters."""
 
 
 # ---- what an experiment need not say itself ----
@@ -25,7 +26,8 @@ def word(e, d, run):
 
 def table(e, d):
     """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Between and after
-    these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the run}."""
+    these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the
+    run}."""
     columns = {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
     if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
     yield [getattr(e, "RUNS", "run"), *columns]

@@ -141,8 +141,8 @@ class Timed:
 def inputs():
     """The program that dev/bench/inputs.c makes. INPUTS names a compiled one, for machines without a compiler."""
     program = environ("INPUTS", str(work() / "inputs"))
-    if not os.path.exists(program) and ask(environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", [program], "-lm") is None:
-        fail("dev/bench/inputs.c cannot be built")
+    compile_it = environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", [program], "-lm"
+    if not os.path.exists(program) and ask(*compile_it) is None: fail("dev/bench/inputs.c cannot be built")
     return program
 
 

@@ -76,14 +76,16 @@ class Results:
         return median(ratios), min(ratios), max(ratios)
 
     def refuse_contradiction(self, run, base, key, ratio):
-        """Ends the script if a ratio, another one to the same base, and the one between both runs cannot all be true. The median of rounds
-        in which other programs took the cores may be such a ratio."""
+        """Ends the script if a ratio, another one to the same base, and the one between both runs cannot all be true. The
+        median of rounds in which other programs took the cores may be such a ratio."""
         known = self.ratios.setdefault((base, key), {})
         for other, other_ratio in known.items():
-            both = [self.field(a, key) / self.field(b, key) for a in self.each_round(run) for b in self.each_round(other) if a["round"] == b["round"]]
+            both = [self.field(a, key) / self.field(b, key) for a in self.each_round(run) for b in self.each_round(other)
+                    if a["round"] == b["round"]]
             if both and contradict(ratio, other_ratio, median(both)):
-                fail(f"{self.file or 'these runs'}: by {key}, '{run}' is {ratio:.2f} and '{other}' {other_ratio:.2f} times '{base}', but '{run}' is "
-                     f"{median(both):.2f} times '{other}'. These ratios contradict each other; measure again when nothing else runs")
+                fail(f"{self.file or 'these runs'}: by {key}, '{run}' is {ratio:.2f} and '{other}' {other_ratio:.2f} times '{base}', "
+                     f"but '{run}' is {median(both):.2f} times '{other}'. These ratios contradict each other; measure again when "
+                     "nothing else runs")
         known[run] = ratio
 
     def print_table(self, *rows): print(table(*rows), end="")

@@ -18,7 +18,8 @@ class Metrics:
                      doc="the first line: options, ranks, predicted bytes")
     metrics = property(lambda self: [line for line in self.lines if "step" in line], doc="the lines about steps")
     steps = property(lambda self: [line for line in self.metrics if "loss" in line], doc="those about training")
-    losses = property(lambda self: [(line["step"], line["val_loss"]) for line in self.lines if "val_loss" in line], doc="of validations")
+    losses = property(lambda self: [(line["step"], line["val_loss"]) for line in self.lines if "val_loss" in line],
+                      doc="of validations")
     diagnosis = property(lambda self: next((line["diagnosis"] for line in self.lines if "diagnosis" in line), {}))
 
     def series(self, field):
