@@ -278,7 +278,7 @@ $(LAB_PROGRAM): $(LAB)/train_gpt2_$(PROGRAM).cu
 -include $(wildcard $(LAB_PROGRAM).d)
 endif
 
-# Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done: see python3 -m experiments --help.
+# Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done.
 experiments:
 	python3 -m experiments
 
