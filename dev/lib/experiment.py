@@ -12,6 +12,12 @@ import dev.lib as m
 from dev.lib import pages
 
 
+def note_others(d, others):
+    """Keeps what other programs used meanwhile, unless ranks were started in another way: those of a cluster are no children of
+    this script, and would count as others."""
+    if not os.environ.get("MPIRUN"): d.header["others_percent"] = others.percent()
+
+
 # ---- runs of a page ----
 def rounded(x):
     return float(f"{x:.4g}") if x % 1 else int(float(f"{x:.4g}"))
@@ -97,7 +103,7 @@ def answer(name, o):
     e, into = pages.load(name), results(name, o)
     runs, others = Runs(name, e, o, device()), m.Others()
     e.runs(runs)
-    runs.d.header["others_percent"] = others.percent()
+    note_others(runs.d, others)
     runs.d.write(into)
     print(f"{e.TITLE}\n\n" + "\n".join(pages.answer(e, m.Results.read(into))), flush=True)
     m.note(f"results: {into}{'' if o.store else '; --store also keeps them under experiments/, with a page'}")
@@ -181,7 +187,7 @@ def table(name, more=True, placeholders={}, least={}, folder="build; make builds
         if starts_ranks: m.ranks_can_start(most_ranks(o))
         others = m.Others()
         status = e.measure(d, o)
-        d.header["others_percent"] = others.percent()
+        note_others(d, others)
         d.write(o.into or f"build/bench/{name}.jsonl")
     e.show(d, o)
     if hasattr(e, "TRUST") and (warning := d.busy(e.TRUST)): print(f"\n{warning}")

@@ -3,6 +3,7 @@ from numbers that are known beforehand what it should. How fast anything is, nob
 import ast, json, os, re, shutil, subprocess, sys, time
 import pytest
 from dev.lib import Others, Results, share_of_others
+from dev.lib.experiment import note_others
 from kernels import gpus
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
@@ -288,6 +289,16 @@ def test_what_others_used_is_all_that_was_busy_and_is_not_our_own():
     assert share_of_others((0, 0, 0), (0, 0, 0)) == 0
     begin = Others.now()
     assert 0 < begin[0] <= begin[1] and 0 <= Others().percent() <= 100
+
+
+def test_ranks_of_a_cluster_do_not_count_as_others(monkeypatch):
+    class Half:
+        def percent(self): return 50
+    for launcher, kept in ("", {"others_percent": 50}), ("dev/cluster/run", {}):
+        monkeypatch.setenv("MPIRUN", launcher)
+        d = Results({})
+        note_others(d, Half())
+        assert d.header == kept
 
 
 @pytest.mark.parametrize("header, says", [
