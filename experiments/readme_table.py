@@ -5,7 +5,7 @@ in which they differ from the program's prediction ends this script. Speeds are 
 multiples of the first line's in the same round; the programs take turns in every round. Needs two cores that do nothing else:
 the last line says if they were busy before. --table tp makes the table of chapter 5: tensor parallelism with its options, beside
 DDP with the same global batch. --table pp makes that of chapter 6: pipelines with 1, 4 and 8 micro-batches, and other schedules.
-(Chapter 8's is mesh_table.py's.)"""
+(mesh_table makes that of chapter 8.)"""
 import re
 import dev.lib as m
 
