@@ -8,20 +8,6 @@ from pathlib import Path
 import dev.lib as m
 
 
-def draw(png, picture, terminal, settings, x, y):
-    """Lets gnuplot make a picture, and draw in the terminal. picture, terminal: settings, and what is plotted."""
-    if "'" in str(png): m.fail(f"the name of the picture must have no single quote: {png}")
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    common = f"set encoding utf8; {settings}; set xlabel '{x}' noenhanced; "
-    script = m.work() / "picture.gp"
-    script.write_text(f"set terminal pngcairo size 1000,600 noenhanced; {common}set ylabel '{y}' noenhanced; set grid; set output "
-                      f"'{png}'; plot {picture}; unset output\n")
-    run = subprocess.run(["gnuplot", script], capture_output=True, text=True)
-    if run.returncode: m.fail(f"{png} was not made: {run.stderr.strip().splitlines()[-1]}")
-    script.write_text(f"set terminal dumb size {columns - 1 if columns > 20 else 79},24 noenhanced; {common}plot {terminal}\n")
-    subprocess.run(["gnuplot", script])
-
-
 def numbers(key, text):
     """A line "step value" for each line that has both, as they are written. A null, a torn last line and the run's own line have
     not."""
@@ -54,7 +40,16 @@ def main():
             picture.append(f"'{points}' with {style} lc {count} {title}")
             terminal.append(f"'{points}' with points pt '{marks[(count - 1) % len(marks)]}' {title}")
     png = png or Path(files[0]).parent / "loss.png"
-    draw(png, ", ".join(picture), ", ".join(terminal), "set key top right", "step", "loss, nats per token")
+    if "'" in str(png): m.fail(f"the name of the picture must have no single quote: {png}")
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    common = "set encoding utf8; set key top right; set xlabel 'step' noenhanced; "
+    script = m.work() / "picture.gp"
+    script.write_text(f"set terminal pngcairo size 1000,600 noenhanced; {common}set ylabel 'loss, nats per token' noenhanced; set grid; "
+                      f"set output '{png}'; plot {', '.join(picture)}; unset output\n")
+    run = subprocess.run(["gnuplot", script], capture_output=True, text=True)
+    if run.returncode: m.fail(f"{png} was not made: {run.stderr.strip().splitlines()[-1]}")
+    script.write_text(f"set terminal dumb size {columns - 1 if columns > 20 else 79},24 noenhanced; {common}plot {', '.join(terminal)}\n")
+    subprocess.run(["gnuplot", script])
     print(f"plot: {png}")
 
 

@@ -1,16 +1,14 @@
-"""How much faster more ranks are: a training program on 1, 2 and 4 of them, as a table and a plot.
+"""How much faster more ranks are: a training program on 1, 2 and 4 of them.
 
 strong   the batch of a step stays as it is (--batch-size sequences for each of the most ranks) and is divided among them
 weak     every rank has --batch-size sequences a step, so that more ranks do more work
 
 All other options are the program's: --model gpt2 --seq-len 1024, --ddp naive, ... Tokens per second and the share of a step in
 which nothing was computed for want of gradients are rank 0's medians over the steps, without the first. Efficiency is the
-speed-up over what the number of ranks would give at best. --out keeps each run's folder and log, and scaling.png.
+speed-up over what the number of ranks would give at best. --out keeps each run's folder and log.
 
 OMP_NUM_THREADS  threads of a rank (default 1, for one rank as for many, or there would be nothing to compare with)"""
-import shutil
 import dev.lib as m
-from dev.plot import draw
 
 OPTIONS, PROGRAM, TRUST = dict(ranks=[1, 2, 4], batch_size=8, steps=12, out=""), "./train_gpt2_ddp", "these figures"
 SETTINGS = dict(placeholders={"out": "FOLDER"})
@@ -30,33 +28,13 @@ def measure(d, o):
             d.add(f"{kind} {N}", **fields, sequences=sequences, cpu=bool(run.said("^(device  *CPU)")), **run.speeds)
 
 
-def speed_ups(d, kind):
-    """Prints a table; returns its speed-ups: (ranks, speed-up)."""
+def print_speed_ups(d, kind):
     rows = [d.first(run) for run in d.runs(f"^{kind}")]
     print("ranks    tokens/s  speed-up  efficiency  exposed")
-    points = []
     for r in rows:
         speed, up = m.median(r["tokens_per_s"]), m.median(r["tokens_per_s"]) / m.median(rows[0]["tokens_per_s"])
         efficiency, exposed = up / (r["ranks"] / rows[0]["ranks"]), m.median(r["comm_exposed_ms"]) / m.median(r["step_ms"])
         print("%5d %11.0f %9.2f %9.0f %% %6.0f %%" % (r["ranks"], speed, up, 100 * efficiency, 100 * exposed))
-        points.append((r["ranks"], up))
-    return points
-
-
-def plot(o, series):
-    if not shutil.which("gnuplot"): return print("no plot: gnuplot is missing; sh dev/setup.sh installs it")
-    for kind, points in series.items(): (m.work() / kind).write_text("".join(f"{N} {up:g}\n" for N, up in points))
-    least, most = series["strong"][0][0], series["strong"][-1][0]
-
-    def curves(ideal, strong, weak):
-        measured = [f"'{m.work()}/{kind}' title '{kind}' {style}" for kind, style in (("strong", strong), ("weak", weak))]
-        return ", ".join([f"x / {least}.0 title 'ideal' {ideal}", *measured])
-    png = m.Path(o.out or m.work()) / "scaling.png"
-    png.parent.mkdir(parents=True, exist_ok=True)
-    draw(png, curves("with lines dt 2", "with linespoints pt 7", "with linespoints pt 5"),
-         curves("with dots", "with points pt 's'", "with points pt 'w'"),
-         f"set key top left; set xrange [0:{most} + 0.5]; set yrange [0:{most} / {least}.0 + 0.5]", "ranks", "speed-up")
-    if o.out: print(f"plot: {png}")
 
 
 def check(o):
@@ -70,10 +48,9 @@ def check(o):
 def show(d, o):
     most = d.first(d.runs("^strong")[-1])
     print(f"\nstrong: {most['sequences'] * most['ranks']} sequences a step, divided among the ranks")
-    strong = speed_ups(d, "strong")
+    print_speed_ups(d, "strong")
     print(f"\nweak: {most['sequences']} sequences a step on every rank")
-    weak = speed_ups(d, "weak")
+    print_speed_ups(d, "weak")
     if most["cpu"] and most["ranks"] * most["threads"] > d.header["cores"]:
         print(f"\nThis machine has {d.header['cores']} cores. Ranks x {most['threads']} thread(s) beyond that take turns: they "
               "cannot gain.")
-    plot(o, {"strong": strong, "weak": weak})

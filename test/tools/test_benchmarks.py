@@ -235,3 +235,10 @@ def test_without_a_gpu_nothing_is_built_for_one(packing):
     executable(copy / "bin/nvidia-smi", "printf '9.0\\n7.5\\n'") # two cards: what the lesser one can do
     assert command("python3 -m dev.gpu", env=env, cwd=copy).status == 0
     assert_says((copy / "asked").read_text(), "DEVICE=cuda PRECISION=fp16 BUILD=build/cuda-fp16 .*build/cuda-fp16/bench_layers", no=["bf16", "variants"])
+
+
+def test_on_a_gpu_speeds_are_measured_if_asked_for_and_what_has_not_begun_in_time_is_skipped():
+    def times(options): return command([sys.executable], "-m pytest -q -rs test/kernels/test_gpu_times.py --device cuda", options).out
+    assert_says(times("--collect-only"), r"^no tests collected \(\d+ deselected\)")
+    assert_says(times("--collect-only -m timed"), "test_the_start_of_a_program", "test_a_whole_step_is_timed_beside_the_peers.124M", no=["deselected"])
+    assert_says(times("-m timed -k start_of --minutes 0.00001"), "^SKIPPED .* 1e-05 minutes are over", "^1 skipped")

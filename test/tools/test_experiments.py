@@ -199,7 +199,7 @@ def test_scaling_measures_the_training_program(tmp_path):
     out = succeeds("python3 -m experiments speed_up --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data", TOKENS, "--out",
                    tmp_path / "out", ["--ranks", "1 2"], env={"PROGRAM": program("train_gpt2_ddp")}).out
     assert len(re.findall(r"^ +[12] +[1-9]\d* +[\d.]+ +\d+ % +\d+ %$", out, re.M)) == 4
-    if shutil.which("gnuplot"): assert (tmp_path / "out/scaling.png").read_bytes()[1:4] == b"PNG"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"strong_1", "strong_2", "weak_1"}
 
 
 # ---- experiments/ ----
