@@ -15,7 +15,7 @@ MPIRUN        starts the two ranks that show how much communication DDP's and FS
 Every program starts from random weights, on random tokens; their steps are timed from outside by one clock
 (dev/lib/programs.py). They take turns, round after round, so that a machine that slows down slows all of them. A program's row
 is printed when it has been measured, and the table at the end also where a run is interrupted."""
-import os, shutil, subprocess, sys, tempfile, time
+import os, shutil, subprocess, tempfile, time
 import dev.lib as m
 
 TRUST, SETTINGS = "these figures", dict(more=False, starts_ranks=False, folder="")

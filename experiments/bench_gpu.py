@@ -17,7 +17,7 @@ setting worth trying. PyTorch has two, because neither is what our programs do: 
 master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters, without the vocabulary's
 padding; attention's causal half), over the data sheet's rate; the next column is the share of a large product's measured rate.
 Recomputed FLOPs do not count. The status is 1 if one of our programs failed; if a peer failed, its row says why."""
-import os, re, shutil, subprocess, sys
+import os, re, shutil, subprocess
 from pathlib import Path
 import dev.lib as m
 

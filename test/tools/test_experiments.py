@@ -202,6 +202,38 @@ def test_scaling_measures_the_training_program(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"strong_1", "strong_2", "weak_1"}
 
 
+CP = f"--data {TOKENS} --heads 4 --channels 16 --layers 2 --batch-size 4"
+
+
+def test_context_parallelism_sends_and_works_what_the_formulas_say(tmp_path):
+    """Of 16 tokens on two ranks the second has 36 + 64 of 136 pairs, and in zigzag both have half; pictures have their colours."""
+    svg, ring = tmp_path / "work.svg", tmp_path / "ring.svg"
+    out = succeeds("python3 -m experiments cp_table --ranks 1,2 --tokens 8 --svg", svg, "--ring-svg", ring, CP).out
+    assert re.findall(r"^ 2 +16 .* (\S+)$", out, re.M) == ["1.00", "1.47", "1.47", "1.00"]
+    assert "0.25, 0.75, 1.25, 1.75" in svg.read_text() and "zigzag: 4.0 mean" in ring.read_text()
+
+
+def test_a_program_that_counts_otherwise_than_the_formulas_is_found(tmp_path):
+    """One whose metrics.jsonl says that it has sent 1000 bytes."""
+    skewed = executable(tmp_path / "skewed", f"""
+"{ROOT}/{program('train_gpt2_cp')}" "$@" || exit 1
+while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
+[ "${{OMPI_COMM_WORLD_RANK:-0}}" != 0 ] || sed -i '2s/"comm_bytes":[0-9]*/"comm_bytes":1000/' "$out/metrics.jsonl"
+""")
+    run = command("python3 -m experiments cp_table --ranks 2 --ways ring --seq-len 16", CP, env={"PROGRAM": skewed})
+    assert run.status != 0 and re.search("attention sent", run.said), run
+
+
+@pytest.mark.rest
+def test_tables_of_pipelines_and_of_wider_models_are_made(tmp_path):
+    out = succeeds("python3 -m experiments pp_split --stages 2 --schedules 1f1b --micro 2 --times 10,12,8").out
+    assert re.search(r"9,3 \| 97.0 %", out) and len(re.findall(r"^\| 2 \|", out, re.M)) == 2
+    out = succeeds("python3 -m experiments tp_channels --rounds 1 --steps 2 --layers 1 --seq-len 16 --batch-size 2 --channels 128,256 --svg",
+                   tmp_path / "plot.svg").out
+    picture = (tmp_path / "plot.svg").read_text()
+    assert re.search(r"^\| 256 \| .* \| 4 \| .* \| 2 \| .* %", out, re.M) and picture.endswith("</svg>\n") and "nan" not in picture.lower()
+
+
 # ---- experiments/ ----
 def pages(*arguments, start=command):
     return start("python3 -m experiments", *arguments, "--pages")
