@@ -1,7 +1,8 @@
 """What the chapters' mistakes on purpose do to losses and gradient norms, and what a run says of them at its end.
 
-[RUN, RUN ...] makes runs and stores them --into FILE, where others are kept. A RUN is PROGRAM [MISTAKE[+MISTAKE]] [OPTIONS],
-such as "ddp forget-1-over-N --grad-clip 0": the training run of test/reference with the program's usual options and these, among which
+  python3 -m experiments exercises [RUN, RUN ...] makes runs and stores them --into FILE, where others are kept.
+
+A RUN is PROGRAM [MISTAKE[+MISTAKE]] [OPTIONS], such as "ddp forget-1-over-N --grad-clip 0": the training run of test/reference with the program's usual options and these, among which
 are --ranks N and --rounds N. Mistakes are those of test/exercises/list.toml. They are made in a copy of the sources, where the program
 is built. Without a RUN the file is made anew, from all runs that the chapters quote as "doc/results/exercises.jsonl RUN".
 
