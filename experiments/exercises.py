@@ -2,9 +2,10 @@
 
   python3 -m experiments exercises [RUN, RUN ...] makes runs and stores them --into FILE, where others are kept.
 
-A RUN is PROGRAM [MISTAKE[+MISTAKE]] [OPTIONS], such as "ddp forget-1-over-N --grad-clip 0": the training run of test/reference with the program's usual options and these, among which
-are --ranks N and --rounds N. Mistakes are those of test/exercises/list.toml. They are made in a copy of the sources, where the program
-is built. Without a RUN the file is made anew, from all runs that the chapters quote as "doc/results/exercises.jsonl RUN".
+A RUN is PROGRAM [MISTAKE[+MISTAKE]] [OPTIONS], such as "ddp forget-1-over-N --grad-clip 0": the training run of
+test/reference with the program's usual options and these, among which are --ranks N and --rounds N. Mistakes are those of
+test/exercises/list.toml. They are made in a copy of the sources, where the program is built. Without a RUN the file is made
+anew, from all runs that the chapters quote as "doc/results/exercises.jsonl RUN".
 
 --from FILE shows the runs named, or all: a table of --steps, and the lines that say what is not as predicted."""
 import itertools, os, re, shutil, sys
