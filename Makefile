@@ -245,7 +245,7 @@ bench:
 	+$(Q)$(CPU_MAKE) build/train_gpt2_single
 	+$(Q)$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
 	+$(Q)$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
-	python3 dev/bench/bench.py
+	python3 -m experiments bench
 
 # --- labs: programs with bodies to write (labs/README.md) ---
 #   make lab PROGRAM=ddp         makes labs/ddp, with a list of what to write
@@ -267,7 +267,7 @@ lab:
 	@python3 labs/make_lab.py $(PROGRAM) $(LAB)
 lab-program: $(LAB_PROGRAM) data/train.bin
 check-lab:
-	@python3 labs/check_lab.py $(PROGRAM) $(LAB)
+	@python3 -m labs.check_lab $(PROGRAM) $(LAB)
 $(LAB)/train_gpt2_$(PROGRAM).cu:
 	@echo "error: there is no $@: make lab PROGRAM=$(PROGRAM)$(if $(filter-out labs/$(PROGRAM),$(LAB)), LAB=$(LAB)) makes it" >&2; exit 1
 $(LAB_PROGRAM): $(LAB)/train_gpt2_$(PROGRAM).cu
@@ -278,9 +278,9 @@ $(LAB_PROGRAM): $(LAB)/train_gpt2_$(PROGRAM).cu
 -include $(wildcard $(LAB_PROGRAM).d)
 endif
 
-# Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done: see run.py.
+# Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done.
 experiments:
-	python3 experiments/run.py
+	python3 -m experiments
 
 # What the documents quote, renewed from stored results and from runs in a fresh clone; what their sentences say then stands for correction.
 docs:

@@ -48,9 +48,9 @@ train "$@" ${steps:+--steps "$steps"}
 
 echo
 if command -v python3 >/dev/null; then
-    python3 dev/bench/plot.py "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
+    python3 -m dev.plot "$out/metrics.jsonl" || echo "(no plot: see above; everything else is there)"
     printf '\nWhat a rank of 4 keeps of this model, and sends:\n'
-    python3 dev/bench/zero_memory.py --ranks 4 "$@"
+    python3 -m experiments zero_memory --ranks 4 "$@"
 else echo "(no plot, and no table of what each stage of ZeRO keeps: python3 is missing; sh dev/setup.sh installs it)"; fi
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
 step=${checkpoint##*_} step=${step#"${step%%[!0]*}"}

@@ -117,7 +117,7 @@ def output_of(source):
     """The lines that a stored result or a command gives."""
     file, *options = source.split()
     if file.endswith(".jsonl"):
-        source = shlex.join(["python3", f"dev/bench/{header_of(file)['table']}.py", "--from", file, *options])
+        source = shlex.join(["python3", "-m", "experiments", header_of(file)["table"], "--from", file, *options])
     run = subprocess.run(source, shell=True, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return run.stdout.splitlines()
 
@@ -247,7 +247,7 @@ def measure_again(files):
     for file in files:
         header = header_of(file)
         print(f"{file}: {header['table']}.py {header['arguments']}", flush=True)
-        subprocess.run(["python3", f"dev/bench/{header['table']}.py", *shlex.split(header["arguments"])], cwd=ROOT, check=True,
+        subprocess.run(["python3", "-m", "experiments", header["table"], *shlex.split(header["arguments"])], cwd=ROOT, check=True,
                        env=os.environ | header.get("environ", {}))
 
 

@@ -16,10 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from pathlib import Path
 
-from make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, programs
-
-sys.path.append(str(ROOT / "dev/bench"))
-from measure import fail, launcher, note as say, operations
+from dev.lib import Metrics, fail, launcher, note as say, operations
+from labs.make_lab import ROOT, died, elsewhere, find_function, find_part, read_lab, programs
 
 # Of every lab's runs.
 OPTIONS = ("--data test/reference/tokens.bin --val-data= --model d2 --channels 16 --seq-len 16 --lr 3e-3 --warmup-steps 2 "
@@ -184,13 +182,9 @@ class Grader:
         run.log = ended.stdout
         self.judge(run, ended, seconds)
         if run.failed and not run.wrong: return
-        metrics = self.work / run.name / "metrics.jsonl"
-        if not metrics.exists():
-            run.failed, run.wrong = "it wrote no metrics", False
-            return
-        records = [json.loads(line) for line in metrics.read_text().splitlines() if line.strip()]
-        run.steps = [record for record in records if "loss" in record]
-        run.of = next(record["run"] for record in records if "run" in record)
+        metrics = Metrics(self.work / run.name)
+        if (metrics.folder / "metrics.jsonl").exists(): run.steps, run.of = metrics.steps, metrics.about
+        else: run.failed, run.wrong = "it wrote no metrics", False
 
     def judge(self, run, ended, seconds):
         """Says in `failed` what went wrong, if anything did."""
@@ -380,8 +374,7 @@ def main(program="", folder=None):
     for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM:
         signal.signal(number, lambda *_: sys.exit(1))  # the folder of the runs is removed
     if program not in programs():
-        fail(f"the lab must be one of: {' '.join(programs())} - not '{program}'. For example: python3 labs/check_lab.py ddp, or make "
-             "check-lab PROGRAM=ddp")
+        fail(f"the lab must be one of: {' '.join(programs())} - not '{program}'. For example: make check-lab PROGRAM=ddp")
     folder = Path(folder or f"labs/{program}")
     source = folder / f"train_gpt2_{program}.cu"
     if not source.exists(): fail(f"there is no {source}: make lab PROGRAM={program}{elsewhere(program, folder)} makes it")

@@ -1,5 +1,5 @@
 """Tiers, C tests as items of pytest, and the folder that a session's runs share."""
-import hashlib, os, re, shutil, subprocess, tempfile
+import hashlib, os, re, shutil, subprocess, tempfile, time
 import pytest
 import suite
 
@@ -15,10 +15,12 @@ def pytest_addoption(parser):
                      help="quick: what make test runs (default); rest: what make test-all adds; all (default with --device emulated or cuda)")
     parser.addoption("--device", choices=("cpu", "emulated", "cuda"), default="",
                      help="cpu: no programs of GPUs; emulated: these alone; cuda: these alone, on this machine's GPUs")
+    parser.addoption("--minutes", type=float, default=0, help="after so many, tests that have not begun are skipped: a GPU is often lent")
     parser.addoption("--part", action="store_true", help="of the rest only what the commit's files choose: a tenth of long tables, a fifth of all else")
 
 
 def pytest_configure(config):
+    config.shard_begin = time.monotonic()
     if not hasattr(config, "workerinput"):
         os.environ["SHARD_TEST_SESSION"] = config.shard_session = tempfile.mkdtemp(prefix="shard_test_")
         os.chmod(config.shard_session, 0o711) # see suite.environment
@@ -57,6 +59,7 @@ def pytest_collection_modifyitems(config, items):
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")
         if device: wanted &= bool(item.get_closest_marker("gpu")) == (device != "cpu")
+        if device == "cuda": wanted &= not item.get_closest_marker("timed") or "timed" in config.option.markexpr # it runs alone
         sampled = item.get_closest_marker("sampled")
         if wanted and of_commit and is_rest: # one by one, or together those whose mark says the same: sampled("variants of {name}")
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -67,6 +70,11 @@ def pytest_collection_modifyitems(config, items):
     chosen.sort(key=lambda item: -getattr(getattr(item, "module", None), "LONG", 0))
     items[:] = chosen
     config.hook.pytest_deselected(items=left)
+
+
+def pytest_runtest_setup(item):
+    minutes = item.config.getoption("--minutes")
+    if minutes and time.monotonic() - item.config.shard_begin > 60 * minutes: pytest.skip(f"{minutes:g} minutes are over")
 
 
 # ---- C tests ----

@@ -6,10 +6,7 @@ import fcntl, filecmp, functools, hashlib, json, os, random, re, shlex, shutil, 
 from pathlib import Path
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "dev/bench"))
-from measure import PYTORCH, REFERENCE, TOKENS  # noqa: E402, F401
+from dev.lib import PYTORCH, REFERENCE, ROOT, TOKENS, Metrics, launcher, tensors, words  # noqa: F401
 
 FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error", "compression_norm_ratio",
           "compression_cosine") # of a run's metrics that are compared
@@ -55,30 +52,17 @@ def make(*arguments, timeout=1200):
 
 
 # ---- runs ----
-class Run:
+class Run(Metrics):
     """A command that has ended: status, out and err (str), said (both), folder (Path, what --out names, or None)."""
 
     def __init__(self, command, status, out, err, folder=None):
-        self.command, self.status, self.out, self.err, self.folder = command, status, out, err, folder and Path(folder)
+        super().__init__(folder)
+        self.command, self.status, self.out, self.err = command, status, out, err
 
     def __repr__(self):
         return f"`{' '.join(map(str, self.command))}` ended with {self.status}:\n{self.said[-3000:]}"
 
     said = property(lambda self: self.out + self.err)
-    lines = functools.cached_property(lambda self: [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()])
-    about = property(lambda self: self.lines[0]["run"], doc="the first line of metrics.jsonl: options, ranks, predicted bytes")
-    metrics = property(lambda self: [line for line in self.lines if "step" in line], doc="metrics.jsonl's lines about steps")
-
-    def series(self, field):
-        """A field of metrics.jsonl, of each step that has it."""
-        return [line[field] for line in self.metrics if field in line]
-
-    def checkpoint(self, step=None):
-        """The folder of a step's checkpoint, or of the last one's."""
-        return self.folder / f"step_{step:08}" if step is not None else max(self.folder.glob("step_*"))
-
-    def weights(self, step=None):
-        return tensors(self.checkpoint(step) / "model.safetensors")
 
 
 class Stored(Run):
@@ -97,17 +81,6 @@ class Stored(Run):
 def session():
     """The folder of this session, shared by its workers; conftest.py makes and removes it."""
     return Path(os.environ["SHARD_TEST_SESSION"])
-
-
-def words(arguments):
-    """Strings are split at blanks; the elements of a list are words as they are, and so is anything else."""
-    return [str(word) for a in arguments for word in (a.split() if isinstance(a, str) else a if isinstance(a, list) else [a])]
-
-
-@functools.lru_cache
-def launcher():
-    """What starts ranks here, for root as for others; ranks may outnumber the cores (dev/on_ranks.sh)."""
-    return subprocess.run(["sh", "-c", ". dev/on_ranks.sh; ranks_launcher 99; echo $launcher"], cwd=ROOT, capture_output=True, text=True).stdout.split()
 
 
 def environment(ranks=1, strict=False, **more):
@@ -148,16 +121,16 @@ def end(p):
 def command(*arguments, ranks=None, env={}, timeout=None, input=None, cwd=ROOT, strict=False):
     """Runs a command, on so many ranks if they are given, to its end. What it started ends with it. timeout: seconds; time on a GPU is dear."""
     timeout = timeout or (60 if DEVICE == "cuda" else 300)
-    start = [*launcher(), "-np", str(ranks)] if ranks else []
+    start = [*launcher(ranks)] if ranks else []
     said = Path(tempfile.mkdtemp(dir=session())) if ranks else None
     together = ["sh", "-c", TOGETHER, str(said)] if ranks else []
-    line = [*start, *words(arguments)]
+    line = [*start, *words(*arguments)]
 
     def of_ranks(name):
         files = [said / f"{name}.{rank}" for rank in range(ranks or 0)]
         return "".join(file.read_text(errors="replace") for file in files if file.exists())
 
-    with subprocess.Popen([*start, *together, *words(arguments)], cwd=cwd, env=environment(ranks or 1, strict, **env), text=True,
+    with subprocess.Popen([*start, *together, *words(*arguments)], cwd=cwd, env=environment(ranks or 1, strict, **env), text=True,
                           errors="replace", start_new_session=True, stdin=subprocess.PIPE if input else subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
         try:
@@ -230,7 +203,7 @@ def train(name, *options, ranks=None, precision="fp32", device="cpu", debug=Fals
         done = command([binary], *options, ["--out", place / "out"], ranks=ranks, strict=strict, env=env, timeout=timeout)
         (place / "run.json").write_text(json.dumps([done.command, done.status, done.out, done.err]))
 
-    place = once(json.dumps([binary, words(options), ranks, strict, env, again]), run)
+    place = once(json.dumps([binary, words(*options), ranks, strict, env, again]), run)
     return Run(*json.loads((place / "run.json").read_text()), place / "out")
 
 
@@ -249,23 +222,6 @@ def half(run, folder, step=5):
 
 
 # ---- files ----
-DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I64": "<i8", "U8": "<u1", "I32": "<i4", "U16": "<u2"}
-
-
-def tensors(path):
-    """The tensors of a safetensors file, in fp32 where they have 16 bits: {name: array}."""
-    data = Path(path).read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    found = {}
-    for name, t in json.loads(data[8:8 + length]).items():
-        if name == "__metadata__": continue
-        begin, end = (8 + length + x for x in t["data_offsets"])
-        x = np.frombuffer(data[begin:end], DTYPES[t["dtype"]]).reshape(t["shape"])
-        if t["dtype"] == "BF16": x = (x.astype("<u4") << 16).view("<f4")
-        found[name] = x.astype("<f4") if t["dtype"] == "F16" else x
-    return found
-
-
 def flip(path, share=0.5):
     """Flips the lowest bit of the byte at this share of a file."""
     data = bytearray(Path(path).read_bytes())

@@ -1,12 +1,11 @@
 """Labs. Blanks are made from the sources as they are now, and never over what a student has written. Each is proved: it compiles, ends at its
 first task, and meets no claim; the course's own bodies meet all; and mistakes, most of them those of test/exercises/list.toml, fail the
 claims that are meant for them and no others."""
-import re, shutil, sys
+import re, shutil
 import pytest
 from suite import ROOT, TINY, assert_refused, command
 from test_mistakes import mistakes_of
 
-sys.path.append(str(ROOT / "labs"))
 from make_lab import read_lab
 
 LONG = 2
@@ -59,7 +58,7 @@ def claims(program):
 
 def grade(program, folder, seconds=600):
     """The Run, and the names of claims that passed and that did not."""
-    run = command("python3 labs/check_lab.py", program, folder, env={"LAB_SECONDS": seconds}, timeout=1200)
+    run = command("python3 -m labs.check_lab", program, folder, env={"LAB_SECONDS": seconds}, timeout=1200)
     return run, *(re.findall(rf"^{verdict} +([^:]*):", run.out, re.M) for verdict in ("passed", "not yet"))
 
 

@@ -1,6 +1,6 @@
 """Programs differ only where they must, and headers of llmc/ use only what is below them. `make check-programs` also prints how much there is
 to read from one program to the next."""
-import graphlib, os, re, subprocess, sys
+import graphlib, os, re, subprocess
 from collections import defaultdict
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "dev/site"))
-import merge, programs  # noqa: E402
+import merge, programs
 
 PLUMBING, COLUMNS = programs.HEADINGS["plumbing"], 120
 

@@ -12,6 +12,7 @@ once: top-k does so five times, signs twice.
 #include "../../llmc/base/rng.h"
 #include "../../llmc/device/compress.h"
 #include "../../llmc/device/device.h"
+#include "../others.h"
 
 enum { COLS = 1024, RANK = 4, ROWS = 4, CALLS = 4 }; // ROWS: of as many ranks; CALLS of a kernel are timed together
 typedef struct {
@@ -151,9 +152,11 @@ int main(int argc, char** argv) {
     for (int t = 0; t < 3; t++) times[t] = (double*)xcalloc((size_t)repetitions, sizeof(double));
     printf("Kernels of compressed gradients, " FLOATX_NAME ", %zu elements, %s\n\n", n, device_name());
     printf("| kernel | of | bytes an element | ms | GB/s | of a copy |\n|---|---|---|---|---|---|\n");
+    CoreSeconds before = core_seconds();
     int kernel = 0;
 #define PRINT(name, what, bytes, ...) print_row(kernel++, #name, what, bytes, &a, times, repetitions);
     KERNELS(PRINT)
+    say_if_others_ran(before);
     for (int t = 0; t < 3; t++) free(times[t]);
     arrays_free(&a);
     layers_free();

@@ -8,9 +8,11 @@ where none is given. Links are what build/comm_bench fits to a sweep: that of al
 
 MPIRUN  how to start ranks (dev/on_ranks.sh)    CC  the compiler of dev/bench/peak.c    CLUSTER  the cluster's folder
 All other options are those of train_gpt2_single."""
-import json, os
+import json, os, sys
 from concurrent.futures import ThreadPoolExecutor
-import measure as m
+from pathlib import Path
+sys.path.append(str(Path(__file__).resolve().parents[2])) # build/plan's messages call it by its path
+import dev.lib as m # noqa: E402
 
 MODEL = "--model d4 --seq-len 128 --batch-size 4".split()
 

@@ -1,4 +1,4 @@
-"""GPT-2 trained by PyTorch: what `make bench` and dev/bench/bench_gpu.py compare with.
+"""GPT-2 trained by PyTorch: what `make bench` and experiments/bench_gpu.py compare with.
 
     python pytorch_gpt2.py eager|compile fp32|autocast|bf16 MODEL B T cuda|cpu
 

@@ -10,6 +10,7 @@ Both rates are measured between the steps, because the speed of a shared machine
 */
 // The program itself: the step is its own. Only its calls of layers are timed: their macros come after what they call.
 #include "../../llmc/device/layers.h"
+#include "../others.h"
 
 typedef struct { const char *layer, *call; double flops, bytes, step_seconds, best_seconds; int calls; } Row;
 static Row rows[32];
@@ -133,6 +134,7 @@ int main(int argc, char** argv) {
     model_init(&g, B, T);
     printf("GPT-2 124M, %s, B = %d, T = %d on %s; %s\n", FLOATX_NAME, B, T, device_name(), layers_description());
     double best_step = INFINITY, flop_rate = 0, byte_rate = 0;
+    CoreSeconds before = core_seconds();
     for (int t = 0; t <= steps; t++) { // the first warms up
         double begin = now_seconds();
         step(&g, t + 1);
@@ -162,5 +164,6 @@ int main(int argc, char** argv) {
     printf("sum of the best times %.1f ms, best whole step %.1f ms\n", sum * 1e3, best_step * 1e3);
     printf("of the sgemm rate: %.1f%% (%.1f%% with the best times) by 6N FLOPs a token, %.1f%% (%.1f%%) with attention's\n",
            100 * n6 / best_step / flop_rate, 100 * n6 / sum / flop_rate, 100 * counted / best_step / flop_rate, 100 * counted / sum / flop_rate);
+    say_if_others_ran(before);
     return 0;
 }

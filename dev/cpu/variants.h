@@ -13,6 +13,7 @@ Global state: the variants, the outputs and the memory of the one problem, and w
 #define DEV_CPU_VARIANTS_H
 #include "../../llmc/device/layers.h"
 #include "../../llmc/base/rng.h"
+#include "../others.h"
 #include "../variant_options.h"
 _Static_assert(sizeof(floatX) == sizeof(float), "these variants are in fp32: make PRECISION=fp32");
 
@@ -222,20 +223,34 @@ static void peak_init(bool is_arithmetic) {
 }
 
 // ---- the table ----
-// Prints a variant's row. Returns true if it was right. *times_llmc: the value of that column, if times are taken.
-static bool variant_row(const Variant* v, Problem* p, const Operation* op, VariantOptions o, double* times_llmc) {
-    double error = error_of(v, p);
-    bool right = error <= v->roundings;
-    printf("| %s | %s | %s | %.3g |", v->name, v->idea, right ? "right" : "WRONG", error);
-    if (!o.check_only && right) {
-        Medians seconds = median_seconds(v->run, variants[variant_count - 1].run, p, (int)o.repetitions);
-        double rate = op->work(p) / seconds.variant, of_peak = rate / (peak.work / seconds.peak);
-        *times_llmc = seconds.variant / seconds.llmc;
-        printf(" %.3f | %.4g | %.0f %% | %.2f |", 1e3 * seconds.variant, 1e-9 * rate, 100 * of_peak, *times_llmc);
-    } else if (!o.check_only) printf(" | | | |");
+// seconds: 0 of a variant that is wrong, and with --check
+typedef struct { const Variant* variant; double error; Medians seconds; } Result;
+
+// Rows compare two variants by their milliseconds, and by their ratios to llmc/'s. Both contradict each other if llmc/'s variant took
+// longer beside one variant than beside another. Says so, and returns false, if it took a quarter longer.
+static bool ratios_agree(const Result* results, int n) {
+    const Result *least = NULL, *most = NULL;
+    for (const Result* r = results; r < results + n; r++) {
+        if (r->seconds.llmc <= 0) continue;
+        if (least == NULL || r->seconds.llmc < least->seconds.llmc) least = r;
+        if (most == NULL || r->seconds.llmc > most->seconds.llmc) most = r;
+    }
+    if (least == NULL || most->seconds.llmc <= 1.25 * least->seconds.llmc) return true;
+    printf("\nNo ratios are shown, because they contradict each other: llmc's variant took %.3f ms in turns with %s, and %.3f ms"
+           " with %s. Try again when the cores are idle.\n", 1e3 * least->seconds.llmc, least->variant->name,
+           1e3 * most->seconds.llmc, most->variant->name);
+    return false;
+}
+static void print_row(const Result* r, Problem* p, const Operation* op, bool timed, bool with_ratios) {
+    bool right = r->error <= r->variant->roundings;
+    printf("| %s | %s | %s | %.3g |", r->variant->name, r->variant->idea, right ? "right" : "WRONG", r->error);
+    if (r->seconds.variant > 0) {
+        double rate = op->work(p) / r->seconds.variant, of_peak = rate / (peak.work / r->seconds.peak);
+        printf(" %.3f | %.4g |", 1e3 * r->seconds.variant, 1e-9 * rate);
+        if (with_ratios) printf(" %.0f %% | %.2f |", 100 * of_peak, r->seconds.variant / r->seconds.llmc);
+        else printf(" | |");
+    } else if (timed) printf(" | | | |");
     printf("\n");
-    fflush(stdout);
-    return right;
 }
 static int run_variants(int argc, char** argv, const Operation* op, Problem* p) {
     int procs = omp_get_num_procs();
@@ -251,22 +266,31 @@ static int run_variants(int argc, char** argv, const Operation* op, Problem* p) 
         printf("the peak, in turns with each variant: %s\n", peak.run == peak_product ? "a large product by oneDNN"
                : peak.run == peak_copy ? "a copy" : "an update of an array in place");
     }
+    fflush(stdout);
+    Result results[8];
+    int tried = 0, wrong = 0;
+    CoreSeconds begin = core_seconds();
+    const Variant* llmc = variants + variant_count - 1;
+    for (const Variant* v = variants; v <= llmc; v++) {
+        if (strstr(v->name, o.wanted) == NULL) continue;
+        Result* r = &results[tried++];
+        *r = (Result){ v, error_of(v, p), { 0, 0, 0 } };
+        wrong += r->error > v->roundings;
+        bool right = r->error <= v->roundings;
+        if (right && !o.check_only) r->seconds = median_seconds(v->run, llmc->run, p, (int)o.repetitions);
+    }
+    require(tried > 0, "no variant has '%s' in its name", o.wanted);
+    bool with_ratios = ratios_agree(results, tried);
     printf("\n| variant | idea | result | error |");
     if (!o.check_only) printf(" ms | %s/s | of the peak | times llmc's |", unit);
     printf("\n|---|---|---|---|%s\n", o.check_only ? "" : "---|---|---|---|");
-    int tried = 0, wrong = 0;
-    double itself = 1; // the ratio in the last row: llmc/'s variant to itself
-    for (const Variant* v = variants; v < variants + variant_count; v++) {
-        double times_llmc = 1;
-        if (strstr(v->name, o.wanted) == NULL) continue;
-        tried++;
-        wrong += !variant_row(v, p, op, o, &times_llmc);
-        if (v == variants + variant_count - 1) itself = times_llmc;
-    }
+    for (const Result* r = results; r < results + tried; r++) print_row(r, p, op, !o.check_only, with_ratios);
+    const Result* last = &results[tried - 1];
+    double itself = last->variant == llmc && last->seconds.llmc > 0 ? last->seconds.variant / last->seconds.llmc : 1;
     if (itself < 0.9 || itself > 1.1)
         printf("\nDo not trust these times: llmc's variant took %.2f times as long as itself. Other programs are using the"
                " cores; try again when they are idle.\n", itself);
-    require(tried > 0, "no variant has '%s' in its name", o.wanted);
+    if (!o.check_only) say_if_others_ran(begin);
     layers_free();
     free_all();
     device_shutdown();

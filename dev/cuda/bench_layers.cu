@@ -4,7 +4,7 @@ this GPU, and the measured time.
 
     bench_layers [--model gpt2] [--vocab-size 50257] [--recompute] [B T [repetitions]]     (16 1024 20)
     bench_layers --floors TFLOPS GBPS ...     no GPU is needed: only what follows from shapes, and floors at these rates
-    bench_layers --peaks                      only what this GPU can do, in a line for dev/bench/bench_gpu.py
+    bench_layers --peaks                      only what this GPU can do, in a line for experiments/bench_gpu.py
 
 Prints a Markdown table. FLOPs are those of matrix products and attention (its causal half, without what backward computes
 again). These run on tensor cores. All other arithmetic is a few operations per element, which memory hides on every GPU. Bytes

@@ -2,9 +2,7 @@
 import argparse, json, math, os, re, signal, stat, subprocess, sys
 from collections import namedtuple
 from functools import cache
-from pathlib import Path
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "bench"))
-from svg import Svg, tick_of # noqa: E402 (the path comes first)
+from svg import Svg, tick_of
 
 
 def die(message):

@@ -464,7 +464,7 @@ static inline json_t* diagnosis_record(const DiagnosisReport* f) {
     return json_pack("{s:{sI, sI, so, si, so, so, so, so, so, so, so, so, so, so, si, sI, si, si, sI}}", "diagnosis",
         "from", (json_int_t)(f->last - d->steps + 1), "to", (json_int_t)f->last,
         "rank_0", breakdown_record(&d->first), "slowest_rank", d->slowest, "slowest", breakdown_record(&d->slow),
-        // dev/bench/compress_link.py takes the last of a name
+        // experiments/compress_link.py takes the last of a name
         "others", breakdown_record(&d->others), "mean", breakdown_record(&d->mean),
         "efficiency_communication", json_number(efficiency_communication(&d->mean)),
         "efficiency_exposed", json_number(efficiency_exposed(&d->mean)),

@@ -3,6 +3,7 @@ this machine. Then programs are not made but must be there, ranks that outnumber
 emulator can do is skipped."""
 import functools, os, re, shutil, subprocess
 import pytest
+from dev.lib import ask
 from suite import DEVICE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0")
@@ -71,7 +72,7 @@ def layer_tests(name, builds, libraries="", smoke=""):
         chosen = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
         chosen = [x["claim"] for x in chosen if (x.get("build"), x.get("precision")) == (build, precision)]
         said = output(build, precision, chosen)
-        if IS_REAL: print(*re.findall("^# largest .*", said, re.M), sep="\n") # for gpu_check's page
+        if IS_REAL: print(*re.findall("^# largest .*", said, re.M), sep="\n") # pytest -rP shows it
         assert re.search(rf"^ok \d+ - {claim},", said, re.M), said[-3000:]
     return test
 
@@ -104,15 +105,17 @@ def program(name, precision="fp32", debug=False):
 @functools.cache
 def gpus():
     """How many this machine has."""
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+    listed = (ask("nvidia-smi -L") or "").splitlines()
     return len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) if os.environ.get("CUDA_VISIBLE_DEVICES") else len(listed)
 
 
 @functools.cache
-def capability():
-    """The least of their compute capabilities."""
-    found = subprocess.run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True).stdout
-    return min(map(float, found.split()), default=0)
+def least(field):
+    """Of a number that nvidia-smi tells of each of them."""
+    return min(map(float, (ask(f"nvidia-smi --query-gpu={field} --format=csv,noheader,nounits") or "").split()), default=0)
+
+
+def capability(): return least("compute_cap")
 
 
 def needs_gpus(number):

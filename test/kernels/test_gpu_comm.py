@@ -52,7 +52,7 @@ def by_torchrun(folder, *arguments, fault=0, timeout=300):
         env = environment(2, **gpus_of("nccl", 2, **{"nccl_fault": rank * fault} if fault else {}), WORLD_SIZE=2, LOCAL_WORLD_SIZE=2,
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, LOCAL_RANK=rank)
         with open(folder / f"rank{rank}", "w") as said:
-            started.append(subprocess.Popen(words(arguments), env=env, stdout=said, stderr=subprocess.STDOUT, start_new_session=True))
+            started.append(subprocess.Popen(words(*arguments), env=env, stdout=said, stderr=subprocess.STDOUT, start_new_session=True))
     try:
         statuses = [p.wait(timeout) for p in started]
     finally:

@@ -2,8 +2,8 @@
 import functools, json, math, re
 from pathlib import Path
 import pytest
+from dev.lib import operation, operations
 from suite import TOKENS, Stored, assert_close, assert_same, assert_same_metrics, command, half, program, train, trained
-from measure import operations  # noqa: F401
 
 
 def sampled(*values, **options):
@@ -52,6 +52,18 @@ def assert_pytorchs(run, name="pytorch_fp32"):
     __tracebackhide__ = True
     assert_close(Stored(name), run)
     assert_close(Stored(name), run, rtol=0, only="param_norm")
+
+
+def assert_timeline_has_what_is_counted(run, trace, ranks_of):
+    """In a timeline of one step the names of rank 0's operations say how many bytes it sends: as many as it has counted. ranks_of:
+    how many take part, by the operation's name and the bytes of a number."""
+    sent = 0
+    for rank, _, name, step, _ in operations(trace):
+        (kind, n, X) = operation(name)
+        if rank == 0 and step in (None, 1) and kind not in ("receive", "barrier"):
+            N = ranks_of(name, X)
+            sent += n * X if kind == "send" else 2 * (N - 1) / N * n * X if kind == "all-reduce" else (N - 1) * n * X
+    assert sent and [round(sent)] == run.series("comm_bytes")
 
 
 def assert_near_losses(a, b, rtol=1e-4):

@@ -28,7 +28,7 @@ def second(folder, name, ranks, *more):
 def first(tmp_path, name, ranks=None):
     """A run that would never end, and has saved: its folder, its process, and the process ids of its ranks."""
     folder, which, pids = tmp_path / "out", PROGRAMS[name][0], tmp_path / "pid"
-    line = words([[program(f"train_gpt2_{which}")], *options(name, ranks), "--steps 1000000", ["--out", folder]])
+    line = words([program(f"train_gpt2_{which}")], *options(name, ranks), "--steps 1000000", ["--out", folder])
     # In a session of its own a rank that is stopped is not woken when mpirun dies.
     if ranks: line = [*launcher(), "-np", str(ranks), "setsid", "--wait", "sh", "-c",
                       'echo $$ > "$0.$OMPI_COMM_WORLD_RANK"; exec "$@"', str(pids), *line]
@@ -100,7 +100,7 @@ def test_others_wait_and_each_names_the_first_which_goes_on_to_the_bit(name, ran
 def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
     with first(tmp_path, "single") as (folder, run, _):
         stop(run.pid) # so that it saves nothing in the meantime
-        step, line = newest(folder), words([[program("train_gpt2_single")], *options("single", None), "--resume --save-every 0"])
+        step, line = newest(folder), words([program("train_gpt2_single")], *options("single", None), "--resume --save-every 0")
         with open(tmp_path / "second.log", "w+") as log:
             line += ["--steps", str(step + 100), "--out", str(folder)]
             other = subprocess.Popen(line, cwd=ROOT, env=environment(), stdout=log, stderr=log)

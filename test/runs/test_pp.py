@@ -4,7 +4,7 @@ likewise. Bytes are as by formulas in plain numbers."""
 import json, re
 import pytest
 from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference, split_program
-from shards import assert_pytorchs, assert_same_samples, faulty, sampled
+from shards import assert_pytorchs, assert_same_samples, assert_timeline_has_what_is_counted, faulty, sampled
 from suite import PYTORCH, assert_different, assert_refused, assert_same, command, rest, train, trained
 
 LONG = 9
@@ -106,6 +106,14 @@ def test_evaluations_and_samples_are_those_of_one_device(mesh, options):
 
 
 # ---- traces and emulated times ----
+@pytest.mark.parametrize("mesh, schedule", [("1x3", "1f1b"), rest("1x2", "interleaved"), rest("2x2", "1f1b")])
+def test_a_timeline_has_the_bytes_that_are_counted(mesh, schedule, tmp_path):
+    """The root is summed over two ranks, and norms, which have 8 bytes, over all stages."""
+    copies, p = axes(mesh)
+    run = pp(mesh, "--steps 1 --schedule", schedule, "--trace", tmp_path / "trace")
+    assert_timeline_has_what_is_counted(run, tmp_path / "trace", lambda name, X: copies if " of dp" in name else p if X == 8 else 2)
+
+
 @pytest.mark.rest
 @pytest.mark.parametrize("schedule, names", [
     ("zb-h1", {"F3 forward, block 0", "I11 backward, block 7", "W0 weights, block 0", "W11 weights, block 7"}),

@@ -99,7 +99,7 @@ def test_no_sanitizer_finds_anything_in_a_run_that_is_refused(which, ranks, opti
 @pytest.mark.rest
 @pytest.mark.parametrize("which, options", [("zero", "--zero-stage 3"), ("fsdp", "--checkpoint sharded")], ids=["zero", "fsdp"])
 def test_no_sanitizer_finds_anything_where_a_checkpoint_is_damaged(which, options, tmp_path):
-    line = words([[program(f"train_gpt2_{which}", debug=True)], SMALL, options, ["--out", tmp_path], "--total-batch-size 192"])
+    line = words([program(f"train_gpt2_{which}", debug=True)], SMALL, options, ["--out", tmp_path], "--total-batch-size 192")
     assert command(line, "--steps 2", ranks=3).status == 0
     flip(max(tmp_path.glob("step_*/optimizer*.safetensors")), 0.9)
     assert_refused(clean(command(line, "--steps 3 --resume", ranks=3)), "do not match their checksum")

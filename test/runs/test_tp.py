@@ -2,7 +2,7 @@
 model within rounding, and to the bit with one device that forms sums in the same parts (test/split). Bytes are as by formulas in plain numbers."""
 import pytest
 from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SEQUENCE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference
-from shards import assert_pytorchs, assert_same_samples, faulty, sampled
+from shards import assert_pytorchs, assert_same_samples, assert_timeline_has_what_is_counted, faulty, sampled
 from suite import PYTORCH, ROOT, assert_different, assert_each_says, assert_same, make, rest, trained
 
 LONG = 8
@@ -89,6 +89,13 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, sequence,
     sent = D * (t - 1) * (halves*BT*C*X + t*BT*12 + 2 * (sequence * (2*L + 1) * 2*C*X + 16)) + t * 2 * (D - 1) * (X*P + 8)
     assert_bytes(run, sent // (D*t), parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * P,
                  activations=activations + 40, communication=communication) # 40: StepStats
+
+
+@pytest.mark.parametrize("mesh, options", [("1x2", ""), ("2x2", SEQUENCE)])
+def test_a_timeline_has_the_bytes_that_are_counted(mesh, options, tmp_path):
+    copies, t = axes(mesh)
+    run = tp(mesh, options, "--steps 1 --trace", tmp_path / "trace")
+    assert_timeline_has_what_is_counted(run, tmp_path / "trace", lambda name, _: t if " of tp" in name else copies if " of dp" in name else copies * t)
 
 
 @pytest.mark.rest

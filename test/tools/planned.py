@@ -1,9 +1,7 @@
 """What tests of the planner's functions share: its modules, and plans of named models."""
 import os
-import sys
 from suite import ROOT
 
-sys.path[:0] = [str(ROOT / "dev/tools/plan"), str(ROOT / "dev/tools")]
 os.environ.setdefault("PLAN_PROGRAMS", str(ROOT / "build/predict"))
 
 from machines import Network, link_of, open_link  # noqa: E402 (the path comes first)

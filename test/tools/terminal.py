@@ -5,7 +5,7 @@ from suite import ROOT, Run, environment, words
 
 def on_terminal(*command, env={}, seconds=300):
     """Runs a command whose input, output and errors are a terminal. What it wrote there is in Run.out, to the byte."""
-    line = words(command)
+    line = words(*command)
     pid, terminal = pty.fork()
     if pid == 0:
         try:

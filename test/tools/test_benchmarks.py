@@ -1,6 +1,6 @@
-"""dev/bench/bench_gpu.py and dev/gpu_check.py where there is no GPU: on numbers that are known beforehand, and once from end to end with small
+"""experiments/bench_gpu.py and dev/gpu.py where there is no GPU: on numbers that are known beforehand, and once from end to end with small
 programs in place of large ones."""
-import json, os, re, shutil, signal, subprocess, sys, tarfile, time
+import json, os, re, shutil, subprocess, sys, time
 import pytest
 from suite import ROOT, assert_refused, assert_says, command, environment, executable, succeeds
 
@@ -24,7 +24,7 @@ def table(tmp_path):
     def table(runs, programs=PEERS, model="gpt2"):
         header = {"record": "header", "model": model, "T": 1024, "programs": programs.split(), "batches": [8], "rounds": 1, "steps": 4, "absent": []}
         (tmp_path / "known.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *runs]))
-        return succeeds("python3 dev/bench/bench_gpu.py --from", tmp_path / "known.jsonl").out
+        return succeeds("python3 -m experiments bench_gpu --from", tmp_path / "known.jsonl").out
     return table
 
 
@@ -97,7 +97,7 @@ def bench(tmp_path):
 
     def run(options, **env):
         return command(run.line, options, env=run.env | env)
-    run.place, run.line = tmp_path, [*"python3 dev/bench/bench_gpu.py --model d1 --seq-len 16 --steps 3 --out".split(), tmp_path / "out"]
+    run.place, run.line = tmp_path, [*"python3 -m experiments bench_gpu --model d1 --seq-len 16 --steps 3 --out".split(), tmp_path / "out"]
     run.env = environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}", PYTHON=tmp_path / "bin/python", BUILD=tmp_path / "build")
     yield run
     assert not subprocess.run(["pgrep", "-f", f"{tmp_path}/"], capture_output=True).stdout, "a program is left running"
@@ -179,176 +179,6 @@ def test_pytorchs_program_has_about_the_same_loss_in_each_precision():
         assert 10.5 < float(re.match(r"step 1 \| loss ([0-9.]*) \| grad norm [0-9.]* \| mem 0.000 GB", said)[1]) < 11.2, said
 
 
-# ---- gpu_check.py, with a script in place of every program and tool ----
-# It says what it is asked, and fails or hangs if a line of the files fails or hangs matches that.
-PROGRAM = """said="$(basename $0) $*"
-    echo "asked: $said" | tee -a {copy}/asked
-    is_in() { [ -s $1 ] && echo "$said" | grep -qEf $1; } # without a pattern grep may end before it has read, and echo would fail
-    if is_in {copy}/fails; then echo "error: it is | broken => not found"; exit 3; fi
-    if is_in {copy}/hangs; then {copy}/bin/sleep 987 & {copy}/bin/sleep 987; fi
-    case $said in
-        *--peaks*) echo "peaks: copy 3000 GB/s, product 800.0 TFLOP/s, data sheet 989.0 TFLOP/s" ;;
-        *"--steps 1 "*) ;;
-        matmul*) echo "| right |" ;;
-        train_gpt2*|python*pytorch_gpt2.py*) i=0; while i=$((i + 1)); do echo "step $i/9 | loss 10 | mem 1.5 GB | 9 tok/s"; sleep 0.01; done ;;
-    esac"""
-# Each test that it is asked for passes, or fails if the line does; else two pass, one is skipped, and one fails with the line.
-PYTEST = """import os, sys
-if __name__ != "__main__": raise SystemExit # it is only looked for
-said, tests = "pytest " + " ".join(sys.argv[1:]), [x for x in sys.argv[1:] if "::" in x]
-failed = os.system(f"echo 'asked: {said}' >>{copy}/asked; [ -s {copy}/fails ] && echo '{said}' | grep -qEf {copy}/fails") == 0
-verdicts = {"t.py::one[a b]": "PASSED", "t.py::two": "PASSED", "t.py::three": "SKIPPED", "t.py::four": "FAILED" if failed else "PASSED"}
-for name, verdict in (dict.fromkeys(tests, "FAILED" if failed else "PASSED") or verdicts).items(): print(f"[gw1] [ 25%] {verdict} {name} ")
-if failed: print("E   it is | broken")
-sys.exit(failed)
-"""
-TOOLS = {
-    "nvidia-smi": """case $* in
-        *=name,compute_cap*) for i in $(seq $(cat {copy}/gpus)); do echo "$(cat {copy}/card), 81559"; done ;; *=name,driver*) echo NVIDIA H100 80GB HBM3, 580.1, 700.00 W ;;
-        *lms*) while echo 612.34, 1755 && echo 99.00, 1980 && echo 400, 612.34, 1755; do sleep 0.01; done ;; *) echo 400, 70.10, 345 ;; esac""",
-    "make": "echo asked: make $* >>{copy}/asked", "compute-sanitizer": 'while [ "$1" != 9 ]; do shift; done; shift; exec "$@"'}
-PROGRAMS = """build/inputs build/cuda-bf16/train_gpt2_single build/cuda-bf16/bench_layers build/cuda/train_gpt2_ddp build/cuda-bf16/variants/matmul_forward
-    build/cuda-bf16/variants/matmul_backward build/cuda-bf16/test/test_cuda_kernels build/cuda-bf16/test/test_cuda_attention llm.c/train_gpt2cu bin/ldd
-    bin/python bin/mpirun bin/nvcc"""
-
-
-@pytest.fixture
-def gpu_check(tmp_path):
-    """A copy of the project with such scripts; a function that does steps there."""
-    copy = tmp_path / "copy"
-    shutil.copytree(ROOT / "dev", copy / "dev")
-    (copy / "llmc").symlink_to(ROOT / "llmc")
-    (copy / "test").mkdir()
-    for name in "unit", "reference", "kernels": (copy / "test" / name).symlink_to(ROOT / "test" / name)
-    for program in ROOT.glob("train_gpt2_*.cu"): (copy / program.name).touch()
-    for name in "asked", "fails", "hangs": (copy / name).touch()
-    (copy / "gpus").write_text("1")
-    (copy / "card").write_text("NVIDIA H100 80GB HBM3, 9.0")
-    for name, script in {**dict.fromkeys(PROGRAMS.split(), PROGRAM), **{f"bin/{name}": script for name, script in TOOLS.items()}}.items():
-        executable(copy / name, script.replace("{copy}", str(copy)))
-    (copy / "modules").mkdir()
-    (copy / "modules/pytest.py").write_text(PYTEST.replace("{copy}", str(copy)))
-    (copy / "bin/sleep").symlink_to(shutil.which("sleep")) # by its path it is found among the processes
-
-    def run(arguments="", **env):
-        run.say("asked", "")
-        done = command(run.line, arguments, env=run.env | env)
-        done.asked = (copy / "asked").read_text()
-        assert done.out == (copy / "build/gpu_check/page.md").read_text() == archived(run.archive)
-        return done
-    run.line, run.copy, run.out, run.archive = [sys.executable, copy / "dev/gpu_check.py"], copy, copy / "build/gpu_check", copy / "build/gpu_check.tar.gz"
-    run.env = environment(PATH=f"{copy}/bin:{os.environ['PATH']}", PYTHON=copy / "bin/python", PYTHONPATH=copy / "modules", INPUTS=copy / "build/inputs",
-                          LLMC=copy / "llm.c", GPU_CHECK_BUILT=1, GPU_CHECK_PATIENCE=4)
-    run.say = lambda file, text: (copy / file).write_text(text)
-    yield run
-    assert not subprocess.run(["pgrep", "-f", f"{copy}/"], capture_output=True).stdout, "a program is left running"
-
-
-def archived(file):
-    with tarfile.open(file) as tar: return tar.extractfile("page.md").read().decode()
-
-
-# Of each step what fails.
-FAILS = {"machine": "^ldd", "layers": "test_cuda_matmul.py", "training": "test_gpu_single.py", "hopper": "^matmul_backward --variant hopper",
-         "start-up": "--model d2", "operations-124M": "bench_layers 32", "again": "pytest.* t.py::four", "124M": "single .*--model gpt2 .*--deterministic",
-         "1.5B": "single .*--model gpt2-xl .*--total-batch-size 524288", "operations-1.5B": "bench_layers --model gpt2-xl", "batches": "--batch-size 64",
-         "programs": "-m not smoke", "memcheck": "test_cuda_attention quick"}
-
-
-def test_each_step_fails_once_and_the_page_says_so_and_the_next_call_repeats_what_is_named(gpu_check):
-    gpu_check.say("fails", "".join(f"{pattern}\n" for pattern in FAILS.values()))
-    run = gpu_check()
-    assert run.status == 1, run
-    for step in FAILS: assert_says(run.out, rf"^\| {step} \| \*\*failed\*\*, status [1-9]: .* \|", rf"^- \*\*Failed: .*\b{step}\b")
-    assert_says(run.out, "^## .*, NVIDIA H100 80GB HBM3, 580.1, 700.00 W$", r"^\| layers \| .*it is / broken \| 2 passed, 1 failed, 1 skipped \| .* \| 612 \| 1755 \|$",
-                r"^\| torch \| ok \|", "^- `t.py::four`$", "^- One GPU cannot show", r"^\| llm.c -ge 2 -r 0 \| [0-9]", r"^\| PyTorch, .*, not compiled \| [0-9]",
-                "^### gpt2-xl in bf16", r"^\| ours, --deterministic \| failed: error: it is / broken", no=["Not begun", "NOT MEASURED"])
-    assert_says(run.asked, "^asked: pytest .*--device cuda .* t.py::four$")
-    gpu_check.say("fails", "")
-    run = gpu_check(" ".join(FAILS))
-    assert run.status == 0 and "pytorch_gpt2" not in run.asked, run
-    assert_says(run.out, "^- Nothing has failed.$", "^- start-up and a step, kernels loaded EAGER: ", r"^\| ours, 32 micro-batches a step \| [0-9]")
-    assert not re.search("^asked: (pytest|train)", gpu_check().asked, re.M) # all is done
-
-
-def test_the_schedule_fits_into_what_is_lent(gpu_check):
-    """On one GPU: 150 seconds, and 500 before the last step."""
-    steps = {name: int(seconds) for seconds, name in re.findall(r"^ +(\d+) s  (\S+)", command(gpu_check.line, "--schedule").out, re.M)}
-    seconds = [*steps.values()]
-    assert [*steps] == [*FAILS][:8] + ["between-GPUs"] + [*FAILS][8:] + ["torch"]
-    assert sum(seconds[:6]) <= 150 and sum(seconds[6:-1]) - steps["between-GPUs"] <= 500
-
-
-def test_where_there_is_no_gpu_or_no_program_it_says_so_at_once(gpu_check):
-    gpu_check.say("gpus", "0")
-    assert_refused(command(gpu_check.line, env=gpu_check.env), "there is no GPU here: nvidia-smi shows none. Without one `make test-all`")
-    assert_refused(command(gpu_check.line, "nonsense", env=gpu_check.env), "there is no step 'nonsense'; there are smoke measure machine")
-    gpu_check.say("gpus", "1")
-    assert_refused(command(gpu_check.line, env=gpu_check.env | {"GPU_CHECK_DEVICE": "nothing"}), "there is no build/nothing-bf16/train_gpt2_single: GPU_CHECK_LIBS")
-    assert not gpu_check.out.exists() and not re.search("^asked: (?!python)", (gpu_check.copy / "asked").read_text(), re.M)
-
-
-def test_if_half_of_smoke_fails_it_measures_nothing(gpu_check):
-    (gpu_check.copy / "modules/pytest.py").write_text("import sys\nif __name__ != '__main__': sys.exit()\nprint('''[gw0] [ 1%] FAILED t.py::one\n[gw0] [ 2%] FAILED t.py::two\n[gw0] [ 3%] PASSED t.py::three'''); sys.exit(1)")
-    run = gpu_check()
-    assert "more than half of smoke's tests have failed: measure does not begin" in run.err and run.status == 1
-    assert_says(run.out, "^- Not begun: again, 124M, between-GPUs, 1.5B", r"^- \*\*LLM.C NOT MEASURED")
-
-
-def test_two_cards_have_a_part_of_the_page_each_and_older_ones_are_not_asked_for_what_they_cannot(gpu_check):
-    gpu_check("machine start-up")
-    gpu_check.say("card", "Tesla T4, 7.5")
-    gpu_check.say("gpus", "2")
-    for name in "single", "ddp": executable(gpu_check.copy / f"build/cuda-fp16/train_gpt2_{name}", "exit 1")
-    run = gpu_check("hopper 1.5B layers between-GPUs")
-    assert_says(run.out, r"^\| hopper \| not run: it is for capability 9.0 \|", r"^\| between-GPUs \| \*\*failed", "^### Between GPUs$")
-    assert_says(run.asked, "^asked: mpirun .*build/cuda/comm_bench --comm nccl", "^asked: inputs tokens (.*)$",
-                "^asked: mpirun .*ddp .*--data (?!test/reference).* --model gpt2 ") # which has too few tokens for that model
-    one, two = (gpu_check.out / name / "results.jsonl" for name in ("NVIDIA_H100_80GB_HBM3", "Tesla_T4"))
-    assert [json.loads(line)["card"] for line in one.read_text().splitlines() + two.read_text().splitlines()] == ["NVIDIA H100 80GB HBM3"] * 2 + ["Tesla T4"] * 4
-    assert len(re.findall("^## ", run.out, re.M)) == 2 and len(re.findall("One GPU cannot show", run.out)) == 1
-
-
-def test_stopped_in_the_middle_it_leaves_a_page_and_the_next_call_goes_on(gpu_check):
-    """What the hanging program has started ends with it, and a line that was cut off does not count. nohup started it, so it ignores that a
-    terminal is gone."""
-    gpu_check.say("hangs", "bench_layers 32\n")
-    process = subprocess.Popen(list(map(str, gpu_check.line)), env=gpu_check.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    while "bench_layers 32" not in (gpu_check.copy / "asked").read_text(): time.sleep(0.05)
-    process.send_signal(signal.SIGHUP)
-    time.sleep(1)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    page, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and page == archived(gpu_check.archive)
-    assert_says(page, r"^\| start-up \| ok \|", r"^\| operations-124M \| stopped \|", "^- Stopped: operations-124M$", "^- Not begun: again, 124M,")
-    gpu_check.say("hangs", "")
-    with open(next(gpu_check.out.glob("*/results.jsonl")), "a") as file: file.write('{"step": "124')
-    for call in 1, 2: assert_says(gpu_check("machine").out, r"^\| start-up \| ok \|", r"^\| machine \| ok \|")
-    shutil.rmtree(gpu_check.out) # on another machine there is the archive alone
-    run = gpu_check("--minutes 1")
-    assert_says(run.asked, "^asked: bench_layers 32", no=["--model d2"])
-    assert_says(run.out, r"^\| operations-124M \| ok \|", r"^\| 124M \| not begun: no time was left \|", "^- Not begun: .*1.5B", no=["[Ss]topped"])
-    gpu_check.archive.write_text("no archive")
-    shutil.rmtree(gpu_check.out)
-    assert_refused(command(gpu_check.line, env=gpu_check.env), "gpu_check.tar.gz cannot be read; remove it to begin anew")
-
-
-def test_a_step_that_hangs_is_ended_and_stops_no_other(gpu_check):
-    gpu_check.say("hangs", "matmul_forward")
-    run = gpu_check("hopper machine", GPU_CHECK_PATIENCE=0.1)
-    assert_says(run.out, r"^\| hopper \| \*\*ran past 1 s\*\* \|", r"^\| machine \| ok \|")
-
-
-def test_where_there_is_no_gpu_it_tries_itself_on_small_shapes(gpu_check):
-    for name in "train_gpt2_single", "bench_layers": executable(gpu_check.copy / "build/emulated-bf16" / name, PROGRAM.replace("{copy}", str(gpu_check.copy)))
-    run = gpu_check("operations-124M 124M programs", GPU_CHECK_DEVICE="emulated")
-    assert run.status == 0, run
-    assert_says(run.asked, "^asked: pytest .*--device emulated --tier all", "^asked: bench_layers --model d1 --vocab-size 100 1 8 1")
-    assert_says(run.out, "^### d1 in bf16, T=8: whole steps; rounds: 2, steps a round: 1$")
-
-
 # ---- what travels to a machine without a network ----
 PIP = """import sys, zipfile
 if "download" in sys.argv:
@@ -356,26 +186,59 @@ if "download" in sys.argv:
 """
 
 
+@pytest.fixture
+def packing(tmp_path):
+    """A copy of the project, with scripts in place of make, which copies a program, of strip and of pip."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "dev", copy / "dev")
+    (copy / "llmc").symlink_to(ROOT / "llmc")
+    (copy / "test").mkdir()
+    (copy / "test/unit").symlink_to(ROOT / "test/unit")
+    for path in [*ROOT.glob("train_gpt2_*.cu"), ROOT / "Makefile"]: (copy / path.name).touch()
+    executable(copy / "bin/make", f"""echo "asked: make $*" >>{copy}/asked
+        for target; do case $target in build/*) mkdir -p $(dirname $target); cp {shutil.which('sleep')} $target ;; esac; done""")
+    executable(copy / "bin/strip", 'while [ $# -gt 2 ]; do shift; done; case $1 in -*) ;; *) cp "$2" "$1" ;; esac')
+    env = {"PATH": f"{copy}/bin:{os.environ['PATH']}", "PYTHON": executable(tmp_path / "pip", PIP, sys.executable), "LLMC": tmp_path / "train_gpt2cu"}
+    return copy, env
+
+
 @pytest.mark.rest
 @pytest.mark.parametrize("megabytes", [1, 70])
-def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(gpu_check, tmp_path, megabytes):
-    """Programs are built for another machine, and stripped; make's stand-in copies one."""
-    made = executable(gpu_check.copy / "bin/make", f"""echo "asked: make $*" >>{gpu_check.copy}/asked
-        for target; do case $target in build/*) mkdir -p $(dirname $target); cp {shutil.which('sleep')} $target ;; esac; done""")
+def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(packing, tmp_path, megabytes):
+    """Programs are built for another machine, and stripped."""
+    copy, env = packing
     shutil.copy(shutil.which("sleep"), tmp_path / "train_gpt2cu")
-    (gpu_check.copy / "Makefile").touch()
     with open(tmp_path / "train_gpt2cu", "ab") as file: file.write(os.urandom(megabytes << 20)) # strip leaves what is behind the sections out
-    strip = executable(gpu_check.copy / "bin/strip", 'while [ $# -gt 2 ]; do shift; done; case $1 in -*) ;; *) cp "$2" "$1" ;; esac')
-    env = gpu_check.env | {"PYTHON": executable(tmp_path / "pip", PIP, sys.executable), "LLMC": tmp_path / "train_gpt2cu"}
-    packed = command(gpu_check.line, ["--pack", tmp_path / "carry"], env=env)
+    packed = command("python3 -m dev.gpu --pack", tmp_path / "carry", env=env, cwd=copy)
     if megabytes > 64:
         assert_refused(packed, "are too many to travel: 64 at most")
         assert not (tmp_path / "carry/carry.tar.xz").exists()
         return
-    assert packed.status == 0 and made and strip, packed
+    assert packed.status == 0, packed
     assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$", rf"^{tmp_path}/carry/carry.tar.xz: [\d.]+ MiB, and [\d.]+ of the project: 64 may travel$")
-    assert_says((gpu_check.copy / "asked").read_text(), "^asked: make .*PRECISION=fp16 .*ARCH=x86-64-v3 CAPABILITIES=90 .*build/cuda-fp16/train_gpt2_3d")
-    shutil.rmtree(gpu_check.copy / "build")
-    gpu_check.say("asked", "")
-    run = command(gpu_check.line, "machine", env=env | {"GPU_CHECK_LIBS": tmp_path / "carry", "LLMC": ""})
-    assert run.status == 0 and (gpu_check.copy / "build/cuda-bf16/train_gpt2_zero").exists() and "make" not in (gpu_check.copy / "asked").read_text(), run
+    assert_says((copy / "asked").read_text(), "^asked: make .*PRECISION=fp16 .*ARCH=x86-64-v3 CAPABILITIES=90 .*build/cuda-fp16/train_gpt2_3d",
+                "^asked: make .*DEVICE=cpu PRECISION=bf16 BUILD=build/bf16 ", "^asked: make .*DEVICE=cpu PRECISION=fp32 BUILD=build ")
+    place = tmp_path / "there"
+    place.mkdir()
+    for _ in range(2): # a shell that uses it again has nothing to unpack
+        used = succeeds("sh -c", [f'. {ROOT}/dev/carry.sh; echo "$LLMC|$LD_LIBRARY_PATH|$INPUTS"; command -v mpicc'], cwd=place,
+                        env={"CARRY": tmp_path / "carry", "LLMC": ""})
+        unpacked = tmp_path / "carry/unpacked"
+        assert_says(used.out, rf"^{unpacked}/train_gpt2cu\|{unpacked}/lib:{unpacked}/mpi/lib.*\|{place}/build/inputs$", rf"^{unpacked}/mpi/bin/mpicc$")
+    assert os.access(place / "build/cuda-bf16/train_gpt2_zero", os.X_OK) and os.access(place / "build/train_gpt2_zero", os.X_OK)
+
+
+def test_without_a_gpu_nothing_is_built_for_one(packing):
+    copy, env = packing
+    executable(copy / "bin/nvidia-smi", "exit 1")
+    assert_refused(command("python3 -m dev.gpu", env=env, cwd=copy), "there is no GPU here: nvidia-smi shows none")
+    executable(copy / "bin/nvidia-smi", "printf '9.0\\n7.5\\n'") # two cards: what the lesser one can do
+    assert command("python3 -m dev.gpu", env=env, cwd=copy).status == 0
+    assert_says((copy / "asked").read_text(), "DEVICE=cuda PRECISION=fp16 BUILD=build/cuda-fp16 .*build/cuda-fp16/bench_layers", no=["bf16", "variants"])
+
+
+def test_on_a_gpu_speeds_are_measured_if_asked_for_and_what_has_not_begun_in_time_is_skipped():
+    def times(options): return command([sys.executable], "-m pytest -q -rs test/kernels/test_gpu_times.py --device cuda", options).out
+    assert_says(times("--collect-only"), r"^no tests collected \(\d+ deselected\)")
+    assert_says(times("--collect-only -m timed"), "test_the_start_of_a_program", "test_a_whole_step_is_timed_beside_the_peers.124M", no=["deselected"])
+    assert_says(times("-m timed -k start_of --minutes 0.00001"), "^SKIPPED .* 1e-05 minutes are over", "^1 skipped")

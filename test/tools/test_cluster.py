@@ -236,5 +236,5 @@ def test_a_cluster_is_measured_and_steps_on_it_are_planned(cluster, tmp_path):
     succeeds("python3 dev/bench/here.py --cluster --out", tmp_path / "here.json", env=cluster.env)
     planned = succeeds(program("plan"), "--here --cluster --ranks 4 --node-ranks 2 --measured", tmp_path / "here.json")
     assert_says(planned.out, "nodes of 2 ranks and 1 interface: .*here.json", r"^zero\+\+  ranks +compute ms")
-    table = succeeds("python3 dev/bench/cluster_table.py --link 1gbit,200us --rounds 1 --steps 2 --rows", ["zero++"], timeout=600)
+    table = succeeds("python3 -m experiments cluster_table --link 1gbit,200us --rounds 1 --steps 2 --rows", ["zero++"], timeout=600)
     assert_says(table.out, r"^\| zero\+\+ \| [0-9]+ \| [0-9]+ \| [0-9.]+ \| ", "^of the 1 plans half are within [0-9]+ %")

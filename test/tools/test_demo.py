@@ -8,7 +8,7 @@ SMALL = "--model d2 --channels 16 --heads 2 --seq-len 16"
 
 def script(name, *options, start=command, **settings):
     settings["env"] = {"BUILD": "build"} | settings.get("env", {})
-    return start(*(("python3", f"dev/{name}.py") if name.startswith("bench/") else ("sh", f"dev/{name}.sh")), *options, **settings)
+    return start("sh" if name.startswith("dev/") else "python3 -m", name, *options, **settings)
 
 
 def done(*arguments, **settings):
@@ -18,7 +18,7 @@ def done(*arguments, **settings):
 # ---- the demo ----
 def test_the_demo_trains_samples_saves_and_says_what_each_program_keeps_and_how_to_go_on(tmp_path):
     for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
-    run = done("demo", SMALL, "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8 --check-every 2 --no-deterministic",
+    run = done("dev/demo.sh", SMALL, "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8 --check-every 2 --no-deterministic",
                ["--prompt", "It's 'so'"], env={"BUILD": tmp_path})
     assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of",
                 f"^checkpoint: {tmp_path}/demo/step_00000004$", "^validation loss: .* at the end$")
@@ -35,10 +35,10 @@ def test_the_demo_trains_samples_saves_and_says_what_each_program_keeps_and_how_
 
 def test_a_slow_machine_trains_fewer_steps_and_says_so(tmp_path):
     for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
-    run = done("demo", SMALL, "--batch-size 4 --eval-steps 1 --sample-tokens 8", env={"BUILD": tmp_path, "MINUTES": 0})
+    run = done("dev/demo.sh", SMALL, "--batch-size 4 --eval-steps 1 --sample-tokens 8", env={"BUILD": tmp_path, "MINUTES": 0})
     assert_says(run.out, "^a step takes 0[.]. s here, so the demo trains 10 steps, not 400; DEMO='--steps 400' trains them all$",
                 "^step +10/10 ", f"^checkpoint: {tmp_path}/demo/step_00000010$", "--steps 20$")
-    for minutes in "x", "1.5": assert_refused(script("demo", env={"BUILD": tmp_path, "MINUTES": minutes}), f"MINUTES .* not '{minutes}'")
+    for minutes in "x", "1.5": assert_refused(script("dev/demo.sh", env={"BUILD": tmp_path, "MINUTES": minutes}), f"MINUTES .* not '{minutes}'")
 
 
 # ---- how ranks are started ----
@@ -56,7 +56,7 @@ def test_mpiruns_options_are_those_that_this_user_and_these_cores_need(tmp_path,
 
 def test_a_script_says_how_it_starts_ranks():
     how = " ".join(launcher())
-    assert f"ranks are started by: {how} -np 1  (MPIRUN says so)\n" in done("bench/zero_memory", "--ranks 1", SMALL, env={"MPIRUN": how}).err
+    assert f"ranks are started by: {how} -np 1  (MPIRUN says so)\n" in done("experiments zero_memory", "--ranks 1", SMALL, env={"MPIRUN": how}).err
 
 
 @pytest.mark.parametrize("says, more, patterns", [
@@ -67,7 +67,7 @@ def test_a_script_says_how_it_starts_ranks():
     ("prterun was unable to find a network", "", ["did not start 4 ranks; make doctor", "unable to find a network"])])
 def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_path, says, more, patterns):
     path = executable(tmp_path / "launcher", f'echo "{says}" >&2; exit 1') if says else "no_such_mpirun"
-    run = script("demo", env={"MPIRUN": f"{path}{more}"})
+    run = script("dev/demo.sh", env={"MPIRUN": f"{path}{more}"})
     assert_refused(run, *patterns)
     assert run.err.startswith("error: ")
 
@@ -76,7 +76,7 @@ def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_pat
 @pytest.mark.rest
 def test_any_programs_can_be_put_beside_ddp_and_keep_and_send_what_the_formulas_say(tmp_path):
     """Tensor, pipeline and mixed parallelism keep what their shapes say, sharded data parallelism half, a ring all."""
-    run = done("bench/zero_memory", ["--programs", "ddp zero-1 zero-3 fsdp tp pp cp 3d", "--svg", tmp_path / "programs.svg"],
+    run = done("experiments zero_memory", ["--programs", "ddp zero-1 zero-3 fsdp tp pp cp 3d", "--svg", tmp_path / "programs.svg"],
                "--ranks 2 --layers 4 --channels 64 --heads 4 --seq-len 16 --batch-size 2 --total-batch-size 192")
     sent = re.findall(r"^ +2 (?:ddp|zero [13]) .* 3 +([\d.]+) +([\d.]+)$", run.out, re.M) # in 3 micro-batches
     assert len(sent) == 3 and all(0.999 <= float(x) / float(formula) <= 1.02 for x, formula in sent), run
@@ -94,18 +94,18 @@ OF_A_RUN = r"\d+ MB \| [\d.]+ MB \| x [\d.]+ \| [\d.]+ %"
 @pytest.mark.parametrize("options, rows", [
     (SMALL, {fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8|mesh, `dp=2`, ZeRO stage 1) \| {OF_A_RUN}": 9,
              r"single \| \d+ MB \| \| 1 \|": 1}),
-    (f"--table tp {SMALL}", {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 4, r"DDP \| .* \| x 1.00 \| .*": 1}),
+    (f"--table tp {SMALL}", {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3, r"DDP \| .* \| x 1.00 \| .*": 1}),
     (f"--table pp {SMALL} --layers 4", {fr"(?:pipeline, 1 micro-batch|[48] micro-batches(?:, `--schedule [-a-z\d]*`)?) \| {OF_A_RUN}": 6,
                                         r"DDP \| .* \| x 1.00 \| .*": 1})], ids=["programs", "tp", "pp"])
 def test_readmes_tables_have_a_row_for_each_way(options, rows):
-    run = done("bench/readme_table", "--rounds 1 --steps 3", options)
+    run = done("experiments readme_table", "--rounds 1 --steps 3", options)
     for row, count in rows.items(): assert len(re.findall(rf"^\| {row} \|$", run.out, re.M)) == count, (row, run)
 
 
 @pytest.mark.rest
 def test_the_table_of_meshes_has_what_is_sent_along_each_axis():
     """With two ranks along an axis a rank sends as much as it has of gradients, or of the root."""
-    run = done("bench/mesh_table", ["--meshes", "2x1x1z 1x2x2"], "--rounds 1 --steps 2 --layers 4 --channels 64 --seq-len 16")
+    run = done("experiments mesh_table", ["--meshes", "2x1x1z 1x2x2"], "--rounds 1 --steps 2 --layers 4 --channels 64 --seq-len 16")
     times = r"\d+ ms \| \d+ % \| \d+ %"
     assert_says(run.out, *(fr"^\| {row} ?\|$" for row in (
         fr"2 x 1 x 1, ZeRO \| 1 \| \| \| 0.9 MB \| {times} \|", fr"1 x 2 x 2 \| 8 \| 0.6 MB \| 0.1 MB \| \| {times} \| 88.\d %, [\d.]+ %",
@@ -138,10 +138,10 @@ def runs(tmp_path):
 @needs_gnuplot
 def test_losses_are_plotted_as_they_are_each_run_by_its_folders_name(runs):
     env = {"PATH": f"{runs}/bin:{os.environ['PATH']}"}
-    one = done("bench/plot", f"{runs}/first/metrics.jsonl", env=env)
+    one = done("dev.plot", f"{runs}/first/metrics.jsonl", env=env)
     assert f"\nplot: {runs}/first/loss.png\n" in one.out and "first: training" in one.out
     assert (runs / "seen/1.training").read_text() == "1 5.25\n3 4.5e0\n" and (runs / "seen/1.validation").read_text() == "0 5.5\n3 4.75\n"
-    both = done("bench/plot", f"{runs}/first/metrics.jsonl {runs}/second_run/metrics.jsonl {runs}/both.png", env=env)
+    both = done("dev.plot", f"{runs}/first/metrics.jsonl {runs}/second_run/metrics.jsonl {runs}/both.png", env=env)
     assert "second_run: training" in both.out and (runs / "seen/2.training").read_text() == "1 6.125\n" and not (runs / "seen/2.validation").read_text()
     for png in "first/loss.png", "both.png": assert (runs / png).read_bytes()[1:4] == b"PNG"
 
@@ -151,4 +151,4 @@ def test_losses_are_plotted_as_they_are_each_run_by_its_folders_name(runs):
     ("@/no_such.jsonl", "no_such.jsonl cannot be read"), ("README.md", "README.md has no losses"),
     ("@/first/metrics.jsonl /no/such/folder/a.png", "/no/such/folder/a.png was not made"), ("@/a.png", "no metrics.jsonl was given")])
 def test_what_cannot_be_plotted_is_named(runs, options, pattern):
-    assert_refused(script("bench/plot", options.replace("@", str(runs))), pattern)
+    assert_refused(script("dev.plot", options.replace("@", str(runs))), pattern)

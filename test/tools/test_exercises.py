@@ -1,8 +1,8 @@
-"""dev/bench/exercises.py: a mistake is made, and what it does is shown as the chapters quote it."""
+"""experiments/exercises.py: a mistake is made, and what it does is shown as the chapters quote it."""
 import pytest
 from suite import Stored, assert_refused, assert_says, command, succeeds
 
-SCRIPT = "python3 dev/bench/exercises.py"
+SCRIPT = "python3 -m experiments exercises"
 NORM = f"{Stored('ddp/ranks_1').series('grad_norm')[0]:.4f}"
 
 

@@ -2,10 +2,12 @@
 from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
 import ast, json, os, re, shutil, subprocess, sys, time
 import pytest
+from dev.lib import Others, Results, share_of_others
+from dev.lib.experiment import note_others
 from kernels import gpus
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
-EXPERIMENTS = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/experiment.py"))
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.py") if "TITLE" in path.read_text())
 
 
 def script(path, text):
@@ -19,8 +21,8 @@ HEADER = {"record": "header", "experiment": "x", "date": "2000-01-02", "machine"
 
 # ---- make bench ----
 def timed(*arguments):
-    """What dev/bench/measure.py says of a program: (ms of its steps, the most memory, why there are none)."""
-    ask = "import sys; sys.path.append('dev/bench'); import measure; t = measure.Timed(sys.argv[3:], *map(int, sys.argv[1:3])); print([t.ms, t.rss, t.error])"
+    """What dev/lib says of a program: (ms of its steps, the most memory, why there are none)."""
+    ask = "import sys; from dev.lib import Timed; t = Timed(sys.argv[3:], *map(int, sys.argv[1:3])); print([t.ms, t.rss, t.error])"
     run = command(sys.executable, "-c", [ask], *arguments)
     return run if run.status else ast.literal_eval(run.out)
 
@@ -39,12 +41,12 @@ def test_a_program_that_ends_too_early_is_an_error_with_its_last_words():
 
 def bench_table(folder, *rows):
     """The table of "RUN KEY NUMBER..." lines."""
-    lines = [HEADER | {"steps": 3, "threads": 2, "finished": 1, "absent": []}]
+    lines = [HEADER | {"table": "bench", "steps": 3, "threads": 2, "finished": 1, "absent": []}]
     for row in rows:
         run, key, numbers = re.fullmatch(r"(\S+(?: \d+)?) ([a-z]\w*) (.*)", row).groups()
         lines.append({"run": run, "round": len(lines), key: [*map(float, numbers.split())]})
     (folder / "bench.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return succeeds("python3 dev/bench/bench.py --from", folder / "bench.jsonl").out
+    return succeeds("python3 -m experiments bench --from", folder / "bench.jsonl").out
 
 
 def test_the_benchmarks_table_has_medians_rates_and_ratios_and_judges_goals(tmp_path):
@@ -74,23 +76,23 @@ open(options["--out"] + "/metrics.jsonl", "w").write('{"run":{"predicted_bytes":
 for i in range(1000): time.sleep(0.02 if options["--seq-len"] == "64" else 0.3); print(f"step {i}: ...", flush=True)
 """)
     settings = {"BUILD": tmp_path, "PYTHON": "false", "BENCH_STEPS": 2}
-    short = succeeds("python3 dev/bench/bench.py --into", tmp_path / "stored", env=settings | {"BENCH_SECONDS": 0})
+    short = succeeds("python3 -m experiments bench --into", tmp_path / "stored", env=settings | {"BENCH_SECONDS": 0})
     assert_says(short.err, "^T=64 *ours, fp32")
     assert_says(short.out, "finished rounds: 1,", "^  ours, fp32 ", "ours-fp32 at T=1024: it would take about .* BENCH_SECONDS is 0")
-    with subprocess.Popen(["python3", "dev/bench/bench.py"], env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
+    with subprocess.Popen(["python3", "-m", "experiments", "bench"], env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
         while not re.match("T=64 *ours, fp32", bench.stderr.readline()): assert bench.poll() is None
         bench.terminate()
         out, err = bench.communicate(timeout=120)
     assert bench.returncode == 1 and "interrupted" in err
     assert_says(out, "^  ours, fp32 ", "finished rounds: 0,")
-    assert succeeds("python3 dev/bench/bench.py --from", tmp_path / "stored").out == short.out  # the table is made from what is stored
+    assert succeeds("python3 -m experiments bench --from", tmp_path / "stored").out == short.out  # the table is made from what is stored
 
 
 # ---- tables of runs ----
 @pytest.mark.rest
 def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
-    out = succeeds("python3 dev/bench/compress_link.py --model d2 --seq-len 64 --batch-size 8 --steps 4 --methods", ["none int8"]).out
+    out = succeeds("python3 -m experiments compress_link --model d2 --seq-len 64 --batch-size 8 --steps 4 --methods", ["none int8"]).out
     assert_says(out, "EMULATED LINK on which ddp.s communication takes 0.8 of its computing")
     rows = {cells[0]: [0] + [float(cell.rstrip("%")) for cell in cells[1:]] for cells in map(str.split, out.splitlines())
             if cells and cells[0] in ("ddp", "none", "int8") and re.match(r"\w+ +[\d.]+%", " ".join(cells))}
@@ -131,7 +133,7 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
 
     def table(*options, breaks="", count=None):
         runs.write_text("")
-        run = command("python3 dev/bench/compress_table.py --sizes 1x16 --steps 100 --rounds 1 --time-steps 5", ["--seeds", "1 2"],
+        run = command("python3 -m experiments compress_table --sizes 1x16 --steps 100 --rounds 1 --time-steps 5", ["--seeds", "1 2"],
                       ["--variants", "none int8 powersgd@20"], ["--rates", "0.1 100"], *options,
                       env={"BUILD": tmp_path / "build", "RUNS": runs, "BREAKS": breaks})
         if count is None: assert run.status != 0, run
@@ -160,7 +162,7 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
 
 @pytest.mark.rest
 def test_the_table_of_compression_methods_measures_the_training_program(tmp_path):
-    run = succeeds("python3 dev/bench/compress_table.py --seeds 1 --steps 10 --rounds 1 --time-steps 2", ["--sizes", "1x16 1x16:sgd"],
+    run = succeeds("python3 -m experiments compress_table --seeds 1 --steps 10 --rounds 1 --time-steps 2", ["--sizes", "1x16 1x16:sgd"],
                    ["--variants", "none int8 sign sign-ef powersgd"], "--feedback-svg", tmp_path / "svg", "--into", tmp_path / "results",
                    "--seq-len 16 --batch-size 2 --data", TOKENS, "--val-data", TOKENS, timeout=900)
     assert len(re.findall(r"^\| .sign.*\| [0-9.]+ times \| .* kB \|", run.out, re.M)) == 2
@@ -184,7 +186,7 @@ print(ranks, options["--batch-size"], file=open(os.environ["RUNS"], "a"))
 @pytest.mark.rest
 def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_exposed_share(tmp_path):
     settings = {"PROGRAM": script(tmp_path / "program", SCALING), "RUNS": tmp_path / "runs"}
-    out = succeeds("python3 dev/bench/scaling.py --batch-size 2 --steps 3 --out", tmp_path / "out", ["--ranks", "1 2 4"], env=settings).out
+    out = succeeds("python3 -m experiments speed_up --batch-size 2 --steps 3 --out", tmp_path / "out", ["--ranks", "1 2 4"], env=settings).out
     # strong with 8, 4 and 2 sequences on a rank, weak with 2
     assert sorted((tmp_path / "runs").read_text().splitlines()) == ["1 2", "1 8", "2 2", "2 4", "4 2"]
     assert len(re.findall("^    1         103      1.00       100 %      5 %", out, re.M)) == 2
@@ -194,27 +196,59 @@ def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_
 
 @pytest.mark.rest
 def test_scaling_measures_the_training_program(tmp_path):
-    out = succeeds("python3 dev/bench/scaling.py --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data", TOKENS, "--out",
+    out = succeeds("python3 -m experiments speed_up --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data", TOKENS, "--out",
                    tmp_path / "out", ["--ranks", "1 2"], env={"PROGRAM": program("train_gpt2_ddp")}).out
     assert len(re.findall(r"^ +[12] +[1-9]\d* +[\d.]+ +\d+ % +\d+ %$", out, re.M)) == 4
-    if shutil.which("gnuplot"): assert (tmp_path / "out/scaling.png").read_bytes()[1:4] == b"PNG"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"strong_1", "strong_2", "weak_1"}
+
+
+CP = f"--data {TOKENS} --heads 4 --channels 16 --layers 2 --batch-size 4"
+
+
+def test_context_parallelism_sends_and_works_what_the_formulas_say(tmp_path):
+    """Of 16 tokens on two ranks the second has 36 + 64 of 136 pairs, and in zigzag both have half; pictures have their colours."""
+    svg, ring = tmp_path / "work.svg", tmp_path / "ring.svg"
+    out = succeeds("python3 -m experiments cp_table --ranks 1,2 --tokens 8 --svg", svg, "--ring-svg", ring, CP).out
+    assert re.findall(r"^ 2 +16 .* (\S+)$", out, re.M) == ["1.00", "1.47", "1.47", "1.00"]
+    assert "0.25, 0.75, 1.25, 1.75" in svg.read_text() and "zigzag: 4.0 mean" in ring.read_text()
+
+
+def test_a_program_that_counts_otherwise_than_the_formulas_is_found(tmp_path):
+    """One whose metrics.jsonl says that it has sent 1000 bytes."""
+    skewed = executable(tmp_path / "skewed", f"""
+"{ROOT}/{program('train_gpt2_cp')}" "$@" || exit 1
+while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
+[ "${{OMPI_COMM_WORLD_RANK:-0}}" != 0 ] || sed -i '2s/"comm_bytes":[0-9]*/"comm_bytes":1000/' "$out/metrics.jsonl"
+""")
+    run = command("python3 -m experiments cp_table --ranks 2 --ways ring --seq-len 16", CP, env={"PROGRAM": skewed})
+    assert run.status != 0 and re.search("attention sent", run.said), run
+
+
+@pytest.mark.rest
+def test_tables_of_pipelines_and_of_wider_models_are_made(tmp_path):
+    out = succeeds("python3 -m experiments pp_split --stages 2 --schedules 1f1b --micro 2 --times 10,12,8").out
+    assert re.search(r"9,3 \| 97.0 %", out) and len(re.findall(r"^\| 2 \|", out, re.M)) == 2
+    out = succeeds("python3 -m experiments tp_channels --rounds 1 --steps 2 --layers 1 --seq-len 16 --batch-size 2 --channels 128,256 --svg",
+                   tmp_path / "plot.svg").out
+    picture = (tmp_path / "plot.svg").read_text()
+    assert re.search(r"^\| 256 \| .* \| 4 \| .* \| 2 \| .* %", out, re.M) and picture.endswith("</svg>\n") and "nan" not in picture.lower()
 
 
 # ---- experiments/ ----
-def report(*arguments, start=command):
-    return start("python3 experiments/report.py", *arguments)
+def pages(*arguments, start=command):
+    return start("python3 -m experiments", *arguments, "--pages")
 
 
 def page(folder, experiment, *runs, **header):
     """The page that results by hand make, as one line: runs are (name, round, {field: value})."""
     lines = [HEADER | header, *[{"run": name, "round": number, "ranks": 2, "program": "fsdp", "options": "--steps 3"} | fields for name, number, fields in runs]]
     (folder / "made.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-    run = report("--results", folder / "made.jsonl", "--out", folder / "made", f"experiments/{experiment}")
+    run = pages(experiment, "--from", folder / "made.jsonl", "--out", folder / "made")
     return run if run.status else (folder / "made/README.md").read_text().replace("\n", " ")
 
 
 def test_the_stored_pages_and_plots_are_made_from_the_stored_results(tmp_path):
-    report("--out", tmp_path, start=succeeds)
+    pages("--out", tmp_path, start=succeeds)
     stored = {path.relative_to(ROOT / "experiments") for kind in ("README.md", "plot.svg") for path in (ROOT / "experiments").rglob(kind)}
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()} == stored
     for path in stored: assert (tmp_path / path).read_text() == (ROOT / "experiments" / path).read_text(), path
@@ -247,7 +281,7 @@ def two_ranks(folder, *ratios, **header):
     ((50, 90, 130), {}, "two ranks are slower than one up to 32 channels (32 thousand parameters), and faster from 64 on", "do not trust"),
     ((50, 130, 90), {}, "are mixed, so these runs do not answer it", "--quick"),
     ((50, 60, 90), {}, "two ranks are slower at every size that was tried, even with 64 thousand parameters.", "do not trust"),
-    ((50, 90, 130), {"busy_percent": 40}, "used 40 % of the machine before the first run: do not trust the speeds.", "--quick"),
+    ((50, 90, 130), {"busy_percent": 40}, "used 40 % of this machine: do not trust the speeds.", "--quick"),
     ((50, 90, 130), {"quick": "yes"}, "show that the script works, and nothing else", "do not trust"),
     ((50, 90, 130), {"speed": ""}, "Speeds are not in these results", "tokens per second of two")],
     ids=["slower_then_faster", "mixed", "slower", "busy", "quick", "no_speeds"])
@@ -259,8 +293,51 @@ def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against
 def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster():
     ratios = {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on", (0.5, 0.6, 0.9): "at no size that was tried",
               (1.2, 0.9, 1.3): "at some of the sizes that were tried"}
-    code = f"from experiment import where_faster\nfor x in {[*ratios]}: print(where_faster(dict(zip((16, 32, 64), zip(x)))))"
-    assert succeeds("python3 -c", [code], env={"PYTHONPATH": "experiments:experiments/two_ranks"}).out.splitlines() == [*ratios.values()]
+    code = f"from experiments.two_ranks import where_faster\nfor x in {[*ratios]}: print(where_faster(dict(zip((16, 32, 64), zip(x)))))"
+    assert succeeds("python3 -c", [code]).out.splitlines() == [*ratios.values()]
+
+
+def rounds(**ms):
+    """Results whose runs took so many milliseconds in each round."""
+    d = Results({"busy_percent": 0})
+    for run, of_rounds in ms.items():
+        for number, x in enumerate(of_rounds, 1): d.add(run, number, step_ms=x)
+    return d
+
+
+def test_ratios_that_contradict_each_other_are_refused():
+    """In two of three rounds a is slower than b, b than c, and c than a."""
+    steady = rounds(base=(10, 20, 10), a=(20, 40, 20), b=(5, 10, 5.5))
+    assert [steady.ratio(run, "base", "step_ms")[0] for run in ("a", "b", "a")] == [2, 0.5, 2]
+    d = rounds(a=(30, 10, 20), b=(20, 30, 10), c=(10, 20, 30))
+    assert d.ratio("a", "c", "step_ms") == (20 / 30, 0.5, 3)
+    with pytest.raises(SystemExit, match="by step_ms, 'b' is 1.50 and 'a' 0.67 times 'c', but 'b' is 0.67 times 'a'. These ratios contradict each other"):
+        d.ratio("b", "c", "step_ms")
+
+
+def test_what_others_used_is_all_that_was_busy_and_is_not_our_own():
+    """Of 20 seconds of all cores 10 were busy."""
+    assert [share_of_others((100, 300, 7), (110, 320, own)) for own in (7, 11, 17, 18)] == [50, 30, 0, 0]
+    assert share_of_others((0, 0, 0), (0, 0, 0)) == 0
+    begin = Others.now()
+    assert 0 < begin[0] <= begin[1] and 0 <= Others().percent() <= 100
+
+
+def test_ranks_of_a_cluster_do_not_count_as_others(monkeypatch):
+    class Half:
+        def percent(self): return 50
+    for launcher, kept in ("", {"others_percent": 50}), ("dev/cluster/run", {}):
+        monkeypatch.setenv("MPIRUN", launcher)
+        d = Results({})
+        note_others(d, Half())
+        assert d.header == kept
+
+
+@pytest.mark.parametrize("header, says", [
+    ({"busy_percent": 5, "others_percent": 5}, ""), ({"busy_percent": 6}, "6 % of this machine: do not trust it."),
+    ({"busy_percent": 0, "others_percent": 40}, "40 % of this machine: do not trust it.")], ids=["idle", "before", "meanwhile"])
+def test_a_table_warns_if_others_used_the_cores_before_or_meanwhile(header, says):
+    assert Results(header).busy("it") == f"Other programs used {says}" * bool(says)
 
 
 def test_a_range_that_includes_1_shows_no_difference(tmp_path):
@@ -275,7 +352,7 @@ def test_incomplete_results_are_errors(tmp_path):
     assert_says(page(tmp_path, "recompute", *[("short-none", 1, {"memory": 1})] * 2).err, "made.jsonl:3: round 1 of short-none is there twice")
     for text, why in ('{"run":"a","round":1}\n', "there is no line with .record.:.header."), (json.dumps(HEADER) + '\n{"run":"a",', ":2: this line is no JSON"):
         (tmp_path / "bad.jsonl").write_text(text)
-        assert_says(report("--results", tmp_path / "bad.jsonl", "--out", tmp_path / "bad", "experiments/recompute").err, why)
+        assert_says(pages("recompute --from", tmp_path / "bad.jsonl", "--out", tmp_path / "bad").err, why)
 
 
 def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
@@ -285,22 +362,22 @@ def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     experiment(place, "one", 'x.run("a", 1, "single")', '["single"]')
     for kept, status in (8, 0), (9, 1):
         script(place / "build/train_gpt2_single", f"open(options['--out'] + '/metrics.jsonl', 'w').write('{metrics % kept}')")
-        run = command("python3", place / "experiments/run.py", "one --quick", env={"DEVICE": "cpu"})
+        run = ask(place, "one --quick")
         assert run.status == status and ("a kept 9 bytes and predicted 8" in run.err) == (kept == 9), run
     assert '"memory":8,' in (place / "build/experiments/one.quick.jsonl").read_text()
 
 
-@pytest.mark.parametrize("script, options, why", [
-    ("dev/bench/compress_link", "--ranks 1", "one rank sends nothing"), ("dev/bench/compress_link", "--ratio 0", "wants a number above 0, not '0'"),
-    ("dev/bench/scaling", ["--ranks", "1 3 4", "--batch-size", "1"], "4 sequences does not divide over 3"), ("dev/bench/scaling", ["--ranks", "2 1"], "must grow"),
-    rest("dev/bench/scaling", "--no-such-option 1", "strong on 1 ranks failed"), ("experiments/run", "recompute --rounds many", "not 'many'"),
-    ("experiments/run", "no_such", "no_such is no experiment and no option"), ("dev/bench/tp_memory", "--tp", "--tp: expected one argument"),
-    ("experiments/run", "recompute --quick", "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
-    ("experiments/run", "recompute --quick --store", "--quick measures nothing"),
-    ("dev/bench/mesh_table", ["--meshes", "2x2"], "--meshes wants meshes such as .* not '2x2'"),
-    ("dev/bench/readme_table", "--steps 1", "from 2 on"), ("dev/bench/zero_memory", ["--programs", "tp pp"], "--programs begins with ddp")])
-def test_what_cannot_be_measured_is_refused(script, options, why):
-    assert_refused(command(f"python3 {script}.py", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
+@pytest.mark.parametrize("options, why", [
+    ("compress_link --ranks 1", "one rank sends nothing"), ("compress_link --ratio 0", "wants a number above 0, not '0'"),
+    ("speed_up --batch-size 1 --ranks 1,3,4", "4 sequences does not divide over 3"), ("speed_up --ranks 2,1", "must grow"),
+    rest("speed_up --no-such-option 1", "strong on 1 ranks failed"), ("speed_up --ranks", "--ranks: expected one argument"),
+    ("speed_up recompute", "speed_up makes a table, which has options of its own: run it alone"), ("recompute --rounds many", "not 'many'"),
+    ("no_such", "there is no experiment 'no_such'; there are .*recompute"), ("--no-such-option", "take only the options of --help"),
+    ("recompute --quick", "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
+    ("recompute --quick --store", "--quick measures nothing"), ("mesh_table --meshes 2x2", "--meshes wants meshes such as .* not '2x2'"),
+    ("readme_table --steps 1", "from 2 on"), ("zero_memory --programs tp,pp", "--programs begins with ddp")])
+def test_what_cannot_be_measured_is_refused(options, why):
+    assert_refused(command("python3 -m experiments", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
 
 
 # These two ask a GPU for something else than a CPU.
@@ -311,40 +388,50 @@ def test_an_experiment_runs_to_its_end_in_its_quick_form_and_has_a_page(tmp_path
     for program in ("ddp", "fsdp") if device == "emulated" else (): gpus.program(program)
     def files(): return {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*") if "__pycache__" not in str(path) and path.is_file()}
     before = files()
-    succeeds(f"python3 experiments/run.py {experiment} --quick --into", tmp_path / "results.jsonl", timeout=900,
+    succeeds(f"python3 -m experiments {experiment} --quick --into", tmp_path / "results.jsonl", timeout=900,
              env={"DEVICE": device} | gpus.gpus_of("mpi", 2))
-    report("--results", tmp_path / "results.jsonl", "--out", tmp_path / "page", f"experiments/{experiment}", start=succeeds)
+    pages(experiment, "--from", tmp_path / "results.jsonl", "--out", tmp_path / "page", start=succeeds)
     assert_says((tmp_path / "page/README.md").read_text(), "^## Answer", "results of `--quick`")
     assert before == files()  # stores nothing
 
 
 def here(folder):
-    """A copy of the scripts that make experiments, without an experiment."""
-    for name in "experiments", "dev/bench": shutil.copytree(ROOT / name, folder / name, ignore=lambda _, names: [x for x in names if not x.endswith(".py")])
+    """A copy of what runs experiments, without an experiment."""
+    for name in "dev/lib", "dev/tools": shutil.copytree(ROOT / name, folder / name)
+    (folder / "experiments").mkdir()
+    shutil.copy("experiments/__main__.py", folder / "experiments")
     shutil.copy("dev/on_ranks.sh", folder / "dev")
     (folder / "Makefile").write_text("%: ;\n")
     return folder
 
 
 def experiment(folder, name, runs, needs="[]"):
-    (folder / "experiments" / name).mkdir(exist_ok=True)
-    (folder / "experiments" / name / "experiment.py").write_text(f"from report import m\nTITLE, ROUNDS, NEEDS = 'Which?', 1, {needs}\n"
+    (folder / "experiments" / f"{name}.py").write_text(f'"""Asks."""\nimport dev.lib as m\nTITLE, ROUNDS, NEEDS = "Which?", 1, {needs}\n'
         f"def runs(x): {runs}\ndef answer(d): return ['It depends.']\n")
+
+
+def ask(place, *arguments, start=command):
+    """Runs experiments of a copy, whose pages are made by a line in place of dev/lib/pages.py's function."""
+    return start("python3 -m experiments", *arguments, env={"DEVICE": "cpu"}, cwd=place)
+
+
+def make_pages_by(place, line):
+    with open(place / "dev/lib/pages.py", "a") as file: file.write(f"\ndef make(): {line}\n")
 
 
 def test_an_experiment_builds_what_it_needs_prints_its_answer_and_is_stored_only_on_request(tmp_path):
     place = here(tmp_path)
     experiment(place, "one", 'print(open(x.program("fsdp:bf16")).read())', '["fsdp:bf16"]')
     (place / "Makefile").write_text("build/bf16/train_gpt2_fsdp:\n\t@mkdir -p $(@D); echo 'built for $(DEVICE) $(PRECISION)' >$@; chmod +x $@; echo BUILT\n")
-    (place / "experiments/report.py").write_text((place / "experiments/report.py").read_text() + '\ndef make(): print("pages")\n')
+    make_pages_by(place, 'print("pages")')
 
     def files(): return {path for path in (place / "experiments").rglob("*") if "__pycache__" not in str(path)}
     before = files()
-    run = succeeds("python3", place / "experiments/run.py", "one", env={"DEVICE": "cpu"})
+    run = ask(place, "one", start=succeeds)
     assert re.fullmatch(r"built for cpu bf16\n\nWhich\?\n\nIt depends.\n(\nOther programs .*\n.*)?", run.out.rstrip() + "\n"), run
     assert "BUILT" in run.err and files() == before and (place / "build/experiments/one.jsonl").exists(), run
-    assert succeeds("python3", place / "experiments/run.py", "one --store", env={"DEVICE": "cpu"}).out.endswith("pages\n")
-    assert {path.name for path in files() - before} == {"results", time.strftime("%F.jsonl")}
+    assert ask(place, "one --store", start=succeeds).out.endswith("pages\n")
+    assert {path.name for path in files() - before} == {"one", "results", time.strftime("%F.jsonl")}
 
 
 @pytest.mark.rest
@@ -353,10 +440,10 @@ def test_all_experiments_run_also_after_one_that_fails_and_what_is_done_is_left_
     say = 'open("said", "a").write(f"{x.name} {x.rounds}\\n")'
     experiment(place, "one", say)
     experiment(place, "two", f'{say}; m.Path("fixed").exists() or m.fail("not yet")')
-    (place / "experiments/report.py").write_text((place / "experiments/report.py").read_text() + '\ndef make(): open("said", "a").write("pages\\n")\n')
-    runs = [command("python3", place / "experiments/run.py", "--rounds 2")]
+    make_pages_by(place, 'open("said", "a").write("pages\\n")')
+    runs = [ask(place, "--rounds 2")]
     (place / "fixed").touch()
-    runs += [command("python3", place / "experiments/run.py", options) for options in ("--store", "--store", "--quick")]
+    runs += [ask(place, options) for options in ("--store", "--store", "--quick")]
     assert [run.status for run in runs] == [1, 0, 0, 0] and "error: not yet" in runs[0].err and "error: failed, as said above: two" in runs[0].err, runs
     assert (place / "said").read_text().splitlines() == ["one 2", "two 2", "two 1", "pages", "pages", "one 1", "two 1"]
     assert {path.name for path in (place / "experiments").glob("*/results/*.jsonl")} == {time.strftime("%F.jsonl")}

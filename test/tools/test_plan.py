@@ -1,5 +1,5 @@
 """build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs predict and
-hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; dev/bench/cluster_table.py compares its seconds with measured ones.)"""
+hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; experiments/cluster_table.py compares its seconds with measured ones.)"""
 import functools, json, re, subprocess
 import pytest
 from rows import rows_of, short

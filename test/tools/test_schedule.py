@@ -1,12 +1,11 @@
 """Pipeline schedules played in time: their bubbles and activations are those of the papers' formulas. build/schedule: what it draws and
 prints of schedules whose times are known, of a run's timeline, and the bytes that a run keeps. (test/unit/test_pipeline.c has the orders.)"""
-import itertools, json, re, sys
+import itertools, json, re
 import xml.etree.ElementTree as xml
 import pytest
 from rows import rows_of
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, program, rest, succeeds, trained
-sys.path.append(str(ROOT / "dev/tools"))
-from schedule_play import SCHEDULES, Pipeline, play # noqa: E402
+from schedule_play import SCHEDULES, Pipeline, play
 
 D8 = "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2"
 

@@ -14,7 +14,7 @@ ALONE_AND_ON_2_RANKS = pytest.mark.parametrize("ranks", [None, 2], ids=["alone",
 def line(ranks, folder, *options):
     """A command of 50 steps, and the folder that it writes into."""
     start = [*launcher(), "-np", str(ranks), program("train_gpt2_ddp")] if ranks else [program("train_gpt2_single")]
-    return [*start, *words(options or [OPTIONS]), "--out", str(folder)]
+    return [*start, *words(*(options or [OPTIONS])), "--out", str(folder)]
 
 
 def steps(said):

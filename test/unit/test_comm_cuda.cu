@@ -1,7 +1,7 @@
 /*
 test_comm_cuda.cu - communication between GPUs, or ranks that share one: the claims of comm_claims.h, and what only
 GPUs can get wrong.
-test/kernels/test_gpu_comm.py starts it on several ranks, and dev/gpu_check.py on a GPU.
+test/kernels/test_gpu_comm.py starts it on several ranks.
 
     test_comm_cuda [--comm nccl|mpi] [--deterministic | --allreduce ring] [PATTERN...]
     --windows-are any|shared|local|none    what NCCL makes of memory that ranks register: the description must say so; default: any

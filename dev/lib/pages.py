@@ -1,0 +1,120 @@
+"""Pages of experiments. Whatever a page says of the results is computed from them here, so that nobody has to keep sentences
+and numbers in step.
+
+An experiment that has a page says in experiments/NAME.py which runs make the results and what is asked of them; `short` is the
+answer in the list of all. The newest file of its results counts."""
+import importlib, textwrap
+from pathlib import Path
+from dev.lib.results import Results, table as markdown
+from dev.lib.script import ROOT
+from dev.tools.svg import bars
+
+HERE = ROOT / "experiments"
+LIST = """One file for each question: it says which runs are made and what is asked of them. Its folder has their results in
+short, and a page that is made from these. `python3 -m experiments NAME` builds and runs one experiment and prints its answer;
+`make experiments` runs them all, in at most an hour on two cores. Both write to build/experiments; with `--store` they also
+update the results and pages here. A finished experiment is skipped the next time (`rm build/experiments/*.done` to start
+over), so you can interrupt them. If there is a GPU, the same experiments run on it. `python3 -m experiments --help` lists the
+options, and the experiments that make the tables of chapters."""
+
+
+# ---- what an experiment need not say itself ----
+def word(e, d, run):
+    """How a page names a run: an experiment has a function for it, or WORDS."""
+    return e.words(d, run) if hasattr(e, "words") else e.WORDS.get(run, run)
+
+
+def table(e, d):
+    """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Between and after
+    these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the
+    run}."""
+    columns = {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
+    if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
+    yield [getattr(e, "RUNS", "run"), *columns]
+    for run in d.runs():
+        yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
+
+
+def plot(e, d):
+    """PLOT of an experiment is a title, the key of a number of bytes, and its unit."""
+    if hasattr(e, "plot"): return e.plot(d)
+    title, key, unit = e.PLOT
+    return {"title": title, "rows": [(word(e, d, run), d.value(run, key) / unit, d.size(run, key)) for run in d.runs()]}
+
+
+# ---- a page ----
+def fold(text):
+    return "\n".join(textwrap.wrap(" ".join(text.split()), 128, break_long_words=False, break_on_hyphens=False)) + "\n"
+
+
+def command(r):
+    """A run as it is typed, with its program."""
+    if r["program"] == "plan": return f"build/plan, the line {r['run']}"
+    program, _, precision = r["program"].partition(":")
+    precision = f" (PRECISION={precision})" if precision else ""
+    return f"mpirun -np {r['ranks']} " * (r["ranks"] > 1) + f"train_gpt2_{program}{precision} {r['options']}"
+
+
+def answer(e, d):
+    """The paragraphs of the answer, followed by its caveats."""
+    yield "\n".join(map(fold, e.answer(d)))
+    if not d.speed and not getattr(e, "BYTES_ONLY", False):
+        yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
+    if d.header["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
+    if d.speed and (warning := d.busy("the speeds")): yield fold(warning)
+
+
+def page(name, e, d):
+    """The parts of a page; d: the results, or None."""
+    yield f"# {e.TITLE}\n\n{fold(e.QUESTION)}"
+    if not d:
+        yield fold(f"There are no results yet: `python3 -m experiments {name} --store` produces them and this page.")
+        yield fold(e.NOTES)
+        return
+    h, rounds = d.header, max(map(len, d.rounds.values()))
+    yield "## Answer\n\n" + "\n".join(answer(e, d))
+    rows, picture = e.table(d) if hasattr(e, "table") else table(e, d), plot(e, d)
+    yield "## Numbers\n\n" + markdown(*rows, blank=" ") + (f"\n![{picture['title']}](plot.svg)\n" if picture else "")
+    yield "## How\n\n" + fold(f"`python3 -m experiments {name}` made these "
+                              f"runs{f', {rounds} times in turns' if rounds > 1 else ''}:")
+    commands = [command(d.first(run)) for run in d.runs()]
+    if len(commands) > 12: commands[4:-2] = [f"... {len(commands) - 6} more"]
+    yield "".join(f"    {line}\n" for line in commands)
+    speeds = " Times are medians of a run's steps without the first; ratios are formed within a round." if d.speed else ""
+    if d.speed and rounds > 1:
+        speeds += " Where a figure has a range, it is from the least to the most of all rounds, and before it is their median."
+    yield fold(f"Measured on {h['date']} on {h['machine']}, at commit {h['commit']}.{speeds} This page is made from "
+               f"`results/{Path(d.file).name}` by `python3 -m experiments {name} --pages`.")
+    yield fold(e.NOTES)
+
+
+def names():
+    """Of all experiments."""
+    return sorted(path.stem for path in HERE.glob("[a-z]*.py"))
+
+
+def load(name):
+    """What experiments/NAME.py defines."""
+    return importlib.import_module(f"experiments.{name}")
+
+
+def have_pages(): return [name for name in names() if hasattr(load(name), "TITLE")]
+
+
+def make(chosen=(), results=None, out=None):
+    """Makes the pages of these experiments, or of all and their list."""
+    listed = []
+    for name in chosen or have_pages():
+        e, file = load(name), results or max((HERE / name).glob("results/*.jsonl"), default=None)
+        d = Results.read(file) if file else None
+        to = HERE / name if not out else Path(out, name if len(chosen) != 1 else "")
+        to.mkdir(parents=True, exist_ok=True)
+        (to / "README.md").write_text("\n".join(page(name, e, d)))
+        picture = plot(e, d) if d else None
+        if picture: (to / "plot.svg").write_text(bars(**picture))
+        else: (to / "plot.svg").unlink(missing_ok=True)
+        state = d.header["date"] + ", bytes only" * (not d.speed) if d else "no results yet"
+        listed.append([f"[{e.TITLE}]({name}/README.md)", e.short(d) if d else "", f"`python3 -m experiments {name}`", state])
+    if not chosen:
+        heads = ["question", "answer in short", "command", "results"]
+        Path(out or HERE, "README.md").write_text(f"# Experiments\n\n{fold(LIST)}\n" + markdown(heads, *listed, blank=" "))

@@ -1,0 +1,280 @@
+"""How fast a step of GPT-2 is on a GPU in 16 bits, against llm.c and PyTorch: same model, batch and sequence length.
+
+--model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
+--programs which rows of the table, by the names in results.jsonl. Only a call that names them measures ours-deterministic, ours-own,
+           ours-accumulate (32 micro-batches a step: it is not compared with others) and torch-eager
+--add      keep what --out has of other programs and batches: the table then has all
+--llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (doc/gpu.md says what that needs):
+           make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
+--out      folder for the programs' logs, results.jsonl and table.md (build/bench_gpu)
+PYTHON     a Python whose torch sees the GPU (python3); without one PyTorch is left out
+INPUTS     dev/bench/inputs.c as a program, where there is no compiler
+BUILD      where our programs are (build/cuda-bf16): make DEVICE=cuda PRECISION=bf16 programs build/cuda-bf16/bench_layers
+
+Programs start from random weights, on random tokens; their steps are timed from outside by one clock (dev/lib/programs.py).
+They take turns, round after round, so that a GPU that slows down slows all of them; medians count. llm.c has a row for each
+setting worth trying. PyTorch has two, because neither is what our programs do: fp32 weights under autocast, and bf16 with no
+master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters, without the vocabulary's
+padding; attention's causal half), over the data sheet's rate; the next column is the share of a large product's measured rate.
+Recomputed FLOPs do not count. The status is 1 if one of our programs failed; if a peer failed, its row says why."""
+import os, re, shutil, subprocess
+from pathlib import Path
+import dev.lib as m
+
+MICROS = 32 # micro-batches of ours-accumulate's step: of 16 x 1024 tokens they are the 524288 that GPT-2 was trained with
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+WARMUP = 5
+LLMC = [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r1")]
+# By name: the program, its options and what a table says of them
+OURS = {"ours": ("single", "", ""), "ours-recompute": ("single", "--recompute block", ", --recompute block"),
+        "ours-fsdp": ("fsdp", "", ", FSDP on one rank"), "ours-fsdp-recompute": ("fsdp", "--recompute block", ", FSDP on one rank, --recompute block"),
+        "ours-deterministic": ("single", "--deterministic", ", --deterministic"), "ours-own": ("single", "--attention own", ", --attention own"),
+        "ours-accumulate": ("single", "", f", {MICROS} micro-batches a step")}
+TORCH = {"torch-autocast": ("compile autocast", "PyTorch, fp32 weights, autocast"), "torch-bf16": ("compile bf16", "PyTorch, bf16, no master weights"),
+         "torch-eager": ("eager autocast", "PyTorch, fp32 weights, autocast, not compiled")}
+
+
+class Bench:
+    """What there is to measure; what is not measured, and why."""
+
+    def __init__(self, o):
+        self.o, self.out, self.absent, self.work = o, Path(o.out), [], m.work()
+        self.build, self.python = Path(m.environ("BUILD", "build/cuda-bf16")), m.environ("PYTHON", "python3")
+        for name in "train_gpt2_single", "bench_layers":
+            m.need(self.build / name, f"DEVICE=cuda PRECISION=bf16 build/cuda-bf16/{name}")
+        try: self.out.mkdir(parents=True, exist_ok=True)
+        except OSError: m.fail(f"{self.out} cannot be made; --out names another folder")
+        self.build = self.build.resolve()
+        m.random_tokens() # writes tokens.bin into that folder
+        for old in [] if o.add else [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
+        self.programs = [name for name in (*OURS, *LLMC, *TORCH) if name in o.programs] if o.programs else self.ours() + LLMC + [*TORCH][:2]
+        for name in o.programs:
+            if name not in self.programs: m.fail(f"--programs: there is no '{name}'; there are {' '.join([*OURS, *LLMC, *TORCH])}")
+        if not self.llmc(): self.programs = [name for name in self.programs if name not in LLMC]
+        if not self.torch(): self.programs = [name for name in self.programs if name not in TORCH]
+        self.find_smi()
+
+    def ours(self):
+        if self.o.model == "gpt2": return ["ours"]
+        if os.access(self.build / "train_gpt2_fsdp", os.X_OK): return [*OURS][:4]
+        self.absent.append(f"FSDP on one rank: there is no {self.build}/train_gpt2_fsdp, which needs MPI and NCCL to be built")
+        return ["ours", "ours-recompute"]
+
+    def llmc(self):
+        """Whether it can be measured, with what it needs."""
+        if not {*LLMC} & {*self.programs}: return False
+        llmc = self.llmc_path = self.o.llmc and Path(self.o.llmc, "train_gpt2cu" if os.path.isdir(self.o.llmc) else "").resolve()
+        if not llmc: self.absent.append("llm.c: neither --llmc nor LLMC says where its train_gpt2cu is")
+        elif not os.access(llmc, os.X_OK) and self.o.add: # other rows do not wait for it
+            self.absent.append(f"llm.c: there is no program {llmc}")
+            return False
+        elif not os.access(llmc, os.X_OK):
+            m.fail(f"there is no program {llmc}; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1")
+        elif not shutil.which("stdbuf"):
+            self.absent.append("llm.c: there is no stdbuf (coreutils), without which its lines arrive late")
+        if not llmc or not shutil.which("stdbuf"): return False
+        m.output(m.inputs(), "llmc", self.work / "model.bin", self.o.model, "bf16")
+        folders = (m.ask("sh dev/find_cuda.sh folder cublasLt cudnn") or "").splitlines() # it may have been linked elsewhere
+        self.libraries = ":".join(filter(None, [*filter(os.path.isdir, folders), os.environ.get("LD_LIBRARY_PATH")]))
+        if "cudnn" not in (m.ask("ldd", llmc, stderr=subprocess.DEVNULL) or ""):
+            self.absent.append(f"llm.c with cuDNN: {llmc} was built without it, so its own kernels compute attention. Build it "
+                               "with USE_CUDNN=1")
+        return True
+
+    def torch(self):
+        if not {*TORCH} & {*self.programs}: return False
+        sees_gpu = m.ask(self.python, "-c", ["import torch; assert torch.cuda.is_available()"], stderr=subprocess.DEVNULL)
+        if sees_gpu is not None: return True
+        self.absent.append(f"PyTorch: {self.python} has no torch that sees a GPU; PYTHON names another")
+        return False
+
+    def find_smi(self):
+        gpu = m.environ("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        self.smi = m.words("nvidia-smi --query-gpu=memory.used,power.draw,clocks.sm --format=csv,noheader,nounits -i", gpu)
+        held = samples(m.ask(self.smi) or "")
+        if not held:
+            self.smi = ["true"] # it prints nothing
+            self.absent.append("memory, power and clocks as nvidia-smi sees them: it does not answer")
+        elif held[0][0] >= 1000: m.note(f"another program holds {held[0][0]:.0f} MiB of this GPU: do not trust these figures")
+
+    def command(self, name, B):
+        o = self.o
+        if name.startswith("torch"):
+            return [self.python, m.ROOT / "dev/bench/pytorch_gpt2.py", *m.words(TORCH[name][0], o.model), B, o.seq_len, "cuda"]
+        if name.startswith("llmc"): # it validates at its first step, and would at the last
+            ge, r = re.findall(r"\d", name)
+            return ["env", f"LD_LIBRARY_PATH={self.libraries}", "stdbuf", "-oL", self.llmc_path, *m.words(
+                f"-i tokens.bin -j tokens.bin -e model.bin -b {B} -t {o.seq_len} -x 1000000 -v 1000000 -m 1 -s 0 -l 0.0001 -c 0.1 "
+                f"-ge {ge} -r {r}")]
+        program, own, _ = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
+        return [self.build / f"train_gpt2_{program}", *m.words(
+            m.QUIET, "--data tokens.bin --vocab-size 50257 --steps 1000000 --eval-every 0",
+            f"--model {o.model} --batch-size {B} --seq-len {o.seq_len}", "--recompute none" * ("--recompute" not in own), own,
+            f"--total-batch-size {B * o.seq_len * (MICROS if name == 'ours-accumulate' else 1)}")]
+
+    def measure(self, d, name, B, round):
+        warmup, steps = (1, 2) if name == "ours-accumulate" else (WARMUP, self.o.steps) # a long step needs few
+        log, memory = self.out / f"{name}-B{B}-{round}.log", self.work / "memory"
+        with open(self.work / "stderr", "w") as errors, open(memory, "w") as seen, m.start(
+                [*self.smi, "-lms", "100"], stdout=seen, stderr=subprocess.DEVNULL) as smi:
+            try: timed = m.Timed(self.command(name, B), warmup, steps, log, limit(), cwd=self.work, stderr=errors)
+            finally: smi.kill()
+        seen = samples(memory.read_text())
+        used = max((mib for mib, _, _ in seen), default=0) * 2**20 # the most that nvidia-smi has seen
+        with open(log, "a") as file: file.write((self.work / "stderr").read_text(errors="replace"))
+        text = log.read_text(errors="replace")
+        if timed.error:
+            why = timed.error if timed.error.startswith("not done") else last_words(text)
+            d.add(f"{name} {B}", round, failed=why)
+            return m.note(f"  {name}, B={B} failed: {why}")
+        loaded = seen[-max(1, int(sum(timed.ms) / 100)):] # in the steps that were timed, which came last
+        watts, mhz = ([sample[i] for sample in loaded] for i in (1, 2))
+        d.add(f"{name} {B}", round, ms=timed.ms, counted=counted(text), used=used, watts=watts, mhz=mhz)
+        m.note(f"  {name}, B={B}: {' '.join(f'{ms:.1f}' for ms in timed.ms)} ms")
+
+    def round(self, d, number):
+        m.note(f"round {number} of {self.o.rounds}")
+        # peaks: copy X GB/s, product Y TFLOP/s, data sheet Z TFLOP/s
+        words = m.output(self.build / "bench_layers", "--peaks").split("peaks:")[-1].split()
+        d.add("peak", number, copy=float(words[1]), product=float(words[4]),
+              sheet=float(words[8]) if re.match(r"[\d.]+$", words[8]) else 0)
+        for B in self.o.batch:
+            for name in self.programs:
+                if number == 1: d.rounds.pop(f"{name} {B}", None)
+                self.measure(d, name, B, number)
+                d.write(self.out / "results.jsonl")
+
+
+def samples(text):
+    """MiB, watts and MHz, line by line; 0 is what this GPU does not tell."""
+    lines = re.findall(r"^(\d+), (\S+), (\S+)$", text, re.M)
+    return [[float(x) if re.fullmatch(r"[\d.]+", x) else 0 for x in line] for line in lines]
+
+
+def limit():
+    return m.whole_environ("BENCH_SECONDS", 300)
+
+
+def last_words(text):
+    """The last line that mentions an error, with the next line if it ends in a colon, or else the last line."""
+    last = error = goes_on = ""
+    for last in filter(str.strip, text.splitlines()):
+        if goes_on: error, goes_on = f"{error} {last}", False
+        elif re.search("error|out of memory|assert", last, re.I): error, goes_on = last, last.endswith(":")
+    return (error or last)[:150].replace("|", "/") or "it said nothing"
+
+
+def counted(log):
+    """The memory that a program reports: ours all that it has allocated, PyTorch the peak of all tensors, llm.c all in use on the
+    GPU."""
+    ours = re.findall(r"^step .*mem ([\d.]+) ([kMGT]?B)", log, re.M)
+    llmc = re.findall(r"^device memory usage: (\d+) MiB", log, re.M)
+    return float(ours[-1][0]) * UNITS[ours[-1][1]] if ours else float(llmc[-1]) * 1048576 if llmc else 0
+
+
+# ---- the tables ----
+class Tables:
+    def __init__(self, d):
+        h = d.header
+        self.d, self.model, self.T, (L, _, C) = d, h["model"], h["T"], m.sizes_of(h["model"])
+        self.parameters = (50257 + 1024) * C + L * (12 * C + 13) * C + 2 * C
+        self.flops = 6 * self.parameters + 6 * L * C * self.T # a token
+        self.product, self.sheet = (1e12 * d.value("peak", key) if d.runs("peak") else 0 for key in ("product", "sheet"))
+
+    def failure(self, name, B):
+        """A program that failed in one round has no figure for the others."""
+        return next((r["failed"] for r in self.d.rounds.get(f"{name} {B}", {}).values() if "failed" in r), None)
+
+    def ms(self, name, B):
+        known = f"{name} {B}" in self.d.rounds and self.failure(name, B) is None
+        return m.median(self.d.all(f"{name} {B}", "ms")) if known else 0
+
+    def tokens(self, name, B):
+        """A second."""
+        return 1e3 * B * self.T * (MICROS if name == "ours-accumulate" else 1) / self.ms(name, B)
+
+    def rate(self, name, B): return self.tokens(name, B) * self.flops
+
+    def row(self, name, B):
+        why, ms = self.failure(name, B), self.ms(name, B)
+        if why is not None: return [title(name), f"failed: {why}", *[""] * 8]
+        times, rate = self.d.all(f"{name} {B}", "ms"), self.rate(name, B)
+        rounds = self.d.each_round(f"{name} {B}")
+        memory = [max(r.get(key) or 0 for r in rounds) for key in ("counted", "used")]
+        load = [[x for r in rounds for x in r.get(key) or ()] for key in ("watts", "mhz")]
+        return [title(name), f"{self.tokens(name, B):.0f}", f"{ms:.2f}", f"{min(times):.1f} to {max(times):.1f}",
+                percent(rate, self.sheet), percent(rate, self.product), *(f"{1e-9 * x:.1f}" if x else "-" for x in memory),
+                *(f"{m.median(x):.0f}" if any(x) else "-" for x in load)]
+
+    def best(self, prefix, B, programs):
+        """The fastest program whose name begins so, of those whose step is the same."""
+        return max((name for name in programs if name.startswith(prefix) and name != "ours-accumulate" and self.ms(name, B)), key=lambda name: self.rate(name, B),
+                   default=None)
+
+    def comparisons(self, B, programs):
+        us, named = self.best("ours", B, programs), self.model == "gpt2" and self.T == 1024
+        for prefix, goal in ("llmc", 1.2), ("torch-autocast", 1.3), ("torch-bf16", 1.3):
+            them = self.best(prefix, B, programs)
+            if us and them:
+                times = self.rate(us, B) / self.rate(them, B)
+                yield f"- {title(us)} over {title(them)}: {times:.3f} times as fast.{judged(times, goal) if named else ''}"
+        if us and self.model == "gpt2-xl" and self.sheet:
+            yield f"- {title(us)}: {percent(self.rate(us, B), self.sheet)} MFU.{judged(100 * self.rate(us, B) / self.sheet, 60)}"
+
+    def text(self, stopped=""):
+        h, d = self.d.header, self.d
+        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}{stopped}, steps a round: {h['steps']}{' (in the last call)' * h.get('added', False)}",
+                 "", f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
+                 f"{1e-12 * self.product:.0f} TFLOP/s, {f'{1e-12 * self.sheet:.0f}' if self.sheet else 'not known'} by the data "
+                 f"sheet; a copy {d.value('peak', 'copy') if d.runs('peak') else 0:.0f} GB/s."]
+        for B in h["batches"]:
+            programs = [name for name in h["programs"] if f"{name} {B}" in d.rounds]
+            head = [f"B={B}", "tokens/s", "ms a step", "from, to", "MFU", "of the product", "GB by its own count",
+                    "GB by nvidia-smi", "W", "MHz"]
+            lines += ["", m.table(head, *(self.row(name, B) for name in programs)).rstrip("\n")]
+            said = [*self.comparisons(B, programs)]
+            lines += [""] * bool(said) + said
+        if not any(self.best("llmc", B, h["programs"]) for B in h["batches"]):
+            lines += ["", "**LLM.C NOT MEASURED**: its rows or the list below say why."]
+        if h["absent"]: lines += ["", "Not measured:", ""] + [f"- {why}" for why in h["absent"]]
+        return "\n".join(lines) + "\n"
+
+
+def percent(a, b): return f"{100 * a / b:.1f} %" if b else "-"
+def judged(reached, goal): return f" Goal {goal}: {'reached' if reached >= goal else 'MISSED'}."
+
+
+def title(name):
+    """The name shown in the table; llmc-ge2-r0 becomes its command line's "-ge 2 -r 0"."""
+    if name.startswith("llmc"): return "llm.c -ge {} -r {}".format(*re.findall(r"\d", name))
+    return TORCH[name][1] if name in TORCH else f"ours{OURS[name][2]}"
+
+
+def main():
+    here = os.getcwd()
+    o = m.options(__doc__, more=False, flags=("add",), programs=[], model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
+                  llmc=os.environ.get("LLMC", ""), out="", placeholders={"llmc": "PATH", "out": "DIR", "programs": "NAMES"}, **{"from": ""})
+    if vars(o)["from"]:
+        print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
+        return 0
+    m.sizes_of(o.model)
+    limit()
+    o.llmc, o.out = o.llmc and os.path.join(here, o.llmc), os.path.join(here, o.out) if o.out else "build/bench_gpu"
+    bench = Bench(o)
+    file = bench.out / "results.jsonl"
+    d = m.Results.read(file) if o.add and file.exists() else m.Results({"programs": [], "batches": [], "absent": []})
+    precision, known = next((x for x in ("bf16", "fp16") if x in bench.build.name), "fp32"), d.header
+    d.header = m.header("cuda") | {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps, "added": bool(known["programs"])}
+    for key, new in ("programs", bench.programs), ("batches", o.batch): d.header[key] = [*dict.fromkeys(known[key] + new)]
+    measured = {name.partition("-")[0] for name in bench.programs} # what was absent before and is not now is not mentioned
+    others = [why for why in known["absent"] if not {"llm.c": "llmc", "PyTorch": "torch"}.get(why.split(":")[0].split()[0]) in measured]
+    d.header["absent"] = [*dict.fromkeys(others + bench.absent)]
+    stopped = ""
+    try:
+        for round in range(1, o.rounds + 1): bench.round(d, round)
+    except m.Interrupted: stopped = f", stopped in round {round}"
+    text = Tables(d).text(stopped)
+    (bench.out / "table.md").write_text(text)
+    print(text, end="")
+    return bool(stopped) or any(
+        "failed" in r for name in bench.programs for B in o.batch if name in OURS for r in d.rounds.get(f"{name} {B}", {}).values())

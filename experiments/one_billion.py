@@ -1,0 +1,61 @@
+"""Can this machine train a billion parameters? FSDP in bf16 on two ranks, blocks recomputed, one sequence of 64 tokens on each
+rank, three steps, with sums of gradients in fp32 and in bf16; and what DDP would need. Takes up to 18 GB in all."""
+import re
+import dev.lib as m
+from dev.lib import SMALL, count, percent, size
+
+ROUNDS, NEEDS, BYTES_ONLY = 1, ["fsdp:bf16"], True
+TITLE = "Can this machine train a billion parameters?"
+QUESTION = """DDP keeps the whole state of a model on each rank, 16 bytes per parameter in bf16. FSDP divides it. Does a model of a
+billion parameters train on two ranks of one machine, and what does it take to fit?"""
+NOTES = """A checkpoint of this model has 12 bytes per parameter, so the script ends each run after its last step without one. One
+process alone could hold the state in the same memory. The two copies that DDP needs on two ranks do not fit."""
+WORDS = {"fp32": "FSDP, sums in fp32", "model": "FSDP, sums in bf16", "ddp": "DDP, predicted"}
+KINDS = "parameters", "gradients", "optimizer state", "activations", "communication"
+
+
+def runs(x):
+    shape, steps = (SMALL, 2) if x.quick else ("--layers 20 --channels 2048 --heads 16", 3)
+    available = int(re.search(r"^MemAvailable: *(\d+)", m.Path("/proc/meminfo").read_text(), re.M)[1]) * 1024 // 10**9
+    if not x.quick and x.device == "cpu" and available < 19: m.fail(f"this takes 18 GB of memory, and {available} GB are free")
+    for dtype in "fp32", "model": # a checkpoint would have 12 GB
+        x.run(dtype, 2, "fsdp:bf16", shape, f"--seq-len 64 --batch-size 1 --recompute block --reduce-dtype {dtype} --lr 2e-6 "
+              f"--warmup-steps 1 --lr-schedule constant --steps {steps + 2}", until=steps)
+    x.plan("ddp", shape, "--vocab-size 257 --ranks 2 --seq-len 64 --batch-size 1 --recompute block")
+
+
+def short(d):
+    fp32, ddp = (d.size(run) for run in ("fp32", "ddp"))
+    return f"Under FSDP {count(d.value('fp32', 'parameters'))} parameters take {fp32} on each of two ranks; DDP would take {ddp}."
+
+
+def answer(d):
+    ddp, fp32, bf16 = (d.value(run, "memory") for run in ("ddp", "fp32", "model"))
+    yield (f"{count(d.value('fp32', 'parameters'))} parameters train: FSDP keeps {size(fp32)} on each of two ranks, "
+           f"{size(2 * fp32)} in all. With sums of gradients in bf16 it keeps {size(bf16)}, {size(2 * bf16)} in all.")
+    yield (f"DDP would keep {size(ddp)} on each rank, {size(2 * ddp)} in all, {ddp / fp32:.1f} times as much. The machine: "
+           f"{d.header['machine']}.")
+    exposed = ""
+    if d.speed:
+        share = d.value("fp32", "comm_exposed_ms") / d.value("fp32", "step_ms")
+        exposed = f" Exposed communication takes {percent(share)} of a step."
+    yield (f"With sums in fp32 the loss is {d.value('fp32', 'first_loss'):.3g} in the first step and {d.value('fp32', 'loss'):.3g} "
+           f"in step {d.value('fp32', 'steps')}. A rank sends {d.size('fp32', 'sent')} in each step, and with sums in bf16 "
+           f"{d.size('model', 'sent')}.{exposed}")
+    yield (f"What makes it fit: blocks are recomputed, so that activations are {d.size('fp32', 'kinds/activations')}; a "
+           "rank has a sequence of 64 tokens; the vocabulary is bytes; and besides its shards a rank has "
+           f"{d.size('fp32', 'kinds/communication')} for gathered blocks and buckets.")
+
+
+def table(d):
+    yield ["run", "parameters", "gradients", "optimizer state", "activations", "rooms and buckets", "total of a rank", "both ranks",
+           "sent by a rank in a step"] + ["tokens per second"] * d.speed
+    for run in d.runs():
+        kinds = [""] * 5 if run == "ddp" else [d.size(run, f"kinds/{kind}") for kind in KINDS]
+        speed = ["" if run == "ddp" else d.tokens(run)] * d.speed
+        yield [WORDS[run], *kinds, d.size(run), size(2 * d.value(run, "memory")), d.size(run, "sent"), *speed]
+
+
+def plot(d):
+    memory = {run: 2 * d.value(run, "memory") for run in d.runs()}
+    return {"title": "memory of both ranks, GB", "rows": [(WORDS[run], b / 1e9, size(b)) for run, b in memory.items()]}

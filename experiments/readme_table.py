@@ -1,0 +1,60 @@
+"""The table in README.md: what each program keeps on a rank, sends, and gains, measured here.
+
+Two ranks with a thread each; the single program has the batch of both on one thread. Memory and bytes sent are measured, and a run
+in which they differ from the program's prediction ends this script. Speeds are medians over all steps but each run's first, as
+multiples of the first line's in the same round; the programs take turns in every round. Needs two cores that do nothing else:
+the last line says if they were busy before. --table tp makes the table of chapter 5: tensor parallelism with its options, beside
+DDP with the same global batch. --table pp makes that of chapter 6: pipelines with 1, 4 and 8 micro-batches, and other schedules.
+(mesh_table makes that of chapter 8.)"""
+import re
+import dev.lib as m
+
+# table: {title: (program, sequences of a micro-batch, options)}. Both ranks of tp and pp see the whole batch; @ is its tokens.
+WHOLE, DDP = "--total-batch-size @", {"DDP": ("ddp", 4, "")}
+PROGRAMS = {"single": ("single", 8, "")} | DDP | {f"ZeRO stage {z}": ("zero", 4, f"--zero-stage {z}") for z in (1, 2, 3)} | {
+    "FSDP": ("fsdp", 4, ""), "tensor parallel": ("tp", 8, ""), "pipeline parallel": ("pp", 1, WHOLE),
+    "DDP, gradients in int8": ("compress", 4, "--compress int8"),
+    "mesh, `dp=2`, ZeRO stage 1": ("3d", 4, "--mesh dp=2 --zero-stage 1")}
+TP = DDP | {"tensor parallel": ("tp", 8, "")} | {f"`{options}`": ("tp", 8, options) for options in (
+    "--no-overlap", "--sequence-parallel")}
+PP = DDP | {"pipeline, 1 micro-batch": ("pp", 8, WHOLE), "4 micro-batches": ("pp", 2, WHOLE)} | {
+    "8 micro-batches": ("pp", 1, WHOLE)} | {
+    f"8 micro-batches, `--schedule {s}`": ("pp", 1, f"{WHOLE} --schedule {s}") for s in ("gpipe", "interleaved", "zb-h1")}
+TABLES = {"programs": PROGRAMS, "tp": TP, "pp": PP}
+OPTIONS, TRUST = dict(table="programs", steps=12, rounds=3), "these speeds"
+SETTINGS = dict(placeholders={"table": "programs|tp|pp"})
+
+
+def most_memory(run):
+    """Of the rank that keeps most. Where ranks differ metrics.jsonl has rank 0's bytes, and the log "98.8 MB to 103 MB per
+    rank"."""
+    found = re.search(r"^memory .* to ([\d.]+) ([kMG])B per rank", run.log, re.M)
+    return float(found[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[found[2]] if found else run.last("mem_peak_bytes")
+
+
+def measure(d, o):
+    rows, tokens = TABLES[o.table], 8 * int(m.option(o.more, "--seq-len", 64))
+    programs = {program: m.built(program) for program, *_ in rows.values()}
+    for number in range(1, o.rounds + 1):
+        for title, (program, sequences, options) in rows.items():
+            run = m.train(title, programs[program], f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences} {m.QUIET}",
+                          options.replace("@", str(tokens)), o.more, f"--steps {o.steps}", ranks=None if program == "single" else 2)
+            d.add(title, number, memory=most_memory(run), sent=run.last("comm_bytes"), **run.shape, **run.speeds)
+            m.note(f"  round {number}: {title}")
+
+
+def row(d, title):
+    memory = f"{d.first(title)['memory'] / 1e6:.0f} MB"
+    if title == "single": return title, memory, "", "1", ""
+    speed, *_ = d.ratio(title, d.runs()[0], "tokens_per_s")
+    return title, memory, f"{d.first(title)['sent'] / 1e6:.1f} MB", f"x {speed:.2f}", f"{m.median(d.all(title, 'waits')):.1f} %"
+
+
+def check(o):
+    if o.table not in TABLES: m.fail(f"--table wants programs, tp or pp, not '{o.table}'")
+
+
+def show(d, o):
+    print(d.records()[-1]["model"], end="\n\n")
+    d.print_table(["", "memory per rank", "sent per rank and step", "tokens per second", "waiting for communication"],
+                  *(row(d, title) for title in d.runs()))

@@ -1,0 +1,93 @@
+"""At which size of the model do two ranks stop being slower than one? The same batch on one rank and on two (DDP), for wider and
+wider models of two layers, with sequences of 32 tokens and of 128."""
+from dev.lib import DATA, count, percent, size, times
+
+ROUNDS, NEEDS = 5, ["single", "ddp"]
+TITLE = "When do two ranks stop being slower than one?"
+QUESTION = """Two ranks share a batch (DDP). If the model is small, messages and waiting take longer than the half of the work that
+is saved. At which size does the second rank begin to gain? And does it gain earlier if a step has more tokens?"""
+NOTES = """The size depends on the link, on the tokens of a step and on how fast a rank computes: gradients are as many for any
+number of tokens, and each rank of DDP updates all parameters. [Chapter 2](../../doc/02_ddp.md#where-the-time-went) shows what a run
+itself says about it."""
+
+
+# A run is one-T-C or two-T-C: sequences of T tokens, C channels.
+def runs(x):
+    widths, steps = ((16, 32), 3) if x.quick else ((16, 32, 64, 128, 256, 512), 50)
+    for _ in x.in_turns():
+        for length in 32, 128:
+            for channels in widths:
+                model = f"--layers 2 --channels {channels} --heads {channels // 16} --seq-len {length} --steps {steps}"
+                x.run(f"one-{length}-{channels}", 1, "single", DATA, model, "--batch-size 4")
+                x.run(f"two-{length}-{channels}", 2, "ddp", DATA, model, "--batch-size 2")
+
+
+def sizes(d): return [run.removeprefix("one-") for run in d.runs("^one-")]
+def lengths(d): return dict.fromkeys(text.split("-")[0] for text in sizes(d))
+def gain(d, text): return d.ratio(f"two-{text}", f"one-{text}", "tokens_per_s")
+def exposed(d, text): return percent(d.value(f"two-{text}", "comm_exposed_ms") / d.value(f"two-{text}", "step_ms"))
+
+
+def gains(d, length):
+    """{channels: gain} with sequences of one length."""
+    return {int(text.split("-")[1]): gain(d, text) for text in sizes(d) if text.startswith(f"{length}-")}
+
+
+def slower_and_faster(ratios):
+    """The channels with which two ranks are slower, and those with which they are faster."""
+    return ([C for C, ratio in ratios.items() if (ratio[0] < 1) == slower] for slower in (True, False))
+
+
+def where_faster(ratios):
+    slower, faster = slower_and_faster(ratios)
+    if not slower: return "at every size that was tried"
+    if not faster: return "at no size that was tried"
+    return f"from {faster[0]} channels on" if slower[-1] < faster[0] else "at some of the sizes that were tried"
+
+
+def short(d):
+    if not d.speed: return "Speeds are not measured."
+    where = {length: where_faster(gains(d, length)) for length in lengths(d)}
+    if len({*where.values()}) == 1: return f"Two are faster {where.popitem()[1]}."
+    return "Two are faster " + ", ".join(f"{words} with {length} tokens in a sequence" for length, words in where.items()) + "."
+
+
+def found(d, length, ratios):
+    """Where two ranks are slower, and where they are faster."""
+    def parameters(C): return f"{count(d.value(f'one-{length}-{C}', 'parameters'))} parameters"
+    slower, faster = slower_and_faster(ratios)
+    if not slower: return f"two ranks are faster at every size that was tried, even with {parameters(faster[0])}"
+    if not faster: return f"two ranks are slower at every size that was tried, even with {parameters(slower[-1])}"
+    if slower[-1] > faster[0]:
+        return ("the sizes at which two ranks are slower and those at which they are faster are mixed, so these runs do not answer "
+                "it")
+    least, most = parameters(slower[-1]), parameters(faster[0])
+    return f"two ranks are slower than one up to {slower[-1]} channels ({least}), and faster from {faster[0]} on ({most})"
+
+
+def answer(d):
+    if not d.speed: yield f"A rank of two sends {', '.join(d.size(run, 'sent') for run in d.runs('^two-'))} in a step."
+    for length in lengths(d) if d.speed else ():
+        ratios = gains(d, length)
+        unclear = [str(C) for C, (_, least, most) in ratios.items() if least < 1 < most]
+        doubt = f", each by its median; with {', '.join(unclear)} channels the rounds differ about it" if unclear else ""
+        first, *_, last = ratios
+        yield (f"With sequences of {length} tokens {found(d, length, ratios)}{doubt}. With {first} channels they reach "
+               f"{times(ratios[first])} times one rank's tokens per second, and with {last} channels {times(ratios[last])} times. "
+               f"Exposed communication takes {exposed(d, f'{length}-{first}')} of their step with {first} channels, and "
+               f"{exposed(d, f'{length}-{last}')} with {last}.")
+
+
+def table(d):
+    yield ["tokens of a sequence", "channels", "parameters", "memory of one rank", "of each of two", "sent by a rank in a step"] + [
+        "tokens per second of one rank", "of two", "of two, beside one", "exposed, of a step of two"] * d.speed
+    for text in sizes(d):
+        one, two = f"one-{text}", f"two-{text}"
+        bytes_ = map(size, (d.value(one, "memory"), d.value(two, "memory"), d.value(two, "sent")))
+        speeds = [d.tokens(one), d.tokens(two), times(gain(d, text)), exposed(d, text)] if d.speed else []
+        yield [*text.split("-"), count(d.value(one, "parameters")), *bytes_, *speeds]
+
+
+def plot(d):
+    return d.speed and {"title": "tokens per second of two ranks, beside one", "mark": (1, "one rank"), "rows": [
+        ("{} tokens, {} channels".format(*text.split("-")), gain(d, text)[0], f"{gain(d, text)[0]:.2f}") for text in sizes(d)]}
