@@ -14,6 +14,7 @@
 #   gpu               the GPU build; nothing here installs it, and the fifth column says where it comes from
 # A new component is a line here and a function probe_KEY below, which prints the version, or the error. Its status is 0
 # if the component works, 1 if it does not, and 3 if it cannot run on this machine and everything else works without it.
+# A key without a function is a program, which is asked for its version.
 components() {
     sed 's/ *| */|/g' <<'END'
 compiler  | C compiler    | demo     | building everything                       | gcc libc6-dev
@@ -55,7 +56,7 @@ needs() { has "$1" || { echo "no $1"; return 1; }; } # PROGRAM: the same, with a
 examine() {
     components | while IFS='|' read -r key name who rest; do
         case " $* " in *" $who "*) ;; *) continue ;; esac
-        said=$("probe_$key" 2>/dev/null </dev/null)
+        said=$(if has "probe_$key"; then "probe_$key"; else version "$key"; fi 2>/dev/null </dev/null)
         status=$? said=$(echo "$said" | tr '|' ' ' | awk '{ printf "%s%s", (NR > 1 ? "; " : ""), $0 }')
         echo "$status|$said|$key|$name|$who|$rest"
     done
@@ -220,15 +221,6 @@ probe_fuzzer() {
     attempt "$scratch/probe" -runs=1 || return 3
     version "$clang"
 }
-probe_gnuplot() {
-    needs gnuplot && attempt gnuplot -e "set terminal pngcairo; set output '$scratch/plot.png'; plot x" &&
-        [ -s "$scratch/plot.png" ] && version gnuplot
-}
-probe_curl() {
-    echo page >"$scratch/page"
-    needs curl && attempt curl -fsS -o "$scratch/fetched" "file://$scratch/page" && version curl
-}
-probe_ccache() { version ccache; }
 probe_python() {
     needs "$python" && attempt "$python" -c 'import sys
 version = ".".join(map(str, sys.version_info[:3]))

@@ -348,6 +348,12 @@ def test_an_unknown_target_suggests_the_nearest(word, near):
     assert run.status == 2 and run.err.endswith(f"there is no target '{word}'; {suggestion}make help lists the targets.  Stop.\n"), run
 
 
+@pytest.mark.parametrize("setting", ["ARCH=x86-64-v3", "USE_NCCL=0", "HOST_CXX=clang++", "DEBUG=1", "PRECISION=bf16"])
+def test_the_tools_that_make_data_are_built_once_whatever_the_settings(setting):
+    run = command("make -nB", setting, "build/tokenize", timeout=30)
+    assert run.status == 0 and run.out.count(" -c dev/data/tokenize.c ") == 1, run
+
+
 def test_a_lab_is_made_without_a_word_about_files_that_are_not_built_yet(tmp_path):
     run = command("make lab PROGRAM=ddp", [f"LAB={tmp_path}/lab"])
     assert run.status == 0 and run.err == "", run
