@@ -62,33 +62,20 @@ examine() {
     done
 }
 
-# can_write FOLDER: returns 0 if a file of 1 MB can be written there, otherwise prints why not.
-can_write() {
-    said=$(trial=$(LC_ALL=C mktemp "$1/.trial.XXXXXX" 2>&1) || { echo "$trial"; exit 1; }
-        LC_ALL=C dd if=/dev/zero of="$trial" bs=65536 count=16 2>&1 || { rm -f "$trial"; exit 1; }
-        rm "$trial") && return
-    echo "$(id -un) cannot write into $1: $(echo "$said" | sed -n '1s/.*: //p')"
-    return 1
-}
-# clone_is_writable FOLDER...: the same of the clone, and of these folders in it where they exist.
-clone_is_writable() {
-    for folder in "" "$@"; do
-        [ ! -d "$clone/$folder" ] || why_not=$(can_write "$clone${folder:+/$folder}") ||
-            { echo "$why_not; chown it, or clone elsewhere"; return 1; }
+# Prints which folder of the clone make cannot write into, if there is one, and what to do.
+unwritable() {
+    for folder in "$clone" "$clone/build" "$clone/data"; do
+        if [ -d "$folder" ] && ! [ -w "$folder" ]; then
+            echo "$(id -un) cannot write into $folder; chown it, or clone elsewhere"
+            return
+        fi
     done
 }
-# Sets scratch to a temporary folder, or ends the script if programs cannot be built and run there.
+# Sets scratch to a folder for what the probes build.
 make_scratch() {
-    tmp=${TMPDIR:-/tmp}
-    why=$(can_write "$tmp") || { echo "$why; set TMPDIR to another folder" >&2; exit 1; }
     scratch=$(mktemp -d) || exit 1
     trap 'rm -rf "$scratch"' EXIT
     trap 'exit 1' HUP INT TERM
-    printf '#!/bin/sh\n' >"$scratch/run"
-    chmod +x "$scratch/run"
-    "$scratch/run" 2>/dev/null && return
-    echo "programs cannot be run in $tmp (is it mounted noexec?): set TMPDIR to another folder" >&2
-    exit 1
 }
 
 # The most informative line that a compiler, linker or loader printed.

@@ -98,15 +98,13 @@ fetch_cuda_libraries() {
         return
     fi
     sh "$here/find_cuda.sh" folder cublasLt cudnn nvrtc nccl >/dev/null 2>&1 && return
-    not_fetched="NVIDIA's libraries are not fetched:"
-    why=$(clone_is_writable nvidia) || { echo "$not_fetched $why" >&2; return; }
     toolkit=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
     # Debian's Python has no pip, but makes environments that have one.
     pip=$python
     if ! "$pip" -m pip --version >/dev/null 2>&1; then
         pip=$scratch/venv/bin/python
         "$python" -m venv "$scratch/venv" >/dev/null 2>&1 ||
-            { echo "$not_fetched there is no pip; install python3-pip or python3-venv" >&2; return; }
+            { echo "NVIDIA's libraries need pip: install python3-pip or python3-venv" >&2; return; }
     fi
     echo "fetching NVIDIA's libraries for CUDA $toolkit into nvidia/, about 1 GB ..."
     # Unpacked under another name and renamed, so that nvidia/ is never half full.
@@ -134,6 +132,7 @@ fi
 grep '^3' "$scratch/all" | while IFS='|' read -r _ said _ name _; do
     echo "$name: cannot run on this machine ($said); tests that need it are skipped"
 done
+why=$(unwritable)
+[ -z "$why" ] || { echo "make cannot build here: $why" >&2; exit 1; }
 fetch_cuda_libraries
-why=$(clone_is_writable build data) || { echo "make cannot build here: $why" >&2; exit 1; }
 ! grep -qE '^1(\|[^|]*){3}\|(demo|test)\|' "$scratch/missing"
