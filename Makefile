@@ -86,11 +86,12 @@ BUILD_KERNELS = $(error this is a GPU's: make DEVICE=cuda, or DEVICE=emulated wh
 ifneq ($(DEVICE),cpu)
 include dev/gpu.mk
 endif
-# What makes data, and most tests, is always built for the CPU.
+# The tools that make data, and most tests, are always built for the CPU.
 CPU_MAKE = $(MAKE) --no-print-directory $(if $(Q),-s) DEVICE=cpu PRECISION=fp32 DEBUG= ARCH=native HOST_CXX= \
     USE_CUDNN=1 USE_NCCL=1
 
-# --- what: lists of files, which the three .mk files complete ---
+# --- what: lists, to which dev/dev.mk, labs/labs.mk and test/test.mk add ---
+# DEVICE_BUILDS are compiled for DEVICE, C_BUILDS as C for the CPU; OTHER_BUILDS have rules of their own.
 PROGRAMS := $(patsubst %.cu,%,$(wildcard train_gpt2_*.cu))
 RANKS_PROGRAMS := $(filter-out train_gpt2_single,$(PROGRAMS))
 DEVICE_BUILDS := $(PROGRAMS:%=$(BUILD)/%)
