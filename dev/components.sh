@@ -71,7 +71,7 @@ unwritable() {
         fi
     done
 }
-# Sets scratch to a folder for what the probes build.
+# Sets scratch to a folder for the programs that probes build.
 make_scratch() {
     scratch=$(mktemp -d) || exit 1
     trap 'rm -rf "$scratch"' EXIT

@@ -1,4 +1,4 @@
-# What is built from dev/: tools, the planner, benchmarks, and each layer in several versions. Included by ../Makefile.
+# Tools, the planner, benchmarks, and each layer in several versions. Included by ../Makefile.
 
 # --- tools ---
 TOOLS := tokenize train_bpe convert schedule_order
@@ -9,10 +9,10 @@ C_BUILDS += $(TOOLS:%=$(BUILD)/%)
 tools: $(addprefix $(BUILD)/,$(TOOLS) $(CONVERTERS) $(PYTHON_TOOLS) plan)
 $(addprefix $(BUILD)/,tokenize train_bpe): $(BUILD)/%: dev/data/%.c
 $(addprefix $(BUILD)/,convert schedule_order): $(BUILD)/%: dev/tools/%.c
-# One program, which does what its name says.
+# One program, whose name says which conversion it does.
 $(CONVERTERS:%=$(BUILD)/%): $(BUILD)/convert
 	@ln -sf $(<F) $@
-# What is in Python is linked under the same name, and reads the files beside the script.
+# A tool in Python is linked under its name, and imports the files next to the script.
 $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@mkdir -p $(@D)
 	@ln -sf $(if $(variant),../)../$< $@
@@ -37,7 +37,7 @@ $(PLAN_PROGRAMS): $(BUILD)/predict/%: $$(basename $$*).cu
 $(BUILD)/bench_layers: $(if $(filter cpu,$(DEVICE)),dev/cpu/bench_layers.c,dev/cuda/bench_layers.cu)
 # Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
 $(BUILD)/comm_bench: dev/comm/comm_bench.cu
-# The kernels that compress gradients, beside a copy: build/bench_compress [ELEMENTS [REPETITIONS]].
+# The kernels that compress gradients, next to a copy: build/bench_compress [ELEMENTS [REPETITIONS]].
 $(BUILD)/bench_compress: dev/bench/bench_compress.cu
 DEVICE_BUILDS += $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress)
 WITH_MPI += $(BUILD)/comm_bench

@@ -1,6 +1,6 @@
 #!/bin/sh
-# doctor.sh - what this machine has for training: cores, memory and disk, each library and tool by version, MPI and GPU;
-# what a missing component is needed for and how to get it; and whether make demo and make test will work here.
+# doctor.sh - reports this machine's cores, memory and disk, and the version of each library and tool, of MPI and of the
+# GPU; what a missing component is needed for and how to get it; and whether make demo and make test will work here.
 # Everything is tried (dev/components.sh); no package manager is asked.
 #
 #   make doctor
