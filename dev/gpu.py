@@ -59,7 +59,7 @@ def gather(carry):
     os.environ |= dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), f"{carry}/mpi")
     for name, folder in ("PATH", "bin"), ("LD_LIBRARY_PATH", "lib"):
         os.environ[name] = f"{carry}/mpi/{folder}:{os.environ.get(name, '')}"
-    for name in "dev", "llmc", "test/unit": shutil.copytree(name, tree / name)
+    for name in "dev", "llmc", "test": shutil.copytree(name, tree / name)
     for path in Path("Makefile"), *Path().glob("*.cu"): shutil.copy(path, tree)
     if Path("nvidia").exists(): (tree / "nvidia").symlink_to(Path("nvidia").resolve())
     make("bf16", True, tree, ARCH="x86-64-v3", CAPABILITIES=90)

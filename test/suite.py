@@ -26,7 +26,7 @@ def rest(*values, **options):
 @functools.cache
 def sanitizers():
     """Why programs with sanitizers cannot run here, as under some emulated processors and in some containers; "" if they can."""
-    probe = "here=dev; . dev/doctor/probes.sh; make_scratch; probe_sanitizer >why || case $? in 3) head -n 1 why ;; esac"
+    probe = "here=dev; . dev/components.sh; make_scratch; probe_sanitizer >why || case $? in 3) head -n 1 why ;; esac"
     place = once("sanitizers", lambda folder: (folder / "why").write_text(command("sh -c", [probe.replace("why", shlex.quote(str(folder / "said")))]).out))
     return (place / "why").read_text().strip()
 

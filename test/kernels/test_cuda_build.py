@@ -17,7 +17,7 @@ def copy(tmp_path):
     (clone / "dev").mkdir(parents=True)
     (toolkit / "include").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", clone)
-    shutil.copy(ROOT / "dev/find_cuda.sh", clone / "dev")
+    for name in "find_cuda.sh", "gpu.mk", "dev.mk": shutil.copy(ROOT / "dev" / name, clone / "dev")
     (toolkit / "include/cuda.h").write_text("#define CUDA_VERSION 13000\n")
     for name in "train_gpt2_single.cu", "train_gpt2_ddp.cu": (clone / name).touch()
 

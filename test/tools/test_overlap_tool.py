@@ -70,7 +70,7 @@ def operations(trace):
 def test_an_operation_has_the_whole_stack_of_its_callers_with_their_lines():
     _, trace = traced(2, "fsdp", FSDP)
     stacks = {tuple(re.sub(" .*", "", part) for part in a["stack"].split(" < ")) for a in operations(trace)}
-    for first, last in ("grad_ready", "block_mlp_backward"), ("grad_ready", "embedding_backward"), ("group_gather", "gpt2_forward"):
+    for first, last in ("grad_ready", "block_attention_backward"), ("grad_ready", "embedding_backward"), ("group_gather", "gpt2_forward"):
         assert any(s[0] == first and last in s and s[-2:] == ("train_step", "main") for s in stacks), (first, last, stacks)
     lines = (ROOT / "train_gpt2_fsdp.cu").read_text().splitlines()
     for a in operations(trace):  # each function calls the one before it in the line that the stack names
