@@ -328,7 +328,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
     if (g->compress.active) { // from step --compress-from on, segments are sent instead of buckets
         Segment* s = &g->compress.segments[g->segment_of[u][i]];
-        if (--s->missing == 0) segment_send(&g->compress, s); // section 5
+        if (--s->missing == 0) segment_send(&g->compress, s); // section 5; compress_step_begin counts anew
         return;
     }
     Bucket* b = &g->buckets[g->bucket_of[u][i]];

@@ -80,7 +80,7 @@ typedef struct {
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the reduce-scatter, while it is under way; NO_OP otherwise
     bool adds;                      // the step has an earlier sum, to which this one will be added
-    bool last_micro;                // the gradients belong to the last micro-batch of the step
+    bool last_micro;                // they are the step's last; bucket_finish may run in a later micro-batch or step
     void* own_sum;                  // (shard) receives this rank's shard of the sum; a view
 } Bucket;
 
@@ -396,7 +396,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     void* sent = grads_as_sent(&g->state, b->grads, shard); // in --reduce-dtype
     b->adds = !g->first_micro;
     b->last_micro = g->last_micro;
-    b->own_sum = shards_sum(&g->state, sent, shard, g->first_micro);
+    b->own_sum = shards_sum_target(&g->state, sent, shard, g->first_micro);
     b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, sent, shard.n, g->state.grad_type);
     // With --sharding none, each rank is a replica: nothing was sent, and the all-reduce of replicas begins, as in DDP.
     if (shard_ranks->size == 1) bucket_finish(g, b);
@@ -634,12 +634,13 @@ static void gpt2_backward(GPT2* g, float dloss) {
 
 // Call before working on micro-batch `micro` of a step's `accumulation`.
 // Each micro-batch overwrites the buckets, and only shards are added up. The first one frees the gather buffers,
-// except the root's, because an evaluation may have left groups in them.
+// except the root's: an evaluation may have left groups in them, and every step is to send the same bytes.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    for (int k = 1; g->first_micro && k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
+    if (!g->first_micro) return;
+    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times

@@ -697,7 +697,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
-                     NULL);
+                     NULL); // add_squares counts what several ranks have once
     }
     add_squares(g, &g->stats->param_square, g->params);
 }

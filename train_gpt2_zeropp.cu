@@ -421,7 +421,7 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.within;
     Shard shard = g->layout.groups[b->hop_group].shard;
     comm_finish(last_hop, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
-    float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard); // either hop reads scratch at once
+    float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard); // scratch: free, as layers queue
     dequantise_sum_gradients(&g->zpp, sum, b->received, last_hop->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
@@ -520,9 +520,9 @@ static floatX* unit_params(GPT2* g, int u) {
     Group* group = &g->layout.groups[k];
     group_gather(g, k);
     GatherBuffer b = g->gather_buffers[group->buffer];
-    bool has_arrived = g->gathering[k] != NO_OP; // in this call: unpack once
+    bool is_new = g->gathering[k] != NO_OP; // since the last call: unpack it once
     comm_finish(&g->zpp.within, &g->gathering[k]);
-    if (has_arrived) group_unpack(&g->zpp, k, b.params, b.message); // dequantises matrices, copies vectors
+    if (is_new) group_unpack(&g->zpp, k, b.params, b.message); // dequantises matrices, copies vectors
     return b.params + g->units[u].offset;
 }
 
@@ -679,12 +679,13 @@ static void gpt2_backward(GPT2* g, float dloss) {
 
 // Call before working on micro-batch `micro` of a step's `accumulation`.
 // Each micro-batch overwrites the buckets, and only shards are added up. The first one frees the gather buffers,
-// except the root's, because an evaluation may have left groups in them.
+// except the root's: an evaluation may have left groups in them, and every step is to send the same bytes.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
     g->last_micro = micro == accumulation - 1;
-    for (int k = 1; g->first_micro && k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
+    if (!g->first_micro) return;
+    for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -728,7 +729,7 @@ static void gpt2_gather_finish(GPT2* g) {
 
 // Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    shards_add_grad_squares(&g->state, &g->stats->grad_square);
+    shards_add_grad_squares(&g->state, &g->stats->grad_square); // of vectors, which all ranks have, on rank 0 only
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }

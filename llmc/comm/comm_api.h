@@ -173,7 +173,6 @@ typedef struct {
     pthread_mutex_t lock;     // guards what the backend's thread and the host both write
     pthread_cond_t changed;   // an operation was issued, or is finished
     CommNotes notes;
-    double host_link, host_until[2]; // --emulate-host-link, Gbit/s; end of its queues to and from the host
     double* number;           // device memory of comm_host_sum, owned
     Comm* allocates;          // the communicator whose memory comm_alloc is allocating; NULL: none
     Comm* registers;          // on which comm_register_memory registers memory; NULL: on the world

@@ -411,7 +411,7 @@ static inline bool mpi_is_ready(MpiOp* o) {
     o->posted = 0;
     if (mpi_is_held(o)) return false;
     if (o->slot->on_host && o->slot->kind == COMM_REDUCE_SCATTER && o->step == 0 && o->at == o->slot->n)
-        o->copied = comm_host_link_until(o->comm, false, o->at * mpi_element(o));
+        o->copied = device_link_until(false, o->at * mpi_element(o));
     return !mpi_leaves(o);
 }
 
@@ -700,7 +700,7 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     o->staging = staging_of_queue(&l->staging, o->queue);
     o->requests = o->queue == 0 ? l->requests : &o->one;
     o->step = (w->strict || w->options.link > 0) && o->queue == 0 ? -1 : 0;
-    if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = comm_host_link_until(c, true, s->n * mpi_element(o));
+    if (s->on_host && s->kind == COMM_ALL_GATHER) o->copied = device_link_until(true, s->n * mpi_element(o));
     staging_record(&o->ready);
     pthread_mutex_lock(&w->lock);
     // A split blocks, before this host is recorded as waiting

@@ -47,20 +47,6 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
     if (s->own && s->kind == COMM_ALL_GATHER) host_to_device(s->own, s->kept, bytes);
 }
 
-// ---- an emulated link between device and host ----
-
-static inline void comm_emulate_host_link(Comm* c, double gbits) {
-    require(gbits == 0 || strncmp(device_name(), "CPU", 3) == 0,
-            "--emulate-host-link is for the CPU: a GPU has such a link; leave it out");
-    c->world->host_link = gbits;
-}
-// A copy of so many bytes begins when those before it the same way are over. Returns when the link has carried it;
-// 0: none is emulated.
-static inline double comm_host_link_until(Comm* c, bool from_host, size_t bytes) {
-    double *until = &c->world->host_until[from_host], rate = 1e9 / 8 * c->world->host_link;
-    return rate == 0 ? 0 : (*until = fmax(now_seconds(), *until) + (double)bytes / rate);
-}
-
 // ---- issuing ----
 
 // The backend of a communicator of one rank: one part is the whole, so an operation is a copy.
@@ -73,7 +59,7 @@ static inline void comm_alone_start(Comm* c, CommSlot* s) {
     else if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, bytes);
     s->event.finished = now_seconds();
     if (s->on_host)
-        s->event.finished = fmax(s->event.finished, comm_host_link_until(c, s->kind == COMM_ALL_GATHER, bytes));
+        s->event.finished = fmax(s->event.finished, device_link_until(s->kind == COMM_ALL_GATHER, bytes));
     flight_recorder_finish(c->world->recorder, &s->record);
     s->finished = true;
 }

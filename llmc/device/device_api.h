@@ -75,4 +75,10 @@ void* offload_alloc(size_t bytes);                              // host_alloc, a
                                                                 // MEMORY_OFFLOADED
 bool is_offloaded(const void* p);                               // whether p is in memory from offload_alloc
 void  offload_free(void* p);                                    // NULL is fine
+
+// For tests, on the CPU: copies of offloaded memory pass a link of so many Gbit/s, one after another each way; 0: none.
+void  device_emulate_link(double gbits);
+bool  device_link_is_emulated(void);
+double device_link_until(bool from_host, size_t bytes);         // a copy begins: returns when the link has carried it;
+                                                                // 0: none is emulated
 #endif

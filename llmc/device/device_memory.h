@@ -121,6 +121,17 @@ bool is_offloaded(const void* p) {
     }
     return false;
 }
+static struct { double gbits, until[2]; } device_link; // until: the end of its queues, to and from the host
+void device_emulate_link(double gbits) {
+    require(gbits == 0 || strncmp(device_name(), "CPU", 3) == 0,
+            "--emulate-host-link is for the CPU: a GPU has such a link; leave it out");
+    device_link.gbits = gbits;
+}
+bool device_link_is_emulated(void) { return device_link.gbits > 0; }
+double device_link_until(bool from_host, size_t bytes) {
+    double *until = &device_link.until[from_host], rate = 1e9 / 8 * device_link.gbits;
+    return rate == 0 ? 0 : (*until = fmax(now_seconds(), *until) + (double)bytes / rate);
+}
 size_t device_memory(MemoryKind kind) { return device_ledger.now[kind]; }
 size_t device_memory_total(void) { return device_ledger.total; }
 size_t device_memory_peak(void) { return device_ledger.peak; }

@@ -53,7 +53,7 @@ static inline void shards_init(Shards* s, const Sharding* options, const Layout*
     s->grads = (char*)shards_alloc(s, reduce_size(options), MEMORY_GRADIENTS);
     s->m = (float*)shards_alloc(s, sizeof(float), MEMORY_OPTIMIZER);
     s->v = (float*)shards_alloc(s, sizeof(float), MEMORY_OPTIMIZER);
-    comm_emulate_host_link(world, options->host_link);
+    device_emulate_link(options->host_link);
     if (s->on_host && accumulates) s->arrived = (char*)offload_alloc(s->n * reduce_size(options));
     if (s->on_host && NEEDS_MASTER) s->rounded = (floatX*)offload_alloc(s->n * sizeof(floatX));
     if (options->offload == OFFLOAD_OPTIMIZER)
@@ -100,7 +100,7 @@ static inline bool shards_range(const Shards* s, GPT2Config c, int u, ParamRange
 static inline void shards_renew(const Shards* s, size_t at, size_t n) {
     if (s->copy == NULL) return;
     host_to_device(s->copy + at, s->rounded ? (const void*)(s->rounded + at) : s->params + at, n * sizeof(floatX));
-    comm_host_link_until(s->world, true, n * sizeof(floatX));
+    device_link_until(true, n * sizeof(floatX));
 }
 
 // ---- parameters and gradients for the collectives of a program ----
@@ -133,7 +133,7 @@ static inline char* shards_grads(const Shards* s, Shard shard) {
 // Returns the memory (shard) into which gradients `sent` (S,shard) are to be reduced. The first sum of a step goes
 // straight into this rank's shard. shards_add_grads adds later ones, which go into their own part of what is sent, or
 // with offload into a buffer on the host.
-static inline void* shards_sum(const Shards* s, void* sent, Shard shard, bool is_first) {
+static inline void* shards_sum_target(const Shards* s, void* sent, Shard shard, bool is_first) {
     size_t size = comm_type_size(s->grad_type);
     comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
     if (is_first) return shards_grads(s, shard);
@@ -158,7 +158,7 @@ static inline void* shards_grads_on_device(const Shards* s, Shard shard, void* t
     if (!s->on_host) return grads;
     device_synchronize(); // the gradients have arrived
     host_to_device(there, grads, bytes);
-    sleep_until(comm_host_link_until(s->world, true, bytes));
+    sleep_until(device_link_until(true, bytes));
     return there;
 }
 // With offload: waits for op, which sums that copy over c, and takes the sum back to the host. Otherwise does nothing.
@@ -167,7 +167,7 @@ static inline void shards_grads_to_host(const Shards* s, Shard shard, const void
     if (!s->on_host) return;
     comm_finish(c, op);
     device_to_host(shards_grads(s, shard), on_device, bytes);
-    sleep_until(comm_host_link_until(s->world, false, bytes));
+    sleep_until(device_link_until(false, bytes));
 }
 
 // ---- the optimizer ----
@@ -193,7 +193,7 @@ static inline void shards_add_grad_squares(const Shards* s, double* acc) {
 }
 static inline void shards_add_param_squares(const Shards* s, double* acc) {
     if (s->on_host) shards_add_host_sum(acc, host_sum_squares(s->params, DTYPE_F32, s->n));
-    if (s->copy) sleep_until(comm_host_link_until(s->world, true, 0)); // layers come after these copies
+    if (s->copy) sleep_until(device_link_until(true, 0)); // layers come after these copies
     if (!s->on_host) add_sum_squares_fp32(acc, s->params, s->n);
     if (s->unsharded > 0 && s->world->rank == 0) add_sum_squares_fp32(acc, s->params + s->n, s->unsharded);
 }

@@ -280,7 +280,7 @@ static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
     f->last = r->times.last;
     f->rate = (double)f->tokens_per_step / f->diagnosis.seconds;
     f->scaling = f->single.tokens_per_second > 0 ? f->rate / (f->single.tokens_per_second * f->diagnosis.ranks) : 0;
-    if (w->comm.world->host_link > 0) ranks_are_artificial(w, "EMULATED LINK TO THE HOST");
+    if (device_link_is_emulated()) ranks_are_artificial(w, "EMULATED LINK TO THE HOST");
     if (w->comm.world->strict) ranks_are_artificial(w, "STRICT MODE, WHICH HIDES NOTHING");
     if (w->fault.kind != FAULT_NONE) ranks_are_artificial(w, "A FAULT ON PURPOSE (--fault)");
     snprintf(f->artificial, sizeof f->artificial, "%s", w->artificial);
