@@ -18,14 +18,14 @@ $(PYTHON_TOOLS:%=$(BUILD)/%): $(BUILD)/%: dev/tools/%.py
 	@ln -sf $(if $(variant),../)../$< $@
 $(BUILD)/schedule: | $(BUILD)/schedule_order
 
-# build/plan, whose code is dev/tools/plan, and the programs that it asks: schedule_order, and the training programs'
+# build/plan, whose code is dev/plan, and the programs that it asks: schedule_order, and the training programs'
 # --predict, without MPI. All of these take 179 s of one core to compile with -O3, 82 s with -O1 and 27 s with -O0,
 # and the planner's longest search takes one second with any of them.
 PLAN_PROGRAMS := $(foreach p,fp32 bf16,$(RANKS_PROGRAMS:%=%.$p)) train_gpt2_compress.fp16
 PLAN_PROGRAMS := $(PLAN_PROGRAMS:%=$(BUILD)/predict/%)
 C_BUILDS += $(PLAN_PROGRAMS)
 $(BUILD)/plan: Makefile $(PLAN_PROGRAMS) $(BUILD)/schedule_order
-	@printf '#!/bin/sh\nPLAN_PROGRAMS="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/tools/plan" "$$@"\n' "$(CURDIR)" >$@
+	@printf '#!/bin/sh\nPLAN_PROGRAMS="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/plan" "$$@"\n' "$(CURDIR)" >$@
 	@chmod +x $@
 $(PLAN_PROGRAMS): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
 $(PLAN_PROGRAMS): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))
@@ -34,27 +34,29 @@ $(PLAN_PROGRAMS): $(BUILD)/predict/%: $$(basename $$*).cu
 
 # --- benchmarks ---
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
-$(BUILD)/bench_layers: $(if $(filter cpu,$(DEVICE)),dev/cpu/bench_layers.c,dev/cuda/bench_layers.cu)
+$(BUILD)/bench_layers: $(if $(filter cpu,$(DEVICE)),dev/kernels/cpu/bench_layers.c,dev/kernels/cuda/bench_layers.cu)
 # Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
-$(BUILD)/comm_bench: dev/comm/comm_bench.cu
+$(BUILD)/comm_bench: dev/kernels/comm/comm_bench.cu
 # The kernels that compress gradients, next to a copy: build/bench_compress [ELEMENTS [REPETITIONS]].
-$(BUILD)/bench_compress: dev/bench/bench_compress.cu
+$(BUILD)/bench_compress: dev/kernels/bench_compress.cu
 DEVICE_BUILDS += $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress)
 WITH_MPI += $(BUILD)/comm_bench
 
 # --- each layer in several versions, from naive to llmc/'s: checked, and timed ---
 COMMANDS += variants run-variants cpu-variants run-cpu-variants
-CPU_VARIANTS := $(patsubst dev/cpu/%.c,$(BUILD)/cpu_variants/%,$(filter-out %/bench_layers.c,$(wildcard dev/cpu/*.c)))
+CPU_VARIANTS := $(patsubst dev/kernels/cpu/%.c,$(BUILD)/cpu_variants/%,\
+    $(filter-out %/bench_layers.c,$(wildcard dev/kernels/cpu/*.c)))
 C_BUILDS += $(CPU_VARIANTS)
 cpu-variants run-cpu-variants: $(CPU_VARIANTS)
-$(CPU_VARIANTS): $(BUILD)/cpu_variants/%: dev/cpu/%.c
-VARIANTS := $(patsubst dev/cuda/%.cu,$(BUILD)/variants/%,$(filter-out %/bench_layers.cu,$(wildcard dev/cuda/*.cu)))
+$(CPU_VARIANTS): $(BUILD)/cpu_variants/%: dev/kernels/cpu/%.c
+VARIANTS := $(patsubst dev/kernels/cuda/%.cu,$(BUILD)/variants/%,\
+    $(filter-out %/bench_layers.cu,$(wildcard dev/kernels/cuda/*.cu)))
 OTHER_BUILDS += $(VARIANTS)
 variants run-variants: $(VARIANTS)
 # wgmma and TMA are what only compute capability 9.0 has, and code for it alone may use.
 $(VARIANTS): GENCODE := $(subst compute_90$(comma)code=sm_90,compute_90a$(comma)code=sm_90a,$(GENCODE))
-$(VARIANTS): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
+$(VARIANTS): $(BUILD)/variants/%: dev/kernels/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
 	$(call say,$(COMPILER))
 	$(Q)$(BUILD_KERNELS)
 run-variants run-cpu-variants:
-	@sh dev/run_variants.sh $^
+	@sh dev/kernels/run_variants.sh $^

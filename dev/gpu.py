@@ -63,7 +63,7 @@ def gather(carry):
     for path in Path("Makefile"), *Path().glob("*.cu"): shutil.copy(path, tree)
     if Path("nvidia").exists(): (tree / "nvidia").symlink_to(Path("nvidia").resolve())
     make("bf16", True, tree, ARCH="x86-64-v3", CAPABILITIES=90)
-    m.output("cc -std=c11 -O3 -march=x86-64-v3 -fopenmp dev/bench/inputs.c -o", [tree / "build/inputs"], "-lm")
+    m.output("cc -std=c11 -O3 -march=x86-64-v3 -fopenmp dev/kernels/inputs.c -o", [tree / "build/inputs"], "-lm")
     for source in (path for path in (tree / "build").rglob("*") if path.is_file() and os.access(path, os.X_OK)):
         strip(source, carry / "programs" / source.relative_to(tree))
     programs = [path for path in carry.glob("programs/build/**/*") if path.is_file()]

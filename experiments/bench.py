@@ -46,8 +46,8 @@ class Bench:
         tools = m.Path(self.build, "bench").resolve()
         tools.mkdir(parents=True, exist_ok=True)
         for tool in "peak", "inputs":
-            if not m.compiled(f"dev/bench/{tool}.c", tools / tool, "-std=c11 -O3 -march=native -ffp-contract=off -fopenmp"):
-                m.fail(f"dev/bench/{tool}.c cannot be built; make doctor lists what is missing")
+            if not m.compiled(f"dev/kernels/{tool}.c", tools / tool, "-std=c11 -O3 -march=native -ffp-contract=off -fopenmp"):
+                m.fail(f"dev/kernels/{tool}.c cannot be built; make doctor lists what is missing")
         tempfile.tempdir, self.peak = str(tools), tools / "peak"
         self.tokens, self.llmc = m.work() / "tokens.bin", tools / "llmc"
         m.output(tools / "inputs", "tokens", self.tokens)
@@ -100,7 +100,7 @@ class Bench:
         kind, precision = program.split("-")
         if kind == "torch":
             way = "autocast" if precision == "bf16" else precision
-            return [self.python, "dev/bench/pytorch_gpt2.py", "eager", way, "gpt2", "4", T, "cpu"]
+            return [self.python, "dev/kernels/pytorch_gpt2.py", "eager", way, "gpt2", "4", T, "cpu"]
         if kind == "llmc": return ["stdbuf", "-oL", self.llmc]
         # --steps is far more than are timed: the program is stopped before it saves anything
         program = f"{self.build}{'/bf16' * (precision == 'bf16')}/train_gpt2_single"

@@ -8,7 +8,7 @@
            make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1. Without this option or LLMC, llm.c is left out
 --out      folder for the programs' logs, results.jsonl and table.md (build/bench_gpu)
 PYTHON     a Python whose torch sees the GPU (python3); without one PyTorch is left out
-INPUTS     dev/bench/inputs.c as a program, where there is no compiler
+INPUTS     dev/kernels/inputs.c as a program, where there is no compiler
 BUILD      where our programs are (build/cuda-bf16): make DEVICE=cuda PRECISION=bf16 programs build/cuda-bf16/bench_layers
 
 Programs start from random weights, on random tokens; their steps are timed from outside by one clock (dev/lib/programs.py).
@@ -100,7 +100,7 @@ class Bench:
     def command(self, name, B):
         o = self.o
         if name.startswith("torch"):
-            return [self.python, m.ROOT / "dev/bench/pytorch_gpt2.py", *m.words(TORCH[name][0], o.model), B, o.seq_len, "cuda"]
+            return [self.python, m.ROOT / "dev/kernels/pytorch_gpt2.py", *m.words(TORCH[name][0], o.model), B, o.seq_len, "cuda"]
         if name.startswith("llmc"): # it validates at its first step, and would at the last
             ge, r = re.findall(r"\d", name)
             return ["env", f"LD_LIBRARY_PATH={self.libraries}", "stdbuf", "-oL", self.llmc_path, *m.words(

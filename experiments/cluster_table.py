@@ -5,7 +5,7 @@ Each row runs in turn with the others, --rounds times. MB are per node and step.
 places of its ranks say: a rank sends its part to each rank of the communicator in all-gathers, reduce-scatters and all-to-alls, to
 the next one in a ring, to its parents and children in Open MPI's all-reduce, which is a tree. Counted is what the kernel says that the
 nodes' interfaces have sent, in --steps steps more than in one; headers and acknowledgements come with it. waits: the part of a step in
-which nothing is computed for want of communication. planned: what build/plan --here makes of what dev/bench/here.py has measured of one
+which nothing is computed for want of communication. planned: what build/plan --here makes of what dev/plan/here.py has measured of one
 rank beside others and of the links, with Open MPI's all-reduce or a ring; ranks of pipelines compute in turns, so of these as many count
 as there are cores."""
 import atexit, json, os, re

@@ -68,8 +68,8 @@ def test_a_program_differs_from_its_bases_only_where_the_list_gives_a_reason(pro
     print_sizes(program, own, bases)
     shared = {name for theirs in bases.values() for name in theirs if name}
     differ = {name for name in shared if not any(theirs.get(name) == own.get(name, "") for theirs in bases.values())}
-    assert differ - allowed == set(), "they differ without a note in test/programs.toml"
-    assert (allowed & shared) - differ - {*programs.HEADINGS.values()} == set(), "test/programs.toml has a note, and they are the same"
+    assert differ - allowed == set(), "they differ without a note in dev/site/programs.toml"
+    assert (allowed & shared) - differ - {*programs.HEADINGS.values()} == set(), "dev/site/programs.toml has a note, and they are the same"
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS[1:])

@@ -139,10 +139,10 @@ class Timed:
 
 @functools.cache
 def inputs():
-    """The program that dev/bench/inputs.c makes. INPUTS names a compiled one, for machines without a compiler."""
+    """The program that dev/kernels/inputs.c makes. INPUTS names a compiled one, for machines without a compiler."""
     program = environ("INPUTS", str(work() / "inputs"))
-    compile_it = environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/bench/inputs.c -o", [program], "-lm"
-    if not os.path.exists(program) and ask(*compile_it) is None: fail("dev/bench/inputs.c cannot be built")
+    compile_it = environ("CC", "cc"), "-std=c11 -O3 -fopenmp dev/kernels/inputs.c -o", [program], "-lm"
+    if not os.path.exists(program) and ask(*compile_it) is None: fail("dev/kernels/inputs.c cannot be built")
     return program
 
 

@@ -1,4 +1,4 @@
-"""The programs side by side: their definitions, rows of equal and changed lines, hunks, and which notes of test/programs.toml are theirs.
+"""The programs side by side: their definitions, rows of equal and changed lines, hunks, and which notes of dev/site/programs.toml are theirs.
 
 A definition is what make check-programs calls so: a top-level function, struct, macro or section heading with the comment above it.
 A hunk lies within one definition: changed lines, and those equal lines that lie between two changes that are close to each other.
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp", "zeropp"]
 NUMBERS = {program: number for number, program in enumerate(PROGRAMS, 1)}  # of the chapters
 CHAPTERS = {program: f"doc/{number:02}_{program}.md" for program, number in NUMBERS.items()} | {"zeropp": "doc/10_cluster.md"}
-NOTES = "test/programs.toml"
+NOTES = "dev/site/programs.toml"
 USUAL = "the-diff-in-the-files-order"
 HEADINGS = {"includes": "section 1. libraries, in reading order", "plumbing": "section 9. plumbing"}  # what notes call them
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
@@ -30,7 +30,7 @@ def pairs():
 
 @lru_cache
 def differences():
-    """test/programs.toml: of each program its bases, and notes of what differs from them."""
+    """dev/site/programs.toml: of each program its bases, and notes of what differs from them."""
     return tomllib.loads((ROOT / NOTES).read_text())
 
 

@@ -1,7 +1,7 @@
 /*
 predict.h - --predict N: prints, as a line of JSON, what the program's formulas predict for a run on N ranks. No rank is
 started, and no device, data, tokenizer or MPI is touched, so N may be any number. This is how build/plan
-(dev/tools/plan) asks the programs.
+(dev/plan) asks the programs.
 
     ./train_gpt2_zero --predict 64 --model gpt2-xl --zero-stage 3 --batch-size 4
     {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"cp":1,"pp":1,"dp":64},

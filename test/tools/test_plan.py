@@ -285,7 +285,7 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --mesh all --gpu h100 --model gpt2 --heads 7 => 768 channels do not divide over 7 heads
 --mesh all --gpu h100 --model gpt2 --seq-len 2048 => seq-len 2048 is longer than the 1024 positions of gpt2
 --mesh all --gpu h100 --model gpt2 --total-batch-size 1000 => 1000 is no multiple of --seq-len 1024
---mesh all --here --measured /no/file --model d4 => there is no /no/file: .*let python3 dev/bench/here.py measure
+--mesh all --here --measured /no/file --model d4 => there is no /no/file: .*let python3 dev/plan/here.py measure
 --here --cluster --measured /no/file => measure a micro-batch and the link.*here.py --cluster measure
 --cluster => cluster is for --here; give it as well
 --here --gpu h100 => here has this machine's CPU; leave out --gpu and --node
@@ -441,7 +441,7 @@ def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, p
 
 # ---- this machine, and the search ----
 def here(path, busbw=3e9, **more):
-    """What dev/bench/here.py would have measured."""
+    """What dev/plan/here.py would have measured."""
     links = {name: {"alpha": 1e-5, "busbw": busbw} for name in ("all-reduce", "reduce-scatter", "all-gather")}
     path.write_text(json.dumps({"gflops": 50, "copy": 20, "mfu": 0.8, "update": 10, "ranks": 16, "collectives": links} | more))
     return f"--here --measured {path} --reserve 0.01"
@@ -478,7 +478,7 @@ def test_this_machine_has_what_was_measured(tmp_path):
 @pytest.mark.rest
 def test_here_sh_measures_this_machine(tmp_path):
     path = tmp_path / "here.json"
-    assert command("python3 dev/bench/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
+    assert command("python3 dev/plan/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
     assert_says(said(f"--mesh all --model d4 --seq-len 64 --here --measured {path} --ranks 2"), "^dp=2,tp=1,pp=1 zero . .* zero$")
-    assert_refused(command("python3 dev/bench/here.py --ranks 1"), "a link needs two")
-    assert_refused(command("python3 dev/bench/here.py --cluster", env={"CLUSTER": "/none"}), "there is no cluster: make cluster")
+    assert_refused(command("python3 dev/plan/here.py --ranks 1"), "a link needs two")
+    assert_refused(command("python3 dev/plan/here.py --cluster", env={"CLUSTER": "/none"}), "there is no cluster: make cluster")

@@ -15,7 +15,7 @@ LONG = 200
 def copy(tmp_path):
     shutil.copytree(ROOT / "dev/site", tmp_path / "dev/site")
     (tmp_path / "test").mkdir()
-    shutil.copy(ROOT / "test/programs.toml", tmp_path / "test")
+    shutil.copy(ROOT / "dev/site/programs.toml", tmp_path / "test")
     for program in ROOT.glob("train_gpt2_*.cu"): shutil.copy(program, tmp_path)
     return tmp_path
 
@@ -32,9 +32,9 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
 
 
 @pytest.mark.parametrize("file, change, says", [
-    ("test/programs.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1), "zero: no note for unit_release, which differs from ddp"),
-    ("test/programs.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
-    ("test/programs.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
+    ("dev/site/programs.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1), "zero: no note for unit_release, which differs from ddp"),
+    ("dev/site/programs.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
+    ("dev/site/programs.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
     ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for gpt2_forward, which differs from ddp")],
     ids=["no_note", "no_difference", "no_section", "new_hunk"])
 def test_a_note_or_hunk_alone_is_named(copy, file, change, says):

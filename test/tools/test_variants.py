@@ -1,5 +1,5 @@
-"""What dev/cpu and dev/cuda have in several ways, and the roofline. Each variant gives the numbers that it should, and the check reports one that
-is wrong. A GPU's kernels run under the emulator with the address sanitizer. The roofline (dev/cuda/bench_layers.cu) counts as the formulas
+"""What dev/kernels/cpu and dev/kernels/cuda have in several ways, and the roofline. Each variant gives the numbers that it should, and the check reports one that
+is wrong. A GPU's kernels run under the emulator with the address sanitizer. The roofline (dev/kernels/cuda/bench_layers.cu) counts as the formulas
 do, and its CUDA graph of a step leaves the step's bits. No time is judged."""
 import re
 import pytest
@@ -9,8 +9,8 @@ from suite import ROOT, assert_refused, assert_says, command, executable, succee
 pytestmark = pytest.mark.rest
 LONG = 400
 ON_GPU = missing("cublasLt", "cudnn")
-CPU = sorted(path.stem for path in ROOT.glob("dev/cpu/*.c") if path.stem != "bench_layers")
-CUDA = sorted(path.stem for path in ROOT.glob("dev/cuda/*.cu") if path.stem != "bench_layers")
+CPU = sorted(path.stem for path in ROOT.glob("dev/kernels/cpu/*.c") if path.stem != "bench_layers")
+CUDA = sorted(path.stem for path in ROOT.glob("dev/kernels/cuda/*.cu") if path.stem != "bench_layers")
 
 
 def results(run):
@@ -55,7 +55,7 @@ def cpu(name, *options):
 @pytest.mark.parametrize("name", CPU)
 def test_every_variant_of_a_cpus_layer_is_right(name, options):
     if "matmul" not in name: options = options.replace("--depth 131", "")
-    assert_all_right(cpu(name, "--check", options), variants(f"dev/cpu/{name}.c"))
+    assert_all_right(cpu(name, "--check", options), variants(f"dev/kernels/cpu/{name}.c"))
 
 
 @pytest.mark.parametrize("name, wrong, before, after", [
@@ -66,17 +66,17 @@ def test_every_variant_of_a_cpus_layer_is_right(name, options):
     ("gelu_backward", "4_quotient", "x == 0 ? 0.5f : quotient", "quotient")],
     ids=["sum_not_scaled_down", "element_not_written", "gradient_not_added", "terms_after_the_last_block", "one_threads_sums", "0_by_0"])
 def test_a_variant_of_a_cpus_layer_that_is_wrong_is_reported(tmp_path, name, wrong, before, after):
-    source = changed(tmp_path, f"dev/cpu/{name}.c", (before, after))
-    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/cpu", source, "-o", tmp_path / name,
+    source = changed(tmp_path, f"dev/kernels/cpu/{name}.c", (before, after))
+    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o", tmp_path / name,
              "-ldnnl -lm")
-    assert_wrong(command([tmp_path / name, "--check"]), f"{name}_{wrong}", "WRONG", variants(f"dev/cpu/{name}.c"))
+    assert_wrong(command([tmp_path / name, "--check"]), f"{name}_{wrong}", "WRONG", variants(f"dev/kernels/cpu/{name}.c"))
 
 
 @pytest.mark.parametrize("name, peak, unit", [
     ("gelu", "(a copy|an update of an array in place)", "GB"), ("matmul", "a large product by oneDNN", "GFLOP")])
 def test_times_are_shown_beside_a_copys_or_a_products(name, peak, unit):
     run = cpu(name, "--rows 16 --cols 64 --repetitions 1")
-    assert_all_right(run, variants(f"dev/cpu/{name}.c"))
+    assert_all_right(run, variants(f"dev/kernels/cpu/{name}.c"))
     assert_says(run.out, f"^the peak, in turns with each variant: {peak}$", rf" \| {unit}/s \| of the peak \| times llmc's \|$")
     ratios = r"\|" if "No ratios are shown" in run.out else r"\d+ % \| [\d.]+" # as the machine is busy or not
     assert len(re.findall(rf"\| right \| [\d.]+ \| [\d.]+ \| [\d.e-]+ \| {ratios} \|$", run.out, re.M)) == len(results(run)), run
@@ -84,9 +84,9 @@ def test_times_are_shown_beside_a_copys_or_a_products(name, peak, unit):
 
 def slow_gelu(folder, sleeps):
     """GELU's variants, where llmc's sleeps so many microseconds in a call; calls counts them, and the first is not timed."""
-    body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", (ROOT / "dev/cpu/gelu.c").read_text(), re.M)[0]
-    source = changed(folder, "dev/cpu/gelu.c", (body, f"{body}\n    static int calls;\n    calls++;\n    usleep({sleeps});\n"))
-    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/cpu", source, "-o", folder / "gelu", "-ldnnl -lm")
+    body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", (ROOT / "dev/kernels/cpu/gelu.c").read_text(), re.M)[0]
+    source = changed(folder, "dev/kernels/cpu/gelu.c", (body, f"{body}\n    static int calls;\n    calls++;\n    usleep({sleeps});\n"))
+    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o", folder / "gelu", "-ldnnl -lm")
     return command([folder / "gelu"], "--rows 16 --cols 64 --repetitions 3 --variant gelu_")
 
 
@@ -109,19 +109,19 @@ def test_what_others_used_of_the_cores_is_said(tmp_path):
             now.busy -= 1e6; now.all -= 2e6;
             say_if_others_ran(now);
         }''')
-    succeeds("gcc -std=gnu11 -Wall -Werror -Idev", tmp_path / "shares.c", "-o", tmp_path / "shares")
+    succeeds("gcc -std=gnu11 -Wall -Werror -Idev/kernels", tmp_path / "shares.c", "-o", tmp_path / "shares")
     assert succeeds([tmp_path / "shares"]).out == "0.30 0.00 0.00\n1\n\nOther programs used 50 % of the cores meanwhile: do not trust these times.\n"
 
 
 def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itself(tmp_path):
     """Every second call of the variant sleeps, counted from the first call that is timed."""
     before = "VARIANT(gelu_4_llmc, "
-    text = (ROOT / "dev/cpu/gelu.c").read_text()
+    text = (ROOT / "dev/kernels/cpu/gelu.c").read_text()
     body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", text, re.M)[0]
     assert body.startswith(before)
     for sleeps, ratio in ("calls % 2", r"\d+\d\.\d\d"), ("calls % 2 == 0", r"0\.0\d"):
-        source = changed(tmp_path, "dev/cpu/gelu.c", (body, f"{body}\n    static int calls;\n    if (++calls > 2 && {sleeps}) usleep(100000);\n"))
-        succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/cpu", source, "-o", tmp_path / "gelu", "-ldnnl -lm")
+        source = changed(tmp_path, "dev/kernels/cpu/gelu.c", (body, f"{body}\n    static int calls;\n    if (++calls > 2 && {sleeps}) usleep(100000);\n"))
+        succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o", tmp_path / "gelu", "-ldnnl -lm")
         run = command([tmp_path / "gelu"], "--variant 4_llmc --rows 16 --cols 64 --repetitions 3")
         assert_says(run.out, rf"^Do not trust these times: llmc's variant took {ratio} times as long as itself\. ")
     for wanted in "4_llmc", "1_naive":  # without it: as the row says, if there is one
@@ -135,12 +135,12 @@ def test_all_programs_run_and_the_wrong_variants_are_named_at_the_end(tmp_path):
     blocks = executable(tmp_path / "adamw", "echo '# adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2'; exit 1")
     crash, right = executable(tmp_path / "crash", "kill -SEGV $$"), executable(tmp_path / "right", "echo all right")
     refuses = executable(tmp_path / "refuses", "echo error: no GPU is visible >&2; exit 1")
-    run = command("sh dev/run_variants.sh", wrong, crash, blocks, refuses, right)
+    run = command("sh dev/kernels/run_variants.sh", wrong, crash, blocks, refuses, right)
     assert run.status == 1 and run.out.endswith(
         "all right\n\nwrong:\n  gelu_5_mine: act: element 3 of 9 is 1, not 2\n"
         f"  {crash} ended with status 139\n  adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2\n"
         f"  {refuses} ended with status 1\n"), run
-    assert command("sh dev/run_variants.sh", right).status == 0
+    assert command("sh dev/kernels/run_variants.sh", right).status == 0
 
 
 def test_the_bench_times_the_cpu_first_goes_on_after_what_is_wrong_and_lists_it_last(tmp_path):
@@ -155,7 +155,7 @@ def test_kernels_of_compressed_gradients_are_shown_beside_a_copy():
     said = command("build/bench_compress 5000 1").out
     assert_says(said, r"^\| quantise \| 8 bits \| 13.02 \| ")
     rows = re.findall(r"^\| [a-z_0-9]+ \| [^|]* \| [\d.]+ \| [\d.]+ \| [\d.]+ \| \d+ % \|$", said, re.M)
-    assert len(rows) == len(re.findall(r"^    KERNEL\(", (ROOT / "dev/bench/bench_compress.cu").read_text(), re.M))
+    assert len(rows) == len(re.findall(r"^    KERNEL\(", (ROOT / "dev/kernels/bench_compress.cu").read_text(), re.M))
     assert_refused(command("build/bench_compress 4095"), "whole numbers from 4096 and 1, not '4095'")
 
 
@@ -177,13 +177,13 @@ def test_options_choose_a_variant_and_those_that_mean_nothing_are_refused(progra
 def cuda(name, precision=None, source=None):
     """The path of a program. Products and attention are for tensor cores; of others every second is in fp32."""
     precision = precision or ("fp32" if CUDA.index(name) % 2 and not re.match("matmul|attention", name) else "bf16")
-    return of_libraries(source or f"dev/cuda/{name}.cu", "asan", f"-DPRECISION_{precision.upper()}", [cpu_layers(precision)],
+    return of_libraries(source or f"dev/kernels/cuda/{name}.cu", "asan", f"-DPRECISION_{precision.upper()}", [cpu_layers(precision)],
                         "-ldnnl -fopenmp")
 
 
 def of_libraries(source, build, *options):
     """Without optimisation, because compiling takes longer than running."""
-    return compiled(source, build, "-DUSE_CUDNN=1 -Idev/cuda -O0", *options, libraries="cublaslt cudnn", cpp=flags("cublasLt", "cudnn"))
+    return compiled(source, build, "-DUSE_CUDNN=1 -Idev/kernels/cuda -O0", *options, libraries="cublaslt cudnn", cpp=flags("cublasLt", "cudnn"))
 
 
 def emulated(program, *options, **env):
@@ -196,7 +196,7 @@ def emulated(program, *options, **env):
 def test_every_variant_of_a_kernel_is_right(name):
     """Of attention few tokens, because pairs of them take long."""
     run = emulated(cuda(name), "--rows 35 --cols 128" if "attention" in name else "")
-    assert_all_right(run, variants(f"dev/cuda/{name}.cu"))
+    assert_all_right(run, variants(f"dev/kernels/cuda/{name}.cu"))
 
 
 # Where a row is not a whole number of 16-byte pieces, some variants are not offered. Of attention there are also more tiles than fit in
@@ -239,9 +239,9 @@ def test_variants_that_a_gpu_of_capability_7_5_cannot_run_are_not_offered_there(
 @ON_GPU
 def test_broken_pipelines_are_reported(tmp_path):
     """A wait for one tile fewer, and a buffer that is refilled without waiting."""
-    changed(tmp_path, "dev/cuda/matmul_tensor_cores.cuh", ("pipeline_wait_prior(MMA_STAGES - 2)", "pipeline_wait_prior(MMA_STAGES - 1)"))
-    changed(tmp_path, "dev/cuda/matmul_hopper.cuh", ("mbarrier_wait(&empty[stage], round % 2 ^ 1)", "(void)empty, (void)round"))
-    program = cuda("matmul_forward", source=changed(tmp_path, "dev/cuda/matmul_forward.cu"))
+    changed(tmp_path, "dev/kernels/cuda/matmul_tensor_cores.cuh", ("pipeline_wait_prior(MMA_STAGES - 2)", "pipeline_wait_prior(MMA_STAGES - 1)"))
+    changed(tmp_path, "dev/kernels/cuda/matmul_hopper.cuh", ("mbarrier_wait(&empty[stage], round % 2 ^ 1)", "(void)empty, (void)round"))
+    program = cuda("matmul_forward", source=changed(tmp_path, "dev/kernels/cuda/matmul_forward.cu"))
     assert results(emulated(program, "--variant tensor_cores")) == {"matmul_forward_6_tensor_cores": "WRONG at 256"}
     run = emulated(program, "--variant hopper")
     assert run.status != 0 and re.search(r"matmul_hopper.cuh:\d+: one arrival more than the 1 that make a phase", run.err), run
@@ -250,15 +250,15 @@ def test_broken_pipelines_are_reported(tmp_path):
 @ON_GPU
 def test_a_kernel_that_is_wrong_is_reported_with_its_block_sizes(tmp_path):
     """The lanes' sums of squares, which the second kernel must add up, stay separate."""
-    kernel = re.search(r"^__global__ void warp_kernel.*?^}", (ROOT / "dev/cuda/layernorm_forward.cu").read_text(), re.M | re.S)[0]
+    kernel = re.search(r"^__global__ void warp_kernel.*?^}", (ROOT / "dev/kernels/cuda/layernorm_forward.cu").read_text(), re.M | re.S)[0]
     assert "warp_sum(square)" in kernel
-    source = changed(tmp_path, "dev/cuda/layernorm_forward.cu", (kernel, kernel.replace("warp_sum(square)", "square")))
+    source = changed(tmp_path, "dev/kernels/cuda/layernorm_forward.cu", (kernel, kernel.replace("warp_sum(square)", "square")))
     run = emulated(cuda("layernorm_forward", "fp32", source))
-    assert_wrong(run, "layernorm_forward_2_warp", "WRONG at 32 64 128 256 512 1024", variants("dev/cuda/layernorm_forward.cu"))
+    assert_wrong(run, "layernorm_forward_2_warp", "WRONG at 32 64 128 256 512 1024", variants("dev/kernels/cuda/layernorm_forward.cu"))
 
 
 # ---- the roofline ----
-def roofline(*options, source="dev/cuda/bench_layers.cu", **env):
+def roofline(*options, source="dev/kernels/cuda/bench_layers.cu", **env):
     return emulated(of_libraries(source, "plain", "-DPRECISION_BF16 -ljansson -lpcre2-8 -lpthread -lm"), *options, **env)
 
 
@@ -315,7 +315,7 @@ def test_every_operation_is_run_the_host_never_waits_and_a_cuda_graph_leaves_the
 def test_a_step_that_waits_is_reported_and_one_that_changes_each_time_is_an_error(tmp_path):
     """So is an argument that a graph would keep."""
     backward = "        gpt2_backward(&g, 1.0f / (float)n);\n"
-    source = changed(tmp_path, "dev/cuda/bench_layers.cu", (backward, """
+    source = changed(tmp_path, "dev/kernels/cuda/bench_layers.cu", (backward, """
         static float weight = 1;
         if (getenv("WAITS")) device_synchronize(); else weight *= 0.5f;
         gpt2_backward(&g, weight);

@@ -1,5 +1,5 @@
 // test_link_fit.c - the latency and the bandwidth of a sweep.
-#include "../../dev/comm/link_fit.h"
+#include "../../dev/kernels/comm/link_fit.h"
 #include "expect_death.h"
 
 TEST(a_line_through_the_times_is_found_within_one_percent) {

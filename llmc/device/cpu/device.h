@@ -69,7 +69,7 @@ void device_init(int local_rank, int ranks_per_machine) {
 
 void device_shutdown(void) { device_ledger_free(); }
 const char* device_name(void) { return cpu_device_name; }
-double device_peak_flops(void) { return 0; } // dev/bench measures it; there is no honest table of CPUs
+double device_peak_flops(void) { return 0; } // experiments/bench.py measures it; there is no honest table of CPUs
 void device_synchronize(void) {}
 
 // ---- marks ----

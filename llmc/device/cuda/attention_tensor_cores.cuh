@@ -1,6 +1,6 @@
 /*
 cuda/attention_tensor_cores.cuh - attention.cuh's products on tensor cores: elements of 16 bits, heads of 64 channels.
-Included by attention_choice.cuh. dev/cuda/attention_forward.cu and attention_backward.cu lead to these kernels step by
+Included by attention_choice.cuh. dev/kernels/cuda/attention_forward.cu and attention_backward.cu lead to these kernels step by
 step.
 
 Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they
@@ -34,7 +34,7 @@ constexpr int STAGES = 2;                     // tiles that there is room for: o
 constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for four such blocks on a
                                               // multiprocessor (dk and dv: two), of which one multiplies while another
                                               // waits for its tile
-constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/cuda may try: a thread of dk and dv needs over 128 of 65536
+constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/kernels/cuda may try: a thread of dk and dv needs over 128 of 65536
                                               // registers
 constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
 
@@ -178,7 +178,7 @@ __device__ inline void softmax_step(float (&s)[wide][4], float (&o)[HEAD / 8][4]
     for (int i = 0; i < HEAD / 8 * 4; i++) o[i / 4][i % 4] *= before[i / 2 % 2];
 }
 // Computes out and stats. Grid (heads, tiles of queries), most keys first. `stages` is STAGES;
-// dev/cuda shows the effect of 1.
+// dev/kernels/cuda shows the effect of 1.
 template <int stages, bool PART>
 __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
     attention_forward_tensor_cores_kernel(Result<PART>* out, float* stats, const floatX* qkv, AttentionPart part,

@@ -146,7 +146,7 @@ __device__ inline float2 row_mean(float2 sum, float2* of_warps, int C) {
 // Why so, on paper. To keep an H100's memory busy (3.35 TB/s, answers after 0.7 us) each of its 132 multiprocessors
 // must have 18 KB under way. In 16 bits and at 64 registers a thread four blocks of this kernel fit on a
 // multiprocessor, and read 37 KB at C = 768 (96 x 2 threads), 38 KB at C = 1600 (224 x 1). Why a warp per row, with its
-// sums in shared memory, has less under way: the fourth variant in dev/cuda/layernorm_backward.cu.
+// sums in shared memory, has less under way: the fourth variant in dev/kernels/cuda/layernorm_backward.cu.
 template <int W>
 __global__ void __launch_bounds__(1024)
 layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const floatX* w,
