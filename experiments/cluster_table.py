@@ -10,7 +10,7 @@ rank beside others and of the links, with Open MPI's all-reduce or a ring; ranks
 as there are cores."""
 import atexit, json, os, re
 from collections import Counter
-from dev.bench import here
+from dev.plan import here
 from experiments import losses
 import dev.lib as m
 

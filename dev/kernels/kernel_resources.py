@@ -2,7 +2,7 @@
 name, with the most that any of its forms takes (registers of a thread; bytes of a thread's local memory, and of a block's static
 shared memory). It needs nvcc, and no GPU.
 
-  python3 -m dev.bench.kernel_resources [--precision bf16] [--capabilities "80 90"] [SOURCE.cu...]
+  python3 -m dev.kernels.kernel_resources [--precision bf16] [--capabilities "80 90"] [SOURCE.cu...]
 
 The source is train_gpt2_compress.cu unless others are given: it has every kernel of every program. Those of dev/kernels/cuda want "80 90a".
 The status is 1 if a kernel has local memory, into which ptxas spills what has no register; or if it may be launched with more

@@ -1,7 +1,7 @@
 /* variant_options.h - the command line of dev/kernels/cpu's and dev/kernels/cuda's programs, which have one operation each, in several variants. */
 #ifndef DEV_VARIANT_OPTIONS_H
 #define DEV_VARIANT_OPTIONS_H
-#include "../llmc/base/options.h"
+#include "../../llmc/base/options.h"
 
 typedef struct { int rows, cols, depth; } Shape; // depth: of a sum, where that is a size of its own, else 0
 typedef struct { Shape shape; const char* wanted; long long repetitions, threads; int check_only; } VariantOptions;

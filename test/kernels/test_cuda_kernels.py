@@ -10,7 +10,7 @@ LONG = 4
 pytestmark = [pytest.mark.rest, missing()]
 test_a_kernel_agrees_with_the_cpus = layer_tests("kernels", ["plain bf16", "asan bf16", "tsan bf16", "plain fp32", "plain fp16"], smoke="bf16")
 
-RESOURCES = "python3 -m dev.bench.kernel_resources"
+RESOURCES = "python3 -m dev.kernels.kernel_resources"
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc") or flags("cublasLt", "cudnn", "nccl") is None, reason="nvcc, or one of NVIDIA's libraries, is not here")
 
 

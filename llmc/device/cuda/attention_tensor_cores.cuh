@@ -1,7 +1,7 @@
 /*
 cuda/attention_tensor_cores.cuh - attention.cuh's products on tensor cores: elements of 16 bits, heads of 64 channels.
-Included by attention_choice.cuh. dev/kernels/cuda/attention_forward.cu and attention_backward.cu lead to these kernels step by
-step.
+Included by attention_choice.cuh. dev/kernels/cuda/attention_forward.cu and attention_backward.cu lead to these kernels
+step by step.
 
 Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they
 do not have to wait for anything else:
@@ -34,8 +34,8 @@ constexpr int STAGES = 2;                     // tiles that there is room for: o
 constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for four such blocks on a
                                               // multiprocessor (dk and dv: two), of which one multiplies while another
                                               // waits for its tile
-constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/kernels/cuda may try: a thread of dk and dv needs over 128 of 65536
-                                              // registers
+constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/kernels/cuda may try: a thread of dk and dv needs over 128 of
+                                              // 65536 registers
 constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
 
 // 2^x in one instruction. exp2f needs four, because it also computes results below 2^-126, which are 0 here.
