@@ -196,4 +196,6 @@ $(error there is no target '$(UNKNOWN)'; $(if $(NEAR),did you mean make $(NEAR)?
 endif
 .DELETE_ON_ERROR:
 .SUFFIXES:
+# Sources move: older builds still name where they were.
+dev/%.c dev/%.cu test/unit/%.c test/unit/%.cu: ;
 -include $(wildcard $(addsuffix .d,$(DEVICE_BUILDS) $(C_BUILDS) $(OTHER_BUILDS)))
