@@ -68,8 +68,8 @@ def run_tests(folder, entry):
     files = [path for path in folder.glob(f"test/*/{module}*") if module in (path.name, path.stem) and path.suffix in (".py", ".c")]
     assert len(files) == 1, f"there is no module {module}, or more than one"
     run = suite.command(sys.executable, [folder / "test/test_mistakes.py"], files, "-x -q -p no:cacheprovider -p no:xdist", ["-k", which],
-                        f"--tier={'quick' if files[0].suffix == '.c' else 'all'}", cwd=folder, timeout=1200)
-    assert run.status in (PASSED, FAILED), run
+                        f"--tier={'quick' if files[0].suffix == '.c' else 'all'}", cwd=folder, timeout=1200, env={"PYTHONPATH": folder})
+    assert run.status in (PASSED, FAILED) and re.search(r"\b\d+ (passed|failed|skipped|errors?)\b", run.out), run
     first = next(iter(re.findall(r"^(?:FAILED|ERROR) \S*?::(.*)", run.out, re.M)), "")
     return run.status if first or re.search(r"\b\d+ passed", run.out) else SKIPPED, first
 

@@ -26,7 +26,7 @@ def test_the_threads_of_two_ranks_have_no_race():
 @pytest.mark.rest
 def test_a_program_without_mpi_is_a_rank_alone(tmp_path):
     alone = tmp_path / "without_mpi"  # without the flags of mpicc
-    done = command(os.environ.get("CC", "cc"), "-O1 -fopenmp -Wall -Wextra test/unit/test_comm.c -o", alone, "-lpthread -lm")
+    done = command(os.environ.get("CC", "cc"), "-O1 -g1 -fopenmp -Wall -Wextra test/unit/test_comm.c -o", alone, "-lpthread -lm")
     assert done.status == 0 and "libmpi" not in command("ldd", alone).out, done
     for strict in False, True: assert_every_claim_holds(command(alone, strict=strict))
     assert_refused(command(alone, ranks=2), "there are 2 ranks, and this program was built without MPI: start it alone")
