@@ -4,8 +4,8 @@ arXiv 2304.11277, sections 3 and 4). Each rank keeps shards of the gradients, th
 A group of units is gathered before its use, into one of a few gather buffers, and freed after it. A gather costs no
 time if it ends before its group is needed, but each group gathered ahead needs a gather buffer.
 
---sharding full|grad-op|hybrid|none  full (default): a group is freed after each use; grad-op: at the update;
-          hybrid: full within each replica, of --shard-group ranks; none: every rank keeps everything.
+--sharding full|grad-op|hybrid  full (default): a group is freed after each use; grad-op: at the update; hybrid: full
+          within each replica of the model, which is --shard-group ranks.
 --prefetch backward-pre|backward-post|none  when the backward pass begins the next gather: before it computes the
           gradients of this group (default), after that, or when it needs the group. --forward-prefetch (on): like pre.
 --limit-all-gathers 2  how many groups may be gathered at a time, besides the root: memory for overlap.
@@ -17,8 +17,8 @@ Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S if grad
           Buckets hold the gradients of the root and two groups in floatX, and again in fp32 if they are reduced in it.
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, as the root stays
           gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, as every group does. AP (S-1)/S of these are in
-          --reduce-dtype, the others in floatX. R = N/S replicas add 2P/S (R-1)/R in --reduce-dtype: hybrid, and none
-          (S = 1), which sends nothing else: 2P (N-1)/N, as DDP. All sum three doubles.
+          --reduce-dtype, the others in floatX. hybrid: its R = N/S replicas add 2P/S (R-1)/R in --reduce-dtype. All sum
+          three doubles.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: shards that are gathered when they are needed. New here: groups, and gathers ahead of use.
 Next      train_gpt2_tp.cu and train_gpt2_pp.cu cut the computation as well; train_gpt2_zeropp.cu is for slow links.
@@ -185,10 +185,16 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 //     one rank keeps                    | shard 1, padding |                  | shard 1, padding | ...
 static void gpt2_init_params(GPT2* g) {
     layout_split(&g->layout, &g->options, g->dp);   // S ranks hold one replica of the model, N/S have the same shard
-    layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
+    layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
+    for (int k = 0; k < g->layout.num_groups; k++) {
+        Group* group = &g->layout.groups[k];
+        group->shard.n = group_shard(&g->options, group->elements); // 1/S of these, rounded up
+        group->shard.offset = g->layout.own_elements;
+        g->layout.own_elements += group->shard.n;
+        g->gathering[k] = g->replicating[k] = NO_OP;
+    }
     g->units = g->layout.units;
     shards_init(&g->state, &g->options, &g->layout, g->dp, g->accumulation > 1);
-    for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->replicating[k] = NO_OP;
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
@@ -228,7 +234,7 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    size_t S = (size_t)g->layout.shard_ranks->size;
+    size_t S = (size_t)g->options.shards;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
@@ -237,7 +243,7 @@ static void gpt2_init_buckets(GPT2* g) {
         b->reduced = NO_OP;
     }
     ShardSizes sizes = shard_sizes(g->config, &g->options);
-    g->num_gather_buffers = is_unsharded(&g->options) ? 0 : 1 + (int)sizes.gather_buffers;
+    g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
         size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
         g->gather_buffers[r].params = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
@@ -340,10 +346,10 @@ static int find_free_buffer(GPT2* g, int k) {
 
 // Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
 // that have been issued, because these may still read the gather buffer. Weights are kept in fp32, and a gather sends
-// them rounded to floatX. (is_unsharded: with --sharding none in fp32, layers read this rank's state itself.)
+// them rounded to floatX.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
-    if (group->buffer != NO_BUFFER || is_unsharded(&g->options)) return;
+    if (group->buffer != NO_BUFFER) return;
     group->buffer = find_free_buffer(g, k);
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
@@ -377,9 +383,8 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     comm_finish(g->layout.shard_ranks, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
     if (b->adds) shards_add_grads(&g->state, b->own_sum, shard);
     if (!b->last_micro || replicas->size == 1) return;
-    void* grads = shards_grads_on_device(&g->state, shard, b->grads); // with --cpu-offload: a copy in the free bucket
+    void* grads = shards_grads_to_sum(&g->state, shard);
     g->replicating[b->group] = comm_all_reduce(replicas, grads, shard.n, g->state.grad_type);
-    shards_grads_to_host(&g->state, shard, grads, replicas, &g->replicating[b->group]); // only with --cpu-offload
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
@@ -398,8 +403,6 @@ static void grad_ready(GPT2* g, int u, int i) {
     b->last_micro = g->last_micro;
     b->own_sum = shards_sum_target(&g->state, sent, shard, g->first_micro);
     b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, sent, shard.n, g->state.grad_type);
-    // With --sharding none, each rank is a replica: nothing was sent, and the all-reduce of replicas begins, as in DDP.
-    if (shard_ranks->size == 1) bucket_finish(g, b);
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
@@ -474,7 +477,6 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
 static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
-    if (is_unsharded(&g->options)) return (floatX*)g->state.params + group->shard.offset + g->units[u].offset;
     group_gather(g, k);
     comm_finish(g->layout.shard_ranks, &g->gathering[k]);
     return g->gather_buffers[group->buffer].params + g->units[u].offset;
@@ -675,15 +677,14 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 }
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
-// The root's group comes first, and is gathered during the update of the others.
+// The root comes first, so that it is gathered during the update of the other groups.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
-    for (int i = 0; i < g->num_ranges; i++) {
-        ParamRange p = g->ranges[i];
-        if (g->layout.group_of[p.unit] > 0) gpt2_gather(g); // the root is updated; after the first call: nothing
-        shards_adamw_update(&g->state, adamw, p, g->stats);
-    }
-    gpt2_gather(g); // for ranks that have nothing but a shard of the root
+    int i = 0;
+    for (; i < g->num_ranges && g->layout.group_of[g->ranges[i].unit] == 0; i++)
+        shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
+    gpt2_gather(g);
+    for (; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
 }

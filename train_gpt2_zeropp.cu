@@ -11,8 +11,7 @@ N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices,
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
 Vectors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
-gradients are summed in fp32, once a step. A group that has been gathered is unpacked: dequantised, with the vectors of
-its units in front of their matrices.
+gradients are summed in fp32, once a step. In a gather buffer the vectors of a unit are in front of its matrices.
 
 Unlike here, in the paper every forward pass gathers across nodes, in int8, and only backward passes gather secondary
 shards, which have 16 bits. Here both passes gather secondary shards, which stay in int8.
@@ -40,7 +39,7 @@ Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
 #include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, and its memory for collectives
-#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes; message_bytes, group_pack, group_unpack, ...
+#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes; message_bytes, matrices_quantise, vectors_add, ...
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -86,7 +85,7 @@ typedef struct {
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
     bool adds;                      // the step has an earlier sum, to which this one will be added
-    int hop_group;                  // the group whose gradients are in the messages; grads may already hold the next
+    int sent_group;                 // to which those in `sent` and `received` belong; grads may already hold the next
 } Bucket;
 
 // Holds the parameters of one group at a time.
@@ -196,12 +195,18 @@ static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
     g->layout.shard_ranks = g->dp;
     g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank;
-    layout_cut(&g->layout, &g->options, g->config); // units into groups, and groups into S shards
-    g->layout.unsharded = vectors_size(&g->zpp, g->config);
+    layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
+    for (int k = 0; k < g->layout.num_groups; k++) {
+        Group* group = &g->layout.groups[k];
+        group->shard.n = group_shard(&g->options, group->elements); // 1/S of these, rounded up
+        group->shard.offset = g->layout.own_elements;
+        g->layout.own_elements += group->shard.n;
+        g->gathering[k] = g->crossing[k] = NO_OP;
+    }
+    g->layout.vectors = vectors_size(&g->zpp, g->config);
     g->units = g->layout.units;
     shards_init(&g->state, &g->options, &g->layout, g->dp, g->accumulation > 1);
     zeropp_init(&g->zpp, &g->state, g->config); // allocates the secondary shards
-    for (int k = 0; k < g->layout.num_groups; k++) g->gathering[k] = g->crossing[k] = NO_OP;
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
@@ -242,7 +247,7 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    size_t S = (size_t)g->layout.shard_ranks->size, vectors = most_unsharded(g->config, &g->options); // of a group
+    size_t S = (size_t)g->options.shards, vectors = most_vectors(g->config, &g->options); // elements, of any group
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
@@ -367,7 +372,7 @@ static int find_free_buffer(GPT2* g, int k) {
 
 // Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
 // that have been issued, because these may still read the gather buffer. hpZ: it stays within the node, whose ranks
-// together have all weights in their secondary shards. unit_params unpacks the message.
+// together have all weights in their secondary shards. unit_params dequantises the message.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
@@ -406,7 +411,7 @@ static void bucket_second_hop(GPT2* g) {
     int K = g->zpp.nodes;
     g->in_first_hop = NULL;
     if (b == NULL || K == 1) return;
-    Shard shard = g->layout.groups[b->hop_group].shard;
+    Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(&g->zpp.within, &b->reduced);
     dequantise_sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)K * shard.n);
     quantise_gradients(&g->zpp, b->sent, g->zpp.scratch, DTYPE_F32, K, shard); // qgZ
@@ -419,7 +424,7 @@ static void bucket_second_hop(GPT2* g) {
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
     Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.within;
-    Shard shard = g->layout.groups[b->hop_group].shard;
+    Shard shard = g->layout.groups[b->sent_group].shard;
     comm_finish(last_hop, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
     float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard); // scratch: free, as layers queue
     dequantise_sum_gradients(&g->zpp, sum, b->received, last_hop->size, shard.n);
@@ -428,7 +433,10 @@ static void bucket_finish(GPT2* g, Bucket* b) {
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
 // its first hop, in which rank b of this node receives the shards b*K, b*K + 1, ..., b*K + K-1 of the group, and starts
-// the second hop of the group before. Each hop overlaps with the backward pass of a group. Vectors are only added up.
+// the second hop of the group before. Each hop overlaps with the backward pass of a group:
+//     backward pass                | group 3 | group 2        | group 1        | root           | gpt2_reduce
+//     first hop, within the node             | group 3        | group 2        | group 1        | root
+//     second hop, across nodes                                | group 3        | group 2        | group 1, root
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
@@ -438,9 +446,10 @@ static void grad_ready(GPT2* g, int u, int i) {
     bucket_second_hop(g);
     bucket_finish(g, b); // because its messages are needed
     Shard shard = g->layout.groups[k].shard;
-    b->hop_group = k;
+    b->sent_group = k;
     b->adds = !g->first_micro;
-    group_pack(&g->zpp, k, b->sent, b->grads, g->first_micro); // qgZ: quantises matrices, adds up vectors' gradients
+    vectors_add(&g->zpp, k, b->grads, g->first_micro);   // gpt2_reduce sums them over the ranks
+    matrices_quantise(&g->zpp, k, b->sent, b->grads);    // qgZ
     size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
     b->reduced = comm_all_to_all(&g->zpp.within, b->received, b->sent, bytes, COMM_BYTE);
     g->in_first_hop = b;
@@ -522,7 +531,10 @@ static floatX* unit_params(GPT2* g, int u) {
     GatherBuffer b = g->gather_buffers[group->buffer];
     bool is_new = g->gathering[k] != NO_OP; // since the last call: unpack it once
     comm_finish(&g->zpp.within, &g->gathering[k]);
-    if (is_new) group_unpack(&g->zpp, k, b.params, b.message); // dequantises matrices, copies vectors
+    if (is_new) {
+        matrices_dequantise(&g->zpp, k, b.params, b.message);
+        vectors_copy(&g->zpp, k, b.params);
+    }
     return b.params + g->units[u].offset;
 }
 
@@ -696,7 +708,7 @@ static void gpt2_reduce(GPT2* g) {
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     bucket_second_hop(g);
     // Vectors, during that hop of the root: each rank sums a part, first over its node, then over all nodes.
-    size_t n = g->layout.unsharded / (size_t)g->zpp.node_size;
+    size_t n = g->layout.vectors / (size_t)g->zpp.node_size;
     float *sums = vectors_grads(&g->zpp), *part = sums + (size_t)g->zpp.within.rank * n;
     comm_wait(&g->zpp.within, comm_reduce_scatter(&g->zpp.within, part, sums, n, COMM_F32));
     comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
@@ -737,10 +749,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
-    for (int i = 0; i < g->num_ranges; i++) {
-        ParamRange p = g->ranges[i];
-        shards_adamw_update(&g->state, adamw, p, g->stats);
-    }
+    for (int i = 0; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
     gpt2_gather(g); // last, because the log waits for the norm

@@ -161,19 +161,18 @@ class Unit(NamedTuple):
 
 
 def unit_of(plan, strategy, w, blocks, elements):
-    """Shards that fsdp offloads pass the link to the host last, and before gathers if the device has no copy; of their replicas'
-    sums both ways."""
+    """Shards that fsdp offloads pass the link to the host last, and before gathers if the device has no copy."""
     X, shards, gradient, offload = plan.X, plan.N, plan.X, "none"
     if strategy == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N))
     if strategy == FSDP:
-        shards, offload = {"hybrid": plan.shard_group, "none": 1}.get(plan.sharding, plan.N), plan.offload
+        shards, offload = plan.shard_group if plan.sharding == "hybrid" else plan.N, plan.offload
         if plan.reduce_dtype == "fp32": gradient = 4
     shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(plan.N, shards)
     host = shard / plan.host_link if offload != "none" and plan.host_link > 0 else 0 # for each byte of an element
     gather = w.seconds(ALL_GATHER, shards * shard * X, ranks) + X * host * (offload == "all")
     reduce = w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks) + gradient * host
     replicate = w.seconds(ALL_REDUCE, shard * gradient, w.apart(plan.N, shards))
-    return Unit(blocks, gather, reduce, replicate + 2 * gradient * host if replicate > 0 else 0)
+    return Unit(blocks, gather, reduce, replicate)
 
 
 def unit_of_nodes(plan, w, blocks, elements):
@@ -226,7 +225,7 @@ def micro_batch(plan, strategy, units, s, micro, t):
     frees = strategy in (FSDP, ZEROPP)
     ahead = 0 if strategy == ZERO3 else plan.buffers - 1 if frees else uses
     gathers = uses if strategy == ZERO3 or frees else head if strategy in (ZERO1, ZERO2) and micro == 0 else 0
-    last, stays = micro == plan.accumulation - 1, plan.sharding in ("grad-op", "none")
+    last, stays = micro == plan.accumulation - 1, plan.sharding == "grad-op"
     reduces = last or strategy in (ZERO2, ZERO3, FSDP, ZEROPP)
     arrives, unpacking, gathered = [0.0] * uses, [0.0] * uses, 0
     here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]

@@ -6,8 +6,8 @@ a block (--wrap-halves), a block, or --wrap-blocks k blocks; or all units of the
 consecutive in its memory, which is cut into S equal shards, one per rank. A rank keeps its shards of all groups next to
 each other, in sharded memory.
 
-S ranks together hold one replica of the model: all ranks (full, grad-op), --shard-group of them (hybrid), or one
-(none). Ranks that hold the same shard belong to different replicas of the model.
+S ranks together hold one replica of the model: all ranks (full, grad-op), or --shard-group of them (hybrid). Ranks that
+hold the same shard belong to different replicas of the model.
 
 ZeRO++ (zeropp.h) uses the same groups, but shards only their matrices, and numbers the shards in another order.
 */
@@ -21,7 +21,7 @@ ZeRO++ (zeropp.h) uses the same groups, but shards only their matrices, and numb
 #include "shard.h"
 
 // ---- options ----
-enum { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID, SHARD_NONE };
+enum { SHARD_FULL, SHARD_GRAD_OP, SHARD_HYBRID };
 typedef enum { BACKWARD_PRE, BACKWARD_POST, PREFETCH_NONE, FORWARD_PRE } GatherMoment; // the last has its own option
 enum { REDUCE_FP32, REDUCE_MODEL };
 enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_ALL };
@@ -65,9 +65,9 @@ static inline void options_groups(OptionTable* t, Sharding* options) {
 }
 static inline void options_sharding(OptionTable* t, Sharding* options) {
     options_groups(t, options);
-    option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid|none",
+    option_choice(t, "sharding", &options->sharding, "full|grad-op|hybrid",
                   "full: free parameters after each use; grad-op: keep them from the forward to the backward pass;"
-                  " hybrid: full within groups, replicated across groups; none: every rank keeps everything");
+                  " hybrid: full within each replica of the model, which is --shard-group ranks");
     option_int(t, "shard-group", &options->shard_group, 0, 1 << 20,
                "ranks that together hold one replica of the model, with --sharding hybrid");
     option_choice(t, "reduce-dtype", &options->reduce_dtype, "fp32|model",
@@ -95,9 +95,11 @@ static inline void sharding_check(Sharding* options, int N) {
     bool is_hybrid = options->sharding == SHARD_HYBRID;
     require(is_hybrid == (options->shard_group > 0), "--shard-group and --sharding hybrid go together: give both or"
             " neither");
-    options->shards = is_hybrid ? (int)options->shard_group : options->sharding == SHARD_NONE ? 1 : N;
+    options->shards = is_hybrid ? (int)options->shard_group : N;
     require(N % options->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d",
             options->shards, N);
+    require(!is_hybrid || !options->offload, "--cpu-offload keeps shards on the host, where replicas cannot sum them:"
+            " use --sharding full or grad-op with it");
     require(options->host_link == 0 || options->offload, "--emulate-host-link is about --cpu-offload: give that as"
             " well");
     bool gathers_ahead = options->prefetch != PREFETCH_NONE || options->forward_prefetch;
@@ -122,11 +124,6 @@ static inline bool reduces_wider(const Sharding* options) { return reduce_size(o
 static inline size_t bucket_element_bytes(const Sharding* options) {
     return sizeof(floatX) + (reduces_wider(options) ? reduce_size(options) : 0);
 }
-// Returns true if a rank's shard is the whole group, in the layers' type and on the device, so that nothing is
-// gathered. (ZeRO++ always gathers: its layers find matrices in a gather buffer, even on one rank.)
-static inline bool is_unsharded(const Sharding* options) {
-    return options->shards == 1 && !NEEDS_MASTER && !options->offload && !options->matrices_only;
-}
 
 // ---- the layout ----
 enum { NO_GROUP = -1, NO_BUFFER = -1 };
@@ -144,7 +141,7 @@ static inline size_t sharded_size(const Sharding* options, GPT2Config c, int u) 
     return unit_elements(c, u) - sharded_begin(options, c, u);
 }
 // Returns the size of a shard of a group with `elements` elements.
-static inline size_t sharding_shard(const Sharding* options, size_t elements) {
+static inline size_t group_shard(const Sharding* options, size_t elements) {
     return round_up(ceil_div(elements, (size_t)options->shards), options->alignment);
 }
 
@@ -168,30 +165,28 @@ typedef struct {
     int group_of[MAX_UNITS]; // of each unit
     Group groups[MAX_UNITS]; // the root's comes first; the last may have fewer blocks
     size_t own_elements;     // elements of one shard of every group
-    size_t unsharded;        // elements that every rank has, behind its shards: with ZeRO++, which sets it
+    size_t vectors;          // elements of all 1-D tensors, which with ZeRO++ every rank has behind its shards; else 0
 } Layout;
 
 // The ranks of one replica of the model are neighbours. Ranks with the same shard are S apart. Collective.
 static inline void layout_split(Layout* y, const Sharding* options, Comm* world) {
     int S = options->shards;
-    y->shard_ranks = S == world->size ? world : &y->split[0];
-    y->replicas = S == 1 && world->size > 1 ? world : &y->split[1];
+    bool is_hybrid = options->sharding == SHARD_HYBRID;
+    y->shard_ranks = is_hybrid ? &y->split[0] : world;
+    y->replicas = &y->split[1];
     y->shard_number = world->rank % S;
-    if (options->sharding == SHARD_HYBRID) {
-        comm_split(&y->split[0], world, "shard", world->rank / S);
-        comm_split(&y->split[1], world, "replica", world->rank % S);
-        y->shard_ranks = &y->split[0];
-        y->replicas = &y->split[1];
-    } else if (y->shard_ranks != world) comm_alone(y->shard_ranks, world, "shard");
-    else comm_alone(y->replicas, world, "replica");
+    if (is_hybrid) {
+        comm_split(y->shard_ranks, world, "shard", world->rank / S);
+        comm_split(y->replicas, world, "replica", world->rank % S);
+    } else comm_alone(y->replicas, world, "replica");
     comm_register_on(y->shard_ranks);
 }
 
-// Groups the units, and cuts the groups.
-static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) {
+// Groups the units, and counts the elements of each group. The program then cuts the groups into shards.
+static inline void layout_group(Layout* y, const Sharding* options, GPT2Config c) {
     y->num_units = gpt2_num_units(c);
     y->num_groups = 0;
-    y->own_elements = y->unsharded = 0;
+    y->own_elements = y->vectors = 0;
     for (int u = 0; u < y->num_units; u++) {
         int size = group_units(options);
         bool begins = u == 0 || (size > 0 && (u - 1) % size == 0);
@@ -210,11 +205,6 @@ static inline void layout_cut(Layout* y, const Sharding* options, GPT2Config c) 
         k->num_units++;
         k->tensors += unit_tensors(u);
         k->elements = part->offset + part->size;
-        k->shard.n = sharding_shard(options, k->elements);
-    }
-    for (int k = 0; k < y->num_groups; k++) {
-        y->groups[k].shard.offset = y->own_elements;
-        y->own_elements += y->groups[k].shard.n;
     }
 }
 
@@ -267,7 +257,7 @@ typedef struct {
     size_t in_buckets;         // of the root's group and the first two others, which have one bucket each
     size_t gather_buffers;     // number of gather buffers in addition to the root's: one for each group that may be
                                // gathered at a time, as large as any group; or one per group, of its own size
-    size_t in_gather_buffers;  // of all gather buffers together; 0 if nothing is gathered
+    size_t in_gather_buffers;  // of all gather buffers together
 } ShardSizes;
 static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     size_t blocks = (size_t)options->wrap_blocks, L = (size_t)c.L, halves = (size_t)options->wrap_halves;
@@ -275,28 +265,27 @@ static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
     ShardSizes s;
     memset(&s, 0, sizeof s);
     if (blocks == 0) {
-        s.all = s.root = s.in_buckets = sharding_shard(options, sharded_size(options, c, 0) + L * (attention + mlp));
-        s.in_gather_buffers = is_unsharded(options) ? 0 : s.all;
+        s.all = group_shard(options, sharded_size(options, c, 0) + L * (attention + mlp));
+        s.root = s.in_buckets = s.in_gather_buffers = s.all;
         s.groups = 1;
         return s;
     }
     size_t groups = halves ? 2*L : ceil_div(L, blocks), rest = L % blocks; // blocks of the last group, or 0
-    size_t first = sharding_shard(options, halves ? attention : size_min(blocks, L) * (attention + mlp));
-    size_t second = halves ? sharding_shard(options, mlp) : first;
-    size_t last = sharding_shard(options, rest * (attention + mlp));
+    size_t first = group_shard(options, halves ? attention : size_min(blocks, L) * (attention + mlp));
+    size_t second = halves ? group_shard(options, mlp) : first;
+    size_t last = group_shard(options, rest * (attention + mlp));
     s.groups = 1 + groups;
-    s.root = sharding_shard(options, sharded_size(options, c, 0));
+    s.root = group_shard(options, sharded_size(options, c, 0));
     s.largest = second;
     s.all = s.root + (halves ? L * (first + second) : L / blocks * first + last);
     s.in_buckets = groups <= 2 ? s.all : s.root + first + second;
     s.gather_buffers = reshards_after_forward(options) ? size_min((size_t)options->limit_all_gathers, groups) : groups;
     s.in_gather_buffers = reshards_after_forward(options) ? s.root + s.gather_buffers * s.largest : s.all;
-    if (is_unsharded(options)) s.in_gather_buffers = 0;
     return s;
 }
 
 // Returns the most elements that the units of a group have besides their sharded parts. 0 unless matrices_only.
-static inline size_t most_unsharded(GPT2Config c, const Sharding* options) {
+static inline size_t most_vectors(GPT2Config c, const Sharding* options) {
     size_t attention = sharded_begin(options, c, attention_unit(0)), mlp = sharded_begin(options, c, mlp_unit(0));
     size_t blocks = size_min((size_t)options->wrap_blocks, (size_t)c.L), most = blocks * (attention + mlp);
     if (options->wrap_halves) most = mlp;
@@ -313,7 +302,7 @@ static inline size_t gather_buffer_shard(const Layout* y, const Sharding* option
 
 // Prints the sharding and the gathers.
 static inline void report_sharding(GPT2Config c, const Sharding* options, int N) {
-    static const char* const shardings[] = { "full", "grad-op", "hybrid", "none" };
+    static const char* const shardings[] = { "full", "grad-op", "hybrid" };
     static const char* const places[] = { "", ", all but parameters on the host", " on the host" };
     static const char* const prefetches[] = { "backward-pre", "backward-post", "none" };
     ShardSizes s = shard_sizes(c, options);

@@ -21,10 +21,10 @@ typedef struct {
     const Layout* layout;  // a view, as is the next
     const Sharding* options;
     size_t n;              // elements: one shard of every group
-    size_t unsharded;      // elements behind them, which every rank has: the vectors of ZeRO++, otherwise 0
-    float* params;         // (n+unsharded) fp32 weights, owned, as are the next three
-    char* grads;           // (n+unsharded) of grad_type
-    float *m, *v;          // (n+unsharded) AdamW moments
+    size_t vectors;        // elements behind them, which every rank has: 1-D tensors with ZeRO++, otherwise 0
+    float* params;         // (n+vectors) fp32 weights, owned, as are the next three
+    char* grads;           // (n+vectors) of grad_type
+    float *m, *v;          // (n+vectors) AdamW moments
     CommType grad_type;    // COMM_F32 or COMM_FLOATX: --reduce-dtype
     bool on_host;          // where these four are
     Comm* world;           // a view; its context contains the emulated link
@@ -36,7 +36,7 @@ typedef struct {
 
 // ---- memory ----
 static inline void* shards_alloc(const Shards* s, size_t element_bytes, MemoryKind kind) {
-    size_t bytes = (s->n + s->unsharded) * element_bytes;
+    size_t bytes = (s->n + s->vectors) * element_bytes;
     return s->on_host ? offload_alloc(bytes) : device_alloc(bytes, kind);
 }
 // Allocates the state of this rank's shards. accumulates: a step has several micro-batches.
@@ -45,7 +45,7 @@ static inline void shards_init(Shards* s, const Sharding* options, const Layout*
     s->layout = y;
     s->options = options;
     s->n = y->own_elements;
-    s->unsharded = y->unsharded;
+    s->vectors = y->vectors;
     s->grad_type = reduce_type(options);
     s->on_host = options->offload != OFFLOAD_NONE;
     s->world = world;
@@ -140,6 +140,11 @@ static inline void* shards_sum_target(const Shards* s, void* sent, Shard shard, 
     if (s->on_host) return s->arrived + shard.offset * size;
     return (char*)sent + (size_t)s->layout->shard_number * shard.n * size;
 }
+// Returns this rank's shard of a group's gradients, to be summed over the replicas.
+static inline void* shards_grads_to_sum(const Shards* s, Shard shard) {
+    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float));
+    return shards_grads(s, shard);
+}
 // This rank's shard of a group's gradients += sum.
 static inline void shards_add_grads(const Shards* s, const void* sum, Shard shard) {
     char* grads = shards_grads(s, shard);
@@ -148,26 +153,6 @@ static inline void shards_add_grads(const Shards* s, const void* sum, Shard shar
         comm_add(grads, sum, shard.n, s->grad_type);
     } else if (s->grad_type == COMM_F32) add_in_place_fp32((float*)grads, (const float*)sum, shard.n);
     else add_in_place((floatX*)grads, (const floatX*)sum, shard.n);
-}
-
-// Returns this rank's shard of a group's gradients, on the device: with offload, a copy in `there` (shard).
-static inline void* shards_grads_on_device(const Shards* s, Shard shard, void* there) {
-    char* grads = shards_grads(s, shard);
-    size_t bytes = shard.n * comm_type_size(s->grad_type);
-    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float));
-    if (!s->on_host) return grads;
-    device_synchronize(); // the gradients have arrived
-    host_to_device(there, grads, bytes);
-    sleep_until(device_link_until(true, bytes));
-    return there;
-}
-// With offload: waits for op, which sums that copy over c, and takes the sum back to the host. Otherwise does nothing.
-static inline void shards_grads_to_host(const Shards* s, Shard shard, const void* on_device, Comm* c, CommOp* op) {
-    size_t bytes = shard.n * comm_type_size(s->grad_type);
-    if (!s->on_host) return;
-    comm_finish(c, op);
-    device_to_host(shards_grads(s, shard), on_device, bytes);
-    sleep_until(device_link_until(false, bytes));
 }
 
 // ---- the optimizer ----
@@ -188,14 +173,14 @@ static inline void shards_add_grad_squares(const Shards* s, double* acc) {
         shards_add_host_sum(acc, host_sum_squares(s->grads, (DType)s->grad_type, s->n));
     } else if (s->grad_type == COMM_F32) add_sum_squares_fp32(acc, (const float*)s->grads, s->n);
     else add_sum_squares(acc, (const floatX*)s->grads, s->n);
-    if (s->unsharded > 0 && s->world->rank == 0)
-        add_sum_squares_fp32(acc, (const float*)s->grads + s->n, s->unsharded);
+    if (s->vectors > 0 && s->world->rank == 0)
+        add_sum_squares_fp32(acc, (const float*)s->grads + s->n, s->vectors);
 }
 static inline void shards_add_param_squares(const Shards* s, double* acc) {
     if (s->on_host) shards_add_host_sum(acc, host_sum_squares(s->params, DTYPE_F32, s->n));
     if (s->copy) sleep_until(device_link_until(true, 0)); // layers come after these copies
     if (!s->on_host) add_sum_squares_fp32(acc, s->params, s->n);
-    if (s->unsharded > 0 && s->world->rank == 0) add_sum_squares_fp32(acc, s->params + s->n, s->unsharded);
+    if (s->vectors > 0 && s->world->rank == 0) add_sum_squares_fp32(acc, s->params + s->n, s->vectors);
 }
 
 // Runs AdamW on a range.

@@ -12,7 +12,7 @@ Messages  The size of a shard is a multiple of PACKED_ROW elements, which are wh
           are therefore the quantised whole, and each of them begins at a multiple of 16 bytes.
 Secondary shard (hpZ): these K shards of every group's weights, as in messages. A node has all weights, a rank K/N.
 Vectors   1-D tensors are small, and are not rounded. Every rank has all their state, as in DDP, behind its shards.
-          Layers find them in front of their unit's matrices: group_unpack copies weights there, and group_pack adds
+          Layers find them in front of their unit's matrices: vectors_copy copies weights there, and vectors_add adds
           gradients to their sum in fp32. Once per step they are summed over ranks.
 */
 #ifndef LLMC_ZEROPP_H
@@ -159,11 +159,10 @@ static inline void copy_matrices(const ZeroPP* z, int k, floatX* whole, floatX* 
     }
 }
 
-// Unpacks a group that has been gathered: dequantises its matrices, and copies the vectors of its units in front of
-// them. message (N,shard): one part of K shards from each rank of the node.
-static inline void group_unpack(const ZeroPP* z, int k, floatX* whole, char* message) {
-    const Shards* s = z->state;
-    const Group* group = &s->layout->groups[k];
+// Dequantises the matrices of a group that has been gathered, and moves them to their units in `whole`.
+// message (N,shard): one part of K shards from each rank of the node.
+static inline void matrices_dequantise(const ZeroPP* z, int k, floatX* whole, char* message) {
+    const Group* group = &z->state->layout->groups[k];
     size_t n = (size_t)z->nodes * group->shard.n, bytes = message_bytes(n, z->weight_bits);
     for (int r = 0; r < z->node_size; r++) {
         floatX* piece = (floatX*)(message + (size_t)r * bytes);
@@ -173,22 +172,30 @@ static inline void group_unpack(const ZeroPP* z, int k, floatX* whole, char* mes
         }
         copy_matrices(z, k, whole, piece, (size_t)r * n, n, true);
     }
+}
+// Copies the vectors of a group's units to their places in `whole`, in front of the matrices.
+static inline void vectors_copy(const ZeroPP* z, int k, floatX* whole) {
+    const Shards* s = z->state;
+    const Group* group = &s->layout->groups[k];
     for (int u = group->first_unit; u < group->first_unit + group->num_units; u++) {
         const float* vectors = s->params + s->n + vectors_offset(z->config, u);
         from_fp32(whole + s->layout->units[u].offset, vectors, unit_no_decay(z->config, u));
     }
 }
 
-// Packs the gradients of a whole group: quantises its matrices into message (N,shard), and adds the gradients of its
-// vectors to their sum. is_first: sets the sum to them.
-static inline void group_pack(const ZeroPP* z, int k, char* message, floatX* whole, bool is_first) {
-    const Layout* y = z->state->layout;
-    const Group* group = &y->groups[k];
+// Quantises the gradients of a group's matrices, from their units in `whole`, into message (N,shard).
+static inline void matrices_quantise(const ZeroPP* z, int k, char* message, floatX* whole) {
+    const Group* group = &z->state->layout->groups[k];
     size_t n = (size_t)z->nodes * group->shard.n, bytes = message_bytes(n, z->gradient_bits);
     for (int r = 0; r < z->node_size; r++) {
         copy_matrices(z, k, whole, (floatX*)z->scratch, (size_t)r * n, n, false);
         quantise_gradients(z, message + (size_t)r * bytes, z->scratch, FLOATX_DTYPE, z->nodes, group->shard);
     }
+}
+// Adds the gradients of a group's vectors, from their units in `whole`, to their sum. is_first: sets the sum to them.
+static inline void vectors_add(const ZeroPP* z, int k, const floatX* whole, bool is_first) {
+    const Layout* y = z->state->layout;
+    const Group* group = &y->groups[k];
     for (int u = group->first_unit; u < group->first_unit + group->num_units; u++) {
         float* sum = vectors_grads(z) + vectors_offset(z->config, u);
         size_t elements = unit_no_decay(z->config, u);
@@ -211,7 +218,7 @@ static inline size_t zeropp_buffer_bytes(const ZeroPP* z, GPT2Config c, const Sh
     return 4 * scratch_elements(z, c, sizes)
          + X * in_buckets + 2 * message_bytes(in_buckets, z->gradient_bits)
          + X * in_gather_buffers + message_bytes(in_gather_buffers, z->weight_bits)
-         + X * most_unsharded(c, options) * (num_buckets + num_gather_buffers);
+         + X * most_vectors(c, options) * (num_buckets + num_gather_buffers);
 }
 // Call after the program has made z->within and z->across, the layout and the state.
 static inline void zeropp_init(ZeroPP* z, const Shards* state, GPT2Config c) {

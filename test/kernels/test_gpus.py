@@ -54,7 +54,7 @@ NUMBERS = [
     ("fsdp", "nccl", 2, "--total-batch-size 32", "--wrap-halves"),
     ("fsdp", "mpi", 2, "--total-batch-size 32", "--wrap-blocks 2 --cpu-offload all --no-forward-prefetch"),
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-pre U"),
-    ("fsdp", "mpi", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-post --wrap-blocks 2 --cpu-offload optimizer --no-forward-prefetch"),
+    ("fsdp", "mpi", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-post --wrap-blocks 2 --no-forward-prefetch"),
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", f"--prefetch none --wrap-blocks 0 {AGAIN}"),
     ("zeropp", "nccl", 4, f"{NODES} {PLAIN}", ""), ("zeropp", "mpi", 4, f"{NODES} {PLAIN}", f"--wrap-blocks 2 {AGAIN} S"),
     ("tp", "mpi", 2, "", ""), ("tp", "mpi", 2, "", f"{AGAIN} {SEQUENCE}"), ("tp", "nccl", 2, "", "--no-overlap"),
@@ -144,8 +144,8 @@ FSDP_BITS = ["--sharding full --prefetch backward-pre",
              f"--sharding full --prefetch none --no-forward-prefetch --limit-all-gathers 1 {AGAIN}",
              f"--sharding grad-op --prefetch backward-pre --cpu-offload optimizer {AGAIN}",
              "--sharding grad-op --prefetch backward-post --wrap-blocks 2",
-             "--sharding none --prefetch backward-pre --wrap-blocks 2 --cpu-offload optimizer",
-             "--sharding none --prefetch backward-post --wrap-blocks 0"]
+             "--sharding full --prefetch backward-pre --wrap-blocks 2 --cpu-offload optimizer",
+             "--sharding grad-op --prefetch backward-post --wrap-blocks 0"]
 
 
 @pytest.mark.sampled

@@ -178,7 +178,7 @@ CHANGED = "do not match their checksum"
     rest("sharded", 2, "optimizer-00001-of-00003.safetensors", 0.40, fr'optimizer-\*-of-00003.safetensors.*: .*"m" {CHANGED}', ""),
     # Every rank reads all of it where nothing, or no group of ranks, is sharded.
     *(rest("sharded", 2, "model-00002-of-00003.safetensors", 0.60, fr"model-\*-of-00003.safetensors.*: .*{CHANGED}", more)
-      for more in ("", "--sharding none", "--sharding hybrid --shard-group 1")),
+      for more in ("", "--sharding hybrid --shard-group 1")),
     ("tp2", 4, "model.safetensors", 0.5, f"model.safetensors: .*{CHANGED}", ""),
     rest("pp2", 4, "optimizer.safetensors", 0.97, f"optimizer.safetensors: .*{CHANGED}", ""),
     rest("2x1x2z", 4, "optimizer.safetensors", 0.5, f"optimizer.safetensors: .*{CHANGED}", "")])

@@ -52,16 +52,16 @@ WHOLE = [*settings("""
       1 0 full none no 4 no none strict
       1 1 grad-op backward-post no 4 optimizer block plain
       1 2 grad-op none no 2 all block plain
-      1 3 none backward-pre yes 2 no none plain
+      1 3 full backward-pre yes 2 no none plain
     * 2 0 grad-op backward-post yes 4 no block strict
-      2 2 none backward-pre yes 4 no block plain
+      2 2 grad-op backward-pre yes 4 no block plain
       2 3 full backward-post no 2 all block strict
-      3 0 none backward-post no 4 optimizer none plain
-      3 1 none none yes 2 no block strict
+      3 0 full backward-post no 4 optimizer none plain
+      3 1 grad-op none yes 2 no block strict
       3 3 grad-op backward-post yes 4 no block strict
       4 0 grad-op backward-pre no 2 no none plain
       4 1 grad-op backward-pre yes 4 no block plain
-      4 2 none backward-post yes 4 no none strict
+      4 2 grad-op backward-post yes 4 no none strict
       2 1 full none no 1 no none plain
     * 3 2 full backward-pre yes 3 all block strict
       4 3 full none no 1 optimizer none strict
@@ -74,14 +74,14 @@ WHOLE = [*settings("""
       4 halves full backward-post yes 3 all block strict
       2 halves full none no 2 optimizer none plain
       3 halves grad-op backward-pre no 4 no none strict
-      1 halves none backward-post yes 2 no block plain""", sampled)]
+      1 halves full backward-post yes 2 no block plain""", sampled)]
 # 2 groups of 2 ranks, whose sums round differently from those of all 4 ranks.
 HYBRID = [*settings("""
     * 4 1 hybrid backward-pre yes 3 no block strict
-      4 2 hybrid backward-post no 2 all none strict
+      4 2 hybrid backward-post no 2 no none strict
       4 halves hybrid backward-pre yes 4 no none plain
       4 0 hybrid none yes 2 no none plain
-      4 3 hybrid none no 1 optimizer block plain""", rest)]
+      4 3 hybrid none no 1 no block plain""", rest)]
 # Groups of one rank or of all ranks: sums round as DDP's.
 ONE_GROUP = [*settings("4 2 hybrid backward-pre no 2 no none strict", rest, group=1),
              *settings("4 2 hybrid backward-post no 2 no none strict", rest, group=4)]
@@ -89,7 +89,7 @@ ONE_GROUP = [*settings("4 2 hybrid backward-pre no 2 no none strict", rest, grou
 MICRO_BATCHES = [*settings("""
     * 3 2 full backward-post yes 2 optimizer block strict
       3 2 grad-op backward-pre yes 2 no none strict
-      4 3 hybrid backward-post no 2 all none plain
+      4 3 hybrid backward-post no 2 no none plain
       3 1 full backward-pre no 2 no none strict
       3 0 grad-op none no 2 no none plain
       3 halves full backward-pre yes 2 no none strict
@@ -98,7 +98,7 @@ IN_16_BITS = """
     * 3 2 full backward-pre yes 2 no none strict
       4 halves full backward-pre yes 3 no block strict
       2 3 grad-op backward-post no 2 optimizer block plain
-      4 0 none none no 2 no none plain"""
+      4 0 grad-op none no 2 no none plain"""
 REDUCED_IN_BF16 = [*settings(IN_16_BITS, rest, precision="bf16", reduce="model")]
 REDUCED_IN_FP32 = [*settings(IN_16_BITS.replace("*", " "), rest, precision="bf16")]
 # The first scales are too large for gradients in fp16, so both skip steps.
@@ -141,7 +141,7 @@ def test_bf16_reduced_in_fp32_is_within_a_fortieth_of_its_roundoff(setting):
     assert_near_losses(setting.ddp(), setting.run())
 
 
-@pytest.mark.parametrize("ranks, options", [(4, ""), rest(4, "--sharding hybrid --shard-group 2 --cpu-offload all"),
+@pytest.mark.parametrize("ranks, options", [(4, ""), rest(4, "--sharding hybrid --shard-group 2"),
                                             rest(2, "--wrap-blocks 2 --sharding grad-op")], ids=["full", "hybrid", "grad-op"])
 def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs(ranks, options):
     assert_close(Stored(f"ddp/ranks_{ranks}_accumulate_2"), trained("fsdp", PYTORCH, "--batch-size", 8 // ranks, options, ranks=ranks))
@@ -150,7 +150,7 @@ def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs
 @pytest.mark.parametrize("options", [
     "--limit-all-gathers 3", "--cpu-offload optimizer --prefetch backward-post --wrap-blocks 2",
     rest("--wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1"), rest("--sharding grad-op"),
-    rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0"), rest("--sharding none --wrap-blocks 0")])
+    rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0")])
 def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(options):
     deep = (SMALL, f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2 --batch-size 4")
     ddp, fsdp = trained("ddp", *deep, ranks=3), trained("fsdp", *deep, options, ranks=3, strict=True)
@@ -167,7 +167,7 @@ ATTENTION = 4 * 16 * 16 + 6 * 16 # of a block, with its layernorm
 
 def shards(s):
     """In how many parts a copy is cut, and the elements of a rank's shards: of each group, the root's first."""
-    parts = {"none": 1, "hybrid": s.group}.get(s.sharding, s.ranks)
+    parts = s.group if s.sharding == "hybrid" else s.ranks
     if s.wrap == "halves": others = [ATTENTION, BLOCK - ATTENTION] * 5
     else: others = [min(s.wrap, 5 - first) * BLOCK for first in range(0, 5, s.wrap)] if s.wrap else []
     return parts, [shard(n, parts) for n in ([ROOT, *others] if s.wrap else [ROOT + 5 * BLOCK])]
@@ -178,7 +178,6 @@ def expected_bytes(s):
     X, R, (S, groups), ddp = s.gathered_bytes, s.reduced_bytes, shards(s), s.ddp().about["predicted_bytes"]
     replicas, kept, others = s.ranks // S, sum(groups), groups[1:]
     gathered = X * S * (groups[0] + min(s.rooms, len(others)) * max(others, default=0) if s.reshards else kept)
-    if (S, X, s.offload) == (1, 4, "no"): gathered = 0 # a rank's shards are the whole parameters, and it computes with them
     buckets = S * sum(groups[:3]) * (X + 4 if R > X else X)
     communication = ddp["communication"] + gathered + buckets
     # Two more communicators, with scratch as large as the world's; only the world has the number of 64 bytes.

@@ -35,9 +35,9 @@ ROWS = """
     sampled-LEAKS 3 zero --zero-stage 3 --check-every 1
     rest 2 zero.bf16 --zero-stage 3
     sampled-LEAKS 3 fsdp --check-every 1
-    rest 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --cpu-offload all --checkpoint sharded --prefetch backward-post
+    rest 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --checkpoint sharded --prefetch backward-post
     sampled-strict 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch --recompute block
-    sampled 2 fsdp --sharding none --limit-all-gathers 3
+    sampled 2 fsdp --cpu-offload all --limit-all-gathers 3
     rest 3 fsdp.bf16 --cpu-offload optimizer --reduce-dtype model --wrap-halves
     rest 4 zeropp --node-ranks 2 --check-every 1
     sampled-LEAKS 3 zeropp --sharding grad-op --wrap-blocks 2 --quantise-weights none --quantise-gradients none

@@ -22,10 +22,9 @@ ROWS = """
     shards 4 zero --zero-stage 3 --recompute block
     shards 4 fsdp --sharding full --wrap-blocks 2
     shards 4 fsdp --wrap-halves --limit-all-gathers 3 --recompute block
-    none 4 fsdp --sharding none
-    none 4 fsdp --sharding none --cpu-offload optimizer
+    shards 4 fsdp --cpu-offload optimizer
     hybrid 4 fsdp --sharding hybrid --shard-group 2
-    hybrid 4 fsdp --sharding hybrid --shard-group 2 --cpu-offload all --wrap-blocks 2
+    hybrid 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2
     *nodes 4 zeropp --node-ranks 2
     nodes 4 zeropp --node-ranks 2 --wrap-blocks 2 --prefetch backward-post --limit-all-gathers 3 --recompute block
     node 3 zeropp --sharding grad-op --wrap-halves

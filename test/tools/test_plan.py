@@ -362,7 +362,7 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     rest("pp", "rank 0", 1, 1, 2, "--pipeline-parallel 1 --schedule gpipe"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
     ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), rest("bf16 fsdp", "fsdp", 2, 1, 1, ""),
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--cpu-offload optimizer"),
-    ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), rest("bf16 fsdp", "fsdp", 2, 1, 1, "--sharding none"),
+    ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"),
     rest("bf16 tp", "tp 2", 4, 2, 1, ROWS), rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
 def test_bytes_are_the_programs_own(name, column, ranks, shared, micro, options):
     name, precision = name.split()[-1], "bf16" if " " in name else "fp32"

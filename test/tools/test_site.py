@@ -50,7 +50,7 @@ def test_the_reader_shows_what_llmc_does_where_a_program_calls_it_and_of_3d_what
     pytest.importorskip("pygments")
     monkeypatch.syspath_prepend(ROOT / "dev/site")
     import reader, programs
-    for pair, called, shown in [(("ddp", "pp"), "pipeline_slot", "pipeline_backward"), (("zero", "fsdp"), "layout_cut", "layout_cut"),
+    for pair, called, shown in [(("ddp", "pp"), "pipeline_slot", "pipeline_backward"), (("zero", "fsdp"), "layout_group", "layout_group"),
                                 (("single", "ddp"), "comm_all_reduce", "ring_step")]:
         folds = re.findall(f"<details><summary>{called} .*?</details>", reader.Page(*pair).body(), re.S)
         assert len(folds) == 1 and shown in folds[0], pair

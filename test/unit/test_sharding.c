@@ -32,7 +32,12 @@ static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
     if (wrap == HALVES) t->options.wrap_blocks = t->options.wrap_halves = 1;
     memset(&t->y, 0xab, sizeof t->y); // whatever was there before
     t->y.shard_number = rank;
-    layout_cut(&t->y, &t->options, c);
+    layout_group(&t->y, &t->options, c);
+    for (int k = 0; k < t->y.num_groups; k++) { // as train_gpt2_fsdp.cu cuts them
+        Group* group = &t->y.groups[k];
+        group->shard = (Shard){ group_shard(&t->options, group->elements), t->y.own_elements };
+        t->y.own_elements += group->shard.n;
+    }
 }
 
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
@@ -73,11 +78,11 @@ static void check_groups(Case* t) {
         }
         assert_int_equal(group->tensors, tensors);
         assert_int_equal(group->elements, part);
-        assert_true(offset - part <= most_unsharded(t->c, &t->options)); // a gather buffer has room for its vectors
+        assert_true(offset - part <= most_vectors(t->c, &t->options)); // a gather buffer has room for its vectors
         most = size_max(most, offset - part);
     }
     assert_int_equal(unit, 2*L + 1);
-    assert_int_equal(most_unsharded(t->c, &t->options), round_up(most, SHARD_ALIGNMENT)); // and no more
+    assert_int_equal(most_vectors(t->c, &t->options), round_up(most, SHARD_ALIGNMENT)); // and no more
     if (!t->options.matrices_only) assert_int_equal(most, 0);
 }
 TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
@@ -174,7 +179,7 @@ static void check_sizes(Case* t) {
     }
     assert_true(s.largest == largest && s.in_buckets == in_buckets);
     assert_int_equal(s.gather_buffers, size_min((size_t)t->options.limit_all_gathers, others)); // --sharding full
-    assert_int_equal(s.in_gather_buffers, is_unsharded(&t->options) ? 0 : s.root + s.gather_buffers * largest);
+    assert_int_equal(s.in_gather_buffers, s.root + s.gather_buffers * largest);
 }
 TEST(sizes_by_formula_are_the_layouts) {
     static Case t;
@@ -192,12 +197,11 @@ TEST(sizes_by_formula_are_the_layouts) {
 }
 
 TEST(rooms_are_bounded_where_groups_are_freed) {
-    static const int kinds[] = { SHARD_FULL, SHARD_HYBRID, SHARD_GRAD_OP, SHARD_NONE };
     static Case t;
-    for (int i = 0; i < 4; i++) for (int rooms = 1; rooms < 8; rooms++) {
-        bool frees = kinds[i] == SHARD_FULL || kinds[i] == SHARD_HYBRID;
+    for (int kind = SHARD_FULL; kind <= SHARD_HYBRID; kind++) for (int rooms = 1; rooms < 8; rooms++) {
+        bool frees = kind != SHARD_GRAD_OP;
         case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root
-        t.options.sharding = kinds[i];
+        t.options.sharding = kind;
         t.options.limit_all_gathers = rooms;
         ShardSizes s = shard_sizes(t.c, &t.options);
         size_t others = t.y.groups[1].shard.n + t.y.groups[2].shard.n + t.y.groups[3].shard.n; // the last of one block
@@ -211,7 +215,7 @@ static void alone_in_every_way(void) {
     static Comm world;
     static Control control;
     world_alone(&world, &control);
-    for (int kind = SHARD_FULL; kind <= SHARD_NONE; kind++) {
+    for (int kind = SHARD_FULL; kind <= SHARD_HYBRID; kind++) {
         static Layout y;
         Sharding options = { .sharding = kind, .shards = 1 };
         layout_split(&y, &options, &world);
@@ -230,6 +234,8 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
         { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "--shard-group and --sharding hybrid go together", "", 0 },
         { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2, .shard_group = 4 }, "--shard-group must divide", "4 does not divide 6", 0 },
         { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2, .shard_group = 12 }, "12 does not divide 6", "", 0 },
+        { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2, .shard_group = 3, .offload = OFFLOAD_ALL },
+          "--cpu-offload keeps shards on the host", "use --sharding full or grad-op", 0 },
         { { .limit_all_gathers = 2, .host_link = 1 }, "--emulate-host-link is about --cpu-offload", "", 0 },
         { { .limit_all_gathers = 1, .prefetch = BACKWARD_PRE }, "--limit-all-gathers 1 leaves no room", "--prefetch none", 0 },
         { { .limit_all_gathers = 1, .prefetch = BACKWARD_POST }, "--limit-all-gathers 1 leaves no room", "", 0 },
@@ -241,7 +247,7 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
         { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE }, NULL, NULL, 6 }, // gathers nothing ahead
         { { .limit_all_gathers = 1, .sharding = SHARD_GRAD_OP }, NULL, NULL, 6 }, // frees nothing, so every unit has a room
         { { .limit_all_gathers = 2, .sharding = SHARD_HYBRID, .shard_group = 3 }, NULL, NULL, 3 },
-        { { .limit_all_gathers = 2, .sharding = SHARD_NONE }, NULL, NULL, 1 },
+        { { .limit_all_gathers = 2, .sharding = SHARD_GRAD_OP, .offload = OFFLOAD_ALL }, NULL, NULL, 6 },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
