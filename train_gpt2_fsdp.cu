@@ -16,11 +16,12 @@ Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S if grad
           activations. Gather buffers hold the parameters of the root and --limit-all-gathers groups (grad-op: of all).
           Buckets hold the gradients of the root and two groups in floatX, and again in fp32 if they are reduced in it.
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, as the root stays
-          gathered until the last micro-batch; grad-op: (A+1)P (S-1)/S, as every group does. AP (S-1)/S of these are in
+          gathered until the update; grad-op: (A+1)P (S-1)/S, as every group does. AP (S-1)/S of these are in
           --reduce-dtype, the others in floatX. hybrid: its R = N/S replicas add 2P/S (R-1)/R in --reduce-dtype. All sum
           three doubles.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: shards that are gathered when they are needed. New here: groups, and gathers ahead of use.
+          Weights are stored in fp32 only, and rounded for a gather. Gone: --zero-stage 1 and 2.
 Next      train_gpt2_tp.cu and train_gpt2_pp.cu cut the computation as well; train_gpt2_zeropp.cu is for slow links.
 */
 // ----------------------------------------------------------------------------
@@ -69,18 +70,18 @@ typedef struct {
 //
 // Units are gathered, reduced and freed in groups: group 0 is the root, and the others are one block each, unless
 // --wrap-blocks or --wrap-halves say otherwise. layout.h defines
-//     Group { first_unit, num_units, tensors;  shard { n, offset };  buffer, released; }
+//     Group { first_unit, num_units, elements, tensors;  shard { n, offset };  buffer, released; }
 // The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
 // rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
 //
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
     floatX* grads;                  // (S,shard) owned, and behind them the same in --reduce-dtype if that is wider
-    int group;                      // to which they belong
+    int group;                      // whose gradients are being reduced
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the reduce-scatter, while it is under way; NO_OP otherwise
     bool adds;                      // the step has an earlier sum, to which this one will be added
-    bool last_micro;                // they are the step's last; bucket_finish may run in a later micro-batch or step
+    bool last_micro;                // they are the step's last; bucket_finish may run in a later micro-batch
     void* own_sum;                  // (shard) receives this rank's shard of the sum; a view
 } Bucket;
 
@@ -194,7 +195,7 @@ static void gpt2_init_params(GPT2* g) {
         g->gathering[k] = g->replicating[k] = NO_OP;
     }
     g->units = g->layout.units;
-    shards_init(&g->state, &g->options, &g->layout, g->dp, g->accumulation > 1);
+    shards_init(&g->state, &g->options, &g->layout, g->dp);
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
@@ -289,7 +290,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_PARAMETERS] = 4 * own;
     bytes[MEMORY_GRADIENTS] = reduce_size(&g->options) * own;
     bytes[MEMORY_OPTIMIZER] = 8 * own;
-    shards_predict_offload(&g->options, own, g->accumulation > 1, bytes);
+    shards_predict_offload(&g->options, own, bytes); // moves these three to MEMORY_OFFLOADED
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
     bytes[MEMORY_COMMUNICATION] += bucket_element_bytes(&g->options) * S * sizes.in_buckets;
@@ -361,9 +362,13 @@ static void group_gather(GPT2* g, int k) {
 // Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
 // gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
 // BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
+// A backward pass with the defaults, where a root and three groups share two gather buffers, x and y:
+//     layers        | head       | group 3    | group 2    | group 1    | embedding  | gpt2_reduce
+//     all-gathers   | of 3, to x | of 2, to y | of 1, to x |            |            |
+//     reductions    |            |            | of 3       | of 2       | of 1       | of the root
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
     if (!gathers_at(&g->options, moment)) return;
-    for (int d = 1; d < g->options.limit_all_gathers; d++) {
+    for (int d = 1; d < g->options.limit_all_gathers; d++) { // one of the limit is unit u's own group
         int next = group_after(&g->layout, moment, g->layout.group_of[u], d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
@@ -383,7 +388,7 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     comm_finish(g->layout.shard_ranks, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
     if (b->adds) shards_add_grads(&g->state, b->own_sum, shard);
     if (!b->last_micro || replicas->size == 1) return;
-    void* grads = shards_grads_to_sum(&g->state, shard);
+    void* grads = shards_grads(&g->state, shard);
     g->replicating[b->group] = comm_all_reduce(replicas, grads, shard.n, g->state.grad_type);
 }
 
@@ -396,13 +401,14 @@ static void grad_ready(GPT2* g, int u, int i) {
     Bucket* b = group_bucket(g, k);
     if (--b->missing > 0) return; // not all its gradients are final
     if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
-    Comm* shard_ranks = g->layout.shard_ranks;
     Shard shard = g->layout.groups[k].shard;
     void* sent = grads_as_sent(&g->state, b->grads, shard); // in --reduce-dtype
+    b->group = k;
     b->adds = !g->first_micro;
     b->last_micro = g->last_micro;
-    b->own_sum = shards_sum_target(&g->state, sent, shard, g->first_micro);
-    b->reduced = comm_reduce_scatter(shard_ranks, b->own_sum, sent, shard.n, g->state.grad_type);
+    void* own_part = shards_own_part(&g->state, sent, shard); // of the bucket: a sum in place
+    b->own_sum = b->adds ? own_part : shards_grads(&g->state, shard);
+    b->reduced = comm_reduce_scatter(g->layout.shard_ranks, b->own_sum, sent, shard.n, g->state.grad_type);
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
@@ -503,10 +509,8 @@ static floatX* unit_grads(GPT2* g, int u) {
     Bucket* b = group_bucket(g, k);
     if (b->missing == 0) { // this is the first unit of its group
         bucket_finish(g, b); // the backward pass would overwrite what is still being sent
-        b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        // No layer writes padding, or wpe behind T. In train_gpt2_zero.cu they stay zero, but here sums or gradients of
-        // another shard or group may lie there, and would count in the norm.
+        // No layer writes padding, or wpe behind T. Here another group may have, and the norm would count that.
         layout_zero_unwritten(&g->layout, g->config, g->T, k, b->grads);
     }
     return b->grads + g->units[u].offset;
@@ -677,16 +681,15 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 }
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
-// The root comes first, so that it is gathered during the update of the other groups.
+// The all-reduce of the norm is issued before the gathers, so that it does not queue behind them.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
-    int i = 0;
-    for (; i < g->num_ranges && g->layout.group_of[g->ranges[i].unit] == 0; i++)
-        shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
-    gpt2_gather(g);
-    for (; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
+    for (int i = 0; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);
-    comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
+    Comm* shard_ranks = g->layout.shard_ranks;
+    CommOp square = comm_all_reduce(shard_ranks, &g->stats->param_square, 1, COMM_F64); // first: the log needs it
+    gpt2_gather(g);
+    comm_wait(shard_ranks, square);
 }
 
 // ----------------------------------------------------------------------------
@@ -695,7 +698,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->num_ranges);
-    shards_renew(&g->state, 0, g->state.n);
+    shards_loaded(&g->state); // with --cpu-offload optimizer: copies the weights to the device
     gpt2_gather(g);
 }
 
@@ -725,8 +728,8 @@ static void gpt2_configure(void* model, Run* run) {
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run);
     g->accumulation = run->accumulation;
-    sharding_check(&g->options, g->dp->size);
-    run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // the first replica
+    sharding_check(&g->options, g->dp->size, g->accumulation);
+    run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // only the first replica saves
     run->ranks->share.writers = g->options.shards;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
 }

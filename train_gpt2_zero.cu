@@ -365,6 +365,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     Bucket* b = unit_bucket(g, u);
     if (--b->missing > 0) return;                        // not all its gradients are final
     if (!grads_are_sharded(g) && !g->last_micro) return; // ZeRO-1 still adds up whole gradients
+    b->unit = u;
     b->adds = grads_are_sharded(g) && !g->first_micro;
     floatX* own_part = b->grads + (size_t)g->dp->rank * g->shards[u].n; // of the bucket: a sum in place
     b->own_sum = b->adds ? own_part : grad_shard(g, u);
@@ -464,7 +465,6 @@ static void unit_release(GPT2* g, int u) {
 static floatX* unit_grads(GPT2* g, int u) {
     Bucket* b = unit_bucket(g, u);
     bucket_finish(g, b); // the backward pass would overwrite what is still being sent
-    b->unit = u;
     b->missing = unit_tensors(u);
     return b->grads;
 }

@@ -20,9 +20,10 @@ Memory    per rank, in bytes: 16P/N + 16V (weights 4, gradients 4, moments 8), a
           messages, and activations. Gather buffers hold what they hold in train_gpt2_fsdp.cu, and again as in messages;
           buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of K shards of the
           largest group.
-Sent      per rank and step with A micro-batches, in bytes; an element takes w = 260/256 (int8) or q = 132/256 bytes
-          (int4). Between nodes: (w + Aq) (K-1)P/N + 8V (K-1)/N. Within a node: (Ew + AqP + 8V) (1 - K/N), where
-          E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three doubles are summed as well.
+Sent      per rank and step with A micro-batches, in bytes. With its share of a scale, an element takes w = 260/256
+          (int8) or q = 132/256 (int4). Between nodes: (w + Aq) (K-1)P/N + 8V (K-1)/N. Within a node:
+          (Ew + AqP + 8V) (1 - K/N), where E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three
+          doubles are summed as well.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
 */
@@ -39,7 +40,7 @@ Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
 #include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, and its memory for collectives
-#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes; message_bytes, matrices_quantise, vectors_add, ...
+#include "llmc/parallel/zeropp.h"      // defines: ZeroPP: nodes; message_bytes, pack_grads, vectors_add, ...
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
 #include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
@@ -73,25 +74,30 @@ typedef struct {
 //
 // Units are gathered, reduced and freed in groups: group 0 is the root, and the others are one block each, unless
 // --wrap-blocks or --wrap-halves say otherwise. layout.h defines
-//     Group { first_unit, num_units, tensors;  shard { n, offset };  buffer, released; }
+//     Group { first_unit, num_units, elements, tensors;  shard { n, offset };  buffer, released; }
 // The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
 // rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
 //
+// zeropp.h defines what packs and unpacks messages, and
+//     ZeroPP { within, across;  nodes, node_size;  weight_bits, gradient_bits;  secondary, scratch; }
+// These are two communicators, K and N/K, the bits of an element in messages, the secondary shards and memory for sums.
+// A message has a row per shard, and a row consists of blocks of 256 elements: an fp32 scale, which is max|x|/127 in
+// int8 and max|x|/7 in int4, and 256 quotients x/scale, rounded to whole numbers.
+//
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
-    floatX* grads;                  // (S,shard) owned: matrices, each unit's vectors in front of its own
-    char *sent, *received;          // (S,shard) messages of either hop: matrices in int4; views of memory behind grads
-    int group;                      // to which they belong
+    floatX* grads;                  // owned: of all tensors, unit by unit
+    char *sent, *received;          // (N,shard) messages of either hop: matrices in int4; views of memory behind grads
+    int group;                      // whose gradients are in the messages; grads may already hold those of the next one
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
     bool adds;                      // the step has an earlier sum, to which this one will be added
-    int sent_group;                 // to which those in `sent` and `received` belong; grads may already hold the next
 } Bucket;
 
 // Holds the parameters of one group at a time.
 typedef struct {
-    floatX* params;                 // (S,shard) owned: matrices, each unit's vectors in front of its own
-    char* message;                  // (S,shard) matrices as they are gathered, in int8; a view of memory behind params
+    floatX* params;                 // owned: all tensors, unit by unit
+    char* message;                  // (N,shard) matrices as they are gathered, in int8; a view of memory behind params
     int group;                      // to which they belong; NO_GROUP after its release
 } GatherBuffer;
 
@@ -106,7 +112,7 @@ typedef struct {
     const Unit* units;              // where they lie in the memory of their whole group; a view
     Shards state;                   // fp32 params, grads, m and v: this rank's shard of every group's matrices, 1/N of
                                     // all, and behind these all vectors; owned
-    ZeroPP zpp;                     // two communicators, within the node and across nodes, and the secondary shards
+    ZeroPP zpp;                     // the nodes, and the secondary shards
     int num_ranges;
     ParamRange ranges[2*MAX_UNITS]; // views of units' vectors and this rank's shards, for optimizer and checkpoints
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -205,7 +211,7 @@ static void gpt2_init_params(GPT2* g) {
     }
     g->layout.vectors = vectors_size(&g->zpp, g->config);
     g->units = g->layout.units;
-    shards_init(&g->state, &g->options, &g->layout, g->dp, g->accumulation > 1);
+    shards_init(&g->state, &g->options, &g->layout, g->dp);
     zeropp_init(&g->zpp, &g->state, g->config); // allocates the secondary shards
 }
 
@@ -391,7 +397,7 @@ static void group_gather(GPT2* g, int k) {
 // BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
     if (!gathers_at(&g->options, moment)) return;
-    for (int d = 1; d < g->options.limit_all_gathers; d++) {
+    for (int d = 1; d < g->options.limit_all_gathers; d++) { // one of the limit is unit u's own group
         int next = group_after(&g->layout, moment, g->layout.group_of[u], d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
@@ -404,17 +410,16 @@ static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 
 
 // Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the K
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
-// hop. Messages have one row per shard. With --quantise-gradients none they are fp32, and dequantise only adds them up.
-// Rounding errors are not fed back.
+// hop. unpack_sum adds up in fp32 the rows that came from different ranks. Rounding errors are not fed back.
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
-    int K = g->zpp.nodes;
+    int nodes = g->zpp.nodes;
     g->in_first_hop = NULL;
-    if (b == NULL || K == 1) return;
-    Shard shard = g->layout.groups[b->sent_group].shard;
+    if (b == NULL || nodes == 1) return;
+    Shard shard = g->layout.groups[b->group].shard;
     comm_finish(&g->zpp.within, &b->reduced);
-    dequantise_sum_gradients(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)K * shard.n);
-    quantise_gradients(&g->zpp, b->sent, g->zpp.scratch, DTYPE_F32, K, shard); // qgZ
+    unpack_sum(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)nodes * shard.n);
+    pack_rows(&g->zpp, b->sent, g->zpp.scratch, DTYPE_F32, nodes, shard); // qgZ
     size_t row_bytes = message_bytes(shard.n, g->zpp.gradient_bits);
     b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, row_bytes, COMM_BYTE);
 }
@@ -424,10 +429,10 @@ static void bucket_second_hop(GPT2* g) {
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
     Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.within;
-    Shard shard = g->layout.groups[b->sent_group].shard;
+    Shard shard = g->layout.groups[b->group].shard;
     comm_finish(last_hop, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
     float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard); // scratch: free, as layers queue
-    dequantise_sum_gradients(&g->zpp, sum, b->received, last_hop->size, shard.n);
+    unpack_sum(&g->zpp, sum, b->received, last_hop->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
 
@@ -446,10 +451,10 @@ static void grad_ready(GPT2* g, int u, int i) {
     bucket_second_hop(g);
     bucket_finish(g, b); // because its messages are needed
     Shard shard = g->layout.groups[k].shard;
-    b->sent_group = k;
+    b->group = k;
     b->adds = !g->first_micro;
     vectors_add(&g->zpp, k, b->grads, g->first_micro);   // gpt2_reduce sums them over the ranks
-    matrices_quantise(&g->zpp, k, b->sent, b->grads);    // qgZ
+    pack_grads(&g->zpp, k, b->sent, b->grads);    // qgZ
     size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
     b->reduced = comm_all_to_all(&g->zpp.within, b->received, b->sent, bytes, COMM_BYTE);
     g->in_first_hop = b;
@@ -528,14 +533,14 @@ static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
     group_gather(g, k);
-    GatherBuffer b = g->gather_buffers[group->buffer];
-    bool is_new = g->gathering[k] != NO_OP; // since the last call: unpack it once
+    GatherBuffer buffer = g->gather_buffers[group->buffer];
+    bool arrives = g->gathering[k] != NO_OP; // only the first call after a gather unpacks it
     comm_finish(&g->zpp.within, &g->gathering[k]);
-    if (is_new) {
-        matrices_dequantise(&g->zpp, k, b.params, b.message);
-        vectors_copy(&g->zpp, k, b.params);
+    if (arrives) {
+        unpack_weights(&g->zpp, k, buffer.params, buffer.message);
+        vectors_copy(&g->zpp, k, buffer.params);
     }
-    return b.params + g->units[u].offset;
+    return buffer.params + g->units[u].offset;
 }
 
 static void group_free(GPT2* g, Group* group) {
@@ -558,10 +563,8 @@ static floatX* unit_grads(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Bucket* b = group_bucket(g, k);
     if (b->missing == 0) { // this is the first unit of its group
-        b->group = k;
         b->missing = g->layout.groups[k].tensors;
-        // No layer writes padding, or wpe behind T. In train_gpt2_zero.cu they stay zero, but here sums or gradients of
-        // another shard or group may lie there, and would count in the norm.
+        // No layer writes padding, or wpe behind T. Here another group may have, and the norm would count that.
         layout_zero_unwritten(&g->layout, g->config, g->T, k, b->grads);
     }
     return b->grads + g->units[u].offset;
@@ -723,7 +726,7 @@ static void gpt2_gather(GPT2* g) {
     for (int k = 0; k < g->layout.num_groups; k++) { // the only time that weights cross nodes
         Shard shard = g->layout.groups[k].shard;
         char* rows = secondary_shard(&g->zpp, shard);
-        char* mine = quantise_own_weights(&g->zpp, shard); // qwZ
+        char* mine = pack_weights(&g->zpp, shard); // qwZ
         size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
         g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
     }
@@ -747,12 +750,15 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 }
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
+// The all-reduce of the norm is issued before the gathers, so that it does not queue behind them.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
     for (int i = 0; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);
-    comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->param_square, 1, COMM_F64));
-    gpt2_gather(g); // last, because the log waits for the norm
+    Comm* shard_ranks = g->layout.shard_ranks;
+    CommOp square = comm_all_reduce(shard_ranks, &g->stats->param_square, 1, COMM_F64); // first: the log needs it
+    gpt2_gather(g);
+    comm_wait(shard_ranks, square);
 }
 
 // ----------------------------------------------------------------------------
@@ -761,7 +767,7 @@ static void gpt2_update(GPT2* g, AdamW adamw) {
 // Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
     ranks_load(run, g->ranges, g->num_ranges);
-    shards_renew(&g->state, 0, g->state.n);
+    shards_loaded(&g->state); // with --cpu-offload optimizer: copies the weights to the device
     gpt2_gather(g);
 }
 
@@ -791,7 +797,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run);
     g->accumulation = run->accumulation;
-    zeropp_check(&g->zpp, &g->options, g->dp);
+    zeropp_check(&g->zpp, &g->options, g->dp, g->accumulation);
     run->ranks->share.writer = g->dp->rank; // each rank saves its shards
     run->ranks->share.writers = g->dp->size;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;

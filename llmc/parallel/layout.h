@@ -37,7 +37,8 @@ typedef struct {
     double host_link;               // --emulate-host-link, Gbit/s; 0: off
     long long shard_group;          // --shard-group
     long long limit_all_gathers;    // --limit-all-gathers
-    int shards;                     // S, the number of shards of a group; set by sharding_check
+    int shards;                     // S, the number of shards of a group; set by sharding_check, as is the next
+    bool accumulates;               // a step has several micro-batches
     size_t alignment;               // every shard is a multiple of this number of elements
     bool matrices_only;             // shards contain no 1-D tensors; the program keeps them elsewhere
 } Sharding;
@@ -90,11 +91,12 @@ static inline bool gathers_at(const Sharding* options, GatherMoment moment) {
     return moment == FORWARD_PRE ? options->forward_prefetch : options->prefetch == (int)moment;
 }
 
-// Dies if options contradict each other. Sets the number of shards.
-static inline void sharding_check(Sharding* options, int N) {
+// Dies if options contradict each other. N ranks, `accumulation` micro-batches per step.
+static inline void sharding_check(Sharding* options, int N, int accumulation) {
     bool is_hybrid = options->sharding == SHARD_HYBRID;
     require(is_hybrid == (options->shard_group > 0), "--shard-group and --sharding hybrid go together: give both or"
             " neither");
+    options->accumulates = accumulation > 1;
     options->shards = is_hybrid ? (int)options->shard_group : N;
     require(N % options->shards == 0, "--shard-group must divide the number of ranks, and %d does not divide %d",
             options->shards, N);

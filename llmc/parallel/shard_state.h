@@ -39,8 +39,8 @@ static inline void* shards_alloc(const Shards* s, size_t element_bytes, MemoryKi
     size_t bytes = (s->n + s->vectors) * element_bytes;
     return s->on_host ? offload_alloc(bytes) : device_alloc(bytes, kind);
 }
-// Allocates the state of this rank's shards. accumulates: a step has several micro-batches.
-static inline void shards_init(Shards* s, const Sharding* options, const Layout* y, Comm* world, bool accumulates) {
+// Allocates the state of this rank's shards.
+static inline void shards_init(Shards* s, const Sharding* options, const Layout* y, Comm* world) {
     memset(s, 0, sizeof *s);
     s->layout = y;
     s->options = options;
@@ -54,7 +54,7 @@ static inline void shards_init(Shards* s, const Sharding* options, const Layout*
     s->m = (float*)shards_alloc(s, sizeof(float), MEMORY_OPTIMIZER);
     s->v = (float*)shards_alloc(s, sizeof(float), MEMORY_OPTIMIZER);
     device_emulate_link(options->host_link);
-    if (s->on_host && accumulates) s->arrived = (char*)offload_alloc(s->n * reduce_size(options));
+    if (s->on_host && options->accumulates) s->arrived = (char*)offload_alloc(s->n * reduce_size(options));
     if (s->on_host && NEEDS_MASTER) s->rounded = (floatX*)offload_alloc(s->n * sizeof(floatX));
     if (options->offload == OFFLOAD_OPTIMIZER)
         s->copy = (floatX*)device_alloc(s->n * sizeof(floatX), MEMORY_PARAMETERS);
@@ -70,8 +70,8 @@ static inline void shards_free(Shards* s) {
     memset(s, 0, sizeof *s);
 }
 // With offload: counts the state as host memory, and adds the bytes that shards_init will allocate.
-static inline void shards_predict_offload(const Sharding* options, size_t n, bool accumulates,
-                                          size_t bytes[MEMORY_KINDS]) {
+static inline void shards_predict_offload(const Sharding* options, size_t n, size_t bytes[MEMORY_KINDS]) {
+    bool accumulates = options->accumulates;
     if (!options->offload) return;
     bytes[MEMORY_OFFLOADED] += bytes[MEMORY_PARAMETERS] + bytes[MEMORY_GRADIENTS] + bytes[MEMORY_OPTIMIZER];
     bytes[MEMORY_PARAMETERS] = bytes[MEMORY_GRADIENTS] = bytes[MEMORY_OPTIMIZER] = 0;
@@ -102,6 +102,8 @@ static inline void shards_renew(const Shards* s, size_t at, size_t n) {
     host_to_device(s->copy + at, s->rounded ? (const void*)(s->rounded + at) : s->params + at, n * sizeof(floatX));
     device_link_until(true, n * sizeof(floatX));
 }
+// Call after all parameters have been loaded.
+static inline void shards_loaded(const Shards* s) { shards_renew(s, 0, s->n); }
 
 // ---- parameters and gradients for the collectives of a program ----
 
@@ -121,29 +123,23 @@ static inline const floatX* shards_rounded(const Shards* s, floatX* whole, Shard
 // Returns a bucket's gradients (S,shard) in grad_type. If that is wider than floatX, copies them into the memory behind
 // grads, which bucket_element_bytes counts.
 static inline void* grads_as_sent(const Shards* s, floatX* grads, Shard shard) {
+    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
     if (!reduces_wider(s->options)) return grads;
     size_t whole = (size_t)s->options->shards * shard.n;
     to_fp32((float*)(grads + whole), grads, whole);
     return grads + whole;
 }
 
+// Returns this rank's shard of a group's gradients, of grad_type.
 static inline char* shards_grads(const Shards* s, Shard shard) {
     return s->grads + shard.offset * comm_type_size(s->grad_type);
 }
-// Returns the memory (shard) into which gradients `sent` (S,shard) are to be reduced. The first sum of a step goes
-// straight into this rank's shard. shards_add_grads adds later ones, which go into their own part of what is sent, or
-// with offload into a buffer on the host.
-static inline void* shards_sum_target(const Shards* s, void* sent, Shard shard, bool is_first) {
+// Returns this rank's part (shard) of the gradients `sent` (S,shard): a sum that shards_add_grads will add to earlier
+// ones may take its place. With offload such a sum goes to the host, and this returns a buffer there.
+static inline void* shards_own_part(const Shards* s, void* sent, Shard shard) {
     size_t size = comm_type_size(s->grad_type);
-    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float)); // the weights of these gradients
-    if (is_first) return shards_grads(s, shard);
-    if (s->on_host) return s->arrived + shard.offset * size;
+    if (s->arrived) return s->arrived + shard.offset * size;
     return (char*)sent + (size_t)s->layout->shard_number * shard.n * size;
-}
-// Returns this rank's shard of a group's gradients, to be summed over the replicas.
-static inline void* shards_grads_to_sum(const Shards* s, Shard shard) {
-    comm_trace_data(s->world, s->params + shard.offset, shard.n * sizeof(float));
-    return shards_grads(s, shard);
 }
 // This rank's shard of a group's gradients += sum.
 static inline void shards_add_grads(const Shards* s, const void* sum, Shard shard) {

@@ -57,7 +57,7 @@ static inline int zeropp_machine(Control* control) {
 }
 
 // Dies if options contradict each other. Sets the fields that follow from them.
-static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world) {
+static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world, int accumulation) {
     static const int gradient_bits[] = { 4, 8, 32 };
     Control* control = world->world->control; // NULL with --predict, which knows no machine
     int N = world->size;
@@ -69,7 +69,7 @@ static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world)
     z->nodes = N / z->node_size;
     options->alignment = PACKED_ROW;
     options->matrices_only = true;
-    sharding_check(options, N);
+    sharding_check(options, N, accumulation);
 }
 
 // Tells the trace whose weights or gradients the next operation sends.
@@ -87,7 +87,7 @@ static inline double element_bytes(int bits) { // of one element: 260/256 for in
 }
 // message (rows,shard) = gradients x of type t, fp32 or floatX; --quantise-gradients none: in fp32.
 // shard: this rank's of the group.
-static inline void quantise_gradients(const ZeroPP* z, void* message, const void* x, DType t, int rows, Shard shard) {
+static inline void pack_rows(const ZeroPP* z, void* message, const void* x, DType t, int rows, Shard shard) {
     size_t n = (size_t)rows * shard.n;
     trace_weights(z, shard); // of these gradients
     if (is_quantised(z->gradient_bits)) quantise(message, NULL, x, t, NULL, n, z->gradient_bits);
@@ -95,7 +95,7 @@ static inline void quantise_gradients(const ZeroPP* z, void* message, const void
     else to_fp32((float*)message, (const floatX*)x, n);
 }
 // out (n) = the sum of messages (rows,n), in their order
-static inline void dequantise_sum_gradients(const ZeroPP* z, float* out, const void* messages, int rows, size_t n) {
+static inline void unpack_sum(const ZeroPP* z, float* out, const void* messages, int rows, size_t n) {
     if (is_quantised(z->gradient_bits)) {
         dequantise_sum(out, DTYPE_F32, messages, rows, n, z->gradient_bits);
         return;
@@ -111,7 +111,7 @@ static inline char* secondary_shard(const ZeroPP* z, Shard shard) {
     return z->secondary + message_bytes((size_t)z->nodes * shard.offset, z->weight_bits);
 }
 // Quantises the new weights of this rank's own shard into its row of the secondary shard, and returns that.
-static inline char* quantise_own_weights(const ZeroPP* z, Shard shard) {
+static inline char* pack_weights(const ZeroPP* z, Shard shard) {
     char* row = secondary_shard(z, shard) + (size_t)z->across.rank * message_bytes(shard.n, z->weight_bits);
     const float* weights = z->state->params + shard.offset;
     if (is_quantised(z->weight_bits)) quantise(row, NULL, weights, DTYPE_F32, NULL, shard.n, z->weight_bits);
@@ -161,7 +161,7 @@ static inline void copy_matrices(const ZeroPP* z, int k, floatX* whole, floatX* 
 
 // Dequantises the matrices of a group that has been gathered, and moves them to their units in `whole`.
 // message (N,shard): one part of K shards from each rank of the node.
-static inline void matrices_dequantise(const ZeroPP* z, int k, floatX* whole, char* message) {
+static inline void unpack_weights(const ZeroPP* z, int k, floatX* whole, char* message) {
     const Group* group = &z->state->layout->groups[k];
     size_t n = (size_t)z->nodes * group->shard.n, bytes = message_bytes(n, z->weight_bits);
     for (int r = 0; r < z->node_size; r++) {
@@ -184,12 +184,12 @@ static inline void vectors_copy(const ZeroPP* z, int k, floatX* whole) {
 }
 
 // Quantises the gradients of a group's matrices, from their units in `whole`, into message (N,shard).
-static inline void matrices_quantise(const ZeroPP* z, int k, char* message, floatX* whole) {
+static inline void pack_grads(const ZeroPP* z, int k, char* message, floatX* whole) {
     const Group* group = &z->state->layout->groups[k];
     size_t n = (size_t)z->nodes * group->shard.n, bytes = message_bytes(n, z->gradient_bits);
     for (int r = 0; r < z->node_size; r++) {
         copy_matrices(z, k, whole, (floatX*)z->scratch, (size_t)r * n, n, false);
-        quantise_gradients(z, message + (size_t)r * bytes, z->scratch, FLOATX_DTYPE, z->nodes, group->shard);
+        pack_rows(z, message + (size_t)r * bytes, z->scratch, FLOATX_DTYPE, z->nodes, group->shard);
     }
 }
 // Adds the gradients of a group's vectors, from their units in `whole`, to their sum. is_first: sets the sum to them.

@@ -251,8 +251,8 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
-        if (cases[i].says) expect_error(sharding_check(&options, 6), cases[i].says, cases[i].also);
-        else sharding_check(&options, 6);
+        if (cases[i].says) expect_error(sharding_check(&options, 6, 1), cases[i].says, cases[i].also);
+        else sharding_check(&options, 6, 1);
         assert_int_equal(options.shards, cases[i].shards);
     }
 }
