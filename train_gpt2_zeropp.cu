@@ -395,6 +395,10 @@ static void group_gather(GPT2* g, int k) {
 // Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
 // gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
 // BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
+// A backward pass with the defaults, where a root and three groups share two gather buffers, x and y:
+//     layers        | head       | group 3    | group 2    | group 1    | embedding  | gpt2_reduce
+//     all-gathers   | of 3, to x | of 2, to y | of 1, to x |            |            |
+//     reductions    |            |            | of 3       | of 2       | of 1       | of the root
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
     if (!gathers_at(&g->options, moment)) return;
     for (int d = 1; d < g->options.limit_all_gathers; d++) { // one of the limit is unit u's own group
