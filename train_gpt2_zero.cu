@@ -650,9 +650,8 @@ static void gpt2_load(GPT2* g, Run* run) {
     gpt2_gather(g);
 }
 
-// Nothing is gathered: all ranks write their shards into the same two files.
+// Nothing is gathered: all ranks write their shards into the same two files. Gathers under way only read the shards.
 static void gpt2_save(GPT2* g, Run* run, long long step) {
-    gpt2_gather_finish(g); // because this rank's shards lie in the output of the gathers
     ranks_save(run, step, g->ranges, g->num_ranges);
 }
 
