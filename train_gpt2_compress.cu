@@ -12,14 +12,13 @@ those of train_gpt2_ddp.cu. Messages and fp32 state are added, (in brackets) onl
   top-k     the largest f = --top-k-fraction of a matrix     8fP (N-1)                8fPN       4P
   sign      one bit per element, and a scale per matrix      P/8 (N-1)                PN/8       4P
   powersgd  two factors with r = --rank columns per matrix   8r(n+k) (N-1)/N each     4r(n+k)    4P, and 4rk for Q
-1-D tensors, which are few, travel whole in one message. PRECISION=fp16 has the state twice. Scratch takes 4 bytes per
+1-D tensors, which are few, travel whole in one message. PRECISION=fp16 takes the state twice. Scratch takes 4 bytes per
 element of top-k's largest matrix, or of 1/N of the largest segment of int8 and int4.
 
 --error-feedback    adds what compression lost to the gradients of the next step (default: int4 and powersgd)
 --compress-from S   all-reduces the first S steps as ddp does. Default: 0, but 50 with powersgd, which starts from the Q
                     of the step before: early gradients change too fast for that
 (Section 5 shows how int8, int4 and powersgd travel. The others are in llmc/parallel/compress_methods.h.)
-
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
 Before    train_gpt2_ddp.cu: the same buckets. New here: segments of buckets, which are compressed, and error feedback.
 */
