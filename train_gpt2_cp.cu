@@ -354,7 +354,7 @@ static void gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
     ContextParallel* cp = &g->cp;
     size_t size = context_elements(cp, 2*g->config.C);
     floatX* own = cp->kv_all + (size_t)cp->rank * size;
-    context_take_kv(cp, own, a.qkv);
+    context_take_kv(cp, own, a.qkv); // copies keys and values (2C of 3C) out of qkv
     CommOp gathered = comm_all_gather(&cp->comm, cp->kv_all, own, size, COMM_FLOATX);
     if (dout) device_zero(cp->dkv_all, (size_t)cp->c * size * sizeof(float));
     for (int s = 0; s < cp->c; s++) { // its own come first, while the others arrive
