@@ -307,7 +307,7 @@ static double gpt2_predict_sent(const GPT2* g) {
 //     kv[2], dkv[2], dkv_received  (chunks,B,T/chunks,2C) ring: the same for one rank each; gradients from above
 //     dkv_own             (chunks,B,T/chunks,2C) fp32 gradients of this rank's keys and values, summed over all queries
 //     out, dq             (chunks,B,T/chunks,C) the output so far; gradients of queries. fp32, in the same memory
-
+//
 // Ulysses: between two all-to-alls, attention runs as on one device, for this rank's NH/c heads. k = 3: q, k and v.
 // in (B,T,k,C), all heads of this rank's tokens; send (c,B,T,k,C/c), a part for the heads of each rank; received
 // (c,B,T,k,C/c), a part of each rank's tokens; out (B,cT,k,C/c), all tokens of this rank's heads.
