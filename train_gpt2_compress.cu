@@ -2,41 +2,44 @@
 Train GPT-2 with data parallelism that sends less: the gradients of matrices travel in fewer bits, as fewer numbers, or
 as matrices of low rank. Compression changes the gradients and therefore the training; --measure-error reports how much.
 
---compress bf16           rounds each gradient to 16 bits, half of the bytes of fp32
---compress int8, int4     sends blocks of 256 with a scale; the rank that owns a part sums it in fp32
---compress top-k          sends the largest elements of each matrix and their positions
---compress sign           sends one bit per element and one scale per matrix
---compress powersgd       sends two narrow matrices, whose product of rank r approximates a matrix
---error-feedback          adds what compression lost to the gradients of the next step (default: int4 and powersgd)
---compress-from S         all-reduces the first S steps as ddp does. Default: 0, but 50 with powersgd, which starts from
-                          matrices of the step before: early gradients change too fast for that
-(Section 5 shows how int8, int4 and powersgd travel. The others are in llmc/parallel/compress_methods.h.)
+Memory, sent: bytes per rank, with N ranks and P elements of matrices (n,k). Parameters, gradients and AdamW's state are
+those of train_gpt2_ddp.cu. Messages and fp32 state are added, (in brackets) only if errors are fed back.
+--compress  message                                          sent per step            messages   state
+  none      the gradients as in train_gpt2_ddp.cu, in fp32   8P (N-1)/N               0          0
+  bf16      16 bits per element                              4P (N-1)/N               2P         (4P)
+  int8      8 bits, and a scale for each 256 elements        2P (N-1)/N (1 + 4/256)   2P         (4P + 4P/N)
+  int4      4 bits, and a scale for each 256 elements        P (N-1)/N (1 + 8/256)    P          (4P + 4P/N)
+  top-k     the largest f = --top-k-fraction of a matrix     8fP (N-1)                8fPN       4P
+  sign      one bit per element, and a scale per matrix      P/8 (N-1)                PN/8       4P
+  powersgd  two factors with r = --rank columns per matrix   8r(n+k) (N-1)/N each     4r(n+k)    4P, and 4rk for Q
+1-D tensors, which are few, travel whole in one message. PRECISION=fp16 takes the state twice. Scratch takes 4 bytes per
+element of top-k's largest matrix, or of 1/N of the largest segment of int8 and int4.
 
-Memory    as in train_gpt2_ddp.cu, plus messages (bf16, int8: 2P bytes; int4: P), plus the errors that are fed back: one
-          fp32 number per element of a matrix, 4P bytes (twice with PRECISION=fp16), and 4P/N more for int8 and int4.
-Sent      bytes per rank and step, for P elements of matrices (n,k) on N ranks, where ddp sends 8P (N-1)/N in fp32: bf16
-          4P (N-1)/N; int8 2P (N-1)/N (1 + 4/256), int4 P (N-1)/N (1 + 8/256); top-k 8P (N-1) times --top-k-fraction;
-          sign P/8 (N-1); powersgd 8r(n+k) (N-1)/N per matrix. 1-D tensors, which are few, travel whole in one message.
+--error-feedback    adds what compression lost to the gradients of the next step (default: int4 and powersgd)
+--compress-from S   all-reduces the first S steps as ddp does. Default: 0, but 50 with powersgd, which starts from the Q
+                    of the step before: early gradients change too fast for that
+(Section 5 shows how int8, int4 and powersgd travel. The others are in llmc/parallel/compress_methods.h.)
 Run       make train_gpt2_compress && mpirun -np 4 ./train_gpt2_compress --compress int8     (--help lists the options)
 Before    train_gpt2_ddp.cu: the same buckets. New here: segments of buckets, which are compressed, and error feedback.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"          // defines: require, die, xcalloc
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_min, round_up
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, attention_unit, mlp_unit, LNFW, ...
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
-#include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/device.h"        // defines: device_*, host_to_device: memory on the device, and copies
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
+#include "llmc/device/compress.h"      // defines: *quantise*, add_error, skinny_*, orthonormalise, low_rank_apply
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/compress_methods.h" // defines: Compress, Segment, compress_add, exchange_other, ...
+#include "llmc/parallel/compress_methods.h" // defines: Compress, Segment, compress_*, blocks_part, exchange_other
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
-#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
-#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
+#include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
 #include "llmc/run/predict.h"          // defines: run_predict
-#include "llmc/run/compress_run.h"     // defines: compress_options, compress_step_end, report_compress, ...
+#include "llmc/run/compress_run.h"     // defines: compress_options, compress_*_load, compress_step_end, report_compress
 
 // ----------------------------------------------------------------------------
 // 2. the model: views of its parameters
@@ -229,8 +232,7 @@ static void gpt2_init_buckets(GPT2* g) {
     for (int u = g->num_units - 1; u >= 0; u--) {
         size_t begin = g->units[u].offset + g->units[u].size; // of the current tensor
         for (int i = unit_tensors(u) - 1; i >= 0; i--) {
-            TensorInfo t = unit_tensor(g->config, u, i);
-            size_t n = tensor_elements(t);
+            size_t n = tensor_elements(unit_tensor(g->config, u, i));
             begin -= n;
             bool is_full = b != NULL && (double)(b->size * sizeof(floatX)) >= limit * (1 << 20);
             if (is_full) limit = g->bucket_mb; // of all buckets but the first
@@ -239,7 +241,7 @@ static void gpt2_init_buckets(GPT2* g) {
             b->size += n;
             b->missing = ++b->tensors;
             g->bucket_of[u][i] = g->num_buckets - 1;
-            g->segment_of[u][i] = compress_add(&g->compress, g->num_buckets - 1, t, begin);
+            g->segment_of[u][i] = compress_add(&g->compress, g->num_buckets - 1, unit_tensor(g->config, u, i), begin);
         }
     }
 }
@@ -328,7 +330,9 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
     if (g->compress.active) { // from step --compress-from on, segments are sent instead of buckets
         Segment* s = &g->compress.segments[g->segment_of[u][i]];
-        if (--s->missing == 0) segment_send(&g->compress, s); // section 5; compress_step_begin counts anew
+        if (--s->missing > 0) return;
+        s->missing = s->tensors; // for the next step
+        segment_send(&g->compress, s); // section 5
         return;
     }
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
@@ -549,18 +553,18 @@ static void gpt2_reduce_naive(GPT2* g) {
 }
 
 // ---- how the gradients of a segment are summed over the ranks ----
-// A segment is a matrix, or for bf16, int8 and int4 neighbouring matrices of a bucket. The struct Segment is defined in
-// compress_methods.h. These of its fields are used here:
+// A segment is a matrix, or for bf16, int8 and int4 neighbouring matrices of a bucket. Fields of the struct Segment
+// (compress_methods.h) that are used here:
 //     grads               (n) this rank's gradients; after the last round their sum over the ranks, which is the mean
-//     missing             the number of its tensors whose gradients are not final yet
-//     round, op           the next round, from 0; the message that the last round has sent
+//     messages            1 or 2; as many rounds pack and send one. A last round sets the gradients from what arrived
+//     round, op           the next round, from 0; the message that the round before has sent
 //     packed, received    memory of messages
-//     error, new_error    (n) what the last step's message has lost, and what this one loses; sum_error, new_sum_error:
-//                         the same for the part of the sum that this rank owns; all NULL without error feedback
-//     corrected           (n) gradient + error. For powersgd, rows and cols of the matrix, and last_q and next_q
-// Each round packs and sends a message. The last one begins when all have arrived, and sets the gradients.
-// Error feedback: a rank keeps what its message lost of its gradients, and adds it in the next step:
-//     corrected = gradient + error;  sent = compress(corrected);  new_error = corrected - sent, the next step's error
+//     error, new_error    (n) what the last step's message lost, and what this one loses; NULL without error feedback
+//     corrected           (n) gradient + error. The three are one memory, overwritten in this order. (With fp16, error
+//                         is apart, so that it survives a step that is skipped.)
+//     sum_error, new_sum_error  like error and new_error, for the part of the sum that this rank owns
+//     rows, cols, last_q, next_q  of powersgd: the matrix, and its Q before and after this step
+// Error feedback:  corrected = gradient + error;  sent = compress(corrected);  new_error = corrected - sent
 //
 // int8, int4: integers, and a scale for each block of 256. These cannot be summed on the way: 100 + 100 is no int8, and
 // the ranks have different scales. So each rank owns a part of the segment, which it sums in fp32 and quantises again.
@@ -623,7 +627,7 @@ static void segment_advance(Compress* c, Segment* s) {
     case COMPRESS_POWERSGD: exchange_low_rank(c, s); break;
     default: exchange_other(c, s);
     }
-    s->round++;
+    s->round = s->round < s->messages ? s->round + 1 : 0; // 0 for the next step
 }
 
 // Sends the first message of a segment whose gradients are final, and then the second message of the segment before it,
@@ -638,7 +642,8 @@ static void segment_send(Compress* c, Segment* s) {
 // Finishes all segments. On return, their gradients are the same on all ranks.
 static void segments_finish(Compress* c) {
     if (c->previous) segment_advance(c, c->previous);
-    for (int i = 0; i < c->num_segments; i++) segment_advance(c, &c->segments[i]); // sets the gradients
+    c->previous = NULL; // for the next step
+    for (int i = 0; i < c->num_segments; i++) segment_advance(c, &c->segments[i]); // the last round sets the gradients
 }
 
 // Call after the backward pass. On return, each gradient is the mean over the global batch times the loss scale, the
@@ -685,7 +690,7 @@ static void gpt2_broadcast(GPT2* g) {
 
 // Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
 static void gpt2_load(GPT2* g, Run* run) {
-    compress_before_load(&g->compress, run, g->m); // each rank loads and saves errors of its own
+    compress_before_load(&g->compress, run, g->m); // each rank has its own errors; m tells whose they are
     ranks_load(run, g->ranges, g->dp->rank == 0 ? g->num_ranges : 0);
     gpt2_broadcast(g);
     compress_after_load(&g->compress);

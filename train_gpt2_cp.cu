@@ -16,28 +16,29 @@ T counts this rank's tokens of a sequence, here and in the code, and n = BTC. Al
 Memory    parameters and their state as in ddp: 16 bytes each, on every rank. Activations of T tokens per sequence.
           Buffers: ulysses 6n elements of floatX (and n per block); allgather 2cn for keys and values of c ranks, and
           (2c + 3)n in fp32, most of them gradients; ring 4n, and 9n in fp32 (out and dq share memory).
-Sent      per rank, micro-batch and block: ulysses 8n(c-1)/c elements of floatX; allgather and ring
-          4n(c-1), and 2n(c-1) in fp32; with zigzag a ring sends n(c-1) fewer on average. --recompute block sends the
-          forward part again. Per step: as much as train_gpt2_ddp.cu.
+Sent      per rank, micro-batch and block, in elements of floatX: ulysses 4n(c-1)/c forward, and as many backward;
+          allgather and ring 2n(c-1) forward; backward as many, and 2n(c-1) in fp32 for gradients. With zigzag, a ring
+          sends n(c-1)/2 fewer each time, on average. --recompute block sends the forward part again.
+          Per step: as much as train_gpt2_ddp.cu.
 Run       make train_gpt2_cp && mpirun -np 4 ./train_gpt2_cp --cp ring            (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has whole sequences. New here: attention across ranks.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"          // defines: require, die, xcalloc
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_min, round_up
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, attention_unit, mlp_unit, LNFW, ...
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
-#include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/device.h"        // defines: device_*, host_to_device: memory on the device, and copies
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
-#include "llmc/parallel/context.h"     // defines: ContextParallel, context_chunk, ...: a rank's tokens, and buffers
-#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
+#include "llmc/parallel/context.h"     // defines: ContextParallel, context_*, options_context_parallel
+#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish (waits, unless it is NO_OP, and sets it to NO_OP)
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
-#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
-#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
+#include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
 #include "llmc/run/context_run.h"      // defines: ranks_share_sequences, context_report_pairs
 #include "llmc/run/predict.h"          // defines: run_predict
 
@@ -53,14 +54,14 @@ typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParam
 // ----------------------------------------------------------------------------
 // 3. the model: buffers and their owners
 
-// The activations that a block's forward pass keeps for its backward pass. T counts this rank's tokens of a sequence.
+// The activations that a block's forward pass keeps for its backward pass.
 typedef struct {
     floatX *res1;                       // (B,T,C) the residual stream at the block's input
     floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
     floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
     float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
     float *att_stats;                   // (B,NH,T); with ulysses (B,NH/c,cT)
-    floatX *heads;                      // (B,cT,C/c) with ulysses: output for this rank's heads, as is qkv
+    floatX *heads;                      // (B,cT,C/c) ulysses: output for this rank's heads; qkv is (B,cT,3C/c)
     float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
 } BlockActs;
 
@@ -300,24 +301,31 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// Ulysses: between two all-to-alls, attention runs as on one device, for NH/c heads. The first one sends each head of
-// this rank's tokens to the rank that owns the head; the second one returns the output. k = 3 exchanges q, k and v.
+// ---- attention across the c ranks of g->cp, whose chunks of each sequence are 1 per rank, or 2 (zigzag) ----
+// above and below are ranks (rank + 1) mod c and (rank - 1) mod c. Buffers, apart from those of ulysses:
+//     kv_all, dkv_all     (c,chunks,B,T/chunks,2C) allgather: keys and values of all ranks; their gradients, in fp32
+//     kv[2], dkv[2], dkv_received  (chunks,B,T/chunks,2C) ring: the same for one rank each; gradients from above
+//     dkv_own             (chunks,B,T/chunks,2C) fp32 gradients of this rank's keys and values, summed over all queries
+//     out, dq             (chunks,B,T/chunks,C) the output so far; gradients of queries. fp32, in the same memory
+//
+// Ulysses: between two all-to-alls, attention runs as on one device, for this rank's NH/c heads. k = 3: q, k and v.
+// in (B,T,k,C), all heads of this rank's tokens; send (c,B,T,k,C/c), a part for the heads of each rank; received
+// (c,B,T,k,C/c), a part of each rank's tokens; out (B,cT,k,C/c), all tokens of this rank's heads.
 static void ulysses_to_heads(ContextParallel* cp, floatX* out, floatX* in, size_t k) {
     context_pack_heads(cp, cp->send, in, k);
     comm_wait(&cp->comm, comm_all_to_all(&cp->comm, cp->received, cp->send, context_part(cp, k), COMM_FLOATX));
     context_unpack_tokens(cp, out, cp->received, k);
 }
+// The reverse, from (B,cT,k,C/c) to (B,T,k,C): send has a part for the tokens of each rank.
 static void ulysses_to_tokens(ContextParallel* cp, floatX* out, floatX* in, size_t k) {
     context_pack_tokens(cp, cp->send, in, k);
     comm_wait(&cp->comm, comm_all_to_all(&cp->comm, cp->received, cp->send, context_part(cp, k), COMM_FLOATX));
     context_unpack_heads(cp, out, cp->received, k);
 }
 
-// Attends with this rank's queries to kv, the keys and values of rank `owner`. A chunk sees itself (causal) and chunks
-// before it.
-// Forward (dout is NULL): computes the output o and s = log(sum(exp(scores))). The first keys that these queries see
-// overwrite them; later ones (2) merge with the keys so far (1): s = log(exp(s1) + exp(s2)), and
-// o = exp(s1 - s) o1 + exp(s2 - s) o2.
+// Attends with this rank's queries to kv, the keys and values of rank `owner`. A chunk sees itself (causal) and earlier
+// ones. Forward (dout is NULL): computes the output o and s = log(sum(exp(scores))), or merges what these keys give (2)
+// with what earlier calls gave (1): s = log(exp(s1) + exp(s2)), o = exp(s1 - s) o1 + exp(s2 - s) o2.
 // Backward: adds the gradients of queries to cp->dq, and those of kv to dkv.
 static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floatX* dout, float* dkv) {
     ContextParallel* cp = &g->cp;
@@ -325,25 +333,28 @@ static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floa
     for (int j = 0; j < cp->chunks; j++)
         for (int i = 0; i < cp->chunks; i++) {
             int queries = context_chunk(cp, cp->rank, j), keys = context_chunk(cp, owner, i); // chunks of the sequence
-            size_t q_at = context_offset(cp, j, C), kv_at = context_offset(cp, i, 2*C);
+            size_t q_at = context_offset(cp, j, C), kv_at = context_offset(cp, i, 2*C); // elements before these chunks
             float* stats = a.att_stats + context_offset(cp, j, NH);
             bool causal = keys == queries, merge = owner != cp->rank || i > 0; // a rank's own first chunk comes first
             if (keys > queries) continue;
-            if (dout == NULL) attention_part_forward(cp->out + q_at, stats, a.qkv + 3*q_at, kv + kv_at, causal,
-                                                     merge, B, tokens, C, NH);
-            else attention_part_backward(cp->dq + q_at, dkv + kv_at, dout + q_at, a.qkv + 3*q_at, kv + kv_at,
-                                         a.atty + q_at, stats, causal, B, tokens, C, NH);
-            if (dout) context_count_pairs(cp, causal); // how many (query, key) this rank computes, for the report
+            if (dout == NULL) { // forward
+                attention_part_forward(cp->out + q_at, stats, a.qkv + 3*q_at, kv + kv_at, causal, merge,
+                                       B, tokens, C, NH);
+            } else { // backward
+                attention_part_backward(cp->dq + q_at, dkv + kv_at, dout + q_at, a.qkv + 3*q_at, kv + kv_at,
+                                        a.atty + q_at, stats, causal, B, tokens, C, NH);
+                context_count_pairs(cp, causal); // of query and key: the work, which gpt2_end compares with a formula
+            }
         }
 }
 
-// All-gather: a rank holds all keys and values of one block at a time. If dout is given, cp->dkv_own becomes the
-// gradients of its own keys and values, summed over all ranks.
+// All-gather: a rank holds all keys and values of one block at a time. Backward (dout is not NULL): cp->dkv_own becomes
+// the gradients of its own keys and values, summed over all ranks.
 static void gather_attention(GPT2* g, BlockActs a, const floatX* dout) {
     ContextParallel* cp = &g->cp;
     size_t size = context_elements(cp, 2*g->config.C);
     floatX* own = cp->kv_all + (size_t)cp->rank * size;
-    context_take_kv(cp, own, a.qkv);
+    context_take_kv(cp, own, a.qkv); // copies keys and values (2C of 3C) out of qkv
     CommOp gathered = comm_all_gather(&cp->comm, cp->kv_all, own, size, COMM_FLOATX);
     if (dout) device_zero(cp->dkv_all, (size_t)cp->c * size * sizeof(float));
     for (int s = 0; s < cp->c; s++) { // its own come first, while the others arrive
@@ -432,7 +443,7 @@ static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX
         ulysses_to_heads(cp, dheads, dout, 1);
         attention_backward(dqkv_heads, dheads, a.qkv, a.heads, a.att_stats, g->B, c * g->T, C / c, NH / c);
         ulysses_to_tokens(cp, dqkv, dqkv_heads, 3);
-        context_count_pairs(cp, true); // for the report
+        context_count_pairs(cp, true); // as in attend
         return;
     }
     device_zero(cp->dq, context_elements(cp, C) * sizeof(float));
@@ -444,7 +455,7 @@ static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
 static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int BT = g->B * g->T, C = g->config.C;
-    floatX* qkv = g->cp.how == CP_ULYSSES ? g->dbt4c : a.qkv; // a.qkv is then for other tokens
+    floatX* qkv = g->cp.how == CP_ULYSSES ? g->dbt4c : a.qkv; // then exchanged into a.qkv
     residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
     matmul_forward(qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
     attention_across_forward(g, a, qkv);

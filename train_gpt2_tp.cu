@@ -28,19 +28,19 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"          // defines: require, die, xcalloc
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_min, round_up
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
-#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_elements, attention_unit, mlp_unit, LNFW, ...
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
-#include "llmc/device/device.h"        // defines: device_alloc, device_zero, host_to_device, device_to_host
+#include "llmc/device/device.h"        // defines: device_*, host_to_device: memory on the device, and copies
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
-#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_all_reduce, comm_broadcast, comm_wait, ...
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
-#include "llmc/run/run.h"              // defines: Run: options, data, log, checkpoints and reports of every program
+#include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
-#include "llmc/run/ranks_run.h"        // defines: ranks_start, ranks_load, ...: what several ranks add to a run
+#include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
 #include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_added_once, ...: the rows of each rank
 #include "llmc/run/predict.h"          // defines: run_predict
 

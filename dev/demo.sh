@@ -92,7 +92,7 @@ metrics: $out/metrics.jsonl, a line a step
 checkpoint: $checkpoint
 
 Try next:
-    diff train_gpt2_ddp.cu train_gpt2_zero.cu      what sharding adds to data parallelism; doc/03_zero.md explains it
+    diff -p train_gpt2_ddp.cu train_gpt2_zero.cu   what sharding adds to data parallelism; doc/03_zero.md explains it
     make train_gpt2_single                         the program that the course begins with, in doc/01_single.md
     the same training on one device$takes:
     ./train_gpt2_single$single --steps ${step:-0}

@@ -3,6 +3,7 @@ to read from one program to the next."""
 import graphlib, os, re, subprocess
 from collections import defaultdict
 from difflib import SequenceMatcher
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 import pytest
@@ -119,6 +120,7 @@ DECLARATIONS = (r"^#define (\w+)", r"^(?:static |inline |__device__ |template ?<
 PROTOTYPE = r"^[a-z][^=;{}(]*?\b(\w+)\([^;{}]*\);"
 
 
+@lru_cache
 def code(path):
     """A header without comments and strings."""
     return re.sub(r"/\*.*?\*/|//[^\n]*|(?<!include )\"(?:\\.|[^\"\\\n])*\"", " ", (ROOT / "llmc" / path).read_text(), flags=re.S)
@@ -175,6 +177,36 @@ def test_only_programs_that_are_a_mesh_include_it(program):
     seen = closure(program).keys()
     assert {"comm/comm.h", "comm/control.h", "run/ranks_run.h"} <= seen
     assert bool(mesh & seen) == (program in ("tp", "pp", "3d", "cp"))
+
+
+@lru_cache
+def all_includes(path):
+    """A header, and all that it includes."""
+    return {path}.union(*(all_includes(to) for to in includes(path)))
+
+
+def names_used(program):
+    """Functions that a program calls and types that it uses, section 9 apart."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"", " ", "\n".join(without_plumbing(program)), flags=re.S)
+    return {*re.findall(r"(?<![.\w>])[a-z]\w*(?=\()|\b[A-Z]\w*[a-z]\w*", text)}
+
+
+@pytest.mark.parametrize("program", ["ddp", "zero", "compress", "cp"])
+def test_a_header_s_list_names_what_the_program_uses_of_it_and_its_bases_do_not(program):
+    """`unit_*` stands for all names that begin like this. A line that the name would make longer than a screen may leave it out."""
+    lists = {Path(path): (line, names.split(":")[0].replace(",", " ").split()) for line, path, names in
+             re.findall(r'^(#include "llmc/(.*?)" *// defines: (.*))$', "\n".join(programs.lines(program)), re.M)}
+    homes = defaultdict(set)
+    for path in HEADERS:
+        for pattern in (*DECLARATIONS, PROTOTYPE):
+            for name in re.findall(pattern, code(path), re.M): homes[name].add(path)
+    new = names_used(program).intersection(homes) - set().union(*map(names_used, programs.bases()[program])) - definitions(program).keys()
+    missing = []
+    for name in sorted(new):
+        near = sorted((path for path in lists if homes[name] & all_includes(path)), key=lambda path: len(all_includes(path)))
+        if any(fnmatch(name, word) for path in near for word in lists[path][1]): continue
+        if not near or len(f"{lists[near[0]][0]}, {name}") <= COLUMNS: missing.append(name)
+    assert missing == [] and len(new) > 2
 
 
 def reading_order():

@@ -335,7 +335,7 @@ static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at)
     Segment* s = &c->segments[k];
     s->at = at;
     s->n += n;
-    s->tensors++;
+    s->missing = ++s->tensors;
     if (takes) c->compressed += n;
     if (is_vector) {
         c->vectors = k;
@@ -458,14 +458,9 @@ static inline void segment_set_state(const Compress* c, Segment* s) {
 // loss_scale: of the gradients of this step; errors are scaled accordingly.
 static inline void compress_step_begin(Compress* c, long long step, double loss_scale) {
     c->active = compress_is_active(c, step);
-    for (Segment* s = c->segments; s < c->segments + c->num_segments; s++) {
-        s->missing = s->tensors;
-        s->round = 0;
-        segment_set_state(c, s);
-    }
+    for (Segment* s = c->segments; s < c->segments + c->num_segments; s++) segment_set_state(c, s);
     c->measures = c->active && c->o.measure > 0 && (step + 1) % c->o.measure == 0;
     if (c->measures) device_zero(c->truth, c->num_elements * sizeof(float)); // padding is in no segment
-    c->previous = NULL;
     if (!c->active) return;
     if (c->loss_scale != 0 && c->loss_scale != loss_scale && c->state_floats > 0) // Q too: only its direction counts
         scale_in_place_fp32(c->state, (float)(loss_scale / c->loss_scale), c->state_floats);

@@ -2,10 +2,11 @@
 context.h - context parallelism: the tokens of a sequence that belong to each rank, the buffers through which ranks
 exchange data for attention, and the number of bytes that they exchange.
 
-A sequence of T tokens is cut into equal chunks. Rank r of the c ranks that share it has chunk r of c (contiguous), or
-chunks r and 2c-1-r of 2c (zigzag): an early one, whose queries see few keys, and a late one, whose queries see many. A
-rank's rows are (chunks,B,n): the n tokens of its first chunk in all B sequences, then those of its second chunk. All
-code that depends on positions (inputs, targets, wpe, causal masks, samples) uses context_chunk.
+A sequence is cut into equal chunks. Rank r of the c ranks that share it has chunk r of c (contiguous), or chunks r and
+2c-1-r of 2c (zigzag): an early one, whose queries see few keys, and a late one, whose queries see many. A rank's rows
+are (chunks,B,n): the n tokens of its first chunk in all B sequences, then those of its second chunk. All code that
+depends on positions (inputs, targets, wpe, causal masks, samples) uses context_chunk. In shapes T counts a rank's
+tokens of a sequence, which has cT. Parameters T are whole sequences, except for context_begin's.
 
 The target of a token is the next token, even if another rank has it: the data loader pairs inputs with targets before
 both are cut.
@@ -28,7 +29,7 @@ typedef struct {
     int above, below;         // its neighbours in a ring: (rank + 1) mod c, (rank - 1) mod c
     size_t C, NH;             // channels; heads
     int B, chunk_tokens;      // of the current micro-batch: sequences, and tokens per chunk: n
-    floatX *send, *received;  // Ulysses: (B,T/c,3C) each, owned
+    floatX *send, *received;  // Ulysses: (B,T,3C) each, owned
     floatX *kv_all, *kv[2];   // keys and values; all-gather: (c,chunks,B,n,2C); ring: (chunks,B,n,2C) each; owned
     float *dkv_all, *dkv[2];  // their gradients, in the same shapes; owned
     float *dkv_received;      // ring: (chunks,B,n,2C), the sum from above; owned
@@ -163,13 +164,13 @@ static inline void context_free(ContextParallel* cp) {
 }
 
 // ---- copies ----
-// For Ulysses. An all-to-all sends to each rank one of the parts (c,B,T/c,k,C/c) and receives one from it: some tokens'
+// For Ulysses. An all-to-all sends to each rank one of the parts (c,B,T,k,C/c) and receives one from it: some tokens'
 // channels of some heads, in k = 1 or 3 tensors. Returns the elements of a part.
 static inline size_t context_part(const ContextParallel* cp, size_t k) {
     return context_elements(cp, (int)(k * cp->C) / cp->c);
 }
 enum { PACK, UNPACK };
-// Copies between x (B,T/c,k,C), whose rows have all heads of this rank's tokens, and parts, one for the heads of each
+// Copies between x (B,T,k,C), whose rows have all heads of this rank's tokens, and parts, one for the heads of each
 // rank.
 static inline void context_copy_heads(const ContextParallel* cp, floatX* parts, floatX* x, size_t k, int way) {
     size_t R = context_elements(cp, 1), C = cp->C, D = C / (size_t)cp->c, X = sizeof(floatX);
@@ -180,7 +181,7 @@ static inline void context_copy_heads(const ContextParallel* cp, floatX* parts, 
             else device_copy_rows(row, k*C*X, part, k*D*X, D*X, R);
         }
 }
-// Copies between x (B,T,k,C/c), with all tokens of each sequence for this rank's heads, and parts, one for the tokens
+// Copies between x (B,cT,k,C/c), with all tokens of each sequence for this rank's heads, and parts, one for the tokens
 // of each rank.
 static inline void context_copy_tokens(const ContextParallel* cp, floatX* parts, floatX* x, size_t k, int way) {
     size_t c = (size_t)cp->c, B = (size_t)cp->B, bytes = (size_t)cp->chunk_tokens * k * cp->C / c * sizeof(floatX);

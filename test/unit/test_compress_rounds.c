@@ -89,6 +89,7 @@ static void take_step(long long step) {
         for (int r = 0; r < num_ranks && last_needs_two; r++) segment_advance(&ranks[r].c, &ranks[r].c.segments[i]);
         for (int r = 0; r < num_ranks; r++) segment_advance(&ranks[r].c, &ranks[r].c.segments[i]);
     }
+    for (int r = 0; r < num_ranks; r++) ranks[r].c.previous = NULL;
 }
 static void end_step(bool skipped) { for (int r = 0; r < num_ranks; r++) compress_keep_errors(&ranks[r].c, skipped); }
 static float applied(const Rank* k, size_t i) { return to_float(k->grads[i]); }
