@@ -2,17 +2,20 @@
 Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d replicas of the model, each in p pipeline stages of t
 ranks that share its matrices. N = d*p*t (Narayanan et al., arXiv 2104.04473).
 
-The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Beyond the merge there are
-sizes, such as a message between stages, which has this rank's rows (--sequence-parallel); bytes predicted for each
-axis; and ZeRO-1 over dp.
+The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Where they meet, sizes are
+cut by both, a norm is a sum over both axes, and a message between stages has this rank's rows (--sequence-parallel).
+Neither of them has bytes predicted for each axis, and ZeRO-1 over dp.
 
 Mesh      rank = (dp p + pp) t + tp: ranks along tp are neighbours, because they send most. --mesh dp=2,pp=2,tp=2:
                          stage 0 (pp=0)    stage 1 (pp=1)
               dp = 0         0 1      ->       2 3             tp: 0 1 and so on, parts of the same matrices
               dp = 1         4 5      ->       6 7             pp: 0 2, messages.  dp: 0 4, the same parameters
-          --mesh pp=2,dp=2,tp=2 makes pp the outer axis. tied joins stages 0 and p-1 of a pipeline, which have the root.
+          --mesh pp=2,dp=2,tp=2 makes pp the outer axis.
+wte       is tied, and cut over tp: the first and the last stage both have its rows of this tp rank's tokens (above, 0
+          and 2 the same ones, 1 and 3 the others). Once a step these two sum their gradients over `tied`, which
+          joins them. Then dp sums over the replicas (0 and 4, 2 and 6), so all four keep equal rows.
 --zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from num_shards to
-          gpt2_gather_finish, and lines marked "ZeRO". A unit is then a bucket.
+          gpt2_gather_finish, and lines marked "ZeRO", which you may skip. A unit is then a bucket.
 
 Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of each cut tensor. --zero-stage 1 divides 8 (fp32) or 12
           (16 bits) of the 16 bytes per parameter by d.
@@ -98,13 +101,11 @@ typedef struct {
     int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
     size_t num_params;
-    long long zero_stage;           // ZeRO: 0, or 1: each dp rank has the optimizer's state for its shards
-    size_t own_elements;            // ZeRO: in one shard of every unit; without ZeRO a shard is the whole unit
-    size_t shard_at[MAX_UNITS];     // ZeRO: where a unit's shard begins in master, m and v
+    long long zero_stage;           // ZeRO: 0, or 1: master, m and v are for one shard of every unit, 1/d of it
     CommOp gathering[MAX_UNITS];    // ZeRO: the all-gather of a unit after the update, while it is under way
     floatX *params, *grads;         // (num_params) owned
-    float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
-    float *m, *v;                   // (own_elements) AdamW moments, owned
+    float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (num_params) AdamW moments, owned
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -215,16 +216,18 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 static bool is_first(const GPT2* g) { return g->stage == 0; }
 static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
-// ZeRO-1 over dp, as in train_gpt2_zero.cu: a rank has the optimizer's state for one shard of each unit, updates
-// the parameters there, and gathers the others. Lines elsewhere that serve it are marked "ZeRO". Without them, and with
-// one shard per unit, this program is the merge of pp and tp.
+// ---- ZeRO-1 over dp, from train_gpt2_zero.cu: skip this and the lines marked "ZeRO", the merge does without them ----
+// A rank has the optimizer's state for one shard of each unit, updates the parameters there, and gathers the others'.
+// By default a unit has one shard, which is all of it and has no padding, because buckets span units.
 static int num_shards(const GPT2* g) { return g->zero_stage == 1 ? g->dp->size : 1; }
-static size_t shard_size(const GPT2* g, int u) { // without ZeRO nothing is padded, because buckets span units
+static size_t shard_size(const GPT2* g, int u) {
     return g->zero_stage == 1 ? shard_of(g->units[u].size, num_shards(g)) : g->units[u].size;
 }
 static size_t shard_begin(const GPT2* g, int u) {
     return g->zero_stage == 1 ? (size_t)g->dp->rank * shard_size(g, u) : 0;
 }
+// Returns how many elements this rank's shards of all units have, if the units have n.
+static size_t in_shards(const GPT2* g, size_t n) { return n / (size_t)num_shards(g); }
 // Begins to gather all parameters from the ranks' shards, in the order of the next forward pass.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage == 1; u++) {
@@ -240,29 +243,27 @@ static void gpt2_gather_finish(GPT2* g) {
 
 // Called by gpt2_configure, because predictions need the sizes.
 static void gpt2_init_units(GPT2* g) {
-    g->num_params = g->own_elements = 0;
+    g->num_params = 0;
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
-        g->shard_at[u] = g->own_elements;                        // ZeRO
-        g->own_elements += shard_size(g, u);                     // ZeRO
-        g->num_params = (size_t)num_shards(g) * g->own_elements; // ZeRO
-        g->gathering[u] = NO_OP;                                 // ZeRO
+        g->num_params += (size_t)num_shards(g) * shard_size(g, u); // ZeRO: with padding
+        g->gathering[u] = NO_OP; // ZeRO
     }
 }
 
 static void gpt2_init_params(GPT2* g) {
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
-    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
-    g->m = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
-    g->v = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t begin = shard_begin(g, u), at = g->shard_at[u]; // ZeRO
+        size_t begin = shard_begin(g, u), at = in_shards(g, g->units[u].offset); // ZeRO
         if (begin >= g->units[u].size) continue; // of another stage, or nothing but padding
         ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin,
                                           shard_size(g, u)); // ZeRO: of this rank's part, its shard
@@ -405,7 +406,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
-    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * g->own_elements; // ZeRO
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * in_shards(g, P); // ZeRO
     bytes[MEMORY_ACTIVATIONS] = own * per_row + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
@@ -413,7 +414,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-static double gpt2_predict_sent(GPT2* g) {
+static double gpt2_predict_sent(const GPT2* g) {
     int t = g->tp->size, sequence = g->options.sequence_parallel, p = g->pp->size, d = g->dp->size;
     int zero = g->zero_stage == 1, embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
     int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
@@ -538,7 +539,7 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
                                       const floatX* dfch) {
     if (left_to_weights(g, a.dout, dout)) return; // gpt2_backward_weight calls this again
     int BT = g->B * g->T, C = g->config.C;
-    CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again: the forward pass has kept only this rank's rows
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again, because only this rank's rows have been kept
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*g->D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
@@ -559,8 +560,8 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*g->D, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*g->D);
-    CommOp sum = tp_enter_backward_begin(g, dln2); // travels while the gradients of the weights, which need no sum,
-    block_mlp_backward_weight(g, u, dp, a, dout, dfch); // are computed
+    CommOp sum = tp_enter_backward_begin(g, dln2); // overlaps with the weights' gradients, which need no sum over ranks
+    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
     dln2 = tp_enter_backward_end(g, dln2, sum);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
@@ -574,7 +575,7 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
                                             const floatX* dqkv) {
     if (left_to_weights(g, a.dres2, dres2)) return;
     int BT = g->B * g->T, C = g->config.C;
-    CommOp gather = gather_rows_begin(g, g->gathered, a.ln1);
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln1); // as in the MLP
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, g->D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
@@ -660,7 +661,7 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* term = g->options.sequence_parallel ? g->term : g->acts[0].res1; // of the sum, which is in res1
+    floatX* term = g->options.sequence_parallel ? g->term : g->acts[0].res1; // whose sum is res1
     encoder_part_forward(term, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, g->config.C);
     tp_leave(g, g->acts[0].res1, term); // exact: wte[token] is 0 on all ranks but the one that has the token
 }

@@ -11,14 +11,15 @@ Rows      projw    (C,C)          (C,D)     inputs are cut, as attention and GEL
 Tokens    wte      (Vp,C)         (Vp/t,C)  embeddings are sums; the loss needs 3 numbers of each row and rank.
 Whole     layernorms, projb, fcprojb, wpe: equal on the t ranks, because their gradients come from whole activations.
 
-Seams, Megatron's f and g (section 4 of this file), one of each in half a block:
+Seams, Megatron's f and g, in section 4: half a block enters its first matrix and leaves its second one.
                                      by default    --sequence-parallel
           tp_enter (f)               nothing       all-gather         before a column-parallel layer
           tp_leave (g)               all-reduce    reduce-scatter     after a row-parallel layer
           tp_leave_backward          nothing       all-gather
           tp_enter_backward          all-reduce    reduce-scatter     overlaps with the gradients of weights
---sequence-parallel  (arXiv 2205.05198) cuts what is whole between the seams, layernorms and the residual stream, by
-          rows of (B,T,C). At a first reading skip it: functions with "rows" in their names then do nothing.
+--sequence-parallel  (arXiv 2205.05198) also cuts layernorms and the residual stream, which lie between the seams, by
+          rows of (B,T,C). Skip it at first: without it own_rows is B*T, and at_own_rows, gather_rows, tp_enter and
+          tp_leave_backward return x, so that two sums are left in half a block, one forward and one backward.
 
 Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C parameters in any precision.
           A block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t.
@@ -427,7 +428,7 @@ static void grad_ready(GPT2* g, int u, int i) {
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
     int BT = g->B * g->T, C = g->config.C;
-    CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again: the forward pass has kept only this rank's rows
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again, because only this rank's rows have been kept
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*g->D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
@@ -448,8 +449,8 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*g->D, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*g->D);
-    CommOp sum = tp_enter_backward_begin(g, dln2); // travels while the gradients of the weights, which need no sum,
-    block_mlp_backward_weight(g, u, dp, a, dout, dfch); // are computed
+    CommOp sum = tp_enter_backward_begin(g, dln2); // overlaps with the weights' gradients, which need no sum over ranks
+    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
     dln2 = tp_enter_backward_end(g, dln2, sum);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
@@ -462,7 +463,7 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
     int BT = g->B * g->T, C = g->config.C;
-    CommOp gather = gather_rows_begin(g, g->gathered, a.ln1);
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln1); // as in the MLP
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, g->D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
@@ -526,7 +527,7 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* term = g->options.sequence_parallel ? g->term : g->acts[0].res1; // of the sum, which is in res1
+    floatX* term = g->options.sequence_parallel ? g->term : g->acts[0].res1; // whose sum is res1
     encoder_part_forward(term, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, g->config.C);
     tp_leave(g, g->acts[0].res1, term); // exact: wte[token] is 0 on all ranks but the one that has the token
 }
