@@ -173,6 +173,7 @@ static size_t own_rows_of(const GPT2* g, int B, int T) {
 }
 // As above, for this rank's rows; then for all rows, where the t ranks exchange them (comm_alloc registers memory).
 static floatX* own_acts_alloc(const GPT2* g, size_t n) {
+    if (!g->options.sequence_parallel) return acts_alloc(g, n);
     return (floatX*)comm_alloc(g->tp, own_rows_of(g, g->max_B, g->seq_len) * n * sizeof(floatX), MEMORY_ACTIVATIONS);
 }
 static float* own_stats_alloc(const GPT2* g) {
