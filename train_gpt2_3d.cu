@@ -2,17 +2,20 @@
 Train GPT-2 on a mesh of data, tensor and pipeline parallelism: d replicas of the model, each in p pipeline stages of t
 ranks that share its matrices. N = d*p*t (Narayanan et al., arXiv 2104.04473).
 
-The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Beyond the merge there are
-sizes, such as a message between stages, which has this rank's rows (--sequence-parallel); bytes predicted for each
-axis; and ZeRO-1 over dp.
+The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Where they meet, sizes are
+cut by both, a norm is a sum over both axes, and a message between stages has this rank's rows (--sequence-parallel).
+Neither of them has bytes predicted for each axis, and ZeRO-1 over dp.
 
 Mesh      rank = (dp p + pp) t + tp: ranks along tp are neighbours, because they send most. --mesh dp=2,pp=2,tp=2:
                          stage 0 (pp=0)    stage 1 (pp=1)
               dp = 0         0 1      ->       2 3             tp: 0 1 and so on, parts of the same matrices
               dp = 1         4 5      ->       6 7             pp: 0 2, messages.  dp: 0 4, the same parameters
-          --mesh pp=2,dp=2,tp=2 makes pp the outer axis. tied joins stages 0 and p-1 of a pipeline, which have the root.
+          --mesh pp=2,dp=2,tp=2 makes pp the outer axis.
+wte       is tied, and cut over tp: the first and the last stage both have its rows of this tp rank's tokens (above, 0
+          and 2 the same ones, 1 and 3 the others). Once a step these two sum their gradients over `tied`, which
+          joins them. Then dp sums over the replicas (0 and 4, 2 and 6), so all four keep equal rows.
 --zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from num_shards to
-          gpt2_gather_finish, and lines marked "ZeRO". A unit is then a bucket.
+          gpt2_gather_finish, and lines marked "ZeRO", which you may skip. A unit is then a bucket.
 
 Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of each cut tensor. --zero-stage 1 divides 8 (fp32) or 12
           (16 bits) of the 16 bytes per parameter by d.
@@ -34,12 +37,11 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_warmup, pipeline_forward, pipeline_slot
 #include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_wait, buffers_swap
-#include "llmc/parallel/shard.h"       // defines: shard_of, NO_OP, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_added_once, ...: the rows of each rank
+#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/run/predict.h"          // defines: run_predict
 #include "llmc/run/report_pipeline.h"  // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
@@ -93,18 +95,17 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    TpRows rows;                    // this rank's rows of B*T, as --sequence-parallel and --overlap say
+    int D;                          // C/t: channels of this rank's NH/t heads; 4D are its channels of the MLP
+    TensorParallel options;         // sequence_parallel, overlap: 0 or 1 each
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
     size_t num_params;
-    long long zero_stage;           // ZeRO: 0, or 1: each dp rank has the optimizer's state for its shards
-    size_t own_elements;            // ZeRO: in one shard of every unit; without ZeRO a shard is the whole unit
-    size_t shard_at[MAX_UNITS];     // ZeRO: where a unit's shard begins in master, m and v
+    long long zero_stage;           // ZeRO: 0, or 1: master, m and v are for one shard of every unit, 1/d of it
     CommOp gathering[MAX_UNITS];    // ZeRO: the all-gather of a unit after the update, while it is under way
     floatX *params, *grads;         // (num_params) owned
-    float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
-    float *m, *v;                   // (own_elements) AdamW moments, owned
+    float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (num_params) AdamW moments, owned
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -112,6 +113,8 @@ typedef struct {
     Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
     BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
+    floatX *term;                   // (B,T,C) a rank's term of this output, which is a sum; branch, a view, replaces it
+    floatX *gathered;               // (B,T,C) all rows of ln1 or ln2, with --sequence-parallel; else NULL
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
     int logits_rows;                // rows of logits that exist at the same time
@@ -151,7 +154,7 @@ static RootParams root_view(const GPT2* g, floatX* base) {
 }
 
 static AttentionParams attention_view(const GPT2* g, floatX* base) {
-    size_t C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
+    size_t C = (size_t)g->config.C, D = (size_t)g->D;
     AttentionParams p;
     p.ln1w  = base; base += C;
     p.ln1b  = base; base += C;
@@ -163,7 +166,7 @@ static AttentionParams attention_view(const GPT2* g, floatX* base) {
 }
 
 static MlpParams mlp_view(const GPT2* g, floatX* base) {
-    size_t C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
+    size_t C = (size_t)g->config.C, D = (size_t)g->D;
     MlpParams p;
     p.ln2w    = base; base += C;
     p.ln2b    = base; base += C;
@@ -182,14 +185,31 @@ static float* stats_alloc(const GPT2* g, size_t n) {
     return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
 }
 
+// With --sequence-parallel this rank has only some of a micro-batch's B*T rows of layernorms and the residual stream.
+static size_t own_rows_of(const GPT2* g, int B, int T) {
+    size_t rows = (size_t)B * (size_t)T;
+    return g->options.sequence_parallel ? ceil_div(rows, (size_t)g->tp->size) : rows;
+}
+// As above, for this rank's rows; then for all rows, where the t ranks exchange them (comm_alloc registers memory).
+static floatX* own_acts_alloc(const GPT2* g, size_t n) {
+    if (!g->options.sequence_parallel) return acts_alloc(g, n);
+    return (floatX*)comm_alloc(g->tp, own_rows_of(g, g->max_B, g->seq_len) * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+static float* own_stats_alloc(const GPT2* g) {
+    return (float*)device_alloc(own_rows_of(g, g->max_B, g->seq_len) * sizeof(float), MEMORY_ACTIVATIONS);
+}
+static floatX* tp_acts_alloc(const GPT2* g, size_t n) {
+    return (floatX*)comm_alloc(g->tp, (size_t)g->max_B * (size_t)g->seq_len * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+
 // Allocates everything except res1, which blocks never share.
 static void block_acts_init(const GPT2* g, BlockActs* a) {
-    size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    a->ln1 = tp_acts_alloc(&g->rows, C); a->ln1_mean = tp_stats_alloc(&g->rows); a->ln1_rstd = tp_stats_alloc(&g->rows);
+    size_t C = (size_t)g->config.C, D = (size_t)g->D, NH = (size_t)(g->config.NH / g->tp->size);
+    a->ln1 = own_acts_alloc(g, C);  a->ln1_mean = own_stats_alloc(g); a->ln1_rstd = own_stats_alloc(g);
     a->qkv = acts_alloc(g, 3*D); a->att_stats = stats_alloc(g, NH);
     a->atty = acts_alloc(g, D);
-    a->res2 = tp_acts_alloc(&g->rows, C);
-    a->ln2 = tp_acts_alloc(&g->rows, C); a->ln2_mean = tp_stats_alloc(&g->rows); a->ln2_rstd = tp_stats_alloc(&g->rows);
+    a->res2 = own_acts_alloc(g, C);
+    a->ln2 = own_acts_alloc(g, C);  a->ln2_mean = own_stats_alloc(g); a->ln2_rstd = own_stats_alloc(g);
     a->fch = acts_alloc(g, 4*D);
     a->gelu = acts_alloc(g, 4*D);
 }
@@ -197,16 +217,18 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 static bool is_first(const GPT2* g) { return g->stage == 0; }
 static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
-// ZeRO-1 over dp, as in train_gpt2_zero.cu: a rank has the optimizer's state for one shard of each unit, updates
-// the parameters there, and gathers the others. Lines elsewhere that serve it are marked "ZeRO". Without them, and with
-// one shard per unit, this program is the merge of pp and tp.
+// ---- ZeRO-1 over dp, from train_gpt2_zero.cu: skip this and the lines marked "ZeRO", the merge does without them ----
+// A rank has the optimizer's state for one shard of each unit, updates the parameters there, and gathers the others'.
+// By default a unit has one shard, which is all of it and has no padding, because buckets span units.
 static int num_shards(const GPT2* g) { return g->zero_stage == 1 ? g->dp->size : 1; }
-static size_t shard_size(const GPT2* g, int u) { // without ZeRO nothing is padded, because buckets span units
+static size_t shard_size(const GPT2* g, int u) {
     return g->zero_stage == 1 ? shard_of(g->units[u].size, num_shards(g)) : g->units[u].size;
 }
 static size_t shard_begin(const GPT2* g, int u) {
     return g->zero_stage == 1 ? (size_t)g->dp->rank * shard_size(g, u) : 0;
 }
+// Returns how many elements this rank's shards of all units have, if the units have n.
+static size_t in_shards(const GPT2* g, size_t n) { return n / (size_t)num_shards(g); }
 // Begins to gather all parameters from the ranks' shards, in the order of the next forward pass.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage == 1; u++) {
@@ -222,29 +244,27 @@ static void gpt2_gather_finish(GPT2* g) {
 
 // Called by gpt2_configure, because predictions need the sizes.
 static void gpt2_init_units(GPT2* g) {
-    g->num_params = g->own_elements = 0;
+    g->num_params = 0;
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
-        g->shard_at[u] = g->own_elements;                        // ZeRO
-        g->own_elements += shard_size(g, u);                     // ZeRO
-        g->num_params = (size_t)num_shards(g) * g->own_elements; // ZeRO
-        g->gathering[u] = NO_OP;                                 // ZeRO
+        g->num_params += (size_t)num_shards(g) * shard_size(g, u); // ZeRO: with padding
+        g->gathering[u] = NO_OP; // ZeRO
     }
 }
 
 static void gpt2_init_params(GPT2* g) {
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
-    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
-    g->m = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
-    g->v = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t begin = shard_begin(g, u), at = g->shard_at[u]; // ZeRO
+        size_t begin = shard_begin(g, u), at = in_shards(g, g->units[u].offset); // ZeRO
         if (begin >= g->units[u].size) continue; // of another stage, or nothing but padding
         ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin,
                                           shard_size(g, u)); // ZeRO: of this rank's part, its shard
@@ -278,8 +298,7 @@ static void gpt2_init_schedule(GPT2* g) {
 }
 
 static void slot_init(GPT2* g, int s) {
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
-    size_t D = C / (size_t)g->tp->size;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C, D = (size_t)g->D;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
     bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); // for a delayed W
@@ -287,15 +306,14 @@ static void slot_init(GPT2* g, int s) {
         BlockActs* a = &slot->acts[i];
         if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
         else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
-        a->res1 = tp_acts_alloc(&g->rows, C);
+        a->res1 = own_acts_alloc(g, C);
         if (!keeps_for_weights) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*D);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*D);
     }
     if (stages_have_head(&g->stages)) {
-        slot->acts[blocks].res1 = tp_acts_alloc(&g->rows, C); // resf
-        slot->lnf = tp_gather_alloc(&g->rows, C);
-        slot->lnf_mean = tp_stats_alloc(&g->rows); slot->lnf_rstd = tp_stats_alloc(&g->rows);
+        slot->acts[blocks].res1 = own_acts_alloc(g, C); // resf
+        slot->lnf = tp_acts_alloc(g, C); slot->lnf_mean = own_stats_alloc(g); slot->lnf_rstd = own_stats_alloc(g);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     slot->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -305,18 +323,19 @@ static void slot_init(GPT2* g, int s) {
 static void gpt2_init_acts(GPT2* g) {
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
-    messages_init(&g->messages, g->pp, g->pipeline, g->rows.max_count * (size_t)g->config.C);
+    messages_init(&g->messages, g->pp, g->pipeline, own_rows_of(g, g->max_B, g->seq_len) * (size_t)g->config.C);
 }
 
 static void gpt2_init_scratch(GPT2* g) {
     size_t C = (size_t)g->config.C, t = (size_t)g->tp->size;
-    tp_buffers_alloc(&g->rows);
+    g->term = tp_acts_alloc(g, C);
+    if (g->options.sequence_parallel) g->gathered = tp_acts_alloc(g, C);
     g->logits = (floatX*)device_alloc((size_t)g->logits_rows * (size_t)g->tokens.count * sizeof(floatX),
                                       MEMORY_ACTIVATIONS);
     g->row_stats = (float*)device_alloc(t * (size_t)g->logits_rows * 3 * sizeof(float), MEMORY_ACTIVATIONS);
     g->losses = stats_alloc(g, 1);
-    g->dres = tp_acts_alloc(&g->rows, C);
-    g->dbtc = tp_sum_alloc(&g->rows, C);
+    g->dres = own_acts_alloc(g, C);
+    g->dbtc = tp_acts_alloc(g, C);
     g->dbt4c = acts_alloc(g, 4*C / t);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
@@ -376,38 +395,38 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, P = g->num_params, X = sizeof(floatX), F = sizeof(float);
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, slots = (size_t)g->num_slots;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = (size_t)g->D, slots = (size_t)g->num_slots;
     size_t most = (size_t)g->stages.most_blocks, head = stages_have_head(&g->stages) ? slots : 0;
     size_t delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute), blocks = slots*most;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
-    size_t R = g->rows.max_count, cut = (size_t)g->rows.options.sequence_parallel;
+    size_t own = own_rows_of(g, g->max_B, g->seq_len), gathers = (size_t)g->options.sequence_parallel;
     size_t per_row = (blocks + 3*blocks_kept + head + 1) * C*X + messages_elements(g->pipeline, C) * X // resf, dres
                    + (4*blocks_kept + 2*head) * F;                                                // layernorms
     size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F) + delayed * (2*C + 7*D)*X
-                     + ((head + 2 + cut) * C + 4*D)*X + F + slots * 2 * sizeof(int);              // outside the blocks
+                     + ((head + 2 + gathers) * C + 4*D)*X + F + slots * 2 * sizeof(int);          // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
-    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * g->own_elements; // ZeRO
-    bytes[MEMORY_ACTIVATIONS] = R * per_row + BT * per_token + sizeof(StepStats)
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * in_shards(g, P); // ZeRO
+    bytes[MEMORY_ACTIVATIONS] = own * per_row + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
 // Returns the bytes that this rank will send per step.
-static double gpt2_predict_sent(GPT2* g) {
-    int t = g->tp->size, cut = g->rows.options.sequence_parallel, p = g->pp->size, d = g->dp->size;
+static double gpt2_predict_sent(const GPT2* g) {
+    int t = g->tp->size, sequence = g->options.sequence_parallel, p = g->pp->size, d = g->dp->size;
     int zero = g->zero_stage == 1, embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
     int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages);
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
-    sums += again + cut * (again / 2 + L); // a gather or a reduce-scatter is half a sum
+    sums += again + sequence * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
-    double step = ring_bytes(cut * (2*L + (embedding || head)) * 2*C * X + 2*sizeof(double), t);
+    double step = ring_bytes(sequence * (2*L + (embedding || head)) * 2*C * X + 2*sizeof(double), t);
     double root = p > 1 ? (double)g->units[0].size * X : 0, *sent = g->mesh.sent_along;
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
-    sent[MESH_PP] = g->pipeline.m * messages * (double)tp_count(&g->rows, (size_t)BT) * C * X + root
+    sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
     sent[MESH_DP] = ring_bytes((double)g->num_params * X + (zero ? 3 : 1) * (double)sizeof(double), d); // ZeRO: norms
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
@@ -416,87 +435,83 @@ static double gpt2_predict_sent(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// ---- seams: where the t ranks communicate ----
-// own is this rank's rows of a (B,T,C); with --sequence-parallel 1/t of them, else all. Buffers:
-//                                                                      by default      --sequence-parallel
-//   tp_acts_alloc      res1, ln1, res2, ln2, resf, dres: own rows      (B,T,C)         (B,T,C)/t
-//   tp_gather_alloc    lnf, of which the head needs all rows           (B,T,C)         (B,T,C)
-//   tp_buffers_alloc   rows.in: ln1 or ln2 after tp_enter              none            (B,T,C)
-//                      rows.out: a term before tp_leave;               (B,T,C)         (B,T,C)
-//                      the gradient of all rows in a backward pass     none            in rows.out
-//   tp_sum_alloc       dbtc: dln1, dln2 or dlnf, which is a sum        (B,T,C)         (B,T,C)
-// A backward pass uses three at a time: dout in rows.out, ln2 in rows.in, and dln2 in dbtc while it is summed.
-//
-// Returns all rows, in `all` if they had to be gathered.
-static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
-    if (!g->rows.options.sequence_parallel) return own;
-    comm_wait(g->tp, comm_all_gather(g->tp, all, own, tp_elements(&g->rows), COMM_FLOATX));
-    return all;
+// ---- rows, for --sequence-parallel only: without it own_rows is B*T, at_own_rows and gather_rows return x ----
+static int own_rows(const GPT2* g) { return (int)own_rows_of(g, g->B, g->T); }
+static size_t own_row_elements(const GPT2* g) { return (size_t)own_rows(g) * (size_t)g->config.C; }
+// Returns where this rank's rows are in x (B,T,C), which has all rows.
+static floatX* at_own_rows(const GPT2* g, floatX* x) {
+    return g->options.sequence_parallel ? x + (size_t)g->tp->rank * own_row_elements(g) : x;
 }
-// f: returns all rows, the input of a column-parallel layer.
-static floatX* tp_enter(GPT2* g, floatX* own) { return tp_gather(g, g->rows.in, own); }
-// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x.
-static void tp_leave(GPT2* g, floatX* own, floatX* x) {
-    size_t n = tp_elements(&g->rows);
-    if (g->rows.options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX));
-    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX)); // own == x
+// Gathers all rows from every rank's own. Layers between _begin and _end overlap with it, unless --no-overlap is given.
+static CommOp gather_rows_begin(GPT2* g, floatX* all, floatX* own) {
+    if (!g->options.sequence_parallel) return NO_OP;
+    CommOp gather = comm_all_gather(g->tp, all, own, own_row_elements(g), COMM_FLOATX);
+    if (!g->options.overlap) comm_finish(g->tp, &gather);
+    return gather;
 }
-// Returns all rows of the gradient of such a sum, which is also the gradient of each term.
-static floatX* tp_leave_backward(GPT2* g, floatX* own) { return tp_gather(g, g->rows.out, own); }
+static floatX* gather_rows_end(GPT2* g, floatX* all, floatX* own, CommOp gather) {
+    comm_finish(g->tp, &gather);
+    return g->options.sequence_parallel ? all : own;
+}
+static floatX* gather_rows(GPT2* g, floatX* all, floatX* own) {
+    return gather_rows_end(g, all, own, gather_rows_begin(g, all, own));
+}
 
-// Begins to sum the ranks' gradients x (B,T,C) of a column-parallel layer's input, in place. Other layers may run until
-// tp_enter_backward_end, which returns this rank's rows of the sum.
-static void tp_enter_backward_begin(GPT2* g, floatX* x) {
-    floatX* own = tp_own_rows(&g->rows, x);
-    size_t n = tp_elements(&g->rows);
-    if (g->rows.options.sequence_parallel) g->rows.sum = comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX);
-    else g->rows.sum = comm_all_reduce(g->tp, x, n, COMM_FLOATX);
-    tp_sum_begun(&g->rows); // with --no-overlap, waits for it
+// ---- seams: where the t ranks communicate ----
+// f: returns the whole input x of a column-parallel layer.
+static floatX* tp_enter(GPT2* g, floatX* x) { return gather_rows(g, g->gathered, x); }
+// For a bias or wpe, which one of the t ranks adds to its term: returns x there and NULL on the others.
+static floatX* added_once(const GPT2* g, floatX* x) { return g->tp->rank == 0 ? x : NULL; }
+// g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it. By default
+// these are all rows, and the sum replaces the term: sum == term.
+static floatX* tp_leave(GPT2* g, floatX* sum, floatX* term) {
+    size_t n = own_row_elements(g);
+    if (g->options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, sum, term, n, COMM_FLOATX));
+    else comm_wait(g->tp, comm_all_reduce(g->tp, term, n, COMM_FLOATX));
+    return sum;
 }
-static floatX* tp_enter_backward_end(GPT2* g, floatX* x) {
-    layers_beside_sum(false); // layers may use all multiprocessors again
-    comm_finish(g->tp, &g->rows.sum);
-    return tp_own_rows(&g->rows, x);
+// The gradient of a sum is that of each of its terms: returns the whole of it.
+static floatX* tp_leave_backward(GPT2* g, floatX* dsum) { return gather_rows(g, g->term, dsum); }
+// Each rank's columns have used all of the input x, so dx is the sum of the ranks' terms (B,T,C). Begins this sum, in
+// place; layers before tp_enter_backward_end, which returns this rank's rows of it, overlap with the sum.
+static CommOp tp_enter_backward_begin(GPT2* g, floatX* dx) {
+    size_t n = own_row_elements(g);
+    CommOp sum = g->options.sequence_parallel ? comm_reduce_scatter(g->tp, at_own_rows(g, dx), dx, n, COMM_FLOATX)
+                                              : comm_all_reduce(g->tp, dx, n, COMM_FLOATX);
+    if (g->options.overlap) layers_overlap_sum(comm_has_kernels(g->tp)); // its kernels need some multiprocessors
+    else comm_finish(g->tp, &sum);
+    return sum;
 }
-// tp_enter in two halves, for the gradients of weights: the forward pass has kept only this rank's rows of their input.
-static void tp_enter_begin(GPT2* g, floatX* own) {
-    if (!g->rows.options.sequence_parallel) return;
-    g->rows.gather = comm_all_gather(g->tp, g->rows.in, own, tp_elements(&g->rows), COMM_FLOATX);
-    tp_gather_begun(&g->rows); // with --no-overlap, waits for it
-}
-static floatX* tp_enter_end(GPT2* g, floatX* own) {
-    comm_finish(g->tp, &g->rows.gather);
-    return g->rows.options.sequence_parallel ? g->rows.in : own;
+static floatX* tp_enter_backward_end(GPT2* g, floatX* dx, CommOp sum) {
+    layers_overlap_sum(false); // layers may use all multiprocessors again
+    comm_finish(g->tp, &sum);
+    return at_own_rows(g, dx);
 }
 
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
-// tp_added_once: the bias, or NULL except on one rank, because outputs are summed over the ranks.
 static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
-    int t = g->tp->size, D = C / t;
-    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows.count, C);
-    matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
-    attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
-    matmul_forward(g->rows.out, a.atty, p.projw, tp_added_once(&g->rows, p.projb), BT, D, C); // row-parallel
-    tp_leave(g, g->branch, g->rows.out); // branch = the sum of out over the ranks
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, own_rows(g), C);
+    matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*g->D); // column-parallel
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, g->D, NH / g->tp->size);
+    matmul_forward(g->term, a.atty, p.projw, added_once(g, p.projb), BT, g->D, C); // row-parallel
+    g->branch = tp_leave(g, at_own_rows(g, g->term), g->term);
 }
 
 // Computes all activations of the MLP except its output: the backward pass needs no more.
 static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
     residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
-                               g->rows.count, C);
-    matmul_gelu_forward(a.gelu, a.fch, tp_enter(g, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
+                               own_rows(g), C);
+    matmul_gelu_forward(a.gelu, a.fch, tp_enter(g, a.ln2), p.fcw, p.fcb, BT, C, 4*g->D); // column-parallel
 }
 
 // The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
 static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
     block_mlp_activations(g, p, a);
-    matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_added_once(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
-    tp_leave(g, g->branch, g->rows.out);
+    matmul_forward(g->term, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*g->D, C); // row-parallel
+    g->branch = tp_leave(g, at_own_rows(g, g->term), g->term);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
@@ -525,14 +540,14 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
                                       const floatX* dfch) {
     if (left_to_weights(g, a.dout, dout)) return; // gpt2_backward_weight calls this again
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
-    tp_enter_begin(g, a.ln2); // with --sequence-parallel, gathers the rows of ln2 again
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again, because only this rank's rows have been kept
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, g->grad_mode);
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*g->D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(g, a.ln2), BT, C, 4*D, g->grad_mode);
+    const floatX* ln2 = gather_rows_end(g, g->gathered, a.ln2, gather);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, ln2, BT, C, 4*g->D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
@@ -541,18 +556,17 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
 static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
     floatX *dfch = a.dfch, *dln2 = g->dbtc;
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
     floatX* dout = tp_leave_backward(g, g->dres);
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*D, C);
+    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*g->D, C);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*D);
-    tp_enter_backward_begin(g, dln2); // overlaps with the gradients of the weights
+    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*g->D);
+    CommOp sum = tp_enter_backward_begin(g, dln2); // overlaps with the weights' gradients, which need no sum over ranks
     block_mlp_backward_weight(g, u, dp, a, dout, dfch);
-    dln2 = tp_enter_backward_end(g, dln2);
+    dln2 = tp_enter_backward_end(g, dln2, sum);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
-                       g->rows.count, C, g->grad_mode);
+                       own_rows(g), C, g->grad_mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
 }
@@ -562,14 +576,14 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
                                             const floatX* dqkv) {
     if (left_to_weights(g, a.dres2, dres2)) return;
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
-    tp_enter_begin(g, a.ln1); // with --sequence-parallel, gathers the rows of ln1 again
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln1); // as in the MLP
     // res2 = res1 + atty projw^T + projb
-    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, D, C, g->grad_mode);
+    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, g->D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(g, a.ln1), BT, C, 3*D, g->grad_mode);
+    const floatX* ln1 = gather_rows_end(g, g->gathered, a.ln1, gather);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, ln1, BT, C, 3*g->D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
@@ -578,20 +592,19 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
 static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
     floatX *datty = g->dbtc, *dqkv = a.dqkv, *dln1 = g->dbtc; // datty is read before dln1 is written
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
-    int t = g->tp->size, D = C / t;
     floatX* dres2 = tp_leave_backward(g, g->dres);
     // res2 = res1 + atty projw^T + projb
-    matmul_backward_input(datty, dres2, p.projw, BT, D, C);
+    matmul_backward_input(datty, dres2, p.projw, BT, g->D, C);
     // atty = attention(qkv)
-    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, D, NH / t);
+    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, g->D, NH / g->tp->size);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*D);
-    tp_enter_backward_begin(g, dln1);
+    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*g->D);
+    CommOp sum = tp_enter_backward_begin(g, dln1);
     block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
-    dln1 = tp_enter_backward_end(g, dln1);
+    dln1 = tp_enter_backward_end(g, dln1, sum);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
-                       g->rows.count, C, g->grad_mode);
+                       own_rows(g), C, g->grad_mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -621,13 +634,11 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    tp_begin(&g->rows, B * T);
-    g->branch = tp_own_rows(&g->rows, g->rows.out); // where tp_leave puts a sum
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
 
-static size_t message_elements(const GPT2* g) { return tp_elements(&g->rows); } // own rows: 1/t if they are cut
+static size_t message_elements(const GPT2* g) { return own_row_elements(g); } // 1/t with --sequence-parallel
 
 // Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
 // res1; the other activations are those of a slot that no other micro-batch uses now.
@@ -651,19 +662,18 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* embedded = tp_term(&g->rows, g->acts[0].res1); // res1, or rows.out if a rank has only some rows
-    encoder_part_forward(embedded, g->inputs, root.wte, tp_added_once(&g->rows, root.wpe), g->tokens, g->B, g->T,
-                         g->config.C);
-    tp_leave(g, g->acts[0].res1, embedded); // exact, because one rank has the token's row
+    floatX* term = g->options.sequence_parallel ? g->term : g->acts[0].res1; // whose sum is res1
+    encoder_part_forward(term, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, g->config.C);
+    tp_leave(g, g->acts[0].res1, term); // exact: wte[token] is 0 on all ranks but the one that has the token
 }
 
 // The last block's output is x + branch.
 static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, const floatX* branch) {
     trace_compute("head", -1);
-    floatX* lnf = tp_own_rows(&g->rows, g->lnf);
-    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count,
+    floatX* lnf = at_own_rows(g, g->lnf);
+    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, own_rows(g),
                                g->config.C);
-    tp_gather(g, g->lnf, lnf);
+    gather_rows(g, g->lnf, lnf); // the head needs all rows
 }
 
 // Writes x + branch to the message for the next stage. (Inside a stage, the next layernorm adds the two.)
@@ -731,19 +741,19 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    tp_enter_backward_begin(g, g->dbtc); // each rank has the part of its own tokens
 }
 
 // Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
 static void head_backward(GPT2* g, RootParams root, RootParams droot, float dloss) {
     int BT = g->B * g->T, C = g->config.C;
     head_forward_backward(g, root.wte, droot.wte, dloss);
+    CommOp sum = tp_enter_backward_begin(g, g->dbtc); // a rank's term comes from the logits of its tokens
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    floatX* dlnf = tp_enter_backward_end(g, g->dbtc, sum);
     // lnf = layernorm(resf)
-    floatX* dlnf = tp_enter_backward_end(g, g->dbtc);
-    device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
+    device_zero(g->dres, own_row_elements(g) * sizeof(floatX));
     layernorm_backward(g->dres, droot.lnfw, droot.lnfb, dlnf, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
-                       g->rows.count, C, g->grad_mode);
+                       own_rows(g), C, g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
 }
@@ -811,18 +821,18 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     action_begin(&g->times, g->action); // for the report, which says how long it takes, until gpt2_send
 }
 
-// With --sequence-parallel each rank's gradients of layernorms come from its own rows: sums them over the t ranks, in
-// few all-reduces. (Without it they are equal already.)
+// With --sequence-parallel a rank's gradients of layernorms, the first two tensors of every unit, come from its own
+// rows. Sums them over the t ranks: copied to dbtc, because one large all-reduce takes less time than many small ones.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    floatX* parts[MAX_UNITS];
-    size_t n = 2 * (size_t)g->config.C; // elements of the first two tensors of each unit, which are a layernorm's
-    int count = 0, most = g->B * g->T / 2; // dbtc has BTC elements, a unit 2C of them
-    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) parts[count++] = unit_grads(g, u);
+    floatX* layernorms[MAX_UNITS];
+    size_t n = 2 * (size_t)g->config.C, bytes = n * sizeof(floatX); // of each
+    int count = 0, most = g->B * g->T / 2; // how many fit into dbtc (B,T,C): all, unless a micro-batch is tiny
+    for (int u = 0; u < g->num_units; u++) if (g->units[u].size > 0) layernorms[count++] = unit_grads(g, u);
     for (int first = 0; first < count && g->tp->size > 1; first += most) {
-        int now = count - first < most ? count - first : most;
-        tp_pack(g->dbtc, parts + first, now, n);
-        comm_wait(g->tp, comm_all_reduce(g->tp, g->dbtc, (size_t)now * n, COMM_FLOATX));
-        tp_unpack(parts + first, g->dbtc, now, n);
+        int end = first + most < count ? first + most : count;
+        for (int i = first; i < end; i++) device_copy(g->dbtc + (size_t)(i - first) * n, layernorms[i], bytes);
+        comm_wait(g->tp, comm_all_reduce(g->tp, g->dbtc, (size_t)(end - first) * n, COMM_FLOATX));
+        for (int i = first; i < end; i++) device_copy(layernorms[i], g->dbtc + (size_t)(i - first) * n, bytes);
     }
 }
 
@@ -841,7 +851,7 @@ static void gpt2_reduce(GPT2* g) {
     gpt2_reduce_tied(g);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
-    if (g->rows.options.sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
     comm_wait(g->dp, loss);
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
@@ -945,7 +955,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_ranks(run);
     options_mesh(&run->table, &g->mesh.text);
-    options_tensor_parallel(&run->table, NULL, &g->rows.options);
+    options_tensor_parallel(&run->table, NULL, &g->options);
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
     option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1,
                "what is sharded over dp: 0 nothing, 1 optimizer state"); // ZeRO
@@ -967,6 +977,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->num_units = gpt2_num_units(g->config);
     g->dp = g->mesh.dp;
     g->tp = g->mesh.tp;
+    g->D = g->config.C / g->tp->size;
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
@@ -975,7 +986,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->num_slots = pipeline_slots(g->pipeline, g->pp->rank);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
-    tp_init(&g->rows, g->tp, g->config, g->max_B, g->seq_len);
+    mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
     gpt2_init_units(g); // now, because the predictions need them
     mesh_choose_writers(run, g->zero_stage == 1); // ZeRO: each rank saves its shards
@@ -1055,8 +1066,6 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     if (g->pp->size > 1) device_zero(unit_grads(g, 0), g->units[0].size * sizeof(floatX));
     g->B = g->max_B; // for stages that load no tokens
     g->T = g->seq_len;
-    tp_begin(&g->rows, g->B * g->T); // as in gpt2_load_batch
-    g->branch = tp_own_rows(&g->rows, g->rows.out);
     for (int k = 0; k < g->num_actions; k++) gpt2_act(g, run, k, dloss);
     messages_finish(&g->messages);
     gpt2_reduce(g);

@@ -3,26 +3,29 @@ Train GPT-2 with tensor parallelism: t ranks share one replica of the model, eac
 et al., Megatron-LM, arXiv 1909.08053, section 3). They see the same data, and exchange activations inside each block.
 --tensor-parallel t gives N/t data-parallel replicas, as in ddp.
 
-Columns   qkvw, fcw: outputs are cut, those of qkvw by heads; gradients of inputs are sums over the t ranks (f).
-Rows      projw, fcprojw: inputs are cut, as attention and GELU leave them; outputs are sums over the t ranks (g).
-wte       is cut by tokens: embeddings are sums over the ranks, and the loss needs three numbers per rank and row.
-Whole     layernorms, projb, fcprojb and wpe stay equal on the t ranks without a sum, because each rank computes equal
-          gradients from activations that have been summed (except layernorms with --sequence-parallel).
-Seams     are where ranks communicate, Megatron's f and g (section 4):
+                   one device     a rank, D = C/t
+Columns   qkvw     (3C,C)         (3D,C)    q, k and v of NH/t heads: outputs are cut, so each rank's gradient of the
+          fcw      (4C,C)         (4D,C)    input is one term of a sum over the t ranks (f). Biases are cut alike.
+Rows      projw    (C,C)          (C,D)     inputs are cut, as attention and GELU leave them; a rank's output is one
+          fcprojw  (C,4C)         (C,4D)    term of a sum (g).
+Tokens    wte      (Vp,C)         (Vp/t,C)  embeddings are sums; the loss needs 3 numbers of each row and rank.
+Whole     layernorms, projb, fcprojb, wpe: equal on the t ranks, because their gradients come from whole activations.
+
+Seams, Megatron's f and g, in section 4: half a block enters its first matrix and leaves its second one.
                                      by default    --sequence-parallel
-              tp_enter (f)           nothing       all-gather         before a column-parallel layer
-              tp_leave (g)           all-reduce    reduce-scatter     after a row-parallel layer
-              tp_leave_backward      nothing       all-gather
-              tp_enter_backward      all-reduce    reduce-scatter
-          One in two halves, _begin and _end, overlaps with the layers between them (--overlap, the default).
---sequence-parallel  cuts layernorms and the residual stream by rows of (B,T,C) (arXiv 2205.05198). Without it a rank's
-          own rows are all of them: rows.count is B*T, tp_own_rows(x), tp_enter(x) and tp_gather(x) are x, and only the
-          two all-reduces remain.
+          tp_enter (f)               nothing       all-gather         before a column-parallel layer
+          tp_leave (g)               all-reduce    reduce-scatter     after a row-parallel layer
+          tp_leave_backward          nothing       all-gather
+          tp_enter_backward          all-reduce    reduce-scatter     overlaps with the gradients of weights
+--sequence-parallel  (arXiv 2205.05198) also cuts layernorms and the residual stream, which lie between the seams, by
+          rows of (B,T,C). Skip it at first: without it own_rows is B*T, and at_own_rows, gather_rows, tp_enter and
+          tp_leave_backward return x, so that two sums are left in half a block, one forward and one backward.
 
 Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C parameters in any precision.
           A block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t.
 Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each, and 3BT(t-1) floats. --recompute
-          block adds L sums, --sequence-parallel L, both 2.5L. Per step: norms, layernorms, DDP's for this rank's part.
+          block adds L sums, --sequence-parallel L, both 2.5L. Per step: 2 doubles for norms; with --sequence-parallel
+          2C(2L + 1) gradients of layernorms; and over N/t replicas DDP's sum of this rank's parameters.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
 */
@@ -41,7 +44,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
-#include "llmc/parallel/tp_rows.h"     // defines: TpRows, tp_own_rows, tp_added_once, ...: the rows of each rank
+#include "llmc/parallel/shard.h"       // defines: NO_OP, comm_finish
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
@@ -84,7 +87,8 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
-    TpRows rows;                    // this rank's rows of B*T, as --sequence-parallel and --overlap say
+    int D;                          // C/t: channels of this rank's NH/t heads; 4D are its channels of the MLP
+    TensorParallel options;         // sequence_parallel, overlap: 0 or 1 each
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
@@ -97,6 +101,8 @@ typedef struct {
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
+    floatX *term;                   // (B,T,C) a rank's term of this output, which is a sum; branch, a view, replaces it
+    floatX *gathered;               // (B,T,C) all rows of ln1 or ln2, with --sequence-parallel; else NULL
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
     int logits_rows;                // rows of logits that exist at the same time
@@ -129,7 +135,7 @@ static RootParams root_view(const GPT2* g, floatX* base) {
 }
 
 static AttentionParams attention_view(const GPT2* g, floatX* base) {
-    size_t C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
+    size_t C = (size_t)g->config.C, D = (size_t)g->D;
     AttentionParams p;
     p.ln1w  = base; base += C;
     p.ln1b  = base; base += C;
@@ -141,7 +147,7 @@ static AttentionParams attention_view(const GPT2* g, floatX* base) {
 }
 
 static MlpParams mlp_view(const GPT2* g, floatX* base) {
-    size_t C = (size_t)g->config.C, D = C / (size_t)g->tp->size;
+    size_t C = (size_t)g->config.C, D = (size_t)g->D;
     MlpParams p;
     p.ln2w    = base; base += C;
     p.ln2b    = base; base += C;
@@ -160,14 +166,31 @@ static float* stats_alloc(const GPT2* g, size_t n) {
     return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
 }
 
+// With --sequence-parallel this rank has only some of a micro-batch's B*T rows of layernorms and the residual stream.
+static size_t own_rows_of(const GPT2* g, int B, int T) {
+    size_t rows = (size_t)B * (size_t)T;
+    return g->options.sequence_parallel ? ceil_div(rows, (size_t)g->tp->size) : rows;
+}
+// As above, for this rank's rows; then for all rows, where the t ranks exchange them (comm_alloc registers memory).
+static floatX* own_acts_alloc(const GPT2* g, size_t n) {
+    if (!g->options.sequence_parallel) return acts_alloc(g, n);
+    return (floatX*)comm_alloc(g->tp, own_rows_of(g, g->max_B, g->seq_len) * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+static float* own_stats_alloc(const GPT2* g) {
+    return (float*)device_alloc(own_rows_of(g, g->max_B, g->seq_len) * sizeof(float), MEMORY_ACTIVATIONS);
+}
+static floatX* tp_acts_alloc(const GPT2* g, size_t n) {
+    return (floatX*)comm_alloc(g->tp, (size_t)g->max_B * (size_t)g->seq_len * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+
 // Allocates everything except res1, which blocks never share.
 static void block_acts_init(const GPT2* g, BlockActs* a) {
-    size_t t = (size_t)g->tp->size, C = (size_t)g->config.C, D = C / t, NH = (size_t)g->config.NH / t;
-    a->ln1 = tp_acts_alloc(&g->rows, C); a->ln1_mean = tp_stats_alloc(&g->rows); a->ln1_rstd = tp_stats_alloc(&g->rows);
+    size_t C = (size_t)g->config.C, D = (size_t)g->D, NH = (size_t)(g->config.NH / g->tp->size);
+    a->ln1 = own_acts_alloc(g, C);  a->ln1_mean = own_stats_alloc(g); a->ln1_rstd = own_stats_alloc(g);
     a->qkv = acts_alloc(g, 3*D); a->att_stats = stats_alloc(g, NH);
     a->atty = acts_alloc(g, D);
-    a->res2 = tp_acts_alloc(&g->rows, C);
-    a->ln2 = tp_acts_alloc(&g->rows, C); a->ln2_mean = tp_stats_alloc(&g->rows); a->ln2_rstd = tp_stats_alloc(&g->rows);
+    a->res2 = own_acts_alloc(g, C);
+    a->ln2 = own_acts_alloc(g, C);  a->ln2_mean = own_stats_alloc(g); a->ln2_rstd = own_stats_alloc(g);
     a->fch = acts_alloc(g, 4*D);
     a->gelu = acts_alloc(g, 4*D);
 }
@@ -208,24 +231,24 @@ static void gpt2_init_acts(GPT2* g) {
     for (int l = 0; l < g->config.L; l++) {
         if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
         else block_acts_init(g, &g->acts[l]);
-        g->acts[l].res1 = tp_acts_alloc(&g->rows, C);
+        g->acts[l].res1 = own_acts_alloc(g, C);
     }
-    g->resf = tp_acts_alloc(&g->rows, C);
-    g->lnf = tp_gather_alloc(&g->rows, C);
-    g->lnf_mean = tp_stats_alloc(&g->rows); g->lnf_rstd = tp_stats_alloc(&g->rows);
+    g->resf = own_acts_alloc(g, C);
+    g->lnf = tp_acts_alloc(g, C); g->lnf_mean = own_stats_alloc(g); g->lnf_rstd = own_stats_alloc(g);
     g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
     g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
 }
 
 static void gpt2_init_scratch(GPT2* g) {
     size_t C = (size_t)g->config.C, t = (size_t)g->tp->size;
-    tp_buffers_alloc(&g->rows);
+    g->term = tp_acts_alloc(g, C);
+    if (g->options.sequence_parallel) g->gathered = tp_acts_alloc(g, C);
     g->logits = (floatX*)device_alloc((size_t)g->logits_rows * (size_t)g->tokens.count * sizeof(floatX),
                                       MEMORY_ACTIVATIONS);
     g->row_stats = (float*)device_alloc(t * (size_t)g->logits_rows * 3 * sizeof(float), MEMORY_ACTIVATIONS);
     g->losses = stats_alloc(g, 1);
-    g->dres = tp_acts_alloc(&g->rows, C);
-    g->dbtc = tp_sum_alloc(&g->rows, C);
+    g->dres = own_acts_alloc(g, C);
+    g->dbtc = tp_acts_alloc(g, C);
     g->dbt4c = acts_alloc(g, 4*C / t);
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
@@ -280,18 +303,18 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX);
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = C / t, L = (size_t)c.L;
+    size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX), F = sizeof(float);
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = (size_t)g->D, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
-    size_t R = tp_count(&g->rows, BT), cut = (size_t)g->rows.options.sequence_parallel, F = sizeof(float);
+    size_t own = own_rows_of(g, g->max_B, g->seq_len), gathers = (size_t)g->options.sequence_parallel;
     size_t per_row = (L + 3*blocks_kept + 2) * C*X + (4*blocks_kept + 2) * F; // res1, res2, ln1, ln2; resf, dres
     size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F)          // the rest of a block
-                     + ((3 + cut) * C + 4*D)*X + F + 2 * sizeof(int);         // the rest outside the blocks
+                     + ((3 + gathers) * C + 4*D)*X + F + 2 * sizeof(int);     // term, dbtc, lnf, gathered; dbt4c; ...
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
-    bytes[MEMORY_ACTIVATIONS] = R * per_row + BT * per_token + sizeof(StepStats)
+    bytes[MEMORY_ACTIVATIONS] = own * per_row + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
@@ -300,12 +323,12 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Returns the bytes that this rank will send per step.
 // Over tp: sums of BTC elements, 3 floats per row for the loss, layernorms, two norms. Over dp: gradients, the loss.
 static double gpt2_predict_sent(const GPT2* g) {
-    int t = g->tp->size, cut = g->rows.options.sequence_parallel;
+    int t = g->tp->size, sequence = g->options.sequence_parallel;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = g->config.L;
     double sums = 4*L + 2, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
-    sums += again + cut * (again / 2 + L); // a gather or a reduce-scatter is half a sum
+    sums += again + sequence * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + (t - 1) * BT * 3*sizeof(float);
-    double step = ring_bytes(cut * (2*L + 1) * 2*C * X + 2*sizeof(double), t);
+    double step = ring_bytes(sequence * (2*L + 1) * 2*C * X + 2*sizeof(double), t);
     return g->accumulation * micro + step
          + ring_bytes((double)gpt2_part_elements(g->config, t) * X + sizeof(double), g->dp->size);
 }
@@ -313,87 +336,83 @@ static double gpt2_predict_sent(const GPT2* g) {
 // ----------------------------------------------------------------------------
 // 4. one transformer block
 
-// ---- seams: where the t ranks communicate ----
-// own is this rank's rows of a (B,T,C); with --sequence-parallel 1/t of them, else all. Buffers:
-//                                                                      by default      --sequence-parallel
-//   tp_acts_alloc      res1, ln1, res2, ln2, resf, dres: own rows      (B,T,C)         (B,T,C)/t
-//   tp_gather_alloc    lnf, of which the head needs all rows           (B,T,C)         (B,T,C)
-//   tp_buffers_alloc   rows.in: ln1 or ln2 after tp_enter              none            (B,T,C)
-//                      rows.out: a term before tp_leave;               (B,T,C)         (B,T,C)
-//                      the gradient of all rows in a backward pass     none            in rows.out
-//   tp_sum_alloc       dbtc: dln1, dln2 or dlnf, which is a sum        (B,T,C)         (B,T,C)
-// A backward pass uses three at a time: dout in rows.out, ln2 in rows.in, and dln2 in dbtc while it is summed.
-//
-// Returns all rows, in `all` if they had to be gathered.
-static floatX* tp_gather(GPT2* g, floatX* all, floatX* own) {
-    if (!g->rows.options.sequence_parallel) return own;
-    comm_wait(g->tp, comm_all_gather(g->tp, all, own, tp_elements(&g->rows), COMM_FLOATX));
-    return all;
+// ---- rows, for --sequence-parallel only: without it own_rows is B*T, at_own_rows and gather_rows return x ----
+static int own_rows(const GPT2* g) { return (int)own_rows_of(g, g->B, g->T); }
+static size_t own_row_elements(const GPT2* g) { return (size_t)own_rows(g) * (size_t)g->config.C; }
+// Returns where this rank's rows are in x (B,T,C), which has all rows.
+static floatX* at_own_rows(const GPT2* g, floatX* x) {
+    return g->options.sequence_parallel ? x + (size_t)g->tp->rank * own_row_elements(g) : x;
 }
-// f: returns all rows, the input of a column-parallel layer.
-static floatX* tp_enter(GPT2* g, floatX* own) { return tp_gather(g, g->rows.in, own); }
-// g: own = this rank's rows of the sum of the ranks' terms x (B,T,C). own may lie in x.
-static void tp_leave(GPT2* g, floatX* own, floatX* x) {
-    size_t n = tp_elements(&g->rows);
-    if (g->rows.options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX));
-    else comm_wait(g->tp, comm_all_reduce(g->tp, x, n, COMM_FLOATX)); // own == x
+// Gathers all rows from every rank's own. Layers between _begin and _end overlap with it, unless --no-overlap is given.
+static CommOp gather_rows_begin(GPT2* g, floatX* all, floatX* own) {
+    if (!g->options.sequence_parallel) return NO_OP;
+    CommOp gather = comm_all_gather(g->tp, all, own, own_row_elements(g), COMM_FLOATX);
+    if (!g->options.overlap) comm_finish(g->tp, &gather);
+    return gather;
 }
-// Returns all rows of the gradient of such a sum, which is also the gradient of each term.
-static floatX* tp_leave_backward(GPT2* g, floatX* own) { return tp_gather(g, g->rows.out, own); }
+static floatX* gather_rows_end(GPT2* g, floatX* all, floatX* own, CommOp gather) {
+    comm_finish(g->tp, &gather);
+    return g->options.sequence_parallel ? all : own;
+}
+static floatX* gather_rows(GPT2* g, floatX* all, floatX* own) {
+    return gather_rows_end(g, all, own, gather_rows_begin(g, all, own));
+}
 
-// Begins to sum the ranks' gradients x (B,T,C) of a column-parallel layer's input, in place. Other layers may run until
-// tp_enter_backward_end, which returns this rank's rows of the sum.
-static void tp_enter_backward_begin(GPT2* g, floatX* x) {
-    floatX* own = tp_own_rows(&g->rows, x);
-    size_t n = tp_elements(&g->rows);
-    if (g->rows.options.sequence_parallel) g->rows.sum = comm_reduce_scatter(g->tp, own, x, n, COMM_FLOATX);
-    else g->rows.sum = comm_all_reduce(g->tp, x, n, COMM_FLOATX);
-    tp_sum_begun(&g->rows); // with --no-overlap, waits for it
+// ---- seams: where the t ranks communicate ----
+// f: returns the whole input x of a column-parallel layer.
+static floatX* tp_enter(GPT2* g, floatX* x) { return gather_rows(g, g->gathered, x); }
+// For a bias or wpe, which one of the t ranks adds to its term: returns x there and NULL on the others.
+static floatX* added_once(const GPT2* g, floatX* x) { return g->tp->rank == 0 ? x : NULL; }
+// g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it. By default
+// these are all rows, and the sum replaces the term: sum == term.
+static floatX* tp_leave(GPT2* g, floatX* sum, floatX* term) {
+    size_t n = own_row_elements(g);
+    if (g->options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, sum, term, n, COMM_FLOATX));
+    else comm_wait(g->tp, comm_all_reduce(g->tp, term, n, COMM_FLOATX));
+    return sum;
 }
-static floatX* tp_enter_backward_end(GPT2* g, floatX* x) {
-    layers_beside_sum(false); // layers may use all multiprocessors again
-    comm_finish(g->tp, &g->rows.sum);
-    return tp_own_rows(&g->rows, x);
+// The gradient of a sum is that of each of its terms: returns the whole of it.
+static floatX* tp_leave_backward(GPT2* g, floatX* dsum) { return gather_rows(g, g->term, dsum); }
+// Each rank's columns have used all of the input x, so dx is the sum of the ranks' terms (B,T,C). Begins this sum, in
+// place; layers before tp_enter_backward_end, which returns this rank's rows of it, overlap with the sum.
+static CommOp tp_enter_backward_begin(GPT2* g, floatX* dx) {
+    size_t n = own_row_elements(g);
+    CommOp sum = g->options.sequence_parallel ? comm_reduce_scatter(g->tp, at_own_rows(g, dx), dx, n, COMM_FLOATX)
+                                              : comm_all_reduce(g->tp, dx, n, COMM_FLOATX);
+    if (g->options.overlap) layers_overlap_sum(comm_has_kernels(g->tp)); // its kernels need some multiprocessors
+    else comm_finish(g->tp, &sum);
+    return sum;
 }
-// tp_enter in two halves, for the gradients of weights: the forward pass has kept only this rank's rows of their input.
-static void tp_enter_begin(GPT2* g, floatX* own) {
-    if (!g->rows.options.sequence_parallel) return;
-    g->rows.gather = comm_all_gather(g->tp, g->rows.in, own, tp_elements(&g->rows), COMM_FLOATX);
-    tp_gather_begun(&g->rows); // with --no-overlap, waits for it
-}
-static floatX* tp_enter_end(GPT2* g, floatX* own) {
-    comm_finish(g->tp, &g->rows.gather);
-    return g->rows.options.sequence_parallel ? g->rows.in : own;
+static floatX* tp_enter_backward_end(GPT2* g, floatX* dx, CommOp sum) {
+    layers_overlap_sum(false); // layers may use all multiprocessors again
+    comm_finish(g->tp, &sum);
+    return at_own_rows(g, dx);
 }
 
 // The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
-// tp_added_once: the bias, or NULL except on one rank, because outputs are summed over the ranks.
 static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
-    int t = g->tp->size, D = C / t;
-    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, g->rows.count, C);
-    matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*D); // column-parallel
-    attention_forward(a.atty, a.att_stats, a.qkv, B, T, D, NH / t);
-    matmul_forward(g->rows.out, a.atty, p.projw, tp_added_once(&g->rows, p.projb), BT, D, C); // row-parallel
-    tp_leave(g, g->branch, g->rows.out); // branch = the sum of out over the ranks
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, own_rows(g), C);
+    matmul_forward(a.qkv, tp_enter(g, a.ln1), p.qkvw, p.qkvb, BT, C, 3*g->D); // column-parallel
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, g->D, NH / g->tp->size);
+    matmul_forward(g->term, a.atty, p.projw, added_once(g, p.projb), BT, g->D, C); // row-parallel
+    g->branch = tp_leave(g, at_own_rows(g, g->term), g->term);
 }
 
 // Computes all activations of the MLP except its output: the backward pass needs no more.
 static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
     residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
-                               g->rows.count, C);
-    matmul_gelu_forward(a.gelu, a.fch, tp_enter(g, a.ln2), p.fcw, p.fcb, BT, C, 4*D); // column-parallel
+                               own_rows(g), C);
+    matmul_gelu_forward(a.gelu, a.fch, tp_enter(g, a.ln2), p.fcw, p.fcb, BT, C, 4*g->D); // column-parallel
 }
 
 // The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
 static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
     block_mlp_activations(g, p, a);
-    matmul_forward(g->rows.out, a.gelu, p.fcprojw, tp_added_once(&g->rows, p.fcprojb), BT, 4*D, C); // row-parallel
-    tp_leave(g, g->branch, g->rows.out);
+    matmul_forward(g->term, a.gelu, p.fcprojw, added_once(g, p.fcprojb), BT, 4*g->D, C); // row-parallel
+    g->branch = tp_leave(g, at_own_rows(g, g->term), g->term);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. In the last micro-batch it is final
@@ -410,14 +429,14 @@ static void grad_ready(GPT2* g, int u, int i) {
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
-    tp_enter_begin(g, a.ln2); // with --sequence-parallel, gathers the rows of ln2 again
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again, because only this rank's rows have been kept
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*D, C, g->grad_mode);
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*g->D, C, g->grad_mode);
     grad_ready(g, u, FCPROJW);
     grad_ready(g, u, FCPROJB);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_weight(dp.fcw, dp.fcb, dfch, tp_enter_end(g, a.ln2), BT, C, 4*D, g->grad_mode);
+    const floatX* ln2 = gather_rows_end(g, g->gathered, a.ln2, gather);
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, ln2, BT, C, 4*g->D, g->grad_mode);
     grad_ready(g, u, FCW);
     grad_ready(g, u, FCB);
 }
@@ -426,18 +445,17 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
 static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
     floatX *dfch = g->dbt4c, *dln2 = g->dbtc;
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
     floatX* dout = tp_leave_backward(g, g->dres);
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
-    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*D, C);
+    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*g->D, C);
     // fch = ln2 fcw^T + fcb
-    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*D);
-    tp_enter_backward_begin(g, dln2); // overlaps with the gradients of the weights
+    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*g->D);
+    CommOp sum = tp_enter_backward_begin(g, dln2); // overlaps with the weights' gradients, which need no sum over ranks
     block_mlp_backward_weight(g, u, dp, a, dout, dfch);
-    dln2 = tp_enter_backward_end(g, dln2);
+    dln2 = tp_enter_backward_end(g, dln2, sum);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
-                       g->rows.count, C, g->grad_mode);
+                       own_rows(g), C, g->grad_mode);
     grad_ready(g, u, LN2W);
     grad_ready(g, u, LN2B);
 }
@@ -446,14 +464,14 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
     int BT = g->B * g->T, C = g->config.C;
-    int D = C / g->tp->size;
-    tp_enter_begin(g, a.ln1); // with --sequence-parallel, gathers the rows of ln1 again
+    CommOp gather = gather_rows_begin(g, g->gathered, a.ln1); // as in the MLP
     // res2 = res1 + atty projw^T + projb
-    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, D, C, g->grad_mode);
+    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, g->D, C, g->grad_mode);
     grad_ready(g, u, PROJW);
     grad_ready(g, u, PROJB);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, tp_enter_end(g, a.ln1), BT, C, 3*D, g->grad_mode);
+    const floatX* ln1 = gather_rows_end(g, g->gathered, a.ln1, gather);
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, ln1, BT, C, 3*g->D, g->grad_mode);
     grad_ready(g, u, QKVW);
     grad_ready(g, u, QKVB);
 }
@@ -462,20 +480,19 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
 static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
     floatX *datty = g->dbtc, *dqkv = g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 is written
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
-    int t = g->tp->size, D = C / t;
     floatX* dres2 = tp_leave_backward(g, g->dres);
     // res2 = res1 + atty projw^T + projb
-    matmul_backward_input(datty, dres2, p.projw, BT, D, C);
+    matmul_backward_input(datty, dres2, p.projw, BT, g->D, C);
     // atty = attention(qkv)
-    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, D, NH / t);
+    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, g->D, NH / g->tp->size);
     // qkv = ln1 qkvw^T + qkvb
-    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*D);
-    tp_enter_backward_begin(g, dln1);
+    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*g->D);
+    CommOp sum = tp_enter_backward_begin(g, dln1);
     block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
-    dln1 = tp_enter_backward_end(g, dln1);
+    dln1 = tp_enter_backward_end(g, dln1, sum);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
-                       g->rows.count, C, g->grad_mode);
+                       own_rows(g), C, g->grad_mode);
     grad_ready(g, u, LN1W);
     grad_ready(g, u, LN1B);
 }
@@ -504,8 +521,6 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
     size_t bytes = (size_t)B * (size_t)T * sizeof(int);
     g->B = B;
     g->T = T;
-    tp_begin(&g->rows, B * T);
-    g->branch = tp_own_rows(&g->rows, g->rows.out); // where tp_leave puts a sum
     host_to_device(g->inputs, inputs, bytes);
     if (targets) host_to_device(g->targets, targets, bytes);
 }
@@ -513,19 +528,18 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static void embedding_forward(GPT2* g, RootParams root) {
     trace_compute("forward, embedding", -1);
     // res1 of block 0 = wte[inputs] + wpe
-    floatX* embedded = tp_term(&g->rows, g->acts[0].res1); // res1, or rows.out if a rank has only some rows
-    encoder_part_forward(embedded, g->inputs, root.wte, tp_added_once(&g->rows, root.wpe), g->tokens, g->B, g->T,
-                         g->config.C);
-    tp_leave(g, g->acts[0].res1, embedded); // exact, because one rank has the token's row
+    floatX* term = g->options.sequence_parallel ? g->term : g->acts[0].res1; // whose sum is res1
+    encoder_part_forward(term, g->inputs, root.wte, added_once(g, root.wpe), g->tokens, g->B, g->T, g->config.C);
+    tp_leave(g, g->acts[0].res1, term); // exact: wte[token] is 0 on all ranks but the one that has the token
 }
 
 // The last block's output is x + branch.
 static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, const floatX* branch) {
     trace_compute("head", -1);
-    floatX* lnf = tp_own_rows(&g->rows, g->lnf);
-    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->rows.count,
+    floatX* lnf = at_own_rows(g, g->lnf);
+    residual_layernorm_forward(g->resf, lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, own_rows(g),
                                g->config.C);
-    tp_gather(g, g->lnf, lnf);
+    gather_rows(g, g->lnf, lnf); // the head needs all rows
 }
 
 // Computes g->lnf, the input of the classifier, from g->inputs.
@@ -584,19 +598,19 @@ static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, floa
         matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, g->tokens.count, g->grad_mode);
         matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, g->tokens.count);
     }
-    tp_enter_backward_begin(g, g->dbtc); // each rank has the part of its own tokens
 }
 
 // Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
 static void head_backward(GPT2* g, RootParams root, RootParams droot, float dloss) {
     int BT = g->B * g->T, C = g->config.C;
     head_forward_backward(g, root.wte, droot.wte, dloss);
+    CommOp sum = tp_enter_backward_begin(g, g->dbtc); // a rank's term comes from the logits of its tokens
     add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    floatX* dlnf = tp_enter_backward_end(g, g->dbtc, sum);
     // lnf = layernorm(resf)
-    floatX* dlnf = tp_enter_backward_end(g, g->dbtc);
-    device_zero(g->dres, tp_elements(&g->rows) * sizeof(floatX));
+    device_zero(g->dres, own_row_elements(g) * sizeof(floatX));
     layernorm_backward(g->dres, droot.lnfw, droot.lnfb, dlnf, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd,
-                       g->rows.count, C, g->grad_mode);
+                       own_rows(g), C, g->grad_mode);
     grad_ready(g, 0, LNFW);
     grad_ready(g, 0, LNFB);
 }
@@ -642,18 +656,18 @@ static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->last_micro = micro == accumulation - 1;
 }
 
-// With --sequence-parallel each rank's gradients of layernorms come from its own rows: sums them over the t ranks, in
-// few all-reduces. (Without it they are equal already.)
+// With --sequence-parallel a rank's gradients of layernorms, the first two tensors of every unit, come from its own
+// rows. Sums them over the t ranks: copied to dbtc, because one large all-reduce takes less time than many small ones.
 static void gpt2_reduce_layernorms(GPT2* g) {
-    floatX* parts[MAX_UNITS];
-    size_t n = 2 * (size_t)g->config.C; // elements of the first two tensors of each unit, which are a layernorm's
-    int count = 0, most = g->B * g->T / 2; // dbtc has BTC elements, a unit 2C of them
-    for (int u = 0; u < g->num_units; u++) parts[count++] = unit_grads(g, u);
+    floatX* layernorms[MAX_UNITS];
+    size_t n = 2 * (size_t)g->config.C, bytes = n * sizeof(floatX); // of each
+    int count = 0, most = g->B * g->T / 2; // how many fit into dbtc (B,T,C): all, unless a micro-batch is tiny
+    for (int u = 0; u < g->num_units; u++) layernorms[count++] = unit_grads(g, u);
     for (int first = 0; first < count && g->tp->size > 1; first += most) {
-        int now = count - first < most ? count - first : most;
-        tp_pack(g->dbtc, parts + first, now, n);
-        comm_wait(g->tp, comm_all_reduce(g->tp, g->dbtc, (size_t)now * n, COMM_FLOATX));
-        tp_unpack(parts + first, g->dbtc, now, n);
+        int end = first + most < count ? first + most : count;
+        for (int i = first; i < end; i++) device_copy(g->dbtc + (size_t)(i - first) * n, layernorms[i], bytes);
+        comm_wait(g->tp, comm_all_reduce(g->tp, g->dbtc, (size_t)(end - first) * n, COMM_FLOATX));
+        for (int i = first; i < end; i++) device_copy(layernorms[i], g->dbtc + (size_t)(i - first) * n, bytes);
     }
 }
 
@@ -671,7 +685,7 @@ static void gpt2_reduce(GPT2* g) {
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
-    if (g->rows.options.sequence_parallel) gpt2_reduce_layernorms(g);
+    if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
     comm_wait(g->dp, loss);
 }
 
@@ -732,7 +746,7 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_tp", "train GPT-2 with tensor parallelism: each rank has a part of every matrix");
     options_ranks(run);
-    options_tensor_parallel(&run->table, &run->ranks->along[AXIS_TP], &g->rows.options);
+    options_tensor_parallel(&run->table, &run->ranks->along[AXIS_TP], &g->options);
     g->ddp = DDP_BUCKETED;
     g->bucket_mb = 25;
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
@@ -750,12 +764,13 @@ static void gpt2_configure(void* model, Run* run) {
     g->seq_len = (int)run->o.seq_len;
     g->num_units = gpt2_num_units(g->config);
     g->tp = g->mesh.tp;
+    g->D = g->config.C / g->tp->size;
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
     g->accumulation = run->accumulation;
     int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
-    tp_init(&g->rows, g->tp, g->config, g->max_B, g->seq_len);
+    mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
     mesh_choose_writers(run, false);
 }
 

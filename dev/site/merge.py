@@ -95,11 +95,19 @@ def names(program):
     return {n: name for name, first, end in programs.definitions(program) for n in range(first, end)}
 
 
-def resolution(ours, theirs, chosen, files):
+def origin(program, line, sides):
+    """The label of a line of the program in a conflict: which of the parents have it, too."""
+    ours, _, theirs = MERGED[program]
+    having = [name for name, side in zip((ours, theirs), sides) if line.strip() in map(str.strip, side)]
+    return f"{program}={having[0]}" if len(having) == 1 and line.strip() else f"{program}=both" if having else program
+
+
+def resolution(program, sides):
     """In words, whose lines were chosen."""
-    sides = [[line.strip() for line in side if line.strip()] for side in (ours, theirs, chosen)]
-    if sides[2] in sides[:2]: return f"{files[sides.index(sides[2])]}'s lines"
-    return "lines of both" if set(sides[2]) <= {*sides[0], *sides[1]} else "lines of its own"
+    label = {f"{program}={name}": f"of {name}" for name in (*MERGED[program][::2], "both")} | {program: "new"}
+    counts = Counter(label[origin(program, line, sides)] for line in sides[2] if line.strip())
+    words = [f"{counts[whose]} {whose}" for whose in label.values() if counts[whose]]
+    return "lines: " + ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
 
 
 def own_lines(program):
@@ -124,52 +132,80 @@ SHORT = 24  # a conflict with more lines than this is printed as a diff against 
 
 
 def print_own(program, title, changes):
-    """Prints some of the own lines, and returns how many are added and removed."""
-    print(f"{title} (- the merge, + {programs.program_file(program)}):\n")
+    """Prints some of the own lines."""
+    print(f"{title} (- the merge, + {program}):\n")
     for name, removed, added in changes: print("\n".join([name, *(f"  - {line}" for line in removed), *(f"  + {line}" for line in added)]))
     print()
-    return " and ".join(f"{sum(len(change[side]) for change in changes)} lines are {word}" for side, word in ((2, "added"), (1, "removed")))
+
+
+def sizes(changes):
+    return " and ".join(f"{sum(len(change[side]) for change in changes)} lines {word}" for side, word in ((2, "added"), (1, "removed")))
+
+
+def print_lines(label, lines):
+    print("\n".join(f"  {label:6}| {line}".rstrip() for line in lines))
 
 
 def print_conflict(program, sides):
     """Prints the lines of both parents and the program's own, or for a long conflict the difference from the nearer parent."""
     ours, _, theirs = MERGED[program]
     if sum(map(len, sides)) <= SHORT:
-        for side, its in zip((ours, theirs, program), sides): print("\n".join(f"  {side:2} | {line}".rstrip() for line in its))
+        print_lines(ours, sides[0])
+        print_lines(theirs, sides[1])
+        for line in sides[2]: print_lines(origin(program, line, sides), [line])
         return
     likeness = [SequenceMatcher(None, "\n".join(side), "\n".join(sides[2]), False).ratio() for side in sides[:2]]
     near = 0 if likeness[0] > likeness[1] else 1
-    print(f"  (- {(ours, theirs)[near]}, + {program}; {len(sides[1 - near])} lines of {(ours, theirs)[1 - near]} are not shown)")
+    name, other = (ours, theirs)[near], (ours, theirs)[1 - near]
+    print(f"  Long, so of the parents only {name}'s lines are shown that {program} does not take, marked -{name}. {other} has "
+          f"{len(sides[1 - near])} lines here.")
     for line in ndiff(sides[near], sides[2]):
-        if line[0] != "?": print(f"  {line}".rstrip())
+        if line[0] == " ": print_lines(f"{program}={name}", [line[2:]])
+        elif line[0] == "-": print_lines(f"-{name}", [line[2:]])
+        elif line[0] == "+": print_lines(origin(program, line[2:], sides), [line[2:]])
+
+
+def found_conflicts(program):
+    """[(definition, [lines of one change, of the other, of the program])], predictions last, without the comment at the program's head."""
+    ours, _, theirs = MERGED[program]
+    lines, own, name_of, found = merge(program), programs.lines(program), names(program), []
+    for pairs in regions(program)[0]:
+        chosen = [b for _, b in pairs if b is not None]
+        if name_of[chosen[0]] == "head": continue
+        sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
+        inside = next(lines[a] for a, _ in pairs if a is not None and lines[a].program == ours)
+        found.append((names(ours)[inside.n], [*sides, [own[b] for b in chosen]]))
+    return sorted(found, key=lambda conflict: "predict" in conflict[0])
 
 
 def report(program):
     ours, ancestor, theirs = MERGED[program]
-    file, lines, own, name_of = programs.program_file(program), merge(program), programs.lines(program), names(program)
+    file, lines, own = programs.program_file(program), merge(program), programs.lines(program)
     where = Counter(line.program for line in lines if not line.conflict)
-    conflicts = regions(program)[0]
+    conflicts = len(regions(program)[0])
+    changes = {False: [], True: []}
+    for change in own_lines(program): changes[any(map(ZERO.search, change[1] + change[2]))].append(change)
     head = "\n".join(own).split("/*\n")[1].split("*/")[0]
-    print(f"The head of {file}:\n\n{head}")
-    print(f"git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}\n{where[ancestor]} lines are the same in all three, "
-          f"{where[ours]} come from {ours} and {where[theirs]} from {theirs}; there are {len(conflicts)} conflicts.\n")
-    found = []
-    for number, pairs in enumerate(conflicts, 1):
-        chosen = [b for _, b in pairs if b is not None]
-        if name_of[chosen[0]] == "head":
-            print(f"conflict {number}: the comment at the head of the file, of which each program has its own\n")
-            continue
-        sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
-        inside = next(lines[a] for a, _ in pairs if a is not None and lines[a].program == ours)
-        found.append((names(ours)[inside.n], number, [*sides, [own[b] for b in chosen]]))
-    for name, number, sides in sorted(found, key=lambda conflict: "predict" in conflict[0]):  # predictions come last
-        print(f"conflict {number}, in {name}: {program} takes {resolution(*sides, (ours, theirs))}")
+    print(f"""{file} is {programs.program_file(ancestor)} with two changes, those of {ours} and of {theirs}, as git merges them:
+    git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}
+
+1. git takes {where[ancestor]} lines that are the same in all three, {where[ours]} of {ours} and {where[theirs]} of {theirs}.
+   They are not shown.
+2. There are {conflicts} conflicts: {ours} and {theirs} change the same lines of {ancestor}. Conflict 1 is the head, which every program
+   writes for itself. In the others, "{ours} |" and "{theirs} |" are what the two parents have. "{program}={ours} |" and
+   "{program}={theirs} |" are what {program} takes from them, and "{program} |" is new.
+3. Where git sees no conflict, {program} still changes the merge: {sizes(changes[False])}.
+4. ZeRO-1 comes from train_gpt2_zero.cu: {sizes(changes[True])}. Skip it to read the merge.
+
+The head of {file}:
+
+{head}""")
+    for number, (name, sides) in enumerate(found_conflicts(program), 2):
+        print(f"conflict {number} of {conflicts}, in {name}: {program} has {resolution(program, sides)}")
         print_conflict(program, sides)
         print()
-    changes = {zero: [change for change in own_lines(program) if zero == any(map(ZERO.search, change[1] + change[2]))] for zero in (False, True)}
-    merged = print_own(program, f"What {file} changes besides, without ZeRO", changes[False])
-    zero = print_own(program, "For ZeRO", changes[True])
-    print(f"{file}: {len(conflicts)} conflicts. Outside of them and the head {merged} without ZeRO; for ZeRO {zero}.")
+    print_own(program, f"What {program} changes without a conflict", changes[False])
+    print_own(program, "For ZeRO-1, as in train_gpt2_zero.cu; skip this to read the merge", changes[True])
 
 
 if __name__ == "__main__":

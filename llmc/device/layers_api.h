@@ -58,7 +58,7 @@ static inline void layer_shapes_check(LayerShapes s) {
 void   layers_prepare(LayerShapes s);
 // Says whether the matrix products of the next calls overlap with a sum over ranks. If so, a GPU chooses them for the
 // multiprocessors that the sum leaves free.
-void   layers_beside_sum(bool is_beside);
+void   layers_overlap_sum(bool overlaps);
 size_t layers_workspace_bytes(LayerShapes s); // what layers_init will allocate as MEMORY_WORKSPACE
 void   layers_init(LayerShapes s);            // dies if a shape cannot be computed (C not a multiple of NH, ...)
 void   layers_free(void);

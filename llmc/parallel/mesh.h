@@ -46,6 +46,13 @@ static inline void mesh_check_model(const char* option, int n, GPT2Config c) {
             " --vocab-size %zu", option, n, c.Vp, round_up((size_t)c.V, multiple));
 }
 
+// Dies if --sequence-parallel cannot cut the B*T rows of a micro-batch among t ranks.
+static inline void mesh_check_rows(TensorParallel options, int t, int B, int T) {
+    require(!options.sequence_parallel || B * T % t == 0, "--sequence-parallel cuts the tokens of a micro-batch into"
+            " %d parts, and --batch-size %d x --seq-len %d = %d does not divide; choose a multiple of %d",
+            t, B, T, B * T, t);
+}
+
 // Dies if N ranks cannot form replicas of n ranks. Sets n to N if it is 0. option: the one that asked for n.
 static inline void mesh_check_ranks(const char* option, long long* n, int N) {
     if (*n == 0) *n = N;
@@ -63,7 +70,7 @@ typedef struct Mesh {
     const char* names[4];    // of split
     int colors[4], num_splits;
     const char* text;        // --mesh; NULL if the program has no such option
-    double sent_along[MESH_AXES]; // bytes per step and axis, set by a program that has --mesh
+    double* sent_along;      // (MESH_AXES) bytes per step and axis, set by a program that has --mesh; owned
 } Mesh;
 
 // Returns the communicator of the `size` ranks with the same color. Its size and rank may be used before mesh_split.
@@ -120,6 +127,7 @@ static inline size_t mesh_bytes(const Mesh* m) {
 
 static inline void mesh_free(Mesh* m) {
     while (m->num_splits > 0) comm_free(&m->split[--m->num_splits]);
+    free(m->sent_along);
 }
 
 // ---- parts of a unit ----

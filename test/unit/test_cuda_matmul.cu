@@ -220,10 +220,10 @@ TEST(partial_products_are_tried_too) {
         for (const floatX* b : { bias.gpu, none<floatX>.gpu }) matmul_forward(out.gpu, wide.gpu, w.gpu, b, N, in, C);
     }
     for (int outputs : { 3 * C / 2, 2 * C, Vp }) matmul_backward_input(out.gpu, wide.gpu, w.gpu, N, C, outputs); // qkv, fc, the classifier
-    layers_beside_sum(true);
+    layers_overlap_sum(true);
     for (int outputs : { 3 * C / 2, 2 * C }) matmul_backward_weight(w.gpu, NULL, wide.gpu, out.gpu, N, C, outputs, GRAD_ADD);
     for (int in : { C / 2, 2 * C }) matmul_backward_weight(w.gpu, NULL, out.gpu, wide.gpu, N, in, C, GRAD_ADD);
-    layers_beside_sum(false);
+    layers_overlap_sum(false);
     expect(timed == 29, "%d plans were timed", timed);
     expect(plans_in_use() == timed, "training makes %d plans that were not tried", plans_in_use() - timed);
 }
@@ -231,17 +231,17 @@ TEST(partial_products_are_tried_too) {
 TEST(products_beside_a_sum_are_for_the_multiprocessors_that_it_leaves) {
     auto plans_for_fewer = [] { return plans_that([](MatmulPlan& p) { return p.last_use > 0 && p.shape.processors > 0; }); };
     prepare(small_model, false);
-    layers_beside_sum(true);
+    layers_overlap_sum(true);
     expect(cuda_matmul.processors == std::max(cuda_matmul.all_processors - SUM_PROCESSORS, 1), "%d", cuda_matmul.processors);
     check_layer(40, 24);
     int beside = plans_for_fewer();
-    layers_beside_sum(false);
+    layers_overlap_sum(false);
     check_layer(40, 24);
     expect(beside > 0 && plans_for_fewer() == beside, "%d plans beside a sum, %d after it", beside, plans_for_fewer());
     cuda_layers.deterministic = true;
-    layers_beside_sum(true);
+    layers_overlap_sum(true);
     expect(cuda_matmul.processors == 0, "a deterministic run has other plans beside a sum");
-    layers_beside_sum(false);
+    layers_overlap_sum(false);
 }
 TEST(deterministic_runs_time_nothing_and_leave_biases_to_our_kernel) {
     prepare(small_model, true);

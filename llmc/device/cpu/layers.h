@@ -54,7 +54,7 @@ void layers_choose(AttentionChoice attention, bool deterministic) {
 }
 
 void layers_prepare(LayerShapes s) { (void)s; }
-void layers_beside_sum(bool is_beside) { (void)is_beside; }
+void layers_overlap_sum(bool overlaps) { (void)overlaps; }
 
 size_t layers_workspace_bytes(LayerShapes s) {
     CpuLayers w;

@@ -72,7 +72,7 @@ static struct {
     cudaEvent_t start, stop;
     bool tries;           // each new product is tried in every way when it is first made
     int all_processors;   // the GPU's
-    int processors;       // for products from here on; 0: all (layers_beside_sum)
+    int processors;       // for products from here on; 0: all (layers_overlap_sum)
     uint64_t uses;
     MatmulPlan plans[MATMUL_PLANS];
 } cuda_matmul;
@@ -291,9 +291,9 @@ static inline void product(Product p) {
 // Where sums over ranks travel beside products, their kernel holds multiprocessors: an algorithm that has one block for
 // each of the GPU's would have to wait for those, and take twice as long. Not with --deterministic, where bits must not
 // depend on what travels.
-void layers_beside_sum(bool is_beside) {
+void layers_overlap_sum(bool overlaps) {
     int left = cuda_matmul.all_processors > SUM_PROCESSORS ? cuda_matmul.all_processors - SUM_PROCESSORS : 1;
-    cuda_matmul.processors = is_beside && !cuda_layers.deterministic ? left : 0;
+    cuda_matmul.processors = overlaps && !cuda_layers.deterministic ? left : 0;
 }
 
 // A second call does nothing.
@@ -428,9 +428,9 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
         for (bool beside : { false, true }) {
             if (beside && s.parts == 1) continue;
             scratch_fill(m);
-            layers_beside_sum(beside);
+            layers_overlap_sum(beside);
             matmul_backward_weight(m.w, m.bias, m.wide, m.a, N, in, out, GRAD_SET);
-            layers_beside_sum(false);
+            layers_overlap_sum(false);
         }
     }
     for (int rows : { at_a_time, N % at_a_time }) {
