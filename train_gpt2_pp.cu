@@ -44,8 +44,8 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_warmup, pipeline_forward, pipeline_slot
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_wait, buffers_swap
+#include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_forward, pipeline_from, pipeline_slots
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_from, buffers_swap
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
@@ -133,7 +133,7 @@ typedef struct {
     Action action;                  // the current action
     int stage, first_block, end_block; // its stage, and this stage's blocks: [first_block, end_block)
     ActionTimes times;              // how long actions take, for the report
-    bool root_is_summed;            // the two stages with the root have summed its gradients
+    bool root_is_summed;            // the first and the last stage have summed their gradients of the root
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
     double bucket_mb;               // MiB of gradients per bucket
     bool last_micro;                // this micro-batch makes the step's gradients final
@@ -231,21 +231,30 @@ static void gpt2_init_ranges(GPT2* g) {
     }
 }
 
-// Lists this rank's actions in a step. Every schedule is this loop: in turn i a rank runs forward pass i, then backward
-// pass i - warmup. With one chunk, pass i is that of micro-batch i. The schedules differ in the length of the warm-up:
-//   gpipe        m, so that all F come before the first B
-//   1f1b         p-1-rank, one for each stage after this one, but at most m; after it, F and B take turns
-//   zb-h1        the same, but B is cut into I and W, and W comes `delay` = rank turns after its I
-//   interleaved  2(p-1-rank) + (v-1)p, but at most mv; p micro-batches pass one chunk, then the same p the next one
+// Sets what the schedules differ in. warmup: how many F a rank runs before F and B take turns. delay (zb-h1): how many
+// turns a W comes after its I.
+static void pipeline_run_ahead(Pipeline* pipe, int rank) {
+    int all = pipe->m * pipe->v, after = pipe->p - 1 - rank; // forward passes of this rank; stages after this one
+    switch (pipe->schedule) {
+        case SCHEDULE_GPIPE: pipe->warmup = all; break;
+        case SCHEDULE_1F1B: pipe->warmup = after; break; // the F that it has time for until B0 is back
+        case SCHEDULE_INTERLEAVED: pipe->warmup = 2*after + (pipe->v - 1)*pipe->p; break; // the last chunk comes last
+        case SCHEDULE_ZB_H1: pipe->warmup = after; pipe->delay = rank; break; // W fill the wait at the end
+    }
+    if (pipe->warmup > all) pipe->warmup = all;
+}
+
+// Lists this rank's actions in a step. Turn i has forward pass i, backward pass b, and with zb-h1 W w. With one chunk
+// these are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one.
 static void gpt2_init_schedule(GPT2* g) {
-    Pipeline l = g->pipeline;
-    int all = l.m * l.v, warmup = pipeline_warmup(l, g->pp->rank), delay = pipeline_delay(l, g->pp->rank);
+    Pipeline pipe = g->pipeline;
+    int all = pipe.m * pipe.v;
     Action* next = g->actions = (Action*)xcalloc(3 * (size_t)all, sizeof(Action));
-    for (int i = 0; i < all + warmup + delay; i++) {
-        if (i < all) *next++ = pipeline_forward(l, i);                                   // F
-        if (i >= warmup && i < all + warmup) *next++ = pipeline_backward(l, i - warmup); // B, or with zb-h1 I
-        if (l.schedule == SCHEDULE_ZB_H1 && i >= warmup + delay)
-            *next++ = pipeline_act(ACT_BACKWARD_WEIGHT, i - warmup - delay);             // W
+    for (int i = 0; i < all + pipe.warmup + pipe.delay; i++) {
+        int b = i - pipe.warmup, w = b - pipe.delay;
+        if (i < all) *next++ = pipeline_forward(pipe, i);            // F
+        if (b >= 0 && b < all) *next++ = pipeline_backward(pipe, b); // B, or with zb-h1 I
+        if (w >= 0 && pipe.schedule == SCHEDULE_ZB_H1) *next++ = pipeline_act(ACT_BACKWARD_WEIGHT, w);
     }
     g->num_actions = (int)(next - g->actions);
 }
@@ -254,7 +263,7 @@ static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute); // for a delayed W
+    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->recompute); // for W, with zb-h1
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
         if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
@@ -347,12 +356,15 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), slots = (size_t)g->num_slots;
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, most = (size_t)g->stages.most_blocks;
-    size_t delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->pp->rank, g->recompute), blocks = slots*most;
+    // Slots have so many blocks, of which so many keep gradients for W (zb-h1), and so many keep more than res1: with
+    // recomputation those that wait for W, or one, in which all others are computed again.
+    size_t blocks = slots * most, delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->recompute);
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
     size_t per_token = blocks * C*X                                            // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + delayed * 9*C*X + slots * 2 * sizeof(int)               // for a delayed W; inputs and targets
-                     + 7*C*X + messages_elements(g->pipeline, C) * X + sizeof(float); // outside the slots
+                     + 7*C*X + sizeof(float)                                   // branch, dres, dbtc, dbt4c (4C); losses
+                     + messages_elements(g->pipeline, C) * X;                  // an inbox, two outboxes
     if (stages_have_head(&g->stages)) per_token += slots * (2*C*X + 2 * sizeof(float)); // resf and lnf
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
@@ -402,25 +414,23 @@ static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
 // and the last tensor of a bucket starts an all-reduce. Do not read the sums before gpt2_reduce has waited for them.
 static void grad_ready(GPT2* g, int u, int i) {
     if (g->ddp == DDP_NAIVE || !g->last_micro) return;
-    if (u == 0 && !g->root_is_summed) return; // gpt2_reduce_tied calls this again after it has summed the root
+    if (u == 0 && !g->root_is_summed) return; // only a part: gpt2_reduce_tied adds the other stage's, and calls this
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
     if (--b->missing > 0) return;
     b->missing = b->tensors; // for the next step
     b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// In I, returns true: the gradients of a unit's matrices are left to W, a later action. For W, this keeps a copy of x
-// (B,T,C), the gradient of the unit's output, which the layernorm's backward pass overwrites.
-static bool left_to_weights(const GPT2* g, floatX* kept, const floatX* x) {
-    if (g->action.kind != ACT_BACKWARD_INPUT) return false;
+// zb-h1: I leaves the gradients of a unit's matrices to W, a later action (gpt2_backward_weight). For W it keeps a copy
+// of x (B,T,C), the gradient of the unit's output, which the layernorm's backward pass overwrites.
+static void keep_for_w(const GPT2* g, floatX* kept, const floatX* x) {
     device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
-    return true;
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (left_to_weights(g, a.dout, dout)) return; // gpt2_backward_weight calls this again
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dout, dout); return; }
     int BT = g->B * g->T, C = g->config.C;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
@@ -434,7 +444,7 @@ static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a,
 
 // g->dres holds the gradient of the block's output on entry, and of res2 on return.
 static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
-    floatX *dfch = a.dfch, *dln2 = g->dbtc;
+    floatX *dfch = a.dfch ? a.dfch : g->dbt4c, *dln2 = g->dbtc;
     int BT = g->B * g->T, C = g->config.C;
     floatX* dout = g->dres;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
@@ -452,7 +462,7 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (left_to_weights(g, a.dres2, dres2)) return;
+    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dres2, dres2); return; }
     int BT = g->B * g->T, C = g->config.C;
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, C, C, g->grad_mode);
@@ -466,7 +476,7 @@ static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, 
 
 // g->dres holds the gradient of res2 on entry, and of the block's input on return.
 static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
-    floatX *datty = g->dbtc, *dqkv = a.dqkv, *dln1 = g->dbtc; // datty is read before dln1 is written
+    floatX *datty = g->dbtc, *dqkv = a.dqkv ? a.dqkv : g->dbt4c, *dln1 = datty; // datty is read before dln1 is written
     int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
     floatX* dres2 = g->dres;
     // res2 = res1 + atty projw^T + projb
@@ -514,10 +524,10 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 static size_t message_elements(const GPT2* g) { return (size_t)g->B * (size_t)g->T * (size_t)g->config.C; }
 
 // Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
-// res1; the other activations are those of a slot that no other micro-batch uses now.
+// res1, and its other activations are computed again in a slot that no other micro-batch uses now.
 static void gpt2_select(GPT2* g, Action a, int slot) {
     const Slot* s = &g->slots[slot];
-    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, g->pp->rank, a)] : s;
+    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, a)] : s;
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
     g->first_block = g->stages.begin[g->stage];
@@ -525,7 +535,6 @@ static void gpt2_select(GPT2* g, Action a, int slot) {
     for (int l = g->first_block; l <= g->end_block; l++) {
         g->acts[l] = others->acts[l - g->first_block];
         g->acts[l].res1 = s->acts[l - g->first_block].res1;
-        if (g->pipeline.schedule != SCHEDULE_ZB_H1) g->acts[l].dfch = g->acts[l].dqkv = g->dbt4c; // scratch
     }
     g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
@@ -545,15 +554,7 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
                                g->config.C);
 }
 
-// Writes x + branch to the message for the next stage. (Inside a stage, the next layernorm adds the two.)
-static void stage_output(GPT2* g, const floatX* x, const floatX* branch) {
-    size_t n = message_elements(g);
-    floatX* out = messages_output(&g->messages);
-    device_copy(out, x, n * sizeof(floatX));
-    add_in_place(out, branch, n);
-}
-
-// Computes a stage: the first one from g->inputs, others from a message. The last one ends with g->lnf.
+// Computes a stage: the first one from g->inputs, others from a message. Ends with g->lnf on the last one.
 static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
@@ -570,7 +571,7 @@ static void gpt2_forward(GPT2* g) {
         branch = g->branch;
     }
     if (is_last(g)) final_layernorm_forward(g, root, x, branch);
-    else stage_output(g, x, branch);
+    else add_in_place(g->branch, x, message_elements(g)); // to be sent; inside a stage, the next layernorm adds these
     unit_release(g, 0);
 }
 
@@ -659,21 +660,21 @@ static void gpt2_backward_weight(GPT2* g) {
     }
 }
 
-// wte is tied: its gradient is a sum over the first stage, which embeds with it, and the last, which computes logits.
-// For the rest of the root, one of the two has zeros. Only then may the root's buckets be all-reduced over replicas.
+// wte is tied: the first stage embeds with it, the last computes logits, and its gradient is the sum of the two parts.
+// The two ranks therefore all-reduce the root's gradients, of which one of them has zeros where only the other computes
+// some (wpe and the final layernorm). Then both take the same step. Replicas are summed after that.
 static void gpt2_reduce_tied(GPT2* g) {
     size_t n = g->units[0].size;
-    if (n == 0 || g->root_is_summed) return;
+    if (n == 0 || g->root_is_summed) return; // this stage has no root, or is the only one
     comm_wait(g->tied, comm_all_reduce(g->tied, unit_grads(g, 0), n, COMM_FLOATX));
     g->root_is_summed = true;
-    for (int i = 0; i < ROOT_TENSORS; i++) grad_ready(g, 0, i);
+    for (int i = 0; i < ROOT_TENSORS; i++) grad_ready(g, 0, i); // its buckets may start
 }
 
 // Call before working on micro-batch `micro` of a step's `accumulation`.
 static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     g->last_micro = micro == accumulation - 1;
-    action_begin(&g->times, g->action); // for the report, which says how long it takes, until gpt2_send
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -696,35 +697,38 @@ static void gpt2_reduce(GPT2* g) {
 }
 
 // Begins to receive the input of an action, if another rank sends it.
-static void gpt2_receive(GPT2* g, Action a) {
+static void gpt2_receive_begin(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int from = messages_from(m, a);
-    if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
+    if (from == NO_NEIGHBOUR || from == g->pp->rank) return; // if p is 1, chunks are neighbours on the same rank
+    m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
-// Waits for the input of an action. Its buffer and the one that the stage reads are exchanged, not copied.
-static void gpt2_take(GPT2* g, Action a, int slot) {
-    floatX** arrived = messages_wait(&g->messages, a);
-    if (arrived == NULL) return; // the action has no input from another stage, or it is in place
-    if (a.kind == ACT_FORWARD) buffers_swap(arrived, &g->slots[slot].acts[0].res1); // the input of the first block
-    else buffers_swap(arrived, &g->dres); // the gradient of the stage's output
-}
-// Begins to send the result of an action, if another rank needs it.
-static void gpt2_send(GPT2* g, Action a) {
+// Waits for the input of an action, and exchanges its buffer for the one that the stage reads.
+static void gpt2_receive_end(GPT2* g, Action a, int slot) {
     Messages* m = &g->messages;
-    int to = messages_to(m, a);
+    int from = messages_from(m, a);
+    if (from == NO_NEIGHBOUR) return;
+    comm_finish(g->pp, &m->received); // the wait
+    floatX** arrived = from == g->pp->rank ? &messages_outbox(m, a)->buffer : &m->inbox;
+    buffers_swap(arrived, a.kind == ACT_FORWARD ? &g->slots[slot].acts[0].res1 : &g->dres);
+}
+// Begins to send a copy of an action's result, if another rank needs it. (The next action overwrites the result.)
+static void gpt2_send(GPT2* g, Action a) {
+    int to = pipeline_to(g->pipeline, g->pp->rank, a);
     if (to == NO_NEIGHBOUR) return;
-    comm_finish(g->pp, &m->sent[a.kind]); // the result before this one
-    if (a.kind != ACT_FORWARD) buffers_swap(&m->gradient, &g->dres); // the next action may overwrite dres
-    const floatX* result = a.kind == ACT_FORWARD ? m->output : m->gradient;
-    m->sent[a.kind] = comm_send(g->pp, result, message_elements(g), COMM_FLOATX, to);
+    Outbox* out = messages_outbox(&g->messages, a); // one for activations, one for gradients
+    size_t n = message_elements(g);
+    comm_finish(g->pp, &out->sent); // waits until the message before this one has left the outbox
+    device_copy(out->buffer, a.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
+    if (to != g->pp->rank) out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
 }
 
 // Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
-        gpt2_receive(g, a);
-        gpt2_take(g, a, 0);
+        gpt2_receive_begin(g, a);
+        gpt2_receive_end(g, a, 0);
         gpt2_select(g, a, 0);
         gpt2_forward(g);
         gpt2_send(g, a);
@@ -812,7 +816,8 @@ static void gpt2_configure(void* model, Run* run) {
     g->tied = g->mesh.tied;
     stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
     g->pipeline = stages_pipeline(&g->stages, run->accumulation);
-    g->num_slots = pipeline_slots(g->pipeline, g->pp->rank);
+    pipeline_run_ahead(&g->pipeline, g->pp->rank);
+    g->num_slots = pipeline_slots(g->pipeline);
     if (!stages_have_head(&g->stages)) g->logits_rows = 1; // for samples
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
     mesh_choose_writers(run, false);
@@ -857,14 +862,15 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
 }
 
-// Runs action number k of this rank: takes its input, begins to receive the next action's, computes, begins to send.
+// Runs action number k of this rank: waits for its input, begins to receive the next one's, computes, begins to send.
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = g->actions[k];
-    int slot = pipeline_slot(g->pipeline, g->pp->rank, a.micro, a.chunk);
-    if (k == 0) gpt2_receive(g, a);
-    gpt2_take(g, a, slot);
-    if (k + 1 < g->num_actions) gpt2_receive(g, g->actions[k + 1]);
+    int slot = pipeline_slot(g->pipeline, a);
+    if (k == 0) gpt2_receive_begin(g, a);
+    gpt2_receive_end(g, a, slot);
+    if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
+    action_begin(&g->times, a); // for the report
     gpt2_select(g, a, slot);
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
@@ -872,7 +878,8 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
-    else gpt2_backward(g, dloss); // B, or I, which leaves the gradients of matrices to W
+    else gpt2_backward(g, dloss); // B or I
+    action_end(&g->times, a);
     gpt2_send(g, a);
 }
 

@@ -1,5 +1,5 @@
 /*
-schedule_order - tells tools in Python what a pipeline of train_gpt2_pp does: the order of a rank's actions and the formulas
+schedule_order - tells tools in Python what a pipeline of train_gpt2_pp does: the order of a rank's actions, the formulas
 (llmc/parallel/pipeline.h), and the split of blocks (split.h). It reads a JSON object a line, and answers each with a line:
 
     {"model": "gpt2", "layers": 0, "heads": 0, "channels": 0, "vocab-size": 0, "seq-len": 1024}
@@ -11,7 +11,9 @@ schedule_order - tells tools in Python what a pipeline of train_gpt2_pp does: th
 
 What is impossible ends the program with an error.
 */
-#include "../../llmc/parallel/pipeline.h"
+#define main train_main
+#include "../../train_gpt2_pp.cu" // for its pipeline_run_ahead and gpt2_init_schedule
+#undef main
 #include "../../llmc/parallel/split.h"
 #include "../../llmc/run/logger.h"
 #include "../../llmc/run/run.h"
@@ -43,29 +45,28 @@ static json_t* answer_split(json_t* request) {
     return answer;
 }
 
-static void append(json_t* order, Action a) {
-    json_array_append_new(order, json_pack("[s#, i, i]", &"FBIW"[a.kind], 1, a.micro, a.chunk));
-}
 static json_t* answer_schedule(json_t* request) {
     int schedule, p, m, v;
     double F, I, W;
     if (json_unpack(request, "{s:i, s:i, s:i, s:i, s:[F, F, F]}", "schedule", &schedule, "p", &p, "m", &m, "v", &v,
                     "times", &F, &I, &W) != 0) return NULL;
-    Pipeline l = { (Schedule)schedule, p, m, v };
+    Pipeline pipe = { (Schedule)schedule, p, m, v, 0, 0 };
     json_t *orders = json_array(), *slots = json_array();
     for (int r = 0; r < p; r++) {
+        static GPT2 g; // only its schedule is used
         json_t* order = json_array();
-        int all = m * v, warmup = pipeline_warmup(l, r), delay = pipeline_delay(l, r);
-        for (int i = 0; i < all + warmup + delay; i++) { // as gpt2_init_schedule of train_gpt2_pp.cu
-            if (i < all) append(order, pipeline_forward(l, i));
-            if (i >= warmup && i < all + warmup) append(order, pipeline_backward(l, i - warmup));
-            if (l.schedule == SCHEDULE_ZB_H1 && i >= warmup + delay)
-                append(order, pipeline_act(ACT_BACKWARD_WEIGHT, i - warmup - delay));
+        g.pipeline = pipe;
+        pipeline_run_ahead(&g.pipeline, r);
+        gpt2_init_schedule(&g);
+        for (int k = 0; k < g.num_actions; k++) {
+            Action a = g.actions[k];
+            json_array_append_new(order, json_pack("[s#, i, i]", &"FBIW"[a.kind], 1, a.micro, a.chunk));
         }
+        free(g.actions);
         json_array_append_new(orders, order);
-        json_array_append_new(slots, json_integer(pipeline_slots(l, r)));
+        json_array_append_new(slots, json_integer(pipeline_slots(g.pipeline)));
     }
-    return json_pack("{s:o, s:o, s:f}", "orders", orders, "slots", slots, "bubble", pipeline_bubble(l, F, I, W));
+    return json_pack("{s:o, s:o, s:f}", "orders", orders, "slots", slots, "bubble", pipeline_bubble(pipe, F, I, W));
 }
 
 int main(void) {

@@ -1,6 +1,10 @@
 /*
-pipeline.h - pipeline schedules as numbers: in which order a rank's forward and backward passes come, how far it runs
-ahead, and what it keeps. train_gpt2_pp.cu lists a rank's actions by them (gpt2_init_schedule).
+pipeline.h - pipeline schedules as numbers: in which order a rank's forward and backward passes come, who sends to
+whom, and what a rank keeps. How far a rank runs ahead is in train_gpt2_pp.cu (pipeline_run_ahead), which also lists its
+actions (gpt2_init_schedule). Of these schedules gpipe is that of arXiv 1811.06965, section 2, 1f1b and interleaved are
+those of arXiv 2104.04473, sections 2.2.1 and 2.2.2, and zb-h1 is that of arXiv 2401.10241, section 2.1, where I is
+called B. Its authors merge W with I where they can; here W are done first in, first out, with the same bubble and
+memory, so that gradients are added up in the order of 1f1b.
 
 A model is cut into p*v chunks of consecutive blocks; chunk c of rank r is number c*p + r. A step has m micro-batches.
 An action is one micro-batch in one chunk:
@@ -40,19 +44,24 @@ typedef enum { ACT_FORWARD, ACT_BACKWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGH
 typedef struct { ActionKind kind; int micro, chunk; } Action;          // chunk 0..v-1 of this rank
 typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED, SCHEDULE_ZB_H1 } Schedule;
 #define SCHEDULE_WORDS "gpipe|1f1b|interleaved|zb-h1"                  // for option_choice, in the order of Schedule
-typedef struct { Schedule schedule; int p, m, v; } Pipeline; // stages (ranks), micro-batches a step, chunks a rank
+typedef struct {
+    Schedule schedule;
+    int p, m, v;       // stages (ranks), micro-batches a step, chunks a rank
+    int warmup, delay; // of a rank: so many F come before its turns of F and B; so many turns after its I comes a W
+} Pipeline;
 
 // Dies unless the schedule can be played.
-static inline void pipeline_check(Pipeline l) {
-    bool interleaved = l.schedule == SCHEDULE_INTERLEAVED;
-    require(l.p >= 1 && l.m >= 1 && l.v >= 1, "a pipeline of %d stages, %d micro-batches and %d chunks a rank is"
-            " none; each number must be at least 1", l.p, l.m, l.v);
-    require(interleaved || l.v == 1, "--chunks %d: only --schedule interleaved has several chunks a rank; choose it, or"
-            " --chunks 1", l.v);
-    require(!interleaved || l.v > 1, "--schedule interleaved with --chunks 1 interleaves nothing, and keeps more"
+static inline void pipeline_check(Pipeline pipe) {
+    bool interleaved = pipe.schedule == SCHEDULE_INTERLEAVED;
+    require(pipe.p >= 1 && pipe.m >= 1 && pipe.v >= 1, "a pipeline of %d stages, %d micro-batches and %d chunks a"
+            " rank is none; each number must be at least 1", pipe.p, pipe.m, pipe.v);
+    require(interleaved || pipe.v == 1, "--chunks %d: only --schedule interleaved has several chunks a rank; choose it,"
+            " or --chunks 1", pipe.v);
+    require(!interleaved || pipe.v > 1, "--schedule interleaved with --chunks 1 interleaves nothing, and keeps more"
             " activations than 1f1b; choose --chunks 2 or more, or --schedule 1f1b");
-    require(!interleaved || l.m % l.p == 0, "--schedule interleaved takes micro-batches in groups of %d, one per stage,"
-            " and a step has %d; choose --total-batch-size so that %d divides their number", l.p, l.m, l.p);
+    require(!interleaved || pipe.m % pipe.p == 0, "--schedule interleaved takes micro-batches in groups of %d, one per"
+            " stage, and a step has %d; choose --total-batch-size so that %d divides their number",
+            pipe.p, pipe.m, pipe.p);
 }
 
 // ---- the order of passes: of micro-batches, or with several chunks that of interleaved ----
@@ -62,54 +71,37 @@ static inline Action pipeline_act(ActionKind kind, int micro) {
 }
 // A rank's forward pass number j: p micro-batches in chunk 0, the same p in chunk 1, and so on; then the next p. With
 // one chunk it is that of micro-batch j.
-static inline Action pipeline_forward(Pipeline l, int j) {
-    Action a = { ACT_FORWARD, j / (l.p * l.v) * l.p + j % l.p, j / l.p % l.v };
+static inline Action pipeline_forward(Pipeline pipe, int j) {
+    Action a = { ACT_FORWARD, j / (pipe.p * pipe.v) * pipe.p + j % pipe.p, j / pipe.p % pipe.v };
     return a;
 }
 // Its backward pass number j, B or I: the same micro-batches, from the last chunk to the first. (GPipe's figure has the
 // micro-batches in the opposite order. In this order gradients are added up as on one device.)
-static inline Action pipeline_backward(Pipeline l, int j) {
-    ActionKind kind = l.schedule == SCHEDULE_ZB_H1 ? ACT_BACKWARD_INPUT : ACT_BACKWARD;
-    Action a = { kind, j / (l.p * l.v) * l.p + j % l.p, l.v - 1 - j / l.p % l.v };
+static inline Action pipeline_backward(Pipeline pipe, int j) {
+    ActionKind kind = pipe.schedule == SCHEDULE_ZB_H1 ? ACT_BACKWARD_INPUT : ACT_BACKWARD;
+    Action a = { kind, j / (pipe.p * pipe.v) * pipe.p + j % pipe.p, pipe.v - 1 - j / pipe.p % pipe.v };
     return a;
 }
 // Returns the number of a micro-batch's forward pass in a chunk.
-static inline int pipeline_number(Pipeline l, int micro, int chunk) {
-    return micro / l.p * l.p * l.v + chunk * l.p + micro % l.p;
+static inline int pipeline_number(Pipeline pipe, int micro, int chunk) {
+    return micro / pipe.p * pipe.p * pipe.v + chunk * pipe.p + micro % pipe.p;
 }
 
-// ---- how far a rank runs ahead ----
-// Returns how many forward passes a rank begins with, before forward and backward passes take turns. GPipe (Huang et
-// al. 2018, arXiv 1811.06965, section 2): all. 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1): one for
-// each stage after this one. Interleaved 1F1B (section 2.2.2 there): more, as a micro-batch passes each rank v times.
-static inline int pipeline_warmup(Pipeline l, int rank) {
-    int after = l.p - 1 - rank, all = l.m * l.v; // stages after this one, forward passes
-    int ahead = after;
-    if (l.schedule == SCHEDULE_GPIPE) ahead = all;
-    if (l.schedule == SCHEDULE_INTERLEAVED) ahead = 2 * after + (l.v - 1) * l.p;
-    return ahead < all ? ahead : all;
-}
-
-// Returns how many W a rank delays. ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 2.1, where I is called B) is 1F1B
-// whose B is cut, so that the stage before waits only for I, and W fills the bubble. Here W are done first in, first
-// out, so that gradients are added up in the order of 1f1b. The paper's code merges W with I where it can, in another
-// order. Bubble and memory are the same.
-static inline int pipeline_delay(Pipeline l, int rank) { return l.schedule == SCHEDULE_ZB_H1 ? rank : 0; }
-
+// ---- what a rank keeps, once pipeline_run_ahead has set its warmup and delay ----
 // Returns the most (micro-batch, chunk) whose activations are alive at a time: those of the warm-up and one more, and
 // those whose W is delayed.
-static inline int pipeline_slots(Pipeline l, int rank) {
-    int alive = pipeline_warmup(l, rank) + 1 + pipeline_delay(l, rank), all = l.m * l.v;
+static inline int pipeline_slots(Pipeline pipe) {
+    int alive = pipe.warmup + 1 + pipe.delay, all = pipe.m * pipe.v;
     return alive < all ? alive : all;
 }
 
-// Returns the slot, from 0, of a micro-batch's activations in a chunk. The first forward passes take the slots in turn;
-// each later one takes the slot that was freed last. With one chunk that is micro % slots.
-static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
-    int slots = pipeline_slots(l, rank), j = pipeline_number(l, micro, chunk);
+// Returns the slot, from 0, of the activations of an action's micro-batch in its chunk. The first forward passes take
+// the slots in turn; each later one takes the slot that was freed last. With one chunk that is micro % slots.
+static inline int pipeline_slot(Pipeline pipe, Action a) {
+    int slots = pipeline_slots(pipe), j = pipeline_number(pipe, a.micro, a.chunk);
     while (j >= slots) {
-        Action freed = pipeline_backward(l, j - slots);
-        j = pipeline_number(l, freed.micro, freed.chunk);
+        Action freed = pipeline_backward(pipe, j - slots);
+        j = pipeline_number(pipe, freed.micro, freed.chunk);
     }
     return j;
 }
@@ -118,19 +110,19 @@ static inline int pipeline_slot(Pipeline l, int rank, int micro, int chunk) {
 // Returns how many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot
 // keeps only what its blocks began with; a set lives from I or B, which computes it again, to the end of W or B, so a
 // rank that delays r W has r + 1 of them.
-static inline int pipeline_act_slots(Pipeline l, int rank, bool recomputed) {
-    int alive = pipeline_delay(l, rank) + 1;
-    return !recomputed ? pipeline_slots(l, rank) : alive < l.m ? alive : l.m;
+static inline int pipeline_act_slots(Pipeline pipe, bool recomputed) {
+    int alive = pipe.delay + 1;
+    return !recomputed ? pipeline_slots(pipe) : alive < pipe.m ? alive : pipe.m;
 }
 // Returns how many of them keep gradients until a W that is an action of its own.
-static inline int pipeline_weight_slots(Pipeline l, int rank, bool recomputed) {
-    return l.schedule == SCHEDULE_ZB_H1 ? pipeline_act_slots(l, rank, recomputed) : 0;
+static inline int pipeline_weight_slots(Pipeline pipe, bool recomputed) {
+    return pipe.schedule == SCHEDULE_ZB_H1 ? pipeline_act_slots(pipe, recomputed) : 0;
 }
 // Returns the set that an action uses with recomputation. An F's is scratch, and takes the set of the rank's next I: no
 // W waits for that.
-static inline int pipeline_recomputed_slot(Pipeline l, int rank, Action a) {
-    int after = a.micro - pipeline_warmup(l, rank), next_b = after > 0 ? after : 0;
-    return (a.kind == ACT_FORWARD ? next_b : a.micro) % pipeline_act_slots(l, rank, true);
+static inline int pipeline_recomputed_slot(Pipeline pipe, Action a) {
+    int after = a.micro - pipe.warmup, next_b = after > 0 ? after : 0;
+    return (a.kind == ACT_FORWARD ? next_b : a.micro) % pipeline_act_slots(pipe, true);
 }
 
 // ---- between ranks ----
@@ -140,15 +132,15 @@ enum { NO_NEIGHBOUR = -1 };
 // Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for
 // W, for F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. The rank itself: no
 // message (p = 1).
-static inline int pipeline_from(Pipeline l, int rank, Action a) {
-    int number = a.chunk * l.p + rank;
-    if (a.kind == ACT_FORWARD) return number == 0 ? NO_NEIGHBOUR : (rank + l.p - 1) % l.p;
-    return a.kind == ACT_BACKWARD_WEIGHT || number == l.p * l.v - 1 ? NO_NEIGHBOUR : (rank + 1) % l.p;
+static inline int pipeline_from(Pipeline pipe, int rank, Action a) {
+    int number = a.chunk * pipe.p + rank;
+    if (a.kind == ACT_FORWARD) return number == 0 ? NO_NEIGHBOUR : (rank + pipe.p - 1) % pipe.p;
+    return a.kind == ACT_BACKWARD_WEIGHT || number == pipe.p * pipe.v - 1 ? NO_NEIGHBOUR : (rank + 1) % pipe.p;
 }
-static inline int pipeline_to(Pipeline l, int rank, Action a) {
-    int number = a.chunk * l.p + rank;
-    if (a.kind == ACT_FORWARD) return number == l.p * l.v - 1 ? NO_NEIGHBOUR : (rank + 1) % l.p;
-    return a.kind == ACT_BACKWARD_WEIGHT || number == 0 ? NO_NEIGHBOUR : (rank + l.p - 1) % l.p;
+static inline int pipeline_to(Pipeline pipe, int rank, Action a) {
+    int number = a.chunk * pipe.p + rank;
+    if (a.kind == ACT_FORWARD) return number == pipe.p * pipe.v - 1 ? NO_NEIGHBOUR : (rank + 1) % pipe.p;
+    return a.kind == ACT_BACKWARD_WEIGHT || number == 0 ? NO_NEIGHBOUR : (rank + pipe.p - 1) % pipe.p;
 }
 
 // Returns whether ranks a and b of p send each other messages: the last one and the first do where there are several
@@ -158,8 +150,8 @@ static inline bool pipeline_are_neighbours(int a, int b, int p) { return (a + 1)
 // ---- the bubble ----
 // Returns the seconds of a step in which a rank of a balanced pipeline waits, by the formulas above; that of zb-h1
 // needs m >= p. One paper gives its share of the work m(tF + tI + tW), another that of the whole step.
-static inline double pipeline_bubble(Pipeline l, double tF, double tI, double tW) {
+static inline double pipeline_bubble(Pipeline pipe, double tF, double tI, double tW) {
     double zb_h1 = tF + tI - tW > tF ? tF + tI - tW : tF; // no W fills the time before the last stage's first F
-    return (l.p - 1) * (l.schedule == SCHEDULE_ZB_H1 ? zb_h1 : (tF + tI + tW) / l.v);
+    return (pipe.p - 1) * (pipe.schedule == SCHEDULE_ZB_H1 ? zb_h1 : (tF + tI + tW) / pipe.v);
 }
 #endif

@@ -141,52 +141,51 @@ static inline double stages_sent(const Stages* y, GPT2Config c, int m, size_t BT
     return m * micro + root + ring_bytes(3 * sizeof(double), y->p);
 }
 
-// Returns the schedule of m micro-batches. Dies if m does not suit it.
+// Returns the schedule of m micro-batches, for pipeline_run_ahead. Dies if m does not suit it.
 static inline Pipeline stages_pipeline(const Stages* y, int m) {
-    Pipeline l = { (Schedule)y->options.schedule, y->p, m, y->v };
-    pipeline_check(l);
-    return l;
+    Pipeline pipe = { (Schedule)y->options.schedule, y->p, m, y->v, 0, 0 };
+    pipeline_check(pipe);
+    return pipe;
 }
 
 // ---- messages between stages: (B,T,C) activations forward, and their gradients back ----
 typedef struct {
+    floatX* buffer;                     // (B,T,C) owned
+    CommOp sent;                        // the send under way from the buffer; NO_OP otherwise
+} Outbox;
+typedef struct {
     Comm* pp;                           // a view
     Pipeline pipeline;
-    floatX *inbox, *output, *gradient;  // (B,T,C) each: from another stage; to the next; to the one before; owned
-    CommOp received, sent[4];           // operations under way on the inbox; on results, by ActionKind; NO_OP otherwise
-    int held[2];                        // marks before and after the last wait in messages_output; -1: none
+    floatX* inbox;                      // (B,T,C) from another stage; owned
+    CommOp received;                    // the receive under way into the inbox; NO_OP otherwise
+    Outbox forward, back;               // activations for the next stage; gradients for the one before
     void (*announce)(void* times, Action a); // NULL, or called before the rank waits or receives for an action,
-    void (*computed)(void* times, Action a); // when it has computed one, before it sends,
     void (*finished)(void* times);           // and when everything has been sent (report_pipeline.h)
     void* times;
 } Messages;
-static inline void messages_announce(const Messages* m, Action a) { if (m->announce) m->announce(m->times, a); }
 
 // n: elements of the longest message. Allocates nothing for a pipeline of one stage.
-static inline void messages_init(Messages* m, Comm* pp, Pipeline l, size_t n) {
-    floatX** const all[] = { &m->inbox, &m->output, &m->gradient };
+static inline void messages_init(Messages* m, Comm* pp, Pipeline pipe, size_t n) {
+    floatX** const all[] = { &m->inbox, &m->forward.buffer, &m->back.buffer };
     m->pp = pp;
-    m->pipeline = l;
-    m->held[0] = m->held[1] = -1;
-    m->received = NO_OP;
-    for (int i = 0; i < 4; i++) m->sent[i] = NO_OP;
-    for (int i = 0; i < 3 && l.p * l.v > 1; i++)
+    m->pipeline = pipe;
+    m->received = m->forward.sent = m->back.sent = NO_OP;
+    for (int i = 0; i < 3 && pipe.p * pipe.v > 1; i++)
         *all[i] = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
     comm_connect(pp, pipeline_are_neighbours);
 }
-static inline size_t messages_elements(Pipeline l, size_t n) { return l.p * l.v > 1 ? 3 * n : 0; }
+static inline size_t messages_elements(Pipeline pipe, size_t n) { return pipe.p * pipe.v > 1 ? 3 * n : 0; }
 
-// Return the rank that sends the input of an action, for its receive, and the rank to which its result goes.
-// NO_NEIGHBOUR: nobody, or this rank itself.
+// Returns the rank that sends the input of an action: NO_NEIGHBOUR if nobody does, this rank itself if it has both
+// stages. From now on the log and the timeline say that the rank waits for this action.
 static inline int messages_from(const Messages* m, Action a) {
-    int from = pipeline_from(m->pipeline, m->pp->rank, a);
-    messages_announce(m, a);
-    return from == m->pp->rank ? NO_NEIGHBOUR : from;
+    if (m->announce) m->announce(m->times, a);
+    return pipeline_from(m->pipeline, m->pp->rank, a);
 }
-static inline int messages_to(const Messages* m, Action a) {
-    int to = pipeline_to(m->pipeline, m->pp->rank, a);
-    if (m->computed) m->computed(m->times, a);
-    return to == m->pp->rank ? NO_NEIGHBOUR : to;
+
+// Returns the outbox of an action's result.
+static inline Outbox* messages_outbox(Messages* m, Action a) {
+    return a.kind == ACT_FORWARD ? &m->forward : &m->back;
 }
 
 // Exchanges two buffers without copying.
@@ -196,31 +195,10 @@ static inline void buffers_swap(floatX** a, floatX** b) {
     *b = x;
 }
 
-// Waits for the input of an action. Returns the buffer that has it, or NULL if there is none, or if it is in place.
-static inline floatX** messages_wait(Messages* m, Action a) {
-    int from = pipeline_from(m->pipeline, m->pp->rank, a);
-    messages_announce(m, a);
-    if (from == NO_NEIGHBOUR) return NULL;
-    comm_finish(m->pp, &m->received);
-    if (from != m->pp->rank) return &m->inbox;
-    return a.kind == ACT_FORWARD ? &m->output : NULL; // from itself: the output, or a gradient that is in place
-}
-
-// Returns the memory for a stage's output, after the previous output has been sent.
-static inline floatX* messages_output(Messages* m) {
-    for (int i = 0; i < 2; i++) { // marks of an evaluation, which nobody has read
-        if (m->held[i] >= 0) device_event_free(m->held[i]);
-        m->held[i] = -1;
-    }
-    if (m->sent[ACT_FORWARD] == NO_OP) return m->output;
-    m->held[0] = device_event();
-    comm_finish(m->pp, &m->sent[ACT_FORWARD]);
-    m->held[1] = device_event();
-    return m->output;
-}
 // Waits until everything has been sent.
 static inline void messages_finish(Messages* m) {
-    for (int i = 0; i < 4; i++) comm_finish(m->pp, &m->sent[i]);
+    comm_finish(m->pp, &m->forward.sent);
+    comm_finish(m->pp, &m->back.sent);
     if (m->finished) m->finished(m->times);
 }
 #endif

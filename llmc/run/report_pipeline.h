@@ -11,8 +11,7 @@ parts are balanced, the current action, how long actions take, and at the end ho
 #include "ranks.h"
 
 // ---- how long actions take, by marks, so that a GPU's own times count ----
-// events: the action begins and ends; a wait in it begins and ends. -1: there is none.
-typedef struct { ActionKind kind; int events[4]; } TimedAction;
+typedef struct { ActionKind kind; int begins, ends; } TimedAction; // two marks
 // until: seconds from the beginning of a step to the end of its last action
 typedef struct { double seconds[4], until; long long done[4], steps; } ActionSums;
 typedef struct {
@@ -26,20 +25,19 @@ typedef struct {
     double clock;           // when the current action began, for --emulate-ms
     Ranks* ranks;     // these are views
     const Stages* stages;
-    Messages* messages;
 } ActionTimes;
 
 // Adds up the last step. The device has done all of it.
 static inline void action_times_settle(ActionTimes* t) {
     for (int i = 0; i < t->count; i++) {
         TimedAction* x = &t->actions[i];
-        double held = x->events[2] < 0 ? 0 : device_event_seconds(x->events[2], x->events[3]);
         if (t->warm) {
-            t->sums.seconds[x->kind] += device_event_seconds(x->events[0], x->events[1]) - held;
+            t->sums.seconds[x->kind] += device_event_seconds(x->begins, x->ends);
             t->sums.done[x->kind]++;
         }
-        if (t->warm && i == t->count - 1) t->sums.until += device_event_seconds(t->step_begins, x->events[1]);
-        for (int k = 0; k < 4; k++) if (x->events[k] >= 0) device_event_free(x->events[k]);
+        if (t->warm && i == t->count - 1) t->sums.until += device_event_seconds(t->step_begins, x->ends);
+        device_event_free(x->begins);
+        device_event_free(x->ends);
     }
     if (t->begun) device_event_free(t->step_begins);
     if (t->warm && t->over) t->sums.steps++;
@@ -71,22 +69,15 @@ static inline void action_begin(ActionTimes* t, Action a) {
     trace_compute("start", -1);
     long long step = flight_recorder_step_now(w->comm.world->recorder);
     if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, step, a.micro);
-    TimedAction x = { a.kind, { device_event(), -1, -1, -1 } };
+    TimedAction x = { a.kind, device_event(), -1 };
     t->actions = (TimedAction*)with_room(t->actions, (size_t)t->count, sizeof x);
     t->actions[t->count++] = x;
     t->clock = now_seconds();
 }
-// As it ends, with --emulate-ms when its time is over. Waiting until the previous message has left is no computation.
-static inline void action_end(void* times, Action a) {
-    ActionTimes* t = (ActionTimes*)times;
-    if (t->over || !t->begun) return; // an evaluation
-    TimedAction* x = &t->actions[t->count - 1];
+// As it ends, with --emulate-ms when its time is over. The rank then sends, and may wait to do so.
+static inline void action_end(ActionTimes* t, Action a) {
     stages_emulate(t->stages, a, t->clock);
-    x->events[1] = device_event();
-    for (int i = 0; i < 2; i++) {
-        x->events[2 + i] = t->messages->held[i];
-        t->messages->held[i] = -1;
-    }
+    t->actions[t->count - 1].ends = device_event();
 }
 // From now on what is computed belongs to no action, until the next step begins.
 static inline void actions_end(void* times) {
@@ -106,12 +97,10 @@ static inline void actions_end(void* times) {
 static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, Messages* m) {
     t->ranks = w;
     t->stages = y;
-    t->messages = m;
     w->sleeps = y->options.emulate[0] != '\0';
     if (w->sleeps) ranks_are_artificial(w, "EMULATED TIMES (--emulate-ms)");
     m->times = t;
     m->announce = action_announce;
-    m->computed = action_end;
     m->finished = actions_end;
 }
 
@@ -121,35 +110,35 @@ typedef struct {
     double until;             // seconds until a step's last action is over, on any rank
     double formula;           // seconds that a rank of a balanced pipeline would wait, with actions that last as long
 } Bubble;
-static inline Bubble bubble_of(Pipeline l, const ActionSums* ranks, int size) {
+static inline Bubble bubble_of(Pipeline pipe, const ActionSums* ranks, int size) {
     Bubble b = { 0, 1e30, 0, 0, 0 };
     for (int q = 0; q < size; q++) {
         const ActionSums* s = &ranks[q];
         double steps = (double)s->steps, busy = 0, each[4]; // each: of a kind, a micro-batch in all chunks
         for (int k = 0; k < 4; k++) {
             busy += s->seconds[k] / steps;
-            each[k] = s->done[k] ? l.v * s->seconds[k] / (double)s->done[k] : 0;
+            each[k] = s->done[k] ? pipe.v * s->seconds[k] / (double)s->done[k] : 0;
         }
         b.busy += busy / size;
         b.min = fmin(b.min, busy);
         b.max = fmax(b.max, busy);
         b.until = fmax(b.until, s->until / steps);
-        b.formula += pipeline_bubble(l, each[ACT_FORWARD], each[ACT_BACKWARD] + each[ACT_BACKWARD_INPUT],
+        b.formula += pipeline_bubble(pipe, each[ACT_FORWARD], each[ACT_BACKWARD] + each[ACT_BACKWARD_INPUT],
                                      each[ACT_BACKWARD_WEIGHT]) / size;
     }
     return b;
 }
 // Prints the share of the time in which ranks computed, next to the formula's for the same times, and frees the times.
 // Prints nothing for a single stage, and leaves out the first step. Collective; call it when the last step is over.
-static inline void report_bubble(ActionTimes* t, Pipeline l) {
+static inline void report_bubble(ActionTimes* t, Pipeline pipe) {
     Ranks* w = t->ranks;
     action_times_settle(t);
     free(t->actions);
     t->actions = NULL;
-    if (l.p == 1 || t->sums.steps == 0) return;
+    if (pipe.p == 1 || t->sums.steps == 0) return;
     Bubble b = { 0, 0, 0, 0, 0 };
     ActionSums* ranks = (ActionSums*)control_gather_array(&w->control, &t->sums, sizeof t->sums);
-    if (ranks) b = bubble_of(l, ranks, w->comm.size);
+    if (ranks) b = bubble_of(pipe, ranks, w->comm.size);
     free(ranks);
     control_share(&w->control, &b, sizeof b);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -158,7 +147,8 @@ static inline void report_bubble(ActionTimes* t, Pipeline l) {
            " %.1f of"
            " %.1f ms\n", 100 * b.busy / b.until, 100 * b.min / b.until, 100 * b.max / b.until, 1e3 * (b.until - b.busy),
            1e3 * b.until);
-    if (l.schedule == SCHEDULE_ZB_H1 && l.m < l.p) printf("  zb-h1 has no formula for fewer micro-batches than stages");
+    if (pipe.schedule == SCHEDULE_ZB_H1 && pipe.m < pipe.p)
+        printf("  zb-h1 has no formula for fewer micro-batches than stages");
     else printf("  the formula says %.1f %% and %.1f ms, if all stages took the average of these times; the rest is"
                 " imbalance, messages and jitter", 100 * b.busy / (b.busy + b.formula), 1e3 * b.formula);
     printf(" (build/schedule --trace shows which)\n");
@@ -169,9 +159,9 @@ static inline void report_bubble(ActionTimes* t, Pipeline l) {
 
 typedef struct { int blocks, slots; size_t bytes; } StageReport; // of a rank
 // Says in capitals that times are not those of the machine.
-static inline void report_emulation(const PipelineParallel* options, Pipeline l) {
+static inline void report_emulation(const PipelineParallel* options, Pipeline pipe) {
     const double* ms = options->ms;
-    double bubble = pipeline_bubble(l, ms[0], ms[1], ms[2]), step = l.m * (ms[0] + ms[1] + ms[2]) + bubble;
+    double bubble = pipeline_bubble(pipe, ms[0], ms[1], ms[2]), step = pipe.m * (ms[0] + ms[1] + ms[2]) + bubble;
     if (options->emulate[0] == '\0') return;
     printf("EMULATED TIMES: F, I AND W %sLAST AT LEAST %g, %g AND %g MS (--emulate-ms); ",
            options->head > 0 ? "OF A BLOCK " : "", ms[0], ms[1], ms[2]);
@@ -181,23 +171,23 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline l)
 
 // Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take.
 // Collective.
-static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline l, GPT2Config c, size_t bytes) {
+static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline pipe, GPT2Config c, size_t bytes) {
     Ranks* w = t->ranks;
     const Stages* y = t->stages;
     static const char* const names[] = { "gpipe", "1f1b", "interleaved", "zb-h1" };
-    if (y->p == 1) { report_emulation(&y->options, l); return; } // there is nothing to balance
+    if (y->p == 1) { report_emulation(&y->options, pipe); return; } // there is nothing to balance
     SplitCosts costs = split_costs(c.Vp, c.C);
     StageReport mine;
     memset(&mine, 0, sizeof mine); // its padding is also sent
     mine.blocks = stages_num_blocks(y);
-    mine.slots = pipeline_slots(l, y->rank);
+    mine.slots = pipeline_slots(pipe);
     mine.bytes = bytes;
     StageReport* all = (StageReport*)control_all_gather(&w->control, &mine, sizeof mine);
-    double bubble = pipeline_bubble(l, 1, 1, 1), work = 3.0 * l.m;
+    double bubble = pipeline_bubble(pipe, 1, 1, 1), work = 3.0 * pipe.m;
     int replicas = mesh->dp->size, ranks = y->p * mesh->tp->size;
     printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of"
            " %.1f %% of a"
-           " step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks, names[l.schedule],
+           " step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks, names[pipe.schedule],
            100 * bubble / (work + bubble), 100 * bubble / work);
     for (int q = 0; q < y->p; q++) {
         char text[32];
@@ -217,6 +207,6 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
            " %.0f %%\n",
            100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));
     fflush(stdout);
-    report_emulation(&y->options, l);
+    report_emulation(&y->options, pipe);
 }
 #endif

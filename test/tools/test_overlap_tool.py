@@ -10,7 +10,7 @@ BLOCKS = {"root", "block 0", "block 1", "block 2", "no unit"}
 FSDP = f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1"  # what an evaluation sends counts in no step
 OUTSIDE = ["gpt2_reduce", "gpt2_clip", "gpt2_update"]
 PARTS = ["tp_leave", "head_logits", "tp_enter_backward_begin", "add_squares"]
-PIPE = ["gpt2_send", "gpt2_receive", "gpt2_reduce_tied", "gpt2_reduce"]
+PIPE = ["gpt2_send", "gpt2_receive_begin", "gpt2_reduce_tied", "gpt2_reduce"]
 SHARDS = ["group_gather", "grad_ready", *OUTSIDE]
 
 

@@ -13,7 +13,7 @@ enum { MOST_P = 8, MOST_M = 32, MOST_V = 4, MOST_ACTIONS = 2 * MOST_M * MOST_V, 
 static void for_all(void (*function)(Pipeline)) {
     for (int s = SCHEDULE_GPIPE; s <= SCHEDULE_ZB_H1; s++) for (int p = 1; p <= MOST_P; p++) for (int m = 1; m <= MOST_M; m++)
         for (int v = 1; v <= (s == SCHEDULE_INTERLEAVED ? MOST_V : 1); v++) {
-            Pipeline l = { (Schedule)s, p, m, v };
+            Pipeline l = { (Schedule)s, p, m, v, 0, 0 };
             if (s != SCHEDULE_INTERLEAVED || m % p == 0) function(l);
         }
 }
@@ -34,28 +34,30 @@ static const GPT2* listed(Pipeline l, int rank) {
     known[rank].l = g->pipeline = l;
     known[rank].pp.rank = rank;
     g->pp = &known[rank].pp;
+    pipeline_run_ahead(&g->pipeline, rank);
     gpt2_init_schedule(g);
     return g;
 }
+static Pipeline of_rank(Pipeline l, int rank) { return listed(l, rank)->pipeline; }
 static int num_actions(Pipeline l, int rank) { return listed(l, rank)->num_actions; }
 static Action action(Pipeline l, int rank, int k) { return listed(l, rank)->actions[k]; }
 
 // ---- orders that papers show ----
 TEST(orders_are_those_of_the_papers) {
     static const struct { Pipeline l; int rank; const char* order; } rows[] = {
-        { { SCHEDULE_GPIPE, 3, 3, 1 }, 1, "F0 F1 F2 B0 B1 B2" },
-        { { SCHEDULE_1F1B, 4, 8, 1 }, 0, "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7" },
-        { { SCHEDULE_1F1B, 4, 8, 1 }, 2, "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7" },
-        { { SCHEDULE_1F1B, 4, 3, 1 }, 3, "F0 B0 F1 B1 F2 B2" },
-        { { SCHEDULE_1F1B, 8, 2, 1 }, 0, "F0 F1 B0 B1" },
+        { { SCHEDULE_GPIPE, 3, 3, 1, 0, 0 }, 1, "F0 F1 F2 B0 B1 B2" },
+        { { SCHEDULE_1F1B, 4, 8, 1, 0, 0 }, 0, "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7" },
+        { { SCHEDULE_1F1B, 4, 8, 1, 0, 0 }, 2, "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7" },
+        { { SCHEDULE_1F1B, 4, 3, 1, 0, 0 }, 3, "F0 B0 F1 B1 F2 B2" },
+        { { SCHEDULE_1F1B, 8, 2, 1, 0, 0 }, 0, "F0 F1 B0 B1" },
         // A prime for each chunk after the first, as in figure 4 of arXiv 2104.04473.
-        { { SCHEDULE_INTERLEAVED, 4, 4, 2 }, 0, "F0 F1 F2 F3 F0' F1' F2' F3' B0' B1' B2' B3' B0 B1 B2 B3" },
-        { { SCHEDULE_INTERLEAVED, 4, 8, 2 }, 3, "F0 F1 F2 F3 F0' B0' F1' B1' F2' B2' F3' B3' F4 B0 F5 B1 F6 B2 F7 B3"
+        { { SCHEDULE_INTERLEAVED, 4, 4, 2, 0, 0 }, 0, "F0 F1 F2 F3 F0' F1' F2' F3' B0' B1' B2' B3' B0 B1 B2 B3" },
+        { { SCHEDULE_INTERLEAVED, 4, 8, 2, 0, 0 }, 3, "F0 F1 F2 F3 F0' B0' F1' B1' F2' B2' F3' B3' F4 B0 F5 B1 F6 B2 F7 B3"
                                                 " F4' B4' F5' B5' F6' B6' F7' B7' B4 B5 B6 B7" },
-        { { SCHEDULE_INTERLEAVED, 2, 2, 3 }, 1, "F0 F1 F0' F1' F0'' B0'' F1'' B1'' B0' B1' B0 B1" },
-        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 0, "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4" },
-        { { SCHEDULE_ZB_H1, 3, 5, 1 }, 2, "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4" },
-        { { SCHEDULE_ZB_H1, 4, 2, 1 }, 3, "F0 I0 F1 I1 W0 W1" } };
+        { { SCHEDULE_INTERLEAVED, 2, 2, 3, 0, 0 }, 1, "F0 F1 F0' F1' F0'' B0'' F1'' B1'' B0' B1' B0 B1" },
+        { { SCHEDULE_ZB_H1, 3, 5, 1, 0, 0 }, 0, "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4" },
+        { { SCHEDULE_ZB_H1, 3, 5, 1, 0, 0 }, 2, "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4" },
+        { { SCHEDULE_ZB_H1, 4, 2, 1, 0, 0 }, 3, "F0 I0 F1 I1 W0 W1" } };
     for (size_t i = 0; i < COUNT(rows); i++) {
         char said[1024] = "";
         for (int k = 0; k < num_actions(rows[i].l, rows[i].rank); k++) {
@@ -100,12 +102,13 @@ static int formula_slots(Pipeline l, int rank) {
 
 static void slots_hold(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
-        int slots = pipeline_slots(l, r), alive = 0, peak = 0;
+        Pipeline own = of_rank(l, r);
+        int slots = pipeline_slots(own), alive = 0, peak = 0;
         bool used[MOST_ACTIONS] = { false };
         if (slots != formula_slots(l, r)) fail_in(l, r, "%d slots, and the formula says %d\n", slots, formula_slots(l, r));
         for (int k = 0; k < num_actions(l, r); k++) {
             Action a = action(l, r, k);
-            int slot = pipeline_slot(l, r, a.micro, a.chunk);
+            int slot = pipeline_slot(own, a);
             if (slot < 0 || slot >= slots) fail_in(l, r, "action %d has slot %d of %d\n", k, slot, slots);
             if (used[slot] != (a.kind != ACT_FORWARD)) fail_in(l, r, "action %d collides in slot %d\n", k, slot);
             used[slot] = a.kind == ACT_FORWARD || a.kind == ACT_BACKWARD_INPUT;
@@ -123,14 +126,15 @@ TEST(slots_never_collide_and_are_as_many_as_the_formula_says) { for_all(slots_ho
 // writes into a set that waits for none. For every rank, each set is needed.
 static void sets_hold(Pipeline l) {
     for (int r = 0; r < l.p; r++) {
-        int sets = pipeline_act_slots(l, r, true), most = 0, expected = l.schedule == SCHEDULE_ZB_H1 ? r + 1 : 1;
+        Pipeline own = of_rank(l, r);
+        int sets = pipeline_act_slots(own, true), most = 0, expected = l.schedule == SCHEDULE_ZB_H1 ? r + 1 : 1;
         int waits[MOST_P], waiting = 0; // the micro-batch whose W a set waits for; -1: none
         if (sets != (expected < l.m ? expected : l.m)) fail_in(l, r, "%d sets of recomputed activations\n", sets);
-        if (pipeline_act_slots(l, r, false) != pipeline_slots(l, r)) fail_in(l, r, "slots without activations of their own\n");
+        if (pipeline_act_slots(own, false) != pipeline_slots(own)) fail_in(l, r, "slots without activations of their own\n");
         for (int i = 0; i < MOST_P; i++) waits[i] = -1;
         for (int k = 0; k < num_actions(l, r); k++) {
             Action a = action(l, r, k);
-            int set = pipeline_recomputed_slot(l, r, a);
+            int set = pipeline_recomputed_slot(own, a);
             if (set < 0 || set >= sets) fail_in(l, r, "action %d has set %d of %d\n", k, set, sets);
             int must_be = a.kind == ACT_BACKWARD_WEIGHT ? a.micro : -1;
             if (waits[set] != must_be) fail_in(l, r, "action %d finds micro-batch %d in set %d\n", k, waits[set], set);
@@ -241,7 +245,7 @@ TEST(no_schedule_deadlocks_over_any_kind_of_channel) { for_all(comes_to_its_end)
 TEST(blocking_sends_deadlock_without_receives_ahead) {
     for (int p = 2; p <= MOST_P; p++) for (int s = SCHEDULE_1F1B; s <= SCHEDULE_ZB_H1; s++) {
         bool ring = s == SCHEDULE_INTERLEAVED;
-        assert_false(comes_to_an_end((Pipeline){ (Schedule)s, p, 2 * p, 1 + ring }, SEND_BLOCKS, ring));
+        assert_false(comes_to_an_end((Pipeline){ (Schedule)s, p, 2 * p, 1 + ring, 0, 0 }, SEND_BLOCKS, ring));
     }
 }
 
@@ -298,10 +302,10 @@ TEST(chunks_of_a_rank_differ_by_a_block_at_most_and_earlier_ones_have_it) {
 
 // ---- errors ----
 TEST(schedules_that_cannot_be_played_are_errors) {
-    expect_error(pipeline_check((Pipeline){ SCHEDULE_1F1B, 4, 8, 2 }), "--chunks 2", "--schedule interleaved");
-    expect_error(pipeline_check((Pipeline){ SCHEDULE_INTERLEAVED, 4, 8, 1 }), "--chunks 1", "--schedule 1f1b");
-    expect_error(pipeline_check((Pipeline){ SCHEDULE_INTERLEAVED, 4, 6, 2 }), "groups of 4", "has 6", "--total-batch-size");
-    expect_error(pipeline_check((Pipeline){ SCHEDULE_GPIPE, 2, 0, 1 }), "0 micro-batches");
+    expect_error(pipeline_check((Pipeline){ SCHEDULE_1F1B, 4, 8, 2, 0, 0 }), "--chunks 2", "--schedule interleaved");
+    expect_error(pipeline_check((Pipeline){ SCHEDULE_INTERLEAVED, 4, 8, 1, 0, 0 }), "--chunks 1", "--schedule 1f1b");
+    expect_error(pipeline_check((Pipeline){ SCHEDULE_INTERLEAVED, 4, 6, 2, 0, 0 }), "groups of 4", "has 6", "--total-batch-size");
+    expect_error(pipeline_check((Pipeline){ SCHEDULE_GPIPE, 2, 0, 1, 0, 0 }), "0 micro-batches");
 }
 
 TEST(numbers_of_blocks_can_be_given_and_must_add_up) {
