@@ -48,29 +48,38 @@ def beyond_merge(program):
     return changed_lines(*map(lines_of_code, (merge.git_merge(merge.MERGED[program], "--theirs"), programs.lines(program))))
 
 
-def print_sizes(program, own, bases):
-    print(f"{programs.program_file(program)}: {len(programs.lines(program))} lines, {len(without_plumbing(program))} of them before section 9")
+def sizes(program, own, bases):
+    """The lines of make check-programs."""
+    yield f"{programs.program_file(program)}: {len(programs.lines(program))} lines, {len(without_plumbing(program))} of them before section 9"
     for base, theirs in bases.items():
         same = sum(own.get(name) == text for name, text in theirs.items() if name)
         whole, before = (changed_lines(text(base), text(program)) for text in (programs.lines, without_plumbing))
-        print(f"{programs.program_file(base)} -> {programs.program_file(program)}: {same} definitions are the same, {len(theirs) - 1 - same} differ, "
-              f"{len(own.keys() - theirs.keys())} are new; {before[0]} lines added, {before[1]} removed (with section 9: {whole[0]}, {whole[1]})")
+        yield (f"{programs.program_file(base)} -> {programs.program_file(program)}: {same} definitions are the same, {len(theirs) - 1 - same} differ, "
+               f"{len(own.keys() - theirs.keys())} are new; {before[0]} lines added, {before[1]} removed (with section 9: {whole[0]}, {whole[1]})")
     if program in merge.MERGED and merge.has_git():
         added, removed = beyond_merge(program)
-        print(f"{' and '.join(map(programs.program_file, bases))} merged -> {programs.program_file(program)}: {len(merge.regions(program)[0])} conflicts; "
-              f"{added} lines of code added to the merge that prefers {merge.MERGED[program][-1]}, {removed} removed (make merge-3d)")
+        yield (f"{' and '.join(map(programs.program_file, bases))} merged -> {programs.program_file(program)}: {len(merge.regions(program)[0])} conflicts; "
+               f"{added} lines of code added to the merge that prefers {merge.MERGED[program][-1]}, {removed} removed (make merge-3d)")
+
+
+def quoted_sizes(program):
+    """Such lines in the chapters, which begin as one about this program does."""
+    pages = "\n".join(path.read_text() for path in sorted((ROOT / "doc").glob("*.md")))
+    return re.findall(rf"^    (train_gpt2_.* -> {re.escape(programs.program_file(program))}: .*)$", pages, re.M)
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS[1:])
 def test_a_program_differs_from_its_bases_only_where_the_list_gives_a_reason(program):
     own, bases = definitions(program), {base: definitions(base) for base in programs.bases()[program]}
     allowed = programs.notes(program).keys()
-    print()
-    print_sizes(program, own, bases)
+    printed = list(sizes(program, own, bases))
+    print("", *printed, sep="\n")
     shared = {name for theirs in bases.values() for name in theirs if name}
     differ = {name for name in shared if not any(theirs.get(name) == own.get(name, "") for theirs in bases.values())}
     assert differ - allowed == set(), "they differ without a note in dev/site/programs.toml"
     assert (allowed & shared) - differ - {*programs.HEADINGS.values()} == set(), "dev/site/programs.toml has a note, and they are the same"
+    if not merge.has_git(): return
+    assert quoted_sizes(program) == printed[1:], "a chapter quotes what make check-programs does not print"
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS[1:])
