@@ -16,7 +16,7 @@ Next      train_gpt2_zero.cu no longer keeps the same state on every rank.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_min, round_up
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_*, ceil_div, round_up
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part

@@ -26,7 +26,7 @@ Next      train_gpt2_tp.cu and train_gpt2_pp.cu cut the computation as well; tra
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_min, round_up
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_*, ceil_div, round_up
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
@@ -35,8 +35,8 @@ Next      train_gpt2_tp.cu and train_gpt2_pp.cu cut the computation as well; tra
 #include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
-#include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, options_sharding, comm_finish
-#include "llmc/parallel/shard_state.h" // defines: Shards: this rank's state, and its memory for collectives
+#include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, layout_*, gathers_at, comm_finish, ...
+#include "llmc/parallel/shard_state.h" // defines: Shards, shards_*, grads_as_sent: this rank's state
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run

@@ -35,7 +35,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_min, round_up
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_*, ceil_div, round_up
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
@@ -45,7 +45,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_forward, pipeline_from, pipeline_slots
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_cut, Messages, messages_from, buffers_swap
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox, buffers_swap
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica

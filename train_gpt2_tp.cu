@@ -31,7 +31,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tenso
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
-#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_min, round_up
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_*, ceil_div, round_up
 #include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
 #include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part

@@ -200,7 +200,7 @@ def names_used(program):
     return {*re.findall(r"(?<![.\w>])[a-z]\w*(?=\()|\b[A-Z]\w*[a-z]\w*", text)}
 
 
-@pytest.mark.parametrize("program", ["ddp", "zero", "compress", "cp"])
+@pytest.mark.parametrize("program", programs.PROGRAMS[1:])
 def test_a_header_s_list_names_what_the_program_uses_of_it_and_its_bases_do_not(program):
     """`unit_*` stands for all names that begin like this. A line that the name would make longer than a screen may leave it out."""
     lists = {Path(path): (line, names.split(":")[0].replace(",", " ").split()) for line, path, names in
