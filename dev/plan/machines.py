@@ -23,10 +23,8 @@ from typing import NamedTuple
 from tool import ceil_div, read_json, require, unique_keys
 
 MIB = 1048576
+HOST_LINK, HOST_BANDWIDTH = 31.5e9, 51.2e9 # bytes/s: PCIe 4.0 x16, each way; an eighth of the memory of a DGX A100's processors
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
-
-
-def passes(collective): return 2 if collective == ALL_REDUCE else 1
 
 
 class Link(NamedTuple):
@@ -64,6 +62,8 @@ class Gpu(NamedTuple):
     mfu: float = 1           # measured: the share of its peak that a step reaches; bytes/s of its update
     update: float = 0
 
+    is_here = property(lambda self: self.peak16 == 0) # this machine's processors, whose ranks share its memory
+
 
 GPUS = {row[0]: Gpu(*row) for row in (
     ("a100-40", "A100 SXM, 40 GB", 312e12, 19.5e12, 0.75, 40960 * MIB, 1555e9, 400, "nvlink3", "hdr", 8),
@@ -93,6 +93,9 @@ def number_in(root, path, remedy, low, *keys):
     require(isinstance(x, (int, float)) and not isinstance(x, bool) and x >= low,
             f'{path}: has no number "{".".join(keys)}" from {low:g} on; {remedy}')
     return x
+
+
+def passes(collective): return 2 if collective == ALL_REDUCE else 1
 
 
 def crossing(g, N):
@@ -125,17 +128,14 @@ def open_link(name, inside=False):
 
 
 def this_machine(path):
-    """As the file says, if there is one: peak, bandwidth and links. Without it only the memory is known. Besides links, which
-    --link reads as well, it has numbers of each rank, measured while as many ranks compute as will train."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    here = Gpu("cpu-here", "equal share of this machine", 0, 0, 1, memory, 0, 0, path, path, 0, per_node=0)
-    if not os.access(path, os.R_OK): return here
-    remedy = "--measured wants the file that dev/plan/here.py wrote"
+    """Besides links, which --link reads as well, the file has numbers of each rank, measured while as many compute as will train:
+    GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both."""
+    remedy = "let python3 dev/plan/here.py (with --cluster for a cluster) measure this machine"
     root = read_json(path, remedy)
-    # GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both
-    flops, copied, mfu, update = (scale * number_in(root, path, f"renew it with dev/plan/here.py; {remedy}", 1e-3, key)
-                                  for key, scale in (("gflops", 1e9), ("copy", 1e9), ("mfu", 1), ("update", 1e9)))
-    return here._replace(peak32=flops, bandwidth=copied, mfu=mfu, update=update, per_node=root.get("ranks_per_node", 0), nics=1)
+    flops, copied, mfu, update = (number_in(root, path, remedy, 1e-3, key) for key in ("gflops", "copy", "mfu", "update"))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Gpu("cpu-here", "equal share of this machine", 0, 1e9 * flops, 1, memory, 1e9 * copied, 0, path, path, 1,
+               root.get("ranks_per_node", 0), mfu, 1e9 * update)
 
 
 # ---- seconds ----
@@ -152,23 +152,16 @@ class Network(NamedTuple):
     per_node: int = 0        # ranks of a node; 0: all ranks are in one node
     nics: int = 0            # network interfaces of a node
     direct: bool = False     # gathers send a message to each rank, as our programs over MPI do; else they go in rings
-    efficiency: float = 1    # share of the links' bandwidth that collectives reach
     sm_share: float = 0      # share of a device's processors that communication takes beside compute
-
-    def world(self, N): return Group(N, self.per_node if 0 < self.per_node < N else N)
 
     def neighbours(self, N, t):
         """t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them."""
-        g = self.world(t)
-        return g._replace(per_node=t - 1) if t < self.per_node < N and self.per_node % t != 0 else g
+        g = self.per_node
+        return Group(t, t - 1 if t < g < N and g % t != 0 else g if 0 < g < t else t)
 
-    def apart(self, N, t):
-        """N/t ranks, each t ranks after the one before."""
-        return self.strided(N, N // t, t)
-
-    def strided(self, N, n, t):
-        """n of N ranks, each t ranks after the one before."""
-        node = self.per_node or N
+    def apart(self, N, t, n=0):
+        """n of N ranks (0: N/t), each t ranks after the one before."""
+        node, n = self.per_node or N, n or N // t
         return Group(n, min(max(node // t, 1), n), min(t, node))
 
     def interfaces(self): return 1 if self.between.of_node else max(self.nics, 1)
@@ -182,9 +175,9 @@ class Network(NamedTuple):
             busbw = min(busbw, self.interfaces() * self.between.busbw[collective] / crosses)
         inside = g.per_node - 1 if collective == ALL_REDUCE else g.N - nodes
         latency = inside * self.inside.alpha[collective] + hops(collective, nodes) * self.between.alpha[collective]
-        return passes(collective) * (latency + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
+        return passes(collective) * (latency + nbytes * (g.N - 1) / g.N / busbw)
 
-    def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.world(N))
+    def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.neighbours(N, N))
 
 
 @cache

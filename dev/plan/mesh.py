@@ -114,7 +114,7 @@ class MeshPlan(NamedTuple):
         """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are neighbours;
         then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
         what, w = ALL_REDUCE if all_reduce else ALL_GATHER, self.network
-        return w.seconds(what, nbytes, w.strided(self.ranks, ranks, apart))
+        return w.seconds(what, nbytes, w.apart(self.ranks, apart, ranks))
 
     def data_collective(self, all_reduce, nbytes):
         """The same of dp."""

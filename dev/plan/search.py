@@ -5,7 +5,7 @@ import itertools, math
 from collections import namedtuple
 from typing import NamedTuple
 from tool import format_bytes, require
-from answers import Table, cost_of
+from answers import COST, Table, cost_of
 from machines import GPUS
 from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
 from options import shape_of
