@@ -19,11 +19,8 @@ import validate
 from tool import dump_json
 
 o = options.parse()
-if o.validate: answer = validate.answer
-elif o.mesh == "all": answer = search.answer
-elif o.params > 0: answer = answers.answer_params
-elif o.compress == "all": answer = answers.answer_methods
-else: answer = answers.answer_model
+answer = (validate.answer if o.validate else search.answer if o.mesh == "all" else answers.answer_params if o.params > 0 else
+          answers.answer_methods if o.compress == "all" else answers.answer_model)
 items, as_json = answer(o)
 if o.json: print(dump_json(as_json()))
 else: answers.show(o, items)
