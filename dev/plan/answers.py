@@ -7,7 +7,7 @@ have the rest."""
 import math
 from typing import NamedTuple
 from tool import format_bytes, print_table
-from machines import HOST_BANDWIDTH, HOST_LINK, LINKS
+from machines import LINKS
 from options import (MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, network_of, peak_of, plan_of, room_of, with_context, with_mesh,
                      with_pipe)
 from pipelines import pipeline_step
@@ -18,7 +18,7 @@ from steps import METHODS, QUANTISE_BLOCK, flops_done, is_possible, step, unit_s
 
 MOST_RANKS = 6 # of a pipeline in a table
 CP_WAYS = [("ulysses", "contiguous"), *((how, balance) for how in ("allgather", "ring") for balance in ("contiguous", "zigzag"))]
-RARE = "workspace", "errors", KINDS[-1]
+RARE = "workspace", "errors" # kinds that few ways have
 
 
 # ---- what is printed ----
@@ -113,7 +113,7 @@ class Way(NamedTuple):
         if strategy == PP and not is_one:
             yield "  on the rank with most", f"rank {extreme(False, True)}"
             yield "    or recomputed", f"rank {extreme(True, True)}"
-        for kind in (*KINDS[:-1], "total", KINDS[-1]):
+        for kind in (*KINDS, "total"):
             first, second = (b.total if kind == "total" else b.memory.get(kind, 0) for b in (kept, again))
             yield f"  {kind}", first
             if kind in ("activations", "total"): yield "    or recomputed", second
@@ -265,9 +265,6 @@ def assumptions(o, plan, w):
     if w.per_node: text += f"; nodes of {w.per_node} ranks and {w.nics} interface{'s' * (w.nics > 1)}: {between}"
     if plan.memory_bandwidth > 0: text += f"; an update at {1e-12 * plan.memory_bandwidth:.4g} TB/s"
     yield text
-    if plan.offload != "none":
-        yield (f"offloaded shards pass a link of {1e-9 * HOST_LINK:.3g} GB/s, and AdamW has {1e-9 * HOST_BANDWIDTH:.3g} GB/s of the"
-               " host's memory")
     watts = "; kWh are the GPUs' at their limit, without the rest of a node" * bool(o.device_gpu and o.device_gpu.watts)
     if o.tokens > 0: yield f"cost of {o.tokens:.4g} tokens{watts}"
     if not o.mesh: yield "zero-3 waits for each unit that it gathers, as train_gpt2_zero does; DeepSpeed's prefetches, as fsdp does here"

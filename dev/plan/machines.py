@@ -23,7 +23,6 @@ from typing import NamedTuple
 from tool import ceil_div, read_json, require, unique_keys
 
 MIB = 1048576
-HOST_LINK, HOST_BANDWIDTH = 31.5e9, 51.2e9 # bytes/s: PCIe 4.0 x16, each way; an eighth of the memory of a DGX A100's processors
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 

@@ -45,7 +45,6 @@ OPTIONS = [
     switch("wrap-halves", "a block's attention and its MLP are gathered apart"),
     whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
-    choice("cpu-offload", "none", "none|optimizer|all", "what is kept on the host, where AdamW then runs"),
     whole("node-ranks", 0, 0, 1 << 20, "also the column zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: none"),
     "Compressed gradients beside ddp, as train_gpt2_compress's options of these names",
     choice("compress", "none", "|".join(METHODS) + "|all", "how the gradients of matrices travel; all: only a table of the methods"),
@@ -101,7 +100,7 @@ def parse():
 # ---- which options go together ----
 OF_MODEL = "model layers heads channels vocab-size json"
 OF_DEVICE = "ranks gpu node here cluster measured memory reserve json"
-OF_PROGRAMS = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype cpu-offload"
+OF_PROGRAMS = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype"
                " node-ranks compress tensor-parallel pipeline-parallel")
 ONLY = { # a question, and all that it takes
     "mesh all": f"mesh {OF_MODEL} {OF_DEVICE} seq-len total-batch-size tokens price exact", "validate": "validate reserve json",

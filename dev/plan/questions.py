@@ -13,7 +13,7 @@ DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH, CP, ZEROPP = range(10)
 STRATEGY_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d", "cp", "zero++")
 PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp", "zeropp")
 STRATEGIES = range(5)
-KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
+KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors")
 SCHEDULES = schedule_play.SCHEDULES
 MAX_BLOCKS = 256
 FOLDER = os.environ.get("PLAN_PROGRAMS", "build/predict") # of the programs that are asked
@@ -38,7 +38,6 @@ class Plan(NamedTuple):
     sharding: str = "full"
     shard_group: int = 0
     reduce_dtype: str = "fp32"
-    offload: str = "none"
     t: int = 1               # tp: ranks that share a replica of the model
     rows: bool = False       # --sequence-parallel
     p: int = 1               # pp: ranks that share one, each with v parts of it
@@ -65,11 +64,11 @@ class Plan(NamedTuple):
 
 # ---- questions to the programs ----
 FIELDS = { # options whose field has a shorter name
-    "batch-size": "B", "seq-len": "T", "ranks": "N", "limit-all-gathers": "buffers", "cpu-offload": "offload", "tensor-parallel": "t",
+    "batch-size": "B", "seq-len": "T", "ranks": "N", "limit-all-gathers": "buffers", "tensor-parallel": "t",
     "sequence-parallel": "rows", "pipeline-parallel": "p", "chunks": "v", "compress": "method", "error-feedback": "feedback",
     "top-k-fraction": "fraction", "rank": "low_rank", "context-parallel": "c", "cp": "how", "cp-balance": "balance"}
 OPTIONS_OF = { # what the strategy's program is told besides the model and the batch
-    FSDP: "wrap-blocks wrap-halves sharding shard-group reduce-dtype limit-all-gathers cpu-offload",
+    FSDP: "wrap-blocks wrap-halves sharding shard-group reduce-dtype limit-all-gathers",
     ZEROPP: "wrap-blocks wrap-halves sharding limit-all-gathers node-ranks", TP: "tensor-parallel sequence-parallel",
     PP: "pipeline-parallel schedule chunks split", CP: "context-parallel cp cp-balance",
     MESH: "zero-stage sequence-parallel schedule chunks split"}
@@ -129,15 +128,15 @@ def answer_of(plan, strategy, words=None):
 # ---- answers ----
 class Bytes(NamedTuple):
     memory: dict             # by kind, per rank; kinds that are 0 are left out. Of the layers' workspace only wte's fp32 sums
-    total: int               # of these, on the device
+    total: int               # of these
     sent: float              # per rank and step
     along: dict              # 3d: parts of it, by axis
 
 
 def all_ranks(plan, strategy):
     """Of a rank of each stage of the pipeline."""
-    return [Bytes(rank["bytes"], sum(rank["bytes"].values()) - rank["bytes"].get("state on the host", 0), rank["sent"],
-                  rank.get("sent_along", {})) for rank in answer_of(plan, strategy)["ranks"]]
+    return [Bytes(rank["bytes"], sum(rank["bytes"].values()), rank["sent"], rank.get("sent_along", {}))
+            for rank in answer_of(plan, strategy)["ranks"]]
 
 
 def extreme_rank(plan, strategy, most=True):

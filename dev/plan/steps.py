@@ -11,7 +11,7 @@ Compress  Packing comes before a message, beside backward, and unpacking after b
 from collections import namedtuple
 from typing import NamedTuple
 from tool import ceil_div
-from machines import ALL_GATHER, ALL_REDUCE, HOST_BANDWIDTH, HOST_LINK, REDUCE_SCATTER
+from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from questions import (CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks, is_compressed,
                        logits_of)
 
@@ -142,16 +142,13 @@ class Unit(NamedTuple):
 
 
 def unit_of(plan, strategy, w, blocks, elements):
-    """Shards that fsdp offloads pass the link to the host last, and before gathers if the device has no copy."""
     X, N, is_fsdp = plan.X, plan.N, strategy == FSDP
     if strategy == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, N))
     if strategy == ZEROPP: return unit_of_nodes(plan, w, blocks, elements)
     shards = plan.shard_group if is_fsdp and plan.sharding == "hybrid" else N
     gradient = 4 if is_fsdp and plan.reduce_dtype == "fp32" else X
     shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(N, shards)
-    host = shard / HOST_LINK if is_fsdp and plan.offload != "none" else 0 # for each byte of an element
-    return Unit(blocks, w.seconds(ALL_GATHER, shards * shard * X, ranks) + X * host * (plan.offload == "all"),
-                w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks) + gradient * host,
+    return Unit(blocks, w.seconds(ALL_GATHER, shards * shard * X, ranks), w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks),
                 w.seconds(ALL_REDUCE, shard * gradient, w.apart(N, shards)))
 
 
@@ -362,13 +359,9 @@ def context_block(plan, w, s, t):
 # ---- a step of N ranks ----
 def update_seconds(plan, strategy):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
-    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice. Weights
-    that the host has updated are copied at the same time."""
+    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
     kept = 8 if plan.X == 4 or strategy == FSDP else 12 # bytes of its state
     seconds = touched_seconds(plan, 28) # of an element
-    if strategy == FSDP and plan.offload != "none": # the state is as large on the device
-        seconds = max(28 / HOST_BANDWIDTH, plan.X / HOST_LINK if plan.offload == "optimizer" else 0)
-        plan = plan._replace(offload="none")
     return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, strategy))
 
 
