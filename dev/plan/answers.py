@@ -5,6 +5,7 @@ The usual question compares strategies, numbers of ranks that share a replica of
 pipeline: their bytes, what fits, and the seconds of a step. Two others are --params and --compress all; search.py and validate.py
 have the rest."""
 import math
+from collections import namedtuple
 from typing import NamedTuple
 from tool import format_bytes, print_table
 from machines import LINKS
@@ -22,10 +23,8 @@ RARE = "workspace", "errors" # kinds that few ways have
 
 
 # ---- what is printed ----
-class Table(NamedTuple):
-    title: str
-    columns: list            # (heading, format, key of a row)
-    rows: list               # by key; "name" is the first column. A row that has "why_not" has nothing else
+# columns: (heading, format, key of a row); rows: by key. "name" is the first column, and a row that has "why_not" has nothing else.
+Table = namedtuple("Table", "title columns rows")
 
 
 def cell(o, x, form):
@@ -55,7 +54,7 @@ def plain(names): return [(str(name), "", name) for name in names]
 # Heading, format, key of a row, and the strategies that have the column; none: all.
 COLUMNS = (
     ("sent a step", "B", "sent_per_step"), ("of ddp's", ".1%", "sent_of_ddp"), ("errors", "B", "errors"),
-    ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing"), ("compute ms", "ms", "compute"),
+    ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing", None), ("compute ms", "ms", "compute"),
     ("tp", "ms", "tp", MESH), ("uneven", "ms", "bubble", CP), ("bubble", "ms", "bubble", PP, MESH), ("of step", ".1%", "of_step", PP),
     ("of work", ".1%", "of_work", PP), ("formula", "ms", "formula", PP), ("communication", "ms", "communication"),
     ("exposed", "ms", "exposed"), ("step ms", "ms", "seconds"), ("of ddp's", ".2f", "step_of_ddp"),
@@ -136,13 +135,9 @@ def divide_batch(plan, strategy, tokens):
     return plan._replace(accumulation=rounds), ""
 
 
-class Group(NamedTuple):
-    """Ways that share a table of bytes, below a line; None: no table. times: what their table of times is called; "": each way has
-    one, on more and more ranks. is_one: the table of bytes has the ranks of the first one's pipeline."""
-    ways: list
-    line: str = ""
-    times: str = ""
-    is_one: bool = False
+# Ways that share a table of bytes, below a line; None: no table. times: what their table of times is called; "": each way has one, on more
+# and more ranks. is_one: the table of bytes has the ranks of the first one's pipeline.
+Group = namedtuple("Group", "ways line times is_one", defaults=("", "", False))
 
 
 def groups_of(o, plan):
@@ -225,34 +220,29 @@ class Clock:
         recomputed = total_of(plan._replace(recompute=True), strategy)
         return text + f"; with --recompute block {format_bytes(recomputed)}" if recomputed <= room else text
 
-    def row(self, plan, strategy, name):
+    def row(self, strategy, plan, name):
         """NaN: not known."""
         found = {"name": name, "ranks": plan.N}
         plan, why_not = divide_batch(plan, strategy, self.o.total_batch_size)
         why_not = why_not or self.no_room(plan, strategy)
         if why_not: return {**found, "why_not": why_not}
         t, found["micro_batches"] = self.step(plan, strategy), plan.accumulation
-        numbers = {"seconds": t.seconds, "compute": t.compute, "bubble": t.bubble, "tp": t.tensor,
-                   "communication": t.communication, "exposed": t.exposed, "efficiency": t.efficiency,
-                   "tokens_per_s": t.tokens_per_s, "tokens_per_s_per_rank": t.tokens_per_s / plan.N,
-                   "mfu": plan.shape.flops_per_token(plan.T) * t.tokens_per_s / plan.N / peak_of(self.o),
-                   "formula": t.formula, "of_step": t.bubble / (t.compute + t.bubble), "of_work": t.bubble / t.compute}
-        return found | {key: float(x) for key, x in (numbers | cost_of(self.o, t.tokens_per_s, plan.N)).items()}
+        more = {"efficiency": t.efficiency, "tokens_per_s": t.tokens_per_s, "tokens_per_s_per_rank": t.tokens_per_s / plan.N,
+                "mfu": plan.shape.flops_per_token(plan.T) * t.tokens_per_s / plan.N / peak_of(self.o),
+                "of_step": t.bubble / (t.compute + t.bubble), "of_work": t.bubble / t.compute}
+        return found | {key: float(x) for key, x in (t._asdict() | more | cost_of(self.o, t.tokens_per_s, plan.N)).items()}
 
     def tables(self, group):
         """Titles, strategies, rows. On more and more ranks: the fewest that a way can have, times powers of two up to 4096, and the
         number asked for."""
-        if group.times:
-            return [(group.times, w.strategy, [self.row(x.plan, x.strategy, x.name.removeprefix("tp ")) for x in group.ways])
-                    for w in group.ways[:1] if group.line is not None]
-        return [self.on_ranks(w) for w in group.ways if group.line is not None and not (w.name == "ddp" and group.line)]
-
-    def on_ranks(self, way):
-        plan, strategy = way.plan, way.strategy
-        first = plan.shard_group if strategy == FSDP and plan.sharding == "hybrid" else plan.node_ranks if strategy == ZEROPP \
-            else copy_ranks(plan, strategy)
-        numbers = {first << k for k in range(13) if first << k <= 4096} | ({plan.N} if plan.N % first == 0 else set())
-        return f"{way.name}  ranks", strategy, [self.row(plan._replace(N=N), strategy, str(N)) for N in sorted(numbers)]
+        if group.line is None: return
+        if group.times: yield group.times, group.ways[0].strategy, [self.row(*w[:2], w.name.removeprefix("tp ")) for w in group.ways]
+        for strategy, plan, name in group.ways if not group.times else ():
+            if name == "ddp" and group.line: continue # next to a method, and among others
+            first = plan.shard_group if strategy == FSDP and plan.sharding == "hybrid" else plan.node_ranks if strategy == ZEROPP else 0
+            first = first or copy_ranks(plan, strategy)
+            numbers = {first << k for k in range(13) if first << k <= 4096} | ({plan.N} if plan.N % first == 0 else set())
+            yield f"{name}  ranks", strategy, [self.row(strategy, plan._replace(N=N), str(N)) for N in sorted(numbers)]
 
 
 def assumptions(o, plan, w):

@@ -18,6 +18,7 @@ Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell 
           AMD's of the Instinct MI300X.
 """
 import math, os
+from collections import namedtuple
 from functools import cache
 from typing import NamedTuple
 from tool import ceil_div, read_json, require, unique_keys
@@ -26,11 +27,9 @@ MIB = 1048576
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 
-class Link(NamedTuple):
-    what: str
-    alpha: dict              # of each collective, seconds of a hop
-    busbw: dict              # bytes per second that a rank sends
-    of_node: bool = False    # measured between nodes: with all of a node's interfaces
+# alpha: of each collective, seconds of a hop; busbw: bytes per second that a rank sends; of_node: between nodes measured with all of a
+# node's interfaces.
+Link = namedtuple("Link", "what alpha busbw of_node", defaults=(False,))
 
 
 def link_of(alpha, gathers, sums=0, what="this link"):
@@ -94,18 +93,11 @@ def number_in(root, path, remedy, low, *keys):
     return x
 
 
+# How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a ring once.
+# Hops from node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings.
 def passes(collective): return 2 if collective == ALL_REDUCE else 1
-
-
-def crossing(g, N):
-    """How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a
-    ring once."""
-    return g * (N - g) / (N - 1)
-
-
-def hops(collective, n):
-    """From node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings."""
-    return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1
+def crossing(g, N): return g * (N - g) / (N - 1)
+def hops(collective, n): return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1
 
 
 @cache
@@ -138,11 +130,8 @@ def this_machine(path):
 
 
 # ---- seconds ----
-class Group(NamedTuple):
-    """N ranks, of which at most per_node are in a node, whose interfaces `sharing` such groups use at the same time."""
-    N: int
-    per_node: int
-    sharing: int = 1
+# N ranks, of which at most per_node are in a node, whose interfaces `sharing` such groups use at the same time.
+Group = namedtuple("Group", "N per_node sharing", defaults=(1,))
 
 
 class Network(NamedTuple):

@@ -91,7 +91,6 @@ class MeshPlan(NamedTuple):
                "rows do not divide": self.rows and self.tokens % self.tp}
         return next((text for text, holds in why.items() if holds), None)
 
-    # ---- groups ----
     network = property(lambda self: network_of_gpu(self.gpu))
 
     def collective(self, ranks, apart, all_reduce, nbytes):

@@ -84,8 +84,9 @@ def sum_blocks(plan, y, rank, seconds, of_block, t):
 
 def end_of(plan, w, y, message, of_block):
     """When all ranks have what the update needs, and the communication of the rank that communicates longest."""
-    node, blocks, roots = 1 if crosses(plan, w) else plan.p, block_sent(plan, w), root_sent(plan, w) # ranks of a group in a node
-    ends, number = (0, plan.p - 1), w.seconds(ALL_REDUCE, 8.0, Group(plan.p, node, abreast(plan, w)))
+    ends, blocks, roots = (0, plan.p - 1), block_sent(plan, w), root_sent(plan, w)
+    stages = Group(plan.p, 1 if crosses(plan, w) else plan.p, abreast(plan, w)) # if t ranks are a stage, or neighbours are copies
+    number = w.seconds(ALL_REDUCE, 8.0, w.neighbours(plan.N, plan.p) if plan.t == 1 and not plan.pp_outside else stages)
     tied = w.seconds(ALL_REDUCE, float(plan.shape.unit(0, plan.t)) * plan.X, tied_group(plan, w))
     end = communication = 0.0
     for r in range(plan.p):
@@ -118,4 +119,4 @@ def pipeline_step(plan, strategy, w, s):
     formula = math.nan if y["bubble"] is None else y["bubble"]
     tokens = float(plan.N // (plan.t * plan.p)) * plan.accumulation * plan.tokens
     return StepTime(compute, communication, exposed, seconds + slowed + update_seconds(plan, strategy), tokens, bubble=waits,
-                    formula=formula, tensor=max(0, busy - compute))
+                    formula=formula, tp=max(0, busy - compute))

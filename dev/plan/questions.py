@@ -2,6 +2,7 @@
 ranks of a pipeline do when. A run is a Plan. It is asked of the program of its strategy, built for the precision; fp16 has bf16's size,
 but for train_gpt2_compress."""
 import functools, math, os
+from collections import namedtuple
 from typing import NamedTuple
 import schedule_play
 from shapes import Shape
@@ -95,11 +96,6 @@ def mesh_name(plan):
     return f"{pp},{dp},tp={plan.t}" if plan.pp_outside else f"{dp},tp={plan.t},{pp}"
 
 
-def logits_of(plan):
-    """How many exist at a time: classifier_elements (llmc/device/layers_api.h)."""
-    return 1 << (24 if not plan.gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
-
-
 def copy_ranks(plan, strategy):
     """Ranks that share micro-batches."""
     return (plan.t if strategy in (TP, MESH) else 1) * (plan.p if strategy in (PP, MESH) else 1) * (plan.c if strategy == CP else 1)
@@ -126,11 +122,9 @@ def answer_of(plan, strategy, words=None):
 
 
 # ---- answers ----
-class Bytes(NamedTuple):
-    memory: dict             # by kind, per rank; kinds that are 0 are left out. Of the layers' workspace only wte's fp32 sums
-    total: int               # of these
-    sent: float              # per rank and step
-    along: dict              # 3d: parts of it, by axis
+# Per rank: by kind, without those that are 0, and of the layers' workspace only wte's fp32 sums; all of these; what is sent in a step, and
+# in 3d the parts of it by axis.
+Bytes = namedtuple("Bytes", "memory total sent along")
 
 
 def all_ranks(plan, strategy):
@@ -185,16 +179,16 @@ def split_of(plan): return plan_split(plan)["blocks"]
 def blocks_of(plan, rank): return sum(split_of(plan)[rank::plan.p])
 
 
-@functools.lru_cache(16)
-def play_pipeline(l, times, message):
-    mean = [sum(part[k] / l.p for part in times) for k in range(3)]
-    return schedule_play.play(PLAYER, l, mean, times, message=message)
-
-
 def play(plan, times, message):
     """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
     balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
     return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), tuple(map(tuple, times)), message)
+
+
+@functools.lru_cache(16)
+def play_pipeline(l, times, message):
+    mean = [sum(part[k] / l.p for part in times) for k in range(3)]
+    return schedule_play.play(PLAYER, l, mean, times, message=message)
 
 
 # The most (micro-batch, part) whose activations are alive at a time.

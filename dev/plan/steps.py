@@ -1,19 +1,16 @@
 """Seconds of a step of the programs that have no pipeline (doc/plan.md).
 
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
-          waits is exposed. A unit is the root or half a block; where fsdp gathers groups of
-          units, "unit" means such a group. A third queue, "shared", has what a
-          communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
+          waits is exposed. A unit is the root or half a block, or a group of these that fsdp gathers. A third queue, "shared", has what
+          a communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
           Where context parallelism crosses nodes, both queues share a link, and what they send takes turns.
 Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
           (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
 from collections import namedtuple
-from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import (CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks, is_compressed,
-                       logits_of)
+from questions import (CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks, is_compressed)
 
 
 # ---- compute ----
@@ -49,8 +46,7 @@ class Timeline:
         self.communication += seconds
         return self.arrived[queue]
 
-    def pack(self, seconds):
-        """Packs or unpacks what travels."""
+    def pack(self, seconds): # or unpacks what travels
         self.now += seconds
         self.packing += seconds
 
@@ -69,18 +65,11 @@ class Timeline:
         self.communication += part.communication
 
 
-class StepTime(NamedTuple):
-    compute: float
-    communication: float
-    exposed: float
-    seconds: float
-    tokens: float            # of all ranks
-    compressing: float = 0   # of this, what compressing takes from compute
-    bubble: float = 0        # of a pipeline, without messages; exposed is then what messages and sums add. In cp: how much more than
-                             # the mean the busiest rank computes
-    formula: float = float("nan") # the bubble of equal stages; NaN: there is none
-    tensor: float = 0        # of a mesh: what an average rank waits for inside its actions
-
+class StepTime(namedtuple("StepTime", "compute communication exposed seconds tokens compressing bubble formula tp",
+                          defaults=(0, 0, float("nan"), 0))):
+    """tokens: of all ranks; compressing: what it takes from compute; bubble: of a pipeline, without messages, so that exposed is what
+    messages and sums add, and in cp how much more than the mean the busiest rank computes; formula: the bubble of equal stages, NaN if
+    there is none; tp: of a mesh, what an average rank waits for inside its actions."""
     efficiency = property(lambda self: self.compute / self.seconds)
     tokens_per_s = property(lambda self: self.tokens / self.seconds)
 
@@ -129,16 +118,10 @@ def segments_of(plan, w):
 
 
 # ---- what a program gathers and reduces at a time ----
-class Unit(NamedTuple):
-    """A unit, or a group of fsdp's units, or a block of ddp's, with its seconds. The root's has no blocks unless it is the whole
-    model."""
-    blocks: float            # halves of one by their FLOPs
-    gather: float
-    reduce: float
-    replicate: float = 0     # of summing a shard over the replicas of the model, or in zero++ over nodes; 0: there is one
-    packing: float = 0       # of compressing what is reduced, and of setting all gradients
-    unpacking: float = 0     # of weights that have been gathered
-    exchange: float = 0      # between nodes, of shards that have been updated
+# A unit, or a group of fsdp's units, or a block of ddp's. How many blocks it has, halves of one by their FLOPs; the root has none unless
+# it is the whole model. Seconds of gathering, reducing, and summing a shard over the replicas of the model, or in zero++ over nodes (0:
+# there is one); of compressing what is reduced; of unpacking weights that have been gathered; of exchanging updated shards between nodes.
+Unit = namedtuple("Unit", "blocks gather reduce replicate packing unpacking exchange", defaults=(0, 0, 0, 0))
 
 
 def unit_of(plan, strategy, w, blocks, elements):
@@ -181,21 +164,12 @@ def units_of(plan, strategy, w):
     return [unit(0, c.unit(0)), *(unit(n, n * c.block()) for n in counts)]
 
 
-def send_gradients(unit, last, t):
-    """Reduces a unit's gradients; compressing them comes first. Where there are replicas, they sum the shard on a communicator of
-    their own, in the step's last micro-batch; nodes do in every one."""
-    t.pack(unit.packing)
-    reduced = t.send(unit.reduce)
-    if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
-
-
 def micro_batch(plan, strategy, units, s, micro, t):
-    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A program that gathers does
-    so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first micro-batch; ZeRO-3
-    gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step, while the blocks are
-    updated. How long the update takes is not known here, so none of the root's gather is counted as hidden. What stays after its
-    forward pass (grad-op) is gathered once a step. Gradients are sent when a unit's backward pass ends, the root's last. In
-    zero++ nodes exchange what has been updated before a step's first gathers."""
+    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A program
+    that gathers does so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a unit
+    when it is needed; FSDP gathers as early as it has memory, and only once a step the root and what stays after its forward pass
+    (grad-op). Gradients are sent when a unit's backward pass ends, the root's last. In zero++ nodes exchange what has been updated
+    before a step's first gathers."""
     head = len(units)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
     uses, frees = len(order), strategy in (FSDP, ZEROPP)
@@ -205,6 +179,12 @@ def micro_batch(plan, strategy, units, s, micro, t):
     reduces = last or strategy in (ZERO2, ZERO3, FSDP, ZEROPP)
     arrives, unpacking, gathered = [0.0] * uses, [0.0] * uses, 0
     here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
+    def send_gradients(unit):
+        """Compressing comes first. Where there are replicas, they sum the shard on a communicator of their own, in the step's last
+        micro-batch; nodes do in every one."""
+        t.pack(unit.packing)
+        reduced = t.send(unit.reduce)
+        if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
     for use, k in enumerate(order):
         while gathered < gathers and gathered <= use + ahead:
             again = gathered >= head or micro > 0
@@ -216,22 +196,22 @@ def micro_batch(plan, strategy, units, s, micro, t):
         t.pack(unpacking[use])
         if use == head: t.now += s.head
         t.now += units[k].blocks * (s.block_forward if use < head else s.block_backward)
-        if reduces and use > head: send_gradients(units[k], last, t)
-    if reduces: send_gradients(units[0], last, t)
+        if reduces and use > head: send_gradients(units[k])
+    if reduces: send_gradients(units[0])
 
 
 # ---- tensor and context parallelism: ranks share a micro-batch ----
-class TensorMessages(NamedTuple):
-    """Seconds of what t ranks send to each other in a micro-batch, and N/t ranks at its end."""
-    sum: float               # of an activation (B,T,C): an all-reduce, or a reduce-scatter where rows are cut
-    gather: float            # of its rows, where they are cut; else 0
-    stats: float             # what the losses of a micro-batch need
-    weights: tuple           # shares of a block's forward compute that make the weight gradients of qkv and proj, and of fc and fcproj
+# Seconds of what t ranks send to each other in a micro-batch: the sum of an activation (B,T,C), an all-reduce, or a reduce-scatter where
+# rows are cut; the gather of its rows, where they are cut; what the losses need. weights: shares of a block's forward compute that make
+# the weight gradients of qkv and proj, and of fc and fcproj.
+TensorMessages = namedtuple("TensorMessages", "sum gather stats weights")
 
 
 def tensor_messages(plan, w):
     tp = w.neighbours(plan.N, plan.t)
-    C, X, rows = plan.shape.C, plan.X, logits_of(plan) // (plan.shape.Vp // plan.t)
+    # classifier_elements (llmc/device/layers_api.h): logits that exist at a time
+    logits = 1 << (24 if not plan.gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
+    C, X, rows = plan.shape.C, plan.X, logits // (plan.shape.Vp // plan.t)
     activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, max(rows // 64 * 64, 64)) # as classifier_rows has them
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
     total = w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp)

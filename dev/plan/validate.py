@@ -28,24 +28,19 @@ class Row(namedtuple("Row", "source kind value model gpu dp tp pp cp chunks sp z
     gpus = property(lambda self: self.dp * self.tp * self.pp * self.cp)
 
 
-def rows_of(source, shape, figures):
-    """A row for each figure."""
-    lists = [name for name, x in shape.items() if isinstance(x, list)]
-    if lists:
-        for n, *values in zip(zip(*map(shape.get, lists), strict=True), *figures.values(), strict=True):
-            yield from rows_of(source, {**shape, **dict(zip(lists, n))}, dict(zip(figures, values)))
-        return
-    for kind, x in figures.items():
-        for zero, value in enumerate(x if isinstance(x, list) else [x], shape.get("zero", 0)):
-            yield Row(source, kind, float(value), **{**shape, "zero": zero})
-
-
 def read_published():
+    """A row for each figure."""
     rows = []
     for source, parts in tomllib.loads(PUBLISHED.read_text()).items():
-        for part, given in ((part, row) for part in parts for row in part["rows"]):
-            figures = {kind: x for kind, x in given.items() if kind in BYTES + TIMES}
-            rows += rows_of(source, part["shared"] | {key: x for key, x in given.items() if key not in figures}, figures)
+        for given in (part["shared"] | row for part in parts for row in part["rows"]):
+            figures = {kind: given.pop(kind) for kind in [*given] if kind in BYTES + TIMES}
+            lists = [name for name, x in given.items() if isinstance(x, list)]
+            for n in range(len(given[lists[0]]) if lists else 1):
+                one = given | {name: given[name][n] for name in lists}
+                for kind, x in figures.items():
+                    x = x[n] if lists else x
+                    rows += [Row(source, kind, float(value), **{**one, "zero": zero})
+                             for zero, value in enumerate(x if isinstance(x, list) else [x], one.get("zero", 0))]
     return rows
 
 
@@ -79,8 +74,6 @@ def plan_of(r, reserve):
 
 
 def state_bytes(r): return sum(bytes_of_states(r.zero, r.dp))
-
-
 def predict(r, reserve):
     """What is predicted for a row, in its unit; NaN: nothing."""
     if r.kind == "state_gb": return 1e-9 * float(r.model) * state_bytes(r)
