@@ -117,7 +117,7 @@ class Way(NamedTuple):
             yield f"  {kind}", first
             if kind in ("activations", "total"): yield "    or recomputed", second
         yield "  sent per step", sent_of_all(plan, strategy) // plan.N
-        for axis in ("tp", "pp", "dp") if strategy == MESH else (): yield f"    along {axis}", math.floor(kept.along[axis] + 0.5)
+        for axis in ("tp", "pp", "dp") if strategy == MESH else (): yield f"    along {axis}", math.floor(bytes_of(plan, strategy).along[axis] + 0.5)
         if strategy in (PP, MESH): yield "  activations at a time", str(slots(plan, own_rank(plan))) # interleaved: each of one chunk
         if is_one: yield "  blocks", str(blocks_of(plan, plan.rank))
         elif strategy == PP:
