@@ -1,6 +1,6 @@
 """plan - predicts what a model will need on a number of ranks, before anything is run. doc/plan.md has its questions, what they
-print, and what the models assume; GB are 1e9 bytes. options.py describes a run, questions.py asks the programs for its bytes, steps.py
-and pipelines.py have its seconds, answers.py prints both."""
+print, and what the models assume; GB are 1e9 bytes. options.py describes a run, questions.py asks the programs for its bytes,
+steps.py and pipelines.py have its seconds, answers.py prints both."""
 import sys
 from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools")) # tool.py

@@ -117,8 +117,9 @@ class Way(NamedTuple):
             yield f"  {kind}", first
             if kind in ("activations", "total"): yield "    or recomputed", second
         yield "  sent per step", sent_of_all(plan, strategy) // plan.N
-        for axis in ("tp", "pp", "dp") if strategy == MESH else (): yield f"    along {axis}", math.floor(bytes_of(plan, strategy).along[axis] + 0.5)
-        if strategy in (PP, MESH): yield "  activations at a time", str(slots(plan, own_rank(plan))) # interleaved: each of one chunk
+        along = bytes_of(plan, strategy).along
+        for axis in ("tp", "pp", "dp") if strategy == MESH else (): yield f"    along {axis}", math.floor(along[axis] + 0.5)
+        if strategy in (PP, MESH): yield "  activations at a time", str(slots(plan, own_rank(plan))) # interleaved: of one chunk
         if is_one: yield "  blocks", str(blocks_of(plan, plan.rank))
         elif strategy == PP:
             yield "  on the rank with least", f"rank {extreme(False, False)}"
@@ -135,8 +136,8 @@ def divide_batch(plan, strategy, tokens):
     return plan._replace(accumulation=rounds), ""
 
 
-# Ways that share a table of bytes, below a line; None: no table. times: what their table of times is called; "": each way has one, on more
-# and more ranks. is_one: the table of bytes has the ranks of the first one's pipeline.
+# Ways that share a table of bytes, below a line; None: no table. times: what their table of times is called; "": each way has one,
+# on more and more ranks. is_one: the table of bytes has the ranks of the first one's pipeline.
 Group = namedtuple("Group", "ways line times is_one", defaults=("", "", False))
 
 
@@ -150,7 +151,8 @@ def groups_of(o, plan):
         return
     yield Group([Way(strategy, plan, STRATEGY_NAMES[strategy]) for strategy in (*STRATEGIES, *[ZEROPP] * (plan.node_ranks > 0))])
     if o.compress not in ("none", "all"):
-        how = {"top-k": f"; it sends {o.top_k_fraction:g} of the elements of a matrix", "powersgd": f"; rank {o.rank}"}.get(o.compress, "")
+        how = {"top-k": f"; it sends {o.top_k_fraction:g} of the elements of a matrix", "powersgd": f"; rank {o.rank}"}
+        how = how.get(o.compress, "")
         if plan.memory_bandwidth == 0: how += "; compressing takes no time here, because no --memory-bandwidth is known"
         yield Group([Way(DDP, plan, "ddp"), Way(DDP, plan._replace(method=o.compress), f"ddp {o.compress}")],
                     f"\nddp {o.compress}: train_gpt2_compress, from the step on in which it compresses{how}")
@@ -164,14 +166,15 @@ def groups_of(o, plan):
                for c in ([o.context_parallel] if o.context_parallel else (2, 4, 8))
                for how, balance in (CP_WAYS if o.compares_cp else ((o.cp, o.cp_balance),))
                for p in (with_context(plan, c, how, balance),) if divides(p, CP)]
-    yield Group(context, f"\ncp c: c ranks share each sequence, and {each}" + ("" if o.compares_cp else f"; --cp {o.cp}, {o.cp_balance}"),
+    how = "" if o.compares_cp else f"; --cp {o.cp}, {o.cp_balance}"
+    yield Group(context, f"\ncp c: c ranks share each sequence, and {each}{how}",
                 f"cp {o.context_parallel} of {N}" if o.compares_cp else "" if o.context_parallel else f"cp of {N}  c")
     # a row for each number of ranks; for one number of ranks a row for each schedule; for one schedule that row
     plans = [divide_batch(with_pipe(o, plan, p, schedule), PP, o.total_batch_size)[0]
-             for p in ([o.pipeline_parallel] if o.pipeline_parallel else (2, 4, 8)) for schedule in (SCHEDULES if o.compares else (o.schedule,))]
+             for p in ([o.pipeline_parallel] if o.pipeline_parallel else (2, 4, 8))
+             for schedule in (SCHEDULES if o.compares else (o.schedule,))]
     pipes = [Way(PP, p, p.schedule + f" {p.v}" * (p.v > 1) if o.compares else f"pp {p.p}") for p in plans if divides(p, PP)]
-    m = (f"{o.total_batch_size} tokens" if o.total_batch_size else pipes[0].plan.accumulation if pipes and (o.accumulation or o.pipeline_parallel)
-         else "p")
+    m = f"{o.total_batch_size} tokens" if o.total_batch_size else o.accumulation or o.pipeline_parallel or "p"
     yield Group(pipes, f"\npp p: p ranks share a replica of the model, each with some of its blocks; {each}, {m} a step",
                 f"pp {o.pipeline_parallel} of {N}" if o.compares else "" if o.pipeline_parallel else f"pp of {N}  p",
                 o.pipeline_parallel > 0 and not o.compares)
@@ -210,7 +213,8 @@ class Clock:
         micro_batch = 1e-3 * o.compute_ms or flops_done(plan) * plan.B * plan.T / (peak_of(o) * o.mfu)
         self.o, self.network, self.seconds = o, network_of(o, plan), unit_seconds(plan, micro_batch)
 
-    def step(self, plan, strategy): return (pipeline_step if strategy in (PP, MESH) else step)(plan, strategy, self.network, self.seconds)
+    def step(self, plan, strategy):
+        return (pipeline_step if strategy in (PP, MESH) else step)(plan, strategy, self.network, self.seconds)
 
     def no_room(self, plan, strategy):
         """Why a rank has too little; "": it has enough."""
@@ -236,11 +240,12 @@ class Clock:
         """Titles, strategies, rows. On more and more ranks: the fewest that a way can have, times powers of two up to 4096, and the
         number asked for."""
         if group.line is None: return
-        if group.times: yield group.times, group.ways[0].strategy, [self.row(*w[:2], w.name.removeprefix("tp ")) for w in group.ways]
-        for strategy, plan, name in group.ways if not group.times else ():
+        if group.times:
+            yield group.times, group.ways[0].strategy, [self.row(*w[:2], w.name.removeprefix("tp ")) for w in group.ways]
+            return
+        for strategy, plan, name in group.ways:
             if name == "ddp" and group.line: continue # next to a method, and among others
-            first = plan.shard_group if strategy == FSDP and plan.sharding == "hybrid" else plan.node_ranks if strategy == ZEROPP else 0
-            first = first or copy_ranks(plan, strategy)
+            first = {FSDP: plan.shard_group, ZEROPP: plan.node_ranks}.get(strategy) or copy_ranks(plan, strategy)
             numbers = {first << k for k in range(13) if first << k <= 4096} | ({plan.N} if plan.N % first == 0 else set())
             yield f"{name}  ranks", strategy, [self.row(strategy, plan._replace(N=N), str(N)) for N in sorted(numbers)]
 
@@ -276,7 +281,7 @@ def answer_model(o):
         for group in groups:
             if group.line is not None: yield from bytes_items(group)
         yield "not counted: the rest of the layers' workspace, some MB, and what a device needs for itself"
-        shown = {w.name: w.fits for group in groups for w in group.ways if w.plan.method == "none" and w.name != "tp 1"} # which is ddp
+        shown = {w.name: w.fits for group in groups for w in group.ways if w.plan.method == "none" and w.name != "tp 1"} # it is ddp
         yield table_of_sizes(o, "fits", shown)
         yield from assumptions(o, plan, clock.network)
         for table in tables: yield table_of_times(*table)
@@ -299,11 +304,14 @@ def answer_params(o):
     parts = [{"name": f"  {kind}", **{name: o.params * state(s, o.ranks)[k] for name, s in names.items()}}
              for k, kind in enumerate(("parameters", "gradients", "optimizer state"))]
     one = state(DDP, 1)
-    items = [f"{o.params:.4g} parameters in {o.precision}: {one[0]} + {one[1]} + {one[2]} bytes each, without activations and buffers",
-             Table(f"bytes per rank of {o.ranks}", [(name, "B", name) for name in names], [*parts, {"name": "  total", **on[o.ranks]}])]
+    each = " + ".join(map(str, one))
+    items = [f"{o.params:.4g} parameters in {o.precision}: {each} bytes each, without activations and buffers",
+             Table(f"bytes per rank of {o.ranks}", [(name, "B", name) for name in names],
+                   [*parts, {"name": "  total", **on[o.ranks]}])]
     if sum(one) < 16:
         items.append("fsdp's shards are fp32, which is its master copy: 4 + 4 + 8 bytes; shards of 16 bits would take zero-3's")
-    items += [Table("GB per rank", plain(names), [{"name": f"  {N}", **{name: gb(x) for name, x in each.items()}} for N, each in on.items()]),
+    rounded = [{"name": f"  {N}", **{name: gb(x) for name, x in each.items()}} for N, each in on.items()]
+    items += [Table("GB per rank", plain(names), rounded),
               table_of_sizes(o, "fits, largest", {name: fits(on[o.ranks][name]) for name in names})]
     return items, lambda: {"parameters": o.params, "ranks": o.ranks,
                            "bytes_per_rank": [{"ranks": N, **each} for N, each in on.items()]}

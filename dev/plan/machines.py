@@ -27,8 +27,8 @@ MIB = 1048576
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 
-# alpha: of each collective, seconds of a hop; busbw: bytes per second that a rank sends; of_node: between nodes measured with all of a
-# node's interfaces.
+# alpha: of each collective, seconds of a hop; busbw: bytes per second that a rank sends; of_node: between nodes measured with all
+# of a node's interfaces.
 Link = namedtuple("Link", "what alpha busbw of_node", defaults=(False,))
 
 
@@ -93,8 +93,8 @@ def number_in(root, path, remedy, low, *keys):
     return x
 
 
-# How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a ring once.
-# Hops from node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings.
+# How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a ring
+# once. Hops from node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings.
 def passes(collective): return 2 if collective == ALL_REDUCE else 1
 def crossing(g, N): return g * (N - g) / (N - 1)
 def hops(collective, n): return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1

@@ -107,8 +107,8 @@ ONLY = { # a question, and all that it takes
     "params": f"params master precision {OF_DEVICE}"}
 NEVER = {"mesh": OF_PROGRAMS, "here": "gpu node", "compute-ms": "peak-flops mfu", "total-batch-size": "accumulation"}
 NEEDS = ( # options, and others of which one must be given, or have such a value
-    ("master", "params"), ("cluster measured", "here"), ("price", "tokens"), ("zero-stage", "mesh"), ("split", "pipeline-parallel mesh"),
-    ("nics inter-link", "ranks-per-node"), ("error-feedback bucket-mb communication-ms", "compress"),
+    ("master", "params"), ("cluster measured", "here"), ("price", "tokens"), ("zero-stage", "mesh"),
+    ("split", "pipeline-parallel mesh"), ("nics inter-link", "ranks-per-node"), ("error-feedback bucket-mb communication-ms", "compress"),
     *((option, "compress", method, "all") for method, option in OPTIONS_OF_METHOD.items()))
 
 
@@ -124,12 +124,13 @@ def check(o):
         for name in names.split():
             require(holds or name not in o.given, f"--{name} is for --{' '.join([others.replace(' ', ' or --'), *values[:1]])};"
                     " give it as well")
-    require(o.precision != "fp32" or "master" not in o.given, "--master is for 16 bits: weights in fp32 are the master copy; leave it out")
+    require(o.precision != "fp32" or "master" not in o.given,
+            "--master is for 16 bits: weights in fp32 are the master copy; leave it out")
     require(o.total_batch_size % o.seq_len == 0,
             f"--total-batch-size {o.total_batch_size} is no multiple of --seq-len {o.seq_len}; choose one that is")
     require(o.communication_ms == 0 or o.ranks > 1, f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
-    require(not (o.pipeline_parallel or o.mesh) or o.accumulation <= PLAYED_MICRO_BATCHES, f"--accumulation {o.accumulation}: a pipeline"
-            f" is played with {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble is short by then; lower it")
+    require(not (o.pipeline_parallel or o.mesh) or o.accumulation <= PLAYED_MICRO_BATCHES,
+            f"--accumulation {o.accumulation}: a pipeline is played with {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble is short by then; lower it")
 
 
 # ---- the device: o.device_gpu, and what it says of everything that is not given ----
@@ -229,4 +230,5 @@ def network_of(o, plan):
         nbytes = float(plan.shape.elements() * plan.X) * (plan.N - 1) / plan.N
         link = link_of(0.0, passes(ALL_REDUCE) * nbytes / (1e-3 * o.communication_ms))
         return Network(link, link)
-    return Network(open_link(o.link, True), open_link(o.inter_link), o.ranks_per_node, o.nics or o.ranks_per_node, o.direct, o.sm_share)
+    return Network(open_link(o.link, True), open_link(o.inter_link), o.ranks_per_node, o.nics or o.ranks_per_node, o.direct,
+                   o.sm_share)

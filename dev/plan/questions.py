@@ -114,16 +114,17 @@ def answer_of(plan, strategy, words=None):
     device = f"gpu --predict-gpu-memory {1e-9 * plan.gpu_memory:.9g}" if plan.gpu else "cpu"
     model = f"d{c.L}" if c.T == plan.T else f"gpt2 --layers {c.L}" # gpt2 brings its positions with it
     tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, strategy))
-    words = words or (f"--total-batch-size {tokens} --recompute {'block' if plan.recompute else 'none'} {options_of(plan, strategy)}")
+    recompute = "block" if plan.recompute else "none"
+    words = words or f"--total-batch-size {tokens} --recompute {recompute} {options_of(plan, strategy)}"
     return ask_program("compress" if is_packed else PROGRAMS[strategy],
                        "bf16" if plan.precision == "fp16" and not is_packed else plan.precision,
-                       f"--predict {plan.N} --predict-device {device} --model {model} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
-                       f" --seq-len {plan.T} --batch-size {plan.B} {words}")
+                       f"--predict {plan.N} --predict-device {device} --model {model} --channels {c.C} --heads {c.NH}"
+                       f" --vocab-size {c.V} --seq-len {plan.T} --batch-size {plan.B} {words}")
 
 
 # ---- answers ----
-# Per rank: by kind, without those that are 0, and of the layers' workspace only wte's fp32 sums; all of these; what is sent in a step, and
-# in 3d the parts of it by axis.
+# Per rank: by kind, without those that are 0, and of the layers' workspace only wte's fp32 sums; all of these; what is sent in a
+# step, and in 3d the parts of it by axis.
 Bytes = namedtuple("Bytes", "memory total sent along")
 
 
@@ -159,7 +160,8 @@ def divides(plan, strategy):
     """Whether ranks can share a replica of the model so; if not, the program refuses, and says why."""
     s, t, p, c = plan.shape, plan.t, plan.p, plan.c
     if strategy == TP: return all(n % t == 0 for n in (plan.N, s.NH, s.Vp, plan.tokens if plan.rows else 0))
-    if strategy == PP: return plan.N % p == 0 and p * plan.v <= s.L and (plan.schedule != "interleaved" or plan.accumulation % p == 0)
+    if strategy == PP:
+        return plan.N % p == 0 and p * plan.v <= s.L and (plan.schedule != "interleaved" or plan.accumulation % p == 0)
     chunks = c * (2 if plan.balance == "zigzag" else 1)
     return plan.N % c == 0 and plan.T % chunks == 0 and (plan.how != "ulysses" or s.NH % c == 0)
 

@@ -118,9 +118,9 @@ def segments_of(plan, w):
 
 
 # ---- what a program gathers and reduces at a time ----
-# A unit, or a group of fsdp's units, or a block of ddp's. How many blocks it has, halves of one by their FLOPs; the root has none unless
-# it is the whole model. Seconds of gathering, reducing, and summing a shard over the replicas of the model, or in zero++ over nodes (0:
-# there is one); of compressing what is reduced; of unpacking weights that have been gathered; of exchanging updated shards between nodes.
+# A unit, or a group of fsdp's units, or a block of ddp's. How many blocks it has, halves of one by their FLOPs; the root has none
+# unless it is the whole model. Seconds of gathering, reducing, and summing a shard over the replicas of the model, or in zero++ over
+# nodes (0: there is one); of compressing what is reduced; of unpacking weights that have been gathered; of exchanging updated shards.
 Unit = namedtuple("Unit", "blocks gather reduce replicate packing unpacking exchange", defaults=(0, 0, 0, 0))
 
 
@@ -131,8 +131,8 @@ def unit_of(plan, strategy, w, blocks, elements):
     shards = plan.shard_group if is_fsdp and plan.sharding == "hybrid" else N
     gradient = 4 if is_fsdp and plan.reduce_dtype == "fp32" else X
     shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(N, shards)
-    return Unit(blocks, w.seconds(ALL_GATHER, shards * shard * X, ranks), w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks),
-                w.seconds(ALL_REDUCE, shard * gradient, w.apart(N, shards)))
+    return Unit(blocks, w.seconds(ALL_GATHER, shards * shard * X, ranks),
+                w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks), w.seconds(ALL_REDUCE, shard * gradient, w.apart(N, shards)))
 
 
 def unit_of_nodes(plan, w, blocks, elements):
@@ -201,9 +201,9 @@ def micro_batch(plan, strategy, units, s, micro, t):
 
 
 # ---- tensor and context parallelism: ranks share a micro-batch ----
-# Seconds of what t ranks send to each other in a micro-batch: the sum of an activation (B,T,C), an all-reduce, or a reduce-scatter where
-# rows are cut; the gather of its rows, where they are cut; what the losses need. weights: shares of a block's forward compute that make
-# the weight gradients of qkv and proj, and of fc and fcproj.
+# Seconds of what t ranks send to each other in a micro-batch: the sum of an activation (B,T,C), an all-reduce, or a reduce-scatter
+# where rows are cut; the gather of its rows, where they are cut; what the losses need. weights: shares of a block's forward compute
+# that make the weight gradients of qkv and proj, and of fc and fcproj.
 TensorMessages = namedtuple("TensorMessages", "sum gather stats weights")
 
 

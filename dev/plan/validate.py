@@ -114,9 +114,10 @@ def answer(o):
              "published": r.value, "note": r.note, "predicted": x} for r, x in pairs]
     columns = [(key, ".5g" if key in ("published", "predicted") else "", key) for key in [*[*rows[0]][1:], "ratio"]]
     every = Table("source", columns, [{"name": row["source"], **row, "ratio": ratio(*pair)} for row, pair in zip(rows, pairs)])
-    sources = [{"name": source, "rows": len(mine), **{name: "-" if math.isnan(x) else f"{100 * x:.1f} %" for name, x in summary(mine).items()}}
-               for source, mine in ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))]
-    lines = [f"{name:<9}{len(offs(pairs, COUNTED[name])):3d} rows, half of them within {100 * summary(pairs)[name]:.1f} %" for name in COUNTED]
+    def percents(mine): return {name: "-" if math.isnan(x) else f"{100 * x:.1f} %" for name, x in summary(mine).items()}
+    groups = ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))
+    sources = [{"name": source, "rows": len(mine), **percents(mine)} for source, mine in groups]
+    lines = [f"{name:<9}{len(offs(pairs, kinds)):3d} rows, half of them within {percents(pairs)[name]}" for name, kinds in COUNTED.items()]
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
     return [every, Table("source", plain(("rows", "bytes", "times", "furthest")), sources), "", *lines,
             f"fits     {sum(fits)} of {len(fits)} right",
