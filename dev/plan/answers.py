@@ -99,11 +99,10 @@ class Way(NamedTuple):
 
     def fits(self, room): return "yes" if self.bytes().total <= room else "recomputed" if self.bytes(True).total <= room else "no"
 
-    def json(self, sizes):
+    def json(self):
         kinds, again = (dict.fromkeys(KINDS, 0) | b.memory | {"total": b.total} for b in (self.bytes(), self.bytes(True)))
-        return {"name": self.name, "ranks": self.plan.N, "ranks_of_a_copy": copy_ranks(self.plan, self.strategy),
-                "sent_per_step": float(self.bytes().sent), "bytes": kinds, "bytes_recomputed": again,
-                "devices": {name: {"fits": self.fits(room)} for name, room in sizes}}
+        return {"name": self.name, "ranks": self.plan.N, "sent_per_step": float(self.bytes().sent), "bytes": kinds,
+                "bytes_recomputed": again}
 
     def facts(self, is_one):
         """A column: (name, bytes, or as text what is none). is_one: this is one rank of a pipeline, not the one that keeps most."""
@@ -289,7 +288,7 @@ def answer_model(o):
         "model": {"name": o.model, "layers": m.L, "heads": m.NH, "channels": m.C, "vocabulary": m.V, "parameters": m.parameters()},
         "step": {"batch_size": plan.B, "seq_len": plan.T, "accumulation": plan.accumulation, "total_batch_size": o.total_batch_size,
                  "precision": o.precision},
-        "ranks": plan.N, "ways": [w.json(device_sizes(o)) for group in groups for w in group.ways],
+        "ranks": plan.N, "ways": [w.json() for group in groups for w in group.ways],
         "times": [{"table": title.split("  ")[0], "rows": rows} for title, _, rows in tables]}
 
 

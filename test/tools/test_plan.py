@@ -184,8 +184,6 @@ def test_json_has_what_the_tables_have():
     assert len(j["ways"]) == 13 and len(j["times"]) == 8
     for name, kinds in ways(GPT2).items(): assert kinds["total"] == tables[name]["total"] > 1e9
     assert f" {1e3 * seconds(GPT2):.2f} " in re.search(r"^ddp +ranks.*?^ +8 (.*?)$", said(GPT2), re.M | re.S)[1]
-    devices = next(way["devices"] for way in answer(f"{XL} --batch-size 22")["ways"] if way["name"] == "ddp")
-    assert [x["fits"] for x in devices.values()] == ["no", "recomputed", "recomputed", "yes"]
     row = times("ddp", XL, "--gpu rtx4090")["8"]
     assert "does not fit" in row["why_not"] and "seconds" not in row
     assert [row["ranks"] for row in answer("--params 1e9 --ranks 24")["bytes_per_rank"]] == [1, 4, 16, 24, 64, 256, 1024]
