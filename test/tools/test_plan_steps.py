@@ -27,10 +27,12 @@ def assert_rounds_to(x, given, unit):
 
 
 # ---- our programs ----
-@pytest.mark.parametrize("B, GB, rows", [(8, 24, 4096), (8, 34, 4096), (8, 40, 8192), (32, 24, 4736), (32, 40, 8192), (32, 80, 16384)])
-def test_a_gpu_keeps_other_logits(B, GB, rows): # of so many rows at a time, in 2, 2, 1, 7, 4 and 2 chunks; a CPU 320
+@pytest.mark.parametrize("B, GB, rows, parts", [(8, 24, 4096, 1), (8, 34, 4096, 1), (8, 40, 8192, 1), (32, 24, 4736, 4), (32, 40, 8192, 2),
+                                               (32, 80, 16384, 1)])
+def test_a_gpu_keeps_other_logits(B, GB, rows, parts): # of so many rows at a time, a CPU of 320; two ranks have half of each row
     p = plan_of("gpt2", 2, B=B, gpu_memory=1e9 * GB)
     assert kind(p, DDP, "activations") - kind(p._replace(gpu=False), DDP, "activations") == (rows - 320) * 50304 * 2
+    assert tensor_messages(p._replace(t=2), network_with(1, math.inf)).stats == parts
 
 
 @pytest.mark.parametrize("B, t, precision, columns", [(5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0),
