@@ -140,13 +140,16 @@ def divide_batch(plan, strategy, tokens):
 Group = namedtuple("Group", "ways line times is_one", defaults=("", "", False))
 
 
+def way_of(p, strategy):
+    return p.how + " zigzag" * (p.balance == "zigzag") if strategy == CP else p.schedule + f" {p.v}" * (p.v > 1)
+
+
 def groups_of(o, plan):
     each, N = f"{plan.B} x {plan.T} tokens per micro-batch", plan.N
-    def way(strategy, p, name): return Way(strategy, divide_batch(p, strategy, o.total_batch_size)[0], name)
     if o.mesh:
-        mesh = way(MESH, with_mesh(o, plan), "mesh")
-        yield Group([mesh], f"\nmesh {mesh_name(mesh.plan)}: replicas of the model, ranks that share its matrices, stages; {each},"
-                    f" {mesh.plan.accumulation} a step", "", True)
+        p = divide_batch(with_mesh(o, plan), MESH, o.total_batch_size)[0]
+        yield Group([Way(MESH, p, "mesh")], f"\nmesh {mesh_name(p)}: replicas of the model, ranks that share its matrices, stages; {each},"
+                    f" {p.accumulation} a step", "", True)
         return
     yield Group([Way(strategy, plan, STRATEGY_NAMES[strategy]) for strategy in (*STRATEGIES, *[ZEROPP] * (plan.node_ranks > 0))])
     if o.compress not in ("none", "all"):
@@ -155,28 +158,24 @@ def groups_of(o, plan):
         if plan.memory_bandwidth == 0: how += "; compressing takes no time here, because no --memory-bandwidth is known"
         yield Group([Way(DDP, plan, "ddp"), Way(DDP, plan._replace(method=o.compress), f"ddp {o.compress}")],
                     f"\nddp {o.compress}: train_gpt2_compress, from the step on in which it compresses{how}")
-    # as many ranks share a replica as are asked for, or 1, 2, 4 and 8, as far as ranks and model divide
-    plans = [plan._replace(t=t) for t in ([o.tensor_parallel] if o.tensor_parallel else (1, 2, 4, 8))]
-    tensor = [way(TP, p, f"tp {p.t}") for p in plans if divides(p, TP)]
-    yield Group(tensor, f"\ntp t: t ranks share a replica of the model, and {each}{'; they cut its rows' * plan.rows}"
-                if len(tensor) > 1 or o.tensor_parallel else None, "" if o.tensor_parallel else f"tp of {N}  t")
-    # numbers of ranks, or if one is asked for the ways in which they can share sequences, or if one of these is asked for that one
-    context = [way(CP, p, f"cp {p.c}" if not o.compares_cp else p.how + " zigzag" * (p.balance == "zigzag"))
-               for c in ([o.context_parallel] if o.context_parallel else (2, 4, 8))
-               for how, balance in (CP_WAYS if o.compares_cp else ((o.cp, o.cp_balance),))
-               for p in (with_context(plan, c, how, balance),) if divides(p, CP)]
-    how = "" if o.compares_cp else f"; --cp {o.cp}, {o.cp_balance}"
-    yield Group(context, f"\ncp c: c ranks share each sequence, and {each}{how}",
-                f"cp {o.context_parallel} of {N}" if o.compares_cp else "" if o.context_parallel else f"cp of {N}  c")
-    # a row for each number of ranks; for one number of ranks a row for each schedule; for one schedule that row
-    plans = [divide_batch(with_pipe(o, plan, p, schedule), PP, o.total_batch_size)[0]
-             for p in ([o.pipeline_parallel] if o.pipeline_parallel else (2, 4, 8))
-             for schedule in (SCHEDULES if o.compares else (o.schedule,))]
-    pipes = [Way(PP, p, p.schedule + f" {p.v}" * (p.v > 1) if o.compares else f"pp {p.p}") for p in plans if divides(p, PP)]
     m = f"{o.total_batch_size} tokens" if o.total_batch_size else o.accumulation or o.pipeline_parallel or "p"
-    yield Group(pipes, f"\npp p: p ranks share a replica of the model, each with some of its blocks; {each}, {m} a step",
-                f"pp {o.pipeline_parallel} of {N}" if o.compares else "" if o.pipeline_parallel else f"pp of {N}  p",
-                o.pipeline_parallel > 0 and not o.compares)
+    how = "" if o.compares_cp else f"; --cp {o.cp}, {o.cp_balance}"
+    cp_ways, schedules = CP_WAYS if o.compares_cp else [(o.cp, o.cp_balance)], SCHEDULES if o.compares else [o.schedule]
+    for strategy, letter, asked, compares, plans_of, line in (
+            (TP, "t", o.tensor_parallel, False, lambda t: [plan._replace(t=t)],
+             f"t ranks share a replica of the model, and {each}{'; they cut its rows' * plan.rows}"),
+            (CP, "c", o.context_parallel, o.compares_cp, lambda c: [with_context(plan, c, *way) for way in cp_ways],
+             f"c ranks share each sequence, and {each}{how}"),
+            (PP, "p", o.pipeline_parallel, o.compares, lambda p: [with_pipe(o, plan, p, schedule) for schedule in schedules],
+             f"p ranks share a replica of the model, each with some of its blocks; {each}, {m} a step")):
+        # numbers of ranks that divide ranks and model; for one number that is asked for all ways, or if one is asked for that one
+        name, ways = STRATEGY_NAMES[strategy], []
+        for n in [asked] if asked else (1, 2, 4, 8) if strategy == TP else (2, 4, 8):
+            plans = [divide_batch(p, strategy, o.total_batch_size)[0] for p in plans_of(n)]
+            ways += [Way(strategy, p, way_of(p, strategy) if compares else f"{name} {n}") for p in plans if divides(p, strategy)]
+        yield Group(ways, f"\n{name} {letter}: {line}" if [w.name for w in ways] != ["tp 1"] or asked else None,
+                    f"{name} {asked} of {N}" if compares else "" if asked else f"{name} of {N}  {letter}",
+                    strategy == PP and asked > 0 and not compares)
 
 
 # ---- tables of bytes ----
