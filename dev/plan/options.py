@@ -130,7 +130,8 @@ def check(o):
             f"--total-batch-size {o.total_batch_size} is no multiple of --seq-len {o.seq_len}; choose one that is")
     require(o.communication_ms == 0 or o.ranks > 1, f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
     require(not (o.pipeline_parallel or o.mesh) or o.accumulation <= PLAYED_MICRO_BATCHES,
-            f"--accumulation {o.accumulation}: a pipeline is played with {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble is short by then; lower it")
+            f"--accumulation {o.accumulation}: a pipeline is played with {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble"
+            " is short by then; lower it")
 
 
 # ---- the device: o.device_gpu, and what it says of everything that is not given ----

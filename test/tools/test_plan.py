@@ -119,7 +119,8 @@ def test_as_many_ranks_share_a_replica_as_divide_it(kind, options, names):
 
 
 @pytest.mark.parametrize("table, options, names", [
-    ("tp of 8", "--model gpt2-medium --ranks 8", ["1", "2", "4", "8"]), ("cp of 8", GPT2, ["cp 2", "cp 4"]), ("pp of 8", GPT2, ["pp 2", "pp 4", "pp 8"]),
+    ("tp of 8", "--model gpt2-medium --ranks 8", ["1", "2", "4", "8"]), ("cp of 8", GPT2, ["cp 2", "cp 4"]),
+    ("pp of 8", GPT2, ["pp 2", "pp 4", "pp 8"]),
     ("cp 8 of 8", f"{GPT2} --context-parallel 8", ["allgather", "allgather zigzag", "ring", "ring zigzag"]),
     ("pp 4 of 8", f"{PP4} --accumulation 8", ["gpipe", "1f1b", "interleaved 2", "zb-h1"]),
     ("pp 4 of 8", f"{PP4} --accumulation 9", ["gpipe", "1f1b", "zb-h1"]),
@@ -160,7 +161,8 @@ def seconds(options, table="ddp", row="8", field="seconds"):
     ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2),
     ((f"{GPT2} --ranks 16 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh", "16"), 1),
     # a better split has a shorter bubble than an even one
-    ((f"{PP4} --accumulation 8 --schedule 1f1b", "pp 4", "8", "bubble"), (f"{PP4} --accumulation 8 --schedule 1f1b --split 3,3,3,3", "pp 4", "8", "bubble"), 1.4)],
+    ((f"{PP4} --accumulation 8 --schedule 1f1b", "pp 4", "8", "bubble"),
+     (f"{PP4} --accumulation 8 --schedule 1f1b --split 3,3,3,3", "pp 4", "8", "bubble"), 1.4)],
     ids=["pcie", "node", "hybrid", "AdamW", "rings", "cut-rows", "messages", "mesh", "split"])
 def test_what_takes_longer(less, more, factor):
     assert 0 < factor * seconds(*less) < seconds(*more)

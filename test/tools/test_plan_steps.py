@@ -128,8 +128,8 @@ def test_a_measured_link_gives_the_measured_times(tmp_path):
         (tmp_path / name).write_text(json.dumps({"ranks": ranks, "collectives": links} | more))
         return str(tmp_path / name)
     w = network_of(link("link", 4, [(6e-5, 2e9), (3e-5, 3e9), (9e-5, 4e9)]), "infiniband", 0)
-    for what, seconds in ((ALL_REDUCE, 6e-5 + 1.5 * 1e6 / 2e9), (REDUCE_SCATTER, 3e-5 + 0.75 * 1e6 / 3e9), (ALL_GATHER, 9e-5 + 0.75 * 1e6 / 4e9)):
-        assert w.world_seconds(what, 1e6, 4) == near(seconds)
+    times = 6e-5 + 1.5 * 1e6 / 2e9, 3e-5 + 0.75 * 1e6 / 3e9, 9e-5 + 0.75 * 1e6 / 4e9
+    assert [w.world_seconds(what, 1e6, 4) for what in COLLECTIVES] == near(times)
     assert w.world_seconds(ALL_REDUCE, 1e6, 7) == near(2 * 6e-5 + 12 / 7 * 1e6 / 2e9) # twice the hops
     w = network_of("nvlink", link("far", 16, [(0, 3e9)] * 3), 8) # measured with all interfaces: 2 nodes with 8 each
     assert w.world_seconds(ALL_REDUCE, 1e9, 16) == near(2 * 7 * A + 2 * 15 / 16 * 1e9 / 3e9)
@@ -400,7 +400,8 @@ WRAPS = {"wrap_blocks": 1}, {"wrap_blocks": 5}, {"wrap_blocks": 0}, {"wrap_halve
       for c, how, balance in ((1, "ring", "contiguous"), (3, "ulysses", "contiguous"), (6, "allgather", "contiguous"), (2, "ring", "contiguous"),
                               (4, "allgather", "zigzag"), (4, "ring", "zigzag"))),
     *((PP, copies * p, 0, {"p": p, "schedule": schedule, "v": v, "split": split, "L": 8, "accumulation": 4}) for copies in (1, 2, 3)
-      for p, schedule, v, split in ((2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"), (8, "zb-h1", 1, "auto")))])
+      for p, schedule, v, split in ((2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"),
+                                    (8, "zb-h1", 1, "auto")))])
 def test_what_a_step_sends_is_what_the_program_says(strategy, N, doubles, changes):
     for precision in ("bf16", "fp32"):
         p = plan_of("gpt2", N, precision=precision, **changes)
