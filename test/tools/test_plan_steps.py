@@ -33,6 +33,7 @@ def test_a_gpu_keeps_other_logits(B, GB, rows, parts): # of so many rows at a ti
     p = plan_of("gpt2", 2, B=B, gpu_memory=1e9 * GB)
     assert kind(p, DDP, "activations") - kind(p._replace(gpu=False), DDP, "activations") == (rows - 320) * 50304 * 2
     assert tensor_messages(p._replace(t=2), network_with(1, math.inf)).stats == parts
+    assert [kind(p._replace(N=N), DDP, "communication") for N in (1, 3)] == [0, 64 + 3 * 4] # sums of numbers; alone there are none
 
 
 @pytest.mark.parametrize("B, t, precision, columns", [(5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0),
