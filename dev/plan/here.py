@@ -67,7 +67,7 @@ class Alone:
 
 
 def on_cluster():
-    """Ranks are then started on the cluster; how many there are on each of its nodes."""
+    """Ranks are then started on the cluster: its nodes, and ranks on each."""
     os.environ["MPIRUN"] = "dev/cluster/run"
     hostfile = m.Path(m.environ("CLUSTER", "build/cluster")) / "hostfile"
     if not hostfile.exists(): m.fail("there is no cluster: make cluster NODES=4 makes one")
@@ -87,15 +87,6 @@ def measured(ranks, nodes=1, options=MODEL, comm="", alone=None):
     if nodes > 1: found["ranks_per_node"] = ranks // nodes
     if 1 < nodes < ranks: found["inside"] = link(ranks // nodes, "-b 64K -e 16M -f 4", comm)
     return found
-
-
-def planned(file, ranks, table, alone, *options):
-    """The row of these ranks in a table of build/plan's times, by what was measured."""
-    gflops, update = alone.rates()
-    said = json.loads(m.output(m.need(f"{m.environ('BUILD', 'build')}/plan"), "--here --json --measured", file, "--ranks", ranks,
-                               "--vocab-size", alone.run.about["vocabulary"], "--mfu 1 --peak-flops", 1e9 * gflops, "--memory-bandwidth",
-                               1e9 * update, *options))
-    return next(row for times in said["times"] if times["table"] == table for row in times["rows"] if row["ranks"] == ranks)
 
 
 def main():

@@ -18,6 +18,7 @@ Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell 
           AMD's of the Instinct MI300X.
 """
 import math, os
+from collections import namedtuple
 from functools import cache
 from typing import NamedTuple
 from tool import ceil_div, read_json, require, unique_keys
@@ -26,14 +27,9 @@ MIB = 1048576
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 
-def passes(collective): return 2 if collective == ALL_REDUCE else 1
-
-
-class Link(NamedTuple):
-    what: str
-    alpha: dict              # of each collective, seconds of a hop
-    busbw: dict              # bytes per second that a rank sends
-    of_node: bool = False    # measured between nodes: with all of a node's interfaces
+# alpha: of each collective, seconds of a hop; busbw: bytes per second that a rank sends; of_node: between nodes measured with all
+# of a node's interfaces.
+Link = namedtuple("Link", "what alpha busbw of_node", defaults=(False,))
 
 
 def link_of(alpha, gathers, sums=0, what="this link"):
@@ -63,6 +59,8 @@ class Gpu(NamedTuple):
     per_node: int = 8
     mfu: float = 1           # measured: the share of its peak that a step reaches; bytes/s of its update
     update: float = 0
+
+    is_here = property(lambda self: self.peak16 == 0) # this machine's processors, whose ranks share its memory
 
 
 GPUS = {row[0]: Gpu(*row) for row in (
@@ -95,15 +93,11 @@ def number_in(root, path, remedy, low, *keys):
     return x
 
 
-def crossing(g, N):
-    """How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a
-    ring once."""
-    return g * (N - g) / (N - 1)
-
-
-def hops(collective, n):
-    """From node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings."""
-    return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1
+# How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a ring
+# once. Hops from node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings.
+def passes(collective): return 2 if collective == ALL_REDUCE else 1
+def crossing(g, N): return g * (N - g) / (N - 1)
+def hops(collective, n): return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1
 
 
 @cache
@@ -125,25 +119,19 @@ def open_link(name, inside=False):
 
 
 def this_machine(path):
-    """As the file says, if there is one: peak, bandwidth and links. Without it only the memory is known. Besides links, which
-    --link reads as well, it has numbers of each rank, measured while as many ranks compute as will train."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    here = Gpu("cpu-here", "equal share of this machine", 0, 0, 1, memory, 0, 0, path, path, 0, per_node=0)
-    if not os.access(path, os.R_OK): return here
-    remedy = "--measured wants the file that dev/plan/here.py wrote"
+    """Besides links, which --link reads as well, the file has numbers of each rank, measured while as many compute as will train:
+    GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both."""
+    remedy = "let python3 dev/plan/here.py (with --cluster for a cluster) measure this machine"
     root = read_json(path, remedy)
-    # GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both
-    flops, copied, mfu, update = (scale * number_in(root, path, f"renew it with dev/plan/here.py; {remedy}", 1e-3, key)
-                                  for key, scale in (("gflops", 1e9), ("copy", 1e9), ("mfu", 1), ("update", 1e9)))
-    return here._replace(peak32=flops, bandwidth=copied, mfu=mfu, update=update, per_node=root.get("ranks_per_node", 0), nics=1)
+    flops, copied, mfu, update = (number_in(root, path, remedy, 1e-3, key) for key in ("gflops", "copy", "mfu", "update"))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Gpu("cpu-here", "equal share of this machine", 0, 1e9 * flops, 1, memory, 1e9 * copied, 0, path, path, 1,
+               root.get("ranks_per_node", 0), mfu, 1e9 * update)
 
 
 # ---- seconds ----
-class Group(NamedTuple):
-    """N ranks, of which at most per_node are in a node, whose interfaces `sharing` such groups use at the same time."""
-    N: int
-    per_node: int
-    sharing: int = 1
+# N ranks, of which at most per_node are in a node, whose interfaces `sharing` such groups use at the same time.
+Group = namedtuple("Group", "N per_node sharing", defaults=(1,))
 
 
 class Network(NamedTuple):
@@ -152,23 +140,16 @@ class Network(NamedTuple):
     per_node: int = 0        # ranks of a node; 0: all ranks are in one node
     nics: int = 0            # network interfaces of a node
     direct: bool = False     # gathers send a message to each rank, as our programs over MPI do; else they go in rings
-    efficiency: float = 1    # share of the links' bandwidth that collectives reach
     sm_share: float = 0      # share of a device's processors that communication takes beside compute
-
-    def world(self, N): return Group(N, self.per_node if 0 < self.per_node < N else N)
 
     def neighbours(self, N, t):
         """t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them."""
-        g = self.world(t)
-        return g._replace(per_node=t - 1) if t < self.per_node < N and self.per_node % t != 0 else g
+        g = self.per_node
+        return Group(t, t - 1 if t < g < N and g % t != 0 else g if 0 < g < t else t)
 
-    def apart(self, N, t):
-        """N/t ranks, each t ranks after the one before."""
-        return self.strided(N, N // t, t)
-
-    def strided(self, N, n, t):
-        """n of N ranks, each t ranks after the one before."""
-        node = self.per_node or N
+    def apart(self, N, t, n=0):
+        """n of N ranks (0: N/t), each t ranks after the one before."""
+        node, n = self.per_node or N, n or N // t
         return Group(n, min(max(node // t, 1), n), min(t, node))
 
     def interfaces(self): return 1 if self.between.of_node else max(self.nics, 1)
@@ -182,9 +163,9 @@ class Network(NamedTuple):
             busbw = min(busbw, self.interfaces() * self.between.busbw[collective] / crosses)
         inside = g.per_node - 1 if collective == ALL_REDUCE else g.N - nodes
         latency = inside * self.inside.alpha[collective] + hops(collective, nodes) * self.between.alpha[collective]
-        return passes(collective) * (latency + nbytes * (g.N - 1) / g.N / (busbw * self.efficiency))
+        return passes(collective) * (latency + nbytes * (g.N - 1) / g.N / busbw)
 
-    def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.world(N))
+    def world_seconds(self, collective, nbytes, N): return self.seconds(collective, nbytes, self.neighbours(N, N))
 
 
 @cache

@@ -41,24 +41,8 @@ class Program(NamedTuple):
     ring: bool = True        # cp's keys and values travel while attention computes; else all are gathered before
 
 
-# DeepSpeed's ZeRO-3 of 2021 gathered one matrix after another, waited for each, and copied it. With 5.1 B parameters on 8 A100 and
-# NVLink a forward pass took 470 ms, of which 60 computed (github.com/deepspeedai/DeepSpeed, issue 1174 and pull request 1188, which
-# says that "the async version is not async at all"). So 10.2 GB were gathered in 410 ms; 900 ms backward agree.
-DEEPSPEED_BUSBW = 10.2e9 * 7 / 8 / 0.410
 SHARD = Program(True, True, True, 1, 2, 2, ours=True)
-SHARD_FP32 = Program(True, True, True, 1, 4, 4, element_bytes=4, ours=True)
-LLMC = Program(True, True, True, 1, 2, 2)
-MEGATRON_2021 = Program(False, False, False, 1.3, 2, 6) # dropout; the optimizer after one all-reduce
-MEGATRON_2022 = Program(False, True, False, 1.3, 2, 6)  # an all-reduce "overlaps with the linear weight's gradient"
-DEEPSPEED_2021 = Program(False, False, False, 1.3, 2, 6, gathers=1 / 3.0, most_busbw=DEEPSPEED_BUSBW) # a matrix at a time
-FSDP_MINGPT = Program(False, False, True, 1.3, 4, 10)   # attention and GELU written out
-TITAN_EAGER = Program(True, False, True, 2.5, 4, 10)
-TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in fp32
-# FlashAttention-2 on an H100: 335 TFLOP/s forward and backward (arXiv 2307.08691, section 4.1), of which a seventh computes scores
-# again. How much faster fp8 is, with its casts, was set by NeMo's row of 4096 tokens.
-FLASH2, FP8 = 335e12 / 989e12 * 6 / 7, 1.54
-NEMO = Program(True, True, True, 1, 4, 6, products=FP8, attention=FLASH2)
-LLAMA = Program(True, True, True, 1, 4, 6, attention=FLASH2, ring=False)
+SHARD_FP32 = SHARD._replace(gradient_bytes=4, logit_bytes=4, element_bytes=4)
 
 # What large products and copies reach: set by llm.c's runs on A100s and H100s. Passes of Megatron and of eager programs were set by
 # table 4 of arXiv 2205.05198 and torchtitan's first row. The other published rows are predictions. A machine that was measured
@@ -89,7 +73,6 @@ class MeshPlan(NamedTuple):
     reserve: float = 0       # bytes that a rank cannot use: context, NCCL, fragmentation
     cp: int = 1              # ranks that share each sequence
 
-    here = property(lambda self: self.gpu.peak16 == 0)       # this machine, whose speeds were measured
     copies = property(lambda self: self.dp * self.cp)        # what a rank has of the model is on so many
     ranks = property(lambda self: self.copies * self.tp * self.pp)
     micro_batches = property(lambda self: self.batch // (self.dp * self.micro)) # of a rank
@@ -99,22 +82,22 @@ class MeshPlan(NamedTuple):
 
     def error(self):
         """None, or why there cannot be such a mesh."""
-        if self.shape.NH % self.tp != 0 or self.shape.NKV % self.tp != 0: return "heads do not divide"
-        if self.batch % (self.dp * self.micro) != 0: return "the batch does not divide"
-        if self.shape.L < self.pp * self.chunks: return "there are fewer blocks than stages"
-        even = self.pp > 1 and self.micro_batches % self.pp == 0
-        if self.chunks > 1 and not even: return "micro-batches do not divide over stages"
-        if self.T % (2 * self.cp) != 0 and self.cp > 1: return "sequences do not divide"
-        return "rows do not divide" if self.rows and self.tokens % self.tp != 0 else None
+        even = self.chunks == 1 or self.pp > 1 and self.micro_batches % self.pp == 0
+        why = {"heads do not divide": self.shape.NH % self.tp or self.shape.NKV % self.tp,
+               "the batch does not divide": self.batch % (self.dp * self.micro),
+               "there are fewer blocks than stages": self.shape.L < self.pp * self.chunks,
+               "micro-batches do not divide over stages": not even,
+               "sequences do not divide": self.cp > 1 and self.T % (2 * self.cp),
+               "rows do not divide": self.rows and self.tokens % self.tp}
+        return next((text for text, holds in why.items() if holds), None)
 
-    # ---- groups ----
     network = property(lambda self: network_of_gpu(self.gpu))
 
     def collective(self, ranks, apart, all_reduce, nbytes):
         """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are neighbours;
         then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
-        what, w = ALL_REDUCE if all_reduce else ALL_GATHER, self.network
-        return w.seconds(what, nbytes, w.strided(self.ranks, ranks, apart))
+        what = ALL_REDUCE if all_reduce else ALL_GATHER
+        return self.network.seconds(what, nbytes, self.network.apart(self.ranks, apart, ranks))
 
     def data_collective(self, all_reduce, nbytes):
         """The same of dp."""
@@ -156,7 +139,7 @@ class MeshPlan(NamedTuple):
         return MeshBytes(*kept, sum(kept) + self.reserve)
 
     # ---- seconds ----
-    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.here else 0.9))
+    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.gpu.is_here else 0.9))
     def multiplied(self, flops): return flops / self.peak / self.gpu.products
 
     def attended(self):

@@ -4,7 +4,7 @@ import math, re
 from tool import SIZES, choice, parse_options, real, require, switch, text, whole
 from machines import ALL_REDUCE, GPUS, LINKS, MEASURED, NODES, Network, link_of, open_link, passes, this_machine
 from shapes import SHAPES, Shape, is_gpt2
-from questions import CP, FSDP, MAX_BLOCKS, MESH, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of, model_of
+from questions import (CP, FSDP, MAX_BLOCKS, MESH, OPTIONS_OF_METHOD, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of, field_of)
 from steps import METHODS
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
@@ -45,12 +45,7 @@ OPTIONS = [
     switch("wrap-halves", "a block's attention and its MLP are gathered apart"),
     whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
-    choice("cpu-offload", "none", "none|optimizer|all", "what is kept on the host, where AdamW then runs"),
-    whole("node-ranks", 0, 0, 1 << 20, "also the column zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: no such"
-          " column"),
-    real("host-link", 31.5e9, 1, 1e15, "bytes/s between a device and its host, with --cpu-offload; the default is PCIe 4.0 x16"),
-    real("host-bandwidth", 51.2e9, 1, 1e15,
-         "bytes/s of host memory for a rank's AdamW, with --cpu-offload; the default is an eighth of a DGX A100's"),
+    whole("node-ranks", 0, 0, 1 << 20, "also the column zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: none"),
     "Compressed gradients beside ddp, as train_gpt2_compress's options of these names",
     choice("compress", "none", "|".join(METHODS) + "|all", "how the gradients of matrices travel; all: only a table of the methods"),
     switch("error-feedback", "keep what was not sent; default: on for int4 and powersgd"),
@@ -77,17 +72,17 @@ OPTIONS = [
     text("inter-link", "infiniband", "NAME|FILE", "the same between nodes"),
     whole("ranks-per-node", 8, 0, 1 << 20, "ranks in each node; 0: all are in one node"),
     whole("nics", 0, 0, 1 << 20, "network interfaces of each node; 0: one for each rank"),
-    real("efficiency", 1, 1e-3, 1, "the share of the links' bandwidth that collectives reach"),
-    real("sm-share", 0, 0, 1, "the share of a device's processors that communication takes from compute"),
     "Cost of a run",
     real("tokens", 0, 0, 1e18, "of the whole run, which gives hours and GPU-hours; 0: no cost"),
     real("price", 0, 0, 1e6, "of a GPU for an hour, in any currency; 0: none"),
-    real("watts", 0, 0, 1e6, "of a GPU, for kWh; 0: --gpu's at most"),
     "Other questions, and how answers are printed",
     switch("validate", "compare predictions with what others have published"),
     switch("json", "all tables as one JSON object; bytes and seconds"),
     switch("exact", "print all digits of bytes"),
 ]
+
+
+NAMES = [option.name for option in OPTIONS if not isinstance(option, str)]
 
 
 def parse():
@@ -97,56 +92,78 @@ def parse():
     if "seq-len" not in o.given and o.model in SHAPES: o.seq_len = SHAPES[o.model].T
     if o.mesh == "all": # a step of a usual size
         o.total_batch_size = o.total_batch_size or max(524288, o.ranks * o.seq_len)
-    take_device(o)
     check(o)
+    take_device(o)
     return o
+
+
+# ---- which options go together ----
+OF_MODEL = "model layers heads channels vocab-size json"
+OF_DEVICE = "ranks gpu node here cluster measured memory reserve json"
+OF_PROGRAMS = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype"
+               " node-ranks compress tensor-parallel pipeline-parallel")
+ONLY = { # a question, and all that it takes
+    "mesh all": f"mesh {OF_MODEL} {OF_DEVICE} seq-len total-batch-size tokens price exact", "validate": "validate reserve json",
+    "params": f"params master precision {OF_DEVICE}"}
+NEVER = {"mesh": OF_PROGRAMS, "here": "gpu node", "compute-ms": "peak-flops mfu", "total-batch-size": "accumulation"}
+NEEDS = ( # options, and others of which one must be given, or have such a value
+    ("master", "params"), ("cluster measured", "here"), ("price", "tokens"), ("zero-stage", "mesh"),
+    ("split", "pipeline-parallel mesh"), ("nics inter-link", "ranks-per-node"), ("error-feedback bucket-mb communication-ms", "compress"),
+    *((option, "compress", method, "all") for method, option in OPTIONS_OF_METHOD.items()))
+
+
+def check(o):
+    def value(name): return getattr(o, name.replace("-", "_"))
+    asked = [name for name in (*NEVER, *ONLY) if (o.mesh == "all" if name == "mesh all" else value(name) not in ("", 0, False))]
+    for question in asked:
+        for name in sorted(o.given, key=NAMES.index):
+            require(name in ONLY[question].split() if question in ONLY else name not in NEVER[question].split(),
+                    f"--{name} cannot be used with --{question}; leave one of the two out")
+    for names, others, *values in NEEDS:
+        holds = any(value(other) in values if values else value(other) not in ("", "none", 0, False) for other in others.split())
+        for name in names.split():
+            require(holds or name not in o.given, f"--{name} is for --{' '.join([others.replace(' ', ' or --'), *values[:1]])};"
+                    " give it as well")
+    require(o.precision != "fp32" or "master" not in o.given,
+            "--master is for 16 bits: weights in fp32 are the master copy; leave it out")
+    require(o.total_batch_size % o.seq_len == 0,
+            f"--total-batch-size {o.total_batch_size} is no multiple of --seq-len {o.seq_len}; choose one that is")
+    require(o.communication_ms == 0 or o.ranks > 1, f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
+    require(not (o.pipeline_parallel or o.mesh) or o.accumulation <= PLAYED_MICRO_BATCHES,
+            f"--accumulation {o.accumulation}: a pipeline is played with {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble"
+            " is short by then; lower it")
 
 
 # ---- the device: o.device_gpu, and what it says of everything that is not given ----
 def gpu_of(o):
     """None: nothing is known of it."""
     require(o.node in ("", *NODES), f"--node {o.node} is not known; give one of {', '.join(NODES)}")
-    if o.node:
-        name, per_node, nics, nic = NODES[o.node]
-        require(o.gpu in ("", name), f"--node {o.node} has {name}, not --gpu {o.gpu}; leave out one of the two")
-        return GPUS[name]._replace(per_node=per_node, nics=nics, nic=nic)
-    if o.here: return this_machine(o.measured)
     require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {', '.join(GPUS)}")
-    return GPUS.get(o.gpu)
+    if o.here: return this_machine(o.measured or MEASURED[o.cluster])
+    if not o.node: return GPUS.get(o.gpu)
+    name, per_node, nics, nic = NODES[o.node]
+    require(o.gpu in ("", name), f"--node {o.node} has {name}, not --gpu {o.gpu}; leave out one of the two")
+    return GPUS[name]._replace(per_node=per_node, nics=nics, nic=nic)
 
 
 def take_device(o):
-    needs(o, "cluster measured", o.here, "is for --here; give it as well")
-    require(not o.here or not {"gpu", "node"} & o.given, "--here has this machine's CPU; leave out --gpu and --node")
-    o.measured = o.measured or MEASURED[o.cluster]
     gpu = o.device_gpu = gpu_of(o)
-    o.direct = False
-    if gpu: take_gpu(o, gpu)
+    def take(**values): vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
+    if o.here: take(device="cpu", precision="fp32", mfu=gpu.mfu)
+    if gpu and gpu.per_node: take(inter_link=gpu.nic)
+    if gpu: take(link=gpu.link, nics=gpu.nics, peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.update or gpu.bandwidth,
+                 ranks_per_node=gpu.per_node)
+    require(not o.here or o.precision == "fp32" or o.compute_ms > 0 or "peak-flops" in o.given,
+            f"--here has measured fp32, not {o.precision}: give --compute-ms as well")
+    # between ranks of a machine communication takes the time of a core that computes, between nodes it waits
+    o.direct, o.sm_share = o.here and gpu.per_node > 0, float(o.here and gpu.per_node == 0)
     is_h100 = not gpu and o.device == "gpu" and o.compute_ms == 0 and "peak-flops" not in o.given # its peak is taken
     memory = 1e9 * o.memory or (gpu.memory if gpu else GPUS["h100"].memory if is_h100 else math.inf)
     o.gpu_memory = memory if memory < math.inf else Plan._field_defaults["gpu_memory"]
     o.room = memory - 1e9 * o.reserve # bytes that a rank can use; inf: not known
-    o.shares_room = o.memory == 0 and gpu is not None and gpu.peak16 == 0 # all ranks together, because they are on this machine
+    o.shares_room = o.here and o.memory == 0 # all ranks together, because they are on this machine
     o.room_of = f"{o.memory:.4g} GB" if o.memory > 0 else gpu.name if gpu else "an h100"
     require(o.room > 0, f"--reserve {o.reserve:g} leaves nothing of {1e-9 * memory:.4g} GB; lower it")
-
-
-def take_gpu(o, gpu):
-    is_here, is_measured = gpu.peak16 == 0, gpu.peak16 == 0 and gpu.peak32 > 0
-    require(not is_here or is_measured or (o.compute_ms > 0 and "link" in o.given),
-            f"--here knows only the memory, because there is no {o.measured}: measure a micro-batch and the link, and give --compute-ms"
-            f" and --link FILE, or let python3 dev/plan/here.py{' --cluster' * o.cluster} measure")
-
-    def take(**values): vars(o).update({name: x for name, x in values.items() if name.replace("_", "-") not in o.given})
-    if is_here: take(device="cpu")
-    if is_measured: # between ranks of a node communication takes the time of a core that computes, between nodes it waits
-        take(precision="fp32", mfu=gpu.mfu, sm_share=0.0 if gpu.per_node else 1.0)
-        o.direct = gpu.per_node > 0
-    if is_measured or not is_here: take(link=gpu.link, nics=gpu.nics)
-    if gpu.per_node or not is_here: take(inter_link=gpu.nic)
-    take(peak_flops=peak_at(gpu, o.precision), memory_bandwidth=gpu.update or gpu.bandwidth, ranks_per_node=gpu.per_node, watts=gpu.watts)
-    require(not is_measured or o.precision == "fp32" or o.compute_ms > 0 or "peak-flops" in o.given,
-            f"--here has measured fp32, not {o.precision}: give --compute-ms as well")
 
 
 def room_of(o, N): return o.room / N if o.shares_room else o.room
@@ -155,66 +172,6 @@ def peak_at(gpu, precision): return gpu.peak32 if precision == "fp32" else gpu.p
 
 # FLOP/s; NaN: not known. If nothing is said of the device it is an H100.
 def peak_of(o): return o.peak_flops or (math.nan if o.compute_ms > 0 else peak_at(GPUS["h100"], o.precision))
-
-
-# ---- checks ----
-OF_MODEL = "model layers heads channels vocab-size json"
-OF_DEVICE = "ranks gpu node here cluster measured memory reserve json"
-OF_MESHES = f"mesh {OF_MODEL} {OF_DEVICE} seq-len total-batch-size tokens price watts exact"
-OF_PROGRAMS = ("context-parallel cp cp-balance sharding shard-group wrap-blocks wrap-halves limit-all-gathers reduce-dtype cpu-offload"
-               " node-ranks compress")
-
-
-def forbid(o, names, others, question, why):
-    """Dies if one of names (or, with others, an option that is none of them) is given beside --question."""
-    for name in (option.name for option in OPTIONS if not isinstance(option, str)):
-        require(name not in o.given or (name in names.split()) == others,
-                f"--{name} cannot be used with --{question}, which {why}; leave one of the two out")
-
-
-def needs(o, names, holds, why):
-    """Dies if one of names is given, though what it needs does not hold."""
-    for name in names.split(): require(holds or name not in o.given, f"--{name} {why}")
-
-
-def check(o):
-    # what the tables of strategies need and other questions do not take
-    if o.mesh == "all": forbid(o, OF_MESHES, True, "mesh all", "tries all of them")
-    elif o.validate: forbid(o, "validate reserve json", True, "validate", "takes those of each published row")
-    elif o.params > 0: forbid(o, f"params master precision {OF_DEVICE}", True, "params", "describes a model of unknown shape")
-    # model and batch
-    total = f"--total-batch-size {o.total_batch_size}"
-    require(o.params == 0 or o.params >= 1, f"--params must be at least 1, not {o.params:g}")
-    needs(o, "master", o.params > 0, "is for --params: our programs always keep an fp32 copy of 16-bit weights; leave it out")
-    needs(o, "master", o.precision != "fp32", "cannot be used with --precision fp32, whose weights are the master copy")
-    require(o.compute_ms == 0 or not {"peak-flops", "mfu"} & o.given,
-            "--compute-ms replaces --peak-flops and --mfu: give either that or these")
-    require(o.total_batch_size == 0 or "accumulation" not in o.given,
-            f"{total} decides how many micro-batches a step has; leave out --accumulation")
-    require(o.total_batch_size % o.seq_len == 0, f"{total} is no multiple of --seq-len {o.seq_len}; choose one that is")
-    needs(o, "price watts", o.tokens > 0, "is for the cost of a run; give its --tokens as well")
-    # ranks
-    if o.mesh: forbid(o, OF_PROGRAMS, False, "mesh", "is train_gpt2_3d, without fsdp, cp and compression")
-    needs(o, "host-link host-bandwidth", o.cpu_offload != "none", "is for --cpu-offload; give it as well")
-    require(o.shard_group <= o.ranks, f"--shard-group {o.shard_group} is more than the {o.ranks} ranks; lower it, or raise --ranks")
-    needs(o, "top-k-fraction", o.compress in ("all", "top-k"), "is for --compress top-k; give it as well")
-    needs(o, "rank", o.compress in ("all", "powersgd"), "is for --compress powersgd; give it as well")
-    require(o.compress != "none" or not {"error-feedback", "bucket-mb", "communication-ms"} & o.given,
-            "--error-feedback, --bucket-mb and --communication-ms are for --compress; give it as well")
-    require(o.communication_ms == 0 or o.ranks > 1,
-            f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
-    # links
-    needs(o, "nics inter-link", o.ranks_per_node > 0,
-          "is about nodes, and --ranks-per-node 0 says that there is one; give --ranks-per-node as well")
-    # pipelines
-    one = o.pipeline_parallel > 0 or o.mesh
-    require(not o.mesh or not {"tensor-parallel", "pipeline-parallel"} & o.given,
-            f"--mesh {o.mesh} has tensor and pipeline parallelism; leave out --tensor-parallel and --pipeline-parallel")
-    require(o.mesh or "zero-stage" not in o.given, "--zero-stage is for --mesh; give it as well")
-    require(one or o.split == "auto", f"--split {o.split} is for one number of ranks; give --pipeline-parallel as well")
-    require(not one or o.accumulation <= PLAYED_MICRO_BATCHES, f"--accumulation {o.accumulation}: a pipeline is played with"
-            f" {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble is short by then; lower it")
-    require(one or "schedule" in o.given or o.chunks == 0, f"--chunks {o.chunks} is for --schedule interleaved; give it as well")
 
 
 # ---- the run that they describe ----
@@ -248,28 +205,22 @@ def with_context(plan, c, how, balance): return plan._replace(c=c, how=how, bala
 
 def with_mesh(o, plan):
     """The mesh that --mesh asks for: train_gpt2_3d says how many ranks are along each axis."""
-    found = answer_of(plan, MESH, f"{model_of(plan)} --mesh {o.mesh}")
+    found = answer_of(plan, MESH, f"--mesh {o.mesh}")
     axes = found["axes"]
     outside = len(found["ranks"]) > 1 and found["ranks"][1]["rank"] > axes["tp"]
     return with_pipe(o, plan, axes["pp"], o.schedule)._replace(t=axes["tp"], zero_stage=o.zero_stage, pp_outside=outside)
 
 
-def with_compression(o, plan, method):
-    feedback = o.error_feedback if "error-feedback" in o.given else None
-    return plan._replace(method=method, feedback=feedback, fraction=o.top_k_fraction, low_rank=o.rank, bucket_mb=o.bucket_mb)
-
-
 def plan_of(o):
     """Dies, in the programs' words, if they cannot be run so. These errors come before any table."""
-    plan = Plan(shape_of(o), o.batch_size, o.seq_len, o.ranks, o.precision, o.accumulation or 1, False, False, o.device == "gpu",
-                o.memory_bandwidth, o.limit_all_gathers, o.wrap_blocks, o.sharding, o.shard_group, o.reduce_dtype, o.cpu_offload,
-                o.host_link, o.host_bandwidth, o.tensor_parallel or 1, o.sequence_parallel,
-                wrap_halves=o.wrap_halves, node_ranks=o.node_ranks, gpu_memory=o.gpu_memory)
+    given = {field_of(name): getattr(o, name.replace("-", "_")) for name in (*NAMES, "gpu-memory")}
+    own = dict(accumulation=o.accumulation or 1, recompute=False, gpu=o.device == "gpu", t=o.tensor_parallel or 1, method="none",
+               feedback=o.error_feedback if "error-feedback" in o.given else None)
+    later = ("p", "schedule", "v", "split", "zero_stage", "c", "how", "balance") # of some strategies
+    plan = Plan(shape_of(o), **{name: x for name, x in (given | own).items() if name in Plan._fields and name not in later})
     if o.mesh: bytes_of(with_mesh(o, plan), MESH)
     else:
-        bytes_of(plan, FSDP)
-        bytes_of(plan, TP)
-        if o.node_ranks: bytes_of(plan, ZEROPP)
+        for strategy in (FSDP, TP, *[ZEROPP] * (o.node_ranks > 0)): bytes_of(plan, strategy)
         if o.context_parallel: bytes_of(with_context(plan, o.context_parallel, "ring" if o.compares_cp else o.cp, o.cp_balance), CP)
         if o.pipeline_parallel: bytes_of(with_pipe(o, plan, o.pipeline_parallel, o.schedule), PP)
     return plan._replace(recompute=o.recompute != "none", full=o.recompute == "full")
@@ -279,6 +230,6 @@ def network_of(o, plan):
     if o.communication_ms > 0: # one link that is so fast that `plan` takes so long to sum all gradients, whatever the messages
         nbytes = float(plan.shape.elements() * plan.X) * (plan.N - 1) / plan.N
         link = link_of(0.0, passes(ALL_REDUCE) * nbytes / (1e-3 * o.communication_ms))
-        return Network(link, link, sm_share=o.sm_share)
-    return Network(open_link(o.link, True), open_link(o.inter_link), o.ranks_per_node, o.nics or o.ranks_per_node, o.direct, o.efficiency,
+        return Network(link, link)
+    return Network(open_link(o.link, True), open_link(o.inter_link), o.ranks_per_node, o.nics or o.ranks_per_node, o.direct,
                    o.sm_share)

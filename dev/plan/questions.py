@@ -1,7 +1,8 @@
 """Asks the programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
-ranks of a pipeline do when; and the few formulas of layouts that the times need. A run is a Plan. It is asked of the program of its
-strategy, built for the precision; fp16 has bf16's size, but for train_gpt2_compress."""
+ranks of a pipeline do when. A run is a Plan. It is asked of the program of its strategy, built for the precision; fp16 has bf16's size,
+but for train_gpt2_compress."""
 import functools, math, os
+from collections import namedtuple
 from typing import NamedTuple
 import schedule_play
 from shapes import Shape
@@ -13,7 +14,7 @@ DDP, ZERO1, ZERO2, ZERO3, FSDP, TP, PP, MESH, CP, ZEROPP = range(10)
 STRATEGY_NAMES = ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "tp", "pp", "3d", "cp", "zero++")
 PROGRAMS = ("ddp", "zero", "zero", "zero", "fsdp", "tp", "pp", "3d", "cp", "zeropp")
 STRATEGIES = range(5)
-KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors", "state on the host")
+KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors")
 SCHEDULES = schedule_play.SCHEDULES
 MAX_BLOCKS = 256
 FOLDER = os.environ.get("PLAN_PROGRAMS", "build/predict") # of the programs that are asked
@@ -21,6 +22,7 @@ PLAYER = os.path.join(FOLDER, "..") # of schedule_order
 
 
 class Plan(NamedTuple):
+    """Fields that only pass an option on have its name and default (options.py)."""
     shape: Shape
     B: int                   # a rank's micro-batch, or in tp and cp that of the ranks that share it
     T: int
@@ -33,22 +35,19 @@ class Plan(NamedTuple):
     memory_bandwidth: float = 0 # of a rank's device, bytes per second; 0: the update takes no time
     buffers: int = 2         # fsdp: how many groups, besides the root, may be gathered at a time
     wrap_blocks: int = 1     # blocks of a group; 0: the whole model is one
+    wrap_halves: bool = False # a block's attention and its MLP are groups
     sharding: str = "full"
     shard_group: int = 0
     reduce_dtype: str = "fp32"
-    offload: str = "none"
-    host_link: float = 0     # bytes per second between a rank's device and the host, each way; 0: it takes no time
-    host_bandwidth: float = 0 # of the host's memory, for one rank's AdamW; 0: it takes no time
     t: int = 1               # tp: ranks that share a replica of the model
     rows: bool = False       # --sequence-parallel
-    p: int = 1               # pp: ranks that share one, each with v parts of it; split: as train_gpt2_pp's --split
+    p: int = 1               # pp: ranks that share one, each with v parts of it
     schedule: str = "1f1b"
     v: int = 1
     split: str = "auto"
     rank: int = -1           # of the p; -1: the one that keeps most
     pp_outside: bool = False # 3d: ranks of dp are nearer to each other than those of pp
     zero_stage: int = 0      # 3d: what is sharded over replicas of the model, 0 nothing, 1 the optimizer's state
-    wrap_halves: bool = False # fsdp: a block's attention and its MLP are groups
     method: str = "none"     # --compress, from the step on in which it compresses
     feedback: bool = None    # None: as the method has it by default
     fraction: float = 0.01
@@ -65,57 +64,41 @@ class Plan(NamedTuple):
 
 
 # ---- questions to the programs ----
+FIELDS = { # options whose field has a shorter name
+    "batch-size": "B", "seq-len": "T", "ranks": "N", "limit-all-gathers": "buffers", "tensor-parallel": "t",
+    "sequence-parallel": "rows", "pipeline-parallel": "p", "chunks": "v", "compress": "method", "error-feedback": "feedback",
+    "top-k-fraction": "fraction", "rank": "low_rank", "context-parallel": "c", "cp": "how", "cp-balance": "balance"}
+OPTIONS_OF = { # what the strategy's program is told besides the model and the batch
+    FSDP: "wrap-blocks wrap-halves sharding shard-group reduce-dtype limit-all-gathers",
+    ZEROPP: "wrap-blocks wrap-halves sharding limit-all-gathers node-ranks", TP: "tensor-parallel sequence-parallel",
+    PP: "pipeline-parallel schedule chunks split", CP: "context-parallel cp cp-balance",
+    MESH: "zero-stage sequence-parallel schedule chunks split"}
+OPTIONS_OF_METHOD = {"top-k": "top-k-fraction", "powersgd": "rank"}
+
+
+def field_of(option): return FIELDS.get(option, option.replace("-", "_"))
+def is_compressed(plan, strategy): return strategy == DDP and plan.method != "none"
+
+
+def options_of(plan, strategy):
+    names = OPTIONS_OF.get(strategy, "")
+    if is_compressed(plan, strategy): names = f"compress bucket-mb error-feedback {OPTIONS_OF_METHOD.get(plan.method, '')}"
+    values = [(name, getattr(plan, field_of(name))) for name in names.split()]
+    words = [f"--{'' if x else 'no-'}{name}" if isinstance(x, bool) else f"--{name} {x}" for name, x in values if x is not None]
+    if ZERO1 <= strategy <= ZERO3: words = [f"--zero-stage {strategy - ZERO1 + 1}"]
+    if strategy == MESH: words.append(f"--mesh {mesh_name(plan)}")
+    if strategy in (FSDP, ZEROPP) and plan.buffers == 1: words.append("--prefetch none --no-forward-prefetch") # else both have room
+    return " ".join(words)
+
+
 def mesh_name(plan):
     dp, pp = f"dp={plan.N // (plan.t * plan.p)}", f"pp={plan.p}"
     return f"{pp},{dp},tp={plan.t}" if plan.pp_outside else f"{dp},tp={plan.t},{pp}"
 
 
-def logits_of(plan):
-    """How many exist at a time: classifier_elements (llmc/device/layers_api.h)."""
-    return 1 << (24 if not plan.gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
-
-
-def options_of(plan, strategy):
-    """What the strategy's program is told besides the model and the batch."""
-    rows = " --sequence-parallel" * plan.rows
-    pipe = f" --schedule {plan.schedule}" * (plan.p > 1 or plan.schedule != "1f1b")
-    pipe += f" --chunks {plan.v}" * (plan.v > 1 or plan.schedule == "interleaved") + f" --split {plan.split}" * (plan.split != "auto")
-    if strategy == DDP and plan.method != "none":
-        feedback = "" if plan.feedback is None else " --error-feedback" if plan.feedback else " --no-error-feedback"
-        own = {"top-k": f" --top-k-fraction {plan.fraction!r}", "powersgd": f" --rank {plan.low_rank}"}.get(plan.method, "")
-        return f"--compress {plan.method} --bucket-mb {plan.bucket_mb!r}{feedback}{own}"
-    if ZERO1 <= strategy <= ZERO3: return f"--zero-stage {strategy - ZERO1 + 1}"
-    if strategy == FSDP: # with both prefetches where they have room
-        return (f"--wrap-blocks {plan.wrap_blocks}{' --wrap-halves' * plan.wrap_halves} --sharding {plan.sharding}"
-                f" --shard-group {plan.shard_group} --reduce-dtype {plan.reduce_dtype} --limit-all-gathers {plan.buffers}"
-                f" --cpu-offload {plan.offload}"
-                + " --prefetch none --no-forward-prefetch" * (plan.buffers == 1))
-    if strategy == ZEROPP:
-        return (f"--wrap-blocks {plan.wrap_blocks}{' --wrap-halves' * plan.wrap_halves} --sharding {plan.sharding}"
-                f" --limit-all-gathers {plan.buffers} --node-ranks {plan.node_ranks}")
-    return {DDP: "", TP: f"--tensor-parallel {plan.t}{rows}", PP: f"--pipeline-parallel {plan.p}{pipe}",
-            CP: f"--context-parallel {plan.c} --cp {plan.how} --cp-balance {plan.balance}",
-            MESH: f"--mesh {mesh_name(plan)} --zero-stage {plan.zero_stage}{rows}{pipe}"}[strategy]
-
-
-# Ranks that share micro-batches.
 def copy_ranks(plan, strategy):
+    """Ranks that share micro-batches."""
     return (plan.t if strategy in (TP, MESH) else 1) * (plan.p if strategy in (PP, MESH) else 1) * (plan.c if strategy == CP else 1)
-
-
-def model_of(plan):
-    """The first words of a question. gpt2 brings its positions with it."""
-    c = plan.shape
-    device = f"gpu --predict-gpu-memory {1e-9 * plan.gpu_memory:.9g}" if plan.gpu else "cpu"
-    return (f"--predict {plan.N} --predict-device {device} --model"
-            f" {f'd{c.L}' if c.T == plan.T else f'gpt2 --layers {c.L}'} --channels {c.C} --heads {c.NH} --vocab-size {c.V}"
-            f" --seq-len {plan.T} --batch-size {plan.B}")
-
-
-def question(plan, strategy):
-    tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, strategy))
-    return (f"{model_of(plan)} --total-batch-size {tokens} --recompute {'block' if plan.recompute else 'none'}"
-            f" {options_of(plan, strategy)}")
 
 
 @functools.cache
@@ -126,23 +109,29 @@ def ask_program(name, precision, line):
 
 
 def answer_of(plan, strategy, words=None):
-    compressed = strategy == DDP and plan.method != "none"
-    precision = "bf16" if plan.precision == "fp16" and not compressed else plan.precision
-    return ask_program("compress" if compressed else PROGRAMS[strategy], precision, words or question(plan, strategy))
+    """words: instead of the batch and the strategy's options."""
+    c, is_packed = plan.shape, is_compressed(plan, strategy)
+    device = f"gpu --predict-gpu-memory {1e-9 * plan.gpu_memory:.9g}" if plan.gpu else "cpu"
+    model = f"d{c.L}" if c.T == plan.T else f"gpt2 --layers {c.L}" # gpt2 brings its positions with it
+    tokens = plan.tokens * plan.accumulation * max(1, plan.N // copy_ranks(plan, strategy))
+    recompute = "block" if plan.recompute else "none"
+    words = words or f"--total-batch-size {tokens} --recompute {recompute} {options_of(plan, strategy)}"
+    return ask_program("compress" if is_packed else PROGRAMS[strategy],
+                       "bf16" if plan.precision == "fp16" and not is_packed else plan.precision,
+                       f"--predict {plan.N} --predict-device {device} --model {model} --channels {c.C} --heads {c.NH}"
+                       f" --vocab-size {c.V} --seq-len {plan.T} --batch-size {plan.B} {words}")
 
 
 # ---- answers ----
-class Bytes(NamedTuple):
-    memory: dict             # by kind, per rank; kinds that are 0 are left out. Of the layers' workspace only wte's fp32 sums
-    total: int               # of these, on the device
-    sent: float              # per rank and step
-    along: dict              # 3d: parts of it, by axis
+# Per rank: by kind, without those that are 0, and of the layers' workspace only wte's fp32 sums; all of these; what is sent in a
+# step, and in 3d the parts of it by axis.
+Bytes = namedtuple("Bytes", "memory total sent along")
 
 
 def all_ranks(plan, strategy):
     """Of a rank of each stage of the pipeline."""
-    return [Bytes(rank["bytes"], sum(rank["bytes"].values()) - rank["bytes"].get("state on the host", 0), rank["sent"],
-                  rank.get("sent_along", {})) for rank in answer_of(plan, strategy)["ranks"]]
+    return [Bytes(rank["bytes"], sum(rank["bytes"].values()), rank["sent"], rank.get("sent_along", {}))
+            for rank in answer_of(plan, strategy)["ranks"]]
 
 
 def extreme_rank(plan, strategy, most=True):
@@ -151,12 +140,11 @@ def extreme_rank(plan, strategy, most=True):
     return totals.index((max if most else min)(totals))
 
 
-# sent_of_all: bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
 def own_rank(plan, strategy=PP): return extreme_rank(plan, strategy) if plan.rank < 0 else plan.rank
 def bytes_of(plan, strategy): return all_ranks(plan, strategy)[own_rank(plan, strategy)]
 def total_of(plan, strategy): return bytes_of(plan, strategy).total
+# Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
 def sent_of_all(plan, strategy): return math.floor(bytes_of(plan, strategy).sent * plan.N + 0.5)
-def sent_along(plan): return [(f"    along {axis}", math.floor(bytes_of(plan, MESH).along[axis] + 0.5)) for axis in ("tp", "pp", "dp")]
 
 
 def bytes_of_states(strategy, N, halves=True, master=True):
@@ -168,22 +156,14 @@ def bytes_of_states(strategy, N, halves=True, master=True):
     return [x / N if strategy >= since else x for x, since in whole]
 
 
-# ---- what can be ----
-def tensor_divides(plan):
-    """Whether t ranks can share a replica of the model; if not, the program refuses, and says why."""
-    return all(n % plan.t == 0 for n in (plan.N, plan.shape.NH, plan.shape.Vp, plan.tokens if plan.rows else 0))
-
-
-def pipe_divides(plan):
-    """The same of p ranks of a pipeline; a split in numbers is another matter."""
-    micro = plan.accumulation if plan.schedule == "interleaved" else 0
-    return plan.N % plan.p == 0 and micro % plan.p == 0 and plan.p * plan.v <= plan.shape.L
-
-
-def context_divides(plan):
-    """The same of c ranks that share sequences."""
-    heads, chunks = plan.shape.NH if plan.how == "ulysses" else 0, plan.c * (2 if plan.balance == "zigzag" else 1)
-    return plan.N % plan.c == 0 and heads % plan.c == 0 and plan.T % chunks == 0
+def divides(plan, strategy):
+    """Whether ranks can share a replica of the model so; if not, the program refuses, and says why."""
+    s, t, p, c = plan.shape, plan.t, plan.p, plan.c
+    if strategy == TP: return all(n % t == 0 for n in (plan.N, s.NH, s.Vp, plan.tokens if plan.rows else 0))
+    if strategy == PP:
+        return plan.N % p == 0 and p * plan.v <= s.L and (plan.schedule != "interleaved" or plan.accumulation % p == 0)
+    chunks = c * (2 if plan.balance == "zigzag" else 1)
+    return plan.N % c == 0 and plan.T % chunks == 0 and (plan.how != "ulysses" or s.NH % c == 0)
 
 
 # ---- questions to build/schedule_order, which has pipelines as llmc/parallel has them (split.h, pipeline.h) ----
@@ -201,16 +181,16 @@ def split_of(plan): return plan_split(plan)["blocks"]
 def blocks_of(plan, rank): return sum(split_of(plan)[rank::plan.p])
 
 
-@functools.lru_cache(16)
-def play_pipeline(l, times, message):
-    mean = [sum(part[k] / l.p for part in times) for k in range(3)]
-    return schedule_play.play(PLAYER, l, mean, times, message=message)
-
-
 def play(plan, times, message):
     """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
     balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
     return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), tuple(map(tuple, times)), message)
+
+
+@functools.lru_cache(16)
+def play_pipeline(l, times, message):
+    mean = [sum(part[k] / l.p for part in times) for k in range(3)]
+    return schedule_play.play(PLAYER, l, mean, times, message=message)
 
 
 # The most (micro-batch, part) whose activations are alive at a time.

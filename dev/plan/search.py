@@ -2,14 +2,13 @@
 the size of a micro-batch. Left out is what does not divide, then what does not fit. Bytes are those of the program that would run
 it, if there is one; seconds are the mesh model's (mesh.py)."""
 import itertools, math
-from collections import namedtuple
 from typing import NamedTuple
 from tool import format_bytes, require
-from answers import Table, cost_of
+from answers import COST, Table, cost_of, plain
 from machines import GPUS
-from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshBytes, MeshPlan, MeshTime
+from mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshPlan, MeshTime
 from options import shape_of
-from questions import DDP, FSDP, KINDS, MAX_BLOCKS, MESH, PP, PROGRAMS, TP, ZERO1, ZERO2, Plan, bytes_of
+from questions import DDP, FSDP, MAX_BLOCKS, MESH, PP, PROGRAMS, TP, ZERO1, ZERO2, Plan, total_of
 from shapes import is_gpt2
 
 
@@ -23,27 +22,22 @@ def strategy_of(p):
 def program_of(p): return "-" if p.shape.llama else "single" if p.ranks == 1 else PROGRAMS[strategy_of(p)]
 
 
-def exact_bytes_of(p):
-    """As the program plans it with the options of this way and its defaults."""
+def exact_total(p):
+    """Bytes as the program plans them with the options of this way and its defaults."""
     s, precision = p.shape, "bf16" if p.program.element_bytes == 2 else "fp32"
     plan = Plan(s if is_gpt2(s) else s._replace(T=p.T), p.micro, p.T, p.ranks, precision, p.micro_batches, p.kept == INPUTS,
-                gpu=p.gpu.peak16 > 0, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
+                gpu=not p.gpu.is_here, t=p.tp, rows=p.rows, p=p.pp, schedule="interleaved" if p.chunks > 1 else "1f1b", v=p.chunks,
                 zero_stage=p.zero, gpu_memory=p.gpu.memory)
-    return bytes_of(plan, strategy_of(p))
+    return total_of(plan, strategy_of(p)) + p.reserve
 
 
 # ---- search ----
-Asked = namedtuple("Asked", "shape gpu ranks batch T reserve") # batch: sequences of a step, each of T tokens
-
-
 class Result(NamedTuple):
     """The best way of one mesh and one stage of ZeRO; or the plan that came nearest to fitting, with the reason why it does not."""
     plan: MeshPlan
-    bytes: MeshBytes = None  # None: there cannot be such a mesh
+    total: float = math.inf  # bytes; inf: there cannot be such a mesh
     time: MeshTime = None    # None: it does not fit
     error: str = None        # None: it fits
-
-    total = property(lambda self: self.bytes.total if self.bytes else math.inf)
 
 
 def machinery(p): return 100 * (p.dp > 1) + 200 * (p.tp > 1) + 200 * (p.pp > 1) + 20 * p.zero + 5 * (p.kept == INPUTS) + p.chunks
@@ -55,29 +49,21 @@ def rank_of(r):
     return 0, math.floor(math.log(r.time.seconds) / 0.005), machinery(r.plan), -r.plan.micro, r.time.seconds
 
 
-def try_way(asked, p):
-    """With the bytes of this course's program, if there is one."""
+def try_way(p):
     error, ours = p.error(), not p.shape.llama
     if ours and p.shape.Vp % p.tp != 0: error = error or "the vocabulary does not divide"
     if ours and p.shape.L > MAX_BLOCKS: error = error or "there are more blocks than this course's programs have"
     if error: return Result(p, error=error)
-    used = p.bytes()
-    if ours:
-        b = exact_bytes_of(p)
-        *kinds, sent, workspace = (float(b.memory.get(kind, 0)) for kind in KINDS[:6])
-        used = MeshBytes(*kinds, sent + workspace, b.total + p.reserve)
-    if used.total > asked.gpu.memory: return Result(p, used, error=f"does not fit: {format_bytes(used.total)}")
-    return Result(p, used, p.step())
+    total = exact_total(p) if ours else p.bytes().total
+    if total > p.gpu.memory: return Result(p, total, error=f"does not fit: {format_bytes(total)}")
+    return Result(p, total, p.step())
 
 
-def ways_of(asked, dp, tp, pp, zero):
-    """All micro-batches, recomputations and chunks. On a CPU programs are those of fp32."""
-    program = SHARD if asked.gpu.peak16 > 0 else SHARD_FP32
-    micros = [1 << k for k in range(max(asked.batch // dp, 1).bit_length())]
-    for micro, kept, chunks in itertools.product(micros, (ALL, INPUTS), (1, 2, 4) if pp > 1 else (1,)):
-        if chunks == 1 or asked.shape.L % (pp * chunks) == 0:
-            yield MeshPlan(asked.shape, asked.gpu, dp, tp, pp, zero, asked.batch, micro, asked.T, chunks, tp > 1, kept, program,
-                           asked.reserve)
+def ways_of(mesh):
+    """All micro-batches, recomputations and chunks."""
+    micros = [1 << k for k in range(max(mesh.batch // mesh.dp, 1).bit_length())]
+    for micro, kept, chunks in itertools.product(micros, (ALL, INPUTS), (1, 2, 4) if mesh.pp > 1 else (1,)):
+        if chunks == 1 or mesh.shape.L % (mesh.pp * chunks) == 0: yield mesh._replace(micro=micro, kept=kept, chunks=chunks)
 
 
 def meshes_of(asked):
@@ -88,12 +74,14 @@ def meshes_of(asked):
         if asked.ranks % (tp * pp) != 0: continue
         dp = asked.ranks // (tp * pp)
         stages = 0 if dp == 1 else 3 if pp == 1 and (tp == 1 or asked.shape.llama) else 1
-        yield from ((dp, tp, pp, zero) for zero in range(stages + 1))
+        for zero in range(stages + 1): yield asked._replace(dp=dp, tp=tp, pp=pp, zero=zero, rows=tp > 1)
 
 
-def search(asked):
-    """Results, those that fit first, best first; and how many ways were tried."""
-    tried = [[try_way(asked, p) for p in ways_of(asked, *mesh)] for mesh in meshes_of(asked)]
+def search(shape, gpu, ranks, batch, T, reserve):
+    """Results, those that fit first, best first; and how many ways were tried. batch: sequences of a step. On a CPU programs are those
+    of fp32."""
+    asked = MeshPlan(shape, gpu, ranks, 1, 1, 0, batch, 1, T, program=SHARD_FP32 if gpu.is_here else SHARD, reserve=reserve)
+    tried = [[try_way(p) for p in ways_of(mesh)] for mesh in meshes_of(asked)]
     return sorted((min(ways, key=rank_of) for ways in tried), key=rank_of), sum(map(len, tried))
 
 
@@ -113,7 +101,7 @@ def row_of(o, r):
     p, t = r.plan, r.time
     row = {"name": f"dp={p.dp},tp={p.tp},pp={p.pp} zero {p.zero}", "dp": p.dp, "tp": p.tp, "pp": p.pp, "zero": p.zero,
            "chunks": p.chunks, "micro": p.micro, "kept": p.kept, "fits": r.error is None}
-    if r.bytes: row["bytes"] = float(r.total)
+    if r.total < math.inf: row["bytes"] = float(r.total)
     if r.error: return {**row, "why_not": r.error}
     return {**row, "program": program_of(p), "seconds": t.seconds, "mfu": t.mfu, "tokens_per_s": t.tokens_per_s,
             "seconds_of": {name: float(getattr(t, part)) for part, name in PARTS.items()}, "most": most_of(t),
@@ -122,20 +110,18 @@ def row_of(o, r):
 
 def answer(o):
     require(o.device_gpu, f"--mesh all needs a --gpu whose peak is known: {', '.join(GPUS)}")
-    gpu, s = o.device_gpu, shape_of(o)
-    if gpu.peak16 == 0: gpu = gpu._replace(memory=gpu.memory / o.ranks, per_node=gpu.per_node or o.ranks) # ranks share this machine
-    asked = Asked(s, gpu, o.ranks, o.total_batch_size // o.seq_len, o.seq_len, 1e9 * o.reserve)
-    results, tried = search(asked)
+    gpu, s, batch = o.device_gpu, shape_of(o), o.total_batch_size // o.seq_len
+    if gpu.is_here: gpu = gpu._replace(memory=gpu.memory / o.ranks, per_node=gpu.per_node or o.ranks) # ranks share this machine
+    results, tried = search(s, gpu, o.ranks, batch, o.seq_len, 1e9 * o.reserve)
     rows = [row_of(o, r) for r in results]
-    columns = [("chunks", "", "chunks"), ("micro", "", "micro"), ("kept", "", "kept"), ("bytes", "B", "bytes"),
-               ("step ms", ".1f", "ms"), ("MFU", ".1%", "mfu"), ("most of the step", "", "most"), ("program", "", "program"),
-               ("hours", ".4g", "hours"), ("GPU-hours", ".4g", "gpu_hours"), ("kWh", ".4g", "kwh"), ("price", ".4g", "price")]
+    columns = [*plain(("chunks", "micro", "kept")), ("bytes", "B", "bytes"), ("step ms", ".1f", "ms"), ("MFU", ".1%", "mfu"),
+               ("most of the step", "", "most"), ("program", "", "program"), *COST]
     items = [f"{s.name}: {s.L} blocks, {s.C} channels, {s.NH} heads, {s.V} tokens, {1e-9 * s.parameters():.4g} B parameters",
-             f"{asked.batch} x {asked.T} tokens a step, on {asked.ranks} ranks, each with one {gpu.what} of {1e-9 * gpu.memory:.4g} GB,"
-             f" {1e-9 * asked.reserve:.4g} of these in reserve",
+             f"{batch} x {o.seq_len} tokens a step, on {o.ranks} ranks, each with one {gpu.what} of {1e-9 * gpu.memory:.4g} GB,"
+             f" {o.reserve:.4g} of these in reserve",
              f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {sum(row['fits'] for row in rows)} fit; of those that"
              " take as long the simplest is first",
              Table("mesh", columns, [row | {"ms": 1e3 * row.get("seconds", math.nan)} for row in rows])]
     if s.llama: items.append("bytes are estimated (mesh.py): no program of this course has such a model")
-    return items, lambda: {"model": s.name, "bytes_are_exact": not s.llama, "gpu": gpu.name, "ranks": asked.ranks,
-                           "batch": asked.batch, "seq_len": asked.T, "meshes": rows}
+    return items, lambda: {"model": s.name, "bytes_are_exact": not s.llama, "gpu": gpu.name, "ranks": o.ranks,
+                           "batch": batch, "seq_len": o.seq_len, "meshes": rows}

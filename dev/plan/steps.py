@@ -1,19 +1,16 @@
 """Seconds of a step of the programs that have no pipeline (doc/plan.md).
 
 Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
-          waits is exposed. A unit is the root or half a block; where fsdp gathers groups of
-          units, "unit" means such a group. A third queue, "shared", has what a
-          communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
+          waits is exposed. A unit is the root or half a block, or a group of these that fsdp gathers. A third queue, "shared", has what
+          a communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
           Where context parallelism crosses nodes, both queues share a link, and what they send takes turns.
 Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
           (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
-import math
 from collections import namedtuple
-from typing import NamedTuple
 from tool import ceil_div
 from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks, logits_of
+from questions import (CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks, is_compressed)
 
 
 # ---- compute ----
@@ -49,8 +46,7 @@ class Timeline:
         self.communication += seconds
         return self.arrived[queue]
 
-    def pack(self, seconds):
-        """Packs or unpacks what travels."""
+    def pack(self, seconds): # or unpacks what travels
         self.now += seconds
         self.packing += seconds
 
@@ -69,18 +65,11 @@ class Timeline:
         self.communication += part.communication
 
 
-class StepTime(NamedTuple):
-    compute: float
-    communication: float
-    exposed: float
-    seconds: float
-    tokens: float            # of all ranks
-    compressing: float = 0   # of this, what compressing takes from compute
-    bubble: float = 0        # of a pipeline, without messages; exposed is then what messages and sums add. In cp: how much more than
-                             # the mean the busiest rank computes
-    formula: float = float("nan") # the bubble of equal stages; NaN: there is none
-    tensor: float = 0        # of a mesh: what an average rank waits for inside its actions
-
+class StepTime(namedtuple("StepTime", "compute communication exposed seconds tokens compressing bubble formula tp",
+                          defaults=(0, 0, float("nan"), 0))):
+    """tokens: of all ranks; compressing: what it takes from compute; bubble: of a pipeline, without messages, so that exposed is what
+    messages and sums add, and in cp how much more than the mean the busiest rank computes; formula: the bubble of equal stages, NaN if
+    there is none; tp: of a mesh, what an average rank waits for inside its actions."""
     efficiency = property(lambda self: self.compute / self.seconds)
     tokens_per_s = property(lambda self: self.tokens / self.seconds)
 
@@ -94,21 +83,7 @@ PACKED_ROW = 4 * QUANTISE_BLOCK # a rank's shard is a multiple of it
 
 # Gradients of 16 bits cannot be rounded to 16 bits: the program refuses then.
 def is_possible(plan): return plan.X == 4 or plan.method != "bf16"
-
-
-class Segments:
-    """sent: of each collective, how many operations, and the bytes of their largest buffers together. An all-to-all takes as long
-    as a reduce-scatter. Then the bytes that packing and unpacking read and write."""
-    def __init__(self):
-        self.sent = {what: [0, 0.0] for what in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)}
-        self.packing = self.unpacking = 0.0
-
-    def add(self, what, nbytes, n=1):
-        self.sent[what][0] += n
-        self.sent[what][1] += nbytes
-
-    def seconds(self, w, N):
-        return sum(n * w.world_seconds(what, nbytes / n, N) for what, (n, nbytes) in self.sent.items() if n > 0)
+def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
 
 
 def touched(plan, n, row):
@@ -116,63 +91,48 @@ def touched(plan, n, row):
     method, N, X, F = plan.method, plan.N, plan.X, 4
     fed = F if (method in FED_BY_DEFAULT if plan.feedback is None else plan.feedback) else 0 # an error is read, and written
     exchanged = row + 2 * n * (F + fed) / N + row / N + row # fp32: a part's sum is written and read, its error too
-    if method == "bf16": return n * (X + 2 + 2 * fed), n * (2 + X)
-    if method in ("int8", "int4"): return n * (X + 2 * fed) + row, exchanged + n * X
-    # the k largest take four passes for the digits of |x|, one that counts and one that sends
-    if method == "top-k": return n * (X + 7 * F + 2 * fed) + row / N, row + n * (F + F + X)
-    # one pass for the scale, one for the signs
-    if method == "sign": return n * (X + 3 * F + 2 * fed) + row / N, row + n * X
-    return n * (X + 3 * F + fed), n * (F + X + fed) # powersgd: two products read x, and the last kernel as well
+    return {"bf16": (n * (X + 2 + 2 * fed), n * (2 + X)),
+            **dict.fromkeys(("int8", "int4"), (n * (X + 2 * fed) + row, exchanged + n * X)),
+            # the k largest take four passes for the digits of |x|, one that counts and one that sends
+            "top-k": (n * (X + 7 * F + 2 * fed) + row / N, row + n * (F + F + X)),
+            # one pass for the scale, one for the signs
+            "sign": (n * (X + 3 * F + 2 * fed) + row / N, row + n * X),
+            "powersgd": (n * (X + 3 * F + fed), n * (F + X + fed))}[method] # two products read x, and the last kernel as well
 
 
-def segments_of(plan):
-    """Of the root, and of all blocks. A segment that is not compressed and has a buffer is copied into it and back."""
-    root, blocks, method = Segments(), Segments(), plan.method
-    for begin, n, sent, received, is_compressed in answer_of(plan, DDP)["more"]: # bytes of its buffers
-        u = root if begin < plan.shape.unit(0) else blocks
-        if not is_compressed:
-            u.add(ALL_REDUCE, float(n * plan.X))
-            u.packing += 2.0 * sent
-            u.unpacking += 2.0 * sent
-            continue
-        packing, unpacking = touched(plan, float(n), float(sent))
-        u.packing += packing
-        u.unpacking += unpacking
-        if method in ("int8", "int4"): u.add(REDUCE_SCATTER, sent)
-        if method in ("bf16", "powersgd"): u.add(ALL_REDUCE, sent + received, 2 if method == "powersgd" else 1)
-        else: u.add(ALL_GATHER, sent)
-    return root, blocks
-
-
-def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
+def segments_of(plan, w):
+    """Of the root, and of all blocks: seconds of messages, and bytes that packing and unpacking read and write. An all-to-all takes as
+    long as a reduce-scatter. A segment that is not compressed and has a buffer is copied into it and back."""
+    found, method = [[0, 0, 0], [0, 0, 0]], plan.method
+    for begin, n, sent, received, is_packed in answer_of(plan, DDP)["more"]: # bytes of its buffers
+        if not is_packed: messages, touches = [(ALL_REDUCE, n * plan.X)], (2 * sent, 2 * sent)
+        else:
+            touches = touched(plan, n, sent)
+            messages = [(REDUCE_SCATTER, sent)] * (method in ("int8", "int4"))
+            if method == "powersgd": messages = [(ALL_REDUCE, (sent + received) / 2)] * 2
+            else: messages.append((ALL_REDUCE, sent + received) if method == "bf16" else (ALL_GATHER, sent))
+        more = sum(w.world_seconds(what, nbytes, plan.N) for what, nbytes in messages), *touches
+        of = begin >= plan.shape.unit(0)
+        found[of] = [x + y for x, y in zip(found[of], more)]
+    return found
 
 
 # ---- what a program gathers and reduces at a time ----
-class Unit(NamedTuple):
-    """A unit, or a group of fsdp's units, or a block of ddp's, with its seconds. The root's has no blocks unless it is the whole
-    model."""
-    blocks: float            # halves of one by their FLOPs
-    gather: float
-    reduce: float
-    replicate: float = 0     # of summing a shard over the replicas of the model, or in zero++ over nodes; 0: there is one
-    packing: float = 0       # of compressing what is reduced, and of setting all gradients
-    unpacking: float = 0     # of weights that have been gathered
-    exchange: float = 0      # between nodes, of shards that have been updated
+# A unit, or a group of fsdp's units, or a block of ddp's. How many blocks it has, halves of one by their FLOPs; the root has none
+# unless it is the whole model. Seconds of gathering, reducing, and summing a shard over the replicas of the model, or in zero++ over
+# nodes (0: there is one); of compressing what is reduced; of unpacking weights that have been gathered; of exchanging updated shards.
+Unit = namedtuple("Unit", "blocks gather reduce replicate packing unpacking exchange", defaults=(0, 0, 0, 0))
 
 
 def unit_of(plan, strategy, w, blocks, elements):
-    """Shards that fsdp offloads pass the link to the host last, and before gathers if the device has no copy."""
-    X, shards, gradient, offload = plan.X, plan.N, plan.X, "none"
-    if strategy == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, plan.N))
-    if strategy == FSDP:
-        shards, offload = plan.shard_group if plan.sharding == "hybrid" else plan.N, plan.offload
-        if plan.reduce_dtype == "fp32": gradient = 4
-    shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(plan.N, shards)
-    host = shard / plan.host_link if offload != "none" and plan.host_link > 0 else 0 # for each byte of an element
-    gather = w.seconds(ALL_GATHER, shards * shard * X, ranks) + X * host * (offload == "all")
-    reduce = w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks) + gradient * host
-    replicate = w.seconds(ALL_REDUCE, shard * gradient, w.apart(plan.N, shards))
-    return Unit(blocks, gather, reduce, replicate)
+    X, N, is_fsdp = plan.X, plan.N, strategy == FSDP
+    if strategy == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, N))
+    if strategy == ZEROPP: return unit_of_nodes(plan, w, blocks, elements)
+    shards = plan.shard_group if is_fsdp and plan.sharding == "hybrid" else N
+    gradient = 4 if is_fsdp and plan.reduce_dtype == "fp32" else X
+    shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(N, shards)
+    return Unit(blocks, w.seconds(ALL_GATHER, shards * shard * X, ranks),
+                w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks), w.seconds(ALL_REDUCE, shard * gradient, w.apart(N, shards)))
 
 
 def unit_of_nodes(plan, w, blocks, elements):
@@ -188,15 +148,15 @@ def unit_of_nodes(plan, w, blocks, elements):
 
 def units_of(plan, strategy, w):
     """The root's is the first."""
-    c, wrap = plan.shape, plan.wrap_blocks if strategy in (FSDP, ZEROPP) else 1
-    def unit(blocks, elements):
-        return unit_of_nodes(plan, w, blocks, elements) if strategy == ZEROPP else unit_of(plan, strategy, w, blocks, elements)
-    if strategy == DDP and plan.method != "none": # all blocks are alike, though the first bucket is smaller
-        root, blocks = segments_of(plan)
-        block = Unit(1, 0, blocks.seconds(w, plan.N) / c.L, packing=touched_seconds(plan, blocks.packing / c.L))
-        return [Unit(0, 0, root.seconds(w, plan.N), packing=touched_seconds(plan, root.packing)), *[block] * c.L]
+    c, groups = plan.shape, strategy in (FSDP, ZEROPP)
+    wrap = plan.wrap_blocks if groups else 1
+    def unit(blocks, elements): return unit_of(plan, strategy, w, blocks, elements)
+    if is_compressed(plan, strategy): # all blocks are alike, though the first bucket is smaller
+        (root, root_packing, _), (blocks, packing, _) = segments_of(plan, w)
+        block = Unit(1, 0, blocks / c.L, packing=touched_seconds(plan, packing / c.L))
+        return [Unit(0, 0, root, packing=touched_seconds(plan, root_packing)), *[block] * c.L]
     if wrap == 0: return [unit(c.L, c.elements())]
-    if ZERO1 <= strategy <= ZERO3 or strategy in (FSDP, ZEROPP) and plan.wrap_halves:
+    if ZERO1 <= strategy <= ZERO3 or groups and plan.wrap_halves:
         attention = 1 - 6 * 8 * c.C**2 / c.block_flops(plan.T, True)
         halves = [unit(attention, c.unit(1)), unit(1 - attention, c.unit(2))]
         return [unit(0, c.unit(0)), *halves * c.L]
@@ -204,35 +164,31 @@ def units_of(plan, strategy, w):
     return [unit(0, c.unit(0)), *(unit(n, n * c.block()) for n in counts)]
 
 
-def send_gradients(unit, last, t):
-    """Reduces a unit's gradients; compressing them comes first. Where there are replicas, they sum the shard on a communicator of
-    their own, in the step's last micro-batch; nodes do in every one."""
-    t.pack(unit.packing)
-    reduced = t.send(unit.reduce)
-    if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
-
-
 def micro_batch(plan, strategy, units, s, micro, t):
-    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A program that gathers does
-    so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once after the update, so only in the first micro-batch; ZeRO-3
-    gathers a unit when it is needed; FSDP gathers as early as it has memory, and the root only once a step, while the blocks are
-    updated. How long the update takes is not known here, so none of the root's gather is counted as hidden. What stays after its
-    forward pass (grad-op, none) is gathered once a step. Gradients are sent when a unit's backward pass ends, the root's last. In
-    zero++ nodes exchange what has been updated before a step's first gathers."""
+    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A program
+    that gathers does so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a unit
+    when it is needed; FSDP gathers as early as it has memory, and only once a step the root and what stays after its forward pass
+    (grad-op). Gradients are sent when a unit's backward pass ends, the root's last. In zero++ nodes exchange what has been updated
+    before a step's first gathers."""
     head = len(units)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
-    uses = len(order)
-    frees = strategy in (FSDP, ZEROPP)
+    uses, frees = len(order), strategy in (FSDP, ZEROPP)
     ahead = 0 if strategy == ZERO3 else plan.buffers - 1 if frees else uses
     gathers = uses if strategy == ZERO3 or frees else head if strategy in (ZERO1, ZERO2) and micro == 0 else 0
-    last, stays = micro == plan.accumulation - 1, plan.sharding == "grad-op"
+    last = micro == plan.accumulation - 1
     reduces = last or strategy in (ZERO2, ZERO3, FSDP, ZEROPP)
     arrives, unpacking, gathered = [0.0] * uses, [0.0] * uses, 0
     here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
+    def send_gradients(unit):
+        """Compressing comes first. Where there are replicas, they sum the shard on a communicator of their own, in the step's last
+        micro-batch; nodes do in every one."""
+        t.pack(unit.packing)
+        reduced = t.send(unit.reduce)
+        if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
     for use, k in enumerate(order):
         while gathered < gathers and gathered <= use + ahead:
             again = gathered >= head or micro > 0
-            if not (frees and again and (order[gathered] == 0 or stays)):
+            if not (frees and again and (order[gathered] == 0 or plan.sharding == "grad-op")):
                 unit = units[order[gathered]]
                 arrives[gathered], unpacking[gathered] = t.send(unit.gather, since=here[order[gathered]]), unit.unpacking
             gathered += 1
@@ -240,22 +196,22 @@ def micro_batch(plan, strategy, units, s, micro, t):
         t.pack(unpacking[use])
         if use == head: t.now += s.head
         t.now += units[k].blocks * (s.block_forward if use < head else s.block_backward)
-        if reduces and use > head: send_gradients(units[k], last, t)
-    if reduces: send_gradients(units[0], last, t)
+        if reduces and use > head: send_gradients(units[k])
+    if reduces: send_gradients(units[0])
 
 
-# ---- tensor parallelism ----
-class TensorMessages(NamedTuple):
-    """Seconds of what t ranks send to each other in a micro-batch, and N/t ranks at its end."""
-    sum: float               # of an activation (B,T,C): an all-reduce, or a reduce-scatter where rows are cut
-    gather: float            # of its rows, where they are cut; else 0
-    stats: float             # what the losses of a micro-batch need
-    weights: tuple           # shares of a block's forward compute that make the weight gradients of qkv and proj, and of fc and fcproj
+# ---- tensor and context parallelism: ranks share a micro-batch ----
+# Seconds of what t ranks send to each other in a micro-batch: the sum of an activation (B,T,C), an all-reduce, or a reduce-scatter
+# where rows are cut; the gather of its rows, where they are cut; what the losses need. weights: shares of a block's forward compute
+# that make the weight gradients of qkv and proj, and of fc and fcproj.
+TensorMessages = namedtuple("TensorMessages", "sum gather stats weights")
 
 
 def tensor_messages(plan, w):
     tp = w.neighbours(plan.N, plan.t)
-    C, X, rows = plan.shape.C, plan.X, logits_of(plan) // (plan.shape.Vp // plan.t)
+    # classifier_elements (llmc/device/layers_api.h): logits that exist at a time
+    logits = 1 << (24 if not plan.gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
+    C, X, rows = plan.shape.C, plan.X, logits // (plan.shape.Vp // plan.t)
     activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, max(rows // 64 * 64, 64)) # as classifier_rows has them
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
     total = w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp)
@@ -292,41 +248,43 @@ def tensor_backward(m, forward, t):
         t.wait(summed)
 
 
-def data_parallel(plan, w):
-    """The ranks that have the same part of the model."""
-    return w.strided(plan.N, plan.N // (plan.t * plan.p), plan.t * (1 if plan.pp_outside else plan.p))
+def tensor_block(m, s, t):
+    return (lambda: tensor_forward(m, s.block_forward, False, t), lambda: tensor_forward(m, s.block_again, True, t),
+            lambda: tensor_backward(m, s.block_forward, t))
 
 
-def elements_sent(plan, w, elements):
-    """Seconds of what is sent of so many elements over the copies before the update, and after it."""
-    dp, nbytes = data_parallel(plan, w), float(elements) * plan.X
-    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
-    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
-
-
-def unit_sent(plan, w, unit): return elements_sent(plan, w, plan.shape.unit(unit, plan.t))
-# Of a block, as if its gradients had a bucket of their own.
-def block_sent(plan, w): return elements_sent(plan, w, plan.shape.block(plan.t))
-
-
-def tensor_micro_batch(plan, m, s, gradients, t):
-    """s: of a rank that has 1/t of the compute. gradients: seconds of the root's and a block's, which in the last micro-batch are sent
-    as ddp's are, on a queue of their own; else 0."""
+def shared_micro_batch(plan, m, block, s, gradients, t):
+    """s: of a rank that has its share of the compute. block: what does a block's forward pass, what is recomputed, and its backward
+    pass. gradients: seconds of the root's and a block's, which in the last micro-batch are sent as ddp's are, on a queue of their own;
+    else 0."""
+    forward, again, backward = block
     t.wait_shared(m.sum) # of embeddings
-    for _ in range(plan.shape.L): tensor_forward(m, s.block_forward, False, t)
+    for _ in range(plan.shape.L): forward()
     t.wait_shared(m.gather)
     t.wait_shared(m.stats)
     t.now += s.head
     t.wait_shared(m.sum)
     for _ in range(plan.shape.L):
-        if plan.recompute: tensor_forward(m, s.block_again, True, t)
-        tensor_backward(m, s.block_forward, t)
+        if plan.recompute: again()
+        backward()
         t.send(gradients[1])
     t.wait_shared(m.gather)
     t.send(gradients[0])
 
 
-# ---- context parallelism ----
+def elements_sent(plan, w, elements):
+    """Seconds of what is sent of so many elements over the ranks that have the same part of the model, before the update and after it."""
+    shared = plan.t * plan.p
+    dp, nbytes = w.apart(plan.N, plan.t if plan.pp_outside else shared, plan.N // shared), float(elements) * plan.X
+    if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
+    return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
+
+
+# Of the root, and of a block as if its gradients had a bucket of their own.
+def root_sent(plan, w): return elements_sent(plan, w, plan.shape.unit(0, plan.t))
+def block_sent(plan, w): return elements_sent(plan, w, plan.shape.block(plan.t))
+
+
 def crosses(plan, w):
     """Whether some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
     return plan.p * plan.c > 1 and 0 < w.per_node < plan.N and (plan.pp_outside or w.per_node % (plan.p * plan.t * plan.c) != 0)
@@ -344,88 +302,66 @@ def hop_seconds(plan, w, nbytes):
     return link.alpha[ALL_GATHER] + share * nbytes / link.busbw[ALL_GATHER]
 
 
-# Keys and values of a rank; X: bytes of a number. How many times a c-th of a c-th of attention the busiest rank computes with those
-# of another rank: late queries see all keys of an early chunk, but half of their own.
-def kv_bytes(plan, X): return 2.0 * plan.tokens / plan.c * plan.shape.C * X
-def hop_parts(plan): return 1 if plan.balance == "zigzag" else 2
-
-
-def ring(plan, w, seconds, backward):
-    """A block's attention on the busiest rank. Gradients travel a step behind the keys and values that they belong to."""
-    t, part, moved, added = Timeline(), seconds / plan.c**2, 0, 0
-    for s in range(plan.c):
-        if s < plan.c - 1: moved = t.send_shared(hop_seconds(plan, w, kv_bytes(plan, plan.X)))
-        t.now += part * (hop_parts(plan) if s > 0 else 1)
-        t.wait(moved) # so what was sent before it has arrived as well
-        if s > 0 and backward: added = t.send_shared(hop_seconds(plan, w, kv_bytes(plan, 4)))
-    t.wait(added)
-    return t
-
-
 def attend_across(plan, w, seconds, backward):
-    """A block's attention, which takes so many seconds on one rank, as train_gpt2_cp does it."""
-    if plan.how == "ring": return ring(plan, w, seconds, backward)
-    t, ranks, c = Timeline(), w.neighbours(plan.N, plan.c), plan.c
+    """A block's attention, which takes so many seconds on one rank, on the busiest of c ranks, as train_gpt2_cp does it. It computes
+    some parts, a c-th of a c-th, twice with keys of another rank: late queries see all keys of an early chunk, but half of their own.
+    A ring's gradients travel a step behind the keys and values that they belong to."""
+    t, ranks, c, twice = Timeline(), w.neighbours(plan.N, plan.c), plan.c, 1 if plan.balance == "zigzag" else 2
+    numbers, part = 2.0 * plan.tokens / c * plan.shape.C, seconds / c**2 # keys and values of a rank
     if plan.how == "ulysses":
-        rows = kv_bytes(plan, plan.X) / 2 # an all-to-all takes as long as a reduce-scatter
-        t.wait_shared(w.seconds(REDUCE_SCATTER, 3 * rows, ranks))
-        t.now += seconds / c
-        t.wait_shared(w.seconds(REDUCE_SCATTER, rows, ranks))
-        return t
-    t.wait_shared(w.seconds(ALL_GATHER, c * kv_bytes(plan, plan.X), ranks))
-    t.now += seconds / c**2 * (1 + (c - 1) * hop_parts(plan))
-    if backward: t.wait_shared(w.seconds(REDUCE_SCATTER, c * kv_bytes(plan, 4), ranks))
+        for n, took in ((3, seconds / c), (1, 0)): # an all-to-all takes as long as a reduce-scatter
+            t.wait_shared(w.seconds(REDUCE_SCATTER, n * numbers / 2 * plan.X, ranks))
+            t.now += took
+    if plan.how == "allgather":
+        t.wait_shared(w.seconds(ALL_GATHER, c * numbers * plan.X, ranks))
+        t.now += part * (1 + (c - 1) * twice)
+        if backward: t.wait_shared(w.seconds(REDUCE_SCATTER, c * numbers * 4, ranks))
+    if plan.how == "ring":
+        moved = added = 0
+        for s in range(c):
+            if s < c - 1: moved = t.send_shared(hop_seconds(plan, w, numbers * plan.X))
+            t.now += part * (twice if s > 0 else 1)
+            t.wait(moved) # so what was sent before it has arrived as well
+            if s > 0 and backward: added = t.send_shared(hop_seconds(plan, w, numbers * 4))
+        t.wait(added)
     return t
 
 
-def context_micro_batches(plan, w, s, gradients, t):
-    """s: of a rank that has 1/c of the compute. gradients: as in tensor_micro_batch."""
+def context_block(plan, w, s, t):
     attention, rest = attention_share(plan) * s.block_forward, (1 - attention_share(plan)) * s.block_forward
-    forward, backward = (attend_across(plan, w, n * plan.c * attention, n == 2) for n in (1, 2))
-    for left in range(plan.accumulation - 1, -1, -1):
-        for _ in range(plan.shape.L):
-            t.now += rest
-            t.follow(forward)
-        t.now += s.head
-        for _ in range(plan.shape.L):
-            if plan.recompute:
-                t.now += s.block_again - attention
-                t.follow(forward)
-            t.now += 2 * rest
-            t.follow(backward)
-            if left == 0: t.send(gradients[1])
-    t.send(gradients[0])
+    parts = [attend_across(plan, w, n * plan.c * attention, n == 2) for n in (1, 2)]
+    def do(seconds, part):
+        t.now += seconds
+        t.follow(part)
+    return lambda: do(rest, parts[0]), lambda: do(s.block_again - attention, parts[0]), lambda: do(2 * rest, parts[1])
 
 
 # ---- a step of N ranks ----
 def update_seconds(plan, strategy):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
-    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice. Weights
-    that the host has updated are copied at the same time."""
+    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
     kept = 8 if plan.X == 4 or strategy == FSDP else 12 # bytes of its state
-    bandwidth, copied = plan.memory_bandwidth, 0
-    if strategy == FSDP and plan.offload != "none": # the state is as large on the device
-        copied = plan.X / plan.host_link if plan.offload == "optimizer" and plan.host_link > 0 else 0
-        plan, bandwidth = plan._replace(offload="none"), plan.host_bandwidth
-    seconds = max(28 / bandwidth if bandwidth > 0 else 0, copied) # of an element
+    seconds = touched_seconds(plan, 28) # of an element
     return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, strategy))
 
 
 def step(plan, strategy, w, s):
-    t, shared, compressing, uneven = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, strategy), 0, 0
+    """s: of a whole model on one rank."""
+    t, shared = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, strategy)
+    compressing = uneven = 0
     s = UnitSeconds(*(x / shared for x in s))
-    gradients = (unit_sent(plan, w, 0)[0], block_sent(plan, w)[0]) if strategy in (TP, CP) else ()
-    if strategy == TP:
-        sums = tensor_messages(plan, w)
-        for left in range(plan.accumulation - 1, -1, -1): tensor_micro_batch(plan, sums, s, (0, 0) if left else gradients, t)
+    if strategy in (TP, CP):
+        m = tensor_messages(plan, w) # of cp nothing, because t is 1
+        block = tensor_block(m, s, t) if strategy == TP else context_block(plan, w, s, t)
+        gradients = root_sent(plan, w)[0], block_sent(plan, w)[0]
+        for left in range(plan.accumulation - 1, -1, -1): shared_micro_batch(plan, m, block, s, (0, 0) if left else gradients, t)
         t.wait_all()
         t.send_shared(layernorms_sum(plan, w, plan.shape.L))
-    elif strategy == CP: context_micro_batches(plan, w, s, gradients, t)
     else:
         units = units_of(plan, strategy, w)
         for micro in range(plan.accumulation): micro_batch(plan, strategy, units, s, micro, t)
         compressing = t.packing
-        if strategy == DDP and plan.method != "none": compressing += touched_seconds(plan, sum(u.unpacking for u in segments_of(plan)))
+        if is_compressed(plan, strategy): compressing += touched_seconds(plan, sum(after for _, _, after in segments_of(plan, w)))
     t.wait_all() # the update needs all gradients
     compute = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
     if strategy == CP: uneven = max(0, t.now - t.exposed - compute)

@@ -8,9 +8,9 @@ import math, statistics, tomllib
 from collections import namedtuple
 from itertools import groupby
 from pathlib import Path
-import mesh
-from answers import Table
+from answers import Table, plain
 from machines import GPUS, MIB
+from mesh import INPUTS, MeshPlan, Program
 from questions import bytes_of_states
 from shapes import SHAPES
 
@@ -18,7 +18,8 @@ PUBLISHED = Path(__file__).with_name("published.toml")
 BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib", "optimizer_mib",
          "activations_mib")
 TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms")
-COUNTED = [[kind for kind in group if kind not in ("mfu", "parameters_b")] for group in (BYTES, TIMES)] # these two repeat others
+COUNTED = {name: [kind for kind in group if kind not in ("mfu", "parameters_b")] # these two repeat others
+           for name, group in (("bytes", BYTES), ("times", TIMES))}
 
 
 class Row(namedtuple("Row", "source kind value model gpu dp tp pp cp chunks sp zero batch micro T kept bits note",
@@ -27,46 +28,52 @@ class Row(namedtuple("Row", "source kind value model gpu dp tp pp cp chunks sp z
     gpus = property(lambda self: self.dp * self.tp * self.pp * self.cp)
 
 
-def rows_of(source, shape, figures):
-    """A row for each figure."""
-    lists = [name for name, x in shape.items() if isinstance(x, list)]
-    if lists:
-        for n, *values in zip(zip(*map(shape.get, lists), strict=True), *figures.values(), strict=True):
-            yield from rows_of(source, {**shape, **dict(zip(lists, n))}, dict(zip(figures, values)))
-        return
-    for kind, x in figures.items():
-        for zero, value in enumerate(x if isinstance(x, list) else [x], shape.get("zero", 0)):
-            yield Row(source, kind, float(value), **{**shape, "zero": zero})
-
-
 def read_published():
+    """A row for each figure."""
     rows = []
     for source, parts in tomllib.loads(PUBLISHED.read_text()).items():
-        for part, given in ((part, row) for part in parts for row in part["rows"]):
-            figures = {kind: x for kind, x in given.items() if kind in BYTES + TIMES}
-            rows += rows_of(source, part["shared"] | {key: x for key, x in given.items() if key not in figures}, figures)
+        for given in (part["shared"] | row for part in parts for row in part["rows"]):
+            figures = {kind: given.pop(kind) for kind in [*given] if kind in BYTES + TIMES}
+            lists = [name for name, x in given.items() if isinstance(x, list)]
+            for n in range(len(given[lists[0]]) if lists else 1):
+                one = given | {name: given[name][n] for name in lists}
+                for kind, x in figures.items():
+                    x = x[n] if lists else x
+                    rows += [Row(source, kind, float(value), **{**one, "zero": zero})
+                             for zero, value in enumerate(x if isinstance(x, list) else [x], one.get("zero", 0))]
     return rows
 
 
 # ---- a row ----
-PROGRAMS = {"MEG1": mesh.MEGATRON_2021, "MEG2": mesh.MEGATRON_2021, "KOR4": mesh.MEGATRON_2022, "KOR5": mesh.MEGATRON_2022,
-            "FSDP": mesh.FSDP_MINGPT, "TITAN": mesh.TITAN_EAGER, "TITANTP": mesh.TITAN, "LLMC": mesh.LLMC, "NEMO": mesh.NEMO,
-            "LLAMA": mesh.LLAMA}
+# DeepSpeed's ZeRO-3 of 2021 gathered one matrix after another, waited for each, and copied it. With 5.1 B parameters on 8 A100 and
+# NVLink a forward pass took 470 ms, of which 60 computed (github.com/deepspeedai/DeepSpeed, issue 1174 and pull request 1188, which
+# says that "the async version is not async at all"). So 10.2 GB were gathered in 410 ms; 900 ms backward agree.
+# FlashAttention-2 on an H100: 335 TFLOP/s forward and backward (arXiv 2307.08691, section 4.1), of which a seventh computes scores
+# again. How much faster fp8 is, with its casts, was set by NeMo's row of 4096 tokens.
+DEEPSPEED_BUSBW = 10.2e9 * 7 / 8 / 0.410
+FLASH2, FP8 = 335e12 / 989e12 * 6 / 7, 1.54
+MEGATRON_2021 = Program(False, False, False, 1.3, 2, 6) # dropout; the optimizer after one all-reduce
+MEGATRON_2022 = MEGATRON_2021._replace(hides_sums=True) # an all-reduce "overlaps with the linear weight's gradient"
+DEEPSPEED_2021 = MEGATRON_2021._replace(gathers=1 / 3.0, most_busbw=DEEPSPEED_BUSBW) # a matrix at a time
+LLMC = Program(True, True, True, 1, 2, 2)
+TITAN = Program(True, False, True, 1, 4, 10)            # compiled; the loss in fp32
+NEMO = Program(True, True, True, 1, 4, 6, products=FP8, attention=FLASH2)
+PROGRAMS = {"MEG1": MEGATRON_2021, "MEG2": MEGATRON_2021, "KOR4": MEGATRON_2022, "KOR5": MEGATRON_2022, "LLMC": LLMC, "NEMO": NEMO,
+            "FSDP": Program(False, False, True, 1.3, 4, 10), # attention and GELU written out
+            "TITAN": TITAN._replace(passes=2.5), "TITANTP": TITAN, "LLAMA": NEMO._replace(products=1, ring=False)}
 H100_96 = GPUS["h100"]._replace(name="h100-96", peak16=835e12, bandwidth=2.4e12, memory=96e9)
 
 
 def plan_of(r, reserve):
     """None: the row cannot be expressed."""
     shape, gpu, program = SHAPES.get(r.model), {**GPUS, "h100-96": H100_96}.get(r.gpu), PROGRAMS.get(r.source)
-    if r.source == "MEG2" and r.zero == 3: program = mesh.DEEPSPEED_2021
-    if r.note == "compiled": program = mesh.TITAN
+    if r.source == "MEG2" and r.zero == 3: program = DEEPSPEED_2021
+    if r.note == "compiled": program = TITAN
     if shape is None or gpu is None or program is None or (r.bits == 8) != (program.products > 1) or r.kept == "": return None
-    return mesh.MeshPlan(shape, gpu, r.dp, r.tp, r.pp, r.zero, r.batch, r.micro, r.T, r.chunks, r.sp, r.kept, program, reserve, r.cp)
+    return MeshPlan(shape, gpu, r.dp, r.tp, r.pp, r.zero, r.batch, r.micro, r.T, r.chunks, r.sp, r.kept, program, reserve, r.cp)
 
 
 def state_bytes(r): return sum(bytes_of_states(r.zero, r.dp))
-
-
 def predict(r, reserve):
     """What is predicted for a row, in its unit; NaN: nothing."""
     if r.kind == "state_gb": return 1e-9 * float(r.model) * state_bytes(r)
@@ -78,7 +85,7 @@ def predict(r, reserve):
     each = t.tokens_per_s / r.gpus
     sends = (4 if p.rows else 2) * p.collective(p.tp, 1, not p.rows, 2 * p.tokens * p.shape.C) # of a block's forward pass
     causal = r.source == "LLMC" # Megatron counts all of attention's scores, and in tflops what is recomputed, NeMo only the former
-    again = r.kind == "tflops" and r.kept == mesh.INPUTS and r.source != "NEMO"
+    again = r.kind == "tflops" and r.kept == INPUTS and r.source != "NEMO"
     flops = p.shape.flops_recomputed(r.T, causal) if again else p.shape.flops(r.T, causal)
     return {"seconds": t.seconds, "tokens": each, "tflops": 1e-12 * each * flops, "mfu": 100 * each * flops / p.gpu.peak16,
             "forward_ms": 1e3 * (forward + sends), "backward_ms": 1e3 * (backward + recomputed + p.tensor_waits() - sends),
@@ -96,26 +103,23 @@ def offs(pairs, kinds):
 
 def summary(pairs):
     """Medians of bytes and of times, and the furthest."""
-    medians = (statistics.median(offs(pairs, kinds) or [math.nan]) for kinds in COUNTED)
-    return *medians, max(offs(pairs, BYTES + TIMES), default=math.nan)
+    return {name: statistics.median(offs(pairs, kinds) or [math.nan]) for name, kinds in COUNTED.items()} | {
+        "furthest": max(offs(pairs, BYTES + TIMES), default=math.nan)}
 
 
 def answer(o):
     pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published()]
     def ratio(r, x): return ("same" if x == r.value else "not") if r.kind == "fits" else "-" if math.isnan(x) else f"{x / r.value:.3f}"
-    rows = [{"source": r.source, "model": r.model, "gpu": r.gpu, "dp": r.dp, "tp": r.tp, "pp": r.pp, "zero": r.zero, "kind": r.kind,
+    rows = [{"source": r.source, **{key: getattr(r, key) for key in ("model", "gpu", "dp", "tp", "pp", "zero", "kind")},
              "published": r.value, "note": r.note, "predicted": x} for r, x in pairs]
     columns = [(key, ".5g" if key in ("published", "predicted") else "", key) for key in [*[*rows[0]][1:], "ratio"]]
     every = Table("source", columns, [{"name": row["source"], **row, "ratio": ratio(*pair)} for row, pair in zip(rows, pairs)])
-    def of_source(source, mine):
-        off = ["-" if math.isnan(x) else f"{100 * x:.1f} %" for x in summary(mine)]
-        return {"name": source, "rows": len(mine), **dict(zip(("bytes", "times", "furthest"), off))}
-    sources = [of_source(source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source)]
-    lines = [f"{name}    {len(offs(pairs, kinds)):3d} rows, half of them within {100 * x:.1f} %"
-             for name, kinds, x in zip(("bytes", "times"), COUNTED, summary(pairs))]
+    def percents(mine): return {name: "-" if math.isnan(x) else f"{100 * x:.1f} %" for name, x in summary(mine).items()}
+    groups = ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))
+    sources = [{"name": source, "rows": len(mine), **percents(mine)} for source, mine in groups]
+    lines = [f"{name:<9}{len(offs(pairs, kinds)):3d} rows, half of them within {percents(pairs)[name]}" for name, kinds in COUNTED.items()]
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
-    return [every, Table("source", [(key, "", key) for key in ("rows", "bytes", "times", "furthest")], sources), "", *lines,
+    return [every, Table("source", plain(("rows", "bytes", "times", "furthest")), sources), "", *lines,
             f"fits     {sum(fits)} of {len(fits)} right",
             f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a paper calls"
-            " HFU"], \
-        lambda: {"rows": rows}
+            " HFU"], lambda: {"rows": rows}

@@ -2,12 +2,12 @@
 or against a count; steps that can be counted by hand; properties; how near it comes to what others have published; and the search."""
 import itertools
 import pytest
-from planned import plan_of
+import planned  # noqa: F401 (it sets where programs are)
 from machines import ALL_GATHER, ALL_REDUCE, GPUS, LINKS, MIB, NODES, Group, link_of, network_of_gpu
-from mesh import ALL, DEEPSPEED_2021, HALF, INPUTS, LLMC, SELECTED, MeshPlan
-from search import PARTS, Asked, machinery, search
+from mesh import ALL, HALF, INPUTS, SELECTED, MeshPlan
+from search import PARTS, machinery, search
 from shapes import SHAPES
-from validate import TIMES, offs, predict, read_published, state_bytes, summary
+from validate import DEEPSPEED_2021, LLMC, TIMES, offs, predict, read_published, state_bytes, summary
 
 near = lambda x: pytest.approx(x, rel=1e-9, abs=1e-15)
 ROWS = read_published()
@@ -18,15 +18,6 @@ def mesh_of(shape, gpu, dp, tp, pp, zero, batch, micro, **changes):
 
 
 # ---- shapes ----
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
-def test_gpt2s_shapes_are_the_programs(name):
-    s = SHAPES[name]
-    assert s.parameters() == s.elements() - (s.Vp - s.V) * s.C # two counts
-    # flops_per_token, like llm.c's, counts 6 for every parameter: also for vectors and positions
-    others = s.L * s.block_vectors() + (s.T + 2) * s.C
-    assert s.flops(1024, True) == near(s.flops_per_token(1024) - 6 * others)
-
-
 @pytest.mark.parametrize("name, parameters, times, multiple", [
     # two embeddings of 128256 x 4096, 32 blocks of 2 x 4096^2 + 2 x 4096 x 1024 + 3 x 4096 x 14336 + 2 x 4096, a norm of 4096; the
     # widths of torchtitan's rule: 8/3 C, times 1.3 or 1.2, in multiples of 1024 or 4096
@@ -37,16 +28,18 @@ def test_llamas_parameters_can_be_counted(name, parameters, times, multiple):
     assert s.parameters() == parameters and s.F == -(-int(times * int(8.0 * s.C / 3)) // multiple) * multiple
 
 
-def test_every_shape_divides_and_has_the_flops_of_equation_3():
-    given = {"125m": 125e6, "350m": 350e6, "760m": 760e6, "1.3b": 1.3e9, "2.7b": 2.7e9, "6.7b": 6.7e9, "13b": 13e9, "175b": 175e9}
-    for name, x in given.items(): # table 2.1 of the GPT-3 paper, whose figures are rounded to the model's name
-        assert SHAPES[f"gpt3-{name}"].parameters() == pytest.approx(x, rel=0.02)
-    for s in SHAPES.values():
-        assert s.C % s.NH == 0 and s.NH % s.NKV == 0 and (s.llama or s.F == 4 * s.C)
-        if s.llama: continue
-        F = 96 * s.L * s.C * s.C * (1 + 2048 / (6 * s.C) + s.V / (16 * s.L * s.C)) # per token
-        assert s.flops_recomputed(2048, False) == near(F)
-        assert s.flops(2048, False) - s.flops(2048, True) == near(6 * s.L * s.C * 2048) # the masked half
+@pytest.mark.parametrize("s", SHAPES.values(), ids=SHAPES)
+def test_every_shape_divides_and_has_its_parameters_and_the_flops_of_equation_3(s):
+    assert s.C % s.NH == 0 and s.NH % s.NKV == 0 and (s.llama or s.F == 4 * s.C)
+    if s.llama: return
+    size = s.name.removeprefix("gpt3-") # table 2.1 of the GPT-3 paper, whose figures are rounded to the model's name
+    if size != s.name: assert s.parameters() == pytest.approx(float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]], rel=0.02)
+    F = 96 * s.L * s.C * s.C * (1 + 2048 / (6 * s.C) + s.V / (16 * s.L * s.C)) # per token
+    assert s.flops_recomputed(2048, False) == near(F)
+    assert s.flops(2048, False) - s.flops(2048, True) == near(6 * s.L * s.C * 2048) # the masked half
+    assert s.parameters() == s.elements() - (s.Vp - s.V) * s.C # two counts
+    # flops_per_token, like llm.c's, counts 6 for every parameter: also for vectors and positions
+    assert s.flops(2048, True) == near(s.flops_per_token(2048) - 6 * (s.L * s.block_vectors() + (s.T + 2) * s.C))
 
 
 def test_activations_of_a_block():
@@ -72,14 +65,6 @@ def test_links_reach_most_of_the_wire(name, wire):
     """By the data sheets, in one direction. A sum is faster only where the switch adds up, which sends each byte once instead of twice."""
     gathers, sums = LINKS[name].busbw[ALL_GATHER], LINKS[name].busbw[ALL_REDUCE]
     assert 0.74 * wire < gathers < 0.97 * wire and (sums < 2 * wire if name in ("nvlink5", "nvlink") else sums == gathers)
-
-
-def test_measured_bandwidths_come_out():
-    """NVIDIA/nccl-tests#212 and #290: in a node of H100s 480 GB/s and 370; between nodes 46 to 48 per interface, of 8 GB."""
-    node, nodes = network_of_gpu(GPUS["h100"]), Group(64, 8)
-    def busbw(what, g, k): return 1e-9 * 8e9 * k * (g.N - 1) / g.N / node.seconds(what, 8e9, g)
-    assert busbw(ALL_REDUCE, Group(8, 8), 2) == pytest.approx(480, rel=0.01) and busbw(ALL_GATHER, Group(8, 8), 1) == pytest.approx(370, rel=0.01)
-    assert busbw(ALL_REDUCE, nodes, 2) / 8 == pytest.approx(47, rel=0.02)
 
 
 # ---- by hand ----
@@ -138,7 +123,7 @@ def test_what_zero_sends(monkeypatch):
 
 def test_meshes_share_interfaces():
     w, p = network_of_gpu(GPUS["h100"]), mesh_of("gpt3-175b", "h100", 1, 16, 1, 0, 8, 1)
-    assert w.strided(128, 4, 1) == Group(4, 4, 1) and w.strided(128, 8, 16) == Group(8, 1, 8) and w.strided(128, 4, 4) == Group(4, 2, 4)
+    assert w.apart(128, 1, 4) == Group(4, 4, 1) and w.apart(128, 16) == Group(8, 1, 8) and w.apart(128, 4, 4) == Group(4, 2, 4)
     assert p.collective(16, 1, False, 1e8) > p.collective(8, 1, False, 1e8)
     q = mesh_of("gpt3-175b", "h100", 8, 1, 1, 0, 8, 1)
     assert q._replace(gpu=GPUS["rtx4090"]).link(1, 16) == 12e9 and q._replace(gpu=GPUS["rtx4090"]).link(8, 2) == 12e9 / 8 # 8 ranks, 1 interface
@@ -167,7 +152,7 @@ def test_what_cannot_be(shape, dp, tp, pp, zero, chunks, batch, error):
     assert mesh_of(shape, "h100", dp, tp, pp, zero, batch, 1, chunks=chunks).error() == error
 
 
-@pytest.mark.parametrize("gpu, zero", itertools.product(GPUS, range(4)))
+@pytest.mark.parametrize("gpu, zero", itertools.product(("h100", "rtx4090"), range(4)))
 def test_what_holds_for_every_mesh(gpu, zero):
     for shape, tp in itertools.product(SHAPES, (1, 2, 4, 8)):
         p = mesh_of(shape, gpu, 16, tp, 1 if zero > 1 else 4, zero, 512, 1)
@@ -209,7 +194,7 @@ def test_korthikantis_utilizations_agree_with_seconds(model, gpus):
 def test_other_utilizations_agree_with_seconds():
     seconds, tokens = published("LLMC", "gpt2-xl", "seconds"), published("LLMC", "gpt2-xl", "tokens")
     assert 1024 * 1024 / (tokens.value * 8) == pytest.approx(seconds.value, rel=1e-4)
-    mfu = 100 * plan_of("gpt2-xl", 1).shape.flops_per_token(1024) * 1048576 / (seconds.value * 8 * 989e12) # llm.c's own count
+    mfu = 100 * SHAPES["gpt2-xl"].flops_per_token(1024) * 1048576 / (seconds.value * 8 * 989e12) # llm.c's own count
     assert mfu == pytest.approx(published("LLMC", "gpt2-xl", "mfu").value, rel=0.002)
     first = ROWS.index(published("TITAN", "llama3-8b", "tokens")) # torchtitan: "33% to 39% MFU" of its first two rows
     percent = 100 * SHAPES["llama3-8b"].flops(8192, False) / 989e12
@@ -236,8 +221,8 @@ def test_published_bytes_and_times(source, times, sharded, n, most):
 
 def test_medians_of_published_rows_and_largest_models_that_ran():
     assert all(r.value <= 32 * r.tp / state_bytes(r) for r in ROWS if r.kind == "largest_ran_b")
-    of_bytes, of_times, _ = summary([(r, predict(r, 2e9)) for r in ROWS])
-    assert of_bytes < 0.05 and of_times < 0.10
+    found = summary([(r, predict(r, 2e9)) for r in ROWS])
+    assert found["bytes"] < 0.05 and found["times"] < 0.10
 
 
 def test_gathers_that_are_slower_than_links():
@@ -251,15 +236,13 @@ def test_gathers_that_are_slower_than_links():
 
 
 # ---- search ----
-def search_of(shape, gpu, ranks, batch, T):
-    return search(Asked(SHAPES[shape], GPUS[gpu], ranks, batch, T, 2e9))[0]
-
-
-@pytest.mark.parametrize("shape, gpu, ranks, batch, T", [
-    ("gpt2", "h100", 8, 512, 1024), ("gpt2-xl", "rtx4090", 8, 64, 1024), ("gpt3-175b", "h100", 512, 1536, 2048),
-    ("llama3-8b", "h200", 64, 512, 8192), ("llama3-405b", "b200", 1024, 2048, 8192), ("gpt3-13b", "mi300x", 16, 256, 2048)])
-def test_results_are_in_order(shape, gpu, ranks, batch, T):
-    results = search_of(shape, gpu, ranks, batch, T)
+@pytest.mark.parametrize("shape, gpu, ranks, batch, T, found", [
+    ("gpt2", "h100", 8, 512, 1024, lambda p: p.dp == 8 and p.zero <= 1 and p.kept == ALL), # it fits on one: data parallelism
+    ("gpt3-175b", "h100", 512, 1536, 2048, lambda p: 1 < p.tp <= 8 and p.pp > 1), # in a node, and between nodes
+    ("llama3-405b", "b200", 1024, 2048, 8192, lambda p: True)])
+def test_results_are_in_order(shape, gpu, ranks, batch, T, found):
+    results = search(SHAPES[shape], GPUS[gpu], ranks, batch, T, 2e9)[0]
+    assert found(results[0].plan)
     fits = [r for r in results if r.error is None]
     assert fits == results[:len(fits)] != []
     for i, r in enumerate(results):
@@ -269,10 +252,3 @@ def test_results_are_in_order(shape, gpu, ranks, batch, T):
     for a, b in zip(fits, fits[1:]): # the faster first, or of those that take as long the one with less machinery
         assert b.time.seconds > 0.995 * a.time.seconds
         assert b.time.seconds >= a.time.seconds or machinery(b.plan) >= machinery(a.plan)
-
-
-def test_what_is_found():
-    p = search_of("gpt2", "h100", 8, 512, 1024)[0].plan
-    assert p.dp == 8 and p.zero <= 1 and p.kept == "all" # it fits on one: data parallelism
-    p = search_of("gpt3-175b", "h100", 512, 1536, 2048)[0].plan
-    assert 1 < p.tp <= 8 and p.pp > 1 # in a node, and between nodes

@@ -4,11 +4,11 @@ with runs. Here is only what no run on a CPU shows."""
 import itertools, json, math
 import pytest
 from planned import network_of, network_with, piped, plan_of
-from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Network, link_of, open_link
-from pipelines import block_sent, gather_delay, mesh_step, message_seconds, pipe_times, pipeline_step, tied_group, unit_sent, weight_seconds
-from questions import (CP, DDP, FSDP, PP, SCHEDULES, STRATEGIES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, blocks_of, bytes_of, extreme_rank,
+from machines import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, Network, link_of, open_link
+from pipelines import action_times, block_sent, gather_delay, message_seconds, pipeline_step, root_sent, tied_group, weight_seconds
+from questions import (CP, DDP, FSDP, MESH, PP, SCHEDULES, STRATEGIES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, blocks_of, bytes_of, extreme_rank,
                        mesh_name, play, sent_of_all, slots, total_of)
-from steps import (METHODS, Segments, UnitSeconds, attend_across, attention_share, flops_done, is_possible, segments_of, step,
+from steps import (METHODS, UnitSeconds, attend_across, attention_share, flops_done, is_possible, segments_of, step, tensor_messages,
                    unit_seconds, units_of, update_seconds)
 
 near = lambda x, relative=1e-9, absolute=1e-12: pytest.approx(x, rel=relative, abs=absolute)
@@ -27,26 +27,27 @@ def assert_rounds_to(x, given, unit):
 
 
 # ---- our programs ----
-def test_a_gpu_keeps_other_logits_sums_and_numbers_of_ranks():
-    p = plan_of("gpt2", 2, B=8, gpu_memory=24e9) # 8192 rows of logits, of which such a GPU has 4096 at a time, a CPU 320
-    for strategy in STRATEGIES:
-        assert kind(p, strategy, "activations") - kind(p._replace(gpu=False), strategy, "activations") == (4096 - 320) * 50304 * 2
-    # more rows than it has at a time need memory to add up their gradients, but not in fp32; of half the vocabulary it has twice as
-    # many
-    for B, t, precision, columns in ((5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0), (16, 2, "bf16", 25152)):
-        assert kind(p._replace(B=B, t=t, precision=precision), TP, "workspace") == 4 * columns * 768
-    for B, GB, rows in ((8, 34, 4096), (8, 40, 8192), (32, 24, 4736), (32, 40, 8192), (32, 80, 16384)): # in 7, 4 and 2 chunks
-        assert kind(p._replace(B=B, gpu_memory=1e9 * GB), DDP, "activations") - kind(p._replace(B=B, gpu=False), DDP, "activations") == (rows - 320) * 50304 * 2
-    assert kind(p._replace(N=3), DDP, "communication") == 64 + 3 * 4
-    assert kind(p._replace(N=1), DDP, "communication") == 0 # there is nothing to communicate
+@pytest.mark.parametrize("B, GB, rows, parts", [(8, 24, 4096, 1), (8, 34, 4096, 1), (8, 40, 8192, 1), (32, 24, 4736, 4), (32, 40, 8192, 2),
+                                               (32, 80, 16384, 1)])
+def test_a_gpu_keeps_other_logits(B, GB, rows, parts): # of so many rows at a time, a CPU of 320; two ranks have half of each row
+    p = plan_of("gpt2", 2, B=B, gpu_memory=1e9 * GB)
+    assert kind(p, DDP, "activations") - kind(p._replace(gpu=False), DDP, "activations") == (rows - 320) * 50304 * 2
+    assert tensor_messages(p._replace(t=2), network_with(1, math.inf)).stats == parts
+    assert [kind(p._replace(N=N), DDP, "communication") for N in (1, 3)] == [0, 64 + 3 * 4] # sums of numbers; alone there are none
 
 
-def test_our_programs_follow_the_papers_formulas_but_for_padding():
-    each = {DDP: (16, 0), ZERO1: (4, 12), ZERO2: (2, 14), ZERO3: (0, 16), FSDP: (0, 16)} # bytes of a parameter, whole and divided
-    for N, strategy in itertools.product((1, 4, 13, 40, 121, 364), STRATEGIES):
+@pytest.mark.parametrize("B, t, precision, columns", [(5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0),
+                                                      (16, 2, "bf16", 25152)])
+def test_more_rows_than_it_has_at_a_time_need_memory_to_add_up_their_gradients(B, t, precision, columns): # of half the tokens twice as many
+    assert kind(plan_of("gpt2", 2, B=B, t=t, precision=precision, gpu_memory=24e9), TP, "workspace") == 4 * columns * 768
+
+
+@pytest.mark.parametrize("strategy, whole, divided", [(DDP, 16, 0), (ZERO1, 4, 12), (ZERO2, 2, 14), (ZERO3, 0, 16), (FSDP, 0, 16)])
+def test_our_programs_follow_the_papers_formulas_but_for_padding(strategy, whole, divided): # bytes of a parameter
+    for N in (1, 4, 13, 121):
         p = plan_of("gpt2", N)
         kept = sum(kind(p, strategy, name) for name in ("parameters", "gradients", "optimizer state"))
-        formula = p.shape.elements() * (each[strategy][0] + each[strategy][1] / N)
+        formula = p.shape.elements() * (whole + divided / N)
         assert formula * (1 - 1e-12) <= kept <= formula + 25 * 16 * (4.0 * N + 12) # 25 units, each less than 16 elements longer per rank
 
 
@@ -71,25 +72,18 @@ def block_activations(p):
     return (block - statistics * p.tokens) / (p.tokens * p.shape.C)
 
 
-@pytest.mark.parametrize("model", KORTHIKANTI)
-@pytest.mark.parametrize("t", [1, 2, 4, 8])
-def test_a_blocks_activations_are_megatrons_without_dropout_masks(model, t):
+@pytest.mark.parametrize("model, percent", zip(KORTHIKANTI, (100, 97, 96, 96)))
+def test_activations_are_megatrons_without_dropout_masks(model, percent):
     """The paper's table 2 has sbh(10 + 24/t + 5as/(ht)), and sbh(34 + 5as/h)/t where rows are cut. Without the (T,T) matrix, which
     cuDNN's attention does not keep, and of which the paper's selective recomputation keeps nothing either, there remain 10 + 24/t
-    and 34/t. Two bytes of the 10 are dropout masks, of which GPT-2 trained here has none."""
+    and 34/t. Two bytes of the 10 are dropout masks, of which GPT-2 trained here has none. percent: of 34sbhL/t, its equation 6, with
+    what is outside of blocks."""
     NH, C, L, B = KORTHIKANTI[model]
-    p = megatron(L, NH, C, 2048, B, t, 8)
-    assert block_activations(p) == near(10 + 24 / t - 2)
-    assert block_activations(p._replace(rows=True)) == near((34 - 2) / t)
-    assert block_activations(p._replace(recompute=True)) == near(2) # the paper's 2sbh
-
-
-@pytest.mark.parametrize("model, percent", zip(KORTHIKANTI, (100, 97, 96, 96)))
-def test_all_activations_are_near_megatrons(model, percent):
-    """Of 34sbhL/t, the paper's equation 6: without masks, and with what is outside of blocks."""
-    NH, C, L, B = KORTHIKANTI[model]
-    p = megatron(L, NH, C, 2048, B, 8, 8, rows=True)
-    assert_rounds_to(100 * kind(p, TP, "activations") / (34.0 * p.tokens * C * L / 8), percent, 1)
+    for t in (1, 4, 8):
+        p = megatron(L, NH, C, 2048, B, t, 8)
+        assert block_activations(p) == near(10 + 24 / t - 2) and block_activations(p._replace(rows=True)) == near((34 - 2) / t)
+        assert block_activations(p._replace(recompute=True)) == near(2) # the paper's 2sbh
+    assert_rounds_to(100 * kind(p._replace(rows=True), TP, "activations") / (34.0 * p.tokens * C * L / 8), percent, 1)
 
 
 NARAYANAN = [(2304, 24, 24, 1, 32, 512, 137, 44), (3072, 32, 30, 2, 64, 512, 138, 44), # C, NH, L, t, N, batch, TFLOP/s, percent
@@ -102,73 +96,49 @@ def narayanan_flops(c, s):
     return 96 * c.L * c.C * c.C * (1 + s / (6 * c.C) + c.V / (16 * c.L * c.C))
 
 
-@pytest.mark.parametrize("C, NH, L, t, N, batch, tflops, percent", NARAYANAN)
-def test_flops_are_megatrons_but_for_half_of_attention(C, NH, L, t, N, batch, tflops, percent):
-    p = megatron(L, NH, C, 2048, 4, t, N, **FULL)
-    half = 8 * L * C * p.T                                    # above the diagonal nothing is computed
-    vectors = 8 * L * 13 * C + 6 * (p.shape.T + 2) * C   # biases, layernorms, wpe: counted here, not there
-    assert flops_done(p) + half - vectors == near(narayanan_flops(p.shape, p.T))
-    assert 0.94 < flops_done(p) / narayanan_flops(p.shape, p.T) < 0.975
-
-
 # ---- links ----
 A, B, S = 1.9e-6, 4e-6, 1e9 # seconds of a hop inside and between nodes; bytes
 IN, SUM, NIC = 370e9, 480e9, 47e9 # bytes/s of gathers and sums inside, and of an interface
 
 
-@pytest.mark.parametrize("inside, per_node, nics, collective, ranks, seconds", [
-    ("nvlink", 8, 8, ALL_REDUCE, 1, 0), ("nvlink", 8, 8, ALL_GATHER, 4, 3 * A + 0.75 * S / IN),
-    ("nvlink", 8, 8, REDUCE_SCATTER, 4, 3 * A + 0.75 * S / IN), ("nvlink", 8, 8, ALL_REDUCE, 4, 2 * (3 * A + 0.75 * S / SUM)),
-    ("nvlink", 8, 4, ALL_GATHER, 32, 28 * A + 3 * B + S * 31 / 32 / (4 * NIC)), # 4 interfaces
-    ("nvlink", 8, 1, ALL_GATHER, 32, 28 * A + 3 * B + S * 31 / 32 / NIC),
-    ("nvlink", 8, 16, ALL_GATHER, 32, 28 * A + 3 * B + S * 31 / 32 / IN), # more than NVLink can feed
-    ("nvlink", 8, 16, ALL_REDUCE, 32, 2 * (7 * A + 2 * B + S * 31 / 32 / SUM)), # 4 nodes are a tree of 2 levels
-    ("nvlink", 8, 8, ALL_REDUCE, 40, 2 * (7 * A + 3 * B + S * 39 / 40 / (8 * NIC))), # 5 nodes, of 3
-    ("nvlink", 1, 1, ALL_GATHER, 4, 3 * B + 0.75 * S / NIC), # no link inside a node at all
-    ("pcie", 0, 0, ALL_GATHER, 32, 31 * 2.5e-6 + S * 31 / 32 / 24.7e9)])
-def test_collectives_take_latencies_and_bytes(inside, per_node, nics, collective, ranks, seconds):
-    w = network_of(inside, "infiniband", per_node, nics=nics)
-    assert w.world_seconds(collective, S, ranks) == near(seconds)
-
-
-@pytest.mark.parametrize("neighbours, N, n, seconds", [
-    # 32 ranks in 4 nodes. 8 neighbours are a node; ranks 8 apart are one in each, and have an eighth of 8 interfaces
-    (True, 32, 8, 7 * A + 0.875 * S / IN), (False, 32, 8, 3 * B + 0.75 * S / NIC),
-    # ranks 2 apart are four in each, and have half of them; all 32 are a group by themselves, which NVLink limits
-    (False, 32, 2, 12 * A + 3 * B + S * 15 / 16 / (4 * NIC)), (False, 32, 1, 28 * A + 3 * B + S * 31 / 32 / IN),
+@pytest.mark.parametrize("nics, per_node, what, N, group, seconds", [
+    # group: of how many ranks, how far from each other
+    (8, 8, ALL_REDUCE, 1, (1, 1), 0), (8, 8, REDUCE_SCATTER, 4, (4, 1), 3 * A + 0.75 * S / IN),
+    (8, 8, ALL_REDUCE, 4, (4, 1), 2 * (3 * A + 0.75 * S / SUM)), (4, 8, ALL_GATHER, 32, (32, 1), 28 * A + 3 * B + S * 31 / 32 / (4 * NIC)),
+    (16, 8, ALL_GATHER, 32, (32, 1), 28 * A + 3 * B + S * 31 / 32 / IN), # more than NVLink can feed
+    (16, 8, ALL_REDUCE, 32, (32, 1), 2 * (7 * A + 2 * B + S * 31 / 32 / SUM)), # 4 nodes are a tree of 2 levels
+    (8, 8, ALL_REDUCE, 40, (40, 1), 2 * (7 * A + 3 * B + S * 39 / 40 / (8 * NIC))), # 5 nodes, of 3
+    (1, 1, ALL_GATHER, 4, (4, 1), 3 * B + 0.75 * S / NIC), # no link inside a node at all
+    (8, 0, ALL_GATHER, 32, (32, 1), 31 * A + S * 31 / 32 / IN),
+    # 8 neighbours of 32 are a node; ranks 8 apart are one in each, and have an eighth of 8 interfaces
+    (8, 8, ALL_GATHER, 32, (8, 1), 7 * A + 0.875 * S / IN), (8, 8, ALL_GATHER, 32, (4, 8), 3 * B + 0.75 * S / NIC),
+    # ranks 2 apart are four in each, and have half of them
+    (8, 8, ALL_GATHER, 32, (16, 2), 12 * A + 3 * B + S * 15 / 16 / (4 * NIC)),
     # 16 neighbours are two nodes, with all interfaces; ranks 16 apart have one each
-    (True, 32, 16, 14 * A + B + S * 15 / 16 / IN), (False, 32, 16, B + 0.5 * S / NIC),
+    (8, 8, ALL_GATHER, 32, (16, 1), 14 * A + B + S * 15 / 16 / IN), (8, 8, ALL_GATHER, 32, (2, 16), B + 0.5 * S / NIC),
     # of threes, 6, 7 and 8 are in two nodes, and the others wait for them; but six ranks are in one node
-    (True, 24, 3, A + B + S * 2 / 3 / IN), (True, 6, 3, 2 * A + S * 2 / 3 / IN)])
-def test_a_mesh_shares_its_nodes_interfaces(neighbours, N, n, seconds):
-    assert NV.seconds(ALL_GATHER, S, NV.neighbours(N, n) if neighbours else NV.apart(N, n)) == near(seconds)
-
-
-def measured(path, ranks, links):
-    path.write_text(json.dumps({"ranks": ranks, "collectives": {name: {"alpha": a, "busbw": b} for name, (a, b) in links.items()}}))
-    return str(path)
+    (8, 8, ALL_GATHER, 24, (3, 1), A + B + S * 2 / 3 / IN), (8, 8, ALL_GATHER, 6, (3, 1), 2 * A + S * 2 / 3 / IN)])
+def test_collectives_take_latencies_and_bytes_and_share_their_nodes_interfaces(nics, per_node, what, N, group, seconds):
+    w, (n, apart) = network_of("nvlink", "infiniband", per_node, nics=nics), group
+    assert w.seconds(what, S, w.neighbours(N, n) if apart == 1 else w.apart(N, apart)) == near(seconds)
 
 
 def test_a_measured_link_gives_the_measured_times(tmp_path):
-    path = measured(tmp_path / "link.json", 4, {ALL_REDUCE: (6e-5, 2e9), REDUCE_SCATTER: (3e-5, 3e9), ALL_GATHER: (9e-5, 4e9)})
-    w = network_of(path, "infiniband", 0)
-    assert w.world_seconds(ALL_REDUCE, 1e6, 4) == near(6e-5 + 1.5 * 1e6 / 2e9)
-    assert w.world_seconds(REDUCE_SCATTER, 1e6, 4) == near(3e-5 + 0.75 * 1e6 / 3e9)
-    assert w.world_seconds(ALL_GATHER, 1e6, 4) == near(9e-5 + 0.75 * 1e6 / 4e9)
+    def link(name, ranks, rates, **more):
+        links = {what: {"alpha": alpha, "busbw": busbw} for what, (alpha, busbw) in zip(COLLECTIVES, rates)}
+        (tmp_path / name).write_text(json.dumps({"ranks": ranks, "collectives": links} | more))
+        return str(tmp_path / name)
+    w = network_of(link("link", 4, [(6e-5, 2e9), (3e-5, 3e9), (9e-5, 4e9)]), "infiniband", 0)
+    times = 6e-5 + 1.5 * 1e6 / 2e9, 3e-5 + 0.75 * 1e6 / 3e9, 9e-5 + 0.75 * 1e6 / 4e9
+    assert [w.world_seconds(what, 1e6, 4) for what in COLLECTIVES] == near(times)
     assert w.world_seconds(ALL_REDUCE, 1e6, 7) == near(2 * 6e-5 + 12 / 7 * 1e6 / 2e9) # twice the hops
-    path = measured(tmp_path / "far.json", 16, dict.fromkeys((ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER), (0, 3e9)))
-    w = network_of("nvlink", path, 8) # measured with all interfaces: 2 nodes with 8 each
+    w = network_of("nvlink", link("far", 16, [(0, 3e9)] * 3), 8) # measured with all interfaces: 2 nodes with 8 each
     assert w.world_seconds(ALL_REDUCE, 1e9, 16) == near(2 * 7 * A + 2 * 15 / 16 * 1e9 / 3e9)
     assert w.seconds(ALL_GATHER, 1e9, w.apart(16, 8)) == near(0.5 * 1e9 / (3e9 / 8))
-
-
-def test_a_message_to_each_rank_crosses_more_than_a_ring(tmp_path):
-    """Two nodes of two ranks, measured on all four and inside a node. To each rank, a node sends a third more than the ring's parts."""
-    both = dict.fromkeys((ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER), {"alpha": 0.002, "busbw": 3e6})
-    inside = {"ranks": 2, "collectives": dict.fromkeys(both, {"alpha": 0, "busbw": 1e9})}
-    path = tmp_path / "here.json"
-    path.write_text(json.dumps({"ranks": 4, "ranks_per_node": 2, "collectives": both, "inside": inside}))
-    w = Network(open_link(str(path), True), open_link(str(path)), 2, 1, direct=True)
+    # two nodes of two ranks, measured on all four and inside a node: to each rank, a node sends a third more than a ring's parts
+    inside = {"ranks": 2, "collectives": {what: {"alpha": 0, "busbw": 1e9} for what in COLLECTIVES}}
+    path = link("nodes", 4, [(0.002, 3e6)] * 3, ranks_per_node=2, inside=inside)
+    w = Network(open_link(path, True), open_link(path), 2, 1, direct=True)
     assert w.world_seconds(ALL_GATHER, 1e6, 4) == near(0.002 + 0.75 / 3) # as measured
     assert w.world_seconds(ALL_REDUCE, 1e6, 4) == near(0.002 + 1.5 / 3)
     assert w.seconds(ALL_GATHER, 1e6, w.neighbours(4, 2)) == near(0.5e-3)
@@ -176,13 +146,10 @@ def test_a_message_to_each_rank_crosses_more_than_a_ring(tmp_path):
 
 
 @pytest.mark.parametrize("text, finding", [
-    ('{"ranks": 2', "is not JSON"), ("[]", '"ranks" from 2'), ('{"ranks": 1}', '"ranks" from 2'), ('{"ranks": 2, "ranks": 3}', "is not JSON"),
-    ('{"ranks": 2, "ranks_per_node": "2"}', '"ranks_per_node" from 1'), ('{"ranks": 2, "ranks_per_node": 2}', "are no nodes of 2"),
-    ('{"ranks": 2}', '"collectives.all-reduce.alpha" from 0'), ('{"ranks": 2, "collectives": {"all-reduce": 3}}', "all-reduce.alpha"),
+    ("[]", '"ranks" from 2'), ('{"ranks": 1}', '"ranks" from 2'), ('{"ranks": 2, "ranks": 3}', "is not JSON"),
+    ('{"ranks": 2, "ranks_per_node": 2}', "are no nodes of 2"), ('{"ranks": 2, "collectives": {"all-reduce": 3}}', "all-reduce.alpha"),
     ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": "1", "busbw": 1}}}', "all-reduce.alpha"),
-    ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": -1, "busbw": 1}}}', "all-reduce.alpha"),
-    ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": 0, "busbw": 1}}}', "reduce-scatter.alpha"),
-    ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": 0}, "reduce-scatter": {"alpha": 0}, "all-gather": {"alpha": 0}}}', "reduce.busbw")])
+    ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": -1, "busbw": 1}}}', "all-reduce.alpha")])
 @pytest.mark.parametrize("inside", [False, True])
 def test_bad_measurements_are_refused(text, finding, inside, tmp_path, capsys):
     path = tmp_path / "link.json"
@@ -192,9 +159,7 @@ def test_bad_measurements_are_refused(text, finding, inside, tmp_path, capsys):
     assert f"error: {path}: " in said and finding in said and "comm_bench --json" in said
 
 
-def test_what_links_reach_and_what_they_take():
-    latency, full = 7 * A, NV.world_seconds(ALL_GATHER, 1e9, 8)
-    assert NV._replace(efficiency=0.65).world_seconds(ALL_GATHER, 1e9, 8) == near(latency + (full - latency) / 0.65)
+def test_what_links_take_from_compute():
     p = plan_of("gpt2", 8)
     alone, shared = step(p, DDP, NV, MS), step(p, DDP, NV._replace(sm_share=0.15), MS)
     assert shared.seconds - alone.seconds == near(0.15 * (alone.communication - alone.exposed))
@@ -222,8 +187,8 @@ def test_what_links_reach_and_what_they_take():
     # as on 2 ranks, and then each shard is summed over the replicas in 2 s, once a step: the reductions of the second micro-batch end
     # at 22, 24 and 25, and the sums at 24, 26 and 28
     (FSDP, 2, 2, 1, 18, 21, 28, "hybrid", 4, 2),
-    # blocks stay from forward to backward, and from one micro-batch to the next; nothing is gathered or scattered: ddp
-    (FSDP, 2, 2, 1, 18, 9, 22, "grad-op", 2, 2), (FSDP, 2, 2, 1, 18, 6, 22, "none", 2, 2),
+    # blocks stay from forward to backward, and from one micro-batch to the next; only what is gathered differs from ddp
+    (FSDP, 2, 2, 1, 18, 9, 22, "grad-op", 2, 2),
     # blocks 1 and 2 are a group, block 3 another. Root 0-1, group 1 1-2 and group 2 2-3 are gathered, so forward is 2-5 and the
     # head 5-8. Meanwhile group 2 is gathered 5-6, then group 1 8-9, so backward is 8-14; the last two reductions follow
     (FSDP, 1, 3, 2, 12, 8, 16, "full", 2, 2),
@@ -250,32 +215,14 @@ def test_nodes_exchange_weights_before_a_step_and_gradients_in_two_hops():
     assert packed.compressing > 0 and packed.seconds > t.seconds
 
 
-def test_halves_of_blocks_take_as_long_as_blocks():
-    units = units_of(plan_of("gpt2", 2, L=3, wrap_halves=True), FSDP, network_with(0, 1))
-    assert len(units) == 7 and sum(unit.blocks for unit in units) == near(3) and units[1].blocks < units[2].blocks
-
-
-def test_the_last_group_is_the_first_to_go_backward():
+def test_the_last_group_is_the_first_to_go_backward_and_halves_are_a_block():
     p = plan_of("gpt2", 2, L=3, wrap_blocks=2)
     block, root = p.shape.block(), p.shape.unit(0) / p.shape.block()
     w = network_with(0, block) # a block is gathered in a second, its gradients are reduced in two
     # compute waits for the root and the first two blocks; their reductions, 2 root and 4 s, follow it
     assert step(p, FSDP, w, UnitSeconds(10, 20, 30)).seconds == near(root + 2 + 120 + 4 + 2 * root)
-
-
-def test_offloaded_shards_pass_the_link_to_the_host():
-    p, every = plan_of("gpt2", 8), kind(plan_of("gpt2", 8), FSDP, "optimizer state") / 8
-    root = -(-p.shape.unit(0) // 8 // 16) * 16
-    # blocks are gathered twice in 2 bytes an element, the root once, and gradients come back in 4
-    moved = (2 * every - root) * 2 + every * 4
-    offloaded = p._replace(offload="all", host_link=1e9)
-    assert step(offloaded, FSDP, NV, MS).communication - step(p, FSDP, NV, MS).communication == near(moved / 1e9, 1e-6)
-    assert update_seconds(offloaded, FSDP) == 0
-    copied = p._replace(offload="optimizer", host_link=1e9) # the new weights, once
-    assert step(copied, FSDP, NV, MS).communication - step(p, FSDP, NV, MS).communication == near(every * 4 / 1e9, 1e-6)
-    assert update_seconds(copied, FSDP) == near(every * 2 / 1e9)
-    slow = offloaded._replace(memory_bandwidth=1e12, host_link=0, host_bandwidth=28e9) # of the device, which does not update
-    assert update_seconds(slow, FSDP) == near(every / 1e9)
+    units = units_of(p._replace(wrap_halves=True), FSDP, w)
+    assert len(units) == 7 and sum(unit.blocks for unit in units) == near(3) and units[1].blocks < units[2].blocks
 
 
 # ---- compressed gradients ----
@@ -284,21 +231,12 @@ def compressed(N, method, precision="fp32", **changes):
 
 
 def test_powersgds_factors_are_counted():
-    root, blocks = segments_of(compressed(8, "powersgd"))
-    assert root.sent[ALL_REDUCE][1] + blocks.sent[ALL_REDUCE][1] == 4 * 922436 # by hand, without wte's padding
+    p = compressed(8, "powersgd")
+    assert sent_of_all(p, DDP) == 7 * 2 * (4 * 922436 + 8) # by hand, without wte's padding; the loss
     # a rank that would send more than half of a matrix sends all of it, and has no error to keep: 768 x 768 from 193 on
     every, fewer = (kind(compressed(8, "powersgd", low_rank=rank), DDP, "errors") for rank in (192, 193))
     q = 12 * (768 + 768 + 3072) + 768 + 768 # columns of those that remain
     assert every - fewer == 4 * (12 * (768 * 768 + 192 * 768) - q)
-
-
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_packets_are_what_is_sent(method):
-    for N, precision in itertools.product((1, 2, 3, 8), ("fp32", "bf16")):
-        p = compressed(N, method, precision)
-        if not is_possible(p): continue
-        summed, exchanged, gathered = (sum(u.sent[what][1] for u in segments_of(p)) for what in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER))
-        assert bytes_of(p, DDP).sent == near((N - 1) / N * (2 * (summed + 8) + exchanged + gathered))
 
 
 @pytest.mark.parametrize("method, feedback, precision, nbytes, unit", [
@@ -308,26 +246,22 @@ def test_packets_are_what_is_sent(method):
     ("int8", False, "bf16", 2 + 5.3007 + 2, 1e-3)])
 def test_what_compressing_reads_and_writes(method, feedback, precision, nbytes, unit):
     n, vectors = 12 * 12 * 768 * 768 + (50257 + 1024) * 768, (12 * 13 + 2) * 768 # elements of matrices, and of 1-D tensors
-    touched = lambda *of: sum(u.packing + u.unpacking for u in segments_of(compressed(4, of[0], of[2], feedback=of[1]))) / n
+    touched = lambda *of: sum(packing + unpacking for _, packing, unpacking in segments_of(compressed(4, of[0], of[2], feedback=of[1]), NV)) / n
     copied = 4 * vectors * (4 if precision == "fp32" else 2) / n # read and written, before they are sent and after
     assert_rounds_to(touched(method, feedback, precision) - copied, nbytes, unit)
     assert touched("top-k", False, "fp32") > 2 * touched("sign", False, "fp32")
 
 
-def test_compressing_takes_time_beside_backward():
-    p = compressed(8, "int8")
-    s = unit_seconds(p, 0.1)
-    free, paid = p, p._replace(memory_bandwidth=1e12)
+def test_compressing_takes_time_beside_backward_and_messages_take_latencies():
+    free = compressed(8, "int8")
+    paid, s = free._replace(memory_bandwidth=1e12), unit_seconds(free, 0.1)
     before, t = step(free, DDP, NV, s), step(paid, DDP, NV, s)
     assert before.compressing == 0 and 0.0015 < t.compressing < 0.0025 # 15 bytes of 124 M
     assert t.seconds == near(t.compute + t.compressing + t.exposed + update_seconds(paid, DDP))
     assert t.communication == near(before.communication) and t.exposed <= before.exposed
-
-
-def test_compression_is_summed_or_exchanged_or_gathered():
-    u, w = Segments(), NV.world_seconds
-    for what, nbytes, n in ((ALL_REDUCE, 2e6, 2), (REDUCE_SCATTER, 1e6, 1), (ALL_GATHER, 4e6, 4)): u.add(what, nbytes, n)
-    assert u.seconds(NV, 16) == near(2 * w(ALL_REDUCE, 1e6, 16) + w(REDUCE_SCATTER, 1e6, 16) + 4 * w(ALL_GATHER, 1e6, 16))
+    many, factors = (step(compressed(8, *of), DDP, network_with(1, math.inf), ONE).communication / 7 for of in (("int8",), ("powersgd",)))
+    few = step(plan_of("gpt2", 8, L=12), DDP, network_with(1, math.inf), ONE).communication / 7
+    assert few == 2 * 13 and many % 1 == factors % 2 == 0 and factors > many > 0
 
 
 # ---- tensor parallelism ----
@@ -395,12 +329,16 @@ def test_contiguous_chunks_leave_ranks_waiting():
 
 
 # ---- pipelines ----
-@pytest.mark.parametrize("p, m, schedule", itertools.product((1, 2, 4), (4, 8), SCHEDULES))
+@pytest.mark.parametrize("p, m, schedule", itertools.product((1, 4), (4, 8), SCHEDULES))
 def test_a_balanced_pipelines_bubble_is_the_formulas(p, m, schedule):
     plan = plan_of("gpt2", 4, L=8, V=1, accumulation=m) # so that the split is even
-    t = pipeline_step(piped(plan, p, schedule, 2 if schedule == "interleaved" else 1), network_of("nvlink", "infiniband", 0), UnitSeconds(1, 2, 0))
+    t = pipeline_step(piped(plan, p, schedule, 2 if schedule == "interleaved" else 1), PP, network_of("nvlink", "infiniband", 0), UnitSeconds(1, 2, 0))
     assert (t.compute, t.bubble) == near((3.0 * 8 / p * m, t.formula))
     assert t.efficiency == t.compute / t.seconds and t.tokens_per_s == near(4 / p * m * 4096 / t.seconds)
+    W = 12.0 * 768 / (12 * 768 + 13 + 1024) # 24 C^2 FLOPs of the forward pass's 24 C^2 + 2 C T and vectors
+    assert weight_seconds(plan, ONE) == near(W)
+    q = piped(plan_of("gpt2", 2), 2, schedule, split="4,8")
+    assert action_times(q, tensor_messages(q, NV), ONE) == [near([4, 4 * (2 - W), 4 * W]), near([8, 8 * (2 - W) + 3, 8 * W])] # the head is in I
 
 
 @pytest.mark.parametrize("schedule, blocks, m, N, alpha, compute, bubble, communication, exposed", [
@@ -417,17 +355,9 @@ def test_a_balanced_pipelines_bubble_is_the_formulas(p, m, schedule):
     ("1f1b", 4, 1, 4, 10, 7.5, 7.5, 10 + 20 + 60 + 20 + 60, 99 - 15 + 60)])
 def test_steps_of_a_pipeline_that_can_be_drawn_by_hand(schedule, blocks, m, N, alpha, compute, bubble, communication, exposed):
     p = piped(plan_of("gpt2", N, L=blocks, accumulation=m), 2, schedule, split="1,1" if blocks == 2 else "1,3")
-    t = pipeline_step(p, network_with(alpha, math.inf), ONE)
+    t = pipeline_step(p, PP, network_with(alpha, math.inf), ONE)
     assert (t.compute, t.bubble, t.communication, t.exposed) == near((compute, bubble, communication, exposed))
     assert t.seconds == near(t.compute + t.bubble + t.exposed)
-
-
-def test_w_is_four_products_of_a_block():
-    """Of zb-h1 W ends a block's gradients; it is 24 C^2 FLOPs of the forward pass's 24 C^2 + 2 C T and vectors."""
-    p, W = piped(plan_of("gpt2", 2), 2, "zb-h1", split="4,8"), 12.0 * 768 / (12 * 768 + 13 + 1024)
-    first, last = pipe_times(p, ONE)
-    assert weight_seconds(p, ONE) == near(W)
-    assert first == near((4, 4 * (2 - W), 4 * W)) and last == near((8, 8 * (2 - W) + 3, 8 * W)) # the head is in I
 
 
 def test_neighbours_in_different_nodes_use_the_link_between_them():
@@ -449,7 +379,7 @@ def test_the_update_moves_28_bytes_a_parameter(precision):
     for strategy in STRATEGIES:
         update = step(q, strategy, NV, ONE).seconds - step(p, strategy, NV, ONE).seconds
         assert update == near(28e-12 * c.elements() / (1 if strategy == DDP else 8), 1e-3) # shards may be padded
-    update = pipeline_step(q, NV, ONE).seconds - pipeline_step(p, NV, ONE).seconds
+    update = pipeline_step(q, PP, NV, ONE).seconds - pipeline_step(p, PP, NV, ONE).seconds
     assert update == near(28e-12 * 9 * c.block(), 1e-6) # of the stage that has most
 
 
@@ -458,39 +388,31 @@ def test_the_update_moves_28_bytes_a_parameter(precision):
 BYTES = network_with(0, 1)
 
 
-@pytest.mark.parametrize("strategy, N, precision, m, wrap", itertools.product(STRATEGIES, (3, 8), ("bf16", "fp32"), (1, 2), (1, 5, 0, "halves")))
-def test_what_a_step_sends_is_what_the_programs_say(strategy, N, precision, m, wrap): # 5 do not divide 12
-    how = {"wrap_halves": True} if wrap == "halves" else {"wrap_blocks": wrap}
-    p = plan_of("gpt2", N, precision=precision, accumulation=m, **how)
-    doubles = (1 if strategy == DDP else 3) * 2 * 8 * (N - 1) / N
-    assert abs(step(p, strategy, BYTES, ONE).communication + doubles - sent_of_all(p, strategy) / N) < 1e-3
+WRAPS = {"wrap_blocks": 1}, {"wrap_blocks": 5}, {"wrap_blocks": 0}, {"wrap_halves": True} # 5 do not divide 12
 
 
-@pytest.mark.parametrize("t, m, again, rows", itertools.product((1, 2, 3, 4, 6, 12), (1, 2), (False, True), (False, True)))
-def test_what_tensor_parallelism_sends_is_what_the_program_says(t, m, again, rows):
+@pytest.mark.parametrize("strategy, N, doubles, changes", [ # doubles: sums of numbers beside gradients: norms, loss
+    *((strategy, 8, 1 if strategy == DDP else 3, {"accumulation": m, **wrap}) for strategy in STRATEGIES for m in (1, 2)
+      for wrap in (WRAPS if strategy == FSDP else WRAPS[:1])),
+    *((DDP, N, 1, {"method": method}) for method in METHODS[1:] for N in (2, 3)),
+    *((TP, 12, 0, {"B": 3, "t": t, "rows": rows, "accumulation": m, "recompute": again}) for t in (1, 3, 4, 12) for rows in (False, True)
+      for m, again in ((1, False), (2, True))),
+    *((CP, 12, 1, {"c": c, "how": how, "balance": balance, "T": 768, "accumulation": m, "recompute": m > 1}) for m in (1, 2)
+      for c, how, balance in ((1, "ring", "contiguous"), (3, "ulysses", "contiguous"), (6, "allgather", "contiguous"), (2, "ring", "contiguous"),
+                              (4, "allgather", "zigzag"), (4, "ring", "zigzag"))),
+    *((PP, copies * p, 0, {"p": p, "schedule": schedule, "v": v, "split": split, "L": 8, "accumulation": 4}) for copies in (1, 2, 3)
+      for p, schedule, v, split in ((2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"),
+                                    (8, "zb-h1", 1, "auto")))])
+def test_what_a_step_sends_is_what_the_program_says(strategy, N, doubles, changes):
     for precision in ("bf16", "fp32"):
-        p = plan_of("gpt2", 12, B=3, t=t, precision=precision, accumulation=m, recompute=again, rows=rows)
-        doubles = 2 * 8 * (2 * (t - 1) / t + (12 / t - 1) / (12 / t)) # norms, loss
-        assert abs(step(p, TP, BYTES, ONE).communication + doubles - sent_of_all(p, TP) / 12) < 1e-2
-
-
-@pytest.mark.parametrize("c, how, balance", [
-    (1, "ring", "contiguous"), *((c, how, "contiguous") for c in (2, 3, 6) for how in ("ulysses", "allgather", "ring")),
-    *((c, how, "zigzag") for c in (2, 4) for how in ("allgather", "ring"))])
-@pytest.mark.parametrize("m, again, precision", [(1, False, "bf16"), (2, True, "fp32")])
-def test_what_context_parallelism_sends_is_what_the_program_says(c, how, balance, m, again, precision):
-    p = shared(12, c, how, balance, T=768, precision=precision, accumulation=m, recompute=again)
-    loss = 2 * 8 * 11 / 12
-    assert abs(step(p, CP, BYTES, ONE).communication + loss - sent_of_all(p, CP) / 12) < 1e-2
-
-
-@pytest.mark.parametrize("p, schedule, v, split", [
-    (2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"), (8, "zb-h1", 1, "auto"), (1, "1f1b", 1, "auto")])
-@pytest.mark.parametrize("copies", [1, 2, 3])
-def test_what_a_pipeline_sends_is_what_the_program_says(p, schedule, v, split, copies): # all but the copies' loss
-    plan = piped(plan_of("gpt2", copies * p, L=8, accumulation=4), p, schedule, v, split)
-    most = max(b.sent for b in all_ranks(plan, PP)) - 2 * (copies - 1) * 8.0 / copies
-    assert pipeline_step(plan, BYTES, ONE).communication == near(most)
+        p = plan_of("gpt2", N, precision=precision, **changes)
+        if not is_possible(p): continue
+        numbers = doubles * 2 * 8 * (N - 1) / N
+        if strategy == TP: numbers = 2 * 8 * (2 * (p.t - 1) / p.t + (N / p.t - 1) / (N / p.t))
+        if strategy == PP: # all but the copies' loss, of the rank that sends most
+            most = max(bytes_of(p._replace(rank=r), PP).sent for r in range(p.p)) - 2 * (N // p.p - 1) * 8.0 / (N // p.p)
+            assert pipeline_step(p, PP, BYTES, ONE).communication == near(most)
+        else: assert abs(step(p, strategy, BYTES, ONE).communication + numbers - sent_of_all(p, strategy) / N) < 1e-2
 
 
 @pytest.mark.parametrize("again, full", [(0, 0), (1, 0), (1, 1)])
@@ -501,22 +423,18 @@ def test_compute_is_divided_by_flops(again, full):
     assert s.block_again == near(s.block_forward * again * (1 if full else 1 - fcproj))
     # 6 FLOPs for each of wte, wpe and the final layernorm; a block's forward pass has a third of its 6, and of attention's
     assert s.head / s.block_forward == near((50257 + 1024 + 2) * 768.0 * 3 / (7087872 + 768.0 * 1024))
-
-
-def test_recomputation_costs_what_was_measured():
-    """experiments/recompute: a step takes 1.23 (1.16 to 1.26) and 1.19 (1.13 to 1.31) times as long."""
-    for T, least, most in ((64, 1.16, 1.26), (256, 1.13, 1.31)):
+    for T, least, most in ((64, 1.16, 1.26), (256, 1.13, 1.31)): # experiments/recompute: 1.23 and 1.19 were measured, from so much to so much
         p = plan_of("gpt2", 2, max_T=T, V=257, L=6, NH=6, C=384, T=T)
         assert least < flops_done(p._replace(recompute=True)) / flops_done(p) < most
 
 
-@pytest.mark.parametrize("strategy, model, m", itertools.product(STRATEGIES, ("gpt2", "gpt2-xl"), (1, 4)))
-def test_what_holds_for_every_model_and_link(strategy, model, m):
+@pytest.mark.parametrize("strategy, m", itertools.product(STRATEGIES, (1, 4)))
+def test_what_holds_for_every_link(strategy, m):
     tokens = {}
-    for link in ("nvlink", "pcie", "infiniband"):
+    for link in ("nvlink", "infiniband"):
         w, efficiency = network_of(link, "infiniband", 8), 1
         for N in (1 << k for k in range(13)):
-            p = plan_of(model, N, accumulation=m)
+            p = plan_of("gpt2", N, accumulation=m)
             t = step(p, strategy, w, unit_seconds(p, 0.1))
             assert 0 <= t.exposed <= t.communication * (1 + 1e-9) and t.seconds >= t.compute
             assert N > 1 or (t.efficiency, t.communication) == (1, 0)
@@ -531,24 +449,7 @@ def mesh_of(dp, tp, pp, schedule="1f1b", v=1, **changes):
 
 
 def on_mesh(p, w=NV):
-    return mesh_step(p, w, unit_seconds(p, 0.1))
-
-
-@pytest.mark.parametrize("pp, schedule", [x for x in itertools.product((1, 2, 4, 8), SCHEDULES) if x != (8, "interleaved")])
-def test_stages_alone_take_what_a_pipeline_takes(pp, schedule): # 12 blocks have no 16 parts
-    p = mesh_of(1, 1, pp, schedule, 2 if schedule == "interleaved" else 1)
-    mesh, pipe = on_mesh(p), pipeline_step(p, NV, unit_seconds(p, 0.1))
-    assert (mesh.seconds, mesh.compute, mesh.tensor, mesh.bubble) == near((pipe.seconds, pipe.compute, 0, pipe.bubble))
-
-
-@pytest.mark.parametrize("dp, tp, rows, again, share", [
-    (1, 4, False, False, 1e-9), (1, 4, True, False, 1e-9), (1, 4, False, True, 1e-9), (1, 4, True, True, 1e-9),
-    (16, 1, False, False, 1e-3)]) # gradients of a block become final at other times
-def test_parts_or_copies_alone_take_what_tp_or_ddp_takes(dp, tp, rows, again, share):
-    p = mesh_of(dp, tp, 1, rows=rows, recompute=again)
-    mesh = on_mesh(p)
-    assert mesh.seconds == near(step(p, TP if tp > 1 else DDP, NV, unit_seconds(p, 0.1)).seconds, share)
-    assert (mesh.tensor > 0) == (tp > 1)
+    return pipeline_step(p, MESH, w, unit_seconds(p, 0.1))
 
 
 def test_stages_outside_replicas_send_across_nodes_and_sum_within():
@@ -566,21 +467,24 @@ def test_stages_outside_replicas_send_across_nodes_and_sum_within():
 def test_gathers_after_an_update():
     """A gather that takes longer than the blocks before it are computed delays a step by the difference."""
     w, p = network_of("nvlink", "infiniband", 1)._replace(between=link_of(0, 1e9)), mesh_of(2, 1, 1, zero_stage=1)
-    (reduce, gather), (_, root) = block_sent(p, w), unit_sent(p, w, 0)
+    (reduce, gather), (_, root) = block_sent(p, w), root_sent(p, w)
     assert (reduce, gather) == near((p.shape.block() / 1e9, p.shape.block() / 1e9)) # half of 2 bytes
     y = play(p, ((12, 1, 1),), 0) # a second for each block
     assert gather_delay(p, y, gather, root) == near(root + gather) # later ones are there in time
     assert gather_delay(p, y, 2, root) == near(root + 12 * 2 - 11)
 
 
-@pytest.mark.parametrize("tp, pp, zero", itertools.product((1, 2, 4), (1, 2, 4), (0, 1)))
+@pytest.mark.parametrize("tp, pp, zero", itertools.product((1, 4), (1, 4), (0, 1)))
 def test_what_holds_for_every_mesh(tp, pp, zero):
     p = mesh_of(16 // tp // pp, tp, pp, zero_stage=zero)
     a, b = on_mesh(p), on_mesh(p, network_of("nvlink", "infiniband", 2))
     assert a.compute == near(8 * 0.1 / tp / pp) # eight micro-batches of a replica of the model
-    assert a.compute + a.tensor + a.bubble + a.exposed == near(a.seconds)
-    assert min(a.tensor, a.bubble, a.exposed, b.seconds - a.seconds) > -1e-12
+    assert a.compute + a.tp + a.bubble + a.exposed == near(a.seconds)
+    assert min(a.tp, a.bubble, a.exposed, b.seconds - a.seconds) > -1e-12
     assert on_mesh(p._replace(accumulation=16)).efficiency > a.efficiency
+    if tp == 4 and pp == 1: # parts or copies alone take what tp or ddp takes, but that gradients of a block become final at other times
+        for q, strategy, share in ((mesh_of(1, 4, 1, rows=zero > 0, recompute=zero > 0), TP, 1e-9), (mesh_of(16, 1, 1), DDP, 1e-3)):
+            assert on_mesh(q).seconds == near(step(q, strategy, NV, unit_seconds(q, 0.1)).seconds, share)
 
 
 # ---- published times. `difference`, in percent, is what this model makes of them. It is printed in doc/plan.md as it is here ----
@@ -597,26 +501,21 @@ def a100_step_seconds(p):
 @pytest.mark.parametrize("row, difference", zip(NARAYANAN, (0, -4.0, -10.1, -9.0)))
 def test_narayanans_tflops_within_eleven_percent(row, difference):
     C, NH, L, t, N, batch, published, percent = row
-    micro = 8 if t == 8 else 16 # as in sc21/run_table_1.sh
-    for B in (b for b in (1, 2, 4, 8, 16) if b <= micro):
-        p = megatron(L, NH, C, 2048, B, t, N, **FULL, accumulation=batch * t // N // B)
-        tflops = 1e-12 * narayanan_flops(p.shape, p.T) * batch * p.T / N / a100_step_seconds(p)
-        if B == micro: assert_differs(tflops, published, difference)
-        else: assert abs(tflops / published - 1) < 0.12 # others matter little
+    B = 8 if t == 8 else 16 # as in sc21/run_table_1.sh
+    p = megatron(L, NH, C, 2048, B, t, N, **FULL, accumulation=batch * t // N // B)
+    assert_differs(1e-12 * narayanan_flops(p.shape, p.T) * batch * p.T / N / a100_step_seconds(p), published, difference)
     assert_rounds_to(100 * published / 312, percent, 1) # as the paper has both
+    half, vectors = 8 * L * C * p.T, 8 * L * 13 * C + 6 * (p.shape.T + 2) * C # above the diagonal nothing is computed; not counted there
+    assert flops_done(p) + half - vectors == near(narayanan_flops(p.shape, p.T))
+    assert 0.94 < flops_done(p) / narayanan_flops(p.shape, p.T) < 0.975
 
 
-def test_korthikantis_22b_within_nine_percent():
-    """Table 5: 8 A100, one micro-batch of 4."""
-    p, rows = (megatron(48, 64, 6144, 2048, 4, 8, 8, **how) for how in (FULL, {"rows": True}))
+def test_korthikantis_22b_within_nine_percent_and_shoeybis_eight_ranks_too_fast():
+    p, rows = (megatron(48, 64, 6144, 2048, 4, 8, 8, **how) for how in (FULL, {"rows": True})) # table 5: 8 A100, one micro-batch of 4
     assert_differs(a100_step_seconds(p), 1.42, 8.8)
     assert_differs(a100_step_seconds(rows), 1.10, 8.9)
     assert_differs(a100_step_seconds(p) / a100_step_seconds(rows), 1.42 / 1.10, -0.1) # what rows and memory save
-
-
-def test_shoeybis_eight_ranks_are_predicted_too_fast():
-    """Section 5.1: 77 % of linear scaling, 39 TFLOP/s."""
-    p = megatron(72, 32, 3072, 1024, 8, 8, 8, **FULL)
+    p = megatron(72, 32, 3072, 1024, 8, 8, 8, **FULL) # section 5.1: 77 % of linear scaling, 39 TFLOP/s
     s = unit_seconds(p, flops_done(p) * p.B * p.T / 39e12)
     assert_differs(step(p, TP, network_of("nvlink2", "infiniband", 16), s).efficiency, 0.77, 18.8)
 
@@ -641,7 +540,7 @@ def test_qis_samples_within_six_percent_and_memory_within_three(L, C, NH, p, B, 
     def off(schedule, published, m):
         plan = qi_plan(L, C, NH, p, B, schedule, m)
         s = unit_seconds(plan, flops_done(plan) * B * plan.T / (312e12 * share))
-        return pipeline_step(plan, network_of("nvlink3", "hdr", 8), s).tokens_per_s / plan.T / p / published - 1
+        return pipeline_step(plan, PP, network_of("nvlink3", "hdr", 8), s).tokens_per_s / plan.T / p / published - 1
     for k, times in enumerate((3, 4, 8)):
         assert abs(off("1f1b", samples[k], times * p)) < (0.005 if k == 0 else 0.02)
         assert 0 < off("zb-h1", zero_bubble[k], times * p) < 0.055 # its ZB-1p has that bubble, by table 5
