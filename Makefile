@@ -138,8 +138,8 @@ BUILD_PROGRAM = $(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(PRO
 $(BUILD)/train_gpt2_%.o: train_gpt2_%.cu | find-libraries
 	$(call say,NVCC)
 	$(Q)$(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@
-BUILD_CUDA_TEST = $(BUILD_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(BUILD)/test/cpu_layers.o -ldnnl -lgomp -lm
-BUILD_VARIANT = $(BUILD_CUDA_TEST)
+BUILD_CUDA_TEST = $(BUILD_PROGRAM)
+BUILD_VARIANT = $(BUILD_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(BUILD)/test/cpu_layers.o -ldnnl -lgomp -lm
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
 endif
@@ -154,7 +154,7 @@ EMULATE = mkdir -p $(@D) && CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublas
     sh dev/emulator/compile.sh $< $@ $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN)
 BUILD_PROGRAM = $(EMULATE) $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(PROGRAM_LIBRARIES)
 BUILD_VARIANT = $(EMULATE) $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
-BUILD_CUDA_TEST = $(BUILD_VARIANT)
+BUILD_CUDA_TEST = $(BUILD_PROGRAM)
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif
 
@@ -213,8 +213,8 @@ $(filter-out $(PLAN_SEARCHED),$(PLAN_PROGRAMS)): OPTIMISE := $(subst -O3,-O0,$(O
 $(PLAN_PROGRAMS): $(BUILD)/predict/%: $$(basename $$*).cu
 	$(call say,CC)
 	$(Q)$(BUILD_C) $(LIBRARIES)
-# What computes little need not compile for long: all but the tools that read whole corpora, and the layers, tested as the programs have them.
-SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(filter-out test_layers,$(C_TESTS)))
+# What computes little need not compile for long: all but the tools that read whole corpora.
+SMALL := $(filter-out tokenize train_bpe,$(TOOLS)) $(addprefix test/,$(C_TESTS))
 $(SMALL:%=$(BUILD)/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 
 # The default data: the programs and llmc/ of one day, as bytes.
@@ -303,7 +303,7 @@ $(BUILD)/comm_bench: dev/comm/comm_bench.cu
 $(BUILD)/bench_compress: dev/bench/bench_compress.cu
 # Collectives between GPUs, or ranks that share one: a program for mpirun.
 $(BUILD)/test/test_comm_cuda: test/unit/test_comm_cuda.cu
-BENCHES := $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress test/test_comm_cuda)
+BENCHES := $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress layers.so test/test_comm_cuda)
 $(BENCHES): | find-libraries
 	$(call say,$(COMPILER))
 	$(Q)$(BUILD_PROGRAM)
@@ -315,10 +315,14 @@ $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 	$(call say,CC)
 	$(Q)$(BUILD_C) $(LIBRARIES)
 
-# Every layer of a GPU against the CPU's, on a GPU; test/kernels runs the same under the emulator.
-CUDA_TESTS := $(patsubst test/unit/%.cu,%,$(wildcard test/unit/test_cuda_*.cu))
-cuda-tests: $(CUDA_TESTS:%=$(BUILD)/test/%)
-$(CUDA_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
+# The layers as a shared library, which test/kernels/test_layers.py compares with their definitions.
+cuda-tests: $(BUILD)/layers.so $(BUILD)/test/test_cuda_device
+$(BUILD)/layers.so: CFLAGS_ALL += -fPIC
+$(BUILD)/layers.so: NVCC_FLAGS += -Xcompiler -fPIC
+$(BUILD)/layers.so: override LDFLAGS += -shared
+$(BUILD)/layers.so: test/unit/layers.cu
+# When marks were passed, by events that the test sets.
+$(BUILD)/test/test_cuda_device: test/unit/test_cuda_device.cu $(EMULATOR) | find-libraries
 	$(call say,$(COMPILER))
 	$(Q)$(BUILD_CUDA_TEST)
 # One operation in several kernels, from naive to llmc/'s: checked against the CPU's layer, and on a GPU timed.
@@ -331,7 +335,7 @@ $(VARIANTS:%=$(BUILD)/variants/%): $(BUILD)/variants/%: dev/cuda/%.cu $(BUILD)/t
 	$(Q)$(BUILD_VARIANT)
 run-variants run-cpu-variants:
 	@sh dev/run_variants.sh $^
-$(BUILD)/test/cpu_layers.o: test/unit/cpu_layers.c
+$(BUILD)/test/cpu_layers.o: dev/cuda/cpu_layers.c
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) -std=c11 -O3 $(FOR_ARCH) -ffp-contract=off -fopenmp $(PRECISION_FLAG) $(WARNINGS) -MMD -MP -c $< -o $@
@@ -356,8 +360,8 @@ fuzz: $(FUZZERS:%=build/fuzz/%)
 	sh test/unit/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 # Everything that the tests run, in one build.
-test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
-FLOATX_TESTS := test/test_layers test/test_compress test/test_param_ranges
+test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/layers.so $(BUILD)/comm_bench
+FLOATX_TESTS := layers.so test/test_param_ranges
 RANKS_TESTS := train_gpt2_ddp train_gpt2_zero train_gpt2_fsdp train_gpt2_zeropp train_gpt2_tp train_gpt2_pp train_gpt2_3d train_gpt2_cp train_gpt2_compress
 # (+: these are makes, and share -j.)
 TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug # side by side, so that no core waits for the last program of one build

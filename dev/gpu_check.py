@@ -8,7 +8,7 @@ informative first. A step starts only if the seconds that it should take still f
 building. A failed step does not stop the next one; but if more than half of smoke's tests fail, measure does not start. --schedule
 prints the steps with their seconds, and ends.
 
-The checks are the test suite's own, `pytest --device cuda`: every layer against the CPU's, and every program against PyTorch's and the
+The checks are the test suite's own, `pytest --device cuda`: every layer against its definition, and every program against PyTorch's and the
 CPU's runs; ranks that outnumber the GPUs share one and communicate by MPI. Six run at a time. What is timed runs alone.
 
 Results are lines of results.jsonl in a folder for each kind of card, because times from different cards cannot be compared. After each
@@ -41,7 +41,6 @@ OUT, ARCHIVE = (Path(m.environ(f"GPU_CHECK_{name}", f"build/gpu_check{end}")).re
 IS_REAL, IS_BUILT = DEVICE == "cuda", bool(m.environ("GPU_CHECK_BUILT", ""))
 PATIENCE = float(m.environ("GPU_CHECK_PATIENCE", "2" if IS_REAL else "60"))
 PROGRAMS = sorted(path.stem.removeprefix("train_gpt2_") for path in Path().glob("train_gpt2_*.cu"))
-LAYERS = sorted(path.stem.removeprefix("test_cuda_") for path in Path("test/unit").glob("test_cuda_*.cu"))
 
 
 def said(*command, **settings):
@@ -165,9 +164,8 @@ def between_gpus():
 
 
 def memcheck():
-    for name in "kernels", "attention":
-        run("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9", f"{build_of(half_precision())}/test/test_cuda_{name}",
-            "quick", env={"CUDA_MODULE_LOADING": "LAZY"})
+    run("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9", [python_of_tests()], "test/kernels/check_layers.py",
+        f"{build_of(half_precision())}/layers.so sanitized quick", env={"CUDA_MODULE_LOADING": "LAZY"})
 
 
 def batch():
@@ -207,8 +205,8 @@ def lacks_torch():
 LLMC = ["llmc-ge0-r0", "llmc-ge2-r0"]
 SMOKE = [
     Step("machine", 8, "driver, libraries, tools", machine),
-    Step("layers", 45, "every layer against the CPU's in bf16; matmul and attention also in fp32 and fp16",
-         lambda: tests("-m smoke", sorted(map(str, Path("test/kernels").glob("test_cuda_*.py"))))),
+    Step("layers", 45, "every layer against its definition in bf16; matmul and attention also in fp32 and fp16",
+         lambda: tests("-m smoke test/kernels/test_layers.py")),
     Step("training", 30, "PyTorch's run in bf16, fp32 and fp16; two runs with identical bits; two ranks over MPI, one over NCCL",
          lambda: tests("-m smoke test/kernels/test_gpu_single.py test/kernels/test_gpus.py")),
     Step("hopper", 10, "kernels with wgmma and TMA, at sizes with remainders", hopper, lacks_hopper),
@@ -241,7 +239,7 @@ def schedule():
 
 def targets(half, is_hopper):
     """What make builds, by precision."""
-    programs, tests_of_layers = [f"train_gpt2_{program}" for program in PROGRAMS], [f"test/test_cuda_{name}" for name in LAYERS]
+    programs, tests_of_layers = [f"train_gpt2_{program}" for program in PROGRAMS], ["layers.so", "test/test_cuda_device"]
     yield half, programs + tests_of_layers + ["bench_layers"] + ["variants/matmul_forward", "variants/matmul_backward"] * is_hopper
     yield "fp32", programs + tests_of_layers + ["test/test_comm_cuda", "comm_bench"]
     if half != "fp16": yield "fp16", programs + tests_of_layers
