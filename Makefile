@@ -295,6 +295,11 @@ site:
 $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.c
 	$(call say,CC)
 	$(Q)$(BUILD_C) -lcmocka $(LIBRARIES)
+# The layers as a shared library, which test/kernels/test_layers.py compares with their definitions.
+$(BUILD)/layers.so: CFLAGS_ALL += -fPIC
+$(BUILD)/layers.so: NVCC_FLAGS += -Xcompiler -fPIC
+$(BUILD)/layers.so: override LDFLAGS += -shared
+$(BUILD)/layers.so: test/unit/layers.cu
 # Layers one by one, within a whole step: build/bench_layers [B T [steps]].
 $(BUILD)/bench_layers: $(if $(filter cpu,$(DEVICE)),dev/cpu/bench_layers.c,dev/cuda/bench_layers.cu)
 # Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
@@ -315,12 +320,7 @@ $(CPU_VARIANTS:%=$(BUILD)/cpu_variants/%): $(BUILD)/cpu_variants/%: dev/cpu/%.c
 	$(call say,CC)
 	$(Q)$(BUILD_C) $(LIBRARIES)
 
-# The layers as a shared library, which test/kernels/test_layers.py compares with their definitions.
 cuda-tests: $(BUILD)/layers.so $(BUILD)/test/test_cuda_device
-$(BUILD)/layers.so: CFLAGS_ALL += -fPIC
-$(BUILD)/layers.so: NVCC_FLAGS += -Xcompiler -fPIC
-$(BUILD)/layers.so: override LDFLAGS += -shared
-$(BUILD)/layers.so: test/unit/layers.cu
 # When marks were passed, by events that the test sets.
 $(BUILD)/test/test_cuda_device: test/unit/test_cuda_device.cu $(EMULATOR) | find-libraries
 	$(call say,$(COMPILER))

@@ -109,13 +109,13 @@ def check_encoder(B, T, C, V, Vp, parts, g=Given()):
 @claim
 def encoder_adds_token_and_position_and_sums_their_gradients_also_in_parts():
     for shape in rows([ # B, T, C, V, Vp, parts
-            (1, 1, 1, 1, 1, 1), (2, 9, 7, 11, 12, 1), (2, 9, 7, 11, 12, 2), (2, 9, 16, 11, 12, 2),
-            (2, 9, 7, 10, 12, 3),    # the last part has a token of padding
-            (2, 9, 7, 5, 12, 4),     # the last two have no other
-            (1, 1, 1, 1, 2, 2),
+            (1, 1, 1, 1, 1, 1), (2, 9, 7, 11, 12, 1), (2, 9, 16, 11, 12, 2),
+            (2, 9, 7, 5, 12, 4),        # the last two parts have nothing but padding
             (2, 150, 8, 2500, 2502, 2), # more tokens than threads in the prefix sum, more positions than a block takes
-            (3, 40, 304, 5, 6, 3),   # more channels than are summed at a time, tokens that occur often
-            (1, 3, 2056, 4, 4, 1)]): # rows longer than a block
+            (3, 40, 304, 5, 6, 3),      # more channels than are summed at a time, tokens that occur often
+            (1, 3, 2056, 4, 4, 1),      # rows longer than a block
+            (2, 9, 7, 10, 12, 3),       # the last part has a token of padding
+            (2, 9, 7, 11, 12, 2), (1, 1, 1, 1, 2, 2)], 7):
         check_encoder(*shape)
 
 
@@ -135,7 +135,7 @@ def layernorm_gradients(a, w, dout):
 
 def check_layernorm(N, C, mean_of_x=0, g=Given()):
     begin(1, N, C)
-    slack = (24 + 16 * abs(mean_of_x)) * (400 if C == 1 else 1) # the subtraction of the mean magnifies roundings, most where rstd is largest
+    slack = (24 + C**0.5 / 2 + 16 * abs(mean_of_x)) * (400 if C == 1 else 1) # the subtraction of the mean magnifies roundings, most where rstd is largest
     x1, x2, w, b = g("inp1", N, C, mean=mean_of_x), g("inp2", N, C), g("w", C, mean=1, std=0.5), g("b", C, std=0.5)
     res, out, mean, rstd, dout = unset(N, C), unset(N, C), unset_f(N), unset_f(N), g("dout", N, C)
     call("residual_layernorm_forward", res, out, mean, rstd, x1, x2, w, b, N, C)
@@ -162,11 +162,12 @@ def check_layernorm(N, C, mean_of_x=0, g=Given()):
 def layernorm_adds_the_residual_and_normalises():
     for shape in rows([(5, 19), (1, 8),
                        (3, 1),      # a row of one channel normalises to 0
-                       (40, 64), (9, 776), (40, 33),
+                       (40, 64), (9, 776),
                        (3, 64, 100), # far from 0, where E[x^2] - E[x]^2 would cancel
                        (1030, 257), # a GPU's backward takes a row in a block at a time, three times
                        (4101, 8),   # and here several, twice
-                       (515, 1031)], 8): # rows that are too long for a block to keep
+                       (515, 1031), # rows that are too long for a block to keep
+                       (40, 33)], 7):
         check_layernorm(*shape)
 
 
@@ -454,7 +455,7 @@ def attention_over_lengths_around_a_tile():
             (1, 1, 1, 1), # one token sees itself alone
             (2, 1, 3, 16), (2, 64, 1, 16), (1, 65, 2, 56), (1, 130, 1, 24), (2, 66, 3, 8), (1, 97, 1, 128),
             (2, 13, 3, 5), # odd everywhere
-            (2, 5, 2, 3), (1, 66, 2, 2), (1, 201, 2, 33, 2)]): # several blocks
+            (2, 5, 2, 3), (1, 66, 2, 2), (1, 201, 2, 33, 2)], 7): # several blocks
         check_attention(*shape)
 
 
@@ -857,7 +858,7 @@ def adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit():
 def every_form_of_adamw_gives_the_same_master_weights_to_the_bit():
     """Three updates, the second of which is skipped: in floatX; fp32 with widened gradients, as a sharded program has them; of weights that
     nobody needs in floatX; and on the host, which does on every device what the CPU's layers do. Alignment must not change the result."""
-    for n in (0, 1, 8191, 8193, 16389) if on.is_cpu else (1, 8, 4099, 8193):
+    for n in [0, 1, 8191, 8193, 16389] if on.is_cpu else rows([1, 8, 4099, 8193], 3):
         for no_decay in sorted({0, n // 3, min(n, 8191), n}): check_forms_of_adamw(n, no_decay)
 
 
@@ -1005,7 +1006,7 @@ def rows_are_copied_and_what_is_between_them_stays():
 
 
 # ---- compressed gradients: the error, bf16 ----
-LENGTHS = [1, 2, 31, 33, 255, 256, 257, 1000, 3000]
+LENGTHS = [1, 33, 257, 3000, 2, 31, 255, 256, 1000]
 
 
 def varied(n):
@@ -1091,7 +1092,7 @@ def check_blocks(n, bits):
 
 @claim
 def a_block_comes_back_within_half_a_scale_and_rows_of_blocks_are_summed_in_their_order():
-    for bits, n in itertools.product((8, 4), LENGTHS + [40001] * on.is_cpu): check_blocks(n, bits)
+    for bits, n in itertools.product((8, 4), rows(LENGTHS + [40001] * on.is_cpu, 4)): check_blocks(n, bits)
     for bits, on.unaligned in itertools.product((8, 4), rows([*range(0, 12)], 0)): check_blocks(600, bits) # one at an odd address
 
 
@@ -1144,7 +1145,7 @@ def check_signs(n):
 
 @claim
 def signs_take_a_bit_each_and_have_one_scale():
-    for n in rows(LENGTHS + [40001] * on.is_cpu): check_signs(n)
+    for n in rows(LENGTHS + [40001] * on.is_cpu, 4): check_signs(n)
     one, out = unset_bytes(16), unset(3)
     call("pack_signs", one, None, f([1, np.nan, -1]), 3)
     call("unpack_signs_sum", out, one.keep(), 1, 3)
@@ -1177,14 +1178,14 @@ def check_top_k(values, k):
 
 @claim
 def the_k_largest_are_found_and_equal_ones_by_their_index():
-    for n in rows(LENGTHS + [40001] * on.is_cpu):
+    for n in rows(LENGTHS + [40001] * on.is_cpu, 3):
         begin_compression()
         for k in sorted({1, -(-n // 10), -(-n // 2), n}):
-            for values in varied(n), np.round(2 * numbers(n)), np.zeros(n): check_top_k(values, k) # many ties, of either sign
+            for values in rows([varied(n), np.round(2 * numbers(n)), np.zeros(n)], 1): check_top_k(values, k) # many ties, of either sign
     begin_compression()
     close = (1 + np.floor(20 * on.rng.random(5000)) * 2.0**-23) * np.where(np.arange(5000) % 2, -1, 1) # that differ in the lowest digit alone
     close[4000:4002] = -np.nan, np.inf # the NaN is above it
-    for k in 1, 2, 1300, 4999: check_top_k(close, k)
+    for k in rows([1300, 1, 2, 4999], 1): check_top_k(close, k)
     edge = np.float32([1, np.nextafter(np.float32(1), 2), -np.nextafter(np.float32(1), 2), 0.5, -1, np.nextafter(np.float32(1), 0)])
     for k in range(1, 7): check_top_k(edge, k)
     for n, k in rows([(140000, 15000)], 0): check_top_k(varied(n), k) # a GPU's blocks take several tiles

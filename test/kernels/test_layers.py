@@ -40,7 +40,8 @@ def output(build, chosen):
     sanitizer = {"debug": "asan", "asan": "asan", "tsan": "tsan"}.get(kind)
     env = {"OMP_NUM_THREADS": 1} if on_gpu else {"OPENBLAS_NUM_THREADS": 1}
     if kind == "avx2": env["ONEDNN_MAX_CPU_ISA"] = "AVX2"
-    if sanitizer: env["LD_PRELOAD"] = command(f"cc -print-file-name=lib{sanitizer}.so").out.strip()
+    if sanitizer: # it must be there before Python, and then does not see the emulator's own settings
+        env |= {"LD_PRELOAD": command(f"cc -print-file-name=lib{sanitizer}.so").out.strip(), "TSAN_OPTIONS": "halt_on_error=1"}
 
     def run(place):
         done = command(WITHOUT_ASLR if on_gpu and not IS_REAL else [], [sys.executable, check_layers.__file__, path], ["sanitized"] if sanitizer else [],
