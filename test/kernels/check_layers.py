@@ -2,17 +2,18 @@
 
     python3 test/kernels/check_layers.py build/layers.so [quick] [CLAIM...]
 
-A gradient's definition is its formula, and one claim compares these formulas with differences of the forward definitions. In 16 bits inputs are
-rounded first, so that bounds need to allow only for the layer's own rounding. Inputs and results of test/reference/layers.safetensors are
-PyTorch's. What the contract says is the same bits on every device is compared with the definition to the bit. pytest: test_layers.py."""
+A gradient's definition is its formula, and one claim compares these formulas with differences of the forward definitions. In 16
+bits inputs are rounded first, so that bounds need to allow only for the layer's own rounding. Inputs and results of
+test/reference/layers.safetensors are PyTorch's. What the contract says is the same bits on every device is compared with the
+definition to the bit. pytest: test_layers.py."""
 import ctypes, itertools, sys
 from pathlib import Path
 import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from kernels.layers import (
-    ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, TokenRange, after, begin, call, claim, doubles, f,
-    from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, numbers, numbers_of, of, on, packed, raw, rounded, rows, run, same, to_bf16,
-    to_stored, unset, unset_bytes, unset_f, within, x)
+    ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, TokenRange, after, begin,
+    call, claim, doubles, f, from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, numbers, numbers_of, of,
+    on, packed, raw, rounded, rows, run, same, to_bf16, to_stored, unset, unset_bytes, unset_f, within, x)
 
 MODES = SET, ADD
 
@@ -48,15 +49,21 @@ class Given:
         if not self.case: return gradient_before(mode, *shape)
         return self(name, *shape) if name else x(np.zeros(shape))
 
-    def near(self, name, array, want, *bounds, also=None, **more):
-        """also: what of the array is compared with PyTorch's, if not all."""
+    def near(self, name, array, want, *bounds, **more):
         near(name, array, want, *bounds, **more)
-        if not self.case: return
-        share = 16 * F32 if not array.is_x or not on.is_16 else 2 * on.eps
-        theirs = self.theirs(name)
-        within(f"PyTorch's {name} of {self.case}", array.get() if also is None else also, theirs, share * largest(theirs))
+        self.also(name, array, 16 * F32 if not array.is_x else self.share())
 
-    def end(self): assert not self.case or self.used == set(self.tensors), f"{set(self.tensors) - self.used} of {self.case} are not compared"
+    def share(self): return 2 * on.eps if on.is_16 else 16 * F32
+
+    def also(self, name, array, share=None):
+        """PyTorch's result, within a share of the largest."""
+        if not self.case: return
+        theirs = self.theirs(name)
+        within(f"PyTorch's {name} of {self.case}", array.get(), theirs, (share or self.share()) * largest(theirs))
+
+    def end(self):
+        left = set(self.tensors) - self.used
+        assert not left, f"{left} of {self.case} are not compared"
 
 
 def given(case, check, *arguments, **settings):
@@ -130,12 +137,14 @@ def layernorm_gradients(a, w, dout):
     """Of the input, w and b."""
     _, mean, rstd = layernorm(a, w, 0)
     normal, d = (a - mean[:, None]) * rstd[:, None], dout * w
-    return (rstd[:, None] * (d - d.mean(1, keepdims=True) - normal * (d * normal).mean(1, keepdims=True)), (dout * normal).sum(0), dout.sum(0))
+    dinp = rstd[:, None] * (d - d.mean(1, keepdims=True) - normal * (d * normal).mean(1, keepdims=True))
+    return dinp, (dout * normal).sum(0), dout.sum(0)
 
 
 def check_layernorm(N, C, mean_of_x=0, g=Given()):
     begin(1, N, C)
-    slack = (24 + C**0.5 / 2 + 16 * abs(mean_of_x)) * (400 if C == 1 else 1) # the subtraction of the mean magnifies roundings, most where rstd is largest
+    # the subtraction of the mean magnifies roundings, most where rstd is largest
+    slack = (24 + C**0.5 / 2 + 16 * abs(mean_of_x)) * (400 if C == 1 else 1)
     x1, x2, w, b = g("inp1", N, C, mean=mean_of_x), g("inp2", N, C), g("w", C, mean=1, std=0.5), g("b", C, std=0.5)
     res, out, mean, rstd, dout = unset(N, C), unset(N, C), unset_f(N), unset_f(N), g("dout", N, C)
     call("residual_layernorm_forward", res, out, mean, rstd, x1, x2, w, b, N, C)
@@ -144,8 +153,7 @@ def check_layernorm(N, C, mean_of_x=0, g=Given()):
     g.near("out", out, want, slack)
     near("mean", mean, want_mean, slack)
     near("rstd", rstd, want_rstd, slack)
-    for name, array in ("mean", mean), ("rstd", rstd): # PyTorch's sum is not rounded
-        if g.case: within(f"PyTorch's {name}", array.get(), g.theirs(name), (2 * on.eps if on.is_16 else 16 * F32) * largest(g.theirs(name)))
+    for name, array in ("mean", mean), ("rstd", rstd): g.also(name, array) # PyTorch's sum is not rounded
     again = unset(N, C)
     call("residual_layernorm_forward", res.keep(), again, mean, rstd, res, None, w, b, N, C)
     if on.unaligned is None: same("layernorm recomputed from the stored sum", again, out) # else it is read in other pieces
@@ -215,7 +223,8 @@ def product(name, *arguments, compare):
 
 
 def between():
-    """In roundings: if a kernel follows a GPU's product, that was rounded to floatX in between, by half a unit of at most the largest result."""
+    """In roundings: if a kernel follows a GPU's product, that was rounded to floatX in between, by half a unit of at most the
+    largest result."""
     return 1.01 * on.eps / F32 if on.is_16 and not on.is_cpu else 0
 
 
@@ -242,14 +251,15 @@ def check_linear(N, C, OC, g=Given()):
     def compare_gelu(way):
         g.near("out", pre, want + bias.d, error + between())
         near_gelu(out, pre, error * 4 * C**0.5, way)
-        if g.case: within("PyTorch's GELU", out.get(), g.theirs("out_gelu"), (2 * on.eps if on.is_16 else 16 * F32) * largest(g.theirs("out_gelu")))
+        g.also("out_gelu", out)
     product("matmul_gelu_forward", out, pre, inp, w, bias, N, C, OC, compare=compare_gelu)
 
     want, error = dout.d @ w.d, sum_error(OC)
     product("matmul_backward_input", dinp, dout, w, N, C, OC, compare=lambda way: g.near("dinp", dinp, want, error))
     # in 16 bits the product may be rounded before gelu' multiplies it
     product("matmul_gelu_backward_input", dinp, dout, w, before_gelu, N, C, OC, compare=lambda way: g.near(
-        "dpre", dinp, want * gelu_derivative(before_gelu.d), 12 + 2 * error + between(), relative=(2.1 if on.is_16 else 1.01) * on.eps))
+        "dpre", dinp, want * gelu_derivative(before_gelu.d), 12 + 2 * error + between(),
+        relative=(2.1 if on.is_16 else 1.01) * on.eps))
 
     want, want_bias, error = dout.d.T @ inp.d, dout.d.sum(0), sum_error(N)
     for mode in MODES:
@@ -258,7 +268,8 @@ def check_linear(N, C, OC, g=Given()):
 
         def compare(way):
             g.near("dw", dw, after(mode, dw, want), error)
-            g.near("db", db, after(mode, db, want_bias), error + between() * (mode == ADD)) # what an epilogue adds was rounded before
+            # what an epilogue adds was rounded before
+            g.near("db", db, after(mode, db, want_bias), error + between() * (mode == ADD))
         product("matmul_backward_weight", dw, db, dout, inp, N, C, OC, mode, compare=compare)
         product("matmul_backward_weight", alone, None, dout, inp, N, C, OC, mode,
                 compare=lambda way: near("dw without a bias", alone, after(mode, alone, want), error))
@@ -284,12 +295,14 @@ def linear_layers_are_a_product_plus_bias_their_derivatives_and_gelu():
         (40, 512, 896)]                # rows of w that share sets of the cache, in several panels
     for shape in for_all + for_the_cpu * on.is_cpu: check_linear(*shape)
     if not on.is_cpu:
-        print(f"# largest error of GELU in {on.precision}: {largest_gelu[0]:.2g} by cuBLASLt, {largest_gelu[1]:.2g} by our kernel", flush=True)
+        by_library, by_us = largest_gelu
+        print(f"# largest error of GELU in {on.precision}: {by_library:.2g} by cuBLASLt, {by_us:.2g} by our kernel", flush=True)
 
 
 @claim
 def chunks_of_a_weight_gradient_are_rounded_once():
-    """The second half nearly takes back what the first half gives: the sum is small, and what is rounded on the way to it is not."""
+    """The second half nearly takes back what the first half gives: the sum is small, and what is rounded on the way to it is
+    not."""
     at_once, N, C, OC = 64, 8 * 64 - 8, 16, 40 # the last chunk has fewer rows
     on.lib.logits_at_a_time(at_once * OC)
     begin(1, N, C, 1, OC, PRODUCTS)
@@ -298,7 +311,8 @@ def chunks_of_a_weight_gradient_are_rounded_once():
     for mode in MODES:
         dw, each = gradient_before(mode, OC, C), gradient_before(mode, OC, C)
         each.start = dw.start.copy()
-        chunks = [(row, min(at_once, N - row), x(dout.d[row:row + at_once]), x(inp.d[row:row + at_once])) for row in range(0, N, at_once)]
+        begins = range(0, N, at_once)
+        chunks = [(row, min(at_once, N - row), x(dout.d[row:row + at_once]), x(inp.d[row:row + at_once])) for row in begins]
         want = after(mode, dw, dout.d.T @ inp.d)
         bound = 1.01 * on.eps * np.abs(want) + 64 * 64 * F32 # of sums as large as 64
 
@@ -445,7 +459,8 @@ def check_attention(B, T, NH, HS, std=1, g=Given(), what=KERNELS, **settings):
 
 @claim
 def attention_of_every_head_size():
-    """A GPU's kernels are compiled for three ranges of head sizes, and each with and without vectors. (The next claim has those with.)"""
+    """A GPU's kernels are compiled for three ranges of head sizes, and each with and without vectors. (The next claim has those
+    with.)"""
     for size in rows([3, 33, 77, 1, 8, 16, 31, 32, 63, 64, 65, 80, 127, 128], 3): check_attention(1, 35, 2, size)
 
 
@@ -473,8 +488,8 @@ def attention_survives_scores_that_exp_alone_would_overflow():
 
 
 def check_parts(B, n, chunks, NH, HS, std=1, common=0):
-    """Each chunk of n tokens attends to itself and all before it, in several orders. What is merged and added is fp32 in every precision.
-    common: a number that is added to all scores against keys of even chunks, and taken from those against odd ones."""
+    """Each chunk of n tokens attends to itself and all before it, in several orders. What is merged and added is fp32 in every
+    precision. common: a number that is added to all scores against keys of even chunks, and taken from those against odd ones."""
     T, C = chunks * n, NH * HS
     begin(B, T, C, NH, 1, context=chunks, chunk=n)
     values = numbers(B, T, 3, NH, HS, std=std)
@@ -507,7 +522,8 @@ def check_parts(B, n, chunks, NH, HS, std=1, common=0):
 
     def backward():
         for i in range(chunks):
-            for k in range(i + 1): raw("attention_part_backward", dq[i], dkv[k], d[i], q[i], kv[k], stored[i], stats[i], k == i, B, n, C, NH)
+            for k in range(i + 1):
+                raw("attention_part_backward", dq[i], dkv[k], d[i], q[i], kv[k], stored[i], stats[i], k == i, B, n, C, NH)
     run("attention_part_backward", backward, *dq, *dkv)
     for i, s in enumerate(own):
         near("a part's dq", dq[i], dq[i].d + want_d[:, s, :C], 4 * slack, more=off[:, s, :C])
@@ -523,9 +539,9 @@ def check_parts(B, n, chunks, NH, HS, std=1, common=0):
 @claim
 def attention_in_parts_is_that_of_the_whole_sequence_in_any_order_of_its_chunks():
     for shape in rows([ # B, n, chunks, NH, HS
-            (1, 37, 2, 2, 16), (2, 67, 2, 1, 64), (1, 1, 2, 2, 64), (2, 1, 2, 1, 16), (2, 17, 2, 2, 64), (1, 64, 2, 1, 64), (1, 65, 2, 2, 32),
-            (2, 33, 2, 1, 80), (1, 35, 2, 1, 128), (1, 3, 2, 1, 77), (2, 7, 1, 3, 5), (2, 5, 2, 2, 3), (1, 1, 4, 2, 2), (2, 7, 3, 3, 5),
-            (1, 4, 4, 1, 8), (1, 65, 2, 1, 1)], 2):
+            (1, 37, 2, 2, 16), (2, 67, 2, 1, 64), (1, 1, 2, 2, 64), (2, 1, 2, 1, 16), (2, 17, 2, 2, 64), (1, 64, 2, 1, 64),
+            (1, 65, 2, 2, 32), (2, 33, 2, 1, 80), (1, 35, 2, 1, 128), (1, 3, 2, 1, 77), (2, 7, 1, 3, 5), (2, 5, 2, 2, 3),
+            (1, 1, 4, 2, 2), (2, 7, 3, 3, 5), (1, 4, 4, 1, 8), (1, 65, 2, 1, 1)], 2):
         check_parts(*shape)
 
 
@@ -604,8 +620,9 @@ def check_classifier(N, V, Vp, parts, apart=0, dloss=0.125, g=Given()):
         g.near("dlogits", got, dloss * gradient, 32)
         rest = numbers_of(dlogits)
         assert (rest[:, V:] == 0).all() and (rest[targets < 0] == 0).all(), "gradients of padding or of masked rows"
-        if on.is_cpu or on.unaligned is None and parts == 1: same("one part's losses and the whole's", again, whole[1]) if parts == 1 else None
-        if parts == 1 and (on.is_cpu or on.unaligned is None): same("one part's dlogits and the whole's", dlogits, whole[2])
+        if parts > 1 or on.unaligned is not None: continue # the whole may be read in other pieces than its part
+        same("one part's losses and the whole's", again, whole[1])
+        same("one part's dlogits and the whole's", dlogits, whole[2])
     if on.is_cpu: return
     on.lib.shared_memory_is(0)
     alone = packed(logits)
@@ -621,7 +638,8 @@ def classifier_is_cross_entropy_over_the_vocabulary_without_its_padding_also_in_
             (5, 9001, 9088, 1),     # more than a GPU's block takes at once
             (5, 50, 64, 2, 100),    # exponentials that would overflow beside the other maximum
             *((9, 11, 12, parts) for parts in (1, 2, 3, 4)),
-            *((9, 257, 384, parts, apart) for parts in (1, 2, 3, 4) for apart in (0, -40, 40)), # of 3: a part of one token; of 4: of padding
+            # of 3: a part of one token; of 4: of padding
+            *((9, 257, 384, parts, apart) for parts in (1, 2, 3, 4) for apart in (0, -40, 40)),
             (4, 5, 28, 4),          # parts of 7: not whole pieces
             (3, 5, 16, 4), (1, 1, 4, 4), (1, 1, 8, 8), (2, 4, 8, 8),
             (300, 6, 8, 2)], 20):   # more rows than a block takes
@@ -630,8 +648,8 @@ def classifier_is_cross_entropy_over_the_vocabulary_without_its_padding_also_in_
 
 @of("cuda")
 def classifier_at_the_limits_of_shared_memory():
-    """A row around a limit: what every kernel may have, what this GPU gives a block, and what is left of either beside the kernel's static
-    memory. From small to large, because what a kernel was once allowed it keeps."""
+    """A row around a limit: what every kernel may have, what this GPU gives a block, and what is left of either beside the kernel's
+    static memory. From small to large, because what a kernel was once allowed it keeps."""
     of_warps, most = 32 * 4, on.lib.shared_memory_most()
     for limit, allowed in ((48 << 10, most), (most, most), (48 << 10, 48 << 10)):
         for size in (limit - of_warps, limit)[:1 if allowed < most else 2]:
@@ -648,8 +666,8 @@ def classifier_at_the_limits_of_shared_memory():
 
 @claim
 def classifier_and_its_parts_leave_out_masked_rows():
-    """Rows of masked tokens may hold anything, even what has no finite softmax: their losses and gradients are 0, and those of the other rows
-    have the bits of a batch without a mask."""
+    """Rows of masked tokens may hold anything, even what has no finite softmax: their losses and gradients are 0, and those of the
+    other rows have the bits of a batch without a mask."""
     N, V, Vp = 7, 50, 64
     for parts, counts in itertools.product((0, 1, 2, 4), (0, 1, 3)): # every counts-th row counts, with 0 none
         begin(1, N, 1, 1, Vp)
@@ -671,7 +689,8 @@ def classifier_hides_no_inf_or_nan_and_neither_does_a_part_from_the_other():
         losses, again, dlogits = classify(to_stored(values[None]), np.array([target]), 1, 1, V, Vp, parts, checked=False)
         return np.concatenate([losses.get(), again.get()]), numbers_of(dlogits)[0]
 
-    for parts, bad, at in itertools.product((0, 1, 2), (np.nan, np.inf), range(0, 13, 4)): # of 16 tokens, 13 of which are in the vocabulary
+    # of 16 tokens, 13 of which are in the vocabulary
+    for parts, bad, at in itertools.product((0, 1, 2), (np.nan, np.inf), range(0, 13, 4)):
         values = numbers(16)
         values[at] = bad
         losses, dlogits = outcome(values, 3, 13, 16, parts)
@@ -680,8 +699,10 @@ def classifier_hides_no_inf_or_nan_and_neither_does_a_part_from_the_other():
         values = numbers(16)
         values[8:13] = -np.inf
         losses, dlogits = outcome(values, 3, 13, 16, parts)
-        assert np.isfinite(losses).all() and np.isfinite(dlogits[:8]).all() and (dlogits[8:] == 0).all(), f"{parts} parts with logits of -inf"
-    for parts, bad in itertools.product((0, 1, 2), (np.nan, np.inf, -np.inf)): # where a row is whole, all that one thread of a GPU reads
+        assert np.isfinite(losses).all() and np.isfinite(dlogits[:8]).all(), f"{parts} parts with logits of -inf"
+        assert (dlogits[8:] == 0).all(), f"{parts} parts with logits of -inf"
+    # where a row is whole, all that one thread of a GPU reads
+    for parts, bad in itertools.product((0, 1, 2), (np.nan, np.inf, -np.inf)):
         values = numbers(128)
         values[:64 if parts == 2 else 8] = bad
         losses, dlogits = outcome(values, 67, 100, 128, parts)
@@ -743,17 +764,20 @@ def adding_and_narrowing_round_once_wherever_arrays_begin():
         same("widened", back, rounded(added.start).astype("f4"))
 
 
-STEP_STATS = np.dtype([("loss", "f8"), ("grad_square", "f8"), ("param_square", "f8"), ("grad_norm", "f8"), ("grad_scale", "f4"), ("padding", "f4")])
+STEP_STATS = np.dtype([(name, "f8") for name in ("loss", "grad_square", "param_square", "grad_norm")] +
+                      [(name, "f4") for name in ("grad_scale", "padding")])
 
 
 @claim
 def clipping_scales_down_to_the_norm_and_skips_what_is_not_finite():
-    for square, max_norm, loss_scale in itertools.product((25, 2, 0.25, 0, 1e6, 1e-12, 25.0 * 1024**2, np.inf, np.nan), (0, 1), (1, 1024)):
+    squares = 25, 2, 0.25, 0, 1e6, 1e-12, 25.0 * 1024**2, np.inf, np.nan
+    for square, max_norm, loss_scale in itertools.product(squares, (0, 1), (1, 1024)):
         stats = Array(np.array([(1, square, 3, -1, -1, 0)], STEP_STATS), False)
         call("clip_gradients", stats, max_norm, loss_scale)
         got, norm = stats.bits()[0], np.sqrt(square) / loss_scale # a double, not rounded to fp32
         scale = np.float32(min(1, max_norm / (norm + 1e-6) if max_norm else 1) / loss_scale) if np.isfinite(norm) else 0
-        assert np.array_equal(got["grad_norm"], norm, equal_nan=True) and got["grad_scale"] == scale, f"{square}, {max_norm}, {loss_scale}: {got}"
+        assert np.array_equal(got["grad_norm"], norm, equal_nan=True), f"{square}, {max_norm}, {loss_scale}: {got}"
+        assert got["grad_scale"] == scale, f"{square}, {max_norm}, {loss_scale}: {got}"
         assert (got["loss"], got["param_square"]) == (1, 3)
 
 
@@ -762,8 +786,9 @@ EXAMPLE = dict(lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, t=1)
 
 
 class Optimizer:
-    """Parameters under way: master weights that are not numbers of floatX, moments that are not 0. Weights of fp32 are their own master. With
-    the same seed it is the same. Arrays of the device begin so many elements after an aligned address, master weights and moments more."""
+    """Parameters under way: master weights that are not numbers of floatX, moments that are not 0. Weights of fp32 are their own
+    master. With the same seed it is the same. Arrays of the device begin so many elements after an aligned address, master weights
+    and moments more."""
 
     def __init__(self, n, offset=0, of_master=0, of_moments=0):
         r = np.random.default_rng(5)
@@ -780,8 +805,9 @@ class Optimizer:
     def update(self, scale, no_decay, square=None, first=0, end=None, t=1):
         end = self.n if end is None else end
         at = lambda a: a and a.pointer + first * a.start.itemsize # noqa: E731
-        raw("adamw_update", AdamW(**EXAMPLE | {"t": t}), at(self.params), at(self.master), at(self.m), at(self.v), at(self.grads), f([scale]),
-            end - first, min(max(no_decay - first, 0), end - first), square)
+        arrays = [at(a) for a in (self.params, self.master, self.m, self.v, self.grads)]
+        raw("adamw_update", AdamW(**EXAMPLE | {"t": t}), *arrays, f([scale]), end - first,
+            min(max(no_decay - first, 0), end - first), square)
 
 
 def same_optimizer(what, a, b):
@@ -799,8 +825,8 @@ def adamw_in_fp32(settings, params, m, v, grads, scale, no_decay):
 
 
 def check_adamw(n, steps, settings, no_decay, max_norm, loss_scale, g=Given()):
-    """Steps whose learning rate rises to the setting's and whose gradients are clipped. They arrive multiplied by the loss scale, which must not
-    change the norm and the update. PyTorch's file has its settings rounded to fp32."""
+    """Steps whose learning rate rises to the setting's and whose gradients are clipped. They arrive multiplied by the loss scale,
+    which must not change the norm and the update. PyTorch's file has its settings rounded to fp32."""
     begin(Vp=128)
     start, all_grads = g("start", n, std=0.02), g("grads", steps, n, std=0.1)
     master = f(start.d) if on.is_16 else None
@@ -815,7 +841,8 @@ def check_adamw(n, steps, settings, no_decay, max_norm, loss_scale, g=Given()):
         grads, stats = x(loss_scale * all_grads.d[step]), Array(np.zeros(1, STEP_STATS), False)
         raw("add_sum_squares", stats.pointer + 8, grads, n)
         raw("clip_gradients", stats, max_norm, loss_scale)
-        raw("adamw_update", AdamW(**a), start, master, m, v, grads, stats.pointer + STEP_STATS.fields["grad_scale"][1], n, no_decay, None)
+        scale = stats.pointer + STEP_STATS.fields["grad_scale"][1]
+        raw("adamw_update", AdamW(**a), start, master, m, v, grads, scale, n, no_decay, None)
         clipped = all_grads.d[step] * loss_scale * float(stats.bits()["grad_scale"][0])
         p[no_decay:] *= 1 - a["lr"] * a["weight_decay"]
         want_m = a["beta1"] * want_m + (1 - a["beta1"]) * clipped
@@ -825,8 +852,8 @@ def check_adamw(n, steps, settings, no_decay, max_norm, loss_scale, g=Given()):
         path.append((master or start).get())
         want_norms.append(np.sqrt((all_grads.d[step]**2).sum()))
         want_path.append(p.copy())
-    for name, got, want, roundings in ("norms", f(norms), want_norms, 2), ("params", f(path), want_path, 8), ("m", m, want_m, 8), ("v", v, want_v, 8):
-        g.near(name, got, want, roundings)
+    g.near("norms", f(norms), want_norms, 2)
+    for name, got, want in ("params", f(path), want_path), ("m", m, want_m), ("v", v, want_v): g.near(name, got, want, 8)
     if on.is_16: same("params beside their master", start, to_stored(master.get()))
 
 
@@ -834,7 +861,8 @@ def check_adamw(n, steps, settings, no_decay, max_norm, loss_scale, g=Given()):
 def adamw_follows_its_definition():
     for n, no_decay in (1003, 301), (1, 0), (7, 2), (8, 8), (4099, 1366):
         check_adamw(n, 5, EXAMPLE, no_decay, 1, 1)
-    check_adamw(1003, 5, EXAMPLE | {"beta1": 0.9999999, "beta2": 0.9999999}, 301, 1, 1) # in fp32 0.99999988, and 1 - beta a fifth more
+    # in fp32 0.99999988, and 1 - beta a fifth more
+    check_adamw(1003, 5, EXAMPLE | {"beta1": 0.9999999, "beta2": 0.9999999}, 301, 1, 1)
 
 
 @claim
@@ -856,8 +884,9 @@ def adamw_of_a_range_equals_adamw_of_its_pieces_to_the_bit():
 
 @claim
 def every_form_of_adamw_gives_the_same_master_weights_to_the_bit():
-    """Three updates, the second of which is skipped: in floatX; fp32 with widened gradients, as a sharded program has them; of weights that
-    nobody needs in floatX; and on the host, which does on every device what the CPU's layers do. Alignment must not change the result."""
+    """Three updates, the second of which is skipped: in floatX; fp32 with widened gradients, as a sharded program has them; of
+    weights that nobody needs in floatX; and on the host, which does on every device what the CPU's layers do. Alignment must not
+    change the result."""
     for n in [0, 1, 8191, 8193, 16389] if on.is_cpu else rows([1, 8, 4099, 8193], 3):
         for no_decay in sorted({0, n // 3, min(n, 8191), n}): check_forms_of_adamw(n, no_decay)
 
@@ -906,7 +935,8 @@ def adamw_changes_nothing_when_the_step_is_skipped():
 
 @claim
 def adamw_adds_the_squares_of_the_params():
-    """Also after a skipped step. The bits of the sum do not depend on where arrays begin, and summing does not change the update."""
+    """Also after a skipped step. The bits of the sum do not depend on where arrays begin, and summing does not change the
+    update."""
     for n, scale in itertools.product(rows([0, 1, 7, 1024, 4099, 8193, 16390, 3 * 16384, 150001], 5), (0.5, 0)):
         begin()
         square, other = doubles(3), doubles(3)
@@ -935,7 +965,8 @@ def exp_and_gelu_are_accurate_over_the_whole_float_range():
         got, want = each("exp_each", a), np.exp(a.astype("f8"))
         as_float = want.astype("f4")
         unit = np.spacing(np.maximum(np.abs(np.nextafter(as_float, np.float32(0))), np.finfo("f4").smallest_normal)).astype("f8")
-        right = (got == as_float) | (np.isnan(got) & np.isnan(want)) | (np.abs(got - want) <= 1.5 * unit) | (np.isinf(got) & (want >= 2.0**128 * (1 - 2.0**-24)))
+        right = (got == as_float) | (np.isnan(got) & np.isnan(want)) | (np.abs(got - want) <= 1.5 * unit)
+        right |= np.isinf(got) & (want >= 2.0**128 * (1 - 2.0**-24))
     assert right.all(), f"exp({a[~right][0]!r}) is {got[~right][0]!r}"
     a = a[np.abs(a) < 1e18] # beyond, x^2 overflows, as it does in PyTorch
     d = a.astype("f8")
@@ -964,7 +995,10 @@ def results_are_the_same_for_any_number_of_threads():
         on.rng = np.random.default_rng(1)
         found = []
         raw_before = sys.modules["kernels.layers"].same
-        note = lambda what, a, b: (found.append((what, np.array(a.bits() if isinstance(a, Array) else a))), raw_before(what, a, b)) # noqa: E731
+
+        def note(what, a, b):
+            found.append((what, np.array(a.bits() if isinstance(a, Array) else a)))
+            raw_before(what, a, b)
         sys.modules["kernels.layers"].same = note # every call is made twice and its outputs are compared: these are the results
         try:
             for parts in 1, 2:
@@ -1181,9 +1215,11 @@ def the_k_largest_are_found_and_equal_ones_by_their_index():
     for n in rows(LENGTHS + [40001] * on.is_cpu, 3):
         begin_compression()
         for k in sorted({1, -(-n // 10), -(-n // 2), n}):
-            for values in rows([varied(n), np.round(2 * numbers(n)), np.zeros(n)], 1): check_top_k(values, k) # many ties, of either sign
+            # many ties, of either sign
+            for values in rows([varied(n), np.round(2 * numbers(n)), np.zeros(n)], 1): check_top_k(values, k)
     begin_compression()
-    close = (1 + np.floor(20 * on.rng.random(5000)) * 2.0**-23) * np.where(np.arange(5000) % 2, -1, 1) # that differ in the lowest digit alone
+    # that differ in the lowest digit alone
+    close = (1 + np.floor(20 * on.rng.random(5000)) * 2.0**-23) * np.where(np.arange(5000) % 2, -1, 1)
     close[4000:4002] = -np.nan, np.inf # the NaN is above it
     for k in rows([1300, 1, 2, 4999], 1): check_top_k(close, k)
     edge = np.float32([1, np.nextafter(np.float32(1), 2), -np.nextafter(np.float32(1), 2), 0.5, -1, np.nextafter(np.float32(1), 0)])
@@ -1198,7 +1234,8 @@ def rows_of_elements_are_summed_in_their_order():
     each = [top_k_of(numbers(n).astype("f4"), k)[0] for _ in range(3)]
     want, total = np.zeros(n, "f4"), unset_f(n)
     for one in each: want[one[:4 * k].view("u4")] += one[4 * k:].view("f4")
-    call("sparse_sum_fp32", total, packed(np.concatenate([np.concatenate([one, np.full(-len(one) % 16, 0xa5, "u1")]) for one in each])), 3, n, k)
+    padded = [np.concatenate([one, np.full(-len(one) % 16, 0xa5, "u1")]) for one in each]
+    call("sparse_sum_fp32", total, packed(np.concatenate(padded)), 3, n, k)
     same("a sum of sparse rows", total, want)
 
 
@@ -1292,9 +1329,11 @@ def comparison_adds_squares_and_products():
 
 
 # ---- PyTorch ----
-TORCH = {"encoder.odd": (check_encoder, 3, 7, 13, 11, 11, 1), "layernorm.odd": (check_layernorm, 6, 33), "layernorm.even": (check_layernorm, 5, 96),
-         "matmul.odd": (check_linear, 7, 33, 19), "matmul.even": (check_linear, 40, 16, 48), "attention.short": (check_attention, 3, 7, 4, 5),
-         "attention.long": (check_attention, 1, 131, 2, 4), "attention.wide": (check_attention, 2, 9, 1, 64), "attention.one": (check_attention, 2, 1, 3, 2),
+TORCH = {"encoder.odd": (check_encoder, 3, 7, 13, 11, 11, 1),
+         "layernorm.odd": (check_layernorm, 6, 33), "layernorm.even": (check_layernorm, 5, 96),
+         "matmul.odd": (check_linear, 7, 33, 19), "matmul.even": (check_linear, 40, 16, 48),
+         "attention.short": (check_attention, 3, 7, 4, 5), "attention.long": (check_attention, 1, 131, 2, 4),
+         "attention.wide": (check_attention, 2, 9, 1, 64), "attention.one": (check_attention, 2, 1, 3, 2),
          "classifier.bytes": (check_classifier, 9, 257, 384, 1), "classifier.tiny": (check_classifier, 4, 3, 128, 1)}
 
 
@@ -1309,8 +1348,9 @@ def layers_agree_with_pytorch():
 @claim
 def arrays_that_are_not_aligned_are_read_element_by_element():
     """One array after the other is not aligned to 16 bytes, and no kernel may read 16 bytes at once from it."""
-    checks = [(check_encoder, 1, 3, 16, 3, 4, 2), (check_layernorm, 2, 16), (check_classifier, 3, 27, 32, 2), (check_attention, 1, 3, 1, 16),
-              (check_attention, 1, 3, 1, 64), (check_parts, 1, 3, 2, 1, 16), (check_parts, 1, 3, 2, 1, 64), (check_linear, 8, 16, 24)]
+    checks = [(check_encoder, 1, 3, 16, 3, 4, 2), (check_layernorm, 2, 16), (check_classifier, 3, 27, 32, 2),
+              (check_attention, 1, 3, 1, 16), (check_attention, 1, 3, 1, 64), (check_parts, 1, 3, 2, 1, 16),
+              (check_parts, 1, 3, 2, 1, 64), (check_linear, 8, 16, 24)]
     if not on.is_cpu: checks += [(check_bias_gelu, 2, 16), (check_bias_backward, 2, 16)]
     for check, *arguments in rows(checks, 0):
         for on.unaligned in itertools.count():
@@ -1342,7 +1382,8 @@ def check_layer(C, OC, N=16):
 def prepare(deterministic=False, parts=1):
     """A model of 32 channels, a micro-batch of 16 rows, a vocabulary of which the classifier takes all rows at once."""
     begin(1, 16, 128, 1, 1, PRODUCTS, deterministic=deterministic)
-    assert on.lib.prepare_products(LayerShapes(2, 8, 32, 2, 64, parts, 1, 0)), "what was set while products are tried is left behind"
+    clean = on.lib.prepare_products(LayerShapes(2, 8, 32, 2, 64, parts, 1, 0))
+    assert clean, "what was set while products are tried is left behind"
 
 
 @of("cuda")
@@ -1375,7 +1416,8 @@ def partial_products_are_tried_too():
     prepare(parts=2)
     assert plans(TIMED) == 29, f"{plans(TIMED)} plans were timed"
     wide, w, bias, out = normal(N, 2 * C), normal(Vp, C), normal(C), unset(N, C)
-    for inputs, b in itertools.product((C // 2, 2 * C), (bias, None)): raw("matmul_forward", out, wide, w, b, N, inputs, C) # proj, fcproj
+    # proj, fcproj
+    for inputs, b in itertools.product((C // 2, 2 * C), (bias, None)): raw("matmul_forward", out, wide, w, b, N, inputs, C)
     for outputs in 3 * C // 2, 2 * C, Vp: raw("matmul_backward_input", out, wide, w, N, C, outputs) # qkv, fc, the classifier
     on.lib.layers_beside_sum(True)
     for outputs in 3 * C // 2, 2 * C: raw("matmul_backward_weight", w, None, wide, out, N, C, outputs, ADD)
@@ -1412,7 +1454,8 @@ def deterministic_runs_time_nothing_and_leave_biases_to_our_kernel():
 
 @of("cuda")
 def candidates_that_fail_are_skipped():
-    """The emulator's algorithm 2 comes first. It fails when it is run, and leaves an error of the runtime behind; or its result says not to use it."""
+    """The emulator's algorithm 2 comes first. It fails when it is run, and leaves an error of the runtime behind; or its result
+    says not to use it."""
     if not on.is_emulated: return
     setenv, unsetenv = ctypes.CDLL(None).setenv, ctypes.CDLL(None).unsetenv
     for setting, candidates in (b"CUDA_EMULATOR_CUBLASLT_FAILS", 3), (b"CUDA_EMULATOR_CUBLASLT_INVALID", 2):
@@ -1453,8 +1496,8 @@ def plans_of_training_outlive_those_of_sampling():
 
 @of("cuda")
 def who_computes_our_own_attention():
-    """The kernels' results differ in the last bits, which shows which one computed: heads of 64 channels in 16 bits use tensor cores, but not if
-    their arrays do not begin at a multiple of 16 bytes."""
+    """The kernels' results differ in the last bits, which shows which one computed: heads of 64 channels in 16 bits use tensor
+    cores, but not if their arrays do not begin at a multiple of 16 bytes."""
     for HS, offset, tensor_cores in (48, 0, False), (64, 1, False), (64, 0, on.is_16):
         B, T, NH = 1, 40, 2
         C = NH * HS
@@ -1478,7 +1521,8 @@ def cudnn(B, T, NH, HS, deterministic=False, attention=CUDNN):
 
 
 def again_by_cudnn(B, T, NH, HS, deterministic=True):
-    check_attention(B, T, NH, HS, 2**0.5, what=None, deterministic=deterministic) # exp of the graph's, of which 8 roundings may be off
+    # exp of the graph's, of which 8 roundings may be off
+    check_attention(B, T, NH, HS, 2**0.5, what=None, deterministic=deterministic)
 
 
 @of("cuda")
@@ -1507,8 +1551,8 @@ def cudnn_leaves_other_shapes_and_unaligned_arrays_to_our_own_kernels():
 
 @of("cuda")
 def cudnn_sets_its_sums_to_zero_itself():
-    """Without --deterministic cuDNN adds to sums, which it must set to 0 itself: begin() fills them with NaN, and a second backward finds what the
-    first has left."""
+    """Without --deterministic cuDNN adds to sums, which it must set to 0 itself: begin() fills them with NaN, and a second backward
+    finds what the first has left."""
     if on.lib.cudnn_lacks(): return
     for T in 32, 65, 128:
         cudnn(1, T, 2, 16)

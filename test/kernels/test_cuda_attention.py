@@ -12,7 +12,8 @@ PLANS = "test/kernels/cudnn_plans"
 
 # ---- which attention computes ----
 def chosen(choice, channels, tokens=8, precision="bf16", **env):
-    return command([sys.executable, "test/kernels/check_layers.py", layers("plain", precision)], "choose", choice, channels, tokens, env={f"CUDA_EMULATOR_{k.upper()}": v for k, v in env.items()})
+    return command([sys.executable, "test/kernels/check_layers.py", layers("plain", precision)], "choose", choice, channels, tokens,
+                   env={f"CUDA_EMULATOR_{k.upper()}": v for k, v in env.items()})
 
 
 OWN, BY_CUDNN = r"own attention .*\(cuDNN: {}\)", "cuDNN 9.{} attention"

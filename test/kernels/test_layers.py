@@ -1,7 +1,8 @@
-"""Every layer of llmc/device/ and every kernel that compresses gradients follows its definition, which is check_layers.py's in float64: on the CPU
-in three precisions, with sanitizers, and without AVX-512, where matrix products take other ways; on emulated GPUs in bf16 every case, the quick
-ones with the address sanitizer, with the race detector, and in other precisions, which differ in conversions and elements per load; or on a GPU.
-A build's claims run in one process, because a mistake that a sanitizer finds ends it."""
+"""Every layer of llmc/device/ and every kernel that compresses gradients follows its definition, which is check_layers.py's in
+float64: on the CPU in three precisions, with sanitizers, and without AVX-512, where matrix products take other ways; on emulated
+GPUs in bf16 every case, the quick ones with the address sanitizer, with the race detector, and in other precisions, which differ in
+conversions and elements per load; or on a GPU. A build's claims run in one process, because a mistake that a sanitizer finds ends
+it."""
 import re, sys
 import check_layers
 import pytest
@@ -22,12 +23,14 @@ def row(build, claim):
     marks = [pytest.mark.rest] if build not in QUICK else []
     if build in ON_GPUS: marks += [pytest.mark.gpu, missing("cublasLt", "cudnn")]
     if build in ON_GPUS[3:]: marks.append(pytest.mark.sampled(build)) # a build with all its claims, or none of them
-    if build in ON_GPUS and "plain" in build and (build.endswith(HALF) or re.search(IN_EVERY_PRECISION, claim)): marks.append(pytest.mark.smoke)
+    is_smoke = build.endswith(HALF) or re.search(IN_EVERY_PRECISION, claim)
+    if build in ON_GPUS and "plain" in build and is_smoke: marks.append(pytest.mark.smoke)
     return pytest.param(build, claim, marks=marks, id=f"{build}-{claim}")
 
 
 ROWS = [row(build, name) for build in QUICK + REST + ON_GPUS for name, check in claims.items()
-        if getattr(check, "device", "") in ("", "cuda" if build in ON_GPUS else "cpu") and not ("fp32" in build and "cudnn" in name)]
+        if getattr(check, "device", "") in ("", "cuda" if build in ON_GPUS else "cpu")
+        and not ("fp32" in build and "cudnn" in name)]
 
 
 def output(build, chosen):
@@ -44,8 +47,9 @@ def output(build, chosen):
         env |= {"LD_PRELOAD": command(f"cc -print-file-name=lib{sanitizer}.so").out.strip(), "TSAN_OPTIONS": "halt_on_error=1"}
 
     def run(place):
-        done = command(WITHOUT_ASLR if on_gpu and not IS_REAL else [], [sys.executable, check_layers.__file__, path], ["sanitized"] if sanitizer else [],
-                       [] if all_cases else ["quick"], sorted(chosen, key=[*claims].index), env=env, timeout=900)
+        options = ["sanitized"] * bool(sanitizer) + ["quick"] * (not all_cases) + sorted(chosen, key=[*claims].index)
+        start = WITHOUT_ASLR if on_gpu and not IS_REAL else []
+        done = command(start, [sys.executable, check_layers.__file__, path], options, env=env, timeout=900)
         (place / "said").write_text(done.said)
     return (once(f"layers {path} {kind} {sorted(chosen)}", run) / "said").read_text()
 
