@@ -41,7 +41,7 @@ def output(build, chosen):
     on_gpu, all_cases = build in ON_GPUS, build not in ON_GPUS or IS_REAL or build == ON_GPUS[0] or some and kind != "tsan"
     path = layers(kind, precision) if on_gpu else program("layers.so", precision, debug=kind == "debug")
     sanitizer = {"debug": "asan", "asan": "asan", "tsan": "tsan"}.get(kind)
-    env = {"OMP_NUM_THREADS": 1} if on_gpu else {"OPENBLAS_NUM_THREADS": 1}
+    env = {"OPENBLAS_NUM_THREADS": 1} | ({"OMP_NUM_THREADS": 1} if on_gpu else {})
     if kind == "avx2": env["ONEDNN_MAX_CPU_ISA"] = "AVX2"
     if sanitizer: # it must be there before Python, and then does not see the emulator's own settings
         env |= {"LD_PRELOAD": command(f"cc -print-file-name=lib{sanitizer}.so").out.strip(), "TSAN_OPTIONS": "halt_on_error=1"}
