@@ -9,7 +9,7 @@ definition to the bit. pytest: test_layers.py."""
 import ctypes, itertools, sys
 from pathlib import Path
 import numpy as np
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path += [str(folder) for folder in Path(__file__).resolve().parents[1:3]]
 from kernels.layers import (
     ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, TokenRange, after, begin,
     call, claim, doubles, f, from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, numbers, numbers_of, of,
@@ -29,7 +29,7 @@ class Given:
 
     def __init__(self, case=None):
         if case:
-            from suite import REFERENCE, ROOT, tensors
+            from dev.lib import REFERENCE, ROOT, tensors
             stored = tensors(ROOT / REFERENCE / "layers.safetensors")
             self.tensors = {name[len(case) + 1:]: values for name, values in stored.items() if name.startswith(case + ".")}
         self.case, self.used = case, set()
