@@ -5,7 +5,7 @@ import suite
 
 # Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of some with
 # ThreadSanitizer.
-IN_16_BITS = ("test_param_ranges",)
+IN_16_BITS = ("test_layer_contracts", "test_param_ranges")
 WITH_TSAN = ("test_dataloader", "test_control")
 
 

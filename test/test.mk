@@ -48,7 +48,7 @@ WITH_MPI += $(BUILD)/test/test_comm_cuda
 
 # --- everything that the tests run ---
 test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/layers.so $(BUILD)/comm_bench
-FLOATX_TESTS := layers.so test/test_param_ranges
+FLOATX_TESTS := layers.so test/test_layer_contracts test/test_param_ranges
 # Side by side, so that no core waits for the last program of one build. (+: these are makes, and share -j.)
 TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug
 INTERNAL += $(TEST_PROGRAMS)

@@ -20,7 +20,12 @@ MODES = SET, ADD
 
 def sum_error(terms):
     """In roundings of the largest result: errors of a sum behave like a random walk."""
-    return 4 + min(terms, 4 * terms**0.5)
+    return min(4 + terms, 8 + 2 * terms**0.5)
+
+
+def summed(terms):
+    """Along the first axis, in fp32 and in order."""
+    return np.add.accumulate(terms.astype("f4"))[-1]
 
 
 # ---- inputs: random, or PyTorch's ----
@@ -98,6 +103,8 @@ def check_encoder(B, T, C, V, Vp, parts, g=Given()):
         call("encoder_backward", into, pos, dout, tokens, B, T, C, mode)
         g.near("dwte", into, into.d + dwte, B * T)
         g.near("dwpe", pos, after(mode, pos, dout.d.sum(0)), B)
+        before = pos.d.astype("f4") if mode == ADD else np.float32(0)
+        same("dwpe summed in the order of sequences", pos, to_stored(before + summed(dout.d)))
         for part in range(parts):
             first, count = part * Vp // parts, Vp // parts
             these, own = TokenRange(first, count), slice(first, first + count)
@@ -234,10 +241,11 @@ largest_gelu = [0, 0] # its error by epilogues, and by kernels
 def near_gelu(act, pre, roundings, way):
     """cuBLASLt takes the GELU of the sum before it is rounded, which is up to half a unit away from pre."""
     a, want = pre.get(), gelu(pre.get())
-    half = 0 if on.is_cpu else 1.01 * on.eps * np.abs(a) + roundings * F32
-    spread = np.maximum(np.abs(gelu(a + half) - want), np.abs(gelu(a - half) - want))
     largest_gelu[way % 2] = max(largest_gelu[way % 2], np.abs(act.get() - want).max())
-    near("gelu", act, want, 4, more=spread + 8 * F32)
+    if on.is_cpu: return near("gelu", act, want, 4)
+    half = 1.01 * on.eps * np.abs(a) + roundings * F32
+    spread = np.maximum(np.abs(gelu(a + half) - want), np.abs(gelu(a - half) - want))
+    near("gelu", act, want, more=spread + 8 * F32)
 
 
 def check_linear(N, C, OC, g=Given()):
@@ -427,15 +435,19 @@ def attention_gradient(qkv, dout, out, NH):
 
 
 def attention_slack(T, HS, std):
-    """In roundings. An error in a score is one in the argument of exp; in 16 bits a GPU's exp is its approximate instruction."""
-    return (8 + HS**0.5 + T**0.5) * max(1, std)**2 * (4 if on.is_16 and not on.is_cpu else 1)
+    """In roundings, of out and of stats. An error in a score is one in the argument of exp; in 16 bits a GPU's exp is its approximate
+    instruction."""
+    slack, larger = 8 + HS**0.5 + T**0.5, max(1, std)**2
+    if on.is_cpu: return min(min(slack, 16) * larger, 4096), 16
+    slack *= larger * (4 if on.is_16 else 1)
+    return slack, slack
 
 
 def check_attention(B, T, NH, HS, std=1, g=Given(), what=KERNELS, **settings):
     """As the library was told by `settings`, or again as before if what is None."""
     C = NH * HS
     if what is not None: begin(B, T, C, NH, 1, what, **settings)
-    slack = attention_slack(T, HS, std)
+    slack, of_stats = attention_slack(T, HS, std)
     qkv, out, dout, dqkv = g("qkv", B, T, 3 * C, std=std), unset(B, T, C), g("dout", B, T, C), unset(B, T, 3 * C)
     stats = unset_f(B, NH, T)
     want, want_stats = attention(qkv.d, NH)
@@ -443,7 +455,7 @@ def check_attention(B, T, NH, HS, std=1, g=Given(), what=KERNELS, **settings):
     call("attention_forward", out, stats, qkv, B, T, C, NH)
     _, out_off, _ = attention_gradient(qkv.d, dout.d, want, NH)
     g.near("out", out, want, slack, more=1.5 * out_off if rounds else 0)
-    g.near("stats", stats, want_stats, slack)
+    g.near("stats", stats, want_stats, of_stats)
     want_dqkv, _, dqkv_off = attention_gradient(qkv.d, dout.d, out.get(), NH)
     backward = lambda: raw("attention_backward", dqkv, dout, qkv, out, stats, B, T, C, NH) # noqa: E731
     if settings.get("deterministic", True): run("attention_backward", backward, dqkv)
@@ -498,7 +510,8 @@ def check_parts(B, n, chunks, NH, HS, std=1, common=0):
         values[:, :, 1, :, 0] = values[:, :, 0, :, 0] * np.where(np.arange(T) // n % 2, -1, 1)[None, :, None]
     qkv, dout = rounded(values.reshape(B, T, 3 * C)), rounded(numbers(B, T, C))
     want, want_stats = attention(qkv, NH)
-    slack = attention_slack(T, HS, std) + 4 * common
+    slack, of_stats = attention_slack(T, HS, std)
+    slack += 4 * common
     _, out_off, _ = attention_gradient(qkv, dout, want, NH)
     rounds = not on.is_cpu and on.lib.on_tensor_cores(HS)
     own = [slice(c * n, (c + 1) * n) for c in range(chunks)]
@@ -514,7 +527,7 @@ def check_parts(B, n, chunks, NH, HS, std=1, common=0):
                     raw("attention_part_forward", outs[i], stats[i], q[i], kv[k], k == i, number > 0, B, n, C, NH)
             run("attention_part_forward", forward, outs[i], stats[i])
             near("a part's out", outs[i], want[:, s], slack, more=1.5 * out_off[:, s] if rounds else 0)
-            near("a part's stats", stats[i], want_stats[:, :, s], slack)
+            near("a part's stats", stats[i], want_stats[:, :, s], of_stats)
     stored = [x(a.get()) for a in outs] # as backward reads it
     want_d, _, off = attention_gradient(qkv, dout, np.concatenate([a.d for a in stored], axis=1), NH)
     off = 1.5 * off if rounds else 0 * off
@@ -595,7 +608,7 @@ def check_stats(stats, logits, targets, these):
         most = row.max(initial=-float(np.finfo("f4").max))
         assert stats[i, 0] == np.float32(most), f"the largest logit of row {i} is {stats[i, 0]}, not {most}"
         want = np.exp(row - most).sum()
-        assert abs(stats[i, 1] - want) <= (32 + len(row)**0.5) * F32 * want, f"the sum of row {i} is {stats[i, 1]}, not {want}"
+        assert abs(stats[i, 1] - want) <= min(4 + len(row), 64) * F32 * want, f"the sum of row {i} is {stats[i, 1]}, not {want}"
         assert stats[i, 2] == (row[place] if 0 <= place < len(row) else 0), f"the target's logit of row {i} is {stats[i, 2]}"
 
 
@@ -613,17 +626,19 @@ def check_classifier(N, V, Vp, parts, apart=0, dloss=0.125, g=Given()):
     want, gradient = cross_entropy(values, targets)
     whole = classify(logits, targets, dloss, N, V, Vp, 0)
     for losses, again, dlogits in (classify(logits, targets, dloss, N, V, Vp, parts), whole):
-        g.near("losses", losses, want, 32)
-        near("losses beside gradients", again, want, 32)
+        g.near("losses", losses, want, 8)
+        near("losses beside gradients", again, want, 8)
         got = packed(dlogits[:, :V])
         got.is_x = True
-        g.near("dlogits", got, dloss * gradient, 32)
+        g.near("dlogits", got, dloss * gradient, 8)
         rest = numbers_of(dlogits)
         assert (rest[:, V:] == 0).all() and (rest[targets < 0] == 0).all(), "gradients of padding or of masked rows"
         if parts > 1 or on.unaligned is not None: continue # the whole may be read in other pieces than its part
         same("one part's losses and the whole's", again, whole[1])
         same("one part's dlogits and the whole's", dlogits, whole[2])
-    if on.is_cpu: return
+    if on.is_cpu:
+        same("losses without gradients", whole[0], whole[1])
+        return
     on.lib.shared_memory_is(0)
     alone = packed(logits)
     call("classifier_forward_backward", unset_f(N), alone, integers(targets), dloss, N, V, Vp)
@@ -806,8 +821,7 @@ class Optimizer:
         end = self.n if end is None else end
         at = lambda a: a and a.pointer + first * a.start.itemsize # noqa: E731
         arrays = [at(a) for a in (self.params, self.master, self.m, self.v, self.grads)]
-        raw("adamw_update", AdamW(**EXAMPLE | {"t": t}), *arrays, f([scale]), end - first,
-            min(max(no_decay - first, 0), end - first), square)
+        raw("adamw_update", AdamW(**EXAMPLE | {"t": t}), *arrays, f([scale]), end - first, max(no_decay - first, 0), square)
 
 
 def same_optimizer(what, a, b):
@@ -887,8 +901,9 @@ def every_form_of_adamw_gives_the_same_master_weights_to_the_bit():
     """Three updates, the second of which is skipped: in floatX; fp32 with widened gradients, as a sharded program has them; of
     weights that nobody needs in floatX; and on the host, which does on every device what the CPU's layers do. Alignment must not
     change the result."""
-    for n in [0, 1, 8191, 8193, 16389] if on.is_cpu else rows([1, 8, 4099, 8193], 3):
-        for no_decay in sorted({0, n // 3, min(n, 8191), n}): check_forms_of_adamw(n, no_decay)
+    for n in rows([1, 8, 4099, 0, 8191, 8193, 16390], 3): # the host takes slices of 8192
+        # a unit's may go on after this piece
+        for no_decay in sorted({0, n // 3, 8191, 8197, n + 1}): check_forms_of_adamw(n, no_decay)
 
 
 def check_forms_of_adamw(n, no_decay):
@@ -920,6 +935,7 @@ def check_forms_of_adamw(n, no_decay):
         if on.is_16: same("params on the host", params, to_stored(weights))
     for got, want in zip((o.weights, o.m, o.v), exact):
         if on.is_cpu: same("AdamW in fp32 operations", got, want.astype("f4"))
+        else: within("AdamW", got.get(), want, 4 * F32 * largest(want))
 
 
 @claim
@@ -1013,7 +1029,9 @@ def results_are_the_same_for_any_number_of_threads():
         begin(1, 210, 192, 1, 1, PRODUCTS)
         dbias = normal(192)
         call("matmul_backward_weight", normal(192, 48), dbias, normal(210, 192), normal(210, 48), 210, 48, 192, ADD)
-        return found + [("AdamW", bits) for bits in updated] + [("a bias's gradient", dbias.bits())]
+        found += [("AdamW", bits) for bits in updated] + [("a bias's gradient", dbias.bits())]
+        check_linear(210, 48, 192) # whose products have the same bits from run to run
+        return found
 
     one = results(1)
     assert len(one) > 100
@@ -1092,12 +1110,15 @@ def check_blocks(n, bits):
     call("quantise", one, kept, g, on.dtype, error, n, bits)
     same("blocks", one, bytes_sent)
     same("what blocks leave", kept, total - sent)
-    half = 0.50001 * np.repeat(bytes_sent.reshape(-1, 4 + 32 * bits)[:, :4].copy().view("f4"), 256)[:n] # and rounding
+    # half a scale, and the rounding of a quotient of at most 127
+    half = 0.50001 * np.repeat(bytes_sent.reshape(-1, 4 + 32 * bits)[:, :4].copy().view("f4"), 256)[:n]
     within("what is sent", sent, total, half)
     wide, in_place = f(total), f(error.start)
     call("quantise", alone, wide, wide, 0, None, n, bits)
     same("blocks of fp32, in place", alone, bytes_sent)
     same("what they leave", wide, kept)
+    call("quantise", alone, None, f(g.d), 0, error, n, bits)
+    same("blocks of fp32 with an error", alone, bytes_sent)
     call("quantise", alone, in_place, g, on.dtype, in_place, n, bits)
     same("what is kept in the error's place", in_place, kept)
     call("quantise", alone, None, g, on.dtype, None, n, bits)
@@ -1152,7 +1173,7 @@ def check_signs(n):
         a, kept, one = f(values), unset_f(n), unset_bytes(size)
         call("pack_signs", one, kept, a, n)
         scale, mean = one.bits()[:4].view("f4")[0], np.abs(a.d).mean()
-        within("the scale", scale, mean, 1.5e-7 * mean)
+        within("the scale", scale, mean, 1e-7 * mean)
         bits = np.packbits(np.pad(a.start < 0, (0, -n % 32)), bitorder="little")
         same("signs", one.bits()[4:used], bits)
         assert (one.bits()[used:] == 0xa5).all(), "padding was written"
@@ -1242,7 +1263,7 @@ def check_low_rank(n, k, r):
     call("skinny_product_transposed", mtp, m, p, n, k, r)
     near("m^T p", mtp, m.d.T @ p.d, 4 + n**0.5 / 4)
     call("low_rank_apply", out, kept, m, p, q, 0.25, n, k, r)
-    near("p q^T", out, p.d @ q.d.T, 4 + r**0.5)
+    near("p q^T", out, p.d @ q.d.T, 4 + r**0.5 / 4)
     left = m.start - np.float32(0.25) * out.get().astype("f4")
     same("what low_rank_apply keeps", kept, left)
     call("low_rank_apply", out, None, m, p, q, 1, n, k, r)
@@ -1318,7 +1339,7 @@ def comparison_adds_squares_and_products():
         a, b, sums = normal(n), normal_f(n), doubles(1, 2, 3)
         call("add_comparison", sums, a, b, n)
         want = np.array([1 + (a.d**2).sum(), 2 + (b.d**2).sum(), 3 + (a.d * b.d).sum()])
-        within("x^2, y^2, x y", sums.get(), want, 1e-12 * (want[0] + want[1]))
+        within("x^2, y^2, x y", sums.get(), want, 1e-12 * np.array([want[0], want[1], want[0] + want[1]]))
 
 
 # ---- PyTorch ----
@@ -1352,7 +1373,7 @@ def arrays_that_are_not_aligned_are_read_element_by_element():
 
 
 # ---- which product and which attention a GPU chooses ----
-IN_USE, TIMED, OF_BIASES, FOR_FEWER_PROCESSORS, REFUSED, WITH_A_FAILED_CANDIDATE, MOST_CANDIDATES = range(7)
+IN_USE, TIMED, OF_BIASES, FOR_FEWER_PROCESSORS, REFUSED, WITH_A_FAILED_CANDIDATE, FEWEST_CANDIDATES, MOST_CANDIDATES = range(8)
 
 
 def plans(which): return on.lib.plans(which)
@@ -1454,7 +1475,8 @@ def candidates_that_fail_are_skipped():
     for setting, candidates in (b"CUDA_EMULATOR_CUBLASLT_FAILS", 3), (b"CUDA_EMULATOR_CUBLASLT_INVALID", 2):
         setenv(setting, b"4", 1)
         prepare()
-        assert plans(MOST_CANDIDATES) == candidates, f"{plans(MOST_CANDIDATES)} candidates"
+        fewest, most = plans(FEWEST_CANDIDATES), plans(MOST_CANDIDATES)
+        assert fewest == most == candidates, f"{fewest} to {most} candidates"
         assert candidates < 3 or plans(WITH_A_FAILED_CANDIDATE) == 0, "a candidate was chosen that fails"
         check_layer(32, 96)
         unsetenv(setting)

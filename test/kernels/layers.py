@@ -223,7 +223,7 @@ def within(what, got, want, tolerance):
 def largest(want): return np.abs(want).max(initial=0)
 
 
-def near(what, got, want, roundings=0.5, more=0, relative=None):
+def near(what, got, want, roundings=0, more=0, relative=None):
     """Within the rounding of stored values, fp32 roundings of the largest result, and `more`, of each element."""
     want = np.asarray(want, "f8")
     if relative is None: relative = 1.01 * on.eps if got.is_x else 0

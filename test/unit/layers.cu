@@ -134,13 +134,14 @@ void attention_by(bool tensor_cores, floatX* result, float* stats, const floatX*
 }
 
 // ---- matrix products: how many plans there are, and by which algorithm a product is made ----
-enum { IN_USE, TIMED, OF_BIASES, FOR_FEWER_PROCESSORS, REFUSED, WITH_A_FAILED_CANDIDATE, MOST_CANDIDATES };
+enum { IN_USE, TIMED, OF_BIASES, FOR_FEWER_PROCESSORS, REFUSED, WITH_A_FAILED_CANDIDATE, FEWEST_CANDIDATES,
+       MOST_CANDIDATES };
 int plans(int which) {
-    int count = 0, most = 0;
+    int count = 0, fewest = INT_MAX, most = 0;
     for (const MatmulPlan& p : cuda_matmul.plans) {
         ProductShape s = p.shape;
         bool used = p.last_use > 0;
-        if (p.timed) most = std::max(most, p.candidates);
+        if (p.timed) fewest = std::min(fewest, p.candidates), most = std::max(most, p.candidates);
         if (which == IN_USE) count += used;
         if (which == TIMED) count += p.timed;
         if (which == OF_BIASES) count += used && s.epilogue == CUBLASLT_EPILOGUE_BGRADB;
@@ -148,7 +149,7 @@ int plans(int which) {
         if (which == REFUSED) count += used && p.candidates == 0 && s.alignment >= 16 && s.m % 8 == 0; // a kernel does the epilogue
         if (which == WITH_A_FAILED_CANDIDATE) count += p.timed && p.chosen == 0; // the emulator's first
     }
-    return which == MOST_CANDIDATES ? most : count;
+    return which == FEWEST_CANDIDATES ? fewest : which == MOST_CANDIDATES ? most : count;
 }
 // Even ways use epilogues, odd ones a kernel after the product; each pair uses another algorithm. Returns how many there are.
 int products_go(int way) {
