@@ -150,16 +150,16 @@ def layernorm_gradients(a, w, dout):
 
 def check_layernorm(N, C, mean_of_x=0, g=Given()):
     begin(1, N, C)
-    # the subtraction of the mean magnifies roundings, most where rstd is largest
-    slack = (24 + C**0.5 / 2 + 16 * abs(mean_of_x)) * (400 if C == 1 else 1)
+    slack = 16 + 8 * abs(mean_of_x) # the subtraction of the mean magnifies roundings
+    of_rows = slack + min(N, 2 * N**0.5)
     x1, x2, w, b = g("inp1", N, C, mean=mean_of_x), g("inp2", N, C), g("w", C, mean=1, std=0.5), g("b", C, std=0.5)
     res, out, mean, rstd, dout = unset(N, C), unset(N, C), unset_f(N), unset_f(N), g("dout", N, C)
     call("residual_layernorm_forward", res, out, mean, rstd, x1, x2, w, b, N, C)
     g.near("res", res, x1.d + x2.d)
     want, want_mean, want_rstd = layernorm(res.get(), w.d, b.d)
     g.near("out", out, want, slack)
-    near("mean", mean, want_mean, slack)
-    near("rstd", rstd, want_rstd, slack)
+    near("mean", mean, want_mean, 16)
+    near("rstd", rstd, want_rstd, 16)
     for name, array in ("mean", mean), ("rstd", rstd): g.also(name, array) # PyTorch's sum is not rounded
     again = unset(N, C)
     call("residual_layernorm_forward", res.keep(), again, mean, rstd, res, None, w, b, N, C)
@@ -169,8 +169,8 @@ def check_layernorm(N, C, mean_of_x=0, g=Given()):
         into, into_w, into_b = g.before(ADD, "dres", N, C), g.before(mode, "", C), g.before(mode, "", C)
         call("layernorm_backward", into, into_w, into_b, dout, res, w, mean, rstd, N, C, mode)
         g.near("dinp", into, into.d + dinp, slack)
-        g.near("dw", into_w, after(mode, into_w, dw), slack + sum_error(N))
-        g.near("db", into_b, after(mode, into_b, db), slack + sum_error(N))
+        g.near("dw", into_w, after(mode, into_w, dw), of_rows)
+        g.near("db", into_b, after(mode, into_b, db), of_rows)
 
 
 @claim
@@ -639,10 +639,12 @@ def check_classifier(N, V, Vp, parts, apart=0, dloss=0.125, g=Given()):
     if on.is_cpu:
         same("losses without gradients", whole[0], whole[1])
         return
+    alone, loss, chosen = packed(logits), unset_f(N), integers(targets) # which may be read in other pieces than the whole
+    call("classifier_forward_backward", loss, alone, chosen, dloss, N, V, Vp)
+    fits = alone.bits()
     on.lib.shared_memory_is(0)
-    alone = packed(logits)
-    call("classifier_forward_backward", unset_f(N), alone, integers(targets), dloss, N, V, Vp)
-    same("dlogits of a row that does not fit in shared memory", alone, whole[2])
+    call("classifier_forward_backward", loss, alone, chosen, dloss, N, V, Vp)
+    same("dlogits of a row that does not fit in shared memory", alone, fits)
 
 
 @claim
@@ -1315,7 +1317,7 @@ def check_orthonormal(values, roundings=64):
 def columns_become_orthonormal_and_those_that_depend_on_others_are_replaced():
     for n, r in rows([(1, 1), (7, 3), (64, 4), (200, 4), (30, 9), # three of a GPU's tiles of columns
                       (12, 12), (1000, 16), (1500, 3)], 5): # several chunks of rows
-        check_orthonormal(numbers(n, r, std=10), 64 if n > r else 1e4)
+        check_orthonormal(numbers(n, r, std=10))
     check_orthonormal(np.zeros((50, 4))) # the identity's columns
     check_orthonormal(np.array([[0, 0], [2, 2.]])) # the column of the identity whose turn it is may be there already
     dependent = numbers(40, 3)
@@ -1323,8 +1325,8 @@ def columns_become_orthonormal_and_those_that_depend_on_others_are_replaced():
     check_orthonormal(dependent)
     dependent = numbers(50, 4)
     dependent[:, 1], dependent[:, 3] = 3 * dependent[:, 0], 0
-    check_orthonormal(dependent, 2000)
-    check_orthonormal(1 + 1e-4 * numbers(60, 3), 4e5) # nearly dependent: rounding once would leave an angle
+    check_orthonormal(dependent)
+    check_orthonormal(1 + 1e-4 * numbers(60, 3), 2e4) # nearly dependent: rounding once would leave an angle
     bad = numbers(50, 4)
     bad[1, 1] = np.nan
     p = f(bad)
@@ -1474,12 +1476,13 @@ def candidates_that_fail_are_skipped():
     setenv, unsetenv = ctypes.CDLL(None).setenv, ctypes.CDLL(None).unsetenv
     for setting, candidates in (b"CUDA_EMULATOR_CUBLASLT_FAILS", 3), (b"CUDA_EMULATOR_CUBLASLT_INVALID", 2):
         setenv(setting, b"4", 1)
-        prepare()
-        fewest, most = plans(FEWEST_CANDIDATES), plans(MOST_CANDIDATES)
-        assert fewest == most == candidates, f"{fewest} to {most} candidates"
-        assert candidates < 3 or plans(WITH_A_FAILED_CANDIDATE) == 0, "a candidate was chosen that fails"
-        check_layer(32, 96)
-        unsetenv(setting)
+        try:
+            prepare()
+            fewest, most = plans(FEWEST_CANDIDATES), plans(MOST_CANDIDATES)
+            assert fewest == most == candidates, f"{fewest} to {most} candidates"
+            assert candidates < 3 or plans(WITH_A_FAILED_CANDIDATE) == 0, "a candidate was chosen that fails"
+            check_layer(32, 96)
+        finally: unsetenv(setting)
 
 
 @of("cuda")
