@@ -454,7 +454,7 @@ def check_attention(B, T, NH, HS, std=1, g=Given(), what=KERNELS, **settings):
     rounds = not on.is_cpu and (what != KERNELS or on.lib.on_tensor_cores(HS)) and on.is_16 # P and dS, before they are multiplied
     call("attention_forward", out, stats, qkv, B, T, C, NH)
     _, out_off, _ = attention_gradient(qkv.d, dout.d, want, NH)
-    g.near("out", out, want, slack, more=1.5 * out_off if rounds else 0)
+    g.near("out", out, want, slack, more=out_off if rounds else 0)
     g.near("stats", stats, want_stats, of_stats)
     want_dqkv, _, dqkv_off = attention_gradient(qkv.d, dout.d, out.get(), NH)
     backward = lambda: raw("attention_backward", dqkv, dout, qkv, out, stats, B, T, C, NH) # noqa: E731
@@ -462,11 +462,11 @@ def check_attention(B, T, NH, HS, std=1, g=Given(), what=KERNELS, **settings):
     else:
         dqkv.again()
         backward()
-    g.near("dqkv", dqkv, want_dqkv, 4 * slack, more=1.5 * dqkv_off if rounds else 0)
+    g.near("dqkv", dqkv, want_dqkv, 4 * slack, more=dqkv_off if rounds else 0)
     if T > 150 and B == 1 and what == KERNELS: # what a token computes does not depend on those after it
         first = unset(1, 100, C)
         call("attention_forward", first, unset_f(NH, 100), x(qkv.d[:, :100]), 1, 100, C, NH)
-        near("attention of the first 100 tokens", first, want[:, :100], slack, more=1.5 * out_off[:, :100] if rounds else 0)
+        near("attention of the first 100 tokens", first, want[:, :100], slack, more=out_off[:, :100] if rounds else 0)
 
 
 @claim
@@ -526,11 +526,11 @@ def check_parts(B, n, chunks, NH, HS, std=1, common=0):
                 for number, k in enumerate(order(i)):
                     raw("attention_part_forward", outs[i], stats[i], q[i], kv[k], k == i, number > 0, B, n, C, NH)
             run("attention_part_forward", forward, outs[i], stats[i])
-            near("a part's out", outs[i], want[:, s], slack, more=1.5 * out_off[:, s] if rounds else 0)
+            near("a part's out", outs[i], want[:, s], slack, more=out_off[:, s] if rounds else 0)
             near("a part's stats", stats[i], want_stats[:, :, s], of_stats)
     stored = [x(a.get()) for a in outs] # as backward reads it
     want_d, _, off = attention_gradient(qkv, dout, np.concatenate([a.d for a in stored], axis=1), NH)
-    off = 1.5 * off if rounds else 0 * off
+    off = off if rounds else 0 * off
     dq, dkv = [normal_f(B, n, C) for _ in own], [normal_f(B, n, 2 * C) for _ in own]
 
     def backward():

@@ -276,7 +276,8 @@ def check_claim(name):
         begin()
         claims[name]()
     except Exception as e:
-        trace = e.__traceback__
-        while trace.tb_next and "check_layers" in trace.tb_next.tb_frame.f_code.co_filename: trace = trace.tb_next
+        trace = e.__traceback__ # to the claim's line, or that of what it calls, but not into Given's comparisons
+        while trace.tb_next and "check_layers" in trace.tb_next.tb_frame.f_code.co_filename and (
+                "self" not in trace.tb_next.tb_frame.f_locals): trace = trace.tb_next
         return f"# line {trace.tb_lineno}: {e if isinstance(e, AssertionError) else repr(e)}\n"
     return ""
