@@ -158,8 +158,8 @@ def check_layernorm(N, C, mean_of_x=0, g=Given()):
     g.near("res", res, x1.d + x2.d)
     want, want_mean, want_rstd = layernorm(res.get(), w.d, b.d)
     g.near("out", out, want, slack)
-    near("mean", mean, want_mean, 16)
-    near("rstd", rstd, want_rstd, 16)
+    near("mean", mean, want_mean, max(16, C**0.5)) # a debug build adds one after the other
+    near("rstd", rstd, want_rstd, max(16, C**0.5))
     for name, array in ("mean", mean), ("rstd", rstd): g.also(name, array) # PyTorch's sum is not rounded
     again = unset(N, C)
     call("residual_layernorm_forward", res.keep(), again, mean, rstd, res, None, w, b, N, C)
@@ -607,8 +607,8 @@ def check_stats(stats, logits, targets, these):
         row, place = logits[i], target - these.first
         most = row.max(initial=-float(np.finfo("f4").max))
         assert stats[i, 0] == np.float32(most), f"the largest logit of row {i} is {stats[i, 0]}, not {most}"
-        want = np.exp(row - most).sum()
-        assert abs(stats[i, 1] - want) <= min(4 + len(row), 64) * F32 * want, f"the sum of row {i} is {stats[i, 1]}, not {want}"
+        want, most_off = np.exp(row - most).sum(), 32 + len(row)**0.5 if on.is_cpu else 64
+        assert abs(stats[i, 1] - want) <= min(4 + len(row), most_off) * F32 * want, f"the sum of row {i} is {stats[i, 1]}, not {want}"
         assert stats[i, 2] == (row[place] if 0 <= place < len(row) else 0), f"the target's logit of row {i} is {stats[i, 2]}"
 
 
@@ -624,13 +624,13 @@ def check_classifier(N, V, Vp, parts, apart=0, dloss=0.125, g=Given()):
     padded[:, V::2] = np.inf
     logits, values = to_stored(padded), rounded(values)
     want, gradient = cross_entropy(values, targets)
-    whole = classify(logits, targets, dloss, N, V, Vp, 0)
+    whole, bound = classify(logits, targets, dloss, N, V, Vp, 0), max(8, V**0.5 / 3)
     for losses, again, dlogits in (classify(logits, targets, dloss, N, V, Vp, parts), whole):
-        g.near("losses", losses, want, 8)
-        near("losses beside gradients", again, want, 8)
+        g.near("losses", losses, want, bound)
+        near("losses beside gradients", again, want, bound)
         got = packed(dlogits[:, :V])
         got.is_x = True
-        g.near("dlogits", got, dloss * gradient, 8)
+        g.near("dlogits", got, dloss * gradient, bound)
         rest = numbers_of(dlogits)
         assert (rest[:, V:] == 0).all() and (rest[targets < 0] == 0).all(), "gradients of padding or of masked rows"
         if parts > 1 or on.unaligned is not None: continue # the whole may be read in other pieces than its part
