@@ -8,7 +8,7 @@ comparisons.
 A call is made twice from the same beginning, and must leave the same bits. What it may only read stays as it was. Around every
 array lie guards, which are NaN for whoever reads them and must stay; a library with an address sanitizer has none, and arrays end
 where their memory does."""
-import ctypes, re, sys
+import ctypes, linecache, re, sys
 from pathlib import Path
 import numpy as np
 
@@ -279,5 +279,6 @@ def check_claim(name):
         trace = e.__traceback__ # to the claim's line, or that of what it calls, but not into Given's comparisons
         while trace.tb_next and "check_layers" in trace.tb_next.tb_frame.f_code.co_filename and (
                 "self" not in trace.tb_next.tb_frame.f_locals): trace = trace.tb_next
-        return f"# line {trace.tb_lineno}: {e if isinstance(e, AssertionError) else repr(e)}\n"
+        what = str(e) or linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip()
+        return f"# line {trace.tb_lineno}: {what if isinstance(e, AssertionError) else repr(e)}\n"
     return ""
