@@ -51,12 +51,18 @@ cpu-variants run-cpu-variants: $(CPU_VARIANTS)
 $(CPU_VARIANTS): $(BUILD)/cpu_variants/%: dev/kernels/cpu/%.c
 VARIANTS := $(patsubst dev/kernels/cuda/%.cu,$(BUILD)/variants/%,\
     $(filter-out %/bench_layers.cu,$(wildcard dev/kernels/cuda/*.cu)))
-OTHER_BUILDS += $(VARIANTS)
+OTHER_BUILDS += $(VARIANTS) $(BUILD)/variants/cpu_layers.o
 variants run-variants: $(VARIANTS)
 # wgmma and TMA are what only compute capability 9.0 has, and code for it alone may use.
 $(VARIANTS): GENCODE := $(subst compute_90$(comma)code=sm_90,compute_90a$(comma)code=sm_90a,$(GENCODE))
-$(VARIANTS): $(BUILD)/variants/%: dev/kernels/cuda/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
+$(VARIANTS): $(BUILD)/variants/%: dev/kernels/cuda/%.cu $(BUILD)/variants/cpu_layers.o $(EMULATOR) | find-libraries
 	$(call say,$(COMPILER))
 	$(Q)$(BUILD_KERNELS)
+# Never with the CPU's sanitizers: nvcc or the emulator links it.
+$(BUILD)/variants/cpu_layers.o: OPTIMISE := -O3
+$(BUILD)/variants/cpu_layers.o: dev/kernels/cuda/cpu_layers.c
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 run-variants run-cpu-variants:
 	@sh dev/kernels/run_variants.sh $^

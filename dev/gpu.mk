@@ -1,5 +1,5 @@
 # How a program is compiled for a GPU: as CUDA by nvcc, or for the emulator. Included by ../Makefile unless
-# DEVICE=cpu. Each part says how it builds a training program (BUILD_PROGRAM), and a test of kernels against the CPU's
+# DEVICE=cpu. Each part says how it builds a training program (BUILD_PROGRAM), and variants of kernels with the CPU's
 # layers (BUILD_KERNELS).
 USE_CUDNN ?= 1
 USE_NCCL ?= 1
@@ -45,7 +45,7 @@ BUILD_PROGRAM = $(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(PRO
 $(BUILD)/train_gpt2_%.o: train_gpt2_%.cu | find-libraries
 	$(call say,NVCC)
 	$(Q)$(BUILD_CUDA) $(COMM_CUDA) -c $< -o $@
-BUILD_KERNELS = $(BUILD_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(BUILD)/test/cpu_layers.o -ldnnl -lgomp -lm
+BUILD_KERNELS = $(BUILD_CUDA) -c $< -o $@.o && $(LINK_OBJECT) $(BUILD)/variants/cpu_layers.o -ldnnl -lgomp -lm
 FIND_LIBRARIES = sh dev/find_cuda.sh link cublasLt $(CUDNN) >/dev/null || \
     { echo "Or build for the CPU: make DEVICE=cpu. make doctor says what is here." >&2; exit 1; }
 endif
@@ -60,6 +60,6 @@ EMULATE = mkdir -p $(@D) && CPPFLAGS="$(shell sh dev/find_cuda.sh compile cublas
     EMULATOR_LIBRARIES="cublaslt $(STAND_INS)" sh dev/emulator/compile.sh $< $@ \
     $(if $(DEBUG),asan -DDEBUG,plain) $(PRECISION_FLAG) -DUSE_CUDNN=$(USE_CUDNN)
 BUILD_PROGRAM = $(EMULATE) $(COMM_CUDA) $(CFLAGS) $(LDFLAGS) $(PROGRAM_LIBRARIES)
-BUILD_KERNELS = $(EMULATE) $(BUILD)/test/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
+BUILD_KERNELS = $(EMULATE) $(BUILD)/variants/cpu_layers.o $(CFLAGS) $(LDFLAGS) -ldnnl -fopenmp
 FIND_LIBRARIES = sh dev/find_cuda.sh compile cublasLt $(CUDNN) >/dev/null
 endif

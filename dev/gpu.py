@@ -21,7 +21,7 @@ def said(*command):
 def targets(half, is_hopper):
     """What make builds: (device, precision, names)."""
     programs = sorted(path.stem for path in Path().glob("train_gpt2_*.cu"))
-    layers = sorted(f"test/{path.stem}" for path in Path("test/unit").glob("test_cuda_*.cu"))
+    layers = ["layers.so", "test/test_cuda_device"]
     yield "cuda", half, programs + layers + ["bench_layers"] + ["variants/matmul_forward", "variants/matmul_backward"] * is_hopper
     yield "cuda", "fp32", programs + layers + ["test/test_comm_cuda", "comm_bench"]
     if half != "fp16": yield "cuda", "fp16", programs + layers

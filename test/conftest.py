@@ -4,9 +4,8 @@ import pytest
 import suite
 
 # Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of some with
-# ThreadSanitizer; matrix products take other ways on processors without AVX-512.
-IN_16_BITS = ("test_layers", "test_compress", "test_param_ranges")
-WITHOUT_AVX512 = ("test_layers",)
+# ThreadSanitizer.
+IN_16_BITS = ("test_layer_contracts", "test_param_ranges")
 WITH_TSAN = ("test_dataloader", "test_control")
 
 
@@ -35,13 +34,13 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole modules go to one worker, because their tests share runs; but each mistake has a copy of the sources for itself, and on a GPU so does
-    every run, and every program that tests a layer."""
+    """Whole modules go to one worker, because their tests share runs; but each mistake has a copy of the sources for itself, each build of the
+    layers runs its claims in a process of its own, and on a GPU every run has a worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByModule(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            if suite.DEVICE == "cuda" and "agrees_with_the_cpus" in nodeid: return nodeid.rpartition("-")[0]
+            if "test_a_layer_follows_its_definition" in nodeid: return nodeid.rpartition("-")[0]
             return nodeid if suite.DEVICE == "cuda" or "test_a_mistake_fails" in nodeid else super()._split_scope(nodeid)
     return ByModule(config, log)
 
@@ -91,28 +90,25 @@ class CFile(pytest.File):
         builds = {"": {}, "debug": {"debug": True}}
         if program in IN_16_BITS:
             builds |= {p + d: {"precision": p, "debug": bool(d)} for p in ("bf16", "fp16") for d in ("", "-debug")}
-        if program in WITHOUT_AVX512:
-            builds["avx2"] = {"avx2": True}
         if program in WITH_TSAN:
             builds["tsan"] = {"tsan": True}
         claims = re.findall(r"^TEST\((\w+)\)", self.path.read_text(), re.M)
         for build, settings in builds.items():
             for claim in claims:
                 item = CTest.from_parent(self, name=f"{claim}[{build}]" if build else claim, program=program, claim=claim, **settings)
-                if "debug" in build or build in ("tsan", "avx2", "fp16"): item.add_marker(pytest.mark.rest)
+                if "debug" in build or build in ("tsan", "fp16"): item.add_marker(pytest.mark.rest)
                 yield item
 
 
 class CTest(pytest.Item):
-    def __init__(self, *, program, claim, precision="fp32", debug=False, tsan=False, avx2=False, **rest):
+    def __init__(self, *, program, claim, precision="fp32", debug=False, tsan=False, **rest):
         super().__init__(**rest)
-        self.program, self.claim, self.precision, self.debug, self.tsan, self.avx2 = program, claim, precision, debug, tsan, avx2
+        self.program, self.claim, self.precision, self.debug, self.tsan = program, claim, precision, debug, tsan
 
     def runtest(self):
         if self.tsan and suite.sanitizers(): pytest.skip(f"sanitizers cannot run here: {suite.sanitizers()}")
         path = f"build/tsan/test/{self.program}" if self.tsan else suite.program(f"test/{self.program}", self.precision, debug=self.debug)
         env = {"ASAN_OPTIONS": "detect_leaks=1"} if self.debug else {}
-        if self.avx2: env["ONEDNN_MAX_CPU_ISA"] = "AVX2"
         # ThreadSanitizer does not see how OpenMP's own threads wait for one another. Before a process ends it waits for races with threads
         # that still run: longer than a heartbeat, less than the default second.
         if self.tsan: env |= {"TSAN_OPTIONS": "atexit_sleep_ms=300", "OMP_NUM_THREADS": 1}

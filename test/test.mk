@@ -3,13 +3,12 @@ COMMANDS += test test-all test-rest check-programs cuda-tests fuzz test-programs
 INTERNAL += test-build
 
 # --- unit tests in C ---
-# With -O3 they take 52 s of one core to compile, with -O1 25 s; each runs within seconds. The layers are tested as
-# programs have them.
+# With -O3 they take 52 s of one core to compile, with -O1 25 s; each runs within seconds.
 C_TESTS := $(patsubst test/unit/%.c,%,$(wildcard test/unit/test_*.c))
 C_BUILDS += $(C_TESTS:%=$(BUILD)/test/%)
 $(C_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/unit/%.c
 $(C_TESTS:%=$(BUILD)/test/%): LIBRARIES += -lcmocka
-$(patsubst %,$(BUILD)/test/%,$(filter-out test_layers,$(C_TESTS))): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
+$(C_TESTS:%=$(BUILD)/test/%): OPTIMISE := $(subst -O3,-O1,$(OPTIMISE))
 WITH_MPI += $(addprefix $(BUILD)/test/,test_comm test_sharding)
 
 # Threads under ThreadSanitizer: the loader's, the watchdog's, and the one that talks to MPI.
@@ -33,28 +32,23 @@ CAN_FUZZ = $(shell printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
 fuzz: build/test/fuzz
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) $(PYTEST) -v test/tools/test_fuzz.py --tier all
 
-# --- tests of a GPU, which run under the emulator too ---
-# Every layer against the CPU's.
-CUDA_TESTS := $(patsubst test/unit/%.cu,$(BUILD)/test/%,$(wildcard test/unit/test_cuda_*.cu))
-OTHER_BUILDS += $(CUDA_TESTS) $(BUILD)/test/cpu_layers.o
-cuda-tests: $(CUDA_TESTS)
-$(CUDA_TESTS): $(BUILD)/test/%: test/unit/%.cu $(BUILD)/test/cpu_layers.o $(EMULATOR) | find-libraries
-	$(call say,$(COMPILER))
-	$(Q)$(BUILD_KERNELS)
-# Never with the CPU's sanitizers: nvcc or the emulator links it.
-$(BUILD)/test/cpu_layers.o: OPTIMISE := -O3
-$(BUILD)/test/cpu_layers.o: test/unit/cpu_layers.c
-	@mkdir -p $(@D)
-	$(call say,CC)
-	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
+# --- tests of a device: the CPU's, a GPU's, or the emulator's ---
+# The layers as a shared library, which test/kernels/test_layers.py compares with their definitions.
+$(BUILD)/layers.so: test/unit/layers.cu
+$(BUILD)/layers.so: CFLAGS_ALL += -fPIC
+$(BUILD)/layers.so: NVCC_FLAGS += -Xcompiler -fPIC
+$(BUILD)/layers.so: override LDFLAGS += -shared
+# When marks were passed, by events that the test sets.
+$(BUILD)/test/test_cuda_device: test/unit/test_cuda_device.cu
+cuda-tests: $(BUILD)/layers.so $(BUILD)/test/test_cuda_device
 # Collectives between GPUs, or ranks that share one: a program for mpirun.
 $(BUILD)/test/test_comm_cuda: test/unit/test_comm_cuda.cu
-DEVICE_BUILDS += $(BUILD)/test/test_comm_cuda
+DEVICE_BUILDS += $(addprefix $(BUILD)/,layers.so test/test_cuda_device test/test_comm_cuda)
 WITH_MPI += $(BUILD)/test/test_comm_cuda
 
 # --- everything that the tests run ---
-test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/comm_bench
-FLOATX_TESTS := test/test_layers test/test_compress test/test_param_ranges
+test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/layers.so $(BUILD)/comm_bench
+FLOATX_TESTS := layers.so test/test_layer_contracts test/test_param_ranges
 # Side by side, so that no core waits for the last program of one build. (+: these are makes, and share -j.)
 TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug
 INTERNAL += $(TEST_PROGRAMS)

@@ -4,7 +4,7 @@
 #   plain   barriers, warp functions, alignment, undefined behaviour, endless loops are checked
 #   asan    also accesses out of bounds (AddressSanitizer), in global and in shared memory
 #   tsan    also races between threads (ThreadSanitizer)
-# OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++.
+# OUT.o instead of a program's name: an object, to be linked by a later compile.sh or g++. OUT.so: a shared library.
 # In the environment: EMULATOR_LIBRARIES="cublaslt cudnn", stand-ins to link; CPPFLAGS, where their headers are; EMULATOR_BUILD;
 # EMULATOR_DEBUG=-g1, only line numbers: it compiles faster, but gdb knows no variables; WERROR=1, warnings are errors; ARCH, the
 # processor to compile for. Where ccache is installed it keeps objects.
@@ -26,7 +26,7 @@ case $build in
 esac
 [ "${WERROR:-0}" = 0 ] && werror= || werror=-Werror
 case $(uname -m) in aarch64 | arm64) arch=-mcpu ;; *) arch=-march ;; esac
-common="-std=c++17 ${EMULATOR_DEBUG:--g} -Wall -Wextra $werror -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off"
+common="-std=c++17 -fPIC -ftls-model=initial-exec ${EMULATOR_DEBUG:--g} -Wall -Wextra $werror -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off"
 # Quoted, because the shell parses it again and a folder's name may contain a space.
 common="$common -I$(quoted "$here")/include -I$(quoted "$here") -isystem $(quoted "$cuda")/include ${CPPFLAGS-}"
 checks="$sanitize -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fsanitize-coverage=trace-pc"
@@ -60,5 +60,6 @@ rm -f "$out.in.ii"
 case $out in *.o) object=$out ;; *) object=$out.o ;; esac
 eval "$ccache g++ $common $checks $optimise $arch=${ARCH:-native} -fno-strict-aliasing -fpreprocessed $flags" '-c "$out.ii" -o "$object"'
 [ "$object" = "$out" ] && exit
-g++ $checks "$object" "$@" $objects -pthread -o "$out"
+case $out in *.so) shared=-shared ;; *) shared= ;; esac
+g++ $checks $shared "$object" "$@" $objects -pthread -o "$out"
 rm -f "$object"

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdarg>
 #include <cstdlib>
+#include <dlfcn.h>
 #include <execinfo.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -36,21 +37,28 @@ void fail(const Thread* t, Site site, const char* format, ...) {
     print_message(t, place, what);
     _exit(1);
 }
+// The file that the kernels and this are linked into, and where it begins: the program, or a shared library that it opened.
+static Dl_info find_kernels(void) {
+    Dl_info found = {};
+    dladdr((void*)print_message, &found);
+    return found;
+}
+static const Dl_info kernels = find_kernels();
 // The source line of an instruction: the innermost one outside the emulator, because emulator code is inlined into kernels.
 // It may run in a signal handler, so addr2line is started without popen and nothing is allocated.
 Place source_place(const void* pc) {
-    extern char start_of_program __asm__("__executable_start");
     stop_others();
     Place place = {"(unknown line)"};
     char program[32], address[32], lines[4096];
-    snprintf(program, sizeof program, "/proc/%d/exe", (int)getpid());
-    size_t offset = (size_t)((const char*)pc - 1 - &start_of_program); // a return address is just after its call
+    snprintf(program, sizeof program, "/proc/%d/exe", (int)getpid()); // its name may be relative to another folder
+    const char* file = strstr(kernels.dli_fname, ".so") ? kernels.dli_fname : program;
+    size_t offset = (size_t)((const char*)pc - 1 - (const char*)kernels.dli_fbase); // a return address is just after its call
     snprintf(address, sizeof address, "0x%zx", offset);
     int ends[2];
     if (pipe(ends)) return place;
     if (_Fork() == 0) {
         dup2(ends[1], STDOUT_FILENO);
-        execlp("addr2line", "addr2line", "-i", "-e", program, address, (char*)nullptr);
+        execlp("addr2line", "addr2line", "-i", "-e", file, address, (char*)nullptr);
         _exit(1);
     }
     close(ends[1]);

@@ -29,59 +29,27 @@ def missing(*libraries):
     return pytest.mark.skipif(not headers or bool(libraries) and flags(*libraries) is None, reason=reason)
 
 
-def compiled(source, build="plain", *options, libraries="", cpp="", key=""):
-    """A program for the emulator, compiled once in a session: its path."""
+def compiled(source, build="plain", *options, libraries="", cpp="", key="", out="program"):
+    """A program or a shared library for the emulator, compiled once in a session: its path."""
     def run(place):
-        succeeds("sh dev/emulator/compile.sh", [source, place / "program", build], *options, timeout=900,
+        succeeds("sh dev/emulator/compile.sh", [source, place / out, build], *options, timeout=900,
                  env={"EMULATOR_LIBRARIES": libraries, "CPPFLAGS": cpp})
-    return once(f"emulated {source} {build} {options} {libraries} {key}", run) / "program"
+    return once(f"emulated {source} {build} {options} {libraries} {key}", run) / out
 
 
-# ---- the tests of a GPU's layers, which are test/unit/test_cuda_NAME.cu ----
-def layer_tests(name, builds, libraries="", smoke=""):
-    """A test for each TEST(claim) of the file in each build, as "asan bf16": what the GPU's layers compute agrees with the CPU's. The first
-    build runs every case, the others the quick ones. A few claims that are chosen by -k are compiled alone, and have every case. On a GPU
-    every precision of `smoke` and of the plain builds runs every case; those of `smoke` come first."""
-    source = f"test/unit/test_cuda_{name}.cu"
-    claims = re.findall(r"^TEST\((\w+)\)", (ROOT / source).read_text(), re.M)
-    if IS_REAL and capability() < 8: smoke, builds = smoke.replace("bf16", "fp16"), [x.replace("bf16", "fp16") for x in builds]
-    if IS_REAL: builds = [f"plain {x}" for x in dict.fromkeys(smoke.split() + [x.split()[1] for x in builds if "plain" in x])]
-    rows = [(*build.split(), claim) for build in builds for claim in claims if not ("fp32" in build and "cudnn" in claim)]
-    marks = {build: [pytest.mark.sampled(f"{name} {build}")] for build in builds[3:]} # a program with all its claims, or none of them
-    marks |= {f"plain {x}": [*marks.get(f"plain {x}", []), pytest.mark.smoke] for x in smoke.split()}
-
-    def emulated(build, precision, chosen):
-        layers = cpu_layers(precision)
-        some = len(chosen) < len(claims) - 2
-        only = [f'-DONLY=",{",".join(chosen)},"'] if some else []
-        path = compiled(source, build, f"-DPRECISION_{precision.upper()}", "-DUSE_CUDNN=" + str(int("cudnn" in libraries)), only, layers,
-                        "-ldnnl -fopenmp", libraries=libraries, cpp=libraries and flags("cublasLt", "cudnn"))
-        return path, build != "tsan" and (some or f"{build} {precision}" == builds[0])
-
-    def output(build, precision, chosen):
-        path, all_cases = (program(f"test/test_cuda_{name}", precision), True) if IS_REAL else emulated(build, precision, chosen)
-
-        def run(place):
-            done = command([] if IS_REAL else WITHOUT_ASLR, [path], [] if all_cases else ["quick"], env={"OMP_NUM_THREADS": 1}, timeout=900)
-            (place / "said").write_text(done.said)
-        return (once(f"run {path}", run) / "said").read_text()
-
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("build, precision, claim", [pytest.param(*row, marks=marks.get(" ".join(row[:2]), ()), id="-".join(row)) for row in rows])
-    def test(build, precision, claim, request):
-        chosen = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-        chosen = [x["claim"] for x in chosen if (x.get("build"), x.get("precision")) == (build, precision)]
-        said = output(build, precision, chosen)
-        if IS_REAL: print(*re.findall("^# largest .*", said, re.M), sep="\n") # pytest -rP shows it
-        assert re.search(rf"^ok \d+ - {claim},", said, re.M), said[-3000:]
-    return test
+# ---- layers ----
+def layers(build, precision):
+    """The layers of GPUs as a shared library (test/unit/layers.cu)."""
+    if IS_REAL: return program("layers.so", precision)
+    return compiled("test/unit/layers.cu", build, f"-DPRECISION_{precision.upper()}", "-DUSE_CUDNN=1", libraries="cublaslt cudnn",
+                    cpp=flags("cublasLt", "cudnn"), out="layers.so")
 
 
 def cpu_layers(precision):
     """An object that has them."""
     def compile(place):
         succeeds("gcc -std=c11 -O2 -march=native -fopenmp -ffp-contract=off", f"-DPRECISION_{precision.upper()}",
-                 "-c test/unit/cpu_layers.c -o", [place / "cpu_layers.o"])
+                 "-c dev/kernels/cuda/cpu_layers.c -o", [place / "cpu_layers.o"])
     return once(f"the CPU's layers {precision}", compile) / "cpu_layers.o"
 
 
@@ -89,7 +57,7 @@ def cpu_layers(precision):
 def program(name, precision="fp32", debug=False):
     """A GPU's training program, or another one by its path. The emulated one is compiled when the first test asks for it."""
     variant = "-".join([DEVICE, *[precision] * (precision != "fp32"), *["debug"] * debug])
-    path = f"build/{variant}/{name if '/' in name or 'bench' in name else f'train_gpt2_{name}'}"
+    path = f"build/{variant}/{name if '/' in name or 'bench' in name or '.' in name else f'train_gpt2_{name}'}"
     if IS_REAL:
         if debug: pytest.skip("debug builds are tested under the emulator")
         if precision == "bf16" and capability() < 8: pytest.skip("bf16 needs a GPU of compute capability 8.0")

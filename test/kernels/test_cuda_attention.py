@@ -1,21 +1,19 @@
-"""Attention through cuDNN's graphs agrees with the CPU's layer: the emulator's interpreter computes the graphs that
-llmc/device/cuda/attention_cudnn.cuh builds. The real cuDNN makes plans for an H100 from them, and refuses what its stand-in refuses."""
-import re
+"""Which attention is chosen when. The real cuDNN makes plans for an H100 from the graphs that llmc/device/cuda/attention_cudnn.cuh builds, and
+refuses what its stand-in refuses."""
+import re, sys
 import pytest
-from gpus import compiled, cpu_layers, flags, layer_tests, missing
+from gpus import compiled, flags, layers, missing
 from suite import assert_refused, command, once
 
 LONG = 2
 pytestmark = [pytest.mark.rest, missing("cudnn", "cublasLt")]
 PLANS = "test/kernels/cudnn_plans"
-test_attention_agrees_with_the_cpus = layer_tests("attention", ["plain bf16", "asan fp16", "plain fp32"], "cudnn", "bf16 fp32 fp16")
 
 
 # ---- which attention computes ----
 def chosen(choice, channels, tokens=8, precision="bf16", **env):
-    path = compiled("test/unit/test_cuda_attention.cu", "plain", f"-DPRECISION_{precision.upper()}", "-DUSE_CUDNN=1", cpu_layers(precision),
-                    "-ldnnl -fopenmp", libraries="cudnn", cpp=flags("cublasLt", "cudnn"))
-    return command([path], "choose", choice, channels, tokens, env={f"CUDA_EMULATOR_{k.upper()}": v for k, v in env.items()})
+    return command([sys.executable, "test/kernels/check_layers.py", layers("plain", precision)], "choose", choice, channels, tokens,
+                   env={f"CUDA_EMULATOR_{k.upper()}": v for k, v in env.items()})
 
 
 OWN, BY_CUDNN = r"own attention .*\(cuDNN: {}\)", "cuDNN 9.{} attention"

@@ -1,14 +1,11 @@
-"""Every kernel of llmc/device/cuda/ agrees with the CPU's layer under the emulator: every case in bf16, the quick ones with the address
-sanitizer, with the race detector, and in other precisions, which differ in conversions and elements per load. And as nvcc compiles them
-none spills registers, or has too many for its blocks."""
+"""As nvcc compiles the kernels of llmc/device/cuda/, none spills registers, or has too many for its blocks."""
 import re, shutil
 import pytest
-from gpus import flags, layer_tests, missing
+from gpus import flags, missing
 from suite import ROOT, command, succeeds
 
-LONG = 4
+LONG = 1
 pytestmark = [pytest.mark.rest, missing()]
-test_a_kernel_agrees_with_the_cpus = layer_tests("kernels", ["plain bf16", "asan bf16", "tsan bf16", "plain fp32", "plain fp16"], smoke="bf16")
 
 RESOURCES = "python3 -m dev.kernels.kernel_resources"
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc") or flags("cublasLt", "cudnn", "nccl") is None, reason="nvcc, or one of NVIDIA's libraries, is not here")

@@ -52,7 +52,7 @@ def test_a_run_has_the_cpus_losses_and_norms(options, precision, rtol):
 
 @pytest.mark.parametrize("precision, gelus", [("fp32", "0"), ("bf16", "[1-9][0-9]*")])
 def test_cublaslt_is_asked_for_a_gelu_only_in_16_bits(precision, gelus, tmp_path):
-    """How exact its GELU is in fp32 is not documented, and no GPU has measured it yet (test_cuda_matmul.cu prints it)."""
+    """How exact its GELU is in fp32 is not documented, and no GPU has measured it yet (test_layers.py prints it)."""
     gpu("--steps 1", precision=precision, cublaslt_counts=str(tmp_path / "counts"))
     assert re.search(f"^products [1-9][0-9]*, with GELU {gelus}, ", (tmp_path / "counts").read_text())
 

@@ -1,6 +1,6 @@
 """What is timed on a GPU: `pytest --device cuda -m timed -rP`, one after another, the most informative first. Each prints what it has
 measured, which is also in build/gpu/NAME.log. Under the emulator shapes are small, and times mean nothing."""
-import re, shutil, time
+import re, shutil, sys, time
 import pytest
 from dev.lib import random_tokens
 from kernels import gpus
@@ -89,7 +89,6 @@ def test_hoppers_kernels_end_at_sizes_with_remainders(name):
 
 @ONLY_REAL
 @pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="there is no compute-sanitizer")
-@pytest.mark.parametrize("name", ["kernels", "attention"])
-def test_no_kernel_reads_or_writes_what_is_not_its_own(name):
-    succeeds("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9", need(f"test/test_cuda_{name}"), "quick",
-             env={"CUDA_MODULE_LOADING": "LAZY"}, timeout=300)
+def test_no_kernel_reads_or_writes_what_is_not_its_own():
+    succeeds("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9", [sys.executable],
+             "test/kernels/check_layers.py", need("layers.so"), "sanitized quick", env={"CUDA_MODULE_LOADING": "LAZY"}, timeout=300)

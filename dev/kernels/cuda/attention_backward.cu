@@ -18,7 +18,7 @@ struct Problem {
     float scale;
     Both<floatX> qkv, out, dout, dqkv;
     Both<float> stats;
-    float *delta, *dq_sums;     // (B,NH,T), (B,NH,T,HS); these and the next are owned by cuda_both.h's list
+    float *delta, *dq_sums;     // (B,NH,T), (B,NH,T,HS); these and the next are owned by both.cuh's list
     float *probabilities, *ds;  // (B,NH,T,T), as a forward that stores them would leave them, and scratch; NULL: too large
     bool rounded = false;       // the running variant rounds P and dS to floatX before it multiplies them
 

@@ -16,7 +16,7 @@ struct Problem {
     float scale;
     Both<floatX> qkv, out;
     Both<float> stats;
-    float* matrix; // (B,NH,T,T) for scores, owned by cuda_both.h's list; NULL: too large
+    float* matrix; // (B,NH,T,T) for scores, owned by both.cuh's list; NULL: too large
     bool rounded = false; // the running variant rounds P to floatX before it multiplies it
 
     Problem(Shape shape) {

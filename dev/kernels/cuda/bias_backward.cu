@@ -12,7 +12,7 @@ struct Problem {
     int N, OC;
     double bytes; // that must be moved once
     Both<floatX> dout, dbias;
-    float* partial; // (chunks,OC) sums of chunks of rows, owned by cuda_both.h's list
+    float* partial; // (chunks,OC) sums of chunks of rows, owned by both.cuh's list
 
     Problem(Shape s) : N(s.rows), OC(s.cols), bytes((double)N * OC * sizeof(floatX)) {
         start_cpu(layer_shapes(1, N, OC, 1, 1, 1));

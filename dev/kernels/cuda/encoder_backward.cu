@@ -32,7 +32,7 @@ struct Problem {
     double bytes; // that must be moved once
     Both<int> tokens;
     Both<floatX> dout, dwte, dwpe;
-    float *sum_wte, *sum_wpe; // (V,C), (T,C) in fp32 for the kernels that need them, owned by cuda_both.h's list
+    float *sum_wte, *sum_wpe; // (V,C), (T,C) in fp32 for the kernels that need them, owned by both.cuh's list
 
     Problem(Shape s) : T(sequence_length(s.rows)), B(s.rows / T), C(s.cols), V((int)size_min(2 * (size_t)s.rows, 50304)) {
         LayerShapes shapes = layer_shapes(B, T, C, 1, V, 1);

@@ -14,7 +14,7 @@ struct Problem {
     double bytes; // that must be moved once
     Both<floatX> x;
     Both<double> acc;
-    double* partial; // (STATS_BLOCKS) sums of blocks, owned by cuda_both.h's list
+    double* partial; // (STATS_BLOCKS) sums of blocks, owned by both.cuh's list
 
     Problem(Shape s) : n((size_t)s.rows * s.cols), bytes((double)n * sizeof(floatX)) {
         start_cpu(layer_shapes(1, 1, 1, 1, 1, 1));

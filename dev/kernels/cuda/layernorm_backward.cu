@@ -13,7 +13,7 @@ struct Problem {
     double bytes; // that must be moved once
     Both<floatX> dinp, dw, db, dout, inp, w;
     Both<float> mean, rstd;
-    float *sum_dw, *sum_db; // (C) each: sums in fp32. This and the next are owned by cuda_both.h's list
+    float *sum_dw, *sum_db; // (C) each: sums in fp32. This and the next are owned by both.cuh's list
     float* partial;         // (LAYERNORM_BLOCKS,2,C): each block's sums for dw, then for db
 
     Problem(Shape s) : N(s.rows), C(s.cols), bytes(4.0 * N * C * sizeof(floatX)) {

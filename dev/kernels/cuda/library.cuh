@@ -9,7 +9,7 @@ arrays are made.
 #define DEV_CUDA_LIBRARY_CUH
 #include "../../../llmc/device/cuda/matmul.cuh"
 
-// Makes cuBLASLt's handle and its scratch, which cuda_both.h's list owns. When a product is first made the library's
+// Makes cuBLASLt's handle and its scratch, which both.cuh's list owns. When a product is first made the library's
 // algorithms are tried, and the fastest is taken.
 static void library_start(void) {
     matmul_init();

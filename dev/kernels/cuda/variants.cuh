@@ -13,8 +13,7 @@ operation is arithmetic (library.cuh), that of a large matrix product.
 #define DEV_CUDA_VARIANTS_CUH
 #include "../../../llmc/device/cuda/common.cuh"
 #include "../../../llmc/device/cuda/device.cuh"
-#define CUDA_OWN_MAIN
-#include "../../../test/unit/cuda_both.h"
+#include "both.cuh"
 #include "../variant_options.h"
 
 // Frees all arrays, and prepares the CPU's layers for these shapes. The variant prepares the device's layers.
@@ -57,7 +56,7 @@ static std::vector<int> block_sizes(const Variant& v) {
 // What times a call: two events, and twice a cache's worth of memory, which is read before each call so that the operation
 // finds nothing of its own in the cache.
 typedef struct {
-    int4* memory; // (n) zeros; this and `sink` are owned by cuda_both.h's list
+    int4* memory; // (n) zeros; this and `sink` are owned by both.cuh's list
     size_t n;
     int* sink;    // (1)
     cudaEvent_t begin, end; // owned

@@ -143,7 +143,7 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
               p.shape.k, p.shape.n, cublasLtGetStatusString(status));
 }
 
-#ifndef GELU_EPILOGUES // test_cuda_matmul.cu has them in fp32, too, and prints their error
+#ifndef GELU_EPILOGUES // test/unit/layers.cu has them in fp32, too, and its tests print their error
 #define GELU_EPILOGUES (FLOATX_DTYPE != DTYPE_F32)
 #endif
 // An epilogue may take vectors 16 bytes at a time, which no preference can express;

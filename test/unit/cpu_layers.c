@@ -1,3 +1,0 @@
-// cpu_layers.c - the CPU's layers as a separate object file, for a C++ program that has the GPU's under the same names. C++
-// mangles names and C does not, so both can be linked (test_cuda_kernels.cu calls these cpu::layernorm_backward, ...).
-#include "../../llmc/device/compress.h"
