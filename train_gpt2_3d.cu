@@ -95,6 +95,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
     int D;                          // C/t: channels of this rank's NH/t heads; 4D are its channels of the MLP
     TensorParallel options;         // sequence_parallel, overlap: 0 or 1 each
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
@@ -244,7 +245,6 @@ static void gpt2_gather_finish(GPT2* g) {
 
 // Called by gpt2_configure, because predictions need the sizes.
 static void gpt2_init_units(GPT2* g) {
-    g->num_params = 0;
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
@@ -815,10 +815,10 @@ static void gpt2_reduce_tied(GPT2* g) {
     for (int i = 0; i < ROOT_TENSORS; i++) grad_ready(g, 0, i); // its buckets may start
 }
 
-// Call before working on micro-batch `micro` of a step's `accumulation`.
-static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+// Call before working on micro-batch `micro` of a step.
+static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
-    g->last_micro = micro == accumulation - 1;
+    g->last_micro = micro == g->accumulation - 1;
 }
 
 // With --sequence-parallel a rank's gradients of layernorms, the first two tensors of every unit, come from its own
@@ -977,6 +977,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
     g->num_units = gpt2_num_units(g->config);
     g->dp = g->mesh.dp;
     g->tp = g->mesh.tp;
@@ -992,7 +993,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
     mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
-    gpt2_init_units(g); // now, because the predictions need them
+    gpt2_init_units(g);
     mesh_choose_writers(run, g->zero_stage == 1); // ZeRO: each rank saves its shards
     // ZeRO
     require(g->zero_stage == 0 || g->ddp == DDP_BUCKETED, "--zero-stage 1 scatters buckets: leave out --ddp naive");
@@ -1048,7 +1049,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
     action_begin(&g->times, a); // for the report
     gpt2_select(g, a, slot);
-    gpt2_begin_micro(g, a.micro, g->pipeline.m);
+    gpt2_begin_micro(g, a.micro);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);

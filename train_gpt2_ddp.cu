@@ -69,6 +69,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
@@ -238,7 +239,6 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 
 // Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
-    gpt2_init_units(g);
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
@@ -257,7 +257,7 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t P = gpt2_num_elements(c), X = sizeof(floatX);
+    size_t P = g->num_params, X = sizeof(floatX);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
@@ -274,7 +274,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 
 // Returns the bytes that this rank will send per step.
 static double gpt2_predict_sent(const GPT2* g) {
-    double N = g->dp->size, gradients = (double)(gpt2_num_elements(g->config) * sizeof(floatX));
+    double N = g->dp->size, gradients = (double)(g->num_params * sizeof(floatX));
     return 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
@@ -514,10 +514,10 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Call before working on micro-batch `micro` of a step's `accumulation`.
-static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+// Call before working on micro-batch `micro` of a step.
+static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
-    g->last_micro = micro == accumulation - 1;
+    g->last_micro = micro == g->accumulation - 1;
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -599,9 +599,11 @@ static void gpt2_configure(void* model, Run* run) {
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
     g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run);
+    gpt2_init_units(g);
 }
 
 // Returns the mean loss over the first --eval-steps global batches of the validation data.
@@ -645,10 +647,10 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    for (int micro = 0; micro < run->accumulation; micro++) {
+    for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
-        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_begin_micro(g, micro);
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }

@@ -73,6 +73,7 @@ typedef struct {
 //     Group { first_unit, num_units, elements, tensors;  shard { n, offset };  buffer, released; }
 // The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
 // rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
+// (PyTorch calls a group an FSDP unit, and its memory a FlatParameter.)
 //
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
@@ -95,6 +96,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;               // --sharding, --prefetch and the like, and the S that follows from them
@@ -117,7 +119,6 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device; the host reads it once per step
     Comm* dp;                       // the data-parallel ranks; a view
-    int accumulation;               // micro-batches per step
     bool first_micro, last_micro;   // true in the first micro-batch of a step; in the last
     int num_buckets;
     Bucket buckets[3];              // one for the root, and two that the other groups take in turn
@@ -184,8 +185,7 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 // Cuts groups of units into S shards, as train_gpt2_zero.cu cuts units. With S = 2 and a block (two units) per group:
 //     the whole model   | root: shard 0 | shard 1, padding | block 0: shard 0 | shard 1, padding | ...
 //     one rank keeps                    | shard 1, padding |                  | shard 1, padding | ...
-static void gpt2_init_params(GPT2* g) {
-    layout_split(&g->layout, &g->options, g->dp);   // S ranks hold one replica of the model, N/S have the same shard
+static void gpt2_init_units(GPT2* g) {
     layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
     for (int k = 0; k < g->layout.num_groups; k++) {
         Group* group = &g->layout.groups[k];
@@ -195,10 +195,16 @@ static void gpt2_init_params(GPT2* g) {
         g->gathering[k] = g->replicating[k] = NO_OP;
     }
     g->units = g->layout.units;
+    g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
+    g->num_gather_buffers = layout_gather_buffers(&g->layout, &g->options);
+}
+
+static void gpt2_init_params(GPT2* g) {
+    layout_split(&g->layout, &g->options, g->dp); // shard_ranks: S neighbours; replicas: N/S ranks, S apart
     shards_init(&g->state, &g->options, &g->layout, g->dp);
 }
 
-// Lists the parts of the model that this rank holds, with their memory.
+// Lists the parts of the model that this rank holds, with their memory: what its shard of a group has of each unit.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
         ParamRange p;
@@ -236,17 +242,14 @@ static void gpt2_init_scratch(GPT2* g) {
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
     size_t S = (size_t)g->options.shards;
-    g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k].shard.n;
         b->grads = (floatX*)device_alloc(whole * bucket_element_bytes(&g->options), MEMORY_COMMUNICATION);
         b->reduced = NO_OP;
     }
-    ShardSizes sizes = shard_sizes(g->config, &g->options);
-    g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
-        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
+        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, r);
         g->gather_buffers[r].params = (floatX*)device_alloc(whole * sizeof(floatX), MEMORY_COMMUNICATION);
         g->gather_buffers[r].group = NO_GROUP;
     }
@@ -279,8 +282,11 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t S = (size_t)g->options.shards, own = sizes.all, X = sizeof(floatX);
+    size_t S = (size_t)g->options.shards, own = g->layout.own_elements, X = sizeof(floatX);
+    size_t in_buckets = 0, in_gather_buffers = 0; // elements of whole groups
+    for (int k = 0; k < g->num_buckets; k++) in_buckets += S * g->layout.groups[k].shard.n;
+    for (int r = 0; r < g->num_gather_buffers; r++)
+        in_gather_buffers += S * gather_buffer_shard(&g->layout, &g->options, r);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
@@ -293,8 +299,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     shards_predict_offload(&g->options, own, bytes); // moves these three to MEMORY_OFFLOADED
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
-    bytes[MEMORY_COMMUNICATION] += bucket_element_bytes(&g->options) * S * sizes.in_buckets;
-    bytes[MEMORY_COMMUNICATION] += X * S * sizes.in_gather_buffers;
+    bytes[MEMORY_COMMUNICATION] += bucket_element_bytes(&g->options) * in_buckets + X * in_gather_buffers;
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
@@ -302,9 +307,9 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Each reduce-scatter and each all-gather sends S-1 shards of every group. Groups that stay gathered after their
 // forward pass are gathered once per step, the rest twice per micro-batch. Replicas all-reduce every shard once.
 static double gpt2_predict_sent(const GPT2* g) {
-    ShardSizes sizes = shard_sizes(g->config, &g->options);
-    double S = g->options.shards, N = g->dp->size, R = N / S, A = g->accumulation, all = (double)sizes.all;
-    double freed = reshards_after_forward(&g->options) ? all - (double)sizes.root : 0; // after the forward pass
+    double S = g->options.shards, N = g->dp->size, R = N / S, A = g->accumulation;
+    double all = (double)g->layout.own_elements, root = (double)g->layout.groups[0].shard.n;
+    double freed = reshards_after_forward(&g->options) ? all - root : 0; // after the forward pass
     double gathered = (all - freed + 2 * A * freed) * sizeof(floatX), grads = all * (double)reduce_size(&g->options);
     return (S - 1) * (gathered + A * grads) + 2 * (R - 1) / R * grads
          + 2 * (N - 1) / N * sizeof(double) + 2 * 2 * (S - 1) / S * sizeof(double);
@@ -355,20 +360,20 @@ static void group_gather(GPT2* g, int k) {
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
     g->gather_buffers[group->buffer].group = k;
     floatX* whole = g->gather_buffers[group->buffer].params;
-    const floatX* mine = shards_rounded(&g->state, whole, group->shard);
+    const floatX* mine = shards_rounded(&g->state, whole, group->shard); // in 16 bits: into its place in `whole`
     g->gathering[k] = comm_all_gather(g->layout.shard_ranks, whole, mine, group->shard.n, COMM_FLOATX);
 }
 
 // Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
 // gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
-// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
+// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it, in grad_ready.
 // A backward pass with the defaults, where a root and three groups share two gather buffers, x and y:
 //     layers        | head       | group 3    | group 2    | group 1    | embedding  | gpt2_reduce
 //     all-gathers   | of 3, to x | of 2, to y | of 1, to x |            |            |
 //     reductions    |            |            | of 3       | of 2       | of 1       | of the root
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
     if (!gathers_at(&g->options, moment)) return;
-    for (int d = 1; d < g->options.limit_all_gathers; d++) { // one of the limit is unit u's own group
+    for (int d = 1; d < g->options.limit_all_gathers; d++) { // one buffer is for the group in use
         int next = group_after(&g->layout, moment, g->layout.group_of[u], d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
@@ -497,8 +502,9 @@ static void group_free(GPT2* g, Group* group) {
 // Ends the use of unit u's parameters until the next unit_params. The last unit of a group frees its gather buffer. The
 // root, and groups that are not resharded after their forward pass, stay until the update.
 static void unit_release(GPT2* g, int u) {
-    Group* group = &g->layout.groups[g->layout.group_of[u]];
-    if (group->first_unit == 0 || !reshards_after_forward(&g->options)) return;
+    int k = g->layout.group_of[u];
+    Group* group = &g->layout.groups[k];
+    if (k == 0 || !reshards_after_forward(&g->options)) return;
     if (++group->released == group->num_units) group_free(g, group);
 }
 
@@ -638,13 +644,13 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Call before working on micro-batch `micro` of a step's `accumulation`.
+// Call before working on micro-batch `micro` of a step.
 // Each micro-batch overwrites the buckets, and only shards are added up. The first one frees the gather buffers,
 // except the root's: an evaluation may have left groups in them, and every step is to send the same bytes.
-static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
-    g->last_micro = micro == accumulation - 1;
+    g->last_micro = micro == g->accumulation - 1;
     if (!g->first_micro) return;
     for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
 }
@@ -680,14 +686,14 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per range, and sums the squares of the new parameters for their norm.
-// The all-reduce of the norm is issued before the gathers, so that it does not queue behind them.
+// Calls AdamW once per range, and sums the squares of the new parameters for their norm. The all-reduce of the norm is
+// issued first, so that it does not queue behind the gathers.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
     for (int i = 0; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);
     Comm* shard_ranks = g->layout.shard_ranks;
-    CommOp square = comm_all_reduce(shard_ranks, &g->stats->param_square, 1, COMM_F64); // first: the log needs it
+    CommOp square = comm_all_reduce(shard_ranks, &g->stats->param_square, 1, COMM_F64); // before the gathers
     gpt2_gather(g);
     comm_wait(shard_ranks, square);
 }
@@ -724,11 +730,12 @@ static void gpt2_configure(void* model, Run* run) {
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
     g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run);
-    g->accumulation = run->accumulation;
     sharding_check(&g->options, g->dp->size, g->accumulation);
+    gpt2_init_units(g);
     run->ranks->share.writer = g->dp->rank < g->options.shards ? g->dp->rank : -1; // only the first replica saves
     run->ranks->share.writers = g->options.shards;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
@@ -775,10 +782,10 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    for (int micro = 0; micro < run->accumulation; micro++) {
+    for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
-        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_begin_micro(g, micro);
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }
@@ -798,7 +805,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 // Reports the model, the parallel layout and the predictions before training begins.
 static void gpt2_report(const GPT2* g, Run* run) {
     ranks_report(run);
-    report_sharding(g->config, &g->options, g->dp->size);
+    report_sharding(&g->layout, &g->options, g->dp->size);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.

@@ -102,6 +102,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
@@ -331,7 +332,6 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 
 // Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
-    gpt2_init_units(g);
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_schedule(g);
@@ -354,7 +354,7 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), slots = (size_t)g->num_slots;
+    size_t P = g->num_params, X = sizeof(floatX), slots = (size_t)g->num_slots;
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, most = (size_t)g->stages.most_blocks;
     // Slots have so many blocks, of which so many keep gradients for W (zb-h1), and so many keep more than res1: with
     // recomputation those that wait for W, or one, in which all others are computed again.
@@ -378,7 +378,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Returns the bytes that this rank will send per step.
 // Stages exchange messages, the root, the loss and two norms (stages_sent).
 static double gpt2_predict_sent(const GPT2* g) {
-    double N = g->dp->size, gradients = (double)(stages_elements(&g->stages, g->config) * sizeof(floatX));
+    double N = g->dp->size, gradients = (double)(g->num_params * sizeof(floatX));
     double stages = stages_sent(&g->stages, g->config, g->pipeline.m, (size_t)g->max_B * (size_t)g->seq_len);
     return stages + 2 * (N - 1) / N * (gradients + sizeof(double));
 }
@@ -671,10 +671,10 @@ static void gpt2_reduce_tied(GPT2* g) {
     for (int i = 0; i < ROOT_TENSORS; i++) grad_ready(g, 0, i); // its buckets may start
 }
 
-// Call before working on micro-batch `micro` of a step's `accumulation`.
-static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+// Call before working on micro-batch `micro` of a step.
+static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
-    g->last_micro = micro == accumulation - 1;
+    g->last_micro = micro == g->accumulation - 1;
 }
 
 // The naive method: sums the gradients over the ranks after the backward pass, one unit after another.
@@ -809,6 +809,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
     g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
     g->num_units = gpt2_num_units(g->config);
     g->dp = g->mesh.dp;
@@ -820,6 +821,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->num_slots = pipeline_slots(g->pipeline);
     if (!stages_have_head(&g->stages)) g->logits_rows = 1; // for samples
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
+    gpt2_init_units(g);
     mesh_choose_writers(run, false);
 }
 
@@ -872,7 +874,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
     action_begin(&g->times, a); // for the report
     gpt2_select(g, a, slot);
-    gpt2_begin_micro(g, a.micro, g->pipeline.m);
+    gpt2_begin_micro(g, a.micro);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);

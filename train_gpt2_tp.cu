@@ -87,6 +87,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
     int D;                          // C/t: channels of this rank's NH/t heads; 4D are its channels of the MLP
     TensorParallel options;         // sequence_parallel, overlap: 0 or 1 each
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
@@ -115,7 +116,6 @@ typedef struct {
     Mesh mesh;                      // owned
     Comm *tp, *dp;                  // the t ranks that share this replica; the data-parallel ranks; views
     TokenRange tokens;              // whose rows of wte this rank holds
-    int accumulation;               // micro-batches per step
     int ddp;                        // DDP_NAIVE or DDP_BUCKETED
     double bucket_mb;               // MiB of gradients per bucket
     bool last_micro;                // this micro-batch makes the step's gradients final
@@ -283,7 +283,6 @@ static LayerShapes gpt2_shapes(const GPT2* g) {
 
 // Allocates everything. Call after gpt2_configure.
 static void gpt2_init(GPT2* g) {
-    gpt2_init_units(g);
     gpt2_init_params(g);
     gpt2_init_ranges(g);
     gpt2_init_acts(g);
@@ -303,7 +302,7 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t t = (size_t)g->tp->size, P = gpt2_part_elements(c, g->tp->size), X = sizeof(floatX), F = sizeof(float);
+    size_t t = (size_t)g->tp->size, P = g->num_params, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = (size_t)g->D, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t own = own_rows_of(g, g->max_B, g->seq_len), gathers = (size_t)g->options.sequence_parallel;
@@ -330,7 +329,7 @@ static double gpt2_predict_sent(const GPT2* g) {
     double micro = ring_bytes(sums * BT*C * X, t) + (t - 1) * BT * 3*sizeof(float);
     double step = ring_bytes(sequence * (2*L + 1) * 2*C * X + 2*sizeof(double), t);
     return g->accumulation * micro + step
-         + ring_bytes((double)gpt2_part_elements(g->config, t) * X + sizeof(double), g->dp->size);
+         + ring_bytes((double)g->num_params * X + sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -650,10 +649,10 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Call before working on micro-batch `micro` of a step's `accumulation`.
-static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+// Call before working on micro-batch `micro` of a step.
+static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = micro == 0 ? GRAD_SET : GRAD_ADD;
-    g->last_micro = micro == accumulation - 1;
+    g->last_micro = micro == g->accumulation - 1;
 }
 
 // With --sequence-parallel a rank's gradients of layernorms, the first two tensors of every unit, come from its own
@@ -762,15 +761,16 @@ static void gpt2_configure(void* model, Run* run) {
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
     g->num_units = gpt2_num_units(g->config);
     g->tp = g->mesh.tp;
     g->D = g->config.C / g->tp->size;
     g->dp = g->mesh.dp;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
-    g->accumulation = run->accumulation;
     int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
     mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
+    gpt2_init_units(g);
     mesh_choose_writers(run, false);
 }
 
@@ -816,10 +816,10 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    for (int micro = 0; micro < run->accumulation; micro++) {
+    for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
-        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_begin_micro(g, micro);
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }

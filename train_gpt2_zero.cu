@@ -82,6 +82,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     long long zero_stage;           // 1, 2 or 3; see grads_are_sharded, params_are_sharded
@@ -106,7 +107,6 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device; the host reads it once per step
     Comm* dp;                       // the data-parallel ranks; a view
-    int accumulation;               // micro-batches per step
     bool first_micro, last_micro;   // true in the first micro-batch of a step; in the last
     int num_buckets;
     Bucket buckets[MAX_UNITS];      // ZeRO-1: one per unit; ZeRO-2, ZeRO-3: for the root, an attention, an MLP
@@ -118,6 +118,8 @@ typedef struct {
 static bool grads_are_sharded(const GPT2* g) { return g->zero_stage >= 2; }
 static bool params_are_sharded(const GPT2* g) { return g->zero_stage >= 3; }
 // All blocks take turns in the memory of one: slot 0 is the root's, 1 is for attention halves, and 2 for MLP halves.
+// So slot k is as large as unit k.
+enum { NUM_SLOTS = 3 };
 static int unit_slot(int u) { return u == 0 ? 0 : 1 + (u - 1) % 2; }
 
 static RootParams root_view(const GPT2* g, floatX* base) {
@@ -177,7 +179,7 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 // Cuts every unit into N shards of equal size, of which the last may end in padding. With N = 2:
 //     the whole model   | unit 0: shard 0 | shard 1, padding | unit 1: shard 0 | shard 1, padding | ...
 //     rank 1 owns                         | shard 1, padding |                 | shard 1, padding | ...
-static void gpt2_init_params(GPT2* g) {
+static void gpt2_init_units(GPT2* g) {
     size_t N = (size_t)g->dp->size;
     for (int u = 0; u < g->num_units; u++) {
         g->shards[u].n = shard_elements(g->config, u, g->dp->size);
@@ -187,6 +189,10 @@ static void gpt2_init_params(GPT2* g) {
         g->own_elements += g->shards[u].n;
         g->gathering[u] = NO_OP;
     }
+}
+
+static void gpt2_init_params(GPT2* g) {
+    size_t N = (size_t)g->dp->size;
     size_t params_kept = params_are_sharded(g) ? g->own_elements : N * g->own_elements;
     size_t grads_kept = grads_are_sharded(g) ? g->own_elements : N * g->own_elements;
     g->params = (floatX*)device_alloc(params_kept * sizeof(floatX), MEMORY_PARAMETERS);
@@ -250,7 +256,7 @@ static void gpt2_init_scratch(GPT2* g) {
 // Allocates buckets, and with ZeRO-3 gather buffers: one for the root, one for all attention units, one for all MLPs.
 static void gpt2_init_buckets(GPT2* g) {
     size_t N = (size_t)g->dp->size;
-    g->num_buckets = grads_are_sharded(g) ? 3 : g->num_units;
+    g->num_buckets = grads_are_sharded(g) ? NUM_SLOTS : g->num_units;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t bytes = N * g->shards[k].n * sizeof(floatX);
@@ -259,7 +265,7 @@ static void gpt2_init_buckets(GPT2* g) {
         b->reduced = NO_OP;
     }
     if (!params_are_sharded(g)) return;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < NUM_SLOTS; k++) {
         g->gather_buffers[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
         g->gather_buffers[k].unit = NO_UNIT;
     }
@@ -285,15 +291,15 @@ static void gpt2_free(GPT2* g) {
     device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
     device_free_all(MEMORY_ACTIVATIONS);
     if (grads_are_sharded(g)) for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
-    for (int k = 0; k < 3; k++) device_free(g->gather_buffers[k].params);
+    for (int k = 0; k < NUM_SLOTS; k++) device_free(g->gather_buffers[k].params);
 }
 
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t N = (size_t)g->dp->size, own = shard_elements_total(c, g->dp->size), X = sizeof(floatX);
+    size_t N = (size_t)g->dp->size, own = g->own_elements, X = sizeof(floatX);
     size_t in_slots = 0; // elements of the units that are whole at the same time: the root, an attention, an MLP
-    for (int u = 0; u < 3; u++) in_slots += N * shard_elements(c, u, g->dp->size);
+    for (int u = 0; u < NUM_SLOTS; u++) in_slots += N * g->shards[u].n;
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
@@ -313,7 +319,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Returns the bytes that this rank will send per step.
 // Each reduce-scatter and each all-gather sends N-1 shards of every unit. The loss and two norms are doubles.
 static double gpt2_predict_sent(const GPT2* g) {
-    double N = g->dp->size, own = (double)(shard_elements_total(g->config, g->dp->size) * sizeof(floatX));
+    double N = g->dp->size, own = (double)(g->own_elements * sizeof(floatX));
     double times = g->zero_stage == 1 ? 1 + 1                // gradients once, parameters once
                  : g->zero_stage == 2 ? g->accumulation + 1  // gradients of every micro-batch, parameters once
                  : 3 * g->accumulation;                      // gradients, parameters for forward and for backward
@@ -585,12 +591,12 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Call before working on micro-batch `micro` of a step's `accumulation`.
+// Call before working on micro-batch `micro` of a step.
 // ZeRO-1 adds up whole gradients. ZeRO-2 and ZeRO-3 add up shards, and each micro-batch overwrites the buckets.
-static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = micro == 0 || grads_are_sharded(g) ? GRAD_SET : GRAD_ADD;
     g->first_micro = micro == 0;
-    g->last_micro = micro == accumulation - 1;
+    g->last_micro = micro == g->accumulation - 1;
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -628,15 +634,15 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per range, and sums the squares of the new parameters for their norm.
-// The all-reduce of the norm is issued before the gathers, so that it does not queue behind them.
+// Calls AdamW once per range, and sums the squares of the new parameters for their norm. The all-reduce of the norm is
+// issued first, so that it does not queue behind the gathers.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
                      &g->stats->param_square);
     }
-    CommOp square = comm_all_reduce(g->dp, &g->stats->param_square, 1, COMM_F64); // first, because the log needs it
+    CommOp square = comm_all_reduce(g->dp, &g->stats->param_square, 1, COMM_F64); // before the gathers
     gpt2_gather(g);
     comm_wait(g->dp, square);
 }
@@ -674,10 +680,11 @@ static void gpt2_configure(void* model, Run* run) {
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
     g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run);
-    g->accumulation = run->accumulation;
+    gpt2_init_units(g);
     run->ranks->share.writer = g->dp->rank; // each rank saves its shards
     run->ranks->share.writers = g->dp->size;
 }
@@ -723,10 +730,10 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    for (int micro = 0; micro < run->accumulation; micro++) {
+    for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
-        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_begin_micro(g, micro);
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }

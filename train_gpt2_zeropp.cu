@@ -26,6 +26,7 @@ Sent      per rank and step with A micro-batches, in bytes. With its share of a 
           doubles are summed as well.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
+          Gone: hybrid, --reduce-dtype and --cpu-offload.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -77,12 +78,13 @@ typedef struct {
 //     Group { first_unit, num_units, elements, tensors;  shard { n, offset };  buffer, released; }
 // The units of a group lie one after another in its memory, cut into S shards of n elements. One of them is this
 // rank's, at element `offset` of its own state. If the group is gathered, `buffer` is the number of its gather buffer.
+// (PyTorch calls a group an FSDP unit, and its memory a FlatParameter.)
 //
 // zeropp.h defines what packs and unpacks messages, and
 //     ZeroPP { within, across;  nodes, node_size;  weight_bits, gradient_bits;  secondary, scratch; }
 // These are two communicators, K and N/K, the bits of an element in messages, the secondary shards and memory for sums.
-// A message has a row per shard, and a row consists of blocks of 256 elements: an fp32 scale, which is max|x|/127 in
-// int8 and max|x|/7 in int4, and 256 quotients x/scale, rounded to whole numbers.
+// A message has a row per shard. A shard has a multiple of 256 elements, so a row consists of whole blocks of 256: an
+// fp32 scale, which is max|x|/127 in int8 and max|x|/7 in int4, and 256 quotients x/scale, rounded to whole numbers.
 //
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
@@ -105,6 +107,7 @@ typedef struct {
     GPT2Config config;
     int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
     int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;               // --sharding, --prefetch and the like, and the S that follows from them
@@ -127,7 +130,6 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device; the host reads it once per step
     Comm* dp;                       // the data-parallel ranks; a view
-    int accumulation;               // micro-batches per step
     bool first_micro, last_micro;   // true in the first micro-batch of a step; in the last
     int num_buckets;
     Bucket buckets[3];              // one for the root, and two that the other groups take in turn
@@ -196,11 +198,7 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 // those of the ranks b of all nodes. With K = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
 //     fp32 state; gradients after the second hop  | rank 0 of node 0 | 0 of node 1 | 1 of node 0 | 1 of node 1 |
 //     secondary shard; after the first hop        | rank 0 of each node            | rank 1 of each node       |
-static void gpt2_init_params(GPT2* g) {
-    comm_split(&g->zpp.within, g->dp, "node", g->dp->rank / g->zpp.node_size);   // the ranks of this node
-    comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
-    g->layout.shard_ranks = g->dp;
-    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank;
+static void gpt2_init_units(GPT2* g) {
     layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
     for (int k = 0; k < g->layout.num_groups; k++) {
         Group* group = &g->layout.groups[k];
@@ -211,11 +209,20 @@ static void gpt2_init_params(GPT2* g) {
     }
     g->layout.vectors = vectors_size(&g->zpp, g->config);
     g->units = g->layout.units;
+    g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
+    g->num_gather_buffers = layout_gather_buffers(&g->layout, &g->options);
+}
+
+static void gpt2_init_params(GPT2* g) {
+    comm_split(&g->zpp.within, g->dp, "node", g->dp->rank / g->zpp.node_size);   // the ranks of this node
+    comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
+    g->layout.shard_ranks = g->dp;
+    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank;
     shards_init(&g->state, &g->options, &g->layout, g->dp);
     zeropp_init(&g->zpp, &g->state, g->config); // allocates the secondary shards
 }
 
-// Lists the parts of the model that this rank holds, with their memory.
+// Lists the parts of the model that this rank holds, with their memory: what its shard of a group has of each unit.
 static void gpt2_init_ranges(GPT2* g) {
     g->num_ranges = vectors_ranges(&g->zpp, g->ranges);
     for (int u = 0; u < g->num_units; u++) {
@@ -253,8 +260,7 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    size_t S = (size_t)g->options.shards, vectors = most_vectors(g->config, &g->options); // elements, of any group
-    g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
+    size_t S = (size_t)g->options.shards, vectors = layout_most_vectors(&g->layout); // elements, of any group
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
         size_t whole = S * g->layout.groups[k].shard.n;
@@ -264,10 +270,8 @@ static void gpt2_init_buckets(GPT2* g) {
         b->received = b->sent + message;
         b->reduced = NO_OP;
     }
-    ShardSizes sizes = shard_sizes(g->config, &g->options);
-    g->num_gather_buffers = 1 + (int)sizes.gather_buffers;
     for (int r = 0; r < g->num_gather_buffers; r++) {
-        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, sizes, r);
+        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, r);
         size_t bytes = (whole + vectors) * sizeof(floatX) + message_bytes(whole, g->zpp.weight_bits);
         g->gather_buffers[r].params = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
         g->gather_buffers[r].message = (char*)(g->gather_buffers[r].params + whole + vectors);
@@ -302,27 +306,35 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    ShardSizes sizes = shard_sizes(c, &g->options);
-    size_t own = sizes.all + vectors_size(&g->zpp, c), X = sizeof(floatX);
+    size_t S = (size_t)g->options.shards, X = sizeof(floatX), all = g->layout.own_elements;
+    size_t own = all + g->layout.vectors;
+    size_t in_buckets = 0, in_gather_buffers = 0; // elements of whole groups
+    for (int k = 0; k < g->num_buckets; k++) in_buckets += S * g->layout.groups[k].shard.n;
+    for (int r = 0; r < g->num_gather_buffers; r++)
+        in_gather_buffers += S * gather_buffer_shard(&g->layout, &g->options, r);
+    size_t vectors = layout_most_vectors(&g->layout) * (size_t)(g->num_buckets + g->num_gather_buffers);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bytes[MEMORY_PARAMETERS] = 4 * own + message_bytes((size_t)g->zpp.nodes * sizes.all, g->zpp.weight_bits); // hpZ
+    bytes[MEMORY_PARAMETERS] = 4 * own + message_bytes((size_t)g->zpp.nodes * all, g->zpp.weight_bits); // hpZ
     bytes[MEMORY_GRADIENTS] = 4 * own;
     bytes[MEMORY_OPTIMIZER] = 8 * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + zeropp_buffer_bytes(&g->zpp, c, &g->options);
+    bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + 4 * scratch_elements(&g->zpp, &g->layout);
+    bytes[MEMORY_COMMUNICATION] += X * (in_buckets + in_gather_buffers + vectors);
+    bytes[MEMORY_COMMUNICATION] += 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
+    bytes[MEMORY_COMMUNICATION] += message_bytes(in_gather_buffers, g->zpp.weight_bits);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
 // Returns the bytes that this rank will send to other nodes per step: to each of the K-1 others its own updated shards,
 // and in each micro-batch one shard of the gradients of every group. Vectors: as in gpt2_reduce.
 static BytesBetween predict_between_nodes(const GPT2* g) {
-    double all = (double)shard_sizes(g->config, &g->options).all, A = g->accumulation, K = g->zpp.nodes;
-    double V = (double)vectors_size(&g->zpp, g->config), w = element_bytes(g->zpp.weight_bits);
+    double all = (double)g->layout.own_elements, A = g->accumulation, K = g->zpp.nodes;
+    double V = (double)g->layout.vectors, w = element_bytes(g->zpp.weight_bits);
     double q = element_bytes(g->zpp.gradient_bits);
     BytesBetween b = { (K - 1) * w * all, (K - 1) * A * q * all, ring_bytes(4 * V / g->zpp.node_size, g->zpp.nodes) };
     return b;
@@ -331,9 +343,9 @@ static BytesBetween predict_between_nodes(const GPT2* g) {
 // Returns the bytes that this rank will send per step. Within its node, each message has K shards of a group. Groups
 // that stay gathered after their forward pass are gathered once per step, the rest twice per micro-batch.
 static double gpt2_predict_sent(const GPT2* g) {
-    ShardSizes sizes = shard_sizes(g->config, &g->options);
-    double A = g->accumulation, K = g->zpp.nodes, all = (double)sizes.all, V = (double)vectors_size(&g->zpp, g->config);
-    double freed = reshards_after_forward(&g->options) ? all - (double)sizes.root : 0; // after the forward pass
+    double A = g->accumulation, K = g->zpp.nodes, V = (double)g->layout.vectors;
+    double all = (double)g->layout.own_elements, root = (double)g->layout.groups[0].shard.n;
+    double freed = reshards_after_forward(&g->options) ? all - root : 0; // after the forward pass
     double gathered = (all - freed + 2 * A * freed) * element_bytes(g->zpp.weight_bits);
     double grads = A * all * element_bytes(g->zpp.gradient_bits);
     BytesBetween between = predict_between_nodes(g);
@@ -388,20 +400,20 @@ static void group_gather(GPT2* g, int k) {
     char* message = g->gather_buffers[group->buffer].message;
     comm_finish(&g->zpp.across, &g->crossing[k]); // other nodes' new shards are in the secondary shard
     const char* mine = secondary_shard(&g->zpp, group->shard); // hpZ
-    size_t bytes = message_bytes((size_t)g->zpp.nodes * group->shard.n, g->zpp.weight_bits);
+    size_t bytes = (size_t)g->zpp.nodes * message_bytes(group->shard.n, g->zpp.weight_bits);
     g->gathering[k] = comm_all_gather(&g->zpp.within, message, mine, bytes, COMM_BYTE);
 }
 
 // Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
 // gather buffers, if the options name this moment: FORWARD_PRE is before unit u's forward pass (--forward-prefetch),
-// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it (--prefetch backward-post).
+// BACKWARD_PRE before its backward pass (--prefetch backward-pre), BACKWARD_POST after it, in grad_ready.
 // A backward pass with the defaults, where a root and three groups share two gather buffers, x and y:
 //     layers        | head       | group 3    | group 2    | group 1    | embedding  | gpt2_reduce
 //     all-gathers   | of 3, to x | of 2, to y | of 1, to x |            |            |
 //     reductions    |            |            | of 3       | of 2       | of 1       | of the root
 static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
     if (!gathers_at(&g->options, moment)) return;
-    for (int d = 1; d < g->options.limit_all_gathers; d++) { // one of the limit is unit u's own group
+    for (int d = 1; d < g->options.limit_all_gathers; d++) { // one buffer is for the group in use
         int next = group_after(&g->layout, moment, g->layout.group_of[u], d);
         if (next == NO_GROUP) return;
         if (g->layout.groups[next].buffer == NO_BUFFER && find_free_buffer(g, next) == NO_BUFFER) return;
@@ -423,9 +435,9 @@ static void bucket_second_hop(GPT2* g) {
     Shard shard = g->layout.groups[b->group].shard;
     comm_finish(&g->zpp.within, &b->reduced);
     unpack_sum(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)nodes * shard.n);
-    pack_rows(&g->zpp, b->sent, g->zpp.scratch, DTYPE_F32, nodes, shard); // qgZ
-    size_t row_bytes = message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, row_bytes, COMM_BYTE);
+    pack_sums(&g->zpp, b->sent, g->zpp.scratch, nodes, shard); // qgZ: quantises the K sums, a row each
+    size_t bytes = message_bytes(shard.n, g->zpp.gradient_bits);
+    b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, bytes, COMM_BYTE);
 }
 
 // Waits for the last hop of a bucket, and adds up the sums. Then its messages may be used again. Call bucket_second_hop
@@ -435,7 +447,8 @@ static void bucket_finish(GPT2* g, Bucket* b) {
     Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.within;
     Shard shard = g->layout.groups[b->group].shard;
     comm_finish(last_hop, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
-    float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard); // scratch: free, as layers queue
+    // Layers run in order, so pack_sums has read scratch.
+    float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard);
     unpack_sum(&g->zpp, sum, b->received, last_hop->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
@@ -453,12 +466,12 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (--b->missing > 0) return; // not all its gradients are final
     if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
     bucket_second_hop(g);
-    bucket_finish(g, b); // because its messages are needed
+    bucket_finish(g, b); // the second hop of the group that had this bucket before
     Shard shard = g->layout.groups[k].shard;
     b->group = k;
     b->adds = !g->first_micro;
     vectors_add(&g->zpp, k, b->grads, g->first_micro);   // gpt2_reduce sums them over the ranks
-    pack_grads(&g->zpp, k, b->sent, b->grads);    // qgZ
+    pack_grads(&g->zpp, k, b->sent, b->grads);           // qgZ: quantises the N shards of matrices, a row each
     size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
     b->reduced = comm_all_to_all(&g->zpp.within, b->received, b->sent, bytes, COMM_BYTE);
     g->in_first_hop = b;
@@ -556,8 +569,9 @@ static void group_free(GPT2* g, Group* group) {
 // Ends the use of unit u's parameters until the next unit_params. The last unit of a group frees its gather buffer. The
 // root, and groups that are not resharded after their forward pass, stay until the update.
 static void unit_release(GPT2* g, int u) {
-    Group* group = &g->layout.groups[g->layout.group_of[u]];
-    if (group->first_unit == 0 || !reshards_after_forward(&g->options)) return;
+    int k = g->layout.group_of[u];
+    Group* group = &g->layout.groups[k];
+    if (k == 0 || !reshards_after_forward(&g->options)) return;
     if (++group->released == group->num_units) group_free(g, group);
 }
 
@@ -696,15 +710,24 @@ static void gpt2_backward(GPT2* g, float dloss) {
     unit_release(g, 0);
 }
 
-// Call before working on micro-batch `micro` of a step's `accumulation`.
+// Call before working on micro-batch `micro` of a step.
 // Each micro-batch overwrites the buckets, and only shards are added up. The first one frees the gather buffers,
 // except the root's: an evaluation may have left groups in them, and every step is to send the same bytes.
-static void gpt2_begin_micro(GPT2* g, int micro, int accumulation) {
+static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
-    g->last_micro = micro == accumulation - 1;
+    g->last_micro = micro == g->accumulation - 1;
     if (!g->first_micro) return;
     for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
+}
+
+// Sums the gradients of the vectors in fp32: each rank of a node sums a part, first over its node, then over all nodes.
+static void vectors_reduce(GPT2* g) {
+    size_t n = g->layout.vectors / (size_t)g->zpp.node_size;
+    float *sums = vectors_grads(&g->zpp), *part = sums + (size_t)g->zpp.within.rank * n;
+    comm_wait(&g->zpp.within, comm_reduce_scatter(&g->zpp.within, part, sums, n, COMM_F32));
+    comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
+    comm_wait(&g->zpp.within, comm_all_gather(&g->zpp.within, sums, part, n, COMM_F32));
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -714,12 +737,7 @@ static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     bucket_second_hop(g);
-    // Vectors, during that hop of the root: each rank sums a part, first over its node, then over all nodes.
-    size_t n = g->layout.vectors / (size_t)g->zpp.node_size;
-    float *sums = vectors_grads(&g->zpp), *part = sums + (size_t)g->zpp.within.rank * n;
-    comm_wait(&g->zpp.within, comm_reduce_scatter(&g->zpp.within, part, sums, n, COMM_F32));
-    comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
-    comm_wait(&g->zpp.within, comm_all_gather(&g->zpp.within, sums, part, n, COMM_F32));
+    vectors_reduce(g); // during that hop of the root
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     comm_wait(g->dp, loss);
 }
@@ -753,14 +771,14 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Calls AdamW once per range, and sums the squares of the new parameters for their norm.
-// The all-reduce of the norm is issued before the gathers, so that it does not queue behind them.
+// Calls AdamW once per range, and sums the squares of the new parameters for their norm. The all-reduce of the norm is
+// issued first, so that it does not queue behind the gathers.
 static void gpt2_update(GPT2* g, AdamW adamw) {
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
     for (int i = 0; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);
     Comm* shard_ranks = g->layout.shard_ranks;
-    CommOp square = comm_all_reduce(shard_ranks, &g->stats->param_square, 1, COMM_F64); // first: the log needs it
+    CommOp square = comm_all_reduce(shard_ranks, &g->stats->param_square, 1, COMM_F64); // before the gathers
     gpt2_gather(g);
     comm_wait(shard_ranks, square);
 }
@@ -797,11 +815,12 @@ static void gpt2_configure(void* model, Run* run) {
     g->config = run->config;
     g->max_B = (int)run->o.batch_size;
     g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
     g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run);
-    g->accumulation = run->accumulation;
     zeropp_check(&g->zpp, &g->options, g->dp, g->accumulation);
+    gpt2_init_units(g);
     run->ranks->share.writer = g->dp->rank; // each rank saves its shards
     run->ranks->share.writers = g->dp->size;
     run->ranks->share.sharded = g->options.checkpoint == CHECKPOINT_SHARDED;
@@ -848,10 +867,10 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
     device_zero(g->stats, sizeof *g->stats);
-    for (int micro = 0; micro < run->accumulation; micro++) {
+    for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
-        gpt2_begin_micro(g, micro, run->accumulation);
+        gpt2_begin_micro(g, micro);
         gpt2_forward(g);
         gpt2_backward(g, dloss);
     }
@@ -871,10 +890,10 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 // Reports the model, the parallel layout and the predictions before training begins.
 static void gpt2_report(const GPT2* g, Run* run) {
     ranks_report(run);
-    report_sharding(g->config, &g->options, g->dp->size);
+    report_sharding(&g->layout, &g->options, g->dp->size);
     BytesBetween b = predict_between_nodes(g);
     ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, b.weights + b.gradients + b.vectors);
-    report_zeropp(&g->zpp, g->config, b);
+    report_zeropp(&g->zpp, g->layout.vectors, b);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.

@@ -109,7 +109,7 @@ def test_a_lab_can_be_made_again_until_something_is_written_in_it(tmp_path):
 @pytest.mark.parametrize("file, old, new, why", [
     ("train_gpt2_ddp.cu", r"\bgrad_ready\(", "gradient_ready(", "defines no function grad_ready"),
     ("train_gpt2_ddp.cu", r"static void gpt2_reduce_naive\(", "static int gpt2_reduce(", "defines gpt2_reduce 2 times"),
-    ("train_gpt2_ddp.cu", r"= micro == accumulation - 1;", "= true;", "is in 0 places of gpt2_begin_micro"),
+    ("train_gpt2_ddp.cu", r"= micro == g->accumulation - 1;", "= true;", "is in 0 places of gpt2_begin_micro"),
     ("doc/02_ddp.md", r"## The idea.*", "## An idea", "has no heading .The idea, and what it costs")],
     ids=["gone", "twice", "part", "section"])
 def test_a_lab_whose_sources_have_changed_is_an_error(file, old, new, why, tmp_path):

@@ -152,7 +152,7 @@ static inline TensorRuns tensor_part(GPT2Config c, int u, int i, int part, int p
     return r;
 }
 
-// Return the number of elements in each of `parts` parts of a tensor, of a unit, of the model.
+// Both return the number of elements in each of `parts` parts of a tensor, or of a unit.
 static inline size_t tensor_part_elements(TensorInfo t, int parts) {
     return t.cut == CUT_NONE ? tensor_elements(t) : tensor_elements(t) / (size_t)parts;
 }
@@ -160,10 +160,6 @@ static inline size_t unit_part_elements(GPT2Config c, int u, int parts) {
     size_t n = 0;
     for (int i = 0; i < unit_tensors(u); i++) n += tensor_part_elements(unit_tensor(c, u, i), parts);
     return n;
-}
-static inline size_t gpt2_part_elements(GPT2Config c, int parts) {
-    size_t attention = unit_part_elements(c, attention_unit(0), parts), mlp = unit_part_elements(c, mlp_unit(0), parts);
-    return unit_part_elements(c, 0, parts) + (size_t)c.L * (attention + mlp);
 }
 
 // Writes elements [begin, end) of the initial weights of unit u to out (end - begin), on the host. Every element

@@ -252,74 +252,48 @@ static inline void layout_zero_unwritten(const Layout* y, GPT2Config c, int T, i
     if (k == 0 && behind > 0) device_zero(grads + wpe + (size_t)T * C, behind * sizeof(floatX));
 }
 
-// ---- formulas for the elements of a rank's shards, before the layout exists ----
-typedef struct {
-    size_t root, largest, all; // of the root's group; of the largest other; of all groups together
-    size_t groups;             // number of groups
-    size_t in_buckets;         // of the root's group and the first two others, which have one bucket each
-    size_t gather_buffers;     // number of gather buffers in addition to the root's: one for each group that may be
-                               // gathered at a time, as large as any group; or one per group, of its own size
-    size_t in_gather_buffers;  // of all gather buffers together
-} ShardSizes;
-static inline ShardSizes shard_sizes(GPT2Config c, const Sharding* options) {
-    size_t blocks = (size_t)options->wrap_blocks, L = (size_t)c.L, halves = (size_t)options->wrap_halves;
-    size_t attention = sharded_size(options, c, attention_unit(0)), mlp = sharded_size(options, c, mlp_unit(0));
-    ShardSizes s;
-    memset(&s, 0, sizeof s);
-    if (blocks == 0) {
-        s.all = group_shard(options, sharded_size(options, c, 0) + L * (attention + mlp));
-        s.root = s.in_buckets = s.in_gather_buffers = s.all;
-        s.groups = 1;
-        return s;
-    }
-    size_t groups = halves ? 2*L : ceil_div(L, blocks), rest = L % blocks; // blocks of the last group, or 0
-    size_t first = group_shard(options, halves ? attention : size_min(blocks, L) * (attention + mlp));
-    size_t second = halves ? group_shard(options, mlp) : first;
-    size_t last = group_shard(options, rest * (attention + mlp));
-    s.groups = 1 + groups;
-    s.root = group_shard(options, sharded_size(options, c, 0));
-    s.largest = second;
-    s.all = s.root + (halves ? L * (first + second) : L / blocks * first + last);
-    s.in_buckets = groups <= 2 ? s.all : s.root + first + second;
-    s.gather_buffers = reshards_after_forward(options) ? size_min((size_t)options->limit_all_gathers, groups) : groups;
-    s.in_gather_buffers = reshards_after_forward(options) ? s.root + s.gather_buffers * s.largest : s.all;
-    return s;
+// ---- buffers ----
+// Returns how many gather buffers there are: the root's, and one for each group that may be gathered at the same time.
+static inline int layout_gather_buffers(const Layout* y, const Sharding* options) {
+    int others = y->num_groups - 1;
+    if (!reshards_after_forward(options)) return 1 + others;
+    return 1 + (options->limit_all_gathers < others ? (int)options->limit_all_gathers : others);
 }
-
+// Returns the size of the largest shard that fits gather buffer r. A group that stays until the update has a buffer of
+// its own; others take any, except the root's.
+static inline size_t gather_buffer_shard(const Layout* y, const Sharding* options, int r) {
+    size_t largest = 0;
+    if (r == 0 || !reshards_after_forward(options)) return y->groups[r].shard.n;
+    for (int k = 1; k < y->num_groups; k++) largest = size_max(largest, y->groups[k].shard.n);
+    return largest;
+}
 // Returns the most elements that the units of a group have besides their sharded parts. 0 unless matrices_only.
-static inline size_t most_vectors(GPT2Config c, const Sharding* options) {
-    size_t attention = sharded_begin(options, c, attention_unit(0)), mlp = sharded_begin(options, c, mlp_unit(0));
-    size_t blocks = size_min((size_t)options->wrap_blocks, (size_t)c.L), most = blocks * (attention + mlp);
-    if (options->wrap_halves) most = mlp;
-    if (blocks == 0) most = sharded_begin(options, c, 0) + (size_t)c.L * (attention + mlp);
+static inline size_t layout_most_vectors(const Layout* y) {
+    size_t most = 0;
+    for (int k = 0; k < y->num_groups; k++) {
+        Unit last = y->units[y->groups[k].first_unit + y->groups[k].num_units - 1];
+        most = size_max(most, last.offset + last.size - y->groups[k].elements);
+    }
     return round_up(most, SHARD_ALIGNMENT);
 }
 
-// Returns the size of the largest shard that fits gather buffer r. A group that stays until its backward pass has a
-// buffer of its own; others take any, except the root's.
-static inline size_t gather_buffer_shard(const Layout* y, const Sharding* options, ShardSizes sizes, int r) {
-    bool takes_any = r > 0 && reshards_after_forward(options);
-    return takes_any ? sizes.largest : y->groups[r].shard.n;
-}
-
 // Prints the sharding and the gathers.
-static inline void report_sharding(GPT2Config c, const Sharding* options, int N) {
+static inline void report_sharding(const Layout* y, const Sharding* options, int N) {
     static const char* const shardings[] = { "full", "grad-op", "hybrid" };
     static const char* const places[] = { "", ", all but parameters on the host", " on the host" };
     static const char* const prefetches[] = { "backward-pre", "backward-post", "none" };
-    ShardSizes s = shard_sizes(c, options);
     char group[32] = "model";
     if (options->wrap_blocks == 1) snprintf(group, sizeof group, options->wrap_halves ? "half a block" : "block");
     if (options->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", options->wrap_blocks);
     size_t P = 0, S = (size_t)options->shards;
-    for (int u = 0; u < gpt2_num_units(c); u++) P += sharded_size(options, c, u);
+    for (int k = 0; k < y->num_groups; k++) P += y->groups[k].elements;
     printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of %s%s, %.2f %% of it padding;"
            " gradients reduced in %s\n",
            shardings[options->sharding], group, S, options->matrices_only ? "all matrices" : "everything",
            places[options->offload],
-           100 * (1 - (double)P / (double)(S * s.all)), comm_type_name(reduce_type(options)));
-    if (S > 1) printf("gathers    prefetch %s%s; room for the root and %zu more\n", prefetches[options->prefetch],
-                      options->forward_prefetch ? ", and forward" : "", s.gather_buffers);
+           100 * (1 - (double)P / (double)(S * y->own_elements)), comm_type_name(reduce_type(options)));
+    if (S > 1) printf("gathers    prefetch %s%s; room for the root and %d more\n", prefetches[options->prefetch],
+                      options->forward_prefetch ? ", and forward" : "", layout_gather_buffers(y, options) - 1);
     if (options->host_link > 0)
         printf("EMULATED LINK OF %g GBIT/S TO THE HOST (--emulate-host-link)\n", options->host_link);
     if (options->sharding == SHARD_HYBRID) printf("replicas   %d, of %zu ranks each\n", N / (int)S, S);

@@ -120,15 +120,10 @@ static inline void stages_emulate(const Stages* y, Action a, double began) {
     device_synchronize();
     sleep_until(began + 1e-3 * ms);
 }
-// Return the number of blocks, and of parameters, that this rank has.
+// Returns the number of blocks that this rank has.
 static inline int stages_num_blocks(const Stages* y) {
     int n = 0;
     for (int k = 0; k < y->v; k++) n += y->blocks[stages_at(y, k)];
-    return n;
-}
-static inline size_t stages_elements(const Stages* y, GPT2Config c) {
-    size_t n = 0;
-    for (int u = 0; u < gpt2_num_units(c); u++) if (stages_have(y, u)) n += unit_elements(c, u);
     return n;
 }
 

@@ -94,6 +94,10 @@ static inline void pack_rows(const ZeroPP* z, void* message, const void* x, DTyp
     else if (t == DTYPE_F32) device_copy(message, x, n * sizeof(float));
     else to_fp32((float*)message, (const floatX*)x, n);
 }
+// message (rows,shard) = sums (rows,shard)
+static inline void pack_sums(const ZeroPP* z, void* message, const float* sums, int rows, Shard shard) {
+    pack_rows(z, message, sums, DTYPE_F32, rows, shard);
+}
 // out (n) = the sum of messages (rows,n), in their order
 static inline void unpack_sum(const ZeroPP* z, float* out, const void* messages, int rows, size_t n) {
     if (is_quantised(z->gradient_bits)) {
@@ -205,29 +209,18 @@ static inline void vectors_add(const ZeroPP* z, int k, const floatX* whole, bool
 }
 
 // ---- memory, and the ranks ----
-static inline size_t scratch_elements(const ZeroPP* z, GPT2Config c, ShardSizes sizes) {
-    return size_max((size_t)z->nodes * size_max(sizes.root, sizes.largest), vectors_size(z, c));
-}
-// Returns the bytes of scratch, of buckets (whole groups, and a message each way), and of gather buffers (whole groups,
-// and a message).
-static inline size_t zeropp_buffer_bytes(const ZeroPP* z, GPT2Config c, const Sharding* options) {
-    ShardSizes sizes = shard_sizes(c, options);
-    size_t S = (size_t)options->shards, X = sizeof(floatX);
-    size_t in_buckets = S * sizes.in_buckets, in_gather_buffers = S * sizes.in_gather_buffers; // elements of matrices
-    size_t num_buckets = size_min(3, sizes.groups), num_gather_buffers = 1 + sizes.gather_buffers;
-    return 4 * scratch_elements(z, c, sizes)
-         + X * in_buckets + 2 * message_bytes(in_buckets, z->gradient_bits)
-         + X * in_gather_buffers + message_bytes(in_gather_buffers, z->weight_bits)
-         + X * most_vectors(c, options) * (num_buckets + num_gather_buffers);
+static inline size_t scratch_elements(const ZeroPP* z, const Layout* y) {
+    size_t largest = 0;
+    for (int k = 0; k < y->num_groups; k++) largest = size_max(largest, y->groups[k].shard.n);
+    return size_max((size_t)z->nodes * largest, y->vectors);
 }
 // Call after the program has made z->within and z->across, the layout and the state.
 static inline void zeropp_init(ZeroPP* z, const Shards* state, GPT2Config c) {
-    ShardSizes sizes = shard_sizes(c, state->options);
     z->state = state;
     z->config = c;
-    size_t secondary = message_bytes((size_t)z->nodes * sizes.all, z->weight_bits);
-    z->secondary = (char*)device_alloc(secondary, MEMORY_PARAMETERS);
-    z->scratch = (float*)device_alloc(scratch_elements(z, c, sizes) * sizeof(float), MEMORY_COMMUNICATION);
+    z->secondary = (char*)device_alloc(message_bytes((size_t)z->nodes * state->n, z->weight_bits), MEMORY_PARAMETERS);
+    size_t scratch = scratch_elements(z, state->layout) * sizeof(float);
+    z->scratch = (float*)device_alloc(scratch, MEMORY_COMMUNICATION);
     comm_register_on(&z->within);
 }
 static inline void zeropp_free(ZeroPP* z) {
@@ -242,8 +235,7 @@ static inline size_t zeropp_comm_bytes(const ZeroPP* z, const Comm* world) {
 
 // The bytes that a rank sends to other nodes per step: weights, gradients of matrices, gradients of 1-D tensors.
 typedef struct { double weights, gradients, vectors; } BytesBetween;
-static inline void report_zeropp(const ZeroPP* z, GPT2Config c, BytesBetween b) {
-    double vectors = (double)vectors_size(z, c);
+static inline void report_zeropp(const ZeroPP* z, size_t vectors, BytesBetween b) {
     char text[4][32];
     const char *weights = is_quantised(z->weight_bits) ? "int8" : FLOATX_NAME;
     const char *gradients = z->gradient_bits == 4 ? "int4" : z->gradient_bits == 8 ? "int8" : "fp32";
@@ -251,7 +243,7 @@ static inline void report_zeropp(const ZeroPP* z, GPT2Config c, BytesBetween b) 
            " 1-D tensors' %s; of 1-D tensors each rank keeps all, %s\n",
            z->nodes, z->node_size, format_bytes(text[0], 32, b.weights), weights,
            format_bytes(text[1], 32, b.gradients), gradients, format_bytes(text[2], 32, b.vectors),
-           format_bytes(text[3], 32, 16 * vectors));
+           format_bytes(text[3], 32, 16 * (double)vectors));
     fflush(stdout);
 }
 #endif

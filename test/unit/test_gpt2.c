@@ -127,9 +127,8 @@ TEST(tensors_tile_their_unit_and_the_first_ones_are_not_decayed_also_of_a_part) 
             if (parts == 1) assert_true(unit_elements(c, u) == n && unit_no_decay(c, u) == vectors);
             all += n;
         }
-        assert_int_equal(gpt2_part_elements(c, parts), all);
+        if (parts == 1) assert_int_equal(gpt2_num_elements(c), all);
     }
-    assert_int_equal(gpt2_part_elements(c, 1), gpt2_num_elements(c));
     assert_string_equal(unit_tensor(c, mlp_unit(2), FCPROJW).name, "h.2.fcproj.weight");
     assert_int_equal(unit_tensor(c, 0, WTE).stored_rows, 300);
 }

@@ -26,18 +26,21 @@ typedef struct {
     Layout y;
 } Case;
 
+static void layout_init(Layout* y, const Sharding* options, GPT2Config c) {
+    layout_group(y, options, c);
+    for (int k = 0; k < y->num_groups; k++) { // as train_gpt2_fsdp.cu cuts them
+        y->groups[k].shard = (Shard){ group_shard(options, y->groups[k].elements), y->own_elements };
+        y->own_elements += y->groups[k].shard.n;
+    }
+}
+
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
     *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2, .alignment = SHARD_ALIGNMENT } };
     if (matrices_only) { t->options.alignment = 256; t->options.matrices_only = true; }
     if (wrap == HALVES) t->options.wrap_blocks = t->options.wrap_halves = 1;
     memset(&t->y, 0xab, sizeof t->y); // whatever was there before
     t->y.shard_number = rank;
-    layout_group(&t->y, &t->options, c);
-    for (int k = 0; k < t->y.num_groups; k++) { // as train_gpt2_fsdp.cu cuts them
-        Group* group = &t->y.groups[k];
-        group->shard = (Shard){ group_shard(&t->options, group->elements), t->y.own_elements };
-        t->y.own_elements += group->shard.n;
-    }
+    layout_init(&t->y, &t->options, c);
 }
 
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
@@ -78,11 +81,11 @@ static void check_groups(Case* t) {
         }
         assert_int_equal(group->tensors, tensors);
         assert_int_equal(group->elements, part);
-        assert_true(offset - part <= most_vectors(t->c, &t->options)); // a gather buffer has room for its vectors
+        assert_true(offset - part <= layout_most_vectors(y)); // a gather buffer has room for its vectors
         most = size_max(most, offset - part);
     }
     assert_int_equal(unit, 2*L + 1);
-    assert_int_equal(most_vectors(t->c, &t->options), round_up(most, SHARD_ALIGNMENT)); // and no more
+    assert_int_equal(layout_most_vectors(y), round_up(most, SHARD_ALIGNMENT)); // and no more
     if (!t->options.matrices_only) assert_int_equal(most, 0);
 }
 TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
@@ -120,7 +123,6 @@ static void check_shards(Case* t) {
         assert_true(S * shard.n >= elements);
         assert_true(S * shard.n < elements + S * t->options.alignment); // no more padding than alignment needs
         if (k > 2) assert_true(shard.n <= t->y.groups[k - 2].shard.n); // their bucket has room for all that take it in turn
-        if (k > 0) assert_true(shard.n <= shard_sizes(t->c, &t->options).largest); // and a gather buffer for any
         at += shard.n;
     }
     assert_int_equal(t->y.own_elements, at);
@@ -167,46 +169,41 @@ static void check_pieces(Case* t) {
 }
 TEST(the_pieces_of_all_ranks_are_every_unit_once) { for_all(check_pieces); }
 
-// ---- by formula ----
-static void check_sizes(Case* t) {
+// ---- gather buffers ----
+static void check_gather_buffers(Case* t) {
     const Layout* y = &t->y;
-    ShardSizes s = shard_sizes(t->c, &t->options);
-    assert_true(s.all == y->own_elements && s.root == y->groups[0].shard.n && s.groups == (size_t)y->num_groups);
-    size_t largest = 0, in_buckets = s.root, others = (size_t)y->num_groups - 1;
-    for (int k = 1; k < y->num_groups; k++) {
-        largest = size_max(largest, y->groups[k].shard.n);
-        if (k < 3) in_buckets += y->groups[k].shard.n;
-    }
-    assert_true(s.largest == largest && s.in_buckets == in_buckets);
-    assert_int_equal(s.gather_buffers, size_min((size_t)t->options.limit_all_gathers, others)); // --sharding full
-    assert_int_equal(s.in_gather_buffers, s.root + s.gather_buffers * largest);
+    size_t largest = 0;
+    int n = layout_gather_buffers(y, &t->options);
+    for (int k = 1; k < y->num_groups; k++) largest = size_max(largest, y->groups[k].shard.n);
+    assert_int_equal(gather_buffer_shard(y, &t->options, 0), y->groups[0].shard.n);
+    for (int r = 1; r < n; r++) assert_int_equal(gather_buffer_shard(y, &t->options, r), largest); // --sharding full: for any
 }
-TEST(sizes_by_formula_are_the_layouts) {
+TEST(a_gather_buffer_is_as_large_as_the_largest_group_that_takes_it) {
     static Case t;
-    for_all(check_sizes);
+    for_all(check_gather_buffers);
     GPT2Config c = { 0 };
     assert_true(gpt2_named_config("gpt2-xl", &c));
     c.V = GPT2_VOCABULARY;
     c.Vp = gpt2_padded_vocabulary(c.V);
     for (int wrap = HALVES; wrap < c.L + 3; wrap++) for (int S = 1; S <= 1024; S *= 2) {
         case_init(&t, c, wrap, S, S - 1);
-        check_sizes(&t);
+        check_gather_buffers(&t);
         check_groups(&t);
         check_shards(&t);
     }
 }
 
-TEST(rooms_are_bounded_where_groups_are_freed) {
+TEST(gather_buffers_are_bounded_where_groups_are_freed) {
     static Case t;
-    for (int kind = SHARD_FULL; kind <= SHARD_HYBRID; kind++) for (int rooms = 1; rooms < 8; rooms++) {
+    for (int kind = SHARD_FULL; kind <= SHARD_HYBRID; kind++) for (int limit = 1; limit < 8; limit++) {
         bool frees = kind != SHARD_GRAD_OP;
-        case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root
+        case_init(&t, shapes[2], 2, 2, 0); // 3 groups besides the root, the last of one block
         t.options.sharding = kind;
-        t.options.limit_all_gathers = rooms;
-        ShardSizes s = shard_sizes(t.c, &t.options);
-        size_t others = t.y.groups[1].shard.n + t.y.groups[2].shard.n + t.y.groups[3].shard.n; // the last of one block
-        assert_int_equal(s.gather_buffers, frees && rooms < 3 ? rooms : 3);
-        assert_int_equal(s.in_gather_buffers, s.root + (frees ? size_min((size_t)rooms, 3) * s.largest : others));
+        t.options.limit_all_gathers = limit;
+        int n = layout_gather_buffers(&t.y, &t.options);
+        assert_int_equal(n, frees && limit < 3 ? 1 + limit : 4);
+        for (int r = 1; r < n; r++)
+            assert_int_equal(gather_buffer_shard(&t.y, &t.options, r), t.y.groups[frees ? 1 : r].shard.n);
     }
 }
 
@@ -272,7 +269,9 @@ TEST(a_report_says_how_large_groups_are) {
     for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
         options.alignment = SHARD_ALIGNMENT;
-        FREED_BY(child_free) Child said = child_does(report_sharding(c, &options, 4));
+        static Layout y;
+        layout_init(&y, &options, c);
+        FREED_BY(child_free) Child said = child_does(report_sharding(&y, &options, 4));
         if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
     }
 }
