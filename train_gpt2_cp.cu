@@ -332,10 +332,10 @@ static void attend(GPT2* g, BlockActs a, const floatX* kv, int owner, const floa
     for (int j = 0; j < cp->chunks; j++)
         for (int i = 0; i < cp->chunks; i++) {
             int queries = context_chunk(cp, cp->rank, j), keys = context_chunk(cp, owner, i); // chunks of the sequence
+            if (keys > queries) continue; // all of them are masked
             size_t q_at = context_offset(cp, j, C), kv_at = context_offset(cp, i, 2*C); // elements before these chunks
             float* stats = a.att_stats + context_offset(cp, j, NH);
             bool causal = keys == queries, merge = owner != cp->rank || i > 0; // a rank's own first chunk comes first
-            if (keys > queries) continue;
             if (dout == NULL) { // forward
                 attention_part_forward(cp->out + q_at, stats, a.qkv + 3*q_at, kv + kv_at, causal, merge,
                                        B, tokens, C, NH);
@@ -433,7 +433,7 @@ static void attention_across_forward(GPT2* g, BlockActs a, floatX* qkv) {
     else ring_forward(g, a);
     from_fp32(a.atty, cp->out, context_elements(cp, C));
 }
-// Computes dqkv (B,T,3C) from dout (B,T,C), which is overwritten.
+// Computes dqkv (B,T,3C) from dout (B,T,C).
 static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX* dout) {
     ContextParallel* cp = &g->cp;
     int C = g->config.C, NH = g->config.NH, c = cp->c;
@@ -441,7 +441,7 @@ static void attention_across_backward(GPT2* g, BlockActs a, floatX* dqkv, floatX
         floatX *dheads = dqkv, *dqkv_heads = cp->received; // for this rank's heads, in memory that is free
         ulysses_to_heads(cp, dheads, dout, 1);
         attention_backward(dqkv_heads, dheads, a.qkv, a.heads, a.att_stats, g->B, c * g->T, C / c, NH / c);
-        ulysses_to_tokens(cp, dqkv, dqkv_heads, 3);
+        ulysses_to_tokens(cp, dqkv, dqkv_heads, 3); // packs dqkv_heads before it receives into the same memory
         context_count_pairs(cp, true); // as in attend
         return;
     }

@@ -602,7 +602,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->accumulation = run->accumulation;
     g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
     g->num_units = gpt2_num_units(g->config);
-    g->dp = ranks_world(run);
+    g->dp = ranks_world(run); // rank r's micro-batch m: sequences (mN + r)B to (mN + r + 1)B - 1 of the global batch
     gpt2_init_units(g);
 }
 
