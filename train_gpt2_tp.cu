@@ -249,7 +249,7 @@ static void gpt2_init_scratch(GPT2* g) {
     g->losses = stats_alloc(g, 1);
     g->dres = own_acts_alloc(g, C);
     g->dbtc = tp_acts_alloc(g, C);
-    g->dbt4c = acts_alloc(g, 4*C / t);
+    g->dbt4c = acts_alloc(g, (size_t)(4*g->D));
     g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
 }
 
@@ -358,12 +358,12 @@ static floatX* gather_rows(GPT2* g, floatX* all, floatX* own) {
 }
 
 // ---- seams: where the t ranks communicate ----
-// f: returns the whole input x of a column-parallel layer.
+// Megatron's f: returns the whole input x of a column-parallel layer.
 static floatX* tp_enter(GPT2* g, floatX* x) { return gather_rows(g, g->gathered, x); }
 // For a bias or wpe, which one of the t ranks adds to its term: returns x there and NULL on the others.
 static floatX* added_once(const GPT2* g, floatX* x) { return g->tp->rank == 0 ? x : NULL; }
-// g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it. By default
-// these are all rows, and the sum replaces the term: sum == term.
+// Megatron's g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it. By
+// default these are all rows, and the sum replaces the term: sum == term.
 static floatX* tp_leave(GPT2* g, floatX* sum, floatX* term) {
     size_t n = own_row_elements(g);
     if (g->options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, sum, term, n, COMM_FLOATX));
