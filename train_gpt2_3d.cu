@@ -4,7 +4,6 @@ ranks that share its matrices. N = d*p*t (Narayanan et al., arXiv 2104.04473).
 
 The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Where they meet, sizes are
 cut by both, a norm is a sum over both axes, and a message between stages has this rank's rows (--sequence-parallel).
-Neither of them has bytes predicted for each axis, and ZeRO-1 over dp.
 
 Mesh      rank = (dp p + pp) t + tp: ranks along tp are neighbours, because they send most. --mesh dp=2,pp=2,tp=2:
                          stage 0 (pp=0)    stage 1 (pp=1)
@@ -17,12 +16,15 @@ wte       is tied, and cut over tp: the first and the last stage both have its r
 --zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from gpt2_init_shards to
           gpt2_gather_finish, and lines marked "ZeRO", which you may skip. A unit is then a bucket.
 
-Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of each cut tensor. --zero-stage 1 divides 8 (fp32) or 12
-          (16 bits) of the 16 bytes per parameter by d.
-Sent      per rank and micro-batch: the sums of train_gpt2_tp.cu for its blocks, the messages of train_gpt2_pp.cu (with
-          --sequence-parallel 1/t as long). Per step: the root, the norms, and DDP's traffic for this rank's parameters.
+Memory    per rank, in bytes: 16 for each of its parameters: ((12C^2 + 7C)/t + 6C) L/p in its blocks, and in the root
+          (Vp/t + max_T + 2)C, on the first and last stages. --zero-stage 1 divides 8 (fp32) or 12 (16 bits) of the 16
+          by d. A block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t, for as many micro-batches
+          as in train_gpt2_pp.cu.
+Sent      per rank, in elements. Each micro-batch, along tp: 4L/p sums, one more on the first and on the last stage, of
+          2BTC (t-1)/t each; along pp: BTC to each neighbour, with --sequence-parallel BTC/t. Each step, along dp:
+          2P'(d-1)/d for its P' parameters, with ZeRO as well; along pp: the root, over `tied`. And norms and losses.
 Run       make train_gpt2_3d && mpirun -np 4 ./train_gpt2_3d --mesh dp=2,tp=2      (--help lists the options)
-Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut along both, and ZeRO on one axis.
+Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, bytes for each axis, and ZeRO on one of them.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -234,7 +236,6 @@ static void gpt2_init_units(GPT2* g) {
 // a unit has one shard, which is all of it, and units are where gpt2_init_units has put them.
 static void gpt2_init_shards(GPT2* g) {
     int d = g->zero_stage == 1 ? g->dp->size : 1;
-    g->own_elements = 0;
     for (int u = 0; u < g->num_units; u++) {
         g->shards[u].n = g->zero_stage == 1 ? shard_of(g->units[u].size, d) : g->units[u].size;
         g->shards[u].offset = g->own_elements;
@@ -244,7 +245,7 @@ static void gpt2_init_shards(GPT2* g) {
     }
     g->num_params = (size_t)d * g->own_elements;
 }
-// Returns where this rank's shard begins in its part of unit u. Then the same as pointers.
+// Returns where this rank's shard begins in its part of unit u. The next two return pointers to it.
 static size_t shard_begin(const GPT2* g, int u) {
     return g->zero_stage == 1 ? (size_t)g->dp->rank * g->shards[u].n : 0;
 }
@@ -343,8 +344,8 @@ static void slot_init(GPT2* g, int s) {
 static void gpt2_init_acts(GPT2* g) {
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
-    // Their buffers change places with res1 and dres, on all t ranks alike. So a sum over tp may use memory that is not
-    // registered, which costs a little time, and is right because all t ranks do the same.
+    // buffers_swap exchanges these buffers with res1 and dres, so a gather over tp may read memory that comm_alloc has
+    // not registered. That is only slower, because the t ranks make the same swaps in the same order.
     messages_init(&g->messages, g->pp, g->pipeline, own_rows_of(g, g->max_B, g->seq_len) * (size_t)g->config.C);
 }
 
@@ -452,8 +453,9 @@ static double gpt2_predict_sent(GPT2* g) {
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
-    double norms = g->zero_stage == 1 ? 2 * sizeof(double) : 0; // ZeRO: of shards
-    sent[MESH_DP] = ring_bytes((double)g->num_params * X + sizeof(double) + norms, d); // gradients, the loss
+    double summed = (double)g->num_params * X + sizeof(double); // gradients, the loss
+    if (g->zero_stage == 1) summed += 2 * sizeof(double);       // ZeRO: two norms of shards
+    sent[MESH_DP] = ring_bytes(summed, d);
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
@@ -547,9 +549,9 @@ static void grad_ready(GPT2* g, int u, int i) {
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
     if (--b->missing > 0) return;
     b->missing = b->tensors; // for the next step
-    floatX* grads = g->grads + b->begin;
-    if (g->zero_stage == 0) b->reduced = comm_all_reduce(g->dp, grads, b->size, COMM_FLOATX);
-    else b->reduced = comm_reduce_scatter(g->dp, grad_shard(g, u), grads, g->shards[u].n, COMM_FLOATX); // ZeRO
+    if (g->zero_stage == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+    // ZeRO
+    else b->reduced = comm_reduce_scatter(g->dp, grad_shard(g, u), g->grads + b->begin, g->shards[u].n, COMM_FLOATX);
 }
 
 // zb-h1: I leaves the gradients of a unit's matrices to W, a later action (gpt2_backward_weight). For W it keeps a copy
@@ -972,7 +974,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_ranks(run);
     options_mesh(&run->table, &g->mesh.text);
-    options_tensor_parallel(&run->table, NULL, &g->options);
+    options_tensor_parallel(&run->table, NULL, &g->options);          // NULL: --mesh gives the sizes of both axes
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
     const char* zero_stages = "what is sharded over dp: 0 nothing, 1 optimizer state"; // ZeRO
     option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1, zero_stages); // ZeRO
@@ -1011,8 +1013,8 @@ static void gpt2_configure(void* model, Run* run) {
     gpt2_init_units(g); // now, because the predictions need them
     gpt2_init_shards(g); // ZeRO
     mesh_choose_writers(run, g->zero_stage == 1); // ZeRO: each rank saves its shards
-    bool scatters = g->zero_stage == 1; // ZeRO
-    require(!scatters || g->ddp == DDP_BUCKETED, "--zero-stage 1 scatters buckets: leave out --ddp naive"); // ZeRO
+    // ZeRO
+    require(g->zero_stage == 0 || g->ddp == DDP_BUCKETED, "--zero-stage 1 scatters buckets: leave out --ddp naive");
 }
 
 // Returns the mean loss over the first --eval-steps global batches of the validation data.
