@@ -223,7 +223,6 @@ static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
 // Called by gpt2_configure, because predictions need the sizes.
 static void gpt2_init_units(GPT2* g) {
-    g->num_params = 0;
     for (int u = 0; u < g->num_units; u++) {
         g->units[u].offset = g->num_params;
         g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
@@ -1010,7 +1009,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
     mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
-    gpt2_init_units(g); // now, because the predictions need them
+    gpt2_init_units(g);
     gpt2_init_shards(g); // ZeRO
     mesh_choose_writers(run, g->zero_stage == 1); // ZeRO: each rank saves its shards
     // ZeRO
