@@ -143,11 +143,11 @@ def label(program, line, sides):
 
 def marked(program, sides, chosen):
     """A conflict as [(label, line)]: the program's lines, each behind those of the parents that it replaces. Where it has taken less
-    than half of its lines from them, theirs are in one piece each."""
+    than two thirds of its lines from them, theirs are in one piece each."""
     ours, _, theirs = MERGED[program]
     own = [(label(program, line, sides), line) for line in chosen]
     stripped, replaced = {line.strip() for line in chosen}, [[] for _ in range(len(chosen) + 1)]
-    is_new = 2 * sum(whose in ("both", ours, theirs) for whose, _ in own) < len(own)
+    is_new = 3 * sum(whose in ("both", ours, theirs) for whose, _ in own) < 2 * len(own)
     for name, side in zip((ours, theirs), sides):
         at = 0
         for _, (i, j) in programs.definition_rows(side, chosen, range(len(side)), range(len(chosen))):
@@ -224,7 +224,8 @@ def print_own(program, changes, whose=None):
     for name, removed, added in changes:
         added = [line for line in (added if name in known else own[name]) if line.strip() and (name not in known or line != "}")]
         if not removed and not added: continue
-        print_text(name if whose else f"{name}: {' '.join(programs.notes(program)[name][1].split())}")
+        note = "" if whose else " ".join(programs.notes(program)[name][1].split())
+        print_text(f"{name}: {note}" if note else name)
         print_lines(("-merge", line) for line in removed)
         print_lines((whose or label(program, line, (removed, ())), line) for line in added)
 
