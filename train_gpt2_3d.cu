@@ -549,7 +549,7 @@ static void grad_ready(GPT2* g, int u, int i) {
     if (--b->missing > 0) return;
     b->missing = b->tensors; // for the next step
     if (g->zero_stage == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
-    // ZeRO
+    // ZeRO: only this rank's shard of the sum
     else b->reduced = comm_reduce_scatter(g->dp, grad_shard(g, u), g->grads + b->begin, g->shards[u].n, COMM_FLOATX);
 }
 
