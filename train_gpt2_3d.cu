@@ -4,7 +4,6 @@ ranks that share its matrices. N = d*p*t (Narayanan et al., arXiv 2104.04473).
 
 The text is that of train_gpt2_tp.cu and train_gpt2_pp.cu, merged (make merge-3d shows how). Where they meet, sizes are
 cut by both, a norm is a sum over both axes, and a message between stages has this rank's rows (--sequence-parallel).
-Neither of them has bytes predicted for each axis, and ZeRO-1 over dp.
 
 Mesh      rank = (dp p + pp) t + tp: ranks along tp are neighbours, because they send most. --mesh dp=2,pp=2,tp=2:
                          stage 0 (pp=0)    stage 1 (pp=1)
@@ -14,15 +13,18 @@ Mesh      rank = (dp p + pp) t + tp: ranks along tp are neighbours, because they
 wte       is tied, and cut over tp: the first and the last stage both have its rows of this tp rank's tokens (above, 0
           and 2 the same ones, 1 and 3 the others). Once a step these two sum their gradients over `tied`, which
           joins them. Then dp sums over the replicas (0 and 4, 2 and 6), so all four keep equal rows.
---zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from num_shards to
+--zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from gpt2_init_shards to
           gpt2_gather_finish, and lines marked "ZeRO", which you may skip. A unit is then a bucket.
 
-Memory    per rank, in bytes: as in train_gpt2_pp.cu, with 1/t of each cut tensor. --zero-stage 1 divides 8 (fp32) or 12
-          (16 bits) of the 16 bytes per parameter by d.
-Sent      per rank and micro-batch: the sums of train_gpt2_tp.cu for its blocks, the messages of train_gpt2_pp.cu (with
-          --sequence-parallel 1/t as long). Per step: the root, the norms, and DDP's traffic for this rank's parameters.
+Memory    per rank, in bytes: 16 for each of its parameters: ((12C^2 + 7C)/t + 6C) L/p in its blocks, and in the root
+          (Vp/t + max_T + 2)C, on the first and last stages. --zero-stage 1 divides 8 (fp32) or 12 (16 bits) of the 16
+          by d. A block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t, for as many micro-batches
+          as in train_gpt2_pp.cu.
+Sent      per rank, in elements. Each micro-batch, along tp: 4L/p sums, one more on the first and on the last stage, of
+          2BTC (t-1)/t each; along pp: BTC to each neighbour, with --sequence-parallel BTC/t. Each step, along dp:
+          2P'(d-1)/d for its P' parameters, with ZeRO as well; along pp: the root, over `tied`. And norms and losses.
 Run       make train_gpt2_3d && mpirun -np 4 ./train_gpt2_3d --mesh dp=2,tp=2      (--help lists the options)
-Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut along both, and ZeRO on one axis.
+Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, bytes for each axis, and ZeRO on one of them.
 */
 // ----------------------------------------------------------------------------
 // 1. libraries, in reading order
@@ -41,7 +43,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
-#include "llmc/parallel/shard.h"       // defines: shard_of, NO_OP, comm_finish
+#include "llmc/parallel/shard.h"       // defines: Shard, shard_of, NO_OP, comm_finish
 #include "llmc/run/predict.h"          // defines: run_predict
 #include "llmc/run/report_pipeline.h"  // defines: report_stages, report_bubble, ActionTimes: how long actions take
 
@@ -102,11 +104,13 @@ typedef struct {
     int num_units;                  // 1 + 2L: the root, and two for each block
     Unit units[MAX_UNITS];
     size_t num_params;
-    long long zero_stage;           // ZeRO: 0, or 1: master, m and v are for one shard of every unit, 1/d of it
+    long long zero_stage;           // ZeRO: 0, or 1: the optimizer's state is sharded over dp
+    Shard shards[MAX_UNITS];        // ZeRO: this rank's shard of each unit; with stage 0 the whole unit
+    size_t own_elements;            // ZeRO: in one shard of every unit: num_params/d; with stage 0 num_params
     CommOp gathering[MAX_UNITS];    // ZeRO: the all-gather of a unit after the update, while it is under way
     floatX *params, *grads;         // (num_params) owned
-    float *master;                  // (num_params) fp32 weights, owned; NULL where floatX is fp32
-    float *m, *v;                   // (num_params) AdamW moments, owned
+    float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (own_elements) AdamW moments, owned
     int num_ranges;
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
@@ -218,24 +222,41 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 static bool is_first(const GPT2* g) { return g->stage == 0; }
 static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
-// ---- ZeRO-1 over dp, from train_gpt2_zero.cu: skip this and the lines marked "ZeRO", the merge does without them ----
-// A rank has the optimizer's state for one shard of each unit, updates the parameters there, and gathers the others'.
-// By default a unit has one shard, which is all of it and has no padding, because buckets span units.
-static int num_shards(const GPT2* g) { return g->zero_stage == 1 ? g->dp->size : 1; }
-static size_t shard_size(const GPT2* g, int u) {
-    return g->zero_stage == 1 ? shard_of(g->units[u].size, num_shards(g)) : g->units[u].size;
+// Called by gpt2_configure, because predictions need the sizes.
+static void gpt2_init_units(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) {
+        g->units[u].offset = g->num_params;
+        g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
+        g->num_params += g->units[u].size;
+    }
 }
+
+// ---- ZeRO-1 over dp, as in train_gpt2_zero.cu; the merge does without it and without lines marked "ZeRO" ----
+// Cuts what this rank has of every unit into d equal shards, of which the last may end in padding. With --zero-stage 0
+// a unit has one shard, which is all of it, and units are where gpt2_init_units has put them.
+static void gpt2_init_shards(GPT2* g) {
+    int d = g->zero_stage == 1 ? g->dp->size : 1;
+    for (int u = 0; u < g->num_units; u++) {
+        g->shards[u].n = g->zero_stage == 1 ? shard_of(g->units[u].size, d) : g->units[u].size;
+        g->shards[u].offset = g->own_elements;
+        g->units[u].offset = (size_t)d * g->own_elements;
+        g->own_elements += g->shards[u].n;
+        g->gathering[u] = NO_OP;
+    }
+    g->num_params = (size_t)d * g->own_elements;
+}
+// Returns where this rank's shard begins in its part of unit u. The next two return pointers to it.
 static size_t shard_begin(const GPT2* g, int u) {
-    return g->zero_stage == 1 ? (size_t)g->dp->rank * shard_size(g, u) : 0;
+    return g->zero_stage == 1 ? (size_t)g->dp->rank * g->shards[u].n : 0;
 }
-// Returns how many elements this rank's shards of all units have, if the units have n.
-static size_t in_shards(const GPT2* g, size_t n) { return n / (size_t)num_shards(g); }
+static floatX* param_shard(GPT2* g, int u) { return g->params + g->units[u].offset + shard_begin(g, u); }
+static floatX* grad_shard(GPT2* g, int u) { return g->grads + g->units[u].offset + shard_begin(g, u); }
 // Begins to gather all parameters from the ranks' shards, in the order of the next forward pass.
 static void gpt2_gather(GPT2* g) {
     for (int u = 0; u < g->num_units && g->zero_stage == 1; u++) {
+        if (g->units[u].size == 0) continue; // of another stage
         floatX* whole = g->params + g->units[u].offset;
-        if (g->units[u].size == 0) continue;
-        g->gathering[u] = comm_all_gather(g->dp, whole, whole + shard_begin(g, u), shard_size(g, u), COMM_FLOATX);
+        g->gathering[u] = comm_all_gather(g->dp, whole, param_shard(g, u), g->shards[u].n, COMM_FLOATX);
     }
 }
 // Waits for the gathers after the last update, unless a forward pass has done so.
@@ -243,33 +264,24 @@ static void gpt2_gather_finish(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);
 }
 
-// Called by gpt2_configure, because predictions need the sizes.
-static void gpt2_init_units(GPT2* g) {
-    for (int u = 0; u < g->num_units; u++) {
-        g->units[u].offset = g->num_params;
-        g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
-        g->num_params += (size_t)num_shards(g) * shard_size(g, u); // ZeRO: with padding
-        g->gathering[u] = NO_OP; // ZeRO
-    }
-}
-
 static void gpt2_init_params(GPT2* g) {
     g->params = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_PARAMETERS);
     g->grads = (floatX*)device_alloc(g->num_params * sizeof(floatX), MEMORY_GRADIENTS);
-    if (NEEDS_MASTER) g->master = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
-    g->m = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
-    g->v = (float*)device_alloc(in_shards(g, g->num_params) * sizeof(float), MEMORY_OPTIMIZER);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
 }
 
 // Lists the parts of the model that this rank holds, with their memory.
 static void gpt2_init_ranges(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
-        size_t begin = shard_begin(g, u), at = in_shards(g, g->units[u].offset); // ZeRO
-        if (begin >= g->units[u].size) continue; // of another stage, or nothing but padding
-        ParamRange p = param_range_within(param_range_part(g->config, u, g->tp->rank, g->tp->size), begin,
-                                          shard_size(g, u)); // ZeRO: of this rank's part, its shard
-        p.params = g->params + g->units[u].offset + begin;
-        p.grads = g->grads + g->units[u].offset + begin;
+        if (g->units[u].size == 0) continue; // of another stage
+        size_t at = g->shards[u].offset; // ZeRO
+        ParamRange p = param_range_part(g->config, u, g->tp->rank, g->tp->size);
+        if (shard_begin(g, u) >= p.n) continue; // ZeRO: this shard is nothing but padding
+        p = param_range_within(p, shard_begin(g, u), g->shards[u].n); // ZeRO: of this rank's part, its shard
+        p.params = param_shard(g, u);
+        p.grads = grad_shard(g, u);
         p.master = g->master ? g->master + at : NULL;
         p.m = g->m + at;
         p.v = g->v + at;
@@ -332,6 +344,8 @@ static void slot_init(GPT2* g, int s) {
 static void gpt2_init_acts(GPT2* g) {
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
+    // buffers_swap exchanges these buffers with res1 and dres, so a gather over tp may read memory that comm_alloc has
+    // not registered. That is only slower, because the t ranks make the same swaps in the same order.
     messages_init(&g->messages, g->pp, g->pipeline, own_rows_of(g, g->max_B, g->seq_len) * (size_t)g->config.C);
 }
 
@@ -418,17 +432,17 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
-    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * in_shards(g, P); // ZeRO
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * g->own_elements; // ZeRO
     bytes[MEMORY_ACTIVATIONS] = own * per_row + BT * per_token + sizeof(StepStats)
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Returns the bytes that this rank will send per step.
-static double gpt2_predict_sent(const GPT2* g) {
+// Returns the bytes that this rank will send per step, and sets g->mesh.sent_along: those along each axis.
+static double gpt2_predict_sent(GPT2* g) {
     int t = g->tp->size, sequence = g->options.sequence_parallel, p = g->pp->size, d = g->dp->size;
-    int zero = g->zero_stage == 1, embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
+    int embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
     int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages);
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
@@ -439,7 +453,9 @@ static double gpt2_predict_sent(const GPT2* g) {
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
-    sent[MESH_DP] = ring_bytes((double)g->num_params * X + (zero ? 3 : 1) * (double)sizeof(double), d); // ZeRO: norms
+    double summed = (double)g->num_params * X + sizeof(double); // gradients, the loss
+    if (g->zero_stage == 1) summed += 2 * sizeof(double);       // ZeRO: two norms of shards
+    sent[MESH_DP] = ring_bytes(summed, d);
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
@@ -533,9 +549,9 @@ static void grad_ready(GPT2* g, int u, int i) {
     Bucket* b = &g->buckets[g->bucket_of[u][i]];
     if (--b->missing > 0) return;
     b->missing = b->tensors; // for the next step
-    floatX* grads = g->grads + b->begin;
-    b->reduced = g->zero_stage == 0 ? comm_all_reduce(g->dp, grads, b->size, COMM_FLOATX)
-               : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX); // ZeRO
+    if (g->zero_stage == 0) b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
+    // ZeRO: only this rank's shard of the sum
+    else b->reduced = comm_reduce_scatter(g->dp, grad_shard(g, u), g->grads + b->begin, g->shards[u].n, COMM_FLOATX);
 }
 
 // zb-h1: I leaves the gradients of a unit's matrices to W, a later action (gpt2_backward_weight). For W it keeps a copy
@@ -958,16 +974,18 @@ static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_3d", "train GPT-2 on a mesh of data, tensor and pipeline parallelism");
     options_ranks(run);
     options_mesh(&run->table, &g->mesh.text);
-    options_tensor_parallel(&run->table, NULL, &g->options);
+    options_tensor_parallel(&run->table, NULL, &g->options);          // NULL: --mesh gives the sizes of both axes
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
-    option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1,
-               "what is sharded over dp: 0 nothing, 1 optimizer state"); // ZeRO
+    const char* zero_stages = "what is sharded over dp: 0 nothing, 1 optimizer state"; // ZeRO
+    option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1, zero_stages); // ZeRO
     g->ddp = DDP_BUCKETED;
     g->bucket_mb = 25;
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
                   "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run->table, "bucket-mb", &g->bucket_mb, 1e-6, 1e6,
                  "MiB of gradients per bucket; the first has 1 at most");
+    // The mesh: rank = (dp p + pp) t + tp, where an axis that a program does not have has size 1. mesh.tp has the ranks
+    // that differ in tp only; mesh.pp and mesh.dp likewise; mesh.tied the first and last of mesh.pp (mesh_plan_axes).
     ranks_are_mesh(run, &g->mesh);
 }
 
@@ -994,6 +1012,7 @@ static void gpt2_configure(void* model, Run* run) {
     mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
     gpt2_init_units(g);
+    gpt2_init_shards(g); // ZeRO
     mesh_choose_writers(run, g->zero_stage == 1); // ZeRO: each rank saves its shards
     // ZeRO
     require(g->zero_stage == 0 || g->ddp == DDP_BUCKETED, "--zero-stage 1 scatters buckets: leave out --ddp naive");

@@ -109,6 +109,22 @@ def test_a_merged_program_is_git_s_merge_of_its_bases_and_little_more(program):
     assert beyond_merge(program)[0] <= 110
 
 
+@pytest.mark.parametrize("program", merge.MERGED)
+def test_make_merge_3d_prints_every_line_of_a_conflict_and_explains_where_the_bases_meet(program):
+    if not merge.has_git(): pytest.skip("git is not installed, so the merge cannot be made")
+    ours, _, theirs = merge.MERGED[program]
+    for _, name, sides, chosen in merge.found_conflicts(program):
+        printed = merge.marked(program, sides, [line for line in chosen if not merge.ZERO.search(line)])
+        taken = [line for whose, line in printed if not whose.startswith("-")]
+        assert taken == [line for line in chosen if not merge.ZERO.search(line)], name
+        for base, side in zip((ours, theirs), sides):
+            left = [line for whose, line in printed if whose == f"-{base}"]
+            assert left == [line for line in side if line.strip() not in {x.strip() for x in chosen}], (name, base)
+    met = merge.met(program)
+    assert {*merge.CHECKS, *merge.TWINS} <= met.keys()
+    for name in merge.CHECKS: assert {ours, theirs} <= {whose for whose, _ in met[name]}, f"in {name} only one of the bases has changed lines"
+
+
 @pytest.mark.parametrize("program", programs.PROGRAMS)
 def test_no_line_of_a_program_is_longer_than_a_screen(program):
     assert [n for n, line in enumerate(programs.lines(program), 1) if len(line) > COLUMNS] == []

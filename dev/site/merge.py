@@ -1,12 +1,13 @@
 """make merge-3d: train_gpt2_3d.cu as a three-way merge. Data parallelism is the ancestor; tensor and pipeline parallelism are two changes to
 it, and git merges them. Prints each conflict with its resolution in train_gpt2_3d.cu, then what that program changes besides."""
-import re, shutil, subprocess
+import re, shutil, subprocess, textwrap
 from collections import Counter, namedtuple
-from difflib import SequenceMatcher, ndiff
+from difflib import SequenceMatcher
 from functools import lru_cache
 
 import programs
 
+MESH = "llmc/parallel/mesh.h"
 MERGED = {"3d": ("tp", "ddp", "pp")}  # as git merge-file takes them: one change, the ancestor, the other change
 # One line of the merge. `program` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `conflict`: its number,
 # counted from 1, or 0: a conflict has the lines of one change, then those of the other.
@@ -95,19 +96,67 @@ def names(program):
     return {n: name for name, first, end in programs.definitions(program) for n in range(first, end)}
 
 
-def origin(program, line, sides):
-    """The label of a line of the program in a conflict: which of the parents have it, too."""
+ZERO = re.compile("ZeRO|zero.stage|shard|own_elements|gpt2_gather")  # lines that have to do with ZeRO
+# Conflicts are printed in this order: a group's heading, and the definitions in it, of which the first that fits is taken.
+GROUPS = {"accounts and options": re.compile("predict|options|report"),
+          "the mesh, and who has what": re.compile("GPT2|init|configure|alloc"), "messages and sums": re.compile("")}
+ORDER = ["the mesh, and who has what", "messages and sums", "accounts and options"]
+# Functions that both parents change and git merges: what one must check there, because git does not. TWINS: the same in attention.
+TWINS = ["block_attention_backward_weight", "block_attention_backward"]
+CHECKS = {
+    "gpt2_reduce":
+        "Is the order of the sums right? The root is summed over `tied` before the buckets that contain it start over dp. dp's sums are"
+        " in place, so layernorms are summed over tp only after dp's waits. The loss is summed over dp and pp, but not over tp, whose"
+        " ranks all compute it.",
+    "block_mlp_backward_weight":
+        "Does zb-h1's I return before tp's gather begins? It must, because nobody would wait for the gather. W, a later action, begins"
+        " and ends it.",
+    "block_mlp_backward":
+        "Who uses which buffer while tp sums dln2? The gradients of weights in between read dout and dfch and must not write dln2. I"
+        " keeps dout for W: all rows of it, because tp_leave_backward has gathered them.",
+    "gpt2_init_ranges":
+        "Does is_replicated still mean equal elements, now that tp cuts the root? Yes: the first and the last stage both take part"
+        " tp->rank of tp->size.",
+}
+
+
+def code_words(text):
+    return {*re.findall(r"[A-Za-z_]\w*", re.sub(r'//.*|"[^"]*"', "", text))}
+
+
+@lru_cache
+def added_words(program):
+    """Names in the parents' code that the ancestor does not have."""
+    of = {parent: {word for line in programs.lines(parent) for word in code_words(line)} for parent in MERGED[program]}
+    ours, ancestor, theirs = MERGED[program]
+    return frozenset((of[ours] | of[theirs]) - of[ancestor])
+
+
+def label(program, line, sides):
+    """Whose a line of the program is: of the parents of which `sides` has it; of both where it joins names of theirs; or new."""
     ours, _, theirs = MERGED[program]
     having = [name for name, side in zip((ours, theirs), sides) if line.strip() in map(str.strip, side)]
-    return f"{program}={having[0]}" if len(having) == 1 and line.strip() else f"{program}=both" if having else program
+    if having: return having[0] if len(having) == 1 else "both"
+    words = {word for side in sides for line_of_side in side for word in code_words(line_of_side)}
+    return f"{ours}+{theirs}" if code_words(line) and code_words(line) <= words | added_words(program) else "new"
 
 
-def resolution(program, sides):
-    """In words, whose lines were chosen."""
-    label = {f"{program}={name}": f"of {name}" for name in (*MERGED[program][::2], "both")} | {program: "new"}
-    counts = Counter(label[origin(program, line, sides)] for line in sides[2] if line.strip())
-    words = [f"{counts[whose]} {whose}" for whose in label.values() if counts[whose]]
-    return "lines: " + ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
+def marked(program, sides, chosen):
+    """A conflict as [(label, line)]: the program's lines, each behind those of the parents that it replaces. Where it has taken less
+    than two thirds of its lines from them, theirs are in one piece each."""
+    ours, _, theirs = MERGED[program]
+    own = [(label(program, line, sides), line) for line in chosen]
+    stripped, replaced = {line.strip() for line in chosen}, [[] for _ in range(len(chosen) + 1)]
+    is_new = 3 * sum(whose in ("both", ours, theirs) for whose, _ in own) < 2 * len(own)
+    for name, side in zip((ours, theirs), sides):
+        at = 0
+        for _, (i, j) in programs.definition_rows(side, chosen, range(len(side)), range(len(chosen))):
+            at = at if j is None else j
+            if i is not None and side[i].strip() not in stripped: replaced[0 if is_new else at].append((f"-{name}", side[i]))
+            if j is not None: at = j + 1
+    found = []
+    for before, line in zip(replaced, [*own, None]): found += before + ([] if line is None else [line])
+    return [(whose if line.strip() else "", line) for whose, line in found]
 
 
 def own_lines(program):
@@ -127,85 +176,146 @@ def own_lines(program):
     return [(where, *sides) for where, sides in found.items() if any(sides)]
 
 
-ZERO = re.compile("ZeRO|zero_stage|shard|own_elements|gpt2_gather")  # marks a definition that ZeRO has changed
-SHORT = 24  # a conflict with more lines than this is printed as a diff against the nearer parent
-
-
-def print_own(program, title, changes):
-    """Prints some of the own lines."""
-    print(f"{title} (- the merge, + {program}):\n")
-    for name, removed, added in changes: print("\n".join([name, *(f"  - {line}" for line in removed), *(f"  + {line}" for line in added)]))
-    print()
-
-
-def sizes(changes):
-    return " and ".join(f"{sum(len(change[side]) for change in changes)} lines {word}" for side, word in ((2, "added"), (1, "removed")))
-
-
-def print_lines(label, lines):
-    print("\n".join(f"  {label:6}| {line}".rstrip() for line in lines))
-
-
-def print_conflict(program, sides):
-    """Prints the lines of both parents and the program's own, or for a long conflict the difference from the nearer parent."""
-    ours, _, theirs = MERGED[program]
-    if sum(map(len, sides)) <= SHORT:
-        print_lines(ours, sides[0])
-        print_lines(theirs, sides[1])
-        for line in sides[2]: print_lines(origin(program, line, sides), [line])
-        return
-    likeness = [SequenceMatcher(None, "\n".join(side), "\n".join(sides[2]), False).ratio() for side in sides[:2]]
-    near = 0 if likeness[0] > likeness[1] else 1
-    name, other = (ours, theirs)[near], (ours, theirs)[1 - near]
-    print(f"  Long, so of the parents only {name}'s lines are shown that {program} does not take, marked -{name}. {other} has "
-          f"{len(sides[1 - near])} lines here.")
-    for line in ndiff(sides[near], sides[2]):
-        if line[0] == " ": print_lines(f"{program}={name}", [line[2:]])
-        elif line[0] == "-": print_lines(f"-{name}", [line[2:]])
-        elif line[0] == "+": print_lines(origin(program, line[2:], sides), [line[2:]])
-
-
 def found_conflicts(program):
-    """[(definition, [lines of one change, of the other, of the program])], predictions last, without the comment at the program's head."""
+    """[(group, definition, sides of both parents, the program's lines)] in ORDER, without the comment at the program's head."""
     ours, _, theirs = MERGED[program]
     lines, own, name_of, found = merge(program), programs.lines(program), names(program), []
     for pairs in regions(program)[0]:
         chosen = [b for _, b in pairs if b is not None]
         if name_of[chosen[0]] == "head": continue
         sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
-        inside = next(lines[a] for a, _ in pairs if a is not None and lines[a].program == ours)
-        found.append((names(ours)[inside.n], [*sides, [own[b] for b in chosen]]))
-    return sorted(found, key=lambda conflict: "predict" in conflict[0])
+        name = names(ours)[next(lines[a].n for a, _ in pairs if a is not None and lines[a].program == ours)]
+        found.append((next(group for group, fits in GROUPS.items() if fits.search(name)), name, sides, [own[b] for b in chosen]))
+    return sorted(found, key=lambda conflict: ORDER.index(conflict[0]))
+
+
+def met(program):
+    """{definition: [(label, line of the merge)]} that both parents change differently, and git merges without a conflict."""
+    ours, ancestor, theirs = MERGED[program]
+    lines, texts = merge(program), {}
+    for parent in MERGED[program]:
+        texts[parent] = {name: "\n".join(programs.lines(parent)[k:end]).strip() for name, k, end in programs.definitions(parent)}
+    merged, found = [line.text for line in lines], {}
+    places = {parent: positions(merged, parent) for parent in (ours, theirs)}
+    in_conflict = {name for _, name, *_ in found_conflicts(program)}
+    name_of, name = names(program), "head"
+    for a, b in (row for _, row in rows(program)):
+        if b is not None: name = name_of[b]
+        three = {texts[parent].get(name) for parent in MERGED[program]}
+        if None in three or len(three) < 3 or name in in_conflict or re.match("head|section", name) or a is None: continue
+        whose = "" if lines[a].program == ancestor else "both" if all(a in place for place in places.values()) else lines[a].program
+        found.setdefault(name, []).append((whose, lines[a].text))
+    return {name: found[name] for name in texts[ours] if name in found}
+
+
+def print_lines(marked_lines):
+    for whose, line in marked_lines: print(f"  {whose:6}| {line}".rstrip())
+
+
+def print_text(text):
+    print("\n".join(textwrap.wrap(text, 118)))
+
+
+def print_own(program, changes, whose=None):
+    """Prints some of the own lines. whose: their label; None: their origin, after the definition's note in dev/site/programs.toml.
+    A definition that no parent has is printed as a whole, and of others no lone brace."""
+    known = {name for parent in MERGED[program] for name, *_ in programs.definitions(parent)}
+    own = {name: programs.lines(program)[first:end] for name, first, end in programs.definitions(program)}
+    for name, removed, added in changes:
+        added = [line for line in (added if name in known else own[name]) if line.strip() and (name not in known or line != "}")]
+        if not removed and not added: continue
+        note = "" if whose else " ".join(programs.notes(program)[name][1].split())
+        print_text(f"{name}: {note}" if note else name)
+        print_lines(("-merge", line) for line in removed)
+        print_lines((whose or label(program, line, (removed, ())), line) for line in added)
+
+
+def print_mesh():
+    """How the mesh is built, in llmc/parallel/mesh.h."""
+    first, end = next((first, end) for name, first, end in programs.definitions(MESH) if name == "mesh_plan_axes")
+    text = programs.lines(MESH)[first:end]
+    made = [n for n, line in enumerate(text) if "mesh_group(" in line]
+    print_text(f"All three programs make the mesh in one call, ranks_are_mesh, which splits the world in these lines of {MESH}. A group has"
+               " a name, its number of ranks, this rank's number in it, and a color: ranks of one color are one group. tp, pp and replica are"
+               " this rank's places along the three axes. root: its stage is the first or the last.")
+    print_lines([("", line) for line in text[made[0]:made[-1] + 1]])
+    print()
+
+
+def shortened(marked_lines):
+    """The lines of a definition that a parent has changed, each with its neighbours; comments above it are left out."""
+    start = next(k for k, (_, line) in enumerate(marked_lines) if not line.startswith("//") and line.strip())
+    kept = {j for k, (whose, _) in enumerate(marked_lines) if whose and k >= start for j in (k - 1, k, k + 1)} | {start}
+    found = []
+    for k in sorted(kept & {*range(start, len(marked_lines))}):
+        if k - 1 not in kept and k > start: found.append(("", "    ..."))
+        found.append(marked_lines[k])
+    return [line for line in found if line[1].strip()]
+
+
+def print_met(program):
+    """Prints where the parents meet without a conflict: the functions with a check in full, the others by name."""
+    found = met(program)
+    for name in filter(found.get, CHECKS):
+        print_text(f"{name}: {CHECKS[name]}")
+        print_lines(shortened(found[name]))
+        print()
+    twins, others = ([name for name in found if name not in CHECKS and (name in TWINS) == is_twin] for is_twin in (True, False))
+    print_text(f"The same again: {', '.join(twins)}."
+               f" Changed by both on lines that have nothing to do with one another: {', '.join(others)}.")
+    print()
 
 
 def report(program):
     ours, ancestor, theirs = MERGED[program]
     file, lines, own = programs.program_file(program), merge(program), programs.lines(program)
     where = Counter(line.program for line in lines if not line.conflict)
-    conflicts = len(regions(program)[0])
-    changes = {False: [], True: []}
-    for change in own_lines(program): changes[any(map(ZERO.search, change[1] + change[2]))].append(change)
+    conflicts = found_conflicts(program)
+    zero, rest = {}, []
+    for name, removed, added in own_lines(program):
+        if any(map(ZERO.search, removed + added)): zero[name] = (removed, added)
+        else: rest.append((name, removed, added))
+    for _, name, _, chosen in conflicts:
+        of_zero = list(filter(ZERO.search, chosen))
+        if of_zero: zero[name] = (zero.get(name, ([], []))[0], of_zero + zero.get(name, ([], []))[1])
+    zero = [(name, *zero[name]) for name in dict.fromkeys([*names(program).values()]) if name in zero]
     head = "\n".join(own).split("/*\n")[1].split("*/")[0]
     print(f"""{file} is {programs.program_file(ancestor)} with two changes, those of {ours} and of {theirs}, as git merges them:
     git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}
 
 1. git takes {where[ancestor]} lines that are the same in all three, {where[ours]} of {ours} and {where[theirs]} of {theirs}.
    They are not shown.
-2. There are {conflicts} conflicts: {ours} and {theirs} change the same lines of {ancestor}. Conflict 1 is the head, which every program
-   writes for itself. In the others, "{ours} |" and "{theirs} |" are what the two parents have. "{program}={ours} |" and
-   "{program}={theirs} |" are what {program} takes from them, and "{program} |" is new.
-3. Where git sees no conflict, {program} still changes the merge: {sizes(changes[False])}.
-4. ZeRO-1 comes from train_gpt2_zero.cu: {sizes(changes[True])}. Skip it to read the merge.
+2. {len(conflicts) + 1} conflicts: {ours} and {theirs} change the same lines of {ancestor}.
+   Conflict 1 is the head, which every program writes for itself.
+3. Merged without a conflict, but worth a thought: functions that both change.
+4. Lines that {program} changes where there was no conflict.
+5. ZeRO-1, which neither parent has. Skip it to read the merge: its lines are left out of 2.
+
+Marks   {ours}, {theirs}, both  a line of this parent, or of both
+        -{ours}, -{theirs}      a line of this parent that {program} does not take
+        {ours}+{theirs}         a line that joins the two: each name in it is a parent's
+        new           any other line of {program}
 
 The head of {file}:
 
 {head}""")
-    for number, (name, sides) in enumerate(found_conflicts(program), 2):
-        print(f"conflict {number} of {conflicts}, in {name}: {program} has {resolution(program, sides)}")
-        print_conflict(program, sides)
+    print_mesh()
+    group = None
+    for number, (of_group, name, sides, chosen) in enumerate(conflicts, 2):
+        if of_group != group: print(f"---- 2. conflicts: {of_group} ----\n")
+        group = of_group
+        print(f"conflict {number} of {len(conflicts) + 1}, in {name}")
+        print_lines(marked(program, sides, [line for line in chosen if not ZERO.search(line)]))
         print()
-    print_own(program, f"What {program} changes without a conflict", changes[False])
-    print_own(program, "For ZeRO-1, as in train_gpt2_zero.cu; skip this to read the merge", changes[True])
+    print("---- 3. merged without a conflict, but worth a thought ----\n")
+    print_met(program)
+    print("---- 4. changed where there was no conflict (-merge: what git has made) ----\n")
+    print_own(program, rest)
+    print("\n---- 5. ZeRO-1 over dp; you may stop here ----\n")
+    print_text("Names are those of train_gpt2_zero.cu, and mean the same for this rank's part of a unit. Written anew are gpt2_init_shards"
+               " and shard_begin, because with --zero-stage 0 a unit has one shard.")
+    print()
+    print_own(program, zero, "ZeRO")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ typedef struct Mesh {
     const char* names[4];    // of split
     int colors[4], num_splits;
     const char* text;        // --mesh; NULL if the program has no such option
-    double* sent_along;      // (MESH_AXES) bytes per step and axis, set by a program that has --mesh; owned
+    double sent_along[MESH_AXES]; // bytes per step and axis, set by gpt2_predict_sent of a program that has --mesh
 } Mesh;
 
 // Returns the communicator of the `size` ranks with the same color. Its size and rank may be used before mesh_split.
@@ -127,7 +127,6 @@ static inline size_t mesh_bytes(const Mesh* m) {
 
 static inline void mesh_free(Mesh* m) {
     while (m->num_splits > 0) comm_free(&m->split[--m->num_splits]);
-    free(m->sent_along);
 }
 
 // ---- parts of a unit ----

@@ -114,7 +114,6 @@ static inline void mesh_report(void* self, Run* run) {
 
 // Call after the program's options are added.
 static inline void ranks_are_mesh(Run* run, Mesh* mesh) {
-    mesh->sent_along = (double*)xcalloc(MESH_AXES, sizeof(double));
     // The axis is 0 if options_pipeline_parallel has set it.
     bool has_actions = mesh->text != NULL || run->ranks->along[AXIS_PP] == 0;
     RankSharing sharing = { mesh, mesh_readers, mesh_open, mesh_report, NULL, NULL, has_actions, -1 };
