@@ -36,7 +36,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, ranges cut 
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_forward, pipeline_from, pipeline_slots
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox, buffers_swap
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
@@ -71,7 +71,8 @@ typedef struct {
 
 // The activations of a micro-batch that a stage keeps between the forward and the backward pass.
 typedef struct {
-    BlockActs acts[MAX_BLOCKS + 1]; // of the stage's blocks; with the head, the res1 after the last block is resf
+    floatX* res[MAX_BLOCKS + 1];    // (B,T,C) the residual stream before each of the stage's blocks, and then resf
+    BlockActs acts[MAX_BLOCKS];     // of these blocks, without res1; with recomputation all slots share a single one
     floatX* lnf;                    // (B,T,C) as in GPT2; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) as in GPT2; NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
@@ -110,8 +111,8 @@ typedef struct {
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     int num_slots, num_actions;
-    Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
-    BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
+    Slot *slots, *slot;             // (num_slots) owned; the current one, a view
+    BlockActs acts[MAX_BLOCKS];     // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *term;                   // (B,T,C) a rank's term of this output, which is a sum; branch, a view, replaces it
     floatX *gathered;               // (B,T,C) all rows of ln1 or ln2, with --sequence-parallel; else NULL
@@ -291,8 +292,9 @@ static void pipeline_run_ahead(Pipeline* pipe, int rank) {
     if (pipe->warmup > all) pipe->warmup = all;
 }
 
-// Lists this rank's actions in a step. Turn i has forward pass i, backward pass b, and with zb-h1 W w. With one chunk
-// these are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one.
+// Lists this rank's actions in a step. Turn i has F number i, B number b, and with zb-h1 W number w. With one chunk they
+// are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one: F number i
+// is of micro-batch i/(pv)*p + i%p in chunk i/p % v. B number i is of the same micro-batch in chunk v-1 - i/p % v.
 static void gpt2_init_schedule(GPT2* g) {
     Pipeline pipe = g->pipeline;
     int all = pipe.m * pipe.v;
@@ -310,18 +312,17 @@ static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C, D = (size_t)g->D;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->recompute); // for W, with zb-h1
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
-        else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
-        a->res1 = own_acts_alloc(g, C);
-        if (!keeps_for_weights) continue;
+        slot->res[i] = own_acts_alloc(g, C);
+        if (g->recompute && (s > 0 || i > 0)) *a = g->slots[0].acts[0];
+        else block_acts_init(g, a);
+        if (g->pipeline.schedule != SCHEDULE_ZB_H1) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*D);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*D);
     }
     if (stages_have_head(&g->stages)) {
-        slot->acts[blocks].res1 = own_acts_alloc(g, C); // resf
+        slot->res[blocks] = own_acts_alloc(g, C); // resf
         slot->lnf = tp_acts_alloc(g, C); slot->lnf_mean = own_stats_alloc(g); slot->lnf_rstd = own_stats_alloc(g);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -405,16 +406,15 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, P = g->num_params, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = (size_t)g->D, slots = (size_t)g->num_slots;
-    size_t most = (size_t)g->stages.most_blocks, head = stages_have_head(&g->stages) ? slots : 0;
-    // Slots have so many blocks, of which so many keep gradients for W (zb-h1), and so many keep more than res1: with
-    // recomputation those that wait for W, or one, in which all others are computed again.
-    size_t blocks = slots * most, delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->recompute);
-    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
+    size_t head = stages_have_head(&g->stages) ? slots : 0;
+    size_t blocks = slots * (size_t)g->stages.most_blocks;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK && blocks > 0 ? 1 : blocks;
     size_t own = own_rows_of(g, g->max_B, g->seq_len), gathers = (size_t)g->options.sequence_parallel;
     size_t per_row = (blocks + 3*blocks_kept + head + 1) * C*X + messages_elements(g->pipeline, C) * X // resf, dres
                    + (4*blocks_kept + 2*head) * F;                                                // layernorms
-    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F) + delayed * (2*C + 7*D)*X
+    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F)
                      + ((head + 2 + gathers) * C + 4*D)*X + F + slots * 2 * sizeof(int);          // outside the blocks
+    if (g->pipeline.schedule == SCHEDULE_ZB_H1) per_token += blocks * (2*C + 7*D)*X; // dout, dfch, dres2, dqkv
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
@@ -429,13 +429,13 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 static double gpt2_predict_sent(const GPT2* g) {
     int t = g->tp->size, sequence = g->options.sequence_parallel, p = g->pp->size, d = g->dp->size;
     int zero = g->zero_stage == 1, embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
-    int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
+    int messages = 2 * g->stages.v - embedding - head; // no stage before the first, none after the last
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages);
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
     sums += again + sequence * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
     double step = ring_bytes(sequence * (2*L + (embedding || head)) * 2*C * X + 2*sizeof(double), t);
-    double root = p > 1 ? (double)g->units[0].size * X : 0, *sent = g->mesh.sent_along;
+    double root = ring_bytes((double)g->units[0].size * X, g->tied->size), *sent = g->mesh.sent_along;
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
@@ -649,20 +649,19 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 
 static size_t message_elements(const GPT2* g) { return own_row_elements(g); } // 1/t with --sequence-parallel
 
-// Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
-// res1, and its other activations are computed again in a slot that no other micro-batch uses now.
-static void gpt2_select(GPT2* g, Action a, int slot) {
-    const Slot* s = &g->slots[slot];
-    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, a)] : s;
+// Makes an action, the stage of its chunk, and the slot of its micro-batch current. With one chunk this slot is number
+// micro % num_slots: no rank runs further ahead, so the slot's last micro-batch has had its B, or with zb-h1 its W.
+static void gpt2_select(GPT2* g, Action a) {
+    Slot* s = g->slot = &g->slots[pipeline_slot(g->pipeline, a)];
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
     g->first_block = g->stages.begin[g->stage];
     g->end_block = g->stages.begin[g->stage + 1];
-    for (int l = g->first_block; l <= g->end_block; l++) {
-        g->acts[l] = others->acts[l - g->first_block];
-        g->acts[l].res1 = s->acts[l - g->first_block].res1;
+    for (int l = g->first_block; l < g->end_block; l++) {
+        g->acts[l] = s->acts[l - g->first_block];
+        g->acts[l].res1 = s->res[l - g->first_block];
     }
-    g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
+    g->resf = s->res[g->end_block - g->first_block];
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
@@ -688,7 +687,7 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
 static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
+    const floatX *x = g->slot->res[0], *branch = NULL;
     for (int l = g->first_block; l < g->end_block; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
@@ -856,42 +855,40 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
 
-// Begins to receive the input of an action, if another rank sends it.
+// Begins to receive the input of an action, if it has one from another stage.
 static void gpt2_receive_begin(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR || from == g->pp->rank) return; // if p is 1, chunks are neighbours on the same rank
-    m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
+    if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
-// Waits for the input of an action, and exchanges its buffer for the one that the stage reads.
-static void gpt2_receive_end(GPT2* g, Action a, int slot) {
+// Waits for the input of the current action. Copies it, because the next action's input arrives in the same inbox.
+static void gpt2_receive_end(GPT2* g) {
     Messages* m = &g->messages;
-    int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR) return;
+    if (messages_from(m, g->action) == NO_NEIGHBOUR) return;
     comm_finish(g->pp, &m->received); // the wait
-    floatX** arrived = from == g->pp->rank ? &messages_outbox(m, a)->buffer : &m->inbox;
-    buffers_swap(arrived, a.kind == ACT_FORWARD ? &g->slots[slot].acts[0].res1 : &g->dres);
+    floatX* input = g->action.kind == ACT_FORWARD ? g->slot->res[0] : g->dres;
+    device_copy(input, m->inbox, message_elements(g) * sizeof(floatX));
 }
-// Begins to send a copy of an action's result, if another rank needs it. (The next action overwrites the result.)
-static void gpt2_send(GPT2* g, Action a) {
-    int to = pipeline_to(g->pipeline, g->pp->rank, a);
+// Begins to send a copy of the current action's result, if another stage needs it. (The next action overwrites it.)
+static void gpt2_send(GPT2* g) {
+    int to = messages_to(&g->messages, g->action);
     if (to == NO_NEIGHBOUR) return;
-    Outbox* out = messages_outbox(&g->messages, a); // one for activations, one for gradients
+    Outbox* out = messages_outbox(&g->messages, g->action); // one for activations, one for gradients
     size_t n = message_elements(g);
     comm_finish(g->pp, &out->sent); // waits until the message before this one has left the outbox
-    device_copy(out->buffer, a.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
-    if (to != g->pp->rank) out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
+    device_copy(out->buffer, g->action.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
+    out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
 }
 
 // Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
+        gpt2_select(g, a);
         gpt2_receive_begin(g, a);
-        gpt2_receive_end(g, a, 0);
-        gpt2_select(g, a, 0);
+        gpt2_receive_end(g);
         gpt2_forward(g);
-        gpt2_send(g, a);
+        gpt2_send(g);
     }
     messages_finish(&g->messages);
 }
@@ -985,7 +982,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->tied = g->mesh.tied;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
     stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
-    g->pipeline = stages_pipeline(&g->stages, run->accumulation);
+    g->pipeline = stages_pipeline(&g->stages, run->accumulation, &run->o.recompute);
     pipeline_run_ahead(&g->pipeline, g->pp->rank);
     g->num_slots = pipeline_slots(g->pipeline);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
@@ -1005,7 +1002,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
-        gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
+        gpt2_select(g, pipeline_act(ACT_FORWARD, 0));
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
         if (is_last(g)) head_forward(g, root_view(g, unit_params(g, 0)).wte); // elsewhere losses stay 0
@@ -1025,7 +1022,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
+    gpt2_select(g, pipeline_act(ACT_FORWARD, 0));
     gpt2_load_batch(g, tokens, NULL, 1, T);
     gpt2_forward_only(g);
     if (is_last(g)) {
@@ -1042,12 +1039,11 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = g->actions[k];
-    int slot = pipeline_slot(g->pipeline, a);
+    gpt2_select(g, a);
     if (k == 0) gpt2_receive_begin(g, a);
-    gpt2_receive_end(g, a, slot);
+    gpt2_receive_end(g);
     if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
     action_begin(&g->times, a); // for the report
-    gpt2_select(g, a, slot);
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
@@ -1056,7 +1052,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss); // B or I
     action_end(&g->times, a);
-    gpt2_send(g, a);
+    gpt2_send(g);
 }
 
 // Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.

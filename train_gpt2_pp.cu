@@ -45,7 +45,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_forward, pipeline_from, pipeline_slots
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox, buffers_swap
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
@@ -78,7 +78,8 @@ typedef struct {
 
 // The activations of a micro-batch that a stage keeps between the forward and the backward pass.
 typedef struct {
-    BlockActs acts[MAX_BLOCKS + 1]; // of the stage's blocks; with the head, the res1 after the last block is resf
+    floatX* res[MAX_BLOCKS + 1];    // (B,T,C) the residual stream before each of the stage's blocks, and then resf
+    BlockActs acts[MAX_BLOCKS];     // of these blocks, without res1; with recomputation all slots share a single one
     floatX* lnf;                    // (B,T,C) as in GPT2; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) as in GPT2; NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
@@ -113,8 +114,8 @@ typedef struct {
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     int num_slots, num_actions;
-    Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
-    BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
+    Slot *slots, *slot;             // (num_slots) owned; the current one, a view
+    BlockActs acts[MAX_BLOCKS];     // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -244,8 +245,9 @@ static void pipeline_run_ahead(Pipeline* pipe, int rank) {
     if (pipe->warmup > all) pipe->warmup = all;
 }
 
-// Lists this rank's actions in a step. Turn i has forward pass i, backward pass b, and with zb-h1 W w. With one chunk
-// these are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one.
+// Lists this rank's actions in a step. Turn i has F number i, B number b, and with zb-h1 W number w. With one chunk they
+// are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one: F number i
+// is of micro-batch i/(pv)*p + i%p in chunk i/p % v. B number i is of the same micro-batch in chunk v-1 - i/p % v.
 static void gpt2_init_schedule(GPT2* g) {
     Pipeline pipe = g->pipeline;
     int all = pipe.m * pipe.v;
@@ -263,18 +265,17 @@ static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->recompute); // for W, with zb-h1
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
-        else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
-        a->res1 = acts_alloc(g, C);
-        if (!keeps_for_weights) continue;
+        slot->res[i] = acts_alloc(g, C);
+        if (g->recompute && (s > 0 || i > 0)) *a = g->slots[0].acts[0];
+        else block_acts_init(g, a);
+        if (g->pipeline.schedule != SCHEDULE_ZB_H1) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*C);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*C);
     }
     if (stages_have_head(&g->stages)) {
-        slot->acts[blocks].res1 = acts_alloc(g, C); // resf
+        slot->res[blocks] = acts_alloc(g, C); // resf
         slot->lnf = acts_alloc(g, C); slot->lnf_mean = stats_alloc(g, 1); slot->lnf_rstd = stats_alloc(g, 1);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -355,17 +356,14 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t P = stages_elements(&g->stages, c), X = sizeof(floatX), slots = (size_t)g->num_slots;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, most = (size_t)g->stages.most_blocks;
-    // Slots have so many blocks, of which so many keep gradients for W (zb-h1), and so many keep more than res1: with
-    // recomputation those that wait for W, or one, in which all others are computed again.
-    size_t blocks = slots * most, delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->recompute);
-    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, blocks = slots * (size_t)g->stages.most_blocks;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK && blocks > 0 ? 1 : blocks;
     size_t per_token = blocks * C*X                                            // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
-                     + delayed * 9*C*X + slots * 2 * sizeof(int)               // for a delayed W; inputs and targets
-                     + 7*C*X + sizeof(float)                                   // branch, dres, dbtc, dbt4c (4C); losses
+                     + 7*C*X + sizeof(float) + slots * 2 * sizeof(int)         // dbt4c and 3 of C; losses; inputs...
                      + messages_elements(g->pipeline, C) * X;                  // an inbox, two outboxes
-    if (stages_have_head(&g->stages)) per_token += slots * (2*C*X + 2 * sizeof(float)); // resf and lnf
+    if (g->pipeline.schedule == SCHEDULE_ZB_H1) per_token += blocks * 9*C*X;   // dout, dfch, dres2, dqkv
+    if (stages_have_head(&g->stages)) per_token += slots * (2*C*X + 2 * sizeof(float)); // resf, lnf
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
@@ -376,11 +374,15 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-// Stages exchange messages, the root, the loss and two norms (stages_sent).
+// In each micro-batch a chunk sends BTC activations to the next stage and BTC gradients to the one before, if there is
+// one. In a step the ranks with the root sum its gradients, stages the loss and two norms, replicas gradients and loss.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(stages_elements(&g->stages, g->config) * sizeof(floatX));
-    double stages = stages_sent(&g->stages, g->config, g->pipeline.m, (size_t)g->max_B * (size_t)g->seq_len);
-    return stages + 2 * (N - 1) / N * (gradients + sizeof(double));
+    double message = (double)((size_t)g->max_B * (size_t)g->seq_len * (size_t)g->config.C * sizeof(floatX));
+    int messages = 2 * g->stages.v - (g->pp->rank == 0) - stages_have_head(&g->stages); // per micro-batch
+    double root = ring_bytes((double)(unit_elements(g->config, 0) * sizeof(floatX)), g->tied->size);
+    return g->pipeline.m * messages * message + root + ring_bytes(3 * sizeof(double), g->pp->size)
+         + 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -523,20 +525,19 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 
 static size_t message_elements(const GPT2* g) { return (size_t)g->B * (size_t)g->T * (size_t)g->config.C; }
 
-// Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
-// res1, and its other activations are computed again in a slot that no other micro-batch uses now.
-static void gpt2_select(GPT2* g, Action a, int slot) {
-    const Slot* s = &g->slots[slot];
-    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, a)] : s;
+// Makes an action, the stage of its chunk, and the slot of its micro-batch current. With one chunk this slot is number
+// micro % num_slots: no rank runs further ahead, so the slot's last micro-batch has had its B, or with zb-h1 its W.
+static void gpt2_select(GPT2* g, Action a) {
+    Slot* s = g->slot = &g->slots[pipeline_slot(g->pipeline, a)];
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
     g->first_block = g->stages.begin[g->stage];
     g->end_block = g->stages.begin[g->stage + 1];
-    for (int l = g->first_block; l <= g->end_block; l++) {
-        g->acts[l] = others->acts[l - g->first_block];
-        g->acts[l].res1 = s->acts[l - g->first_block].res1;
+    for (int l = g->first_block; l < g->end_block; l++) {
+        g->acts[l] = s->acts[l - g->first_block];
+        g->acts[l].res1 = s->res[l - g->first_block];
     }
-    g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
+    g->resf = s->res[g->end_block - g->first_block];
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
@@ -558,7 +559,7 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
 static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
+    const floatX *x = g->slot->res[0], *branch = NULL;
     for (int l = g->first_block; l < g->end_block; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
@@ -696,42 +697,40 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
 
-// Begins to receive the input of an action, if another rank sends it.
+// Begins to receive the input of an action, if it has one from another stage.
 static void gpt2_receive_begin(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR || from == g->pp->rank) return; // if p is 1, chunks are neighbours on the same rank
-    m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
+    if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
-// Waits for the input of an action, and exchanges its buffer for the one that the stage reads.
-static void gpt2_receive_end(GPT2* g, Action a, int slot) {
+// Waits for the input of the current action. Copies it, because the next action's input arrives in the same inbox.
+static void gpt2_receive_end(GPT2* g) {
     Messages* m = &g->messages;
-    int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR) return;
+    if (messages_from(m, g->action) == NO_NEIGHBOUR) return;
     comm_finish(g->pp, &m->received); // the wait
-    floatX** arrived = from == g->pp->rank ? &messages_outbox(m, a)->buffer : &m->inbox;
-    buffers_swap(arrived, a.kind == ACT_FORWARD ? &g->slots[slot].acts[0].res1 : &g->dres);
+    floatX* input = g->action.kind == ACT_FORWARD ? g->slot->res[0] : g->dres;
+    device_copy(input, m->inbox, message_elements(g) * sizeof(floatX));
 }
-// Begins to send a copy of an action's result, if another rank needs it. (The next action overwrites the result.)
-static void gpt2_send(GPT2* g, Action a) {
-    int to = pipeline_to(g->pipeline, g->pp->rank, a);
+// Begins to send a copy of the current action's result, if another stage needs it. (The next action overwrites it.)
+static void gpt2_send(GPT2* g) {
+    int to = messages_to(&g->messages, g->action);
     if (to == NO_NEIGHBOUR) return;
-    Outbox* out = messages_outbox(&g->messages, a); // one for activations, one for gradients
+    Outbox* out = messages_outbox(&g->messages, g->action); // one for activations, one for gradients
     size_t n = message_elements(g);
     comm_finish(g->pp, &out->sent); // waits until the message before this one has left the outbox
-    device_copy(out->buffer, a.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
-    if (to != g->pp->rank) out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
+    device_copy(out->buffer, g->action.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
+    out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
 }
 
 // Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
+        gpt2_select(g, a);
         gpt2_receive_begin(g, a);
-        gpt2_receive_end(g, a, 0);
-        gpt2_select(g, a, 0);
+        gpt2_receive_end(g);
         gpt2_forward(g);
-        gpt2_send(g, a);
+        gpt2_send(g);
     }
     messages_finish(&g->messages);
 }
@@ -815,12 +814,11 @@ static void gpt2_configure(void* model, Run* run) {
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
     stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
-    g->pipeline = stages_pipeline(&g->stages, run->accumulation);
+    g->pipeline = stages_pipeline(&g->stages, run->accumulation, &run->o.recompute);
     pipeline_run_ahead(&g->pipeline, g->pp->rank);
     g->num_slots = pipeline_slots(g->pipeline);
     if (!stages_have_head(&g->stages)) g->logits_rows = 1; // for samples
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
-    mesh_choose_writers(run, false);
 }
 
 // Returns the mean loss over the first --eval-steps global batches of the validation data.
@@ -830,7 +828,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
-        gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
+        gpt2_select(g, pipeline_act(ACT_FORWARD, 0));
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
         if (is_last(g)) head_forward(g, root_view(g, unit_params(g, 0)).wte); // elsewhere losses stay 0
@@ -850,7 +848,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
+    gpt2_select(g, pipeline_act(ACT_FORWARD, 0));
     gpt2_load_batch(g, tokens, NULL, 1, T);
     gpt2_forward_only(g);
     if (is_last(g)) {
@@ -866,12 +864,11 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = g->actions[k];
-    int slot = pipeline_slot(g->pipeline, a);
+    gpt2_select(g, a);
     if (k == 0) gpt2_receive_begin(g, a);
-    gpt2_receive_end(g, a, slot);
+    gpt2_receive_end(g);
     if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
     action_begin(&g->times, a); // for the report
-    gpt2_select(g, a, slot);
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
         if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
@@ -880,7 +877,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss); // B or I
     action_end(&g->times, a);
-    gpt2_send(g, a);
+    gpt2_send(g);
 }
 
 // Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.

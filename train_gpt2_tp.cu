@@ -771,7 +771,6 @@ static void gpt2_configure(void* model, Run* run) {
     int rows = classifier_rows(g->max_B * g->seq_len, g->tokens.count);
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
     mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
-    mesh_choose_writers(run, false);
 }
 
 // Returns the mean loss over the first --eval-steps global batches of the validation data.
