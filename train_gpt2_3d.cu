@@ -247,10 +247,11 @@ static void gpt2_gather_finish(GPT2* g) {
 static void gpt2_init_units(GPT2* g) {
     g->num_params = 0;
     for (int u = 0; u < g->num_units; u++) {
-        g->units[u].offset = g->num_params;
-        g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
-        g->num_params += (size_t)num_shards(g) * shard_size(g, u); // ZeRO: with padding
         g->gathering[u] = NO_OP; // ZeRO
+        if (!stages_have(&g->stages, u)) continue; // another stage's: here its size is 0
+        g->units[u].offset = g->num_params;
+        g->units[u].size = unit_part_elements(g->config, u, g->tp->size);
+        g->num_params += (size_t)num_shards(g) * shard_size(g, u); // ZeRO: with padding
     }
 }
 
@@ -292,9 +293,9 @@ static void pipeline_run_ahead(Pipeline* pipe, int rank) {
     if (pipe->warmup > all) pipe->warmup = all;
 }
 
-// Lists this rank's actions in a step. Turn i has F number i, B number b, and with zb-h1 W number w. With one chunk they
-// are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one: F number i
-// is of micro-batch i/(pv)*p + i%p in chunk i/p % v. B number i is of the same micro-batch in chunk v-1 - i/p % v.
+// Lists this rank's actions in a step. Turn i has F number i, B number b, and with zb-h1 W number w. With one chunk
+// these count micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one: F number i is
+// for micro-batch i/(pv)*p + i%p in chunk i/p % v; B number i is for the same micro-batch in chunk v-1 - i/p % v.
 static void gpt2_init_schedule(GPT2* g) {
     Pipeline pipe = g->pipeline;
     int all = pipe.m * pipe.v;
@@ -538,16 +539,9 @@ static void grad_ready(GPT2* g, int u, int i) {
                : comm_reduce_scatter(g->dp, grads + shard_begin(g, u), grads, shard_size(g, u), COMM_FLOATX); // ZeRO
 }
 
-// zb-h1: I leaves the gradients of a unit's matrices to W, a later action (gpt2_backward_weight). For W it keeps a copy
-// of x (B,T,C), the gradient of the unit's output, which the layernorm's backward pass overwrites.
-static void keep_for_w(const GPT2* g, floatX* kept, const floatX* x) {
-    device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
-}
-
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dout, dout); return; }
     int BT = g->B * g->T, C = g->config.C;
     CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again, because only this rank's rows have been kept
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
@@ -571,7 +565,9 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*g->D);
     CommOp sum = tp_enter_backward_begin(g, dln2); // overlaps with the weights' gradients, which need no sum over ranks
-    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
+    // I copies dout for W (gpt2_backward_weight), because layernorm_backward changes it. dfch is in the slot already.
+    if (g->action.kind == ACT_BACKWARD_INPUT) device_copy(a.dout, dout, (size_t)BT * (size_t)C * sizeof(floatX));
+    else block_mlp_backward_weight(g, u, dp, a, dout, dfch);
     dln2 = tp_enter_backward_end(g, dln2, sum);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
@@ -583,7 +579,6 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dres2, dres2); return; }
     int BT = g->B * g->T, C = g->config.C;
     CommOp gather = gather_rows_begin(g, g->gathered, a.ln1); // as in the MLP
     // res2 = res1 + atty projw^T + projb
@@ -609,7 +604,8 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*g->D);
     CommOp sum = tp_enter_backward_begin(g, dln1);
-    block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
+    if (g->action.kind == ACT_BACKWARD_INPUT) device_copy(a.dres2, dres2, (size_t)BT * (size_t)C * sizeof(floatX));
+    else block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
     dln1 = tp_enter_backward_end(g, dln1, sum);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
@@ -1046,7 +1042,7 @@ static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     action_begin(&g->times, a); // for the report
     gpt2_begin_micro(g, a.micro, g->pipeline.m);
     if (a.kind == ACT_FORWARD) {
-        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
+        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // on all ranks, once a micro-batch
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);

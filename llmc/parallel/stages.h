@@ -97,9 +97,9 @@ static inline void stages_cut(Stages* y, GPT2Config c, int rank, int p) {
 }
 
 static inline bool stages_have_head(const Stages* y) { return y->rank == y->p - 1; }
-// Returns the chunk whose forward passes load micro-batches: the one with the embedding, or if there is none, the one
-// with the head. (If one rank has both, the forward passes of a micro-batch follow one another.)
-static inline int stages_data_chunk(const Stages* y) { return y->rank > 0 && stages_have_head(y) ? y->v - 1 : 0; }
+// Returns the chunk whose forward passes load micro-batches: the one with the embedding or the head, if there is one.
+// (A rank with both has a single chunk.)
+static inline int stages_data_chunk(const Stages* y) { return stages_have_head(y) ? y->v - 1 : 0; }
 // Returns true if this rank has unit u.
 static inline bool stages_have(const Stages* y, int u) {
     if (u == 0) return y->rank == 0 || stages_have_head(y);
