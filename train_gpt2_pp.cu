@@ -521,10 +521,9 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 
 static size_t message_elements(const GPT2* g) { return (size_t)g->B * (size_t)g->T * (size_t)g->config.C; }
 
-// Makes an action, the stage of its chunk, and the slot of its micro-batch current. With one chunk this slot is number
-// micro % num_slots: no rank runs further ahead, so the slot's last micro-batch has had its B, or with zb-h1 its W.
-static void gpt2_select(GPT2* g, Action a) {
-    Slot* s = g->slot = &g->slots[pipeline_slot(g->pipeline, a)];
+// Makes an action, the stage of its chunk, and a slot the current ones.
+static void gpt2_select(GPT2* g, Action a, int slot) {
+    Slot* s = g->slot = &g->slots[slot];
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
     g->first_block = g->stages.begin[g->stage];
@@ -722,7 +721,7 @@ static void gpt2_send(GPT2* g) {
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
-        gpt2_select(g, a);
+        gpt2_select(g, a, 0);
         gpt2_receive_begin(g, a);
         gpt2_receive_end(g);
         gpt2_forward(g);
@@ -824,7 +823,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
     device_zero(g->stats, sizeof *g->stats);
     for (long long i = 0; i < micro_batches; i++) {
         dataloader_next(&run->val);
-        gpt2_select(g, pipeline_act(ACT_FORWARD, 0));
+        gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
         gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
         gpt2_forward_only(g);
         if (is_last(g)) head_forward(g, root_view(g, unit_params(g, 0)).wte); // elsewhere losses stay 0
@@ -844,7 +843,7 @@ static EvalLoss evaluate(GPT2* g, Run* run) {
 static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
-    gpt2_select(g, pipeline_act(ACT_FORWARD, 0));
+    gpt2_select(g, pipeline_act(ACT_FORWARD, 0), 0);
     gpt2_load_batch(g, tokens, NULL, 1, T);
     gpt2_forward_only(g);
     if (is_last(g)) {
@@ -860,7 +859,8 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = g->actions[k];
-    gpt2_select(g, a);
+    // With one chunk this is slot micro % num_slots, free since the B (zb-h1: W) of micro-batch number micro - num_slots.
+    gpt2_select(g, a, pipeline_slot(g->pipeline, a));
     if (k == 0) gpt2_receive_begin(g, a);
     gpt2_receive_end(g);
     if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
