@@ -1034,7 +1034,7 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = g->actions[k];
-    // With one chunk this is slot micro % num_slots, free since the B (zb-h1: W) of micro-batch number micro - num_slots.
+    // With one chunk this is slot micro % num_slots, free since the B (zb-h1: W) of micro-batch micro - num_slots.
     gpt2_select(g, a, pipeline_slot(g->pipeline, a));
     if (k == 0) gpt2_receive_begin(g, a);
     gpt2_receive_end(g);
