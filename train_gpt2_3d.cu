@@ -38,7 +38,7 @@ Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, bytes for e
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_forward, pipeline_from, pipeline_slots
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox, buffers_swap
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
@@ -73,7 +73,8 @@ typedef struct {
 
 // The activations of a micro-batch that a stage keeps between the forward and the backward pass.
 typedef struct {
-    BlockActs acts[MAX_BLOCKS + 1]; // of the stage's blocks; with the head, the res1 after the last block is resf
+    floatX* res[MAX_BLOCKS + 1];    // (B,T,C) the residual stream before each of the stage's blocks, and then resf
+    BlockActs acts[MAX_BLOCKS];     // of these blocks, without res1; with recomputation all slots share a single one
     floatX* lnf;                    // (B,T,C) as in GPT2; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) as in GPT2; NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
@@ -115,8 +116,8 @@ typedef struct {
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     int num_slots, num_actions;
-    Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
-    BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
+    Slot *slots, *slot;             // (num_slots) owned; the current one, a view
+    BlockActs acts[MAX_BLOCKS];     // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *term;                   // (B,T,C) a rank's term of this output, which is a sum; branch, a view, replaces it
     floatX *gathered;               // (B,T,C) all rows of ln1 or ln2, with --sequence-parallel; else NULL
@@ -225,8 +226,9 @@ static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 // Called by gpt2_configure, because predictions need the sizes.
 static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
+        if (!stages_have(&g->stages, u)) continue; // another stage's: here its size is 0
         g->units[u].offset = g->num_params;
-        g->units[u].size = stages_have(&g->stages, u) ? unit_part_elements(g->config, u, g->tp->size) : 0;
+        g->units[u].size = unit_part_elements(g->config, u, g->tp->size);
         g->num_params += g->units[u].size;
     }
 }
@@ -303,8 +305,9 @@ static void pipeline_run_ahead(Pipeline* pipe, int rank) {
     if (pipe->warmup > all) pipe->warmup = all;
 }
 
-// Lists this rank's actions in a step. Turn i has forward pass i, backward pass b, and with zb-h1 W w. With one chunk
-// these are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one.
+// Lists this rank's actions in a step. Turn i has F number i, B number b, and with zb-h1 W number w. With one chunk
+// these count micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one: F number i is
+// for micro-batch i/(pv)*p + i%p in chunk i/p % v; B number i is for the same micro-batch in chunk v-1 - i/p % v.
 static void gpt2_init_schedule(GPT2* g) {
     Pipeline pipe = g->pipeline;
     int all = pipe.m * pipe.v;
@@ -322,18 +325,17 @@ static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C, D = (size_t)g->D;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->recompute); // for W, with zb-h1
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
-        else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
-        a->res1 = own_acts_alloc(g, C);
-        if (!keeps_for_weights) continue;
+        slot->res[i] = own_acts_alloc(g, C);
+        if (g->recompute && (s > 0 || i > 0)) *a = g->slots[0].acts[0];
+        else block_acts_init(g, a);
+        if (g->pipeline.schedule != SCHEDULE_ZB_H1) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*D);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*D);
     }
     if (stages_have_head(&g->stages)) {
-        slot->acts[blocks].res1 = own_acts_alloc(g, C); // resf
+        slot->res[blocks] = own_acts_alloc(g, C); // resf
         slot->lnf = tp_acts_alloc(g, C); slot->lnf_mean = own_stats_alloc(g); slot->lnf_rstd = own_stats_alloc(g);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -344,8 +346,6 @@ static void slot_init(GPT2* g, int s) {
 static void gpt2_init_acts(GPT2* g) {
     g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
-    // buffers_swap exchanges these buffers with res1 and dres, so a gather over tp may read memory that comm_alloc has
-    // not registered. That is only slower, because the t ranks make the same swaps in the same order.
     messages_init(&g->messages, g->pp, g->pipeline, own_rows_of(g, g->max_B, g->seq_len) * (size_t)g->config.C);
 }
 
@@ -419,16 +419,14 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, P = g->num_params, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = (size_t)g->D, slots = (size_t)g->num_slots;
-    size_t most = (size_t)g->stages.most_blocks, head = stages_have_head(&g->stages) ? slots : 0;
-    // Slots have so many blocks, of which so many keep gradients for W (zb-h1), and so many keep more than res1: with
-    // recomputation those that wait for W, or one, in which all others are computed again.
-    size_t blocks = slots * most, delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->recompute);
-    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
+    size_t blocks = slots * (size_t)g->stages.most_blocks, head = stages_have_head(&g->stages) ? slots : 0;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK && blocks > 0 ? 1 : blocks;
     size_t own = own_rows_of(g, g->max_B, g->seq_len), gathers = (size_t)g->options.sequence_parallel;
     size_t per_row = (blocks + 3*blocks_kept + head + 1) * C*X + messages_elements(g->pipeline, C) * X // resf, dres
                    + (4*blocks_kept + 2*head) * F;                                                // layernorms
-    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F) + delayed * (2*C + 7*D)*X
+    size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F)
                      + ((head + 2 + gathers) * C + 4*D)*X + F + slots * 2 * sizeof(int);          // outside the blocks
+    if (g->pipeline.schedule == SCHEDULE_ZB_H1) per_token += blocks * (2*C + 7*D)*X; // dout, dfch, dres2, dqkv
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
@@ -442,20 +440,18 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // Returns the bytes that this rank will send per step, and sets g->mesh.sent_along: those along each axis.
 static double gpt2_predict_sent(GPT2* g) {
     int t = g->tp->size, sequence = g->options.sequence_parallel, p = g->pp->size, d = g->dp->size;
-    int embedding = g->pp->rank == 0, head = stages_have_head(&g->stages);
-    int messages = p == 1 ? 0 : 2 * g->stages.v - embedding - head;
+    int embedding = g->pp->rank == 0, head = stages_have_head(&g->stages), messages = 2*g->stages.v - embedding - head;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = stages_num_blocks(&g->stages);
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
     sums += again + sequence * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
     double step = ring_bytes(sequence * (2*L + (embedding || head)) * 2*C * X + 2*sizeof(double), t);
-    double root = p > 1 ? (double)g->units[0].size * X : 0, *sent = g->mesh.sent_along;
+    double root = ring_bytes((double)g->units[0].size * X, g->tied->size), *sent = g->mesh.sent_along;
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
-    double summed = (double)g->num_params * X + sizeof(double); // gradients, the loss
-    if (g->zero_stage == 1) summed += 2 * sizeof(double);       // ZeRO: two norms of shards
-    sent[MESH_DP] = ring_bytes(summed, d);
+    double norms = g->zero_stage == 1 ? 2 * sizeof(double) : 0; // ZeRO: of shards
+    sent[MESH_DP] = ring_bytes((double)g->num_params * X + sizeof(double) + norms, d); // gradients, the loss
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
@@ -489,8 +485,8 @@ static floatX* gather_rows(GPT2* g, floatX* all, floatX* own) {
 static floatX* tp_enter(GPT2* g, floatX* x) { return gather_rows(g, g->gathered, x); }
 // For a bias or wpe, which one of the t ranks adds to its term: returns x there and NULL on the others.
 static floatX* added_once(const GPT2* g, floatX* x) { return g->tp->rank == 0 ? x : NULL; }
-// Megatron's g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it. By
-// default these are all rows, and the sum replaces the term: sum == term.
+// Megatron's g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it.
+// By default these are all rows, and the sum replaces the term: sum == term.
 static floatX* tp_leave(GPT2* g, floatX* sum, floatX* term) {
     size_t n = own_row_elements(g);
     if (g->options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, sum, term, n, COMM_FLOATX));
@@ -554,16 +550,9 @@ static void grad_ready(GPT2* g, int u, int i) {
     else b->reduced = comm_reduce_scatter(g->dp, grad_shard(g, u), g->grads + b->begin, g->shards[u].n, COMM_FLOATX);
 }
 
-// zb-h1: I leaves the gradients of a unit's matrices to W, a later action (gpt2_backward_weight). For W it keeps a copy
-// of x (B,T,C), the gradient of the unit's output, which the layernorm's backward pass overwrites.
-static void keep_for_w(const GPT2* g, floatX* kept, const floatX* x) {
-    device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
-}
-
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dout, dout); return; }
     int BT = g->B * g->T, C = g->config.C;
     CommOp gather = gather_rows_begin(g, g->gathered, a.ln2); // again, because only this rank's rows have been kept
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
@@ -587,7 +576,9 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*g->D);
     CommOp sum = tp_enter_backward_begin(g, dln2); // overlaps with the weights' gradients, which need no sum over ranks
-    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
+    // I copies dout for W (gpt2_backward_weight), because layernorm_backward changes it. dfch is in the slot already.
+    if (g->action.kind == ACT_BACKWARD_INPUT) device_copy(a.dout, dout, (size_t)BT * (size_t)C * sizeof(floatX));
+    else block_mlp_backward_weight(g, u, dp, a, dout, dfch);
     dln2 = tp_enter_backward_end(g, dln2, sum);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
@@ -599,7 +590,6 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dres2, dres2); return; }
     int BT = g->B * g->T, C = g->config.C;
     CommOp gather = gather_rows_begin(g, g->gathered, a.ln1); // as in the MLP
     // res2 = res1 + atty projw^T + projb
@@ -625,7 +615,8 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*g->D);
     CommOp sum = tp_enter_backward_begin(g, dln1);
-    block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
+    if (g->action.kind == ACT_BACKWARD_INPUT) device_copy(a.dres2, dres2, (size_t)BT * (size_t)C * sizeof(floatX));
+    else block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
     dln1 = tp_enter_backward_end(g, dln1, sum);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
@@ -665,20 +656,18 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 
 static size_t message_elements(const GPT2* g) { return own_row_elements(g); } // 1/t with --sequence-parallel
 
-// Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
-// res1, and its other activations are computed again in a slot that no other micro-batch uses now.
+// Makes an action, the stage of its chunk, and a slot the current ones.
 static void gpt2_select(GPT2* g, Action a, int slot) {
-    const Slot* s = &g->slots[slot];
-    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, a)] : s;
+    Slot* s = g->slot = &g->slots[slot];
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
     g->first_block = g->stages.begin[g->stage];
     g->end_block = g->stages.begin[g->stage + 1];
-    for (int l = g->first_block; l <= g->end_block; l++) {
-        g->acts[l] = others->acts[l - g->first_block];
-        g->acts[l].res1 = s->acts[l - g->first_block].res1;
+    for (int l = g->first_block; l < g->end_block; l++) {
+        g->acts[l] = s->acts[l - g->first_block];
+        g->acts[l].res1 = s->res[l - g->first_block];
     }
-    g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
+    g->resf = s->res[g->end_block - g->first_block];
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
@@ -704,7 +693,7 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
 static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
+    const floatX *x = g->slot->res[0], *branch = NULL;
     for (int l = g->first_block; l < g->end_block; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
@@ -872,42 +861,40 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
 
-// Begins to receive the input of an action, if another rank sends it.
+// Begins to receive the input of an action, if it has one from another stage.
 static void gpt2_receive_begin(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR || from == g->pp->rank) return; // if p is 1, chunks are neighbours on the same rank
-    m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
+    if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
-// Waits for the input of an action, and exchanges its buffer for the one that the stage reads.
-static void gpt2_receive_end(GPT2* g, Action a, int slot) {
+// Waits for the input of the current action. Copies it, because the next action's input arrives in the same inbox.
+static void gpt2_receive_end(GPT2* g) {
     Messages* m = &g->messages;
-    int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR) return;
+    if (messages_from(m, g->action) == NO_NEIGHBOUR) return;
     comm_finish(g->pp, &m->received); // the wait
-    floatX** arrived = from == g->pp->rank ? &messages_outbox(m, a)->buffer : &m->inbox;
-    buffers_swap(arrived, a.kind == ACT_FORWARD ? &g->slots[slot].acts[0].res1 : &g->dres);
+    floatX* input = g->action.kind == ACT_FORWARD ? g->slot->res[0] : g->dres;
+    device_copy(input, m->inbox, message_elements(g) * sizeof(floatX));
 }
-// Begins to send a copy of an action's result, if another rank needs it. (The next action overwrites the result.)
-static void gpt2_send(GPT2* g, Action a) {
-    int to = pipeline_to(g->pipeline, g->pp->rank, a);
+// Begins to send a copy of the current action's result, if another stage needs it. (The next action overwrites it.)
+static void gpt2_send(GPT2* g) {
+    int to = messages_to(&g->messages, g->action);
     if (to == NO_NEIGHBOUR) return;
-    Outbox* out = messages_outbox(&g->messages, a); // one for activations, one for gradients
+    Outbox* out = messages_outbox(&g->messages, g->action); // one for activations, one for gradients
     size_t n = message_elements(g);
     comm_finish(g->pp, &out->sent); // waits until the message before this one has left the outbox
-    device_copy(out->buffer, a.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
-    if (to != g->pp->rank) out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
+    device_copy(out->buffer, g->action.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
+    out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
 }
 
 // Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
-        gpt2_receive_begin(g, a);
-        gpt2_receive_end(g, a, 0);
         gpt2_select(g, a, 0);
+        gpt2_receive_begin(g, a);
+        gpt2_receive_end(g);
         gpt2_forward(g);
-        gpt2_send(g, a);
+        gpt2_send(g);
     }
     messages_finish(&g->messages);
 }
@@ -976,8 +963,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     options_mesh(&run->table, &g->mesh.text);
     options_tensor_parallel(&run->table, NULL, &g->options);          // NULL: --mesh gives the sizes of both axes
     options_pipeline_parallel(&run->table, NULL, &g->stages.options);
-    const char* zero_stages = "what is sharded over dp: 0 nothing, 1 optimizer state"; // ZeRO
-    option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1, zero_stages); // ZeRO
+    option_int(&run->table, "zero-stage", &g->zero_stage, 0, 1, "sharded over dp: 0 nothing, 1 AdamW's state"); // ZeRO
     g->ddp = DDP_BUCKETED;
     g->bucket_mb = 25;
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
@@ -1004,7 +990,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->tied = g->mesh.tied;
     g->tokens = token_range(g->config.Vp, g->tp->size, g->tp->rank);
     stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
-    g->pipeline = stages_pipeline(&g->stages, run->accumulation);
+    g->pipeline = stages_pipeline(&g->stages, run->accumulation, &run->o.recompute);
     pipeline_run_ahead(&g->pipeline, g->pp->rank);
     g->num_slots = pipeline_slots(g->pipeline);
     int rows = stages_have_head(&g->stages) ? classifier_rows(g->max_B * g->seq_len, g->tokens.count) : 1;
@@ -1062,21 +1048,21 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = g->actions[k];
-    int slot = pipeline_slot(g->pipeline, a);
+    // With one chunk this is slot micro % num_slots, free since the B (zb-h1: W) of micro-batch micro - num_slots.
+    gpt2_select(g, a, pipeline_slot(g->pipeline, a));
     if (k == 0) gpt2_receive_begin(g, a);
-    gpt2_receive_end(g, a, slot);
+    gpt2_receive_end(g);
     if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
     action_begin(&g->times, a); // for the report
-    gpt2_select(g, a, slot);
     gpt2_begin_micro(g, a.micro);
     if (a.kind == ACT_FORWARD) {
-        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
+        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // on all ranks, once a micro-batch
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss); // B or I
     action_end(&g->times, a);
-    gpt2_send(g, a);
+    gpt2_send(g);
 }
 
 // Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.

@@ -45,7 +45,7 @@ Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, s
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/pipeline.h"    // defines: Pipeline, Action, pipeline_forward, pipeline_from, pipeline_slots
-#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox, buffers_swap
+#include "llmc/parallel/stages.h"      // defines: Stages, stages_*, Messages, messages_*, Outbox, comm_finish
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/mesh_run.h"         // defines: Mesh, ranks_are_mesh, add_range_squares: ranks that share a replica
@@ -78,7 +78,8 @@ typedef struct {
 
 // The activations of a micro-batch that a stage keeps between the forward and the backward pass.
 typedef struct {
-    BlockActs acts[MAX_BLOCKS + 1]; // of the stage's blocks; with the head, the res1 after the last block is resf
+    floatX* res[MAX_BLOCKS + 1];    // (B,T,C) the residual stream before each of the stage's blocks, and then resf
+    BlockActs acts[MAX_BLOCKS];     // of these blocks, without res1; with recomputation all slots share a single one
     floatX* lnf;                    // (B,T,C) as in GPT2; NULL on ranks without the head
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T) as in GPT2; NULL on ranks without the head
     int *inputs, *targets;          // (B,T) (B,T)
@@ -114,8 +115,8 @@ typedef struct {
     ParamRange ranges[MAX_UNITS];   // views of this state, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     int num_slots, num_actions;
-    Slot* slots;                    // (num_slots) owned; with recomputation, blocks share all but res1
-    BlockActs acts[MAX_BLOCKS + 1]; // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
+    Slot *slots, *slot;             // (num_slots) owned; the current one, a view
+    BlockActs acts[MAX_BLOCKS];     // views of the current slot, as are resf, lnf, lnf_*, inputs and targets
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
     floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
     float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
@@ -202,8 +203,9 @@ static bool is_last(const GPT2* g) { return g->stage == g->stages.count - 1; }
 
 static void gpt2_init_units(GPT2* g) {
     for (int u = 0; u < g->num_units; u++) {
+        if (!stages_have(&g->stages, u)) continue; // another stage's: here its size is 0
         g->units[u].offset = g->num_params;
-        g->units[u].size = stages_have(&g->stages, u) ? unit_elements(g->config, u) : 0;
+        g->units[u].size = unit_elements(g->config, u);
         g->num_params += g->units[u].size;
     }
 }
@@ -245,8 +247,9 @@ static void pipeline_run_ahead(Pipeline* pipe, int rank) {
     if (pipe->warmup > all) pipe->warmup = all;
 }
 
-// Lists this rank's actions in a step. Turn i has forward pass i, backward pass b, and with zb-h1 W w. With one chunk
-// these are numbers of micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one.
+// Lists this rank's actions in a step. Turn i has F number i, B number b, and with zb-h1 W number w. With one chunk
+// these count micro-batches. With v chunks, p micro-batches pass one chunk, then the same p the next one: F number i is
+// for micro-batch i/(pv)*p + i%p in chunk i/p % v; B number i is for the same micro-batch in chunk v-1 - i/p % v.
 static void gpt2_init_schedule(GPT2* g) {
     Pipeline pipe = g->pipeline;
     int all = pipe.m * pipe.v;
@@ -264,18 +267,17 @@ static void slot_init(GPT2* g, int s) {
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
     Slot* slot = &g->slots[s];
     int blocks = g->stages.most_blocks; // of a stage of this rank
-    bool keeps_for_weights = s < pipeline_weight_slots(g->pipeline, g->recompute); // for W, with zb-h1
     for (int i = 0; i < blocks; i++) {
         BlockActs* a = &slot->acts[i];
-        if (!g->recompute || keeps_for_weights || (s == 0 && i == 0)) block_acts_init(g, a);
-        else *a = g->slots[0].acts[0]; // in which all other blocks are recomputed
-        a->res1 = acts_alloc(g, C);
-        if (!keeps_for_weights) continue;
+        slot->res[i] = acts_alloc(g, C);
+        if (g->recompute && (s > 0 || i > 0)) *a = g->slots[0].acts[0];
+        else block_acts_init(g, a);
+        if (g->pipeline.schedule != SCHEDULE_ZB_H1) continue;
         a->dout = acts_alloc(g, C);  a->dfch = acts_alloc(g, 4*C);
         a->dres2 = acts_alloc(g, C); a->dqkv = acts_alloc(g, 3*C);
     }
     if (stages_have_head(&g->stages)) {
-        slot->acts[blocks].res1 = acts_alloc(g, C); // resf
+        slot->res[blocks] = acts_alloc(g, C); // resf
         slot->lnf = acts_alloc(g, C); slot->lnf_mean = stats_alloc(g, 1); slot->lnf_rstd = stats_alloc(g, 1);
     }
     slot->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
@@ -355,17 +357,14 @@ static void gpt2_free(GPT2* g) {
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t P = g->num_params, X = sizeof(floatX), slots = (size_t)g->num_slots;
-    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, most = (size_t)g->stages.most_blocks;
-    // Slots have so many blocks, of which so many keep gradients for W (zb-h1), and so many keep more than res1: with
-    // recomputation those that wait for W, or one, in which all others are computed again.
-    size_t blocks = slots * most, delayed = most * (size_t)pipeline_weight_slots(g->pipeline, g->recompute);
-    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? size_max(delayed, size_min(blocks, 1)) : blocks;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, blocks = slots * (size_t)g->stages.most_blocks;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK && blocks > 0 ? 1 : blocks;
     size_t per_token = blocks * C*X                                            // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
-                     + delayed * 9*C*X + slots * 2 * sizeof(int)               // for a delayed W; inputs and targets
-                     + 7*C*X + sizeof(float)                                   // branch, dres, dbtc, dbt4c (4C); losses
+                     + 7*C*X + sizeof(float) + slots * 2 * sizeof(int)         // dbt4c and 3 of C; losses; inputs...
                      + messages_elements(g->pipeline, C) * X;                  // an inbox, two outboxes
-    if (stages_have_head(&g->stages)) per_token += slots * (2*C*X + 2 * sizeof(float)); // resf and lnf
+    if (g->pipeline.schedule == SCHEDULE_ZB_H1) per_token += blocks * 9*C*X;   // dout, dfch, dres2, dqkv
+    if (stages_have_head(&g->stages)) per_token += slots * (2*C*X + 2 * sizeof(float)); // resf, lnf
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;
     bytes[MEMORY_GRADIENTS] = X * P;
@@ -376,11 +375,15 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-// Stages exchange messages, the root, the loss and two norms (stages_sent).
+// In each micro-batch a chunk sends BTC activations to the next stage and BTC gradients to the one before, if there is
+// one. In a step the ranks with the root sum its gradients, stages the loss and two norms, replicas gradients and loss.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(g->num_params * sizeof(floatX));
-    double stages = stages_sent(&g->stages, g->config, g->pipeline.m, (size_t)g->max_B * (size_t)g->seq_len);
-    return stages + 2 * (N - 1) / N * (gradients + sizeof(double));
+    double message = (double)((size_t)g->max_B * (size_t)g->seq_len * (size_t)g->config.C * sizeof(floatX));
+    int messages = 2 * g->stages.v - (g->pp->rank == 0) - stages_have_head(&g->stages); // per micro-batch
+    double root = ring_bytes((double)(unit_elements(g->config, 0) * sizeof(floatX)), g->tied->size);
+    return g->pipeline.m * messages * message + root + ring_bytes(3 * sizeof(double), g->pp->size)
+         + 2 * (N - 1) / N * (gradients + sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -421,16 +424,9 @@ static void grad_ready(GPT2* g, int u, int i) {
     b->reduced = comm_all_reduce(g->dp, g->grads + b->begin, b->size, COMM_FLOATX);
 }
 
-// zb-h1: I leaves the gradients of a unit's matrices to W, a later action (gpt2_backward_weight). For W it keeps a copy
-// of x (B,T,C), the gradient of the unit's output, which the layernorm's backward pass overwrites.
-static void keep_for_w(const GPT2* g, floatX* kept, const floatX* x) {
-    device_copy(kept, x, (size_t)g->B * (size_t)g->T * (size_t)g->config.C * sizeof(floatX));
-}
-
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
 static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
                                       const floatX* dfch) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dout, dout); return; }
     int BT = g->B * g->T, C = g->config.C;
     // out = res2 + gelu(fch) fcprojw^T + fcprojb
     matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
@@ -451,7 +447,9 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
     matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*C, C);
     // fch = ln2 fcw^T + fcb
     matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*C);
-    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
+    // I copies dout for W (gpt2_backward_weight), because layernorm_backward changes it. dfch is in the slot already.
+    if (g->action.kind == ACT_BACKWARD_INPUT) device_copy(a.dout, dout, (size_t)BT * (size_t)C * sizeof(floatX));
+    else block_mlp_backward_weight(g, u, dp, a, dout, dfch);
     // ln2 = layernorm(res2)
     layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
                        BT, C, g->grad_mode);
@@ -462,7 +460,6 @@ static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockA
 // Computes the gradients of attention's matrices and biases.
 static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
                                             const floatX* dqkv) {
-    if (g->action.kind == ACT_BACKWARD_INPUT) { keep_for_w(g, a.dres2, dres2); return; }
     int BT = g->B * g->T, C = g->config.C;
     // res2 = res1 + atty projw^T + projb
     matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, C, C, g->grad_mode);
@@ -485,7 +482,8 @@ static void block_attention_backward(GPT2* g, int u, AttentionParams p, Attentio
     attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, C, NH);
     // qkv = ln1 qkvw^T + qkvb
     matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*C);
-    block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
+    if (g->action.kind == ACT_BACKWARD_INPUT) device_copy(a.dres2, dres2, (size_t)BT * (size_t)C * sizeof(floatX));
+    else block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
     // ln1 = layernorm(res1)
     layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
                        BT, C, g->grad_mode);
@@ -523,20 +521,18 @@ static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int 
 
 static size_t message_elements(const GPT2* g) { return (size_t)g->B * (size_t)g->T * (size_t)g->config.C; }
 
-// Makes an action, the stage of its chunk, and a slot the current ones. With recomputation a slot has only each block's
-// res1, and its other activations are computed again in a slot that no other micro-batch uses now.
+// Makes an action, the stage of its chunk, and a slot the current ones.
 static void gpt2_select(GPT2* g, Action a, int slot) {
-    const Slot* s = &g->slots[slot];
-    const Slot* others = g->recompute ? &g->slots[pipeline_recomputed_slot(g->pipeline, a)] : s;
+    Slot* s = g->slot = &g->slots[slot];
     g->action = a;
     g->stage = stages_at(&g->stages, a.chunk);
     g->first_block = g->stages.begin[g->stage];
     g->end_block = g->stages.begin[g->stage + 1];
-    for (int l = g->first_block; l <= g->end_block; l++) {
-        g->acts[l] = others->acts[l - g->first_block];
-        g->acts[l].res1 = s->acts[l - g->first_block].res1;
+    for (int l = g->first_block; l < g->end_block; l++) {
+        g->acts[l] = s->acts[l - g->first_block];
+        g->acts[l].res1 = s->res[l - g->first_block];
     }
-    g->resf = g->acts[g->end_block].res1; // of a stage without blocks, which has only the head, also the input
+    g->resf = s->res[g->end_block - g->first_block];
     g->lnf = s->lnf; g->lnf_mean = s->lnf_mean; g->lnf_rstd = s->lnf_rstd;
     g->inputs = s->inputs; g->targets = s->targets;
 }
@@ -558,7 +554,7 @@ static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, c
 static void gpt2_forward(GPT2* g) {
     RootParams root = root_view(g, unit_params(g, 0));
     if (is_first(g)) embedding_forward(g, root);
-    const floatX *x = g->acts[g->first_block].res1, *branch = NULL;
+    const floatX *x = g->slot->res[0], *branch = NULL;
     for (int l = g->first_block; l < g->end_block; l++) {
         trace_compute("forward, block", l);
         AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
@@ -696,42 +692,40 @@ static void gpt2_reduce(GPT2* g) {
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
 }
 
-// Begins to receive the input of an action, if another rank sends it.
+// Begins to receive the input of an action, if it has one from another stage.
 static void gpt2_receive_begin(GPT2* g, Action a) {
     Messages* m = &g->messages;
     int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR || from == g->pp->rank) return; // if p is 1, chunks are neighbours on the same rank
-    m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
+    if (from != NO_NEIGHBOUR) m->received = comm_recv(g->pp, m->inbox, message_elements(g), COMM_FLOATX, from);
 }
-// Waits for the input of an action, and exchanges its buffer for the one that the stage reads.
-static void gpt2_receive_end(GPT2* g, Action a, int slot) {
+// Waits for the input of the current action. Copies it, because the next action's input arrives in the same inbox.
+static void gpt2_receive_end(GPT2* g) {
     Messages* m = &g->messages;
-    int from = messages_from(m, a);
-    if (from == NO_NEIGHBOUR) return;
+    if (messages_from(m, g->action) == NO_NEIGHBOUR) return;
     comm_finish(g->pp, &m->received); // the wait
-    floatX** arrived = from == g->pp->rank ? &messages_outbox(m, a)->buffer : &m->inbox;
-    buffers_swap(arrived, a.kind == ACT_FORWARD ? &g->slots[slot].acts[0].res1 : &g->dres);
+    floatX* input = g->action.kind == ACT_FORWARD ? g->slot->res[0] : g->dres;
+    device_copy(input, m->inbox, message_elements(g) * sizeof(floatX));
 }
-// Begins to send a copy of an action's result, if another rank needs it. (The next action overwrites the result.)
-static void gpt2_send(GPT2* g, Action a) {
-    int to = pipeline_to(g->pipeline, g->pp->rank, a);
+// Begins to send a copy of the current action's result, if another stage needs it. (The next action overwrites it.)
+static void gpt2_send(GPT2* g) {
+    int to = messages_to(&g->messages, g->action);
     if (to == NO_NEIGHBOUR) return;
-    Outbox* out = messages_outbox(&g->messages, a); // one for activations, one for gradients
+    Outbox* out = messages_outbox(&g->messages, g->action); // one for activations, one for gradients
     size_t n = message_elements(g);
     comm_finish(g->pp, &out->sent); // waits until the message before this one has left the outbox
-    device_copy(out->buffer, a.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
-    if (to != g->pp->rank) out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
+    device_copy(out->buffer, g->action.kind == ACT_FORWARD ? g->branch : g->dres, n * sizeof(floatX));
+    out->sent = comm_send(g->pp, out->buffer, n, COMM_FLOATX, to);
 }
 
 // Runs a forward pass through all stages: computes g->lnf on the last one from g->inputs in slot 0.
 static void gpt2_forward_only(GPT2* g) {
     for (int chunk = 0; chunk < g->stages.v; chunk++) {
         Action a = { ACT_FORWARD, 0, chunk };
-        gpt2_receive_begin(g, a);
-        gpt2_receive_end(g, a, 0);
         gpt2_select(g, a, 0);
+        gpt2_receive_begin(g, a);
+        gpt2_receive_end(g);
         gpt2_forward(g);
-        gpt2_send(g, a);
+        gpt2_send(g);
     }
     messages_finish(&g->messages);
 }
@@ -818,13 +812,12 @@ static void gpt2_configure(void* model, Run* run) {
     g->pp = g->mesh.pp;
     g->tied = g->mesh.tied;
     stages_cut(&g->stages, g->config, g->pp->rank, g->pp->size);
-    g->pipeline = stages_pipeline(&g->stages, run->accumulation);
+    g->pipeline = stages_pipeline(&g->stages, run->accumulation, &run->o.recompute);
     pipeline_run_ahead(&g->pipeline, g->pp->rank);
     g->num_slots = pipeline_slots(g->pipeline);
     if (!stages_have_head(&g->stages)) g->logits_rows = 1; // for samples
     action_times_init(&g->times, &run->ranks->all, &g->stages, &g->messages);
     gpt2_init_units(g);
-    mesh_choose_writers(run, false);
 }
 
 // Returns the mean loss over the first --eval-steps global batches of the validation data.
@@ -870,21 +863,21 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 // Because a rank issues its next receive before it computes, neighbours that send to each other cannot deadlock.
 static void gpt2_act(GPT2* g, Run* run, int k, float dloss) {
     Action a = g->actions[k];
-    int slot = pipeline_slot(g->pipeline, a);
+    // With one chunk this is slot micro % num_slots, free since the B (zb-h1: W) of micro-batch micro - num_slots.
+    gpt2_select(g, a, pipeline_slot(g->pipeline, a));
     if (k == 0) gpt2_receive_begin(g, a);
-    gpt2_receive_end(g, a, slot);
+    gpt2_receive_end(g);
     if (k + 1 < g->num_actions) gpt2_receive_begin(g, g->actions[k + 1]);
     action_begin(&g->times, a); // for the report
-    gpt2_select(g, a, slot);
     gpt2_begin_micro(g, a.micro);
     if (a.kind == ACT_FORWARD) {
-        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // once, even if it has both ends
+        if (a.chunk == stages_data_chunk(&g->stages)) dataloader_next(&run->train); // on all ranks, once a micro-batch
         if (is_first(g) || is_last(g)) gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
         gpt2_forward(g);
     } else if (a.kind == ACT_BACKWARD_WEIGHT) gpt2_backward_weight(g);
     else gpt2_backward(g, dloss); // B or I
     action_end(&g->times, a);
-    gpt2_send(g, a);
+    gpt2_send(g);
 }
 
 // Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.

@@ -362,8 +362,8 @@ static floatX* gather_rows(GPT2* g, floatX* all, floatX* own) {
 static floatX* tp_enter(GPT2* g, floatX* x) { return gather_rows(g, g->gathered, x); }
 // For a bias or wpe, which one of the t ranks adds to its term: returns x there and NULL on the others.
 static floatX* added_once(const GPT2* g, floatX* x) { return g->tp->rank == 0 ? x : NULL; }
-// Megatron's g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it. By
-// default these are all rows, and the sum replaces the term: sum == term.
+// Megatron's g: sums the ranks' terms (B,T,C) of a row-parallel layer's output. Returns `sum`, this rank's rows of it.
+// By default these are all rows, and the sum replaces the term: sum == term.
 static floatX* tp_leave(GPT2* g, floatX* sum, floatX* term) {
     size_t n = own_row_elements(g);
     if (g->options.sequence_parallel) comm_wait(g->tp, comm_reduce_scatter(g->tp, sum, term, n, COMM_FLOATX));
@@ -773,7 +773,6 @@ static void gpt2_configure(void* model, Run* run) {
     g->logits_rows = rows > g->tp->size ? rows : g->tp->size; // for samples: one row of all ranks' logits
     mesh_check_rows(g->options, g->tp->size, g->max_B, g->seq_len);
     gpt2_init_units(g);
-    mesh_choose_writers(run, false);
 }
 
 // Returns the mean loss over the first --eval-steps global batches of the validation data.

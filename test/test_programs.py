@@ -121,7 +121,8 @@ def test_make_merge_3d_prints_every_line_of_a_conflict_and_explains_where_the_ba
             left = [line for whose, line in printed if whose == f"-{base}"]
             assert left == [line for line in side if line.strip() not in {x.strip() for x in chosen}], (name, base)
     met = merge.met(program)
-    assert {*merge.CHECKS, *merge.TWINS} <= met.keys()
+    assert merge.CHECKS.keys() <= met.keys()
+    assert merge.CONFLICT_CHECKS.keys() <= {name for _, name, _, _ in merge.found_conflicts(program)}
     for name in merge.CHECKS: assert {ours, theirs} <= {whose for whose, _ in met[name]}, f"in {name} only one of the bases has changed lines"
 
 

@@ -95,7 +95,8 @@ class Way(NamedTuple):
     plan: Plan
     name: str
 
-    def bytes(self, recompute=False): return bytes_of(self.plan._replace(recompute=recompute), self.strategy)
+    def bytes(self, recompute=False):
+        return bytes_of(self.plan.recomputed if recompute else self.plan._replace(recompute=False), self.strategy)
 
     def fits(self, room): return "yes" if self.bytes().total <= room else "recomputed" if self.bytes(True).total <= room else "no"
 
@@ -107,10 +108,10 @@ class Way(NamedTuple):
     def facts(self, is_one):
         """A column: (name, bytes, or as text what is none). is_one: this is one rank of a pipeline, not the one that keeps most."""
         kept, again, plan, strategy = self.bytes(), self.bytes(True), self.plan, self.strategy
-        def extreme(recompute, most): return extreme_rank(plan._replace(recompute=recompute), strategy, most)
+        def extreme(most): return extreme_rank(plan._replace(recompute=False), strategy, most)
         if strategy == PP and not is_one:
-            yield "  on the rank with most", f"rank {extreme(False, True)}"
-            yield "    or recomputed", f"rank {extreme(True, True)}"
+            yield "  on the rank with most", f"rank {extreme(True)}"
+            yield "    or recomputed", f"rank {extreme_rank(plan.recomputed, strategy)}"
         for kind in (*KINDS, "total"):
             first, second = (b.total if kind == "total" else b.memory.get(kind, 0) for b in (kept, again))
             yield f"  {kind}", first
@@ -121,8 +122,8 @@ class Way(NamedTuple):
         if strategy in (PP, MESH): yield "  activations at a time", str(slots(plan, own_rank(plan))) # interleaved: of one chunk
         if is_one: yield "  blocks", str(blocks_of(plan, plan.rank))
         elif strategy == PP:
-            yield "  on the rank with least", f"rank {extreme(False, False)}"
-            yield "    total", total_of(plan._replace(rank=extreme(False, False)), PP)
+            yield "  on the rank with least", f"rank {extreme(False)}"
+            yield "    total", total_of(plan._replace(rank=extreme(False)), PP)
 
 
 def divide_batch(plan, strategy, tokens):
@@ -219,7 +220,7 @@ class Clock:
         o, room, needs = self.o, room_of(self.o, plan.N), total_of(plan, strategy)
         if needs <= room: return ""
         text = f"does not fit: {format_bytes(needs)} of {o.room_of}" + (f", which {plan.N} ranks share" if o.shares_room else "")
-        recomputed = total_of(plan._replace(recompute=True), strategy)
+        recomputed = total_of(plan.recomputed, strategy)
         return text + f"; with --recompute block {format_bytes(recomputed)}" if recomputed <= room else text
 
     def row(self, strategy, plan, name):

@@ -218,12 +218,13 @@ def plan_of(o):
                feedback=o.error_feedback if "error-feedback" in o.given else None)
     later = ("p", "schedule", "v", "split", "zero_stage", "c", "how", "balance") # of some strategies
     plan = Plan(shape_of(o), **{name: x for name, x in (given | own).items() if name in Plan._fields and name not in later})
-    if o.mesh: bytes_of(with_mesh(o, plan), MESH)
+    recompute = o.recompute != "none"
+    if o.mesh: bytes_of(with_mesh(o, plan)._replace(recompute=recompute), MESH)
     else:
         for strategy in (FSDP, TP, *[ZEROPP] * (o.node_ranks > 0)): bytes_of(plan, strategy)
         if o.context_parallel: bytes_of(with_context(plan, o.context_parallel, "ring" if o.compares_cp else o.cp, o.cp_balance), CP)
-        if o.pipeline_parallel: bytes_of(with_pipe(o, plan, o.pipeline_parallel, o.schedule), PP)
-    return plan._replace(recompute=o.recompute != "none", full=o.recompute == "full")
+        if o.pipeline_parallel: bytes_of(with_pipe(o, plan, o.pipeline_parallel, o.schedule)._replace(recompute=recompute), PP)
+    return plan._replace(recompute=recompute, full=o.recompute == "full")
 
 
 def network_of(o, plan):

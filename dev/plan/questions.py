@@ -60,6 +60,8 @@ class Plan(NamedTuple):
     gpu_memory: float = 80e9 # bytes, which decide how many logits exist at a time
 
     X = property(lambda self: 4 if self.precision == "fp32" else 2) # bytes of an element
+    keeps_all = property(lambda self: self.schedule == "zb-h1") # for W, so nothing can be recomputed
+    recomputed = property(lambda self: self._replace(recompute=not self.keeps_all)) # as far as it can be
     tokens = property(lambda self: self.B * self.T)                 # of a micro-batch
 
 
@@ -161,7 +163,8 @@ def divides(plan, strategy):
     s, t, p, c = plan.shape, plan.t, plan.p, plan.c
     if strategy == TP: return all(n % t == 0 for n in (plan.N, s.NH, s.Vp, plan.tokens if plan.rows else 0))
     if strategy == PP:
-        return plan.N % p == 0 and p * plan.v <= s.L and (plan.schedule != "interleaved" or plan.accumulation % p == 0)
+        fits = plan.schedule != "interleaved" or plan.accumulation % p == 0
+        return plan.N % p == 0 and p * plan.v <= s.L and fits and not (plan.recompute and plan.keeps_all)
     chunks = c * (2 if plan.balance == "zigzag" else 1)
     return plan.N % c == 0 and plan.T % chunks == 0 and (plan.how != "ulysses" or s.NH % c == 0)
 

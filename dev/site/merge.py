@@ -101,22 +101,23 @@ ZERO = re.compile("ZeRO|zero.stage|shard|own_elements|gpt2_gather")  # lines tha
 GROUPS = {"accounts and options": re.compile("predict|options|report"),
           "the mesh, and who has what": re.compile("GPT2|init|configure|alloc"), "messages and sums": re.compile("")}
 ORDER = ["the mesh, and who has what", "messages and sums", "accounts and options"]
-# Functions that both parents change and git merges: what one must check there, because git does not. TWINS: the same in attention.
-TWINS = ["block_attention_backward_weight", "block_attention_backward"]
+# Functions that both parents change and git merges: what one must check there, because git does not.
 CHECKS = {
     "gpt2_reduce":
         "Is the order of the sums right? The root is summed over `tied` before the buckets that contain it start over dp. dp's sums are"
         " in place, so layernorms are summed over tp only after dp's waits. The loss is summed over dp and pp, but not over tp, whose"
         " ranks all compute it.",
-    "block_mlp_backward_weight":
-        "Does zb-h1's I return before tp's gather begins? It must, because nobody would wait for the gather. W, a later action, begins"
-        " and ends it.",
-    "block_mlp_backward":
-        "Who uses which buffer while tp sums dln2? The gradients of weights in between read dout and dfch and must not write dln2. I"
-        " keeps dout for W: all rows of it, because tp_leave_backward has gathered them.",
     "gpt2_init_ranges":
         "Does is_replicated still mean equal elements, now that tp cuts the root? Yes: the first and the last stage both take part"
         " tp->rank of tp->size.",
+}
+
+
+# The same of conflicts.
+CONFLICT_CHECKS = {
+    "block_mlp_backward":
+        "Who uses which buffer while tp sums dln2? W (block_mlp_backward_weight) reads dout and dfch and must not write dln2. zb-h1's I"
+        " copies dout for a later W instead: all rows of it, because tp_leave_backward has gathered them.",
 }
 
 
@@ -260,9 +261,8 @@ def print_met(program):
         print_text(f"{name}: {CHECKS[name]}")
         print_lines(shortened(found[name]))
         print()
-    twins, others = ([name for name in found if name not in CHECKS and (name in TWINS) == is_twin] for is_twin in (True, False))
-    print_text(f"The same again: {', '.join(twins)}."
-               f" Changed by both on lines that have nothing to do with one another: {', '.join(others)}.")
+    others = ", ".join(name for name in found if name not in CHECKS)
+    print_text(f"Changed by both on lines that have nothing to do with one another: {others}.")
     print()
 
 
@@ -305,6 +305,7 @@ The head of {file}:
         if of_group != group: print(f"---- 2. conflicts: {of_group} ----\n")
         group = of_group
         print(f"conflict {number} of {len(conflicts) + 1}, in {name}")
+        if name in CONFLICT_CHECKS: print_text(CONFLICT_CHECKS[name])
         print_lines(marked(program, sides, [line for line in chosen if not ZERO.search(line)]))
         print()
     print("---- 3. merged without a conflict, but worth a thought ----\n")

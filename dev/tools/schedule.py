@@ -93,6 +93,7 @@ class Case(Namespace):
         is_interleaved = self.schedule == "interleaved"
         if not is_interleaved and self.v != 1: return "needs --v 1: only interleaved has any number of chunks"
         if is_interleaved and self.v == 1: return "needs --v 2 or more: with one chunk a rank it interleaves nothing"
+        if is_interleaved and self.p == 1: return "needs --p 2 or more: with one stage it interleaves nothing"
         if is_interleaved and self.m % self.p: return "needs an --m that --p divides"
         if self.parts > MOST_CHUNKS: return f"has more than {MOST_CHUNKS} chunks"
         return "needs more blocks than the model has" if self.config and self.parts > self.config["L"] else None

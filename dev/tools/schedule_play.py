@@ -25,7 +25,7 @@ class Pipeline(NamedTuple):
 
     def messages(self):
         """Of all ranks in a step: a micro-batch crosses each boundary between chunks twice."""
-        return 2 * self.m * (self.parts - 1) if self.p > 1 else 0
+        return 2 * self.m * (self.parts - 1)
 
 
 def ask_player(folder, **request):
@@ -51,10 +51,10 @@ def rules_of(l, rank, of_chunk):
     for c, g in enumerate(l.chunks(rank)):
         F, I, W = of_chunk[g]
         forward, backward = ("F", g - 1) if g > 0 else None, ("B", g + 1) if g < last else ("F", g)
-        after, before = ((g + 1) % l.p if g < last and l.p > 1 else None), ((g - 1) % l.p if g > 0 and l.p > 1 else None)
+        after, before = ((g + 1) % l.p if g < last else None), ((g - 1) % l.p if g > 0 else None)
         for letter, needs, made, to, time in (("F", forward, "F", after, F), ("B", backward, "B", before, I + W),
                                               ("I", backward, "B", before, I), ("W", ("B", g), "W", None, W)):
-            is_message = l.p > 1 and needs is not None and needs[1] != g
+            is_message = needs is not None and needs[1] != g
             rules[letter, c] = needs, is_message, (made, g), to, time
     return rules
 

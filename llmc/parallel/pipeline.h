@@ -59,6 +59,8 @@ static inline void pipeline_check(Pipeline pipe) {
             " or --chunks 1", pipe.v);
     require(!interleaved || pipe.v > 1, "--schedule interleaved with --chunks 1 interleaves nothing, and keeps more"
             " activations than 1f1b; choose --chunks 2 or more, or --schedule 1f1b");
+    require(pipe.v == 1 || pipe.p > 1, "--schedule interleaved with 1 stage interleaves nothing; choose 2 or more, or"
+            " --schedule 1f1b");
     require(!interleaved || pipe.m % pipe.p == 0, "--schedule interleaved takes micro-batches in groups of %d, one per"
             " stage, and a step has %d; choose --total-batch-size so that %d divides their number",
             pipe.p, pipe.m, pipe.p);
@@ -106,32 +108,12 @@ static inline int pipeline_slot(Pipeline pipe, Action a) {
     return j;
 }
 
-// ---- with recomputation ----
-// Returns how many sets of activations are alive at a time. Without recomputation each slot has one. With it a slot
-// keeps only what its blocks began with; a set lives from I or B, which computes it again, to the end of W or B, so a
-// rank that delays r W has r + 1 of them.
-static inline int pipeline_act_slots(Pipeline pipe, bool recomputed) {
-    int alive = pipe.delay + 1;
-    return !recomputed ? pipeline_slots(pipe) : alive < pipe.m ? alive : pipe.m;
-}
-// Returns how many of them keep gradients until a W that is an action of its own.
-static inline int pipeline_weight_slots(Pipeline pipe, bool recomputed) {
-    return pipe.schedule == SCHEDULE_ZB_H1 ? pipeline_act_slots(pipe, recomputed) : 0;
-}
-// Returns the set that an action uses with recomputation. An F's is scratch, and takes the set of the rank's next I: no
-// W waits for that.
-static inline int pipeline_recomputed_slot(Pipeline pipe, Action a) {
-    int after = a.micro - pipe.warmup, next_b = after > 0 ? after : 0;
-    return (a.kind == ACT_FORWARD ? next_b : a.micro) % pipeline_act_slots(pipe, true);
-}
-
 // ---- between ranks ----
 // Before a rank computes action k, it has issued the receives of actions up to k + RECEIVES_AHEAD.
 enum { RECEIVES_AHEAD = 1 };
 enum { NO_NEIGHBOUR = -1 };
 // Returns the rank from which an action's input comes, and the one to which its output goes. NO_NEIGHBOUR: none, as for
-// W, for F of the first chunk, which reads tokens, and for I of the last, which begins at the loss. The rank itself: no
-// message (p = 1).
+// W, for F of the first chunk, which reads tokens, and for I of the last, which begins at the loss.
 static inline int pipeline_from(Pipeline pipe, int rank, Action a) {
     int number = a.chunk * pipe.p + rank;
     if (a.kind == ACT_FORWARD) return number == 0 ? NO_NEIGHBOUR : (rank + pipe.p - 1) % pipe.p;

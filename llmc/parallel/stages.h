@@ -12,6 +12,7 @@ because its wte is tied.
 #include "../comm/comm.h"
 #include "../device/device.h"
 #include "../model/gpt2.h"
+#include "../model/training_options.h"
 #include "pipeline.h"
 #include "shard.h"
 #include "split.h"
@@ -96,9 +97,9 @@ static inline void stages_cut(Stages* y, GPT2Config c, int rank, int p) {
 }
 
 static inline bool stages_have_head(const Stages* y) { return y->rank == y->p - 1; }
-// Returns the chunk whose forward passes load micro-batches: the one with the embedding, or if there is none, the one
-// with the head. (If one rank has both, the forward passes of a micro-batch follow one another.)
-static inline int stages_data_chunk(const Stages* y) { return y->rank > 0 && stages_have_head(y) ? y->v - 1 : 0; }
+// Returns the chunk whose forward passes load micro-batches: the one with the embedding or the head, if there is one.
+// (A rank with both has a single chunk.)
+static inline int stages_data_chunk(const Stages* y) { return stages_have_head(y) ? y->v - 1 : 0; }
 // Returns true if this rank has unit u.
 static inline bool stages_have(const Stages* y, int u) {
     if (u == 0) return y->rank == 0 || stages_have_head(y);
@@ -127,19 +128,15 @@ static inline int stages_num_blocks(const Stages* y) {
     return n;
 }
 
-// Returns the bytes that this rank will send to other stages per step of m micro-batches of BT tokens: a message per
-// micro-batch in each direction, the root, the loss and two norms.
-static inline double stages_sent(const Stages* y, GPT2Config c, int m, size_t BT) {
-    int messages = y->p == 1 ? 0 : 2 * y->v - (y->rank == 0) - stages_have_head(y);
-    double micro = (double)messages * (double)(BT * (size_t)c.C * sizeof(floatX));
-    double root = y->p > 1 && stages_have(y, 0) ? (double)(unit_elements(c, 0) * sizeof(floatX)) : 0;
-    return m * micro + root + ring_bytes(3 * sizeof(double), y->p);
-}
-
-// Returns the schedule of m micro-batches, for pipeline_run_ahead. Dies if m does not suit it.
-static inline Pipeline stages_pipeline(const Stages* y, int m) {
+// Returns the schedule of m micro-batches, for pipeline_run_ahead. Dies if m or --recompute does not suit it: zb-h1's W
+// needs activations long after the F that makes them, so it keeps all of them. --recompute auto then becomes none.
+static inline Pipeline stages_pipeline(const Stages* y, int m, int* recompute) {
     Pipeline pipe = { (Schedule)y->options.schedule, y->p, m, y->v, 0, 0 };
     pipeline_check(pipe);
+    if (pipe.schedule != SCHEDULE_ZB_H1) return pipe;
+    require(*recompute != RECOMPUTE_BLOCK, "--recompute block: --schedule zb-h1 keeps all activations for its W; choose"
+            " --schedule 1f1b, or --recompute none");
+    *recompute = RECOMPUTE_NONE;
     return pipe;
 }
 
@@ -165,29 +162,23 @@ static inline void messages_init(Messages* m, Comm* pp, Pipeline pipe, size_t n)
     m->pp = pp;
     m->pipeline = pipe;
     m->received = m->forward.sent = m->back.sent = NO_OP;
-    for (int i = 0; i < 3 && pipe.p * pipe.v > 1; i++)
+    for (int i = 0; i < 3 && pipe.p > 1; i++)
         *all[i] = (floatX*)device_alloc(n * sizeof(floatX), MEMORY_ACTIVATIONS);
     comm_connect(pp, pipeline_are_neighbours);
 }
-static inline size_t messages_elements(Pipeline pipe, size_t n) { return pipe.p * pipe.v > 1 ? 3 * n : 0; }
+static inline size_t messages_elements(Pipeline pipe, size_t n) { return pipe.p > 1 ? 3 * n : 0; }
 
-// Returns the rank that sends the input of an action: NO_NEIGHBOUR if nobody does, this rank itself if it has both
-// stages. From now on the log and the timeline say that the rank waits for this action.
+// Return the ranks that send the input of an action, and that receive its result, or NO_NEIGHBOUR. From the first call
+// on, the log and the timeline say that the rank waits for this action.
 static inline int messages_from(const Messages* m, Action a) {
     if (m->announce) m->announce(m->times, a);
     return pipeline_from(m->pipeline, m->pp->rank, a);
 }
+static inline int messages_to(const Messages* m, Action a) { return pipeline_to(m->pipeline, m->pp->rank, a); }
 
 // Returns the outbox of an action's result.
 static inline Outbox* messages_outbox(Messages* m, Action a) {
     return a.kind == ACT_FORWARD ? &m->forward : &m->back;
-}
-
-// Exchanges two buffers without copying.
-static inline void buffers_swap(floatX** a, floatX** b) {
-    floatX* x = *a;
-    *a = *b;
-    *b = x;
 }
 
 // Waits until everything has been sent.

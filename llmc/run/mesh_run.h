@@ -27,6 +27,14 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     return axes_of(t, p, N / (t * p), false);
 }
 
+// Says which ranks save: all of them, where each has shards of its own, else those of the first replica of the model.
+static inline void mesh_choose_writers(Run* run, bool sharded) {
+    const Mesh* m = (const Mesh*)run->ranks->sharing.self;
+    int model = m->pp->size * m->tp->size, place = m->pp->rank * m->tp->size + m->tp->rank;
+    run->ranks->share.writer = sharded || m->dp->rank == 0 ? m->dp->rank * model + place : -1;
+    run->ranks->share.writers = sharded ? m->dp->size * model : model;
+}
+
 // Sets who shares what. stage: as in RankSharing. Ranks that share a replica of the model
 // see the same data.
 static inline DataReaders mesh_readers(void* self, Run* run, int stage) {
@@ -37,6 +45,7 @@ static inline DataReaders mesh_readers(void* self, Run* run, int stage) {
     if (stage != RANKS_JOINED) r->all.comm.rank = axes_rank(axes, predicted);
     if (mesh->text) r->sharing.sent = mesh->sent_along;
     mesh_plan_axes(mesh, &r->all.comm, axes);
+    mesh_choose_writers(run, false); // a program that shards the state calls it again
     AxesPlace place = axes_place(axes, r->all.comm.rank);
     if (r->along[AXIS_PP] > 1) r->sharing.pipe = place.at[MESH_DP] * axes.size[MESH_TP] + place.at[MESH_TP];
     bool shared = r->along[AXIS_TP] * r->along[AXIS_PP] > 1;
@@ -54,14 +63,6 @@ static inline void mesh_open(void* self, Run* run) {
     char (*names)[RANK_NAME] = (char (*)[RANK_NAME])xcalloc((size_t)N, RANK_NAME);
     for (int r = 0; r < N; r++) axes_text(mesh->axes, r, names[r], RANK_NAME);
     control_name_ranks(&run->ranks->all.control, names);
-}
-
-// Says which ranks save: all of them, where each has shards of its own, else those of the first replica of the model.
-static inline void mesh_choose_writers(Run* run, bool sharded) {
-    const Mesh* m = (const Mesh*)run->ranks->sharing.self;
-    int model = m->pp->size * m->tp->size, place = m->pp->rank * m->tp->size + m->tp->rank;
-    run->ranks->share.writer = sharded || m->dp->rank == 0 ? m->dp->rank * model + place : -1;
-    run->ranks->share.writers = sharded ? m->dp->size * model : model;
 }
 
 // ---- before the first step ----

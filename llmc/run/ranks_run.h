@@ -107,16 +107,17 @@ static inline void ranks_open_data(Run* run, DataReaders readers) {
     run_open_data(run, readers);
     fault_check_micro(&w->fault, r->sharing.has_actions ? run->accumulation : 0);
     require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train, run->data_sum));
-    r->share.writer = w->comm.rank == 0 ? 0 : -1;
-    r->share.writers = 1;
     RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, w->comm.size };
     if (w->comm.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
 
-// Returns which data this rank reads: a part of every step of its own, unless ranks share more than data.
+// Returns which data this rank reads: a part of every step of its own, unless ranks share more than data. Rank 0 saves,
+// unless they do, or the program says otherwise.
 static inline DataReaders ranks_readers(Run* run, int stage) {
     RanksRun* r = run->ranks;
     DataReaders all = { r->all.comm.rank, r->all.comm.size, "ranks", 1 };
+    r->share.writer = r->all.comm.rank == 0 ? 0 : -1;
+    r->share.writers = 1;
     return r->sharing.readers ? r->sharing.readers(r->sharing.self, run, stage) : all;
 }
 

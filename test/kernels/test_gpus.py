@@ -75,7 +75,7 @@ NUMBERS = [
     ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE),
     # one rank, with which NCCL can be tried on one GPU
     *((name, "nccl", 1, one, f"{ALONE} {only}") for name, one, only in [
-        ("ddp", "", ""), ("fsdp", "", ""), ("zero", "", "--zero-stage 3"), ("tp", "--tensor-parallel 1", SEQUENCE), ("pp", "--pipeline-parallel 1", CHUNKS),
+        ("ddp", "", ""), ("fsdp", "", ""), ("zero", "", "--zero-stage 3"), ("tp", "--tensor-parallel 1", SEQUENCE), ("pp", "--pipeline-parallel 1", GPIPE),
         ("cp", "--context-parallel 1", RING), ("3d", mesh(1, 1, 1), "--zero-stage 1")])]
 
 

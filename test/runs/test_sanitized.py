@@ -50,7 +50,7 @@ ROWS = """
     rest 4 pp --pipeline-parallel 2 --schedule zb-h1 --check-every 1
     sampled-strict 3 pp --schedule gpipe --split 1,2,0 --recompute block --deterministic
     sampled 2 pp --layers 4 --schedule interleaved
-    sampled 1 pp --schedule interleaved --chunks 3
+    sampled 1 pp --schedule gpipe
     sampled-LEAKS 4 3d --mesh dp=2,tp=2 --total-batch-size 128 --zero-stage 1 --check-every 1
     rest-strict 8 3d --mesh dp=2,tp=2,pp=2 --total-batch-size 128 --zero-stage 1 --sequence-parallel --schedule zb-h1 --check-every 1
     sampled 4 3d --mesh pp=2,dp=2 --layers 4 --schedule interleaved --recompute block

@@ -232,6 +232,7 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --model gpt2 --context-parallel 8 --cp ulysses => divides the heads .* and 8 does not divide 12
 --model gpt2 --cp-balance zigzag => leave out --cp-balance, or choose --cp allgather or ring
 PP4 --schedule interleaved --accumulation 5 => takes micro-batches in groups of 4, .* a step has 5
+PP4 --schedule zb-h1 --recompute block => recompute block: --schedule zb-h1 keeps all activations
 PP4 --split 9,3 => split 9,3 is not auto, nor 4 numbers
 --model gpt2 --mesh pp=8 --schedule interleaved => mesh pp=8 with --chunks 2 makes 16 parts of the model, more than its 12 blocks
 --sharding hybrid => go together: give both or neither
@@ -342,7 +343,7 @@ def assert_same_totals(run, planned, ranks, options):
 
 
 @pytest.mark.parametrize("ranks, p, micro, options", [
-    (4, 4, 5, "--layers 8 --split 2,3,3,0"), rest(4, 4, 6, "--layers 8 --schedule zb-h1 --recompute block"),
+    (4, 4, 5, "--layers 8 --split 2,3,3,0"), rest(4, 4, 6, "--layers 8 --schedule gpipe --recompute block"),
     rest(4, 2, 4, "--layers 9 --schedule interleaved --chunks 3"), rest(2, 2, 5, "--schedule gpipe"),
     rest(4, 4, 5, "--layers 8 --schedule 1f1b --recompute block"), rest(4, 4, 6, "--layers 4 --schedule zb-h1")], ids=short)
 def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what_it_needs(ranks, p, micro, options):
@@ -361,7 +362,7 @@ def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what
 
 
 @pytest.mark.parametrize("dp, tp, pp, micro, options, precision", [
-    (2, 2, 2, 4, "--zero-stage 1 --sequence-parallel --schedule zb-h1 --recompute block", "fp32"),
+    (2, 2, 2, 4, "--zero-stage 1 --sequence-parallel --recompute block", "fp32"), rest(2, 2, 2, 4, "--schedule zb-h1", "fp32"),
     (1, 2, 2, 4, "--schedule interleaved --chunks 2", "fp32"), rest(2, 2, 2, 4, "", "fp32"), rest(2, 2, 1, 2, "--zero-stage 1", "fp32"),
     rest(2, 1, 2, 3, "--zero-stage 1 --schedule gpipe --split 5,3", "fp32"), rest(1, 1, 1, 2, "", "fp32"),
     rest(1, 4, 1, 1, "--sequence-parallel", "fp32"), rest(1, 1, 4, 4, "--split 3,3,2,0", "fp32"),

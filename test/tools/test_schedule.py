@@ -35,7 +35,7 @@ def near(x, work): return pytest.approx(x, abs=1e-9 * work)
 def test_bubbles_are_those_of_the_papers(schedule, times):
     work = sum(times)
     is_interleaved = schedule == "interleaved"
-    for p, m, v in itertools.product(range(1, P + 1), range(1, M + 1), range(2, V + 1) if is_interleaved else [1]):
+    for p, m, v in itertools.product(range(1 + is_interleaved, P + 1), range(1, M + 1), range(2, V + 1) if is_interleaved else [1]):
         if is_interleaved and m % p: continue
         y, bubble = played(schedule, p, m, v, times)
         assert all(rank["peak"] == rank["slots"] for rank in y["ranks"])
@@ -79,6 +79,7 @@ def test_a_picture_has_a_box_for_each_action_at_its_place(tmp_path):
 
 
 @rows_of(r"""
+--schedule interleaved --p 1 => needs --p 2 or more
 --schedule interleaved --m 6 => needs an --m that --p divides; --p 4, --m 6
 --v 2 => needs --v 1: only interleaved has any number
 --p 2 --model gpt2 --split 9,2 => adds up to 11 blocks

@@ -12,7 +12,7 @@ enum { MOST_P = 8, MOST_M = 32, MOST_V = 4, MOST_ACTIONS = 2 * MOST_M * MOST_V, 
 // Calls a function for every schedule, p, m and v.
 static void for_all(void (*function)(Pipeline)) {
     for (int s = SCHEDULE_GPIPE; s <= SCHEDULE_ZB_H1; s++) for (int p = 1; p <= MOST_P; p++) for (int m = 1; m <= MOST_M; m++)
-        for (int v = 1; v <= (s == SCHEDULE_INTERLEAVED ? MOST_V : 1); v++) {
+        for (int v = 1; v <= (s == SCHEDULE_INTERLEAVED && p > 1 ? MOST_V : 1); v++) {
             Pipeline l = { (Schedule)s, p, m, v, 0, 0 };
             if (s != SCHEDULE_INTERLEAVED || m % p == 0) function(l);
         }
@@ -121,32 +121,6 @@ static void slots_hold(Pipeline l) {
 }
 TEST(slots_never_collide_and_are_as_many_as_the_formula_says) { for_all(slots_hold); }
 
-// ---- sets of recomputed activations ----
-// I or B fills its micro-batch's set, which must wait for nobody's W then; W or B must find it as I left it. An F between them
-// writes into a set that waits for none. For every rank, each set is needed.
-static void sets_hold(Pipeline l) {
-    for (int r = 0; r < l.p; r++) {
-        Pipeline own = of_rank(l, r);
-        int sets = pipeline_act_slots(own, true), most = 0, expected = l.schedule == SCHEDULE_ZB_H1 ? r + 1 : 1;
-        int waits[MOST_P], waiting = 0; // the micro-batch whose W a set waits for; -1: none
-        if (sets != (expected < l.m ? expected : l.m)) fail_in(l, r, "%d sets of recomputed activations\n", sets);
-        if (pipeline_act_slots(own, false) != pipeline_slots(own)) fail_in(l, r, "slots without activations of their own\n");
-        for (int i = 0; i < MOST_P; i++) waits[i] = -1;
-        for (int k = 0; k < num_actions(l, r); k++) {
-            Action a = action(l, r, k);
-            int set = pipeline_recomputed_slot(own, a);
-            if (set < 0 || set >= sets) fail_in(l, r, "action %d has set %d of %d\n", k, set, sets);
-            int must_be = a.kind == ACT_BACKWARD_WEIGHT ? a.micro : -1;
-            if (waits[set] != must_be) fail_in(l, r, "action %d finds micro-batch %d in set %d\n", k, waits[set], set);
-            waits[set] = a.kind == ACT_BACKWARD_INPUT ? a.micro : -1;
-            waiting += a.kind == ACT_BACKWARD_INPUT ? 1 : a.kind == ACT_BACKWARD_WEIGHT ? -1 : 0;
-            if (waiting > most) most = waiting;
-        }
-        if (most != (l.schedule == SCHEDULE_ZB_H1 ? sets : 0)) fail_in(l, r, "%d sets, of which %d ever wait\n", sets, most);
-    }
-}
-TEST(recomputed_activations_stay_until_their_w) { for_all(sets_hold); }
-
 // ---- channels ----
 typedef enum { SEND_BLOCKS, SEND_BLOCKS_THE_NEXT, SEND_BUFFERED } Sending;
 typedef struct { int owner, index; } Place; // an action: its rank, and which of its actions it is
@@ -206,7 +180,7 @@ static bool rank_moves(Channels* c, int rank) {
     if (c->next[rank] == num_actions(c->l, rank)) return false;
     Action a = action(c->l, rank, c->next[rank]);
     int to = pipeline_to(c->l, rank, a);
-    bool sends = to != NO_NEIGHBOUR && to != rank;
+    bool sends = to != NO_NEIGHBOUR;
     if (!c->computed[rank]) {
         if (!has_input(c, rank, a)) return false;
         if (sends && !is_delivered(c, rank)) return false; // waits for its last send before it sends again
@@ -305,6 +279,7 @@ TEST(schedules_that_cannot_be_played_are_errors) {
     expect_error(pipeline_check((Pipeline){ SCHEDULE_1F1B, 4, 8, 2, 0, 0 }), "--chunks 2", "--schedule interleaved");
     expect_error(pipeline_check((Pipeline){ SCHEDULE_INTERLEAVED, 4, 8, 1, 0, 0 }), "--chunks 1", "--schedule 1f1b");
     expect_error(pipeline_check((Pipeline){ SCHEDULE_INTERLEAVED, 4, 6, 2, 0, 0 }), "groups of 4", "has 6", "--total-batch-size");
+    expect_error(pipeline_check((Pipeline){ SCHEDULE_INTERLEAVED, 1, 6, 2, 0, 0 }), "1 stage", "--schedule 1f1b");
     expect_error(pipeline_check((Pipeline){ SCHEDULE_GPIPE, 2, 0, 1, 0, 0 }), "0 micro-batches");
 }
 
