@@ -18,7 +18,7 @@ is printed when it has been measured, and the table at the end also where a run 
 import os, shutil, subprocess, tempfile, time
 import dev.lib as m
 
-TRUST, SETTINGS = "these figures", dict(more=False, starts_ranks=False, folder="")
+TRUST, MORE, STARTS_RANKS, FOLDER = "these figures", False, False, ""
 NAMES = {"ours": "ours", "torch": "PyTorch", "llmc": "llm.c"}
 DDP, FSDP = "--batch-size 16 --seq-len 128 --bucket-mb 2", "--model d6 --batch-size 4 --seq-len 64"
 # The DDP runs compute much for each byte sent. The FSDP runs compute less, so a gather that the backward pass starts too late
@@ -157,8 +157,8 @@ class Bench:
         header["finished"] = number
 
 
-def measure(d, o):
-    bench = Bench(d)
+def measure(x):
+    bench = Bench(x.d)
     programs, ranks = bench.find_programs(bench.make_tools()), bench.has_ranks()
     if bench.long and os.environ.get("LLMC"): bench.absent.append("llm.c at T=1024: its program is fixed at T=64")
     try:

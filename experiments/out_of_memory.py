@@ -12,7 +12,7 @@ WORDS = {"ddp-1": "DDP, the small model", "fsdp-1": "FSDP, the small model", "dd
          "fsdp-2": "FSDP, twice the depth", "fsdp-3": "FSDP, three times the depth", "fsdp-8": "FSDP, eight times, on the host"}
 
 
-def runs(x):
+def measure(x):
     shape, rest, limit = (("--channels 32 --heads 2", "--seq-len 16 --batch-size 1 --steps 3", 0.0085) if x.quick else
                           ("--channels 256 --heads 4", "--seq-len 64 --batch-size 1 --steps 13", 0.3))
     if x.device != "cpu": limit = 0.0386 if x.quick else 0.33 # matrix products have a workspace of 32 MiB there
@@ -24,7 +24,7 @@ def runs(x):
 
 
 def refused(d, run): return d.first(run).get("refused")
-def limit(d): return float(re.search(r"--memory-limit (\S+)", d.first("ddp-1")["options"])[1])
+def limit(d): return float(d.option("ddp-1", "--memory-limit"))
 
 
 def short(d):

@@ -21,25 +21,37 @@ options, and the experiments that make the tables of chapters."""
 # ---- what an experiment need not say itself ----
 def word(e, d, run):
     """How a page names a run: an experiment has a function for it, or WORDS."""
-    return e.words(d, run) if hasattr(e, "words") else e.WORDS.get(run, run)
+    return e.words(d, run) if hasattr(e, "words") else getattr(e, "WORDS", {}).get(run, run)
+
+
+def without_speeds(e, d):
+    """Whether speeds are what an experiment asks for, and are missing: then bytes_only(d) has the sentences of its answer."""
+    return not d.speed and hasattr(e, "bytes_only")
+
+
+def short(e, d): return "Speeds are not measured." if without_speeds(e, d) else e.short(d)
 
 
 def table(e, d):
     """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Between and after
     these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the
     run}."""
-    columns = {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
-    if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
+    columns = {"memory of a rank": "memory"} | getattr(e, "COLUMNS", {}) | {"sent by a rank in a step": "sent"}
+    if d.speed: columns |= {"tokens per second": Results.tokens} | getattr(e, "SPEEDS", {})
     yield [getattr(e, "RUNS", "run"), *columns]
     for run in d.runs():
         yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
 
 
 def plot(e, d):
-    """PLOT of an experiment is a title, the key of a number of bytes, and its unit."""
+    """PLOT of an experiment is a title, the key of a number of bytes, and its unit; or a title, a function of the results and the
+    run, how its number is written, and where a line is drawn, if one is."""
+    if without_speeds(e, d): return None
     if hasattr(e, "plot"): return e.plot(d)
-    title, key, unit = e.PLOT
-    return {"title": title, "rows": [(word(e, d, run), d.value(run, key) / unit, d.size(run, key)) for run in d.runs()]}
+    title, value, unit, *mark = e.PLOT
+    if not callable(value): rows = [(word(e, d, run), d.value(run, value) / unit, d.size(run, value)) for run in d.runs()]
+    else: rows = [(word(e, d, run), value(d, run), unit(value(d, run))) for run in d.runs()]
+    return {"title": title, "rows": rows} | ({"mark": mark[0]} if mark else {})
 
 
 # ---- a page ----
@@ -57,7 +69,7 @@ def command(r):
 
 def answer(e, d):
     """The paragraphs of the answer, followed by its caveats."""
-    yield "\n".join(map(fold, e.answer(d)))
+    yield "\n".join(map(fold, e.bytes_only(d) if without_speeds(e, d) else e.answer(d)))
     if not d.speed and not getattr(e, "BYTES_ONLY", False):
         yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
     if d.header["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
@@ -114,7 +126,7 @@ def make(chosen=(), results=None, out=None):
         if picture: (to / "plot.svg").write_text(bars(**picture))
         else: (to / "plot.svg").unlink(missing_ok=True)
         state = d.header["date"] + ", bytes only" * (not d.speed) if d else "no results yet"
-        listed.append([f"[{e.TITLE}]({name}/README.md)", e.short(d) if d else "", f"`python3 -m experiments {name}`", state])
+        listed.append([f"[{e.TITLE}]({name}/README.md)", short(e, d) if d else "", f"`python3 -m experiments {name}`", state])
     if not chosen:
         heads = ["question", "answer in short", "command", "results"]
         Path(out or HERE, "README.md").write_text(f"# Experiments\n\n{fold(LIST)}\n" + markdown(heads, *listed, blank=" "))
