@@ -18,7 +18,7 @@ is printed when it has been measured, and the table at the end also where a run 
 import os, shutil, subprocess, tempfile, time
 import dev.lib as m
 
-TRUST, MORE, STARTS_RANKS, FOLDER = "these figures", False, False, ""
+TRUST, MORE, STARTS_RANKS, FOLDER, SHOWS_PARTS = "these figures", False, False, "", True
 NAMES = {"ours": "ours", "torch": "PyTorch", "llmc": "llm.c"}
 DDP, FSDP = "--batch-size 16 --seq-len 128 --bucket-mb 2", "--model d6 --batch-size 4 --seq-len 64"
 # The DDP runs compute much for each byte sent. The FSDP runs compute less, so a gather that the backward pass starts too late
@@ -161,14 +161,10 @@ def measure(x):
     bench = Bench(x.d)
     programs, ranks = bench.find_programs(bench.make_tools()), bench.has_ranks()
     if bench.long and os.environ.get("LLMC"): bench.absent.append("llm.c at T=1024: its program is fixed at T=64")
-    try:
-        for number in range(1, bench.rounds + 1):
-            # a first round is measured whatever it takes
-            if number > 1 and bench.elapsed() + bench.took["round"] > bench.limit: break
-            bench.round(number, programs, ranks)
-    except m.Interrupted:
-        m.note("interrupted")
-        return 1
+    for x.round in range(1, bench.rounds + 1):
+        # a first round is measured whatever it takes
+        if x.round > 1 and bench.elapsed() + bench.took["round"] > bench.limit: break
+        bench.round(x.round, programs, ranks)
 
 
 # ---- the table: a value is the median of all steps, of memory the most; 0 is what was not measured ----

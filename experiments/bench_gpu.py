@@ -23,7 +23,7 @@ import dev.lib as m
 
 OPTIONS = dict(programs=[], model="gpt2", batch=[32], seq_len=1024, steps=20, llmc=os.environ.get("LLMC", ""), out="build/bench_gpu")
 ROUNDS, FLAGS, LEAST, PLACEHOLDERS = 3, ("add",), {"steps": (1,)}, {"llmc": "PATH", "out": "DIR", "programs": "NAMES"}
-DEVICE, MORE, STARTS_RANKS, FOLDER = "cuda", False, False, ""
+DEVICE, MORE, STARTS_RANKS, FOLDER, SHOWS_PARTS = "cuda", False, False, "", True
 MICROS = 32 # micro-batches of ours-accumulate's step: of 16 x 1024 tokens they are the 524288 that GPT-2 was trained with
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 WARMUP = 5
@@ -269,13 +269,12 @@ def measure(x):
     for key, new in ("programs", bench.programs), ("batches", o.batch): d.header[key] = [*dict.fromkeys(known[key] + new)]
     measured = {name.partition("-")[0] for name in bench.programs} # what was absent before and is not now is not mentioned
     others = [why for why in known["absent"] if not {"llm.c": "llmc", "PyTorch": "torch"}.get(why.split(":")[0].split()[0]) in measured]
-    d.header |= {"absent": [*dict.fromkeys(others + bench.absent)], "stopped": ""}
-    try:
-        for number in x.in_turns(): bench.round(d, number)
-    except m.Interrupted: d.header["stopped"] = f", stopped in round {x.round}"
-    (bench.out / "table.md").write_text(Tables(d).text())
-    failed = [name for name in bench.programs if name in OURS and any(Tables(d).failure(name, B) for B in o.batch)]
-    return int(bool(d.header["stopped"] or failed))
+    d.header["absent"] = [*dict.fromkeys(others + bench.absent)]
+    for number in x.in_turns(): bench.round(d, number)
+    return int(any(Tables(d).failure(name, B) for name in bench.programs if name in OURS for B in o.batch))
 
 
-def show(d, o): print(Tables(d).text(), end="")
+def show(d, o):
+    text = Tables(d).text()
+    if not vars(o)["from"]: Path(o.out, "table.md").write_text(text)
+    print(text, end="")

@@ -1,27 +1,20 @@
 """The command `python3 -m experiments`: runs what an experiment asks for, stores the results, and prints its answer.
 
-experiments/NAME.py begins with what it asks, which --help shows. It defines measure(x), which asks x, a Runs, for each run, and
-ROUNDS, how often it asks for each in turns, unless runs have no rounds. An experiment with a TITLE has a page: pages.py says what
-makes it, and NEEDS are the programs that are built first. Another one has show(d, o), which prints a table of its results.
-Where they are needed: OPTIONS, its own with their defaults; FLAGS, those without a value; PLACEHOLDERS and LEAST of them, as m.options()
-takes them; check(o), which ends the script if options cannot be meant; MORE = False if the programs' options may not be given;
-PROGRAM, the only training program that a table runs; DEVICE, which machine it describes; FOLDER, where programs are, in words or "";
-STARTS_RANKS = False if it starts them in a way of its own; TRUST, what nobody should trust if other programs used the cores."""
+experiments/NAME.py begins with what it asks, which --help shows. It defines measure(x), which asks x, a Runs, for each run. If it
+has a page, pages.py says what makes it; if not, show(d, o) prints a table of its results. pages.DEFAULTS lists what else it may
+define."""
 import itertools, json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import dev.lib as m
 from dev.lib import pages
 
-PAGE_OPTIONS = dict(flags=("quick", "no_speed", "store", "pages"), out="", placeholders={"rounds": "N", "out": "FOLDER"})
+PAGE_OPTIONS = dict(flags=("quick", "no_speed", "store", "pages"), rounds=0, out="", placeholders={"rounds": "N", "out": "FOLDER"})
 
 
 def note_others(d, others):
     """Keeps what other programs used meanwhile, unless ranks were started in another way: those of a cluster are no children of
     this script, and would count as others."""
     if not os.environ.get("MPIRUN"): d.header["others_percent"] = others.percent()
-
-
-def is_page(e): return hasattr(e, "TITLE")
 
 
 # ---- runs ----
@@ -65,13 +58,13 @@ def device():
 class Runs:
     """The runs of an experiment, as its file asks for them. o: the options; d: the results."""
     def __init__(self, name, e, o):
-        self.name, self.o, self.quick, self.round, self.has_page = name, o, vars(o).get("quick"), 1, is_page(e)
-        self.rounds = 1 if self.quick else vars(o).get("rounds") or getattr(e, "ROUNDS", 1)
-        self.speed, self.device = True, device() if self.has_page else getattr(e, "DEVICE", "cpu")
-        for program in getattr(e, "NEEDS", ()): make(self.program(program), self.device, program.partition(":")[2])
+        self.name, self.o, self.quick, self.round, self.has_page = name, o, vars(o).get("quick"), 1, bool(e.TITLE)
+        self.rounds = 1 if self.quick else vars(o).get("rounds") or e.ROUNDS or 1
+        self.speed, self.device = True, device() if self.has_page else e.DEVICE
+        for program in e.NEEDS: make(self.program(program), self.device, program.partition(":")[2])
         header = m.header(self.device) | {"table": name}
         if self.has_page:
-            self.speed = not o.no_speed and not getattr(e, "BYTES_ONLY_RUNS", False)
+            self.speed = not o.no_speed and not e.BYTES_ONLY_RUNS
             header |= {"device": self.device, "quick": "yes" * o.quick, "speed": "yes" * self.speed}
         self.d, self.into = m.Results(header), results(name, o)
 
@@ -122,23 +115,28 @@ def most_ranks(o):
 
 
 def show(e, d, o):
-    if is_page(e): return print(f"{e.TITLE}\n\n" + "\n".join(pages.answer(e, d)), flush=True)
+    if e.TITLE: return print(f"{e.TITLE}\n\n" + "\n".join(pages.answer(e, d)), flush=True)
     e.show(d, o)
-    if hasattr(e, "TRUST") and (warning := d.busy(e.TRUST)): print(f"\n{warning}")
+    if e.TRUST and (warning := d.busy(e.TRUST)): print(f"\n{warning}")
 
 
 def answer(name, o):
     """Runs an experiment, stores its results and prints its answer; returns the status. The results of an interrupted one would
-    be incomplete, so they reach their place only at the end; a table that returns a status shows what it has."""
+    be incomplete, so they reach their place only at the end, unless it shows parts."""
     e = pages.load(name)
-    if hasattr(e, "PROGRAM"): o.program = m.need(m.environ("PROGRAM", program_of(e)))
-    if not is_page(e) and getattr(e, "STARTS_RANKS", True): m.ranks_can_start(most_ranks(o))
+    if e.PROGRAM: o.program = m.need(m.environ("PROGRAM", program_of(e)))
+    if not e.TITLE and e.STARTS_RANKS: m.ranks_can_start(most_ranks(o))
     x, others = Runs(name, e, o), m.Others()
-    status = e.measure(x)
+    try: status = e.measure(x)
+    except m.Interrupted:
+        if not e.SHOWS_PARTS: raise
+        m.note("interrupted")
+        x.d.header["stopped"] = f", stopped in round {x.round}"
+        status = 1
     note_others(x.d, others)
     x.d.write(results(name, o))
     show(e, m.Results.read(results(name, o)), o)
-    if is_page(e): m.note(f"results: {results(name, o)}{'' if o.store else '; --store also keeps them under experiments/, with a page'}")
+    if e.TITLE: m.note(f"results: {results(name, o)}{'' if o.store else '; --store also keeps them under experiments/, with a page'}")
     return status
 
 
@@ -173,7 +171,7 @@ def tables_in_words():
     """Their names, and the sentence that begins the docs of each."""
     found = [(name, pages.load(name)) for name in pages.names()]
     return [f"  {name:14}  {' '.join(re.split('[.:] |[.:]$', e.__doc__.strip().partition(chr(10) * 2)[0])[0].split())}"
-            for name, e in found if not is_page(e)]
+            for name, e in found if not e.TITLE]
 
 
 def program_of(e): return e.PROGRAM if "/" in e.PROGRAM else f"build/train_gpt2_{e.PROGRAM}"
@@ -182,20 +180,18 @@ def program_of(e): return e.PROGRAM if "/" in e.PROGRAM else f"build/train_gpt2_
 def help_of(doc, e):
     """Below the doc of a table stands what the environment says: the program or its folder, how ranks are started."""
     if not e: return f"{doc}\n\nThese make tables, and have options of their own:\n" + "\n".join(tables_in_words())
-    if is_page(e): return f"{e.__doc__.strip()}\n\n{doc}"
-    folder = getattr(e, "FOLDER", "build; make builds them")
-    where = f"BUILD   folder of the programs (default {folder})    " * bool(folder)
-    if hasattr(e, "PROGRAM"): where = f"PROGRAM  default {program_of(e)}    "
-    others = "\nAll other options are those of the programs." if getattr(e, "MORE", True) else ""
+    if e.TITLE: return f"{e.__doc__.strip()}\n\n{doc}"
+    where = f"BUILD   folder of the programs (default {e.FOLDER})    " * bool(e.FOLDER)
+    if e.PROGRAM: where = f"PROGRAM  default {program_of(e)}    "
+    others = "\nAll other options are those of the programs." * e.MORE
     return f"{e.__doc__}\n\n{where}MPIRUN  how to start ranks (dev/on_ranks.sh){others}"
 
 
 def options_of(doc, e):
     """Those of an experiment, or of all that have pages."""
-    settings = PAGE_OPTIONS | {"rounds": 0} if not e or is_page(e) else {"rounds": e.ROUNDS} if hasattr(e, "ROUNDS") else {}
-    own = dict(flags=getattr(e, "FLAGS", ()), placeholders=getattr(e, "PLACEHOLDERS", {})) | settings
-    return m.options(help_of(doc, e), **own, **getattr(e, "OPTIONS", {}), **m.STORED, more=getattr(e, "MORE", True),
-                     least={"steps": (2, "the first is not counted")} | getattr(e, "LEAST", {}))
+    if not e or e.TITLE: return m.options(help_of(doc, e), **PAGE_OPTIONS, **m.STORED)
+    return m.options(help_of(doc, e), e.FLAGS, {"steps": (2, "the first is not counted")} | e.LEAST, e.MORE, e.PLACEHOLDERS, **e.OPTIONS,
+                     **({"rounds": e.ROUNDS} if e.ROUNDS else {}), **m.STORED)
 
 
 def main(doc):
@@ -204,12 +200,12 @@ def main(doc):
     first = sys.argv[1 + len(names):][:1]
     if not names and first and not first[0].startswith("-"):
         m.fail(f"there is no experiment '{first[0]}'; there are {' '.join(known)}")
-    tables = [name for name in names if not is_page(pages.load(name))]
+    tables = [name for name in names if not pages.load(name).TITLE]
     if len(names) > 1 and tables: m.fail(f"{tables[0]} makes a table, which has options of its own: run it alone")
     sys.argv = [(names or ["experiments"])[0], *sys.argv[1 + len(names):]]
     e = pages.load(names[0]) if len(names) == 1 else None
     o = options_of(doc, e)
-    if hasattr(e, "check"): e.check(o)
+    if e: e.check(o)
     file = vars(o)["from"]
     if tables and not file: sys.exit(answer(names[0], o))
     if not tables: check_pages(names, o)

@@ -1,8 +1,8 @@
 """Pages of experiments. Whatever a page says of the results is computed from them here, so that nobody has to keep sentences
 and numbers in step.
 
-An experiment that has a page says in experiments/NAME.py which runs make the results and what is asked of them; `short` is the
-answer in the list of all. The newest file of its results counts."""
+An experiment that has a page says in experiments/NAME.py which runs make the results and what is asked of them: answer(d) has the
+paragraphs of its answer, and short(d) is that in the list of all. The newest file of its results counts."""
 import importlib, textwrap
 from pathlib import Path
 from dev.lib.results import Results, table as markdown
@@ -19,9 +19,27 @@ options, and the experiments that make the tables of chapters."""
 
 
 # ---- what an experiment need not say itself ----
+DEFAULTS = dict(
+    TITLE="", # of its page, which also needs QUESTION and NOTES
+    NEEDS=(), # PROGRAM[:PRECISION] of a page, which are built first
+    ROUNDS=0, # how often it asks for each run in turns; 0: it has no rounds
+    OPTIONS={}, FLAGS=(), PLACEHOLDERS={}, LEAST={}, # its own, as m.options() takes them
+    MORE=True, # whether the programs' options may be given too
+    check=lambda o: None, # ends the script if options cannot be meant
+    PROGRAM="", # the only training program that a table runs
+    FOLDER="build; make builds them", # where a table's programs are, in words
+    DEVICE="cpu", # which machine a table describes
+    STARTS_RANKS=True, # False: in a way of its own, or none
+    SHOWS_PARTS=False, # whether an interrupted run is shown
+    TRUST="", # what of a table nobody should trust if other programs used the cores
+    BYTES_ONLY=False, BYTES_ONLY_RUNS=False, # a page needs no speeds; its runs measure none
+    WORDS={}, # how a page names runs, in place of words(d, run)
+    RUNS="run", COLUMNS={}, SPEEDS={}) # of its table
+
+
 def word(e, d, run):
     """How a page names a run: an experiment has a function for it, or WORDS."""
-    return e.words(d, run) if hasattr(e, "words") else getattr(e, "WORDS", {}).get(run, run)
+    return e.words(d, run) if hasattr(e, "words") else e.WORDS.get(run, run)
 
 
 def without_speeds(e, d):
@@ -36,9 +54,9 @@ def table(e, d):
     """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Between and after
     these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the
     run}."""
-    columns = {"memory of a rank": "memory"} | getattr(e, "COLUMNS", {}) | {"sent by a rank in a step": "sent"}
-    if d.speed: columns |= {"tokens per second": Results.tokens} | getattr(e, "SPEEDS", {})
-    yield [getattr(e, "RUNS", "run"), *columns]
+    columns = {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
+    if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
+    yield [e.RUNS, *columns]
     for run in d.runs():
         yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
 
@@ -70,7 +88,7 @@ def command(r):
 def answer(e, d):
     """The paragraphs of the answer, followed by its caveats."""
     yield "\n".join(map(fold, e.bytes_only(d) if without_speeds(e, d) else e.answer(d)))
-    if not d.speed and not getattr(e, "BYTES_ONLY", False):
+    if not d.speed and not e.BYTES_ONLY:
         yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
     if d.header["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
     if d.speed and (warning := d.busy("the speeds")): yield fold(warning)
@@ -106,11 +124,13 @@ def names():
 
 
 def load(name):
-    """What experiments/NAME.py defines."""
-    return importlib.import_module(f"experiments.{name}")
+    """What experiments/NAME.py defines, and DEFAULTS of the rest."""
+    e = importlib.import_module(f"experiments.{name}")
+    vars(e).update(DEFAULTS | vars(e))
+    return e
 
 
-def have_pages(): return [name for name in names() if hasattr(load(name), "TITLE")]
+def have_pages(): return [name for name in names() if load(name).TITLE]
 
 
 def make(chosen=(), results=None, out=None):
