@@ -10,7 +10,7 @@ from dev.tools.svg import Svg
 
 WAYS = {"ulysses": "--cp ulysses", "allgather": "--cp allgather", "ring": "--cp ring", "zigzag": "--cp ring --cp-balance zigzag"}
 COLOURS = ["#3a86b7", "#e0a030", "#5aa469", "#b5577a"]
-OPTIONS, PROGRAM = dict(ranks=[1, 2, 4], tokens=256, ways=list(WAYS), svg="", ring_svg=""), "cp"
+OPTIONS, PROGRAM = dict(ranks=[1, 2, 4], tokens=256, ways=list(WAYS), svg="", ring_svg=""), "build/train_gpt2_cp"
 
 
 def chunks(r, c, way): return [r, 2*c - 1 - r] if way == "zigzag" else [r]

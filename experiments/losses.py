@@ -24,11 +24,11 @@ def build():
 
 
 WHOLE_WEIGHTS, WHOLE_GRADIENTS = "--quantise-weights none", "--quantise-gradients none"
-NODES = {"fsdp": "", "zero++": "", "zero++:weights": WHOLE_GRADIENTS, "zero++:gradients": WHOLE_WEIGHTS,
-         "zero++:gradients-int8": f"{WHOLE_WEIGHTS} --quantise-gradients int8", "zero++:none": f"{WHOLE_WEIGHTS} {WHOLE_GRADIENTS}"}
-
-NODES_TEXT = {"weights": "only weights, int8", "gradients": "only gradients, int4", "gradients-int8": "only gradients, int8",
-              "none": "nothing quantised"}
+NODES = { # options, and what the table says
+    "fsdp": ("", "fsdp"), "zero++": ("", "zero++: both, int8 and int4"), "zero++:weights": (WHOLE_GRADIENTS, "zero++, only weights, int8"),
+    "zero++:gradients": (WHOLE_WEIGHTS, "zero++, only gradients, int4"),
+    "zero++:gradients-int8": (f"{WHOLE_WEIGHTS} --quantise-gradients int8", "zero++, only gradients, int8"),
+    "zero++:none": (f"{WHOLE_WEIGHTS} {WHOLE_GRADIENTS}", "zero++, nothing quantised")}
 
 
 def measure(x):
@@ -36,7 +36,7 @@ def measure(x):
     for x.round in x.o.seeds:
         for row in x.o.rows:
             if row in NODES:
-                program, options = "fsdp" if row == "fsdp" else "zeropp", NODES[row] + " --node-ranks 2" * (row != "fsdp")
+                program, options = "fsdp" if row == "fsdp" else "zeropp", NODES[row][0] + " --node-ranks 2" * (row != "fsdp")
             else:
                 H, lr, momentum = "0:1:0".split(":") if row in ("alone", "ddp") else (row + ":1:0").split(":")[:3]
                 solution = solution or build()
@@ -48,9 +48,7 @@ def measure(x):
 
 
 def title(row):
-    if row.startswith("zero++:"):
-        return f"zero++, {NODES_TEXT[row.split(':')[1]]}"
-    if row in NODES: return {"zero++": "zero++: both, int8 and int4"}.get(row, row)
+    if row in NODES: return NODES[row][1]
     H, *outer = row.split(":")
     return {"alone": "one rank alone", "ddp": "ddp"}.get(row) or (
         f"{'DiLoCo {}, {}'.format(*outer) if outer else 'mean of weights'}, H = {H}")

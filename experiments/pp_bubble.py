@@ -8,7 +8,7 @@ import os, re, shutil
 import dev.lib as m
 
 OPTIONS = dict(stages=[2, 4], micro=[1, 4, 8], schedules=["1f1b"], times="20,20,20", steps=12, traces="")
-PROGRAM, TRUST, MORE, PLACEHOLDERS = "pp", "these times", False, {"traces": "FOLDER"}
+PROGRAM, TRUST, MORE, PLACEHOLDERS = "build/train_gpt2_pp", "these times", False, {"traces": "FOLDER"}
 
 
 def measure(x):

@@ -124,7 +124,7 @@ def answer(name, o):
     """Runs an experiment, stores its results and prints its answer; returns the status. The results of an interrupted one would
     be incomplete, so they reach their place only at the end, unless it shows parts."""
     e = pages.load(name)
-    if e.PROGRAM: o.program = m.need(m.environ("PROGRAM", program_of(e)))
+    if e.PROGRAM: o.program = m.need(m.environ("PROGRAM", e.PROGRAM))
     if not e.TITLE and e.STARTS_RANKS: m.ranks_can_start(most_ranks(o))
     x, others = Runs(name, e, o), m.Others()
     try: status = e.measure(x)
@@ -174,15 +174,12 @@ def tables_in_words():
             for name, e in found if not e.TITLE]
 
 
-def program_of(e): return e.PROGRAM if "/" in e.PROGRAM else f"build/train_gpt2_{e.PROGRAM}"
-
-
 def help_of(doc, e):
     """Below the doc of a table stands what the environment says: the program or its folder, how ranks are started."""
     if not e: return f"{doc}\n\nThese make tables, and have options of their own:\n" + "\n".join(tables_in_words())
     if e.TITLE: return f"{e.__doc__.strip()}\n\n{doc}"
     where = f"BUILD   folder of the programs (default {e.FOLDER})    " * bool(e.FOLDER)
-    if e.PROGRAM: where = f"PROGRAM  default {program_of(e)}    "
+    if e.PROGRAM: where = f"PROGRAM  default {e.PROGRAM}    "
     others = "\nAll other options are those of the programs." * e.MORE
     return f"{e.__doc__}\n\n{where}MPIRUN  how to start ranks (dev/on_ranks.sh){others}"
 
@@ -208,8 +205,9 @@ def main(doc):
     if e: e.check(o)
     file = vars(o)["from"]
     if tables and not file: sys.exit(answer(names[0], o))
-    if not tables: check_pages(names, o)
-    if not tables and o.pages: return pages.make(names, file, o.out)
+    if not tables:
+        check_pages(names, o)
+        if o.pages: return pages.make(names, file, o.out)
     if file:
         d = m.Results.read(file)
         if names[0] not in (d.header.get("table"), d.header.get("experiment")): m.fail(f"{file} has no results of {names[0]}")

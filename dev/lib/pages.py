@@ -34,7 +34,7 @@ DEFAULTS = dict(
     TRUST="", # what of a table nobody should trust if other programs used the cores
     BYTES_ONLY=False, BYTES_ONLY_RUNS=False, # a page needs no speeds; its runs measure none
     WORDS={}, # how a page names runs, in place of words(d, run)
-    RUNS="run", COLUMNS={}, SPEEDS={}) # of its table
+    RUNS="run", FIRST={}, COLUMNS={}, SPEEDS={}) # of its table
 
 
 def word(e, d, run):
@@ -51,14 +51,15 @@ def short(e, d): return "Speeds are not measured." if without_speeds(e, d) else 
 
 
 def table(e, d):
-    """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Between and after
-    these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the
-    run}."""
-    columns = {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
+    """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Before, between and
+    after these stand FIRST, COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and
+    the run}."""
+    columns = e.FIRST | {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
     if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
     yield [e.RUNS, *columns]
     for run in d.runs():
-        yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
+        if d.refused(run): yield [word(e, d, run), *("out of memory" * (cell == "memory") for cell in columns.values())]
+        else: yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
 
 
 def plot(e, d):

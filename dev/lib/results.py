@@ -108,6 +108,10 @@ class Results:
     def share(self, run, base, key):
         return self.value(run, key) / self.value(base, key)
 
+    def refused(self, run):
+        """Why a run was out of memory, if it was."""
+        return self.first(run).get("refused")
+
     def exposed(self, run):
         """The share of a step in which nothing is computed for want of communication."""
         return self.value(run, "comm_exposed_ms") / self.value(run, "step_ms")

@@ -1,9 +1,10 @@
 """What measures: the benchmarks and tables of dev/, and experiments/. Each runs to its end in its quick form and makes its page, and computes
 from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
-import ast, json, os, re, shutil, subprocess, sys, time
+import json, os, re, shutil, subprocess, sys, time
 import pytest
-from dev.lib import Others, Results, share_of_others
+from dev.lib import Others, Results, Timed, share_of_others
 from dev.lib.experiment import note_others
+from experiments.two_ranks import where_faster
 from kernels import gpus
 from suite import ROOT, TOKENS, Stored, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
@@ -20,23 +21,16 @@ HEADER = {"record": "header", "date": "2000-01-02", "machine": "a machine", "dev
 
 
 # ---- make bench ----
-def timed(*arguments):
-    """What dev/lib says of a program: (ms of its steps, the most memory, why there are none)."""
-    ask = "import sys; from dev.lib import Timed; t = Timed(sys.argv[3:], *map(int, sys.argv[1:3])); print([t.ms, t.rss, t.error])"
-    run = command(sys.executable, "-c", [ask], *arguments)
-    return run if run.status else ast.literal_eval(run.out)
-
-
 def test_a_programs_steps_and_memory_are_measured_from_outside_and_it_is_stopped(tmp_path):
     steps = script(tmp_path / "steps", "memory = bytearray(b'1') * (40 << 20)\nprint('not a step', flush=True)\n"
                    "for i in range(10**9): time.sleep(0.02); print(f'step {i}: {memory[i]}', flush=True)")
-    ms, memory, why = timed(1, 3, steps)
-    assert len(ms) == 3 and min(ms) > 0 and 40e6 < memory < 200e6 and not why
+    timed = Timed([steps], 1, 3)
+    assert len(timed.ms) == 3 and min(timed.ms) > 0 and 40e6 < timed.rss < 200e6 and not timed.error
 
 
 def test_a_program_that_ends_too_early_is_an_error_with_its_last_words():
-    assert_says(timed(1, 2, "echo sorry")[2], "ended after 0 of 3 steps", "sorry")
-    assert_refused(timed(1, 2, "no-such-program"), "no-such-program cannot be started")
+    assert_says(Timed(["echo", "sorry"], 1, 2).error, "ended after 0 of 3 steps", "sorry")
+    with pytest.raises(SystemExit, match="no-such-program cannot be started"): Timed(["no-such-program"], 1, 2)
 
 
 def bench_table(folder, *rows):
@@ -312,10 +306,9 @@ def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against
 
 
 def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster():
-    ratios = {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on", (0.5, 0.6, 0.9): "at no size that was tried",
-              (1.2, 0.9, 1.3): "at some of the sizes that were tried"}
-    code = f"from experiments.two_ranks import where_faster\nfor x in {[*ratios]}: print(where_faster(dict(zip((16, 32, 64), zip(x)))))"
-    assert succeeds("python3 -c", [code]).out.splitlines() == [*ratios.values()]
+    for ratios, where in {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on", (0.5, 0.6, 0.9): "at no size that was tried",
+                          (1.2, 0.9, 1.3): "at some of the sizes that were tried"}.items():
+        assert where_faster(dict(zip((16, 32, 64), ((ratio,) for ratio in ratios)))) == where
 
 
 def rounds(**ms):
