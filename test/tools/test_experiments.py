@@ -12,8 +12,12 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.p
 
 
 def script(path, text):
-    """A program in place of a real one."""
-    return executable(path, f"import json, os, sys, time\noptions = dict(zip(sys.argv[1:], sys.argv[2:]))\n{text}", sys.executable)
+    """A program in place of a real one, of which rank 0 says something in metrics.jsonl."""
+    return executable(path, f"""import json, os, sys, time
+options, first = dict(zip(sys.argv[1:], sys.argv[2:])), os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0"
+def say(**fields):
+    if first: print(json.dumps(fields, separators=(",", ":")), file=open(options["--out"] + "/metrics.jsonl", "a"))
+{text}""", sys.executable)
 
 
 HEADER = {"record": "header", "date": "2000-01-02", "machine": "a machine", "device": "cpu", "commit": "abc",
@@ -98,15 +102,13 @@ def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
 # none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; powersgd computes for
 # 10 ms and sends 125 kB, 10 ms. The loss falls by 0.01 a step, int8's by 0.008 with seed 1, and by 0.012 with seed 2.
 COMPRESS = """
-if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0": sys.exit()
+if not first: sys.exit()
 method, seed, steps, every = options["--compress"], options.get("--seed", "1"), int(options["--steps"]), int(options["--eval-every"])
 if method == os.environ.get("BREAKS"): sys.exit(1)
 print(method, seed, steps, file=open(os.environ["RUNS"], "a"))
 os.mkdir(f"{options['--out']}/step_{steps}")
 sent, ms, errors = {"none": (1000000, 10, 0), "int8": (250000, 20, 4096)}.get(method, (125000, 10, 8192))
 falls = 0.01 if method != "int8" else 0.008 if seed == "1" else 0.012
-out = open(options["--out"] + "/metrics.jsonl", "w")
-say = lambda **fields: print(json.dumps(fields, separators=(",", ":")), file=out)
 say(run={"world_size": 2, "parameters": 4321, "predicted_bytes": {"errors": errors}, "options": {
     "data": "d.bin", "seq-len": 64, "batch-size": 8, "steps": steps, "lr": 0.002, "compress-from": int(options.get("--compress-from", 0))}})
 if every: say(step=0, val_loss=5.5, val_loss_per_byte=5.5)
@@ -157,10 +159,9 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
 # 100 tokens/s on one rank, 150 on two, 240 on four; the first step is slow.
 SCALING = """
 ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
-if os.environ["OMPI_COMM_WORLD_RANK"] != "0": sys.exit()
+if not first: sys.exit()
 print("device     CPU, 1 thread")
-out, speed = open(options["--out"] + "/metrics.jsonl", "w"), {1: 100, 2: 150, 4: 240}[ranks]
-say = lambda **fields: print(json.dumps(fields, separators=(",", ":")), file=out)
+speed = {1: 100, 2: 150, 4: 240}[ranks]
 say(run={"step": 1, "loss": 0, "tokens_per_s": 7})
 for step in 1, 2, 3: say(step=step, loss=5.5, tokens_per_s=(1 if step == 1 else speed + step) + 0.5, step_ms=200, comm_exposed_ms=10 * ranks)
 say(step=3, val_loss=5.5)
@@ -371,11 +372,11 @@ def test_incomplete_results_are_errors(tmp_path):
 
 def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     place = here(tmp_path)
-    metrics = ('{"run":{"parameters":1,"precision":"fp32","predicted_bytes":{"parameters":8,"state on the host":3}}}\\n{"step":1,"loss":5,"tokens":1,'
-               '"tokens_per_s":1,"step_ms":1,"comm_exposed_ms":0,"comm_bytes":2,"mem_peak_bytes":%s}\\n')
     experiment(place, "one", 'x.run("a", 1, "single")', '["single"]')
     for kept, status in (8, 0), (9, 1):
-        script(place / "build/train_gpt2_single", f"open(options['--out'] + '/metrics.jsonl', 'w').write('{metrics % kept}')")
+        script(place / "build/train_gpt2_single", f"""
+say(run=dict(parameters=1, precision="fp32", predicted_bytes={{"parameters": 8, "state on the host": 3}}))
+say(step=1, loss=5, tokens_per_s=1, step_ms=1, comm_exposed_ms=0, comm_bytes=2, mem_peak_bytes={kept})""")
         run = ask(place, "one --quick")
         assert run.status == status and ("a kept 9 bytes and predicted 8" in run.err) == (kept == 9), run
     assert '"memory":8,' in (place / "build/experiments/one.quick.jsonl").read_text()
