@@ -18,7 +18,7 @@ is printed when it has been measured, and the table at the end also where a run 
 import os, shutil, subprocess, tempfile, time
 import dev.lib as m
 
-TRUST, SETTINGS = "these figures", dict(more=False, starts_ranks=False, folder="")
+TRUST, MORE, STARTS_RANKS, FOLDER, SHOWS_PARTS = "these figures", False, False, "", True
 NAMES = {"ours": "ours", "torch": "PyTorch", "llmc": "llm.c"}
 DDP, FSDP = "--batch-size 16 --seq-len 128 --bucket-mb 2", "--model d6 --batch-size 4 --seq-len 64"
 # The DDP runs compute much for each byte sent. The FSDP runs compute less, so a gather that the backward pass starts too late
@@ -30,13 +30,12 @@ MODES = {f"ddp-{mode}": ("ddp", f"--ddp {mode} {DDP}") for mode in ("naive", "bu
 class Bench:
     """What there is to measure; what is not measured, and why; the results."""
 
-    def __init__(self, d):
-        self.build, self.python = m.environ("BUILD", "build"), m.environ("PYTHON", "python3")
-        self.steps, self.rounds = m.whole_environ("BENCH_STEPS", 6), m.whole_environ("BENCH_ROUNDS", 3)
+    def __init__(self, x):
+        self.x, self.d, self.build, self.python = x, x.d, m.environ("BUILD", "build"), m.environ("PYTHON", "python3")
+        self.steps, x.rounds = m.whole_environ("BENCH_STEPS", 6), m.whole_environ("BENCH_ROUNDS", 3)
         self.limit, self.long = m.whole_environ("BENCH_SECONDS", 240, 0), m.whole_environ("BENCH_T1024", 1, 0)
         m.need(f"{self.build}/train_gpt2_single", "bench")
-        self.d = d
-        d.header |= {"steps": self.steps, "threads": len(os.sched_getaffinity(0)), "finished": 0, "absent": []}
+        self.d.header |= {"steps": self.steps, "threads": len(os.sched_getaffinity(0)), "finished": 0, "absent": []}
         self.absent, self.took, self.begin = self.d.header["absent"], {}, time.monotonic()
 
     def elapsed(self):
@@ -118,18 +117,14 @@ class Bench:
         self.d.add(f"{program} {T}", number, ms=timed.ms, rss=timed.rss, **memory)
         m.note(f"T={T}" + row(self.d, program, T, peak(self.d, program)))
 
-    def measure_ranks(self, number):
+    def measure_ranks(self):
         """What communication costs two ranks. A launcher that is missing costs these rows, not the others."""
-        for name, (program, options) in MODES.items():
-            try:
-                run = m.train(name, f"{self.build}/train_gpt2_{program}", options, f"--data {m.TOKENS} --eval-every 0 --steps "
-                              f"{self.steps + 1}", m.QUIET, ranks=2)
-            except m.Interrupted: raise
-            except SystemExit as error:
-                self.absent.append(f"two ranks: {error}")
-                return
-            self.d.add(name, number, exposed=run.values("comm_exposed_ms"))
-            m.note(f"  {name}: {' '.join(f'{ms:.1f}' for ms in run.values('comm_exposed_ms'))} ms exposed")
+        try:
+            for name, (program, options) in MODES.items():
+                self.x.run(name, 2, program, m.DATA, options, f"--steps {self.steps + 1}",
+                           keep=lambda run: dict(exposed=run.values("comm_exposed_ms")))
+        except m.Interrupted: raise
+        except SystemExit as error: self.absent.append(f"two ranks: {error}")
 
     def if_time(self, name, expected, measure, *arguments):
         """Measures if that is likely to end in time. It takes as long as last time, or so many seconds as expected."""
@@ -143,12 +138,12 @@ class Bench:
         self.took[name] = self.elapsed() - now
 
     def round(self, number, programs, ranks):
-        m.note(f"round {number} of at most {self.rounds}")
+        m.note(f"round {number} of at most {self.x.rounds}")
         begin, header = self.elapsed(), self.d.header
         self.d.add("peak", number, **{name: float(x) for name, x in map(str.split, m.output(self.peak).splitlines())})
         for program in programs: self.measure(program, 64, 2, self.steps, number)
         self.took["round"] = self.elapsed() - begin
-        if ranks: self.if_time("two ranks", 40, self.measure_ranks, number)
+        if ranks: self.if_time("two ranks", 40, self.measure_ranks)
         steps = (self.steps + 2) // 3
         for program in ("ours-fp32", "torch-fp32") if self.long else ():
             if program not in programs: continue
@@ -157,18 +152,14 @@ class Bench:
         header["finished"] = number
 
 
-def measure(d, o):
-    bench = Bench(d)
+def measure(x):
+    bench = Bench(x)
     programs, ranks = bench.find_programs(bench.make_tools()), bench.has_ranks()
     if bench.long and os.environ.get("LLMC"): bench.absent.append("llm.c at T=1024: its program is fixed at T=64")
-    try:
-        for number in range(1, bench.rounds + 1):
-            # a first round is measured whatever it takes
-            if number > 1 and bench.elapsed() + bench.took["round"] > bench.limit: break
-            bench.round(number, programs, ranks)
-    except m.Interrupted:
-        m.note("interrupted")
-        return 1
+    for number in x.in_turns():
+        # a first round is measured whatever it takes
+        if number > 1 and bench.elapsed() + bench.took["round"] > bench.limit: break
+        bench.round(number, programs, ranks)
 
 
 # ---- the table: a value is the median of all steps, of memory the most; 0 is what was not measured ----

@@ -21,6 +21,9 @@ import os, re, shutil, subprocess
 from pathlib import Path
 import dev.lib as m
 
+OPTIONS = dict(programs=[], model="gpt2", batch=[32], seq_len=1024, steps=20, llmc=os.environ.get("LLMC", ""), out="build/bench_gpu")
+ROUNDS, FLAGS, LEAST, PLACEHOLDERS = 3, ("add",), {"steps": (1,)}, {"llmc": "PATH", "out": "DIR", "programs": "NAMES"}
+DEVICE, MORE, STARTS_RANKS, FOLDER, SHOWS_PARTS = "cuda", False, False, "", True
 MICROS = 32 # micro-batches of ours-accumulate's step: of 16 x 1024 tokens they are the 524288 that GPT-2 was trained with
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 WARMUP = 5
@@ -221,10 +224,10 @@ class Tables:
         if us and self.model == "gpt2-xl" and self.sheet:
             yield f"- {title(us)}: {percent(self.rate(us, B), self.sheet)} MFU.{judged(100 * self.rate(us, B) / self.sheet, 60)}"
 
-    def text(self, stopped=""):
+    def text(self):
         h, d = self.d.header, self.d
-        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}{stopped}, steps a round: {h['steps']}{' (in the last call)' * h.get('added', False)}",
-                 "", f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
+        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}{h.get('stopped', '')}, "
+                 f"steps a round: {h['steps']}{' (in the last call)' * h.get('added', False)}", "", f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
                  f"{1e-12 * self.product:.0f} TFLOP/s, {f'{1e-12 * self.sheet:.0f}' if self.sheet else 'not known'} by the data "
                  f"sheet; a copy {d.value('peak', 'copy') if d.runs('peak') else 0:.0f} GB/s."]
         for B in h["batches"]:
@@ -250,31 +253,28 @@ def title(name):
     return TORCH[name][1] if name in TORCH else f"ours{OURS[name][2]}"
 
 
-def main():
-    here = os.getcwd()
-    o = m.options(__doc__, more=False, flags=("add",), programs=[], model="gpt2", batch=[32], seq_len=1024, rounds=3, steps=20,
-                  llmc=os.environ.get("LLMC", ""), out="", placeholders={"llmc": "PATH", "out": "DIR", "programs": "NAMES"}, **{"from": ""})
-    if vars(o)["from"]:
-        print(Tables(m.Results.read(vars(o)["from"])).text(), end="")
-        return 0
+def check(o):
     m.sizes_of(o.model)
     limit()
-    o.llmc, o.out = o.llmc and os.path.join(here, o.llmc), os.path.join(here, o.out) if o.out else "build/bench_gpu"
-    bench = Bench(o)
-    file = bench.out / "results.jsonl"
-    d = m.Results.read(file) if o.add and file.exists() else m.Results({"programs": [], "batches": [], "absent": []})
-    precision, known = next((x for x in ("bf16", "fp16") if x in bench.build.name), "fp32"), d.header
-    d.header = m.header("cuda") | {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps, "added": bool(known["programs"])}
+    o.into = o.into or f"{o.out}/results.jsonl"
+
+
+def measure(x):
+    o, d, bench, known = x.o, x.d, Bench(x.o), {"programs": [], "batches": [], "absent": []}
+    if o.add and x.into.exists():
+        old = m.Results.read(x.into)
+        d.rounds, known = old.rounds, old.header
+    precision = next((word for word in ("bf16", "fp16") if word in bench.build.name), "fp32")
+    d.header |= {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps, "added": bool(known["programs"])}
     for key, new in ("programs", bench.programs), ("batches", o.batch): d.header[key] = [*dict.fromkeys(known[key] + new)]
     measured = {name.partition("-")[0] for name in bench.programs} # what was absent before and is not now is not mentioned
     others = [why for why in known["absent"] if not {"llm.c": "llmc", "PyTorch": "torch"}.get(why.split(":")[0].split()[0]) in measured]
     d.header["absent"] = [*dict.fromkeys(others + bench.absent)]
-    stopped = ""
-    try:
-        for round in range(1, o.rounds + 1): bench.round(d, round)
-    except m.Interrupted: stopped = f", stopped in round {round}"
-    text = Tables(d).text(stopped)
-    (bench.out / "table.md").write_text(text)
+    for number in x.in_turns(): bench.round(d, number)
+    return int(any(Tables(d).failure(name, B) for name in bench.programs if name in OURS for B in o.batch))
+
+
+def show(d, o):
+    text = Tables(d).text()
+    if not vars(o)["from"]: Path(o.out, "table.md").write_text(text)
     print(text, end="")
-    return bool(stopped) or any(
-        "failed" in r for name in bench.programs for B in o.batch if name in OURS for r in d.rounds.get(f"{name} {B}", {}).values())

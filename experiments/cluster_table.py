@@ -30,9 +30,8 @@ ROWS = {
     "tp 4 over both": (2, "3d", "--mesh tp=4 --batch-size 16 --allreduce ring"),
     "pp 2 over both, dp 2": (2, "3d", "--mesh pp=2,dp=2 --batch-size 2 --allreduce ring")}
 MODEL, STEP, RING = "--model d4 --channels 128 --seq-len 64", "--total-batch-size 1024", "--allreduce ring"
-OPTIONS = dict(rows="all", link="50mbit,200us", rounds=3, steps=5)
-TRUST = "these times"
-SETTINGS = dict(starts_ranks=False, more=False, placeholders={"rows": '"ROW;ROW"'})
+OPTIONS, ROUNDS, PLACEHOLDERS = dict(rows="all", link="50mbit,200us", steps=5), 3, {"rows": '"ROW;ROW"'}
+TRUST, STARTS_RANKS, MORE = "these times", False, False
 
 
 class Cluster:
@@ -101,7 +100,8 @@ def planned(row, clusters, files, alone):
     return 1e3 * (found["seconds"] - (found["exposed"] - found["communication"] / 10) * (program == "local-sgd"))
 
 
-def measure(d, o):
+def measure(x):
+    d, o = x.d, x.o
     clusters, trace = {nodes: Cluster(nodes, o.link) for nodes in {ROWS[row][0] for row in o.rows}}, m.work() / "trace.json"
     programs = {row: losses.build() if ROWS[row][1] == "local-sgd" else m.need("build/{1}train_gpt2_{0}".format(
         *(ROWS[row][1] + " ").split(" ")[:1], "bf16/" * ROWS[row][1].endswith("bf16"))) for row in o.rows}
@@ -111,7 +111,7 @@ def measure(d, o):
         if any("pp" in ROWS[row][1] + ROWS[row][2] for row in o.rows): yield "in turns", here.Alone(min(4, m.cores()), batch)
         if any("bf16" in row for row in o.rows): yield "bf16", here.Alone(4, batch, m.need("build/bf16/train_gpt2_single"))
     alone, files = dict(ones()), {}
-    for number in range(1, o.rounds + 1):
+    for number in x.in_turns():
         for row in o.rows:
             nodes, program, options = ROWS[row]
             period = 10 if program == "local-sgd" else 1 # steps from one sum to the next

@@ -14,36 +14,33 @@ HEAD = """                   sent                              compute / (comput
               of ddp's  computing   communi-   exposed  commun.)  exposed)  commun.)  exposed)   of ddp's"""
 OPTIONS = dict(ranks=2, ratio="0.8", methods=METHODS, steps=12, model="d4", seq_len=128, batch_size=16, bucket_mb="2")
 TRUST = "these times"
-SETTINGS = dict(more=False, placeholders={"methods": "none bf16 int8"},
-                least={"ranks": (2, "one rank sends nothing; give 2 or more"), "steps": (3, "the first step does not count")})
+MORE, PLACEHOLDERS = False, {"methods": "none bf16 int8"}
+LEAST = {"ranks": (2, "one rank sends nothing; give 2 or more"), "steps": (3, "the first step does not count")}
 
 
-def measure(d, o):
-    build = m.environ("BUILD", "build")
-    ddp, compress, plan = (m.need(f"{build}/{tool}", f"train_gpt2_ddp train_gpt2_compress {build}/plan")
-                           for tool in ("train_gpt2_ddp", "train_gpt2_compress", "plan"))
+def measure(x):
+    o, plan = x.o, m.need(f"{m.environ('BUILD', 'build')}/plan", "build/plan")
     shape = f"--model {o.model} --seq-len {o.seq_len} --batch-size {o.batch_size} --bucket-mb {o.bucket_mb}"
 
     def train(name, program, *options):
-        run = m.train(name, program, *options, shape, f"--data {m.TOKENS} --eval-every 0 --save-every 0 --steps {o.steps}", m.QUIET,
-                      ranks=o.ranks)
-        mean = run.diagnosis["mean"]
-        d.add(name, sent=run.last("comm_bytes"), computing=mean["computing"], communication=sum(mean["communication"].values()),
-              by_communication=run.diagnosis["efficiency_communication"],
-              by_exposed=run.diagnosis["efficiency_exposed"], planned=said.get("none" if name == "ddp" else name, ["", ""]))
-        return run
+        def keep(run):
+            mean = run.diagnosis["mean"]
+            return dict(sent=run.last("comm_bytes"), computing=mean["computing"], communication=sum(mean["communication"].values()),
+                        by_communication=run.diagnosis["efficiency_communication"],
+                        by_exposed=run.diagnosis["efficiency_exposed"], planned=said.get("none" if name == "ddp" else name, ["", ""]))
+        return x.run(name, o.ranks, program, *options, shape, m.DATA, f"--save-every 0 --steps {o.steps}", keep=keep)
     said = {}
-    alone = train("alone", ddp)
+    alone = train("alone", "ddp")
     rate = f"{8e-6 * alone.last('comm_bytes') / (alone.diagnosis['mean']['computing'] * float(o.ratio)):.6g}"
     text = m.output(plan, "--compress all", shape.replace("--bucket", f"--vocab-size {alone.about['vocabulary']} --bucket"),
                     f"--ranks {o.ranks} --precision fp32 --device cpu --compute-ms 10 --communication-ms {10 * float(o.ratio):g}")
     said |= {words[0]: words[-2:] for words in map(str.split, text.splitlines()) if len(words) > 2 and words[0] in METHODS}
-    d.first("alone").update(title=f"{o.model}, {o.ranks} ranks, {o.batch_size} x {o.seq_len} tokens each: EMULATED LINK on which "
+    x.d.first("alone").update(title=f"{o.model}, {o.ranks} ranks, {o.batch_size} x {o.seq_len} tokens each: EMULATED LINK on which "
                             f"ddp's communication takes {o.ratio} of its computing")
-    train("ddp", ddp, f"--emulate-link {rate}")
+    train("ddp", "ddp", f"--emulate-link {rate}")
     for method in o.methods:
         start = "" if method == "none" else "--compress-from 0"
-        train(method, compress, f"--compress {method} {start} --emulate-link {rate}")
+        train(method, "compress", f"--compress {method} {start} --emulate-link {rate}")
 
 
 def line(r, ddp, whole):

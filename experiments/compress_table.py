@@ -25,10 +25,10 @@ VARIANTS = "none bf16 int8 int4 int4-ef top-k top-k-ef sign sign-ef powersgd pow
 OPTIMIZERS = {"": "", "sgd": "--eps 1 --weight-decay 0 --grad-clip 0 --beta1 0 --lr 1",
               "momentum": "--eps 1 --weight-decay 0 --grad-clip 0 --lr 0.3", "unclipped": "--grad-clip 0"}
 SKIP = 6 # The first steps, and those after which compression begins, are not counted.
-OPTIONS = dict(only="", ranks=2, sizes=["2x64"], seeds=[1, 2, 3], steps=300, rounds=5, time_steps=30, links=[], computing_ms=0,
+OPTIONS = dict(only="", ranks=2, sizes=["2x64"], seeds=[1, 2, 3], steps=300, time_steps=30, links=[], computing_ms=0,
                rates=["0.1", "1", "10", "100"], variants=VARIANTS, beside="", keep="", time_svg="", feedback_svg="")
-SETTINGS = dict(least={"ranks": (2,), "steps": (10,), "computing_ms": (0,)},
-                placeholders={"only": "losses|times", "links": '"0.1 1"'})
+ROUNDS, LEAST = 5, {"ranks": (2,), "steps": (10,), "computing_ms": (0,)}
+PLACEHOLDERS = {"only": "losses|times", "links": '"0.1 1"'}
 
 
 def check(o):
@@ -74,8 +74,9 @@ def of_times(run):
                 waits=m.median(step["comm_exposed_ms"] / step["step_ms"] for step in steps))
 
 
-def measure(d, o):
-    program, kept = m.built("compress"), m.Results.read(o.keep) if o.keep else d
+def measure(x):
+    o, d = x.o, x.d
+    kept = m.Results.read(o.keep) if o.keep else d
     if kept.header["commit"] != d.header["commit"]: m.fail(f"{o.keep} has runs of commit {kept.header['commit']}")
 
     def each():
@@ -87,33 +88,30 @@ def measure(d, o):
             for variant in o.variants:
                 yield size, variant, f"--layers {blocks} --heads {heads} --channels {channels} {OPTIMIZERS[optimizer]}"
 
-    def once(kind, number, size, variant, stored, *options):
-        name, options = f"{kind}, {size}, {variant}", " ".join(m.words(
-            "--data data/train.bin --val-data data/val.bin --seq-len 64 --batch-size 8 --lr 2e-3 --lr-schedule wsd --sample-every 0",
-            *options, o.more))
-        record = kept.rounds.get(name, {}).get(number)
-        if not record or record["options"] != options:
-            run = m.train(name, program, options, ranks=o.ranks)
-            record = dict(run=name, round=number, options=options, **stored(run))
-            m.note(f"  {name}, {number}: {run.losses[-1][1] if run.losses else ''}")
-        d.add(**record)
-        d.write(o.into or f"build/bench/{d.header['table']}.jsonl")
+    def once(kind, size, variant, stored, *options):
+        name, options = f"{kind}, {size}, {variant}", m.words(
+            "--data data/train.bin --val-data data/val.bin --seq-len 64 --batch-size 8 --lr 2e-3 --lr-schedule wsd", *options)
+        record = kept.rounds.get(name, {}).get(x.round)
+        if record and record["options"] == " ".join(m.words(options, o.more)): d.add(**record)
+        else: x.run(name, o.ranks, "compress", options, keep=stored)
+        d.write(x.into)
 
-    def timed(kind, number, size, variant, model, *options):
+    def timed(kind, size, variant, model, *options):
         start = "--compress-from 3" if variant.startswith("powersgd") else ""
-        once(kind, number, size, variant, of_times, model, f"--eval-every 0 --steps {SKIP + o.time_steps}",
+        once(kind, size, variant, of_times, model, f"--steps {SKIP + o.time_steps}",
              method(variant, 0).split("--compress-from")[0], start, *options)
 
-    for seed in o.seeds if o.only != "times" else []:
+    for x.round in o.seeds if o.only != "times" else []:
         for size, variant, model in each():
             bias = "" if variant == "none" else f"--measure-error {max(o.steps // 10, 1)}"
-            once("losses", seed, size, variant, of_losses, model, f"--eval-every {max(o.steps // 25, 1)} --eval-steps 8",
-                 f"{bias} --steps {o.steps}", method(variant, o.steps), f"--seed {seed}")
+            once("losses", size, variant, of_losses, model, f"--eval-every {max(o.steps // 25, 1)} --eval-steps 8",
+                 f"{bias} --steps {o.steps}", method(variant, o.steps), f"--seed {x.round}")
     if o.only == "losses": return
-    for number in range(1, o.rounds + 1):
-        for size, variant, model in each(): timed("times", number, size, variant, model)
+    for _ in x.in_turns():
+        for size, variant, model in each(): timed("times", size, variant, model)
+    x.round = 1
     for rate in o.links:
-        for size, variant, model in each(): timed(f"link of {rate} Gb/s", 1, size, variant, model, f"--emulate-link {rate}")
+        for size, variant, model in each(): timed(f"link of {rate} Gb/s", size, variant, model, f"--emulate-link {rate}")
 
 
 # ---- figures ----

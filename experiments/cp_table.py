@@ -10,7 +10,7 @@ from dev.tools.svg import Svg
 
 WAYS = {"ulysses": "--cp ulysses", "allgather": "--cp allgather", "ring": "--cp ring", "zigzag": "--cp ring --cp-balance zigzag"}
 COLOURS = ["#3a86b7", "#e0a030", "#5aa469", "#b5577a"]
-OPTIONS, PROGRAM = dict(ranks=[1, 2, 4], tokens=256, ways=list(WAYS), svg="", ring_svg=""), "cp"
+OPTIONS, PROGRAM = dict(ranks=[1, 2, 4], tokens=256, ways=list(WAYS), svg="", ring_svg=""), "build/train_gpt2_cp"
 
 
 def chunks(r, c, way): return [r, 2*c - 1 - r] if way == "zigzag" else [r]
@@ -30,19 +30,16 @@ def sent(c, n, X, way):
     return 2 * kv * X + 2*n * (c - 1) * 4
 
 
-def measure(d, o):
-    for c in o.ranks:
-        for way in o.ways:
-            T = int(m.option(o.more, "--seq-len", c * o.tokens))
-            run = m.train(f"{way} on {c} rank(s)", o.program, WAYS[way], f"--steps 1 --batch-size 1 --seq-len {T} --save-every 0", m.QUIET,
-                          "--eval-every 0", o.more, ranks=c, threads=None, refused=True)
-            if isinstance(run, str):
-                d.add(f"{c} {way}", c=c, way=way, tokens=T, refused=run)
-                continue
-            counted = int(run.said(r"pairs, busiest rank +\d+ +(\d+)"))
-            d.add(f"{c} {way}", c=c, way=way, tokens=T, sent=run.last("comm_bytes"), kinds=run.kinds(), pairs=counted,
-                  loss=run.last("loss"), recomputed="recomputed" in run.log, **run.shape)
-            m.note(f"  {way} on {c}")
+def measure(x):
+    def keep(run):
+        return dict(sent=run.last("comm_bytes"), kinds=run.kinds(), pairs=int(run.said(r"pairs, busiest rank +\d+ +(\d+)")),
+                    loss=run.last("loss"), recomputed="recomputed" in run.log, **run.shape)
+    for c in x.o.ranks:
+        for way in x.o.ways:
+            T = int(m.option(x.o.more, "--seq-len", c * x.o.tokens))
+            x.run(f"{c} {way}", c, x.o.program, WAYS[way], f"--steps 1 --batch-size 1 --seq-len {T} --save-every 0", keep=keep,
+                  launched=True, threads=None, refused=True)
+            x.d.first(f"{c} {way}").update(c=c, way=way, tokens=T)
 
 
 def row(r):

@@ -20,7 +20,7 @@ USUAL = {"ddp": "--ranks 4 --batch-size 4 --bucket-mb 0.02", "zero": "--ranks 4 
 FIELDS = {"loss": "loss", "grad_norm": "grad norm", "compression_error": "relative error", "compression_norm_ratio": "norm ratio",
           "compression_cosine": "cosine"}
 OPTIONS = dict(steps=[1, 5, 20], digits=4)
-SETTINGS = dict(folder="", starts_ranks=False, least={"steps": (1,)})
+FOLDER, STARTS_RANKS, LEAST = "", False, {"steps": (1,)}
 
 
 def runs_of(text):
@@ -59,7 +59,8 @@ def trained(copy, run):
         "said": re.findall(r"^(?:.* than predicted|rank 0: error: .*)$", done.said, re.M)}
 
 
-def measure(d, o):
+def measure(x):
+    d, o = x.d, x.o
     os.environ["SHARD_TEST_SESSION"] = str(m.work()) # the tests' way of running and building things
     sys.path.append(str(m.ROOT / "test"))
     import suite

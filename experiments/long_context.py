@@ -1,6 +1,6 @@
 """What does a long context learn that a short one cannot? A task of dev/data/repeat.py, in which an answer is 512 tokens back or more:
 context parallelism on four ranks, which see 2048 tokens together, and one rank that sees 512. Losses only."""
-import math, re
+import math
 import dev.lib as m
 
 ROUNDS, NEEDS, BYTES_ONLY, BYTES_ONLY_RUNS = 1, ["single", "cp"], True, True
@@ -13,13 +13,13 @@ NOTES = """A model that does not see the pairs can only learn which 8 values a k
 twice, so the loss of a step is that of documents never seen. [Chapter 9](../../doc/09_cp.md#which-rank-has-which-tokens) says
 which tokens a rank has."""
 WORDS = {"long": "four ranks share 2048 tokens", "short": "one rank sees 512 tokens"}
-RUNS, COLUMNS = "", {"tokens seen": lambda d, run: option(d, run, "--seq-len"),
+RUNS, COLUMNS = "", {"tokens seen": lambda d, run: d.option(run, "--seq-len"),
                      "loss of step 1": lambda d, run: f"{d.value(run, 'first_loss'):.3f}",
                      "of the last step": lambda d, run: f"{d.value(run, 'loss'):.3f}"}
 GUESS = math.log(8)
 
 
-def runs(x):
+def measure(x):
     after, T, B, steps = (512, 1024, 1, 2) if x.quick else (1024, 2048, 8, 150)
     file = m.Path("build/experiments/repeat.bin")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -30,18 +30,15 @@ def runs(x):
     x.run("short", 1, "single", model, f"--seq-len {T // 4} --batch-size {4 * B}")
 
 
-def option(d, run, name): return re.search(rf"{name} (\S+)", d.first(run)["options"])[1]
-
-
 def short(d):
     return (f"After {d.value('long', 'steps')} steps the loss is {d.value('long', 'loss'):.2f} on four ranks that share "
-            f"{option(d, 'long', '--seq-len')} tokens, and {d.value('short', 'loss'):.2f} where {option(d, 'short', '--seq-len')} are "
+            f"{d.option('long', '--seq-len')} tokens, and {d.value('short', 'loss'):.2f} where {d.option('short', '--seq-len')} are "
             f"seen; guessing has {GUESS:.2f}.")
 
 
 def answer(d):
     yield short(d)
-    yield (f"Each of the four has {int(option(d, 'long', '--seq-len')) // 4} tokens of a sequence, as the one rank has: what it needs "
+    yield (f"Each of the four has {int(d.option('long', '--seq-len')) // 4} tokens of a sequence, as the one rank has: what it needs "
            "to know has come from other ranks.")
 
 

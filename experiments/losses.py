@@ -24,34 +24,31 @@ def build():
 
 
 WHOLE_WEIGHTS, WHOLE_GRADIENTS = "--quantise-weights none", "--quantise-gradients none"
-NODES = {"fsdp": "", "zero++": "", "zero++:weights": WHOLE_GRADIENTS, "zero++:gradients": WHOLE_WEIGHTS,
-         "zero++:gradients-int8": f"{WHOLE_WEIGHTS} --quantise-gradients int8", "zero++:none": f"{WHOLE_WEIGHTS} {WHOLE_GRADIENTS}"}
+NODES = { # options, and what the table says
+    "fsdp": ("", "fsdp"), "zero++": ("", "zero++: both, int8 and int4"), "zero++:weights": (WHOLE_GRADIENTS, "zero++, only weights, int8"),
+    "zero++:gradients": (WHOLE_WEIGHTS, "zero++, only gradients, int4"),
+    "zero++:gradients-int8": (f"{WHOLE_WEIGHTS} --quantise-gradients int8", "zero++, only gradients, int8"),
+    "zero++:none": (f"{WHOLE_WEIGHTS} {WHOLE_GRADIENTS}", "zero++, nothing quantised")}
 
-NODES_TEXT = {"weights": "only weights, int8", "gradients": "only gradients, int4", "gradients-int8": "only gradients, int8",
-              "none": "nothing quantised"}
 
-
-def measure(d, o):
+def measure(x):
     solution = None
-    for seed in o.seeds:
-        for row in o.rows:
+    for x.round in x.o.seeds:
+        for row in x.o.rows:
             if row in NODES:
-                program, options = m.built("fsdp" if row == "fsdp" else "zeropp"), NODES[row] + " --node-ranks 2" * (row != "fsdp")
+                program, options = "fsdp" if row == "fsdp" else "zeropp", NODES[row][0] + " --node-ranks 2" * (row != "fsdp")
             else:
                 H, lr, momentum = "0:1:0".split(":") if row in ("alone", "ddp") else (row + ":1:0").split(":")[:3]
                 solution = solution or build()
                 program, options = solution, f"--local-steps {H} --outer-lr {lr} --outer-momentum {momentum}"
-            run = m.train(row, program, "--data data/train.bin --val-data data/val.bin --layers 2 --heads 2 --channels 64 --seq-len 64 "
-                          f"--batch-size 8 --lr 2e-3 --eval-every {o.steps} --eval-steps 8 --sample-every 0", o.more, options,
-                          f"--steps {o.steps} --seed {seed}", ranks=1 if row == "alone" else o.ranks)
-            d.add(row, seed, loss=run.losses[-1][1], model=run.shape["model"], ranks=run.about["world_size"])
-            m.note(f"  {row}, seed {seed}: {run.losses[-1][1]}")
+            x.run(row, 1 if row == "alone" else x.o.ranks, program, "--data data/train.bin --val-data data/val.bin --layers 2 --heads 2 "
+                  f"--channels 64 --seq-len 64 --batch-size 8 --lr 2e-3 --eval-every {x.o.steps} --eval-steps 8", options,
+                  f"--steps {x.o.steps} --seed {x.round}", launched=True,
+                  keep=lambda run: dict(loss=run.losses[-1][1], model=run.shape["model"]))
 
 
 def title(row):
-    if row.startswith("zero++:"):
-        return f"zero++, {NODES_TEXT[row.split(':')[1]]}"
-    if row in NODES: return {"zero++": "zero++: both, int8 and int4"}.get(row, row)
+    if row in NODES: return NODES[row][1]
     H, *outer = row.split(":")
     return {"alone": "one rank alone", "ddp": "ddp"}.get(row) or (
         f"{'DiLoCo {}, {}'.format(*outer) if outer else 'mean of weights'}, H = {H}")

@@ -15,8 +15,8 @@ SEQUENCES = 16
 MESHES = "4x1x1 4x1x1z 1x4x1 1x4x1s 1x1x4 2x2x1 2x2x1z 2x1x2 1x2x2".split()
 UNITS = {"bytes": 1e-6, "B": 1e-6, "kB": 1e-3, "MB": 1, "GB": 1e3}
 KINDS = "parameters", "gradients", "optimizer state", "activations", "communication", "total"
-OPTIONS, TRUST = dict(meshes=MESHES, steps=5, rounds=3), "these times"
-SETTINGS = dict(placeholders={"meshes": "4x1x1 1x2x2z ..."})
+OPTIONS, ROUNDS, TRUST = dict(meshes=MESHES, steps=5), 3, "these times"
+PLACEHOLDERS = {"meshes": "4x1x1 1x2x2z ..."}
 
 
 class Mesh:
@@ -38,26 +38,21 @@ def kept(log):
     return {kind: float(x) * UNITS[unit] for kind, x, unit in re.findall(r"^ +(\D+?) +[\d.]+ \w+ +([\d.]+) (\w+)", lines, re.M)}
 
 
-def measure(d, o):
-    common = f"--layers 8 --channels 256 --heads 4 --seq-len 128 --lr 1e-3 {m.QUIET}"
-    meshes, tokens = {name: Mesh(name) for name in o.meshes}, SEQUENCES * int(m.option(o.more, "--seq-len", 128))
-    single, program = m.built("single"), m.built("3d")
-    for number in range(1, o.rounds + 1):
-        run = m.train("single", single, common, f"--batch-size {SEQUENCES}", o.more, f"--steps {o.steps}")
-        d.add("single", number, **run.shape, **run.speeds)
-        for name, mesh in meshes.items():
-            run = m.train(name, program, common, mesh.options, f"--batch-size {mesh.micro} --total-batch-size {tokens}", o.more,
-                          f"--steps {o.steps}", ranks=mesh.ranks)
-            d.add(name, number, kept=kept(run.log), along=run.about["predicted_comm_bytes_along"], **run.speeds)
-            m.note(f"  round {number}: {name}")
+def measure(x):
+    steps, tokens = f"--steps {x.o.steps}", SEQUENCES * int(m.option(x.o.more, "--seq-len", 128))
+    common = f"--layers 8 --channels 256 --heads 4 --seq-len 128 --lr 1e-3 {steps}"
+    for _ in x.in_turns():
+        x.run("single", 1, "single", common, f"--batch-size {SEQUENCES}", keep=lambda run: run.shape | run.speeds)
+        for name, mesh in x.o.found.items():
+            x.run(name, mesh.ranks, "3d", common, mesh.options, f"--batch-size {mesh.micro} --total-batch-size {tokens}",
+                  keep=lambda run: dict(kept=kept(run.log), along=run.about["predicted_comm_bytes_along"], **run.speeds))
     # With one round more, of actions that last as long as they would on so many devices. A copy's sums last no time then.
-    for name, mesh in meshes.items():
+    for name, mesh in x.o.found.items():
         if mesh.p == 1: continue
         ms = f"{160 / mesh.t / mesh.p:g}"
-        run = m.train(f"{name} with --emulate-ms", program, mesh.options, "--layers 8 --channels 64 --heads 4 --seq-len 32 "
-                      f"--batch-size 2 --total-batch-size {SEQUENCES * 32} {m.QUIET} --steps 3 --emulate-ms "
-                      f"{ms},{ms},{ms}", ranks=mesh.ranks)
-        d.first(name)["computes"] = [run.said(r"^  the formula says ([\d.]+ %)"), run.said(r"^bubble .*computed for ([\d.]+ %)")]
+        run = x.train(f"{name} with --emulate-ms", mesh.ranks, "3d", mesh.options, "--layers 8 --channels 64 --heads 4 --seq-len 32 "
+                      f"--batch-size 2 --total-batch-size {SEQUENCES * 32} --steps 3 --emulate-ms {ms},{ms},{ms}")
+        x.d.first(name)["computes"] = [run.said(r"^  the formula says ([\d.]+ %)"), run.said(r"^bubble .*computed for ([\d.]+ %)")]
 
 
 def title(name):
@@ -77,14 +72,15 @@ def speed(d, name):
     for axis in "tp", "pp", "dp":
         sent = r["along"].get(axis, 0)
         yield f"{sent / 1e6:.1f} MB" if sent >= 1000 else ""
-    ms, one = m.median(d.all(name, "step_ms")), m.median(d.all("single", "step_ms"))
+    ms, one = d.of_steps(name, "step_ms"), d.of_steps("single", "step_ms")
     yield from (f"{ms:.0f} ms", f"{100 * one / ms / min(mesh.ranks, d.header['cores']):.0f} %",
-                f"{m.median(d.all(name, 'waits')):.0f} %")
+                f"{d.of_steps(name, 'waits'):.0f} %")
     yield ", ".join(r.get("computes", ""))
 
 
 def check(o):
-    o.ranks = max(Mesh(name).ranks for name in o.meshes)
+    o.found = {name: Mesh(name) for name in o.meshes}
+    o.ranks = max(mesh.ranks for mesh in o.found.values())
 
 
 def show(d, o):

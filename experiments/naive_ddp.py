@@ -1,6 +1,5 @@
 """What does naive DDP cost over a slow and a fast link, and what of it do buckets save? Two ranks over links that are emulated, at
 rates that follow from how long a rank computes here."""
-import re
 from dev.lib import DATA, SMALL, percent
 
 ROUNDS, NEEDS = 5, ["ddp"]
@@ -16,7 +15,7 @@ LINKS = {"slow": 0.32, "fast": 0.073} # bytes / rate, of the computing
 LAST = (4 * 256**2 + 15 * 256 + (384 + 128) * 256) / 3290624 # of the parameters, those in the last of the buckets of 2 MiB
 
 
-def runs(x):
+def measure(x):
     model = f"{SMALL} --seq-len 16 --batch-size 2 --steps 3" if x.quick else "--model d4 --seq-len 128 --batch-size 16 --steps 12"
     for _ in x.in_turns():
         for link in "own", *LINKS:
@@ -30,10 +29,11 @@ def chosen(own, link):
     return f"{8e-6 * own['sent'] / (LINKS[link] * own.get('shares', {'computing': 1000})['computing']):.3g}"
 
 
-def rate(d, run): return re.search(r"--emulate-link (\S+)|$", d.first(run)["options"])[1] or ""
+def rate(d, run): return d.option(run, "--emulate-link")
 def words(d, run): return f"{run.split('-')[1]}, {f'{rate(d, run)} Gbit/s' if rate(d, run) else 'own link'}"
 def sending(d, run): return 8e-6 * d.value(run, "sent") / float(rate(d, run)) # ms
-def exposed(d, run): return percent(1 - d.value(run, "efficiency_exposed"))
+def share(d, run): return 1 - d.value(run, "efficiency_exposed")
+def exposed(d, run): return percent(share(d, run))
 
 
 def formula(d, run):
@@ -41,26 +41,24 @@ def formula(d, run):
     return percent(c / (1 + c))
 
 
-COLUMNS = {}
 SPEEDS = {"computing, ms": lambda d, run: f"{d.value(run, 'shares/computing'):.1f}",
           "bytes / rate, ms": lambda d, run: rate(d, run) and f"{sending(d, run):.1f}",
           "exposed / (computing + exposed)": exposed, "by the formula": lambda d, run: rate(d, run) and formula(d, run),
           "time of a step, beside buckets": lambda d, run: d.beside(run, run.replace("naive", "bucketed"))}
+PLOT = "exposed communication, of computing and exposed", share, percent
 
 
 def short(d):
-    ways = [(link, *(exposed(d, f"{link}-{mode}") for mode in ("naive", "bucketed"))) for link in LINKS if d.speed]
+    ways = [(link, *(exposed(d, f"{link}-{mode}") for mode in ("naive", "bucketed"))) for link in LINKS]
     return " ".join("Over a {} link {} of a step are exposed, and {} with buckets.".format(*way) for way in ways)
 
 
+def bytes_only(d): yield f"A rank sends {d.size('own-naive', 'sent')} in a step either way."
+
+
 def answer(d):
-    for link in LINKS if d.speed else ():
+    for link in LINKS:
         naive, bucketed = f"{link}-naive", f"{link}-bucketed"
         longer = d.longer(naive, bucketed, "A naive step")
         yield (f"Over the {link} link, {rate(d, naive)} Gbit/s, the naive way exposes {exposed(d, naive)} of a step, by the formula "
                f"{formula(d, naive)}. Buckets expose {exposed(d, bucketed)}, by the formula {formula(d, bucketed)}.{longer}")
-
-
-def plot(d):
-    return d.speed and {"title": "exposed communication, of computing and exposed",
-                        "rows": [(words(d, run), 1 - d.value(run, "efficiency_exposed"), exposed(d, run)) for run in d.runs()]}

@@ -1,6 +1,5 @@
 """What does it cost to keep shards on the host (--cpu-offload), all or all but parameters, alone and with recomputation? FSDP on two
 ranks; where host and device are one memory, also over a link between them that is emulated (--emulate-host-link)."""
-import re
 from dev.lib import DATA, SMALL, percent
 
 ROUNDS, NEEDS = 5, ["fsdp"]
@@ -14,7 +13,7 @@ RUNS, COLUMNS = "", {"on the host": "host"}
 SPEEDS = {"time of a step": lambda d, run: d.beside(run, "device")}
 
 
-def runs(x):
+def measure(x):
     model = f"{SMALL} --batch-size 2 --seq-len 16 --steps 3" if x.quick else "--model d6 --batch-size 8 --seq-len 64 --steps 13"
     ways = {"device": "--recompute none", "optimizer": "--recompute none --cpu-offload optimizer",
             "host": "--recompute none --cpu-offload all", "recomputed": "--recompute block --cpu-offload all"}
@@ -25,7 +24,7 @@ def runs(x):
 
 
 def has_link(d): return d.speed and d.header["device"] == "cpu"
-def rate(d): return re.search(r"--emulate-host-link (\S+)", d.first("link-host")["options"])[1] + " Gbit/s"
+def rate(d): return d.option("link-host", "--emulate-host-link") + " Gbit/s"
 def words(d, run): return WORDS[run.removeprefix("link-")] + (f", over {rate(d)}" if run.startswith("link-") else "")
 
 

@@ -14,7 +14,7 @@ WORDS = {"fp32": "FSDP, sums in fp32", "model": "FSDP, sums in bf16", "ddp": "DD
 KINDS = "parameters", "gradients", "optimizer state", "activations", "communication"
 
 
-def runs(x):
+def measure(x):
     shape, steps = (SMALL, 2) if x.quick else ("--layers 20 --channels 2048 --heads 16", 3)
     available = int(re.search(r"^MemAvailable: *(\d+)", m.Path("/proc/meminfo").read_text(), re.M)[1]) * 1024 // 10**9
     if not x.quick and x.device == "cpu" and available < 19: m.fail(f"this takes 18 GB of memory, and {available} GB are free")
@@ -35,10 +35,7 @@ def answer(d):
            f"{size(2 * fp32)} in all. With sums of gradients in bf16 it keeps {size(bf16)}, {size(2 * bf16)} in all.")
     yield (f"DDP would keep {size(ddp)} on each rank, {size(2 * ddp)} in all, {ddp / fp32:.1f} times as much. The machine: "
            f"{d.header['machine']}.")
-    exposed = ""
-    if d.speed:
-        share = d.value("fp32", "comm_exposed_ms") / d.value("fp32", "step_ms")
-        exposed = f" Exposed communication takes {percent(share)} of a step."
+    exposed = f" Exposed communication takes {percent(d.exposed('fp32'))} of a step." if d.speed else ""
     yield (f"With sums in fp32 the loss is {d.value('fp32', 'first_loss'):.3g} in the first step and {d.value('fp32', 'loss'):.3g} "
            f"in step {d.value('fp32', 'steps')}. A rank sends {d.size('fp32', 'sent')} in each step, and with sums in bf16 "
            f"{d.size('model', 'sent')}.{exposed}")

@@ -10,9 +10,12 @@ NOTES = """A larger model computes more for each token, so its tokens per second
 4](../../doc/04_fsdp.md#a-model-that-ddp-has-no-memory-for) has the same on four ranks."""
 WORDS = {"ddp-1": "DDP, the small model", "fsdp-1": "FSDP, the small model", "ddp-2": "DDP, twice the depth",
          "fsdp-2": "FSDP, twice the depth", "fsdp-3": "FSDP, three times the depth", "fsdp-8": "FSDP, eight times, on the host"}
+FIRST = {"parameters": lambda d, run: count(d.value(run, "parameters"))}
+COLUMNS = {"on the host": lambda d, run: d.size(run, "host") if d.value(run, "host") else ""}
+SPEEDS = {"beside DDP with the small model": lambda d, run: d.beside(run, "ddp-1", "tokens_per_s")}
 
 
-def runs(x):
+def measure(x):
     shape, rest, limit = (("--channels 32 --heads 2", "--seq-len 16 --batch-size 1 --steps 3", 0.0085) if x.quick else
                           ("--channels 256 --heads 4", "--seq-len 64 --batch-size 1 --steps 13", 0.3))
     if x.device != "cpu": limit = 0.0386 if x.quick else 0.33 # matrix products have a workspace of 32 MiB there
@@ -23,8 +26,7 @@ def runs(x):
                   "--recompute block --cpu-offload all" if name == "fsdp-8" else "", refused=name == "ddp-2")
 
 
-def refused(d, run): return d.first(run).get("refused")
-def limit(d): return float(re.search(r"--memory-limit (\S+)", d.first("ddp-1")["options"])[1])
+def limit(d): return float(d.option("ddp-1", "--memory-limit"))
 
 
 def short(d):
@@ -33,11 +35,11 @@ def short(d):
 
 
 def answer(d):
-    parameters = {run: count(d.value(run, "parameters")) for run in WORDS if not refused(d, run)}
+    parameters = {run: count(d.value(run, "parameters")) for run in WORDS if not d.refused(run)}
     memory = {run: d.size(run) for run in parameters}
     yield (f"A rank may use {size(1e9 * limit(d))}. A model of {parameters['ddp-1']} parameters fits both: DDP keeps "
            f"{memory['ddp-1']} of it on a rank, and FSDP {memory['fsdp-1']}.")
-    why = refused(d, "ddp-2")
+    why = d.refused("ddp-2")
     ends = f'ends with "{re.sub(";.*", "", why)}"' if why else "still fits"
     yield f"With {parameters['fsdp-2']} parameters DDP {ends}. FSDP keeps {memory['fsdp-2']}."
     yield (f"FSDP also trains {parameters['fsdp-3']} parameters in {memory['fsdp-3']}, and with shards on the host "
@@ -47,18 +49,7 @@ def answer(d):
         yield f"Where both fit, FSDP reaches {times(speed)} times DDP's tokens per second.{no_difference(speed)}"
 
 
-def table(d):
-    yield ["run", "parameters", "memory of a rank", "on the host", "sent by a rank in a step"] + [
-        "tokens per second", "beside DDP with the small model"] * d.speed
-    for run in d.runs():
-        if refused(d, run): yield [WORDS[run], "", "out of memory", "", ""] + ["", ""] * d.speed
-        else:
-            host = d.value(run, "host")
-            yield [WORDS[run], count(d.value(run, "parameters")), d.size(run), size(host) if host else "",
-                   d.size(run, "sent"), *([d.tokens(run), d.beside(run, "ddp-1", "tokens_per_s")] if d.speed else [])]
-
-
 def plot(d):
-    memory = {run: 0 if refused(d, run) else d.value(run, "memory") for run in d.runs()}
+    memory = {run: 0 if d.refused(run) else d.value(run, "memory") for run in d.runs()}
     return {"title": "memory of a rank, MB", "mark": (1e3 * limit(d), "limit"),
             "rows": [(WORDS[run], b / 1e6, size(b) if b else "out of memory") for run, b in memory.items()]}

@@ -8,25 +8,25 @@ import os, re, shutil
 import dev.lib as m
 
 OPTIONS = dict(stages=[2, 4], micro=[1, 4, 8], schedules=["1f1b"], times="20,20,20", steps=12, traces="")
-PROGRAM, TRUST = "pp", "these times"
-SETTINGS = dict(more=False, placeholders={"traces": "FOLDER"})
+PROGRAM, TRUST, MORE, PLACEHOLDERS = "build/train_gpt2_pp", "these times", False, {"traces": "FOLDER"}
 
 
-def measure(d, o):
+def measure(x):
+    o = x.o
     schedule, trace = m.need(m.environ("SCHEDULE", "build/schedule"), "build/schedule"), m.work() / "trace.json"
     if o.traces: os.makedirs(o.traces, exist_ok=True)
     for name, p, micro in ((name, p, micro) for name in o.schedules for p in o.stages for micro in o.micro):
         formula = m.output(schedule, f"--p {p} --m {micro} --schedule {name} --times {o.times}")
         # 16 channels and 32 tokens a micro-batch compute next to nothing
-        m.train(o.program, o.program, f"--data {m.TOKENS} --model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2 "
+        x.train(f"{name} {p} {micro}", p, o.program, m.DATA, "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2 "
                 f"--total-batch-size {32 * micro} --steps {o.steps} --save-every 0 --schedule {name} --emulate-ms {o.times} "
-                f"--trace {trace}", m.QUIET, ranks=p)
+                f"--trace {trace}")
         said = m.output(schedule, f"--trace {trace} --schedule {name} --p {p}")
         if o.traces: shutil.copy(trace, f"{o.traces}/{name}_{p}_{micro}.json")
         found = re.search(r"^bubble of .* median ([\d.]+)", said, re.M) or re.search(r"^bubble as measured +([\d.]+)", said, re.M)
         known = re.search(r"^bubble by the formula +([\d.]+)", formula, re.M) # zb-h1 with few micro-batches has none
-        d.add(f"{name} {p} {micro}", schedule=name, p=p, m=micro, times=o.times, steps=o.steps, load=os.getloadavg()[0],
-              measured=float(found[1]), formula=float(known[1]) if known else None)
+        x.d.add(f"{name} {p} {micro}", schedule=name, p=p, m=micro, times=o.times, steps=o.steps, load=os.getloadavg()[0],
+                measured=float(found[1]), formula=float(known[1]) if known else None)
 
 
 def check(o):

@@ -9,22 +9,20 @@ import re
 import dev.lib as m
 
 OPTIONS = dict(stages=[2, 4, 8], schedules=["1f1b", "zb-h1"], model="gpt2", micro=8, times="20,24,16")
-TRUST, SETTINGS = "the measured shares", dict(more=False)
+TRUST, MORE = "the measured shares", False
 
 
-def measure(d, o):
-    build = m.environ("BUILD", "build")
-    program, schedule = (m.need(f"{build}/{name}", f"{build}/{name}") for name in ("train_gpt2_pp", "schedule"))
+def measure(x):
+    o, schedule = x.o, m.need(f"{m.environ('BUILD', 'build')}/schedule", "build/schedule")
     said = m.ask(schedule, f"--model {o.model} --p 1") or ""
     # "gpt2: 12 blocks; the head costs as much as 5.46 of them"
     about = re.search(r"^\S+: (\d+) blocks; .*as much as ([\d.]+) of.*", said, re.M)
     if not about: m.fail(f"build/schedule does not know the model '{o.model}'")
 
     def play(name, p, schedule_, split, **fields):
-        run = m.train(f"a pipeline of {p} stages", program, f"--data {m.TOKENS} --eval-every 0 {m.QUIET} --layers {about[1]} "
-                      f"--channels 16 --heads 1 --seq-len 16 --batch-size 2 --total-batch-size {32 * o.micro} --steps 2 --schedule "
-                      f"{schedule_} --split {split} --emulate-ms {o.times},{about[2]}", ranks=p)
-        d.add(name, p=p, schedule=schedule_, split=split, ms=run.last("step_ms"), **fields)
+        x.run(name, p, "pp", m.DATA, f"--layers {about[1]} --channels 16 --heads 1 --seq-len 16 --batch-size 2 --total-batch-size "
+              f"{32 * o.micro} --steps 2 --schedule {schedule_} --split {split} --emulate-ms {o.times},{about[2]}", launched=True,
+              keep=lambda run: dict(p=p, schedule=schedule_, split=split, ms=run.last("step_ms"), **fields))
     play("one", 1, "1f1b", about[1], about=f"{about[0]}; {o.micro} micro-batches")
     for p, name in ((p, name) for p in o.stages for name in o.schedules):
         predicted = m.output(schedule, f"--model {o.model} --p {p} --m {o.micro} --schedule {name} --times {o.times}")

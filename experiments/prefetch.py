@@ -1,7 +1,6 @@
 """What does gathering ahead gain? FSDP on two ranks with each --prefetch, and without gathering ahead in the forward pass: as fast
 as this machine sends, and over a slower link (--emulate-link), where messages take as long as a network needs and no core."""
-import re
-from dev.lib import DATA, no_difference, percent, times
+from dev.lib import DATA, Results, no_difference, percent, times
 
 ROUNDS, NEEDS = 6, ["fsdp"]
 TITLE = "What does gathering ahead gain?"
@@ -14,7 +13,7 @@ NOTES = """[Chapter 4](../../doc/04_fsdp.md#prefetch-three-timelines) has the ti
 shares cores or processors with computing, a step gains less than what is hidden."""
 
 
-def runs(x):
+def measure(x):
     model = "--model d6 --batch-size 4 --seq-len 64 --steps 16"
     if x.quick: model = "--layers 3 --channels 32 --heads 2 --batch-size 2 --seq-len 16 --steps 3"
     for _ in x.in_turns():
@@ -24,31 +23,29 @@ def runs(x):
             x.run(f"{link}no-forward", 2, "fsdp", DATA, model, "--no-forward-prefetch", slower)
 
 
-def rate(d): return re.search(r"--emulate-link (\S+)", d.first("link-none")["options"])[1] + " Gbit/s"
+def rate(d): return d.option("link-none", "--emulate-link") + " Gbit/s"
 def words(d, run): return f"{run.removeprefix('link-')}, {rate(d)}" if run.startswith("link-") else run
-def exposed(d, run): return d.value(run, "comm_exposed_ms") / d.value(run, "step_ms")
 def base(run): return "link-none" if run.startswith("link-") else "none"
 
 
-COLUMNS = {}
-SPEEDS = {"exposed, of a step": lambda d, run: percent(exposed(d, run)),
+PLOT = "exposed communication, share of a step", Results.exposed, percent
+SPEEDS = {"exposed, of a step": lambda d, run: percent(d.exposed(run)),
           "time of a step, beside none over the same link": lambda d, run: d.beside(run, base(run))}
 
 
 def short(d):
-    if not d.speed: return "Bytes are the same."
-    return " ".join(f"{where} {percent(exposed(d, f'{link}backward-pre'))} instead of {percent(exposed(d, f'{link}none'))} of a "
+    return " ".join(f"{where} {percent(d.exposed(f'{link}backward-pre'))} instead of {percent(d.exposed(f'{link}none'))} of a "
                     f"step are exposed, and it takes {d.ratio(f'{link}backward-pre', f'{link}none', 'step_ms')[0]:.2f} times as "
                     "long."
                     for link, where in (("", "On the own link"), ("link-", f"Over {rate(d)}")))
 
 
+def bytes_only(d): yield f"All of them send {d.size('none', 'sent')} and keep {d.size('none')} per rank."
+
+
 def answer(d):
-    if not d.speed:
-        yield f"All of them send {d.size('none', 'sent')} and keep {d.size('none')} per rank."
-        return
     for link, where in ("", "On this machine's own link"), ("link-", f"Over a link of {rate(d)}"):
-        none, post, pre, forward = (percent(exposed(d, link + run))
+        none, post, pre, forward = (percent(d.exposed(link + run))
                                     for run in ("none", "backward-post", "backward-pre", "no-forward"))
         ratios = [d.ratio(link + run, f"{link}none", "step_ms") for run in ("backward-post", "backward-pre")]
         yield (f"{where} exposed communication takes {none} of a step with none, {post} with backward-post and {pre} with "
@@ -58,8 +55,3 @@ def answer(d):
         yield (f"Without gathering ahead in the forward pass {forward} of a step are exposed, and it takes "
                f"{times(d.ratio(f'{link}no-forward', f'{link}backward-pre', 'step_ms'))} times as long as with backward-pre, which "
                "does both.")
-
-
-def plot(d):
-    return d.speed and {"title": "exposed communication, share of a step",
-                        "rows": [(words(d, run), exposed(d, run), percent(exposed(d, run))) for run in d.runs()]}

@@ -21,8 +21,8 @@ PP = DDP | {"pipeline, 1 micro-batch": ("pp", 8, WHOLE), "4 micro-batches": ("pp
     "8 micro-batches": ("pp", 1, WHOLE)} | {
     f"8 micro-batches, `--schedule {s}`": ("pp", 1, f"{WHOLE} --schedule {s}") for s in ("gpipe", "interleaved", "zb-h1")}
 TABLES = {"programs": PROGRAMS, "tp": TP, "pp": PP}
-OPTIONS, TRUST = dict(table="programs", steps=12, rounds=3), "these speeds"
-SETTINGS = dict(placeholders={"table": "programs|tp|pp"})
+OPTIONS, ROUNDS, TRUST = dict(table="programs", steps=12), 3, "these speeds"
+PLACEHOLDERS = {"table": "programs|tp|pp"}
 
 
 def most_memory(run):
@@ -32,22 +32,20 @@ def most_memory(run):
     return float(found[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[found[2]] if found else run.last("mem_peak_bytes")
 
 
-def measure(d, o):
-    rows, tokens = TABLES[o.table], 8 * int(m.option(o.more, "--seq-len", 64))
-    programs = {program: m.built(program) for program, *_ in rows.values()}
-    for number in range(1, o.rounds + 1):
-        for title, (program, sequences, options) in rows.items():
-            run = m.train(title, programs[program], f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences} {m.QUIET}",
-                          options.replace("@", str(tokens)), o.more, f"--steps {o.steps}", ranks=None if program == "single" else 2)
-            d.add(title, number, memory=most_memory(run), sent=run.last("comm_bytes"), **run.shape, **run.speeds)
-            m.note(f"  round {number}: {title}")
+def measure(x):
+    tokens = 8 * int(m.option(x.o.more, "--seq-len", 64))
+    for _ in x.in_turns():
+        for title, (program, sequences, options) in TABLES[x.o.table].items():
+            x.run(title, 1 if program == "single" else 2, program, f"--model d6 --seq-len 64 --lr 1e-3 --batch-size {sequences}",
+                  options.replace("@", str(tokens)), f"--steps {x.o.steps}",
+                  keep=lambda run: dict(memory=most_memory(run), sent=run.last("comm_bytes"), **run.shape, **run.speeds))
 
 
 def row(d, title):
     memory = f"{d.first(title)['memory'] / 1e6:.0f} MB"
     if title == "single": return title, memory, "", "1", ""
     speed, *_ = d.ratio(title, d.runs()[0], "tokens_per_s")
-    return title, memory, f"{d.first(title)['sent'] / 1e6:.1f} MB", f"x {speed:.2f}", f"{m.median(d.all(title, 'waits')):.1f} %"
+    return title, memory, f"{d.first(title)['sent'] / 1e6:.1f} MB", f"x {speed:.2f}", f"{d.of_steps(title, 'waits'):.1f} %"
 
 
 def check(o):

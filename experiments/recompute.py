@@ -10,12 +10,12 @@ NOTES = """What runs again is a block's forward pass without the MLP's second pr
 the 72 C^2 FLOPs that a block's two passes take for a token, or 22 %, and attention. `build/plan --recompute block` predicts 1.22 for
 both steps. No message is added: a block is gathered for its backward pass anyway. [Chapter
 4](../../doc/04_fsdp.md#recomputation-and-offload-memory-against-time) explains it."""
-WORDS, PLOT = {}, ("memory of a rank, MB", "memory", 1e6)
+PLOT = "memory of a rank, MB", "memory", 1e6
 COLUMNS = {"of it activations": "kinds/activations"}
 SPEEDS = {"time of a step, beside none": lambda d, run: d.beside(run, run.split("-")[0] + "-none")}
 
 
-def runs(x):
+def measure(x):
     shapes, steps = {"short": "--model d6 --batch-size 8 --seq-len 64", "long": "--model d6 --batch-size 2 --seq-len 256"}, 13
     if x.quick:
         shapes, steps = {case: f"{SMALL} --batch-size 2 --seq-len {T}" for case, T in (("short", 16), ("long", 64))}, 3

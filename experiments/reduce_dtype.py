@@ -12,7 +12,7 @@ RUNS, COLUMNS = "", {"loss": lambda d, run: loss(d, run)}
 SPEEDS = {"time of a step": lambda d, run: d.beside(run, "fp32")}
 
 
-def runs(x):
+def measure(x):
     model = f"{SMALL} --batch-size 2 --seq-len 16 --steps 3" if x.quick else "--model d6 --batch-size 8 --seq-len 64 --steps 40"
     for _ in x.in_turns():
         for dtype in WORDS: x.run(dtype, 2, "fsdp:bf16", DATA, model, f"--reduce-dtype {dtype}")

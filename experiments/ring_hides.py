@@ -1,6 +1,5 @@
 """When does a ring hide what it sends? Context parallelism on four ranks over an emulated link (--emulate-link), with each way to attend
 and longer and longer sequences, and few channels, so that most of a step is attention."""
-import re
 import dev.lib as m
 from dev.lib import percent
 
@@ -20,7 +19,7 @@ KINDS = "send", "receive", "all-gather", "reduce-scatter", "all-to-all" # of att
 
 
 # A run is WAY-T.
-def runs(x):
+def measure(x):
     lengths, shape = (((32, 64), "--layers 1 --channels 16 --steps 3") if x.quick else
                       ((256, 512, 1024, 2048, 4096), "--layers 2 --channels 32 --steps 6"))
     for _ in x.in_turns():
@@ -30,7 +29,7 @@ def runs(x):
                       options, "--comm mpi --emulate-link 0.5")
 
 
-def option(d, name): return float(re.search(rf"{name} (\S+)", d.records()[0]["options"])[1])
+def option(d, name): return float(d.option(d.runs()[0], name))
 def lengths(d): return [int(run.removeprefix("ring-")) for run in d.runs("^ring-")]
 def words(d, run): return "{}, {} tokens".format(*run.split("-"))
 def carries(d): return option(d, "--emulate-link") * 1e9 / 8
@@ -68,27 +67,23 @@ COLUMNS = {"attention's exchange on the link, ms": lambda d, run: f"{link_ms(d, 
 SPEEDS = {"exposed of it, ms": lambda d, run: f"{exposed_ms(d, run):.1f}", "step, ms": lambda d, run: f"{d.value(run, 'step_ms'):.1f}",
           "exposed, of the exchange": lambda d, run: percent(exposed(d, run)),
           "by formula": lambda d, run: percent(by_formula(d, run))}
+PLOT = "exposed, of the time that attention's exchange takes on the link", exposed, percent, (1, "all of it")
 
 
 def short(d):
-    if not d.speed: return "Speeds are not measured."
     return (f"By formula from {formula(d):.0f} tokens on. Less than half of its exchange is exposed from {half(d, exposed)}, and by "
             f"formula from {half(d, by_formula)}.")
 
 
+def bytes_only(d):
+    T = max(lengths(d))
+    yield f"With {T} tokens a rank sends " + ", ".join(f"{d.size(f'{way}-{T}', 'sent')} with {way}" for way in WAYS) + "."
+
+
 def answer(d):
-    if not d.speed:
-        T = max(lengths(d))
-        yield f"With {T} tokens a rank sends " + ", ".join(f"{d.size(f'{way}-{T}', 'sent')} with {way}" for way in WAYS) + "."
-        return
     yield (f"A rank computed {computes(d) / 1e9:.2g} GFLOP/s, and its link carries {carries(d) / 1e6:.3g} MB/s. So by formula a ring of "
            f"{RANKS} ranks hides its hops from {formula(d):.0f} tokens of a sequence on. Less than half of its exchange is exposed from "
            f"{half(d, exposed)}, and by formula from {half(d, by_formula)}.")
     for way in WAYS:
         shares = ", ".join(f"{percent(exposed(d, f'{way}-{T}'))} with {T}" for T in lengths(d))
         yield f"{way} exposes of the time that attention's exchange takes on the link: {shares} tokens."
-
-
-def plot(d):
-    return d.speed and {"title": "exposed, of the time that attention's exchange takes on the link", "mark": (1, "all of it"),
-                        "rows": [(words(d, run), exposed(d, run), percent(exposed(d, run))) for run in d.runs()]}

@@ -16,7 +16,7 @@ CAUSES = {"computing": "computing", "all-gather": "exposed all-gathers", "reduce
           "waiting": "waiting for the slower rank", "data": "waiting for data", "rest": "without a core, or asleep"}
 
 
-def runs(x):
+def measure(x):
     model, batch, steps = "--model d6 --seq-len 64", 4, 25
     if x.quick: model, batch, steps = f"{SMALL} --seq-len 16", 2, 3
     for _ in x.in_turns():
@@ -45,17 +45,17 @@ def gain(d, program, kind="strong"): return d.ratio(f"{program}-strong-2", f"{pr
 
 
 def short(d):
-    if not d.speed: return "Speeds are not measured."
     ddp, fsdp = (f"{gain(d, program)[0]:.2f}" for program in PROGRAMS)
     return (f"They are {ddp} times as fast with DDP, and {fsdp} times with FSDP. What they lose most by: "
             f"{'; '.join(text for text, _ in parts(d, 'ddp')[:2])}.")
 
 
+def bytes_only(d):
+    kept = (f"{d.size(program + '-strong-2')} ({title})" for program, title in PROGRAMS.items())
+    yield f"A rank of two keeps {' and '.join(kept)}."
+
+
 def answer(d):
-    if not d.speed:
-        kept = (f"{d.size(program + '-strong-2')} ({title})" for program, title in PROGRAMS.items())
-        yield f"A rank of two keeps {' and '.join(kept)}."
-        return
     for program, title in PROGRAMS.items():
         found = ", ".join(f"{text} {percent(x)}" for text, x in parts(d, program))
         yield (f"{title} on two ranks reaches {times(gain(d, program))} times the tokens per second of one rank with the same batch: "
@@ -80,7 +80,6 @@ def table(d):
 
 
 def plot(d):
-    if not d.speed: return None
     cases = [(program, kind, text) for program in PROGRAMS for kind, text in (("strong", "same batch"), ("weak", "same on each"))]
     return {"title": "tokens per second of two ranks, beside one", "mark": (2, "twice"),
             "rows": [(f"{PROGRAMS[program]}, {text}", gain(d, program, kind)[0], f"{gain(d, program, kind)[0]:.2f}") for program, kind,

@@ -11,30 +11,27 @@ OMP_NUM_THREADS  threads of a rank (default 1, for one rank as for many, or ther
 import dev.lib as m
 
 OPTIONS, PROGRAM, TRUST = dict(ranks=[1, 2, 4], batch_size=8, steps=12, out=""), "./train_gpt2_ddp", "these figures"
-SETTINGS = dict(placeholders={"out": "FOLDER"})
+PLACEHOLDERS = {"out": "FOLDER"}
 
 
-def measure(d, o):
-    folder, threads = m.Path(o.out or m.work()), int(m.environ("OMP_NUM_THREADS", 1))
+def measure(x):
+    o, d, folder, threads = x.o, x.d, m.Path(x.o.out or m.work()), int(m.environ("OMP_NUM_THREADS", 1))
     for N in o.ranks:
         for kind, sequences in ("strong", o.batch_size * max(o.ranks) // N), ("weak", o.batch_size):
-            fields = dict(kind=kind, ranks=N, threads=threads)
             if kind == "weak" and N == max(o.ranks): # the same, there
-                d.add(**d.first(f"strong {N}") | fields | {"run": f"weak {N}"})
+                d.add(**d.first(f"strong {N}") | {"run": f"weak {N}"})
                 continue
-            m.note(f"{kind}, {N} rank(s) ...")
-            run = m.train(f"{kind} on {N} ranks", o.program, m.QUIET, o.more, f"--batch-size {sequences} --steps {o.steps}", ranks=N,
-                          out=folder / f"{kind}_{N}", threads=threads)
-            d.add(f"{kind} {N}", **fields, sequences=sequences, cpu=bool(run.said("^(device  *CPU)")), **run.speeds)
+            x.run(f"{kind} {N}", N, o.program, f"--batch-size {sequences} --steps {o.steps}", launched=True, out=folder / f"{kind}_{N}",
+                  keep=lambda run: dict(threads=threads, sequences=sequences, cpu=bool(run.said("^(device  *CPU)")), **run.speeds))
 
 
 def print_speed_ups(d, kind):
     rows = [d.first(run) for run in d.runs(f"^{kind}")]
     print("ranks    tokens/s  speed-up  efficiency  exposed")
     for r in rows:
-        speed, up = m.median(r["tokens_per_s"]), m.median(r["tokens_per_s"]) / m.median(rows[0]["tokens_per_s"])
-        efficiency, exposed = up / (r["ranks"] / rows[0]["ranks"]), m.median(r["comm_exposed_ms"]) / m.median(r["step_ms"])
-        print("%5d %11.0f %9.2f %9.0f %% %6.0f %%" % (r["ranks"], speed, up, 100 * efficiency, 100 * exposed))
+        speed, up = d.value(r["run"], "tokens_per_s"), d.share(r["run"], rows[0]["run"], "tokens_per_s")
+        efficiency = up / (r["ranks"] / rows[0]["ranks"])
+        print("%5d %11.0f %9.2f %9.0f %% %6.0f %%" % (r["ranks"], speed, up, 100 * efficiency, 100 * d.exposed(r["run"])))
 
 
 def check(o):

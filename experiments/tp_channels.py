@@ -8,17 +8,14 @@ from math import log2
 import dev.lib as m
 from dev.tools.svg import Svg
 
-OPTIONS, TRUST = dict(channels=[128, 256, 512, 1024], rounds=3, steps=8, svg=""), "these figures"
+OPTIONS, ROUNDS, TRUST = dict(channels=[128, 256, 512, 1024], steps=8, svg=""), 3, "these figures"
 
 
-def measure(d, o):
-    program = m.built("tp")
-    for number in range(1, o.rounds + 1):
-        for C in o.channels:
-            run = m.train(f"{C} channels", program, f"--data {m.TOKENS} --eval-every 0 --layers 4 --channels {C} --heads {C // 64} "
-                          f"--batch-size 4 --seq-len 128 --no-overlap {m.QUIET}", o.more, f"--steps {o.steps}", ranks=2)
-            d.add(str(C), number, sent=run.last("comm_bytes"), **run.speeds)
-            m.note(f"  round {number}: {C} channels")
+def measure(x):
+    for _ in x.in_turns():
+        for C in x.o.channels:
+            x.run(str(C), 2, "tp", m.DATA, f"--layers 4 --channels {C} --heads {C // 64} --batch-size 4 --seq-len 128 --no-overlap "
+                  f"--steps {x.o.steps}", keep=lambda run: dict(sent=run.last("comm_bytes"), **run.speeds))
 
 
 def picture(C, lines, shares):
@@ -54,7 +51,7 @@ def check(o):
 
 def show(d, o):
     C = [int(run) for run in d.runs()]
-    waits, shares = ([m.median(d.all(run, key)) for run in d.runs()] for key in ("comm_exposed_ms", "waits"))
+    waits, shares = ([d.of_steps(run, key) for run in d.runs()] for key in ("comm_exposed_ms", "waits"))
     computes = [m.median(ms - wait for ms, wait in zip(d.all(run, "step_ms"), d.all(run, "comm_exposed_ms"))) for run in d.runs()]
     rows = [["", "", "", ""]] + [[f"{computes[i] / computes[i - 1]:.1f}", f"{(C[i] / C[i - 1]) ** 2:.3g}",
                                   f"{waits[i] / waits[i - 1]:.1f}", f"{C[i] / C[i - 1]:.3g}"] for i in range(1, len(C))]

@@ -12,7 +12,7 @@ itself says about it."""
 
 
 # A run is one-T-C or two-T-C: sequences of T tokens, C channels.
-def runs(x):
+def measure(x):
     widths, steps = ((16, 32), 3) if x.quick else ((16, 32, 64, 128, 256, 512), 50)
     for _ in x.in_turns():
         for length in 32, 128:
@@ -25,7 +25,7 @@ def runs(x):
 def sizes(d): return [run.removeprefix("one-") for run in d.runs("^one-")]
 def lengths(d): return dict.fromkeys(text.split("-")[0] for text in sizes(d))
 def gain(d, text): return d.ratio(f"two-{text}", f"one-{text}", "tokens_per_s")
-def exposed(d, text): return percent(d.value(f"two-{text}", "comm_exposed_ms") / d.value(f"two-{text}", "step_ms"))
+def exposed(d, text): return percent(d.exposed(f"two-{text}"))
 
 
 def gains(d, length):
@@ -46,7 +46,6 @@ def where_faster(ratios):
 
 
 def short(d):
-    if not d.speed: return "Speeds are not measured."
     where = {length: where_faster(gains(d, length)) for length in lengths(d)}
     if len({*where.values()}) == 1: return f"Two are faster {where.popitem()[1]}."
     return "Two are faster " + ", ".join(f"{words} with {length} tokens in a sequence" for length, words in where.items()) + "."
@@ -65,9 +64,11 @@ def found(d, length, ratios):
     return f"two ranks are slower than one up to {slower[-1]} channels ({least}), and faster from {faster[0]} on ({most})"
 
 
+def bytes_only(d): yield f"A rank of two sends {', '.join(d.size(run, 'sent') for run in d.runs('^two-'))} in a step."
+
+
 def answer(d):
-    if not d.speed: yield f"A rank of two sends {', '.join(d.size(run, 'sent') for run in d.runs('^two-'))} in a step."
-    for length in lengths(d) if d.speed else ():
+    for length in lengths(d):
         ratios = gains(d, length)
         unclear = [str(C) for C, (_, least, most) in ratios.items() if least < 1 < most]
         doubt = f", each by its median; with {', '.join(unclear)} channels the rounds differ about it" if unclear else ""
@@ -89,5 +90,5 @@ def table(d):
 
 
 def plot(d):
-    return d.speed and {"title": "tokens per second of two ranks, beside one", "mark": (1, "one rank"), "rows": [
+    return {"title": "tokens per second of two ranks, beside one", "mark": (1, "one rank"), "rows": [
         ("{} tokens, {} channels".format(*text.split("-")), gain(d, text)[0], f"{gain(d, text)[0]:.2f}") for text in sizes(d)]}

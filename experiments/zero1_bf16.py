@@ -13,7 +13,7 @@ paper](../../doc/papers.md#zero) have its table."""
 KINDS = "parameters", "gradients", "optimizer state"
 
 
-def runs(x):
+def measure(x):
     shape = f"{SMALL} --seq-len 16 --batch-size 1 --steps 1" if x.quick else "--model gpt2 --seq-len 64 --batch-size 1 --steps 1"
     for ranks in (2,) if x.quick else (2, 4):
         x.run(f"ddp-{ranks}", ranks, "ddp:bf16", "--tokenizer=", DATA, shape, "--vocab-size 50257")
@@ -32,7 +32,7 @@ def rest(d, run): return size(d.value(run, "memory") - sum(d.value(run, f"kinds/
 COLUMNS = {kind: f"kinds/{kind}" for kind in KINDS} | {
     "everything else": rest, "of DDP's memory": kept,
     "promised of the state": lambda d, run: "" if run.startswith("ddp") else promised(int(run.split("-")[1]))}
-SPEEDS, PLOT = {}, ("all memory of a rank, GB", "memory", 1e9)
+PLOT = "all memory of a rank, GB", "memory", 1e9
 
 
 def short(d):

@@ -8,14 +8,13 @@ the same by the formulas of the ZeRO paper, which know of no padding, nor of wha
 gathered units, scratch. other: activations and workspace. micro: micro-batches in a step. sent: numbers that a rank sends in it,
 per parameter, and by formula if that does not depend on the tokens. Where ranks differ (pp, 3d), it is rank 0. A run that
 measures another number of bytes than it predicted, for any kind, ends this script. --svg draws a bar for each line."""
-import os
 import dev.lib as m
 from dev.tools.svg import Svg
 
 PROGRAMS = "ddp zero-1 zero-2 zero-3 fsdp tp pp cp 3d".split()
 STATE = "parameters", "gradients", "optimizer state"
 OPTIONS = dict(ranks=[1, 2, 4, 8], programs=PROGRAMS[:4], svg="")
-SETTINGS = dict(folder=".")
+FOLDER = "."
 
 
 def path(program):
@@ -30,16 +29,16 @@ def layout(program, N):
     return copies, f"--mesh dp={copies},tp={t},pp={N // copies // t} --zero-stage 1"
 
 
-def measure(d, o):
-    for program in o.programs: m.need(path(program))
-    for N in o.ranks:
-        for program in o.programs:
+def measure(x):
+    for program in x.o.programs: m.need(path(program))
+    for N in x.o.ranks:
+        for program in x.o.programs:
             copies, options = layout(program, N)
-            run = m.train(f"{os.path.basename(path(program))} on {N} rank(s)", path(program), o.more, options,
-                          "--steps 1 --save-every 0", m.QUIET, ranks=N, threads=None)
-            micro = run.last("tokens") // (run.shape["B"] * run.shape["T"] * copies)
-            d.add(f"{N} {program}", ranks=N, program=program, copies=copies, micro=micro, kinds=run.kinds(),
-                  memory=run.last("mem_peak_bytes"), sent=run.last("comm_bytes"), **run.shape)
+            def keep(run):
+                micro = run.last("tokens") // (run.shape["B"] * run.shape["T"] * copies)
+                return dict(program=program, copies=copies, micro=micro, kinds=run.kinds(), memory=run.last("mem_peak_bytes"),
+                            sent=run.last("comm_bytes"), **run.shape)
+            x.run(f"{N} {program}", N, path(program), options, "--steps 1 --save-every 0", keep=keep, launched=True, threads=None)
 
 
 def formulas(r):

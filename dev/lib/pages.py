@@ -1,8 +1,8 @@
 """Pages of experiments. Whatever a page says of the results is computed from them here, so that nobody has to keep sentences
 and numbers in step.
 
-An experiment that has a page says in experiments/NAME.py which runs make the results and what is asked of them; `short` is the
-answer in the list of all. The newest file of its results counts."""
+An experiment that has a page says in experiments/NAME.py which runs make the results and what is asked of them: answer(d) has the
+paragraphs of its answer, and short(d) is that in the list of all. The newest file of its results counts."""
 import importlib, textwrap
 from pathlib import Path
 from dev.lib.results import Results, table as markdown
@@ -19,27 +19,58 @@ options, and the experiments that make the tables of chapters."""
 
 
 # ---- what an experiment need not say itself ----
+DEFAULTS = dict(
+    TITLE="", # of its page, which also needs QUESTION and NOTES
+    NEEDS=(), # PROGRAM[:PRECISION] of a page, which are built first
+    ROUNDS=0, # how often it asks for each run in turns; 0: it has no rounds
+    OPTIONS={}, FLAGS=(), PLACEHOLDERS={}, LEAST={}, # its own, as m.options() takes them
+    MORE=True, # whether the programs' options may be given too
+    check=lambda o: None, # ends the script if options cannot be meant
+    PROGRAM="", # the only training program that a table runs
+    FOLDER="build; make builds them", # where a table's programs are, in words
+    DEVICE="cpu", # which machine a table describes
+    STARTS_RANKS=True, # False: in a way of its own, or none
+    SHOWS_PARTS=False, # whether an interrupted run is shown
+    TRUST="", # what of a table nobody should trust if other programs used the cores
+    BYTES_ONLY=False, BYTES_ONLY_RUNS=False, # a page needs no speeds; its runs measure none
+    WORDS={}, # how a page names runs, in place of words(d, run)
+    RUNS="run", FIRST={}, COLUMNS={}, SPEEDS={}) # of its table
+
+
 def word(e, d, run):
     """How a page names a run: an experiment has a function for it, or WORDS."""
     return e.words(d, run) if hasattr(e, "words") else e.WORDS.get(run, run)
 
 
+def without_speeds(e, d):
+    """Whether speeds are what an experiment asks for, and are missing: then bytes_only(d) has the sentences of its answer."""
+    return not d.speed and hasattr(e, "bytes_only")
+
+
+def short(e, d): return "Speeds are not measured." if without_speeds(e, d) else e.short(d)
+
+
 def table(e, d):
-    """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Between and after
-    these stand COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and the
-    run}."""
-    columns = {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
+    """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Before, between and
+    after these stand FIRST, COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and
+    the run}."""
+    columns = e.FIRST | {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
     if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
-    yield [getattr(e, "RUNS", "run"), *columns]
+    yield [e.RUNS, *columns]
     for run in d.runs():
-        yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
+        if d.refused(run): yield [word(e, d, run), *("out of memory" * (cell == "memory") for cell in columns.values())]
+        else: yield [word(e, d, run), *(d.size(run, cell) if isinstance(cell, str) else cell(d, run) for cell in columns.values())]
 
 
 def plot(e, d):
-    """PLOT of an experiment is a title, the key of a number of bytes, and its unit."""
+    """PLOT of an experiment is a title, the key of a number of bytes, and its unit; or a title, a function of the results and the
+    run, how its number is written, and where a line is drawn, if one is."""
+    if without_speeds(e, d): return None
     if hasattr(e, "plot"): return e.plot(d)
-    title, key, unit = e.PLOT
-    return {"title": title, "rows": [(word(e, d, run), d.value(run, key) / unit, d.size(run, key)) for run in d.runs()]}
+    title, value, unit, *mark = e.PLOT
+    if not callable(value): rows = [(word(e, d, run), d.value(run, value) / unit, d.size(run, value)) for run in d.runs()]
+    else: rows = [(word(e, d, run), value(d, run), unit(value(d, run))) for run in d.runs()]
+    return {"title": title, "rows": rows} | ({"mark": mark[0]} if mark else {})
 
 
 # ---- a page ----
@@ -57,8 +88,8 @@ def command(r):
 
 def answer(e, d):
     """The paragraphs of the answer, followed by its caveats."""
-    yield "\n".join(map(fold, e.answer(d)))
-    if not d.speed and not getattr(e, "BYTES_ONLY", False):
+    yield "\n".join(map(fold, e.bytes_only(d) if without_speeds(e, d) else e.answer(d)))
+    if not d.speed and not e.BYTES_ONLY:
         yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
     if d.header["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
     if d.speed and (warning := d.busy("the speeds")): yield fold(warning)
@@ -94,11 +125,13 @@ def names():
 
 
 def load(name):
-    """What experiments/NAME.py defines."""
-    return importlib.import_module(f"experiments.{name}")
+    """What experiments/NAME.py defines, and DEFAULTS of the rest."""
+    e = importlib.import_module(f"experiments.{name}")
+    vars(e).update(DEFAULTS | vars(e))
+    return e
 
 
-def have_pages(): return [name for name in names() if hasattr(load(name), "TITLE")]
+def have_pages(): return [name for name in names() if load(name).TITLE]
 
 
 def make(chosen=(), results=None, out=None):
@@ -114,7 +147,7 @@ def make(chosen=(), results=None, out=None):
         if picture: (to / "plot.svg").write_text(bars(**picture))
         else: (to / "plot.svg").unlink(missing_ok=True)
         state = d.header["date"] + ", bytes only" * (not d.speed) if d else "no results yet"
-        listed.append([f"[{e.TITLE}]({name}/README.md)", e.short(d) if d else "", f"`python3 -m experiments {name}`", state])
+        listed.append([f"[{e.TITLE}]({name}/README.md)", short(e, d) if d else "", f"`python3 -m experiments {name}`", state])
     if not chosen:
         heads = ["question", "answer in short", "command", "results"]
         Path(out or HERE, "README.md").write_text(f"# Experiments\n\n{fold(LIST)}\n" + markdown(heads, *listed, blank=" "))

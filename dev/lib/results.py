@@ -3,7 +3,7 @@ import json, os, re, shlex, sys, time
 from pathlib import Path
 from statistics import median
 from dev.lib.machine import busy_percent, commit, cores, machine_in_words
-from dev.lib.script import fail
+from dev.lib.script import fail, option
 
 
 class Results:
@@ -66,6 +66,14 @@ class Results:
         """The values of all steps of all rounds."""
         return [x for record in self.each_round(run) for x in record[key]]
 
+    def of_steps(self, run, key):
+        """Their median."""
+        return median(self.all(run, key))
+
+    def option(self, run, name):
+        """What a run's options gave one, or ""."""
+        return option(self.first(run)["options"].split(), name, "")
+
     def ratio(self, run, base, key):
         """The ratio to another run in each round: the median, the least and the most."""
         bases = {record["round"]: record for record in self.each_round(base)}
@@ -99,6 +107,14 @@ class Results:
 
     def share(self, run, base, key):
         return self.value(run, key) / self.value(base, key)
+
+    def refused(self, run):
+        """Why a run was out of memory, if it was."""
+        return self.first(run).get("refused")
+
+    def exposed(self, run):
+        """The share of a step in which nothing is computed for want of communication."""
+        return self.value(run, "comm_exposed_ms") / self.value(run, "step_ms")
 
     def size(self, run, key="memory"):
         return size(self.value(run, key))

@@ -22,7 +22,7 @@ KNOWN = PEAKS + OURS + steps("llmc-ge0-r0", 30) + steps("llmc-ge2-r0", 23) + ste
 @pytest.fixture
 def table(tmp_path):
     def table(runs, programs=PEERS, model="gpt2"):
-        header = {"record": "header", "model": model, "T": 1024, "programs": programs.split(), "batches": [8], "rounds": 1, "steps": 4, "absent": []}
+        header = {"record": "header", "table": "bench_gpu", "model": model, "T": 1024, "programs": programs.split(), "batches": [8], "rounds": 1, "steps": 4, "absent": []}
         (tmp_path / "known.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *runs]))
         return succeeds("python3 -m experiments bench_gpu --from", tmp_path / "known.jsonl").out
     return table

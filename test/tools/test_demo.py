@@ -87,31 +87,6 @@ def test_any_programs_can_be_put_beside_ddp_and_keep_and_send_what_the_formulas_
     assert ">2 ranks</text>" in svg and svg.endswith("</svg>\n")
 
 
-OF_A_RUN = r"\d+ MB \| [\d.]+ MB \| x [\d.]+ \| [\d.]+ %"
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("options, rows", [
-    (SMALL, {fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8|mesh, `dp=2`, ZeRO stage 1) \| {OF_A_RUN}": 9,
-             r"single \| \d+ MB \| \| 1 \|": 1}),
-    (f"--table tp {SMALL}", {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3, r"DDP \| .* \| x 1.00 \| .*": 1}),
-    (f"--table pp {SMALL} --layers 4", {fr"(?:pipeline, 1 micro-batch|[48] micro-batches(?:, `--schedule [-a-z\d]*`)?) \| {OF_A_RUN}": 6,
-                                        r"DDP \| .* \| x 1.00 \| .*": 1})], ids=["programs", "tp", "pp"])
-def test_readmes_tables_have_a_row_for_each_way(options, rows):
-    run = done("experiments readme_table", "--rounds 1 --steps 3", options)
-    for row, count in rows.items(): assert len(re.findall(rf"^\| {row} \|$", run.out, re.M)) == count, (row, run)
-
-
-@pytest.mark.rest
-def test_the_table_of_meshes_has_what_is_sent_along_each_axis():
-    """With two ranks along an axis a rank sends as much as it has of gradients, or of the root."""
-    run = done("experiments mesh_table", ["--meshes", "2x1x1z 1x2x2"], "--rounds 1 --steps 2 --layers 4 --channels 64 --seq-len 16")
-    times = r"\d+ ms \| \d+ % \| \d+ %"
-    assert_says(run.out, *(fr"^\| {row} ?\|$" for row in (
-        fr"2 x 1 x 1, ZeRO \| 1 \| \| \| 0.9 MB \| {times} \|", fr"1 x 2 x 2 \| 8 \| 0.6 MB \| 0.1 MB \| \| {times} \| 88.\d %, [\d.]+ %",
-        r"2 x 1 x 1, ZeRO (?:\| [\d.]+ MB ){6}", r"1 x 2 x 2 (?:\| [\d.]+ MB ){6}")))
-
-
 # ---- plots ----
 needs_gnuplot = pytest.mark.skipif(not shutil.which("gnuplot"), reason="there is no gnuplot")
 

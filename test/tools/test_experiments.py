@@ -1,42 +1,40 @@
 """What measures: the benchmarks and tables of dev/, and experiments/. Each runs to its end in its quick form and makes its page, and computes
 from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
-import ast, json, os, re, shutil, subprocess, sys, time
+import json, os, re, shutil, subprocess, sys, time
 import pytest
-from dev.lib import Others, Results, share_of_others
+from dev.lib import Others, Results, Timed, share_of_others
 from dev.lib.experiment import note_others
+from experiments.two_ranks import where_faster
 from kernels import gpus
-from suite import ROOT, TOKENS, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
+from suite import ROOT, TOKENS, Stored, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.py") if "TITLE" in path.read_text())
 
 
 def script(path, text):
-    """A program in place of a real one."""
-    return executable(path, f"import json, os, sys, time\noptions = dict(zip(sys.argv[1:], sys.argv[2:]))\n{text}", sys.executable)
+    """A program in place of a real one, of which rank 0 says something in metrics.jsonl."""
+    return executable(path, f"""import json, os, sys, time
+options, first = dict(zip(sys.argv[1:], sys.argv[2:])), os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0"
+def say(**fields):
+    if first: print(json.dumps(fields, separators=(",", ":")), file=open(options["--out"] + "/metrics.jsonl", "a"))
+{text}""", sys.executable)
 
 
-HEADER = {"record": "header", "experiment": "x", "date": "2000-01-02", "machine": "a machine", "device": "cpu", "commit": "abc",
+HEADER = {"record": "header", "date": "2000-01-02", "machine": "a machine", "device": "cpu", "commit": "abc",
           "busy_percent": 0, "quick": "", "speed": "yes"}
 
 
 # ---- make bench ----
-def timed(*arguments):
-    """What dev/lib says of a program: (ms of its steps, the most memory, why there are none)."""
-    ask = "import sys; from dev.lib import Timed; t = Timed(sys.argv[3:], *map(int, sys.argv[1:3])); print([t.ms, t.rss, t.error])"
-    run = command(sys.executable, "-c", [ask], *arguments)
-    return run if run.status else ast.literal_eval(run.out)
-
-
 def test_a_programs_steps_and_memory_are_measured_from_outside_and_it_is_stopped(tmp_path):
     steps = script(tmp_path / "steps", "memory = bytearray(b'1') * (40 << 20)\nprint('not a step', flush=True)\n"
                    "for i in range(10**9): time.sleep(0.02); print(f'step {i}: {memory[i]}', flush=True)")
-    ms, memory, why = timed(1, 3, steps)
-    assert len(ms) == 3 and min(ms) > 0 and 40e6 < memory < 200e6 and not why
+    timed = Timed([steps], 1, 3)
+    assert len(timed.ms) == 3 and min(timed.ms) > 0 and 40e6 < timed.rss < 200e6 and not timed.error
 
 
 def test_a_program_that_ends_too_early_is_an_error_with_its_last_words():
-    assert_says(timed(1, 2, "echo sorry")[2], "ended after 0 of 3 steps", "sorry")
-    assert_refused(timed(1, 2, "no-such-program"), "no-such-program cannot be started")
+    assert_says(Timed(["echo", "sorry"], 1, 2).error, "ended after 0 of 3 steps", "sorry")
+    with pytest.raises(SystemExit, match="no-such-program cannot be started"): Timed(["no-such-program"], 1, 2)
 
 
 def bench_table(folder, *rows):
@@ -104,15 +102,13 @@ def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
 # none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; powersgd computes for
 # 10 ms and sends 125 kB, 10 ms. The loss falls by 0.01 a step, int8's by 0.008 with seed 1, and by 0.012 with seed 2.
 COMPRESS = """
-if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0": sys.exit()
+if not first: sys.exit()
 method, seed, steps, every = options["--compress"], options.get("--seed", "1"), int(options["--steps"]), int(options["--eval-every"])
 if method == os.environ.get("BREAKS"): sys.exit(1)
 print(method, seed, steps, file=open(os.environ["RUNS"], "a"))
 os.mkdir(f"{options['--out']}/step_{steps}")
 sent, ms, errors = {"none": (1000000, 10, 0), "int8": (250000, 20, 4096)}.get(method, (125000, 10, 8192))
 falls = 0.01 if method != "int8" else 0.008 if seed == "1" else 0.012
-out = open(options["--out"] + "/metrics.jsonl", "w")
-say = lambda **fields: print(json.dumps(fields, separators=(",", ":")), file=out)
 say(run={"world_size": 2, "parameters": 4321, "predicted_bytes": {"errors": errors}, "options": {
     "data": "d.bin", "seq-len": 64, "batch-size": 8, "steps": steps, "lr": 0.002, "compress-from": int(options.get("--compress-from", 0))}})
 if every: say(step=0, val_loss=5.5, val_loss_per_byte=5.5)
@@ -156,26 +152,16 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
     both = table("--keep", losses, "--into", tmp_path / "both", count=3)
     assert all(row in page for row in both.splitlines() if row.startswith("| `int8"))
     table("--only losses --lr 1e-3 --keep", losses, "--into", tmp_path / "other", count=6)  # with other options
-    assert "losses, 1x16, int8 failed" in table("--into", tmp_path / "broken", breaks="int8")
+    assert "losses, 1x16, int8 on 2 ranks failed" in table("--into", tmp_path / "broken", breaks="int8")
     table("--only losses --keep", tmp_path / "broken", count=5)  # what was done is there
-
-
-@pytest.mark.rest
-def test_the_table_of_compression_methods_measures_the_training_program(tmp_path):
-    run = succeeds("python3 -m experiments compress_table --seeds 1 --steps 10 --rounds 1 --time-steps 2", ["--sizes", "1x16 1x16:sgd"],
-                   ["--variants", "none int8 sign sign-ef powersgd"], "--feedback-svg", tmp_path / "svg", "--into", tmp_path / "results",
-                   "--seq-len 16 --batch-size 2 --data", TOKENS, "--val-data", TOKENS, timeout=900)
-    assert len(re.findall(r"^\| .sign.*\| [0-9.]+ times \| .* kB \|", run.out, re.M)) == 2
-    assert "| loss, 16 channels, sgd |" in run.out and (tmp_path / "svg").stat().st_size
 
 
 # 100 tokens/s on one rank, 150 on two, 240 on four; the first step is slow.
 SCALING = """
 ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
-if os.environ["OMPI_COMM_WORLD_RANK"] != "0": sys.exit()
+if not first: sys.exit()
 print("device     CPU, 1 thread")
-out, speed = open(options["--out"] + "/metrics.jsonl", "w"), {1: 100, 2: 150, 4: 240}[ranks]
-say = lambda **fields: print(json.dumps(fields, separators=(",", ":")), file=out)
+speed = {1: 100, 2: 150, 4: 240}[ranks]
 say(run={"step": 1, "loss": 0, "tokens_per_s": 7})
 for step in 1, 2, 3: say(step=step, loss=5.5, tokens_per_s=(1 if step == 1 else speed + step) + 0.5, step_ms=200, comm_exposed_ms=10 * ranks)
 say(step=3, val_loss=5.5)
@@ -192,14 +178,6 @@ def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_
     assert len(re.findall("^    1         103      1.00       100 %      5 %", out, re.M)) == 2
     assert len(re.findall("^    4         243      2.36        59 %     20 %", out, re.M)) == 2
     assert out.count("they cannot gain") == (os.cpu_count() < 4)  # ranks that take turns
-
-
-@pytest.mark.rest
-def test_scaling_measures_the_training_program(tmp_path):
-    out = succeeds("python3 -m experiments speed_up --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data", TOKENS, "--out",
-                   tmp_path / "out", ["--ranks", "1 2"], env={"PROGRAM": program("train_gpt2_ddp")}).out
-    assert len(re.findall(r"^ +[12] +[1-9]\d* +[\d.]+ +\d+ % +\d+ %$", out, re.M)) == 4
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"strong_1", "strong_2", "weak_1"}
 
 
 CP = f"--data {TOKENS} --heads 4 --channels 16 --layers 2 --batch-size 4"
@@ -224,14 +202,52 @@ while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
     assert run.status != 0 and re.search("attention sent", run.said), run
 
 
+SMALL, TIMES = "--model d2 --channels 16 --heads 2 --seq-len 16", r"\d+ ms \| \d+ % \| \d+ %"
+OF_A_RUN = r"\d+ MB \| [\d.]+ MB \| x [\d.]+ \| [\d.]+ %"
+DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
+
+
 @pytest.mark.rest
-def test_tables_of_pipelines_and_of_wider_models_are_made(tmp_path):
-    out = succeeds("python3 -m experiments pp_split --stages 2 --schedules 1f1b --micro 2 --times 10,12,8").out
-    assert re.search(r"9,3 \| 97.0 %", out) and len(re.findall(r"^\| 2 \|", out, re.M)) == 2
-    out = succeeds("python3 -m experiments tp_channels --rounds 1 --steps 2 --layers 1 --seq-len 16 --batch-size 2 --channels 128,256 --svg",
-                   tmp_path / "plot.svg").out
-    picture = (tmp_path / "plot.svg").read_text()
-    assert re.search(r"^\| 256 \| .* \| 4 \| .* \| 2 \| .* %", out, re.M) and picture.endswith("</svg>\n") and "nan" not in picture.lower()
+@pytest.mark.parametrize("options, rows", [
+    (f"readme_table --rounds 1 --steps 3 {SMALL}", {
+        fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8|mesh, `dp=2`, ZeRO stage 1) \| {OF_A_RUN}": 9,
+        r"single \| \d+ MB \| \| 1 \|": 1}),
+    (f"readme_table --rounds 1 --steps 3 --table tp {SMALL}", DDP | {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3}),
+    (f"readme_table --rounds 1 --steps 3 --table pp {SMALL} --layers 4", DDP | {
+        fr"(?:pipeline, 1 micro-batch|[48] micro-batches(?:, `--schedule [-a-z\d]*`)?) \| {OF_A_RUN}": 6}),
+    # with two ranks along an axis a rank sends as much as it has of gradients, or of the root
+    ("mesh_table --meshes 2x1x1z,1x2x2 --rounds 1 --steps 2 --layers 4 --channels 64 --seq-len 16", {
+        fr"2 x 1 x 1, ZeRO \| 1 \| \| \| 0.9 MB \| {TIMES} \|": 1, r"(?:2 x 1 x 1, ZeRO|1 x 2 x 2) (?:\| [\d.]+ MB ){6}": 2,
+        fr"1 x 2 x 2 \| 8 \| 0.6 MB \| 0.1 MB \| \| {TIMES} \| 88.\d %, [\d.]+ %": 1}),
+    ("pp_split --stages 2 --schedules 1f1b --micro 2 --times 10,12,8", {r"2 \| .*": 2, r"2 \| .* 9,3 \| 97.0 % .*": 1}),
+    ("tp_channels --rounds 1 --steps 2 --layers 1 --seq-len 16 --batch-size 2 --channels 128,256 --svg @/a.svg", {
+        r"256 \| .* \| 4 \| .* \| 2 \| .* %": 1}),
+    (f"compress_table --seeds 1 --steps 10 --rounds 1 --time-steps 2 --sizes 1x16,1x16:sgd --variants none,int8,sign,sign-ef,powersgd "
+     f"--feedback-svg @/a.svg --seq-len 16 --batch-size 2 --data {TOKENS} --val-data {TOKENS}", {
+         r".sign.*\| [0-9.]+ times \| .* kB \|.*": 2, r"`--compress` .* loss, 16 channels, sgd .*": 1}),
+    (f"speed_up --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data {TOKENS} --ranks 1,2 --out @/out", {
+        r" +[12] +[1-9]\d* +[\d.]+ +\d+ % +\d+ %": 4})], ids=str)
+def test_a_table_has_a_row_for_each_way_that_the_training_programs_ran(tmp_path, options, rows):
+    """A picture that is asked for is whole."""
+    run = succeeds("python3 -m experiments", options.replace("@", str(tmp_path)), "--into", tmp_path / "stored", timeout=900,
+                   env={"PROGRAM": program("train_gpt2_ddp"), "BUILD": "build"})
+    for row, count in rows.items(): assert len(re.findall(rf"^(?:\| )?{row}(?: ?\|)?$", run.out, re.M)) == count, (row, run)
+    if "svg" in options: assert re.search(r"^(?!.*nan).*</svg>\n$", (tmp_path / "a.svg").read_text().lower(), re.S)
+    if "out" in options: assert {path.name for path in (tmp_path / "out").iterdir()} == {"strong_1", "strong_2", "weak_1"}
+
+
+EXERCISES, NORM = "python3 -m experiments exercises", f"{Stored('ddp/ranks_1').series('grad_norm')[0]:.4f}"
+
+
+@pytest.mark.rest
+def test_mistakes_are_made_one_after_another_and_earlier_runs_are_kept(tmp_path):
+    file = tmp_path / "exercises.jsonl"
+    assert_says(succeeds(EXERCISES, ["--into", file, "pp norm-of-a-stage"]).out, r"^\| norm-of-a-stage \| 5\.7720 \|",
+                "^ *bytes .* 16 bytes less than predicted$", no=[rf"\| {NORM} \|"])
+    assert_says(succeeds(EXERCISES, ["--into", file], "pp, pp --rounds 2").out,
+                rf"^(\| no mistake \| 5\.7720 \| .* \| {NORM} \| .*\n){{3}}", no=["than predicted"])
+    assert_says(succeeds(EXERCISES, ["--from", file], "--digits 2 --steps 20 pp norm-of-a-stage, pp").out,
+                r"^\| step 20 \| loss \| grad norm \|$", r"^\| norm-of-a-stage \| 3\.\d\d \| 1\.\d\d \|\n\| no mistake ")
 
 
 # ---- experiments/ ----
@@ -241,7 +257,7 @@ def pages(*arguments, start=command):
 
 def page(folder, experiment, *runs, **header):
     """The page that results by hand make, as one line: runs are (name, round, {field: value})."""
-    lines = [HEADER | header, *[{"run": name, "round": number, "ranks": 2, "program": "fsdp", "options": "--steps 3"} | fields for name, number, fields in runs]]
+    lines = [HEADER | {"experiment": experiment} | header, *[{"run": name, "round": number, "ranks": 2, "program": "fsdp", "options": "--steps 3"} | fields for name, number, fields in runs]]
     (folder / "made.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     run = pages(experiment, "--from", folder / "made.jsonl", "--out", folder / "made")
     return run if run.status else (folder / "made/README.md").read_text().replace("\n", " ")
@@ -291,10 +307,9 @@ def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against
 
 
 def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster():
-    ratios = {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on", (0.5, 0.6, 0.9): "at no size that was tried",
-              (1.2, 0.9, 1.3): "at some of the sizes that were tried"}
-    code = f"from experiments.two_ranks import where_faster\nfor x in {[*ratios]}: print(where_faster(dict(zip((16, 32, 64), zip(x)))))"
-    assert succeeds("python3 -c", [code]).out.splitlines() == [*ratios.values()]
+    for ratios, where in {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on", (0.5, 0.6, 0.9): "at no size that was tried",
+                          (1.2, 0.9, 1.3): "at some of the sizes that were tried"}.items():
+        assert where_faster(dict(zip((16, 32, 64), ((ratio,) for ratio in ratios)))) == where
 
 
 def rounds(**ms):
@@ -357,11 +372,11 @@ def test_incomplete_results_are_errors(tmp_path):
 
 def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     place = here(tmp_path)
-    metrics = ('{"run":{"parameters":1,"precision":"fp32","predicted_bytes":{"parameters":8,"state on the host":3}}}\\n{"step":1,"loss":5,"tokens":1,'
-               '"tokens_per_s":1,"step_ms":1,"comm_exposed_ms":0,"comm_bytes":2,"mem_peak_bytes":%s}\\n')
     experiment(place, "one", 'x.run("a", 1, "single")', '["single"]')
     for kept, status in (8, 0), (9, 1):
-        script(place / "build/train_gpt2_single", f"open(options['--out'] + '/metrics.jsonl', 'w').write('{metrics % kept}')")
+        script(place / "build/train_gpt2_single", f"""
+say(run=dict(parameters=1, precision="fp32", predicted_bytes={{"parameters": 8, "state on the host": 3}}))
+say(step=1, loss=5, tokens_per_s=1, step_ms=1, comm_exposed_ms=0, comm_bytes=2, mem_peak_bytes={kept})""")
         run = ask(place, "one --quick")
         assert run.status == status and ("a kept 9 bytes and predicted 8" in run.err) == (kept == 9), run
     assert '"memory":8,' in (place / "build/experiments/one.quick.jsonl").read_text()
@@ -370,12 +385,15 @@ def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
 @pytest.mark.parametrize("options, why", [
     ("compress_link --ranks 1", "one rank sends nothing"), ("compress_link --ratio 0", "wants a number above 0, not '0'"),
     ("speed_up --batch-size 1 --ranks 1,3,4", "4 sequences does not divide over 3"), ("speed_up --ranks 2,1", "must grow"),
-    rest("speed_up --no-such-option 1", "strong on 1 ranks failed"), ("speed_up --ranks", "--ranks: expected one argument"),
+    rest("speed_up --no-such-option 1", "strong 1 on 1 ranks failed"), ("speed_up --ranks", "--ranks: expected one argument"),
     ("speed_up recompute", "speed_up makes a table, which has options of its own: run it alone"), ("recompute --rounds many", "not 'many'"),
     ("no_such", "there is no experiment 'no_such'; there are .*recompute"), ("--no-such-option", "take only the options of --help"),
     ("recompute --quick", "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
     ("recompute --quick --store", "--quick measures nothing"), ("mesh_table --meshes 2x2", "--meshes wants meshes such as .* not '2x2'"),
-    ("readme_table --steps 1", "from 2 on"), ("zero_memory --programs tp,pp", "--programs begins with ddp")])
+    ("readme_table --steps 1", "from 2 on"), ("zero_memory --programs tp,pp", "--programs begins with ddp"),
+    ("compress_link --from doc/results/bench.jsonl", "bench.jsonl has no results of compress_link"),
+    ("exercises ddp forget-it", "list.toml has no 'forget-it'"), ("exercises ddq", "there is no program 'ddq'; there are ddp, zero"),
+    ("exercises --from doc/results/exercises.jsonl ddp forget-it", "there is no run 'ddp forget-it'")])
 def test_what_cannot_be_measured_is_refused(options, why):
     assert_refused(command("python3 -m experiments", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
 
@@ -407,7 +425,7 @@ def here(folder):
 
 def experiment(folder, name, runs, needs="[]"):
     (folder / "experiments" / f"{name}.py").write_text(f'"""Asks."""\nimport dev.lib as m\nTITLE, ROUNDS, NEEDS = "Which?", 1, {needs}\n'
-        f"def runs(x): {runs}\ndef answer(d): return ['It depends.']\n")
+        f"def measure(x): {runs}\ndef answer(d): return ['It depends.']\n")
 
 
 def ask(place, *arguments, start=command):
