@@ -5,7 +5,8 @@ Every number comes from a stored result, a formula, or a source that is named. A
 (%, ms, MB, times ...) and is not the name of something (section 5.3, PyTorch 2.13, 1.5 billion parameters, `--lr 1e-3`). It must
 have one of these origins:
 
-- It stands in a block or table that was made from stored results or by a command, or in what a command printed, in the same section.
+- It stands in a block or table that was made from stored results or by a command, or in what a command printed, in the same
+section.
   <!-- from FILE --> before a table or block, or several of them without words between, names a stored result, and <!-- from
   COMMAND --> a command that runs in less than a second: its lines must be in the new output, in this order, except for "...".
   (--outputs compares what has a "$ " before it.)
@@ -152,11 +153,14 @@ class Numbers(Document):
                 while "-->" not in self.lines[end - 1]: end += 1
                 comment = " ".join(self.lines[n:end])[4:].split("-->")[0].strip()
                 if comment.startswith("from "): source = comment[5:]
-                elif comment.startswith("numbers:"): section.items += [(n, item.strip()) for item in comment[8:].split(";") if item.strip()]
+                elif comment.startswith("numbers:"):
+                    section.items += [(n, item.strip()) for item in comment[8:].split(";") if item.strip()]
             elif line.startswith("|") or line.startswith("    "):
                 kind = line[0]
-                while end < len(self.lines) and (self.lines[end][:1] == kind if kind == "|" else self.lines[end].startswith("    ") or
-                                                 not self.lines[end] and self.lines[end + 1:end + 2] and self.lines[end + 1].startswith("    ")):
+                while end < len(self.lines) and (self.lines[end][:1] == kind if kind == "|" else self.lines[end].startswith("    ")
+                                                 or
+                                                 not self.lines[end] and self.lines[end + 1:end + 2]
+                                                 and self.lines[end + 1].startswith("    ")):
                     end += 1
                 if source: self.compare(n, end, source, section)
                 if source or kind == " ": section.stored += "\n".join(self.lines[n:end]) + "\n"
@@ -325,7 +329,8 @@ class Outputs(Document):
         return self.gone
 
     def compare_block(self, block, output):
-        sample, at = None, 0  # the next line of output that the model wrote itself, of any shape; where the next quoted one is sought
+        # the next line of output that the model wrote itself, of any shape; where the next quoted one is sought
+        sample, at = None, 0
         for n, text in block.quoted:
             if re.match(r"\.\.\.$|saved step |step |memory (?:per|of) rank ", text): sample = None  # it ends with these
             if text == "...": continue

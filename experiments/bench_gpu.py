@@ -1,7 +1,8 @@
 """How fast a step of GPT-2 is on a GPU in 16 bits, against llm.c and PyTorch: same model, batch and sequence length.
 
 --model    gpt2 is 124M; gpt2-xl, 1.5B, also with recomputation and under FSDP; --batch: sequences a step, a table for each
---programs which rows of the table, by the names in results.jsonl. Only a call that names them measures ours-deterministic, ours-own,
+--programs which rows of the table, by the names in results.jsonl. Only a call that names them measures ours-deterministic,
+ours-own,
            ours-accumulate (32 micro-batches a step: it is not compared with others) and torch-eager
 --add      keep what --out has of other programs and batches: the table then has all
 --llmc     llm.c's train_gpt2cu or the folder that has it, built there with cuDNN's attention (doc/gpu.md says what that needs):
@@ -21,7 +22,8 @@ import os, re, shutil, subprocess
 from pathlib import Path
 import dev.lib as m
 
-OPTIONS = dict(programs=[], model="gpt2", batch=[32], seq_len=1024, steps=20, llmc=os.environ.get("LLMC", ""), out="build/bench_gpu")
+OPTIONS = dict(programs=[], model="gpt2", batch=[32], seq_len=1024, steps=20, llmc=os.environ.get("LLMC", ""),
+               out="build/bench_gpu")
 ROUNDS, FLAGS, LEAST, PLACEHOLDERS = 3, ("add",), {"steps": (1,)}, {"llmc": "PATH", "out": "DIR", "programs": "NAMES"}
 DEVICE, MORE, STARTS_RANKS, FOLDER, SHOWS_PARTS = "cuda", False, False, "", True
 MICROS = 32 # micro-batches of ours-accumulate's step: of 16 x 1024 tokens they are the 524288 that GPT-2 was trained with
@@ -30,10 +32,13 @@ WARMUP = 5
 LLMC = [f"llmc-ge{setting}" for setting in ("0-r0", "1-r0", "2-r0", "0-r1", "2-r1")]
 # By name: the program, its options and what a table says of them
 OURS = {"ours": ("single", "", ""), "ours-recompute": ("single", "--recompute block", ", --recompute block"),
-        "ours-fsdp": ("fsdp", "", ", FSDP on one rank"), "ours-fsdp-recompute": ("fsdp", "--recompute block", ", FSDP on one rank, --recompute block"),
-        "ours-deterministic": ("single", "--deterministic", ", --deterministic"), "ours-own": ("single", "--attention own", ", --attention own"),
+        "ours-fsdp": ("fsdp", "", ", FSDP on one rank"), "ours-fsdp-recompute": ("fsdp", "--recompute block",
+                                                                                 ", FSDP on one rank, --recompute block"),
+        "ours-deterministic": ("single", "--deterministic", ", --deterministic"),
+        "ours-own": ("single", "--attention own", ", --attention own"),
         "ours-accumulate": ("single", "", f", {MICROS} micro-batches a step")}
-TORCH = {"torch-autocast": ("compile autocast", "PyTorch, fp32 weights, autocast"), "torch-bf16": ("compile bf16", "PyTorch, bf16, no master weights"),
+TORCH = {"torch-autocast": ("compile autocast", "PyTorch, fp32 weights, autocast"),
+         "torch-bf16": ("compile bf16", "PyTorch, bf16, no master weights"),
          "torch-eager": ("eager autocast", "PyTorch, fp32 weights, autocast, not compiled")}
 
 
@@ -50,7 +55,8 @@ class Bench:
         self.build = self.build.resolve()
         m.random_tokens() # writes tokens.bin into that folder
         for old in [] if o.add else [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
-        self.programs = [name for name in (*OURS, *LLMC, *TORCH) if name in o.programs] if o.programs else self.ours() + LLMC + [*TORCH][:2]
+        self.programs = [name for name in (*OURS, *LLMC, *TORCH)
+                         if name in o.programs] if o.programs else self.ours() + LLMC + [*TORCH][:2]
         for name in o.programs:
             if name not in self.programs: m.fail(f"--programs: there is no '{name}'; there are {' '.join([*OURS, *LLMC, *TORCH])}")
         if not self.llmc(): self.programs = [name for name in self.programs if name not in LLMC]
@@ -211,7 +217,8 @@ class Tables:
 
     def best(self, prefix, B, programs):
         """The fastest program whose name begins so, of those whose step is the same."""
-        return max((name for name in programs if name.startswith(prefix) and name != "ours-accumulate" and self.ms(name, B)), key=lambda name: self.rate(name, B),
+        return max((name for name in programs if name.startswith(prefix) and name != "ours-accumulate" and self.ms(name, B)),
+                   key=lambda name: self.rate(name, B),
                    default=None)
 
     def comparisons(self, B, programs):
@@ -226,8 +233,10 @@ class Tables:
 
     def text(self):
         h, d = self.d.header, self.d
-        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}{h.get('stopped', '')}, "
-                 f"steps a round: {h['steps']}{' (in the last call)' * h.get('added', False)}", "", f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
+        lines = [f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: "
+                 f"{h['rounds']}{h.get('stopped', '')}, "
+                 f"steps a round: {h['steps']}{' (in the last call)' * h.get('added', False)}", "",
+                 f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product "
                  f"{1e-12 * self.product:.0f} TFLOP/s, {f'{1e-12 * self.sheet:.0f}' if self.sheet else 'not known'} by the data "
                  f"sheet; a copy {d.value('peak', 'copy') if d.runs('peak') else 0:.0f} GB/s."]
         for B in h["batches"]:
@@ -265,10 +274,12 @@ def measure(x):
         old = m.Results.read(x.into)
         d.rounds, known = old.rounds, old.header
     precision = next((word for word in ("bf16", "fp16") if word in bench.build.name), "fp32")
-    d.header |= {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps, "added": bool(known["programs"])}
+    d.header |= {"model": o.model, "T": o.seq_len, "precision": precision, "rounds": o.rounds, "steps": o.steps,
+                 "added": bool(known["programs"])}
     for key, new in ("programs", bench.programs), ("batches", o.batch): d.header[key] = [*dict.fromkeys(known[key] + new)]
     measured = {name.partition("-")[0] for name in bench.programs} # what was absent before and is not now is not mentioned
-    others = [why for why in known["absent"] if not {"llm.c": "llmc", "PyTorch": "torch"}.get(why.split(":")[0].split()[0]) in measured]
+    others = [why for why in known["absent"] if not {"llm.c": "llmc",
+                                                     "PyTorch": "torch"}.get(why.split(":")[0].split()[0]) in measured]
     d.header["absent"] = [*dict.fromkeys(others + bench.absent)]
     for number in x.in_turns(): bench.round(d, number)
     return int(any(Tables(d).failure(name, B) for name in bench.programs if name in OURS for B in o.batch))

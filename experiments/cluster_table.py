@@ -1,13 +1,13 @@
 """What crosses the links between nodes, and what it costs: every way to train in parallel, on clusters of 4 nodes with
 a rank each and of 2 nodes with two (dev/cluster), with the same sequences a step.
 
-Each row runs in turn with the others, --rounds times. MB are per node and step. Its operations cross as a timeline of the program and the
-places of its ranks say: a rank sends its part to each rank of the communicator in all-gathers, reduce-scatters and all-to-alls, to
-the next one in a ring, to its parents and children in Open MPI's all-reduce, which is a tree. Counted is what the kernel says that the
-nodes' interfaces have sent, in --steps steps more than in one; headers and acknowledgements come with it. waits: the part of a step in
-which nothing is computed for want of communication. planned: what build/plan --here makes of what dev/plan/here.py has measured of one
-rank beside others and of the links, with Open MPI's all-reduce or a ring; ranks of pipelines compute in turns, so of these as many count
-as there are cores."""
+Each row runs in turn with the others, --rounds times. MB are per node and step. Its operations cross as a timeline of the program
+and the places of its ranks say: a rank sends its part to each rank of the communicator in all-gathers, reduce-scatters and
+all-to-alls, to the next one in a ring, to its parents and children in Open MPI's all-reduce, which is a tree. Counted is what the
+kernel says that the nodes' interfaces have sent, in --steps steps more than in one; headers and acknowledgements come with it.
+waits: the part of a step in which nothing is computed for want of communication. planned: what build/plan --here makes of what
+dev/plan/here.py has measured of one rank beside others and of the links, with Open MPI's all-reduce or a ring; ranks of pipelines
+compute in turns, so of these as many count as there are cores."""
 import atexit, json, os, re
 from collections import Counter
 from dev.plan import here
@@ -18,14 +18,19 @@ import dev.lib as m
 ROWS = {
     "ddp": (4, "ddp", ""), "ddp, ring": (4, "ddp", "--allreduce ring"),
     **{f"zero {z}": (4, "zero", f"--zero-stage {z}") for z in (1, 2, 3)}, "fsdp": (4, "fsdp", ""),
-    "tp 4": (4, "tp", "--tensor-parallel 4 --batch-size 16 --allreduce ring"), "pp 4": (4, "pp", "--pipeline-parallel 4 --batch-size 2"),
-    **{f"pp 4, {schedule}": (4, "pp", f"--pipeline-parallel 4 --batch-size 2 --schedule {schedule}") for schedule in ("gpipe", "zb-h1")},
-    **{f"cp 4, {way}": (4, "cp", f"--context-parallel 4 --batch-size 16 --cp {way} --allreduce ring") for way in ("ulysses", "ring")},
-    **{f"compress {way.split()[0]}": (4, "compress", f"--compress {way} --compress-from 0") for way in ("int8", "powersgd --rank 4")},
+    "tp 4": (4, "tp", "--tensor-parallel 4 --batch-size 16 --allreduce ring"),
+    "pp 4": (4, "pp", "--pipeline-parallel 4 --batch-size 2"),
+    **{f"pp 4, {schedule}": (4, "pp", f"--pipeline-parallel 4 --batch-size 2 --schedule {schedule}")
+       for schedule in ("gpipe", "zb-h1")},
+    **{f"cp 4, {way}": (4, "cp", f"--context-parallel 4 --batch-size 16 --cp {way} --allreduce ring")
+       for way in ("ulysses", "ring")},
+    **{f"compress {way.split()[0]}": (4, "compress", f"--compress {way} --compress-from 0")
+       for way in ("int8", "powersgd --rank 4")},
     "local sgd, H = 10": (4, "local-sgd", "--local-steps 10 --allreduce ring"),
     "ddp, ring, 2 x 2": (2, "ddp", "--allreduce ring"), "fsdp full": (2, "fsdp", ""),
     "fsdp hybrid": (2, "fsdp", "--sharding hybrid --shard-group 2 --allreduce ring"),
-    "zero++": (2, "zeropp", ""), "fsdp full, bf16": (2, "fsdp bf16", "--reduce-dtype model"), "zero++, bf16": (2, "zeropp bf16", ""),
+    "zero++": (2, "zeropp", ""), "fsdp full, bf16": (2, "fsdp bf16", "--reduce-dtype model"),
+    "zero++, bf16": (2, "zeropp bf16", ""),
     "tp 2 in a node, dp 2": (2, "3d", "--mesh dp=2,tp=2 --batch-size 8 --allreduce ring"),
     "tp 4 over both": (2, "3d", "--mesh tp=4 --batch-size 16 --allreduce ring"),
     "pp 2 over both, dp 2": (2, "3d", "--mesh pp=2,dp=2 --batch-size 2 --allreduce ring")}
@@ -76,7 +81,8 @@ def crossing(trace, ring, node, steps):
         if kind in ("all-gather", "reduce-scatter", "all-to-all"): total[kind] += sum(cross(to) for to in range(N) if to != i)
         elif kind == "send": total[kind] += cross(i + 1)
         elif kind == "all-reduce" and ring: total[kind] += 2 * (N - 1) / N * cross(i + 1)
-        elif kind == "all-reduce" and i: total[kind] += cross(i & (i - 1)) + cross(i - (1 << i.bit_length() - 1)) # up, and down to it
+        # up, and down to it
+        elif kind == "all-reduce" and i: total[kind] += cross(i & (i - 1)) + cross(i - (1 << i.bit_length() - 1))
     return sum(total.values()) / len(steps)
 
 
@@ -88,13 +94,15 @@ def planned(row, clusters, files, alone):
     one, key = alone["in turns" if program == "pp" or "pp=" in options else precision], (nodes, is_ring)
     if key not in files: files[key] = clusters[nodes].measured(alone[""], RING * is_ring)
     table = {"zero": f"zero-{words[-1]}", "3d": "mesh", "zeropp": "zero++", "local-sgd": "ddp",
-             "compress": f"ddp {m.option(words, '--compress')}"}.get(program, program if program in ("ddp", "fsdp") else f"{program} 4")
+             "compress": f"ddp {m.option(words, '--compress')}"}.get(program,
+                                                                     program if program in ("ddp", "fsdp") else f"{program} 4")
     if program in ("zero", "local-sgd"): words = words[:2]
     if program == "zeropp": words += ["--node-ranks", "2"]
     if program == "pp": words = ["--schedule", "1f1b", *words]
     gflops, update = one.rates()
     said = json.loads(m.output(m.need("build/plan"), "--here --json --measured", files[key], "--ranks 4 --vocab-size",
-                               one.run.about["vocabulary"], "--mfu 1 --peak-flops", 1e9 * gflops, "--memory-bandwidth", 1e9 * update,
+                               one.run.about["vocabulary"], "--mfu 1 --peak-flops", 1e9 * gflops, "--memory-bandwidth",
+                               1e9 * update,
                                MODEL, STEP, words, f"--precision {precision or 'fp32'}"))
     found = next(row for times in said["times"] if times["table"] == table for row in times["rows"] if row["ranks"] == 4)
     return 1e3 * (found["seconds"] - (found["exposed"] - found["communication"] / 10) * (program == "local-sgd"))
@@ -122,7 +130,8 @@ def measure(x):
             if number == 1:
                 train(period + 2, "--trace", trace)
                 more = {"crosses": crossing(trace, RING in options, lambda rank: rank * nodes // 4, range(2, period + 2)) / nodes}
-            d.add(row, number, nodes=nodes, period=period, counted=(after - before) / steps / nodes, sent=run.about["predicted_comm_bytes"],
+            d.add(row, number, nodes=nodes, period=period, counted=(after - before) / steps / nodes,
+                  sent=run.about["predicted_comm_bytes"],
                   model=run.shape["model"], link=o.link, loss=run.last("loss"), **run.speeds, **more)
             m.note(f"  {row}, round {number}: {m.median(run.values('step_ms')):.0f} ms")
     for one in alone.values(): one.again()
@@ -133,7 +142,8 @@ def measure(x):
 def of_period(d, row, key):
     """The median of a field's means over as many steps as there are from one sum to the next."""
     n = d.first(row)["period"]
-    return m.median(sum(values[i:i + n]) / n for record in d.each_round(row) for values in (record[key],) for i in range(0, len(values), n))
+    return m.median(sum(values[i:i + n]) / n for record in d.each_round(row) for values in (record[key],)
+                    for i in range(0, len(values), n))
 
 
 def show(d, o):
@@ -149,7 +159,8 @@ def show(d, o):
                     f"{100 * of_period(d, row, 'comm_exposed_ms') / step:.0f} %", f"{record['sent'] / 1e6:.2f}",
                     f"{record['crosses'] / 1e6:.2f}", f"{counted / 1e6:.2f}", f"{counted / record['crosses']:.3f}"]
         print()
-        d.print_table([f"{nodes} nodes x {4 // nodes}", "step, ms", "planned", "of it", "waits", "a rank sends", "crosses, as predicted",
+        d.print_table([f"{nodes} nodes x {4 // nodes}", "step, ms", "planned", "of it", "waits", "a rank sends",
+                       "crosses, as predicted",
                        "counted", "of it"], *map(cells, rows))
     print(f"\nof the {len(off)} plans half are within {100 * m.median(off):.0f} %, all within {100 * max(off):.0f} %")
 

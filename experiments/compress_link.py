@@ -27,7 +27,8 @@ def measure(x):
             mean = run.diagnosis["mean"]
             return dict(sent=run.last("comm_bytes"), computing=mean["computing"], communication=sum(mean["communication"].values()),
                         by_communication=run.diagnosis["efficiency_communication"],
-                        by_exposed=run.diagnosis["efficiency_exposed"], planned=said.get("none" if name == "ddp" else name, ["", ""]))
+                        by_exposed=run.diagnosis["efficiency_exposed"],
+                        planned=said.get("none" if name == "ddp" else name, ["", ""]))
         return x.run(name, o.ranks, program, *options, shape, m.DATA, f"--save-every 0 --steps {o.steps}", keep=keep)
     said = {}
     alone = train("alone", "ddp")

@@ -63,8 +63,10 @@ def of_losses(run):
     options, biases = run.about["options"], [line for line in run.lines if "compression_error" in line]
     about = "{batch-size} sequences of {seq-len} tokens each from {data}, learning rate {lr:g}".format_map(options)
     return dict(losses=run.losses, steps=options["steps"], start=options["compress-from"], parameters=run.about["parameters"],
-                about=f"{run.about['world_size']} ranks with {about}", fall=max((step["lr"], step["step"]) for step in run.steps)[1],
-                bias=[m.median(line[f"compression_{key}"] for line in biases) for key in ("error", "norm_ratio", "cosine") if biases])
+                about=f"{run.about['world_size']} ranks with {about}",
+                fall=max((step["lr"], step["step"]) for step in run.steps)[1],
+                bias=[m.median(line[f"compression_{key}"] for line in biases)
+                      for key in ("error", "norm_ratio", "cosine") if biases])
 
 
 def of_times(run):
@@ -237,12 +239,14 @@ def show(d, o):
     for variants in sizes.values(): variants.sort(key=lambda v: v.name != "none")
     first = [*sizes.values()][0][0].first
     print(f"{first['about']}, constant up to step {first['fall']}. Validation losses after {first['steps']} steps: the mean of\n"
-          "seeds, which differ in weights and order of data, from and to. Computing, compression included, is beside that of none.\n")
+          "seeds, which differ in weights and order of data, from and to. Computing, compression included, is beside that of "
+          "none.\n")
     d.print_table(*equal_steps(sizes, o.computing_ms))
     for size, variants in sizes.items():
         if not variants[0].times: continue
         rates = [at_rate(variants, variants[0], rate) for rate in o.rates]
-        print(f"\n**{of_size(size)}**: loss after equal **simulated** time, and the steps made in it. Bold: the lowest, and all that it "
+        print(f"\n**{of_size(size)}**: loss after equal **simulated** time, and the steps made in it. Bold: the lowest, and all "
+              "that it "
               "does not beat with every seed.\n")
         d.print_table(*equal_time(variants, rates))
         if variants[0].links:

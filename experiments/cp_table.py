@@ -1,10 +1,11 @@
 """What a rank keeps, sends and works with context parallelism, measured in a step of training beside the formulas.
 
-One sequence (or --batch-size), of which each rank has --tokens tokens: it grows with --ranks. With --seq-len among the other options it is as long as that
-on any number of ranks. Megabytes per rank: state is parameters, gradients and optimizer state; exchanged: what attention's exchange has
-buffers for; sent: by attention in a step, by rank 0, without gradients. pairs: of query and key, the busiest rank's over the mean's. A run
-that counts other bytes or pairs than it predicted, or than the formulas below say, ends this script. --svg draws which rank has which
-queries, and how many keys they see; --ring-svg what a ring's forward pass waits for, where a message takes 0.4 of a mean part's time."""
+One sequence (or --batch-size), of which each rank has --tokens tokens: it grows with --ranks. With --seq-len among the other
+options it is as long as that on any number of ranks. Megabytes per rank: state is parameters, gradients and optimizer state;
+exchanged: what attention's exchange has buffers for; sent: by attention in a step, by rank 0, without gradients. pairs: of query
+and key, the busiest rank's over the mean's. A run that counts other bytes or pairs than it predicted, or than the formulas below
+say, ends this script. --svg draws which rank has which queries, and how many keys they see; --ring-svg what a ring's forward pass
+waits for, where a message takes 0.4 of a mean part's time."""
 import dev.lib as m
 from dev.tools.svg import Svg
 
@@ -23,8 +24,8 @@ def pairs(r, c, T, way):
 
 
 def sent(c, n, X, way):
-    """Bytes of a block in a step by rank 0: n elements are its own of (B,T,C). It sends to the last rank, which in zigzag needs only
-    the first half of all keys and values that come to it."""
+    """Bytes of a block in a step by rank 0: n elements are its own of (B,T,C). It sends to the last rank, which in zigzag needs
+    only the first half of all keys and values that come to it."""
     if way == "ulysses": return 8 * n * (c - 1) / c * X
     kv = (1 if way == "zigzag" else 2) * n * (c - 1)
     return 2 * kv * X + 2*n * (c - 1) * 4
@@ -54,7 +55,8 @@ def row(r):
     if way == "ulysses": work = [sum(work) / c]
     if r["pairs"] != max(work): m.fail(f"{way} on {c} ranks: {r['pairs']} pairs, by formula {max(work)}")
     state = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer state"))
-    print("%2d %6d  %-9s %7.1f %12.1f %10.1f %7.1f %7.1f %7.2f" % (c, T, way, state / 1e6, kinds["activations"] / 1e6, kinds["communication"] / 1e6,
+    print("%2d %6d  %-9s %7.1f %12.1f %10.1f %7.1f %7.1f %7.2f" % (c, T, way, state / 1e6, kinds["activations"] / 1e6,
+                                                                   kinds["communication"] / 1e6,
           (state + sum(kinds[kind] for kind in ("activations", "communication", "workspace"))) / 1e6, attention / 1e6,
           max(work) * len(work) / sum(work)))
 
@@ -78,8 +80,8 @@ def draw_work(c, size=220):
 
 
 def ring(c, way, hop):
-    """(rank, step, whose keys, begin, end) of a forward pass, by the order of ring_forward. 1 is the time of a mean part; hop: that of a
-    message. A step begins when the one before has ended, and what it sent and receives has arrived."""
+    """(rank, step, whose keys, begin, end) of a forward pass, by the order of ring_forward. 1 is the time of a mean part; hop: that
+    of a message. A step begins when the one before has ended, and what it sent and receives has arrived."""
     halves, begins, ends = 2 if way == "zigzag" else 1, [0.0] * c, [0.0] * c
     for s in range(c):
         if s > 0:
@@ -96,7 +98,9 @@ def draw_ring(c, hop=0.4, unit=62):
     svg = Svg(660, 292)
     for top, way in (34, "ring"), (160, "zigzag"):
         played = [*ring(c, way, hop)]
-        svg.text(20, top - 14, f"{'zigzag' if way == 'zigzag' else 'contiguous'}: {max(end for *_, end in played):.1f} mean parts long", font_size=14)
+        svg.text(20, top - 14,
+                 f"{'zigzag' if way == 'zigzag' else 'contiguous'}: {max(end for *_, end in played):.1f} mean parts long",
+                 font_size=14)
         for r, s, u, begin, end in played:
             svg.text(20, top + 22 * r + 15, f"rank {r}")
             if end > begin: svg.rect(70 + begin * unit, top + 22 * r, (end - begin) * unit, 18, COLOURS[u], stroke="white")

@@ -47,7 +47,8 @@ def trained(copy, run):
     options = USUAL[program] + options
     ranks, options = m.option(options.split(), "--ranks"), re.sub(r"--(ranks|rounds) \d+", "", options)
     shutil.rmtree(copy / "runs", ignore_errors=True)
-    done = suite.command([copy / f"build/train_gpt2_{program}"], "" if program == "compress" else suite.PYTORCH, options, "--out runs/a",
+    done = suite.command([copy / f"build/train_gpt2_{program}"], "" if program == "compress" else suite.PYTORCH, options,
+                         "--out runs/a",
                          ranks=int(ranks) if ranks else None, cwd=copy)
     metrics = copy / "runs/a/metrics.jsonl"
     if not metrics.exists(): m.fail(f"{run}: {done}")

@@ -1,5 +1,5 @@
-"""What does a long context learn that a short one cannot? A task of dev/data/repeat.py, in which an answer is 512 tokens back or more:
-context parallelism on four ranks, which see 2048 tokens together, and one rank that sees 512. Losses only."""
+"""What does a long context learn that a short one cannot? A task of dev/data/repeat.py, in which an answer is 512 tokens back or
+more: context parallelism on four ranks, which see 2048 tokens together, and one rank that sees 512. Losses only."""
 import math
 import dev.lib as m
 
@@ -32,13 +32,15 @@ def measure(x):
 
 def short(d):
     return (f"After {d.value('long', 'steps')} steps the loss is {d.value('long', 'loss'):.2f} on four ranks that share "
-            f"{d.option('long', '--seq-len')} tokens, and {d.value('short', 'loss'):.2f} where {d.option('short', '--seq-len')} are "
+            f"{d.option('long', '--seq-len')} tokens, and {d.value('short', 'loss'):.2f} where {d.option('short', '--seq-len')} "
+            "are "
             f"seen; guessing has {GUESS:.2f}.")
 
 
 def answer(d):
     yield short(d)
-    yield (f"Each of the four has {int(d.option('long', '--seq-len')) // 4} tokens of a sequence, as the one rank has: what it needs "
+    yield (f"Each of the four has {int(d.option('long', '--seq-len')) // 4} tokens of a sequence, as the one rank has: what it "
+           "needs "
            "to know has come from other ranks.")
 
 

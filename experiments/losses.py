@@ -1,8 +1,8 @@
 """Validation losses of ways to train that send less, beside those of the ways that send all: a column for each seed.
 
 --rows has local SGD and DiLoCo, the exercise of chapter 7, whose program is built from the stored solution
-(test/exercises/local_sgd.diff): H, or H:LR:MOMENTUM with an outer optimizer, beside "ddp", which is --local-steps 0, and "alone", the same
-on one rank. Or ZeRO++ on two nodes (chapter 10): "fsdp", and zero++ with what is quantised: "zero++", "zero++:weights",
+(test/exercises/local_sgd.diff): H, or H:LR:MOMENTUM with an outer optimizer, beside "ddp", which is --local-steps 0, and "alone",
+the same on one rank. Or ZeRO++ on two nodes (chapter 10): "fsdp", and zero++ with what is quantised: "zero++", "zero++:weights",
 "zero++:gradients", "zero++:gradients-int8", "zero++:none"."""
 import os, shutil, subprocess
 import dev.lib as m
@@ -25,7 +25,8 @@ def build():
 
 WHOLE_WEIGHTS, WHOLE_GRADIENTS = "--quantise-weights none", "--quantise-gradients none"
 NODES = { # options, and what the table says
-    "fsdp": ("", "fsdp"), "zero++": ("", "zero++: both, int8 and int4"), "zero++:weights": (WHOLE_GRADIENTS, "zero++, only weights, int8"),
+    "fsdp": ("", "fsdp"), "zero++": ("", "zero++: both, int8 and int4"),
+    "zero++:weights": (WHOLE_GRADIENTS, "zero++, only weights, int8"),
     "zero++:gradients": (WHOLE_WEIGHTS, "zero++, only gradients, int4"),
     "zero++:gradients-int8": (f"{WHOLE_WEIGHTS} --quantise-gradients int8", "zero++, only gradients, int8"),
     "zero++:none": (f"{WHOLE_WEIGHTS} {WHOLE_GRADIENTS}", "zero++, nothing quantised")}
@@ -41,7 +42,8 @@ def measure(x):
                 H, lr, momentum = "0:1:0".split(":") if row in ("alone", "ddp") else (row + ":1:0").split(":")[:3]
                 solution = solution or build()
                 program, options = solution, f"--local-steps {H} --outer-lr {lr} --outer-momentum {momentum}"
-            x.run(row, 1 if row == "alone" else x.o.ranks, program, "--data data/train.bin --val-data data/val.bin --layers 2 --heads 2 "
+            x.run(row, 1 if row == "alone" else x.o.ranks, program,
+                  "--data data/train.bin --val-data data/val.bin --layers 2 --heads 2 "
                   f"--channels 64 --seq-len 64 --batch-size 8 --lr 2e-3 --eval-every {x.o.steps} --eval-steps 8", options,
                   f"--steps {x.o.steps} --seed {x.round}", launched=True,
                   keep=lambda run: dict(loss=run.losses[-1][1], model=run.shape["model"]))
@@ -59,4 +61,5 @@ def show(d, o):
     digits = 3 if {*d.runs()} & {*NODES} else 2
     seeds = [r["round"] for r in d.each_round(d.runs()[0])]
     d.print_table(["", "ranks", *(f"seed {seed}" for seed in seeds)],
-                  *([title(row), d.first(row)["ranks"], *(f"{r['loss']:.{digits}f}" for r in d.each_round(row))] for row in d.runs()))
+                  *([title(row), d.first(row)["ranks"], *(f"{r['loss']:.{digits}f}" for r in d.each_round(row))]
+                    for row in d.runs()))

@@ -50,7 +50,8 @@ def measure(x):
     for name, mesh in x.o.found.items():
         if mesh.p == 1: continue
         ms = f"{160 / mesh.t / mesh.p:g}"
-        run = x.train(f"{name} with --emulate-ms", mesh.ranks, "3d", mesh.options, "--layers 8 --channels 64 --heads 4 --seq-len 32 "
+        run = x.train(f"{name} with --emulate-ms", mesh.ranks, "3d", mesh.options,
+                      "--layers 8 --channels 64 --heads 4 --seq-len 32 "
                       f"--batch-size 2 --total-batch-size {SEQUENCES * 32} --steps 3 --emulate-ms {ms},{ms},{ms}")
         x.d.first(name)["computes"] = [run.said(r"^  the formula says ([\d.]+ %)"), run.said(r"^bubble .*computed for ([\d.]+ %)")]
 

@@ -60,5 +60,6 @@ def answer(d):
     for link in LINKS:
         naive, bucketed = f"{link}-naive", f"{link}-bucketed"
         longer = d.longer(naive, bucketed, "A naive step")
-        yield (f"Over the {link} link, {rate(d, naive)} Gbit/s, the naive way exposes {exposed(d, naive)} of a step, by the formula "
+        yield (f"Over the {link} link, {rate(d, naive)} Gbit/s, the naive way exposes {exposed(d, naive)} of a step, by the "
+               "formula "
                f"{formula(d, naive)}. Buckets expose {exposed(d, bucketed)}, by the formula {formula(d, bucketed)}.{longer}")

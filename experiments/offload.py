@@ -1,5 +1,5 @@
-"""What does it cost to keep shards on the host (--cpu-offload), all or all but parameters, alone and with recomputation? FSDP on two
-ranks; where host and device are one memory, also over a link between them that is emulated (--emulate-host-link)."""
+"""What does it cost to keep shards on the host (--cpu-offload), all or all but parameters, alone and with recomputation? FSDP on
+two ranks; where host and device are one memory, also over a link between them that is emulated (--emulate-host-link)."""
 from dev.lib import DATA, SMALL, percent
 
 ROUNDS, NEEDS = 5, ["fsdp"]
@@ -29,24 +29,28 @@ def words(d, run): return WORDS[run.removeprefix("link-")] + (f", over {rate(d)}
 
 
 def plot(d):
-    return {"title": "device memory of a rank, MB", "rows": [(WORDS[run], d.value(run, "memory") / 1e6, d.size(run)) for run in WORDS]}
+    return {"title": "device memory of a rank, MB", "rows": [(WORDS[run], d.value(run, "memory") / 1e6, d.size(run))
+                                                             for run in WORDS]}
 
 
 def short(d):
     kept = ", ".join(percent(d.share(run, "device", "memory")) for run in ("optimizer", "host", "recomputed"))
-    steps = " and ".join(f"{d.ratio(f'link-{run}', 'device', 'step_ms')[0]:.2f}" for run in ("optimizer", "host")) if has_link(d) else ""
+    steps = " and ".join(f"{d.ratio(f'link-{run}', 'device', 'step_ms')[0]:.2f}"
+                         for run in ("optimizer", "host")) if has_link(d) else ""
     return f"A rank keeps {kept} of the device memory: without all but parameters, without shards, and with recomputed blocks." + (
         f" Over a link of {rate(d)} a step takes {steps} times as long with the first two." if steps else "")
 
 
 def answer(d):
     for run in "optimizer", "host", "recomputed":
-        yield (f"With {WORDS[run]} a rank keeps {d.size(run)} on the device, which is {percent(d.share(run, 'device', 'memory'))} of "
+        yield (f"With {WORDS[run]} a rank keeps {d.size(run)} on the device, which is {percent(d.share(run, 'device', 'memory'))} "
+               "of "
                f"{d.size('device')}, and {d.size(run, 'host')} on the host.{d.longer(run, 'device')}")
     if d.header["device"] == "cpu":
         yield ("This ran on a CPU, where host and device are the same memory: a copy between them stays within it, and the time of "
                "PCIe is missing.")
     if has_link(d):
         optimizer, host = (d.beside(f"link-{run}", "device") for run in ("optimizer", "host"))
-        yield (f"Over an emulated link of {rate(d)} each way a step takes {optimizer} times as long with {WORDS['optimizer']}, and {host}"
+        yield (f"Over an emulated link of {rate(d)} each way a step takes {optimizer} times as long with {WORDS['optimizer']}, "
+               f"and {host}"
                f" times with {WORDS['host']}.")

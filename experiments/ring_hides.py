@@ -1,5 +1,5 @@
-"""When does a ring hide what it sends? Context parallelism on four ranks over an emulated link (--emulate-link), with each way to attend
-and longer and longer sequences, and few channels, so that most of a step is attention."""
+"""When does a ring hide what it sends? Context parallelism on four ranks over an emulated link (--emulate-link), with each way to
+attend and longer and longer sequences, and few channels, so that most of a step is attention."""
 import dev.lib as m
 from dev.lib import percent
 
@@ -33,7 +33,8 @@ def option(d, name): return float(d.option(d.runs()[0], name))
 def lengths(d): return [int(run.removeprefix("ring-")) for run in d.runs("^ring-")]
 def words(d, run): return "{}, {} tokens".format(*run.split("-"))
 def carries(d): return option(d, "--emulate-link") * 1e9 / 8
-def link_ms(d, run): return 1e3 * (d.value(run, "sent") - 2 * (RANKS - 1) / RANKS * (d.value(run, "kinds/gradients") + 8)) / carries(d)
+def link_ms(d, run):
+    return 1e3 * (d.value(run, "sent") - 2 * (RANKS - 1) / RANKS * (d.value(run, "kinds/gradients") + 8)) / carries(d)
 
 
 def exposed_ms(d, run):
@@ -45,7 +46,8 @@ def exposed(d, run): return exposed_ms(d, run) / link_ms(d, run)
 
 
 def computes(d):
-    """F: FLOPs of a rank in a step, of attention 7 products of C for a pair, and 6 for a parameter and a token; and how long it took."""
+    """F: FLOPs of a rank in a step, of attention 7 products of C for a pair, and 6 for a parameter and a token; and how long it
+    took."""
     T, (L, C, B) = max(lengths(d)), (option(d, name) for name in ("--layers", "--channels", "--batch-size"))
     flops = B * (14 * C * L * T * (T + 1) / 2 + 6 * (12 * L * C * C + m.padded(257) * C) * T) / RANKS
     return flops / (d.value(f"ring-{T}", "shares/total") - exposed_ms(d, f"ring-{T}")) * 1e3
@@ -60,18 +62,21 @@ def by_formula(d, run):
     return sum(late) / 9 if run.startswith("ring") else 1
 
 
-def half(d, share): return next((f"{T} tokens on" for T in lengths(d) if share(d, f"ring-{T}") < 0.5), "no length that was tried on")
+def half(d, share):
+    return next((f"{T} tokens on" for T in lengths(d) if share(d, f"ring-{T}") < 0.5), "no length that was tried on")
 
 
 COLUMNS = {"attention's exchange on the link, ms": lambda d, run: f"{link_ms(d, run):.1f}"}
-SPEEDS = {"exposed of it, ms": lambda d, run: f"{exposed_ms(d, run):.1f}", "step, ms": lambda d, run: f"{d.value(run, 'step_ms'):.1f}",
+SPEEDS = {"exposed of it, ms": lambda d, run: f"{exposed_ms(d, run):.1f}", "step, ms": lambda d,
+          run: f"{d.value(run, 'step_ms'):.1f}",
           "exposed, of the exchange": lambda d, run: percent(exposed(d, run)),
           "by formula": lambda d, run: percent(by_formula(d, run))}
 PLOT = "exposed, of the time that attention's exchange takes on the link", exposed, percent, (1, "all of it")
 
 
 def short(d):
-    return (f"By formula from {formula(d):.0f} tokens on. Less than half of its exchange is exposed from {half(d, exposed)}, and by "
+    return (f"By formula from {formula(d):.0f} tokens on. Less than half of its exchange is exposed from {half(d, exposed)}, and "
+            "by "
             f"formula from {half(d, by_formula)}.")
 
 
@@ -81,8 +86,10 @@ def bytes_only(d):
 
 
 def answer(d):
-    yield (f"A rank computed {computes(d) / 1e9:.2g} GFLOP/s, and its link carries {carries(d) / 1e6:.3g} MB/s. So by formula a ring of "
-           f"{RANKS} ranks hides its hops from {formula(d):.0f} tokens of a sequence on. Less than half of its exchange is exposed from "
+    yield (f"A rank computed {computes(d) / 1e9:.2g} GFLOP/s, and its link carries {carries(d) / 1e6:.3g} MB/s. So by formula a "
+           "ring of "
+           f"{RANKS} ranks hides its hops from {formula(d):.0f} tokens of a sequence on. Less than half of its exchange is "
+           "exposed from "
            f"{half(d, exposed)}, and by formula from {half(d, by_formula)}.")
     for way in WAYS:
         shares = ", ".join(f"{percent(exposed(d, f'{way}-{T}'))} with {T}" for T in lengths(d))

@@ -30,7 +30,8 @@ def measure(x):
 def share(d, program, cause):
     """Of half a step of one rank, which a step of two would take at best."""
     ones = {one["round"]: one for one in d.each_round(f"{program}-strong-1")}
-    return m.median(two["shares"].get(cause, 0) / (ones[two["round"]]["step_ms"] / 2) for two in d.each_round(f"{program}-strong-2"))
+    return m.median(two["shares"].get(cause, 0) / (ones[two["round"]]["step_ms"] / 2)
+                    for two in d.each_round(f"{program}-strong-2"))
 
 
 def parts(d, program):
@@ -58,7 +59,8 @@ def bytes_only(d):
 def answer(d):
     for program, title in PROGRAMS.items():
         found = ", ".join(f"{text} {percent(x)}" for text, x in parts(d, program))
-        yield (f"{title} on two ranks reaches {times(gain(d, program))} times the tokens per second of one rank with the same batch: "
+        yield (f"{title} on two ranks reaches {times(gain(d, program))} times the tokens per second of one rank with the same "
+               "batch: "
                f"an efficiency of {percent(gain(d, program)[0] / 2)}.")
         yield (f"Its step is longer than half of one rank's by these parts, as shares of that half: {found}." if found else
                "No cause takes 1 % of half of one rank's step.")
@@ -82,5 +84,6 @@ def table(d):
 def plot(d):
     cases = [(program, kind, text) for program in PROGRAMS for kind, text in (("strong", "same batch"), ("weak", "same on each"))]
     return {"title": "tokens per second of two ranks, beside one", "mark": (2, "twice"),
-            "rows": [(f"{PROGRAMS[program]}, {text}", gain(d, program, kind)[0], f"{gain(d, program, kind)[0]:.2f}") for program, kind,
+            "rows": [(f"{PROGRAMS[program]}, {text}", gain(d, program, kind)[0], f"{gain(d, program, kind)[0]:.2f}") for program,
+                     kind,
                      text in cases]}

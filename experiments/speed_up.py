@@ -21,7 +21,8 @@ def measure(x):
             if kind == "weak" and N == max(o.ranks): # the same, there
                 d.add(**d.first(f"strong {N}") | {"run": f"weak {N}"})
                 continue
-            x.run(f"{kind} {N}", N, o.program, f"--batch-size {sequences} --steps {o.steps}", launched=True, out=folder / f"{kind}_{N}",
+            x.run(f"{kind} {N}", N, o.program, f"--batch-size {sequences} --steps {o.steps}", launched=True,
+                  out=folder / f"{kind}_{N}",
                   keep=lambda run: dict(threads=threads, sequences=sequences, cpu=bool(run.said("^(device  *CPU)")), **run.speeds))
 
 

@@ -1,13 +1,13 @@
 """What each program keeps on a rank and sends, measured in a step of training beside the formulas.
 
---programs also takes fsdp, tp, pp, cp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks, and cp (a ring)
-each sequence; 3d has two copies, two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of the ranks as
-stages.
-Megabytes per rank by kind. state: parameters, gradients and optimizer state together, as a share of what DDP keeps; beside it
-the same by the formulas of the ZeRO paper, which know of no padding, nor of what tp and pp do not divide. communication: buckets,
-gathered units, scratch. other: activations and workspace. micro: micro-batches in a step. sent: numbers that a rank sends in it,
-per parameter, and by formula if that does not depend on the tokens. Where ranks differ (pp, 3d), it is rank 0. A run that
-measures another number of bytes than it predicted, for any kind, ends this script. --svg draws a bar for each line."""
+--programs also takes fsdp, tp, pp, cp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks, and cp (a
+ring) each sequence; 3d has two copies, two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of
+the ranks as stages. Megabytes per rank by kind. state: parameters, gradients and optimizer state together, as a share of what DDP
+keeps; beside it the same by the formulas of the ZeRO paper, which know of no padding, nor of what tp and pp do not divide.
+communication: buckets, gathered units, scratch. other: activations and workspace. micro: micro-batches in a step. sent: numbers
+that a rank sends in it, per parameter, and by formula if that does not depend on the tokens. Where ranks differ (pp, 3d), it is
+rank 0. A run that measures another number of bytes than it predicted, for any kind, ends this script. --svg draws a bar for each
+line."""
 import dev.lib as m
 from dev.tools.svg import Svg
 
@@ -48,7 +48,8 @@ def formulas(r):
     level = 0 if program in ("ddp", "cp") else int(program[-1]) if program.startswith("zero") else 3 if program == "fsdp" else 4
     state = X / (N if level > 2 else 1) + X / (N if level > 1 else 1) + K / (N if level > 0 else 1)
     if program == "3d": state = (2 * X + K / r["copies"]) * r["copies"] / N
-    times = 2 if level < 2 else A + 1 if level == 2 else (2 + 4 / X) * A if program == "fsdp" else 3 * A # FSDP sums gradients in fp32
+    # FSDP sums gradients in fp32
+    times = 2 if level < 2 else A + 1 if level == 2 else (2 + 4 / X) * A if program == "fsdp" else 3 * A
     return state / (2 * X + K), times * (N - 1) / N if level < 4 and program != "cp" else None
 
 
@@ -106,6 +107,7 @@ def picture(rows):
 
 
 def check(o):
-    if o.programs[0] != "ddp": m.fail(f"--programs begins with ddp, which the others are compared with, not '{' '.join(o.programs)}'")
+    if o.programs[0] != "ddp":
+        m.fail(f"--programs begins with ddp, which the others are compared with, not '{' '.join(o.programs)}'")
     for program in o.programs:
         if program not in PROGRAMS: m.fail(f"--programs wants some of {', '.join(PROGRAMS[:-1])} and 3d, not '{program}'")

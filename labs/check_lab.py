@@ -9,8 +9,8 @@ LAB_SECONDS=N  no run is begun when runs have taken so many seconds (50). The de
                another for 8 seconds, or for a twentieth of it if that is more
 
 labs/PROGRAM.toml has `options`, of every run beside OPTIONS; `runs`, where a program is lab, strict (the lab's in strict mode) or a
-program, and course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is made
-when a claim asks for it first. The checks are methods of Grader."""
+program, and course-NAME is the run NAME by the course's own program; and `claims`: [tasks, check, what it says, hint]. A run is
+made when a claim asks for it first. The checks are methods of Grader."""
 import contextlib, fcntl, itertools, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
@@ -85,7 +85,8 @@ def locked(folder):
 
 def build(program, folder):
     """Builds the program in a folder. Returns whether it compiles, and what make said."""
-    command = "make --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG= lab-program".split() + [f"PROGRAM={program}", f"LAB={folder}"]
+    command = "make --no-print-directory DEVICE=cpu PRECISION=fp32 DEBUG= lab-program".split() + [f"PROGRAM={program}",
+                                                                                                  f"LAB={folder}"]
     with locked(folder / "build"):
         run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
     return run.returncode == 0, run.stdout

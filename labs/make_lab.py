@@ -149,7 +149,8 @@ def tasks_md(lab, folder):
         f"# Lab: {lab['title']}",
         f"About {lab['hours']} hours; difficulty {lab['difficulty']} of 5. Chapter: {lab['chapter']}. Before it: {lab['before']}.",
         "Write the tasks in this order. Each body is marked in its file by a comment that begins with TASK and says the same as "
-        "this list; replace the comment and the statement `die_here(...)` below it. All else is as in the course's own program. After "
+        "this list; replace the comment and the statement `die_here(...)` below it. All else is as in the course's own program. "
+        "After "
         "each task:",
         f"    make check-lab PROGRAM={lab['program']}{elsewhere(lab['program'], folder)}",
         f"shows which claims hold, and what to write next. The course's version is train_gpt2_{lab['program']}.cu and llmc/ in the "
@@ -177,7 +178,8 @@ def check_folder(program, folder, files):
         there = Path(folder, path)
         if there.exists() and (path not in made or sum_of(there.read_text()) != made[path]):
             why = "has been changed since the lab was made" if path in made else "was not made by this script"
-            fail(f"{there} {why}, so nothing is overwritten. Go on with make check-lab PROGRAM={program}; to begin again, first move "
+            fail(f"{there} {why}, so nothing is overwritten. Go on with make check-lab PROGRAM={program}; to begin again, first "
+                 "move "
                  f"the folder away: mv {folder} {folder}.old")
 
 
@@ -212,4 +214,5 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--table"]: print_table()
         case [program, *rest] if len(rest) <= 2 and not program.startswith("-"): make_lab(program, *rest)
-        case _: sys.exit("usage: python3 labs/make_lab.py PROGRAM [FOLDER [N]] | --table; PROGRAM is one of: " + " ".join(programs()))
+        case _: sys.exit("usage: python3 labs/make_lab.py PROGRAM [FOLDER [N]] | --table; PROGRAM is one of: "
+                         + " ".join(programs()))

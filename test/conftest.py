@@ -3,7 +3,8 @@ import hashlib, os, re, shutil, subprocess, tempfile, time
 import pytest
 import suite
 
-# Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of some with
+# Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of
+# some with
 # ThreadSanitizer.
 IN_16_BITS = ("test_layer_contracts", "test_param_ranges")
 WITH_TSAN = ("test_dataloader", "test_control")
@@ -11,11 +12,14 @@ WITH_TSAN = ("test_dataloader", "test_control")
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("quick", "rest", "all"), default="",
-                     help="quick: what make test runs (default); rest: what make test-all adds; all (default with --device emulated or cuda)")
+                     help="quick: what make test runs (default); rest: what make test-all adds; all (default with --device "
+                          "emulated or cuda)")
     parser.addoption("--device", choices=("cpu", "emulated", "cuda"), default="",
                      help="cpu: no programs of GPUs; emulated: these alone; cuda: these alone, on this machine's GPUs")
-    parser.addoption("--minutes", type=float, default=0, help="after so many, tests that have not begun are skipped: a GPU is often lent")
-    parser.addoption("--part", action="store_true", help="of the rest only what the commit's files choose: a tenth of long tables, a fifth of all else")
+    parser.addoption("--minutes", type=float, default=0,
+                     help="after so many, tests that have not begun are skipped: a GPU is often lent")
+    parser.addoption("--part", action="store_true",
+                     help="of the rest only what the commit's files choose: a tenth of long tables, a fifth of all else")
 
 
 def pytest_configure(config):
@@ -34,8 +38,8 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole modules go to one worker, because their tests share runs; but each mistake has a copy of the sources for itself, each build of the
-    layers runs its claims in a process of its own, and on a GPU every run has a worker."""
+    """Whole modules go to one worker, because their tests share runs; but each mistake has a copy of the sources for itself, each
+    build of the layers runs its claims in a process of its own, and on a GPU every run has a worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByModule(LoadScopeScheduling):
@@ -53,7 +57,8 @@ def pytest_make_parametrize_id(val):
 def pytest_collection_modifyitems(config, items):
     device, chosen, left = config.getoption("--device"), [], []
     tier = config.getoption("--tier") or ("all" if device in ("emulated", "cuda") else "quick")
-    of_commit = config.getoption("part") and subprocess.run(["git", "rev-parse", "HEAD^{tree}"], capture_output=True, text=True).stdout
+    of_commit = config.getoption("part") and subprocess.run(["git", "rev-parse", "HEAD^{tree}"], capture_output=True,
+                                                            text=True).stdout
     for item in items:
         is_rest = bool(item.get_closest_marker("rest") or item.get_closest_marker("sampled"))
         wanted = tier == "all" or is_rest == (tier == "rest")
@@ -95,7 +100,8 @@ class CFile(pytest.File):
         claims = re.findall(r"^TEST\((\w+)\)", self.path.read_text(), re.M)
         for build, settings in builds.items():
             for claim in claims:
-                item = CTest.from_parent(self, name=f"{claim}[{build}]" if build else claim, program=program, claim=claim, **settings)
+                item = CTest.from_parent(self, name=f"{claim}[{build}]" if build else claim, program=program, claim=claim,
+                                         **settings)
                 if "debug" in build or build in ("tsan", "fp16"): item.add_marker(pytest.mark.rest)
                 yield item
 
@@ -107,9 +113,11 @@ class CTest(pytest.Item):
 
     def runtest(self):
         if self.tsan and suite.sanitizers(): pytest.skip(f"sanitizers cannot run here: {suite.sanitizers()}")
-        path = f"build/tsan/test/{self.program}" if self.tsan else suite.program(f"test/{self.program}", self.precision, debug=self.debug)
+        path = f"build/tsan/test/{self.program}" if self.tsan else suite.program(f"test/{self.program}", self.precision,
+                                                                                 debug=self.debug)
         env = {"ASAN_OPTIONS": "detect_leaks=1"} if self.debug else {}
-        # ThreadSanitizer does not see how OpenMP's own threads wait for one another. Before a process ends it waits for races with threads
+        # ThreadSanitizer does not see how OpenMP's own threads wait for one another. Before a process ends it waits for races with
+        # threads
         # that still run: longer than a heartbeat, less than the default second.
         if self.tsan: env |= {"TSAN_OPTIONS": "atexit_sleep_ms=300", "OMP_NUM_THREADS": 1}
         run = suite.command([path, self.claim], env=env)

@@ -1,19 +1,21 @@
 """The suite's verbs: run a program on n ranks, read what it measured, compare runs, and expect errors.
 
-A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is relative
-to the repository's root, where pytest runs."""
+A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is
+relative to the repository's root, where pytest runs."""
 import fcntl, filecmp, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
 from pathlib import Path
 import numpy as np
 import pytest
 from dev.lib import PYTORCH, REFERENCE, ROOT, TOKENS, Metrics, launcher, tensors, words  # noqa: F401
 
-FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error", "compression_norm_ratio",
+FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error",
+          "compression_norm_ratio",
           "compression_cosine") # of a run's metrics that are compared
 DEVICE = "emulated" # of the programs of GPUs: emulated or, if --device says so (conftest.py), cuda
 
 # A small model on the stored tokens: 32 sequences of 16 tokens a step in two micro-batches, 13 steps an epoch.
-TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 --steps 20 --lr 3e-3 "
+TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 "
+        "--steps 20 --lr 3e-3 "
         "--warmup-steps 5 --eval-every 0 --sample-every 0")
 
 
@@ -27,23 +29,27 @@ def rest(*values, **options):
 def sanitizers():
     """Why programs with sanitizers cannot run here, as under some emulated processors and in some containers; "" if they can."""
     probe = "here=dev; . dev/components.sh; make_scratch; probe_sanitizer >why || case $? in 3) head -n 1 why ;; esac"
-    place = once("sanitizers", lambda folder: (folder / "why").write_text(command("sh -c", [probe.replace("why", shlex.quote(str(folder / "said")))]).out))
+    place = once("sanitizers", lambda folder: (folder / "why").write_text(command("sh -c",
+        [probe.replace("why", shlex.quote(str(folder / "said")))]).out))
     return (place / "why").read_text().strip()
 
 
 def program(name, precision="fp32", device="cpu", debug=False):
-    """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_rng", debug=True). Fails if it is not there."""
+    """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_rng", debug=True). Fails if it is not
+    there."""
     variant = [*[device] * (device != "cpu"), *[precision] * (precision != "fp32"), *["debug"] * debug]
     path = "/".join(["build", *["-".join(variant)] * bool(variant), name])
     if debug and sanitizers(): pytest.skip(f"sanitizers cannot run here: {sanitizers()}")
     if not (ROOT / path).exists():
         settings = f"{f'DEVICE={device} ' * (device != 'cpu')}PRECISION={precision}{' DEBUG=1' * debug}"
-        pytest.fail(f"{path} is not built: make test-programs builds what make test runs, make {settings} {path} this one", pytrace=False)
+        pytest.fail(f"{path} is not built: make test-programs builds what make test runs, make {settings} {path} this one",
+                    pytrace=False)
     return path
 
 
 def make(*arguments, timeout=1200):
-    """A make of its own, for programs that only one test needs. Makes of all workers take turns. Returns the last argument, its target."""
+    """A make of its own, for programs that only one test needs. Makes of all workers take turns. Returns the last argument, its
+    target."""
     with open(session() / "make.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = command("make", "--no-print-directory", *arguments, timeout=timeout)
@@ -72,7 +78,8 @@ class Stored(Run):
         super().__init__(["PyTorch's", name], 0, "", "", ROOT / REFERENCE)
         self.name = name
 
-    lines = functools.cached_property(lambda self: [json.loads(x) for x in (self.folder / f"{self.name}.jsonl").read_text().splitlines()])
+    lines = functools.cached_property(lambda self: [json.loads(x)
+                                                    for x in (self.folder / f"{self.name}.jsonl").read_text().splitlines()])
 
     def weights(self, step=None):
         return tensors(self.folder / f"{self.name}.safetensors")
@@ -84,8 +91,9 @@ def session():
 
 
 def environment(ranks=1, strict=False, **more):
-    """Of a program under test. Waits are passive, because models as small as these wait more than they compute. Each worker's mpirun makes
-    its folder in a place of its own: those of Open MPI 4 that begin and end at one time in one place may remove each other's."""
+    """Of a program under test. Waits are passive, because models as small as these wait more than they compute. Each worker's
+    mpirun makes its folder in a place of its own: those of Open MPI 4 that begin and end at one time in one place may remove each
+    other's."""
     place = session() / f"mpi.{os.getpid()}"
     place.mkdir(exist_ok=True)
     place.chmod(0o1777) # some tests run a command as another user
@@ -97,8 +105,10 @@ def environment(ranks=1, strict=False, **more):
     return env | ({"SHARD_COMM_STRICT": "1"} if strict else {}) | {k: str(v) for k, v in more.items()}
 
 
-# A rank's output goes into files of its own, because launchers split and interleave the lines of several ranks. mpirun kills all ranks as
-# soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own, and then the first rank that
+# A rank's output goes into files of its own, because launchers split and interleave the lines of several ranks. mpirun kills all
+# ranks as
+# soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own, and then the first rank
+# that
 # failed tells it alone: if several do at one time, Open MPI 5.0.7 may crash, or wait for ever.
 TOGETHER = """exec >"$0/out.$OMPI_COMM_WORLD_RANK" 2>"$0/err.$OMPI_COMM_WORLD_RANK"
 "$@"; status=$?; echo $status >"$0/ended.$OMPI_COMM_WORLD_RANK"; [ $status != 0 ] || exit 0
@@ -119,7 +129,8 @@ def end(p):
 
 
 def command(*arguments, ranks=None, env={}, timeout=None, input=None, cwd=ROOT, strict=False):
-    """Runs a command, on so many ranks if they are given, to its end. What it started ends with it. timeout: seconds; time on a GPU is dear."""
+    """Runs a command, on so many ranks if they are given, to its end. What it started ends with it. timeout: seconds; time on a GPU
+    is dear."""
     timeout = timeout or (60 if DEVICE == "cuda" else 300)
     start = [*launcher(ranks)] if ranks else []
     said = Path(tempfile.mkdtemp(dir=session())) if ranks else None
@@ -187,16 +198,20 @@ def virtual_environment(folder, wanted):
         made = ROOT / folder / "requirements.txt"
         if made.exists() and filecmp.cmp(wanted, made, shallow=False): return
         shutil.rmtree(ROOT / folder, ignore_errors=True)
-        assert command([sys.executable, "-m", "venv", folder]).status == 0, "python3 cannot make a virtual environment; sh dev/setup.sh installs python3-venv"
-        installed = command([ROOT / folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "-r", wanted], timeout=3600)
+        assert command([sys.executable, "-m", "venv",
+                        folder]).status == 0, "python3 cannot make a virtual environment; sh dev/setup.sh installs python3-venv"
+        installed = command([ROOT / folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "-r", wanted],
+                            timeout=3600)
         assert installed.status == 0, f"the packages of {wanted} come from PyPI, which needs a network once: {installed}"
         shutil.copy(wanted, made)
     once(f"virtual environment {folder}", make_it)
 
 
-def train(name, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None, timeout=None):
-    """Trains with train_gpt2_NAME, `ranks` of it if they are given, into a folder of its own (Run.folder). The same command gives the same
-    Run for the rest of the session, so nobody may write in its folder, unless `again` differs. binary: another program's path."""
+def train(name, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None,
+          timeout=None):
+    """Trains with train_gpt2_NAME, `ranks` of it if they are given, into a folder of its own (Run.folder). The same command gives
+    the same Run for the rest of the session, so nobody may write in its folder, unless `again` differs. binary: another program's
+    path."""
     binary = binary or program(f"train_gpt2_{name}", precision, device, debug)
 
     def run(place):
@@ -231,8 +246,8 @@ def flip(path, share=0.5):
 
 # ---- comparisons ----
 def paired_metrics(a, b, only=None):
-    """(what, number of a, number of b) for each field that a's steps have; both have the same steps. Lines of the measured compression error
-    are left out where a has none. None stands for a number that is not finite."""
+    """(what, number of a, number of b) for each field that a's steps have; both have the same steps. Lines of the measured
+    compression error are left out where a has none. None stands for a number that is not finite."""
     has_bias = any("compression_error" in x for x in a.metrics)
     others = [x for x in b.metrics if has_bias or "compression_error" not in x]
     assert [x["step"] for x in a.metrics] == [x["step"] for x in others] != [], f"other steps than {a}: {b}"
@@ -244,7 +259,8 @@ def paired_metrics(a, b, only=None):
 
 
 def assert_close(a, b, rtol=1e-5, atol=1e-6, only=None, step=None):
-    """b has a's metrics and weights: |a - b| <= atol + rtol |a|. a is the reference. only: a field of the metrics, without weights."""
+    """b has a's metrics and weights: |a - b| <= atol + rtol |a|. a is the reference. only: a field of the metrics, without
+    weights."""
     __tracebackhide__ = True
     pairs = [*paired_metrics(a, b, only)]
     assert pairs
@@ -316,8 +332,8 @@ def free_port():
 
 # ---- errors ----
 def assert_refused(run, *patterns):
-    """The run ended with status 1, and each pattern is somewhere in what it wrote to stderr. A crash, a sanitizer's report and a message
-    without "error:" are failures of another kind."""
+    """The run ended with status 1, and each pattern is somewhere in what it wrote to stderr. A crash, a sanitizer's report and a
+    message without "error:" are failures of another kind."""
     __tracebackhide__ = True
     assert run.status == 1, run
     assert "runtime error:" not in run.err, run

@@ -1,6 +1,6 @@
-"""Labs. Blanks are made from the sources as they are now, and never over what a student has written. Each is proved: it compiles, ends at its
-first task, and meets no claim; the course's own bodies meet all; and mistakes, most of them those of test/exercises/list.toml, fail the
-claims that are meant for them and no others."""
+"""Labs. Blanks are made from the sources as they are now, and never over what a student has written. Each is proved: it compiles,
+ends at its first task, and meets no claim; the course's own bodies meet all; and mistakes, most of them those of
+test/exercises/list.toml, fail the claims that are meant for them and no others."""
 import re, shutil
 import pytest
 from suite import ROOT, TINY, assert_refused, command
@@ -12,20 +12,26 @@ LONG = 2
 PROGRAMS = sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
 # program, ranks and options with which a blank itself ends at a task
 RUNS = {"single": (None, ""), "ddp": (2, ""), "zero": (2, ""), "fsdp": (2, ""), "tp": (2, "--tensor-parallel 2"),
-        "pp": (2, "--pipeline-parallel 2 --split 1,1 --total-batch-size 256"), "compress": (2, "--compress int8"), "3d": (4, "--mesh dp=2,tp=2 --total-batch-size 256"),
+        "pp": (2, "--pipeline-parallel 2 --split 1,1 --total-batch-size 256"), "compress": (2, "--compress int8"),
+        "3d": (4, "--mesh dp=2,tp=2 --total-batch-size 256"),
         "cp": (2, "--cp ring")}
 # the claims that a mistake fails
 MISTAKES = {
     "single": {"square-for-norm": "square factor decay whole",
                "mean-of-a-micro-batch": "micro-batches square factor every-range correction moments decay whole"},
-    "ddp": {"loss-of-one-rank": "loss naive-bytes no-sync", "sync-every-micro-bucketed": "bucket-cut no-sync accumulated-gradients same-bits",
+    "ddp": {"loss-of-one-rank": "loss naive-bytes no-sync",
+            "sync-every-micro-bucketed": "bucket-cut no-sync accumulated-gradients same-bits",
             "rank-1-stays": "waits bucket-cut bucket-gradients no-sync accumulated-gradients overlap ring-sum same-bits"},
-    "zero": {"norm-of-one-shard": "no-sync norm parameter-norm stage-2-bytes stage-3-bytes", "accumulation-overwrites": "bucket accumulation"},
+    "zero": {"norm-of-one-shard": "no-sync norm parameter-norm stage-2-bytes stage-3-bytes",
+             "accumulation-overwrites": "bucket accumulation"},
     "fsdp": {"root-resharded": "freed resharded ahead forward backward-pre backward-post", "post-is-pre": "backward-post"},
     "tp": {"bias-of-every-rank": "bias-once attention-output part-of-the-vocabulary loss-of-all-parts logits-gradient mlp-backward "
-                                 "attention-backward norm gathered-again layernorms same-bits same-bits-in-rows", "norm-of-own-part": "sum-bytes norm"},
-    "pp": {"gpipe-last-first": "receives gpipe gpipe-order", "warm-up-one-short": "ahead activations 1f1b-order zb-h1-order", "weights-not-delayed": "zb-h1-order"},
-    "compress": {"warm-start-that-is-not": "low-rank-right warm-start", "divided-by-N-again": "summed-parts error-added blocks-keep same-bits"},
+                                 "attention-backward norm gathered-again layernorms same-bits same-bits-in-rows",
+                                 "norm-of-own-part": "sum-bytes norm"},
+    "pp": {"gpipe-last-first": "receives gpipe gpipe-order", "warm-up-one-short": "ahead activations 1f1b-order zb-h1-order",
+           "weights-not-delayed": "zb-h1-order"},
+    "compress": {"warm-start-that-is-not": "low-rank-right warm-start",
+                 "divided-by-N-again": "summed-parts error-added blocks-keep same-bits"},
     "3d": {"norm-of-shards": "moments norm-of-shards", "axes-exchanged": "places hook"},
     "cp": {"a-hop-short": "ring-backward zigzag-right same-bits-in-a-ring", "half-too-many": "fewer-pieces",
            "positions-of-others-kept": "gradient-of-positions same-bits same-bits-in-a-ring"}}
@@ -122,7 +128,8 @@ def test_a_lab_whose_sources_have_changed_is_an_error(file, old, new, why, tmp_p
 
 
 def test_make_lab_without_a_program_lists_the_programs():
-    for arguments in "lab", "check-lab PROGRAM=nothing": assert re.search("PROGRAM must be one of: .*ddp.*; not", command("make", arguments).said)
+    for arguments in "lab", "check-lab PROGRAM=nothing":
+        assert re.search("PROGRAM must be one of: .*ddp.*; not", command("make", arguments).said)
 
 
 # ---- labs ----
@@ -136,7 +143,8 @@ def test_a_blank_ends_at_a_task_and_meets_no_claim(program, tmp_path):
     for claim, about in claims(program).items():  # each says what is not written
         assert re.search(rf"^not yet  {re.escape(claim)}: .*\n.*{re.escape(about[0])}.*not written yet$", run.out, re.M), run
     ranks, options = RUNS[program]
-    ends = command(tmp_path / f"build/train_gpt2_{program}", TINY, "--batch-size 4 --steps 1", options, "--out", tmp_path / "out", ranks=ranks)
+    ends = command(tmp_path / f"build/train_gpt2_{program}", TINY, "--batch-size 4 --steps 1", options, "--out", tmp_path / "out",
+                   ranks=ranks)
     assert_refused(ends, r"error: [a-z0-9_]*.* is not written yet: it is task \d+ in TASKS.md")
 
 
@@ -150,7 +158,8 @@ def test_the_courses_own_bodies_meet_all_claims(program, tmp_path):
 @pytest.mark.sampled
 @pytest.mark.parametrize("program, name", [(program, name) for program in PROGRAMS for name in MISTAKES[program]])
 def test_a_mistake_fails_the_claims_meant_for_it_and_no_others(program, name, tmp_path):
-    mistake, = {m.name: m for m in mistakes_of("test/labs_mistakes.toml") + mistakes_of("test/exercises/list.toml") if m.name == name}.values()
+    mistake, = {m.name: m for m in mistakes_of("test/labs_mistakes.toml") + mistakes_of("test/exercises/list.toml")
+                if m.name == name}.values()
     mistake.make_in(made(program, tmp_path, "all"))
     run, _, not_yet = grade(program, tmp_path, seconds=160 if name == "rank-1-stays" else 600)
     assert run.status != 0 and sorted(not_yet) == sorted(MISTAKES[program][name].split()), run
@@ -179,6 +188,8 @@ def test_a_lab_that_does_not_compile_or_is_not_there_is_an_error(tmp_path):
     source = made("ddp", tmp_path) / "train_gpt2_ddp.cu"
     source.write_text(re.sub(r"^(static void gpt2_reduce\(.*)", r"\1\n    no_such_name++;", source.read_text(), flags=re.M))
     run, *_ = grade("ddp", tmp_path)
-    assert run.status != 0 and "does not compile" in run.err and re.match(r"(.*\n){0,2}.*train_gpt2_ddp.cu:.*error: .*no_such_name", run.err), run
+    assert run.status != 0 and "does not compile" in run.err and re.match(r"(.*\n){0,2}.*train_gpt2_ddp.cu:.*error: .*no_such_name",
+                                                                          run.err), run
     assert_refused(grade("dpp", tmp_path)[0], "error: the lab must be one of: 3d .*zero .*'dpp'")
-    assert_refused(grade("ddp", tmp_path / "none")[0], "error: there is no .*/none/train_gpt2_ddp.cu: make lab PROGRAM=ddp LAB=.*/none makes it")
+    assert_refused(grade("ddp", tmp_path / "none")[0],
+                   "error: there is no .*/none/train_gpt2_ddp.cu: make lab PROGRAM=ddp LAB=.*/none makes it")

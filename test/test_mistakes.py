@@ -1,8 +1,9 @@
 """Mistakes made on purpose: each is made in a copy of the sources, and the tests that are meant for it must fail there.
 
-test/exercises/list.toml has those of the chapters' exercises, test/mutations/list.toml small bugs in kernels, around them and in compressed
-gradients; their heads say how to write one. `pytest test/test_mistakes.py --tier all -k forget-1-over-N -s` makes one, and shows what failed.
-In the copy a program is built when a test asks for it, with little optimisation, because compiling takes longer than running."""
+test/exercises/list.toml has those of the chapters' exercises, test/mutations/list.toml small bugs in kernels, around them and in
+compressed gradients; their heads say how to write one. `pytest test/test_mistakes.py --tier all -k forget-1-over-N -s` makes one,
+and shows what failed. In the copy a program is built when a test asks for it, with little optimisation, because compiling takes
+longer than running."""
 import contextlib, fcntl, functools, re, shutil, sys, tomllib
 import pytest
 import suite
@@ -13,8 +14,8 @@ PASSED, FAILED, SKIPPED, NOT_BUILT = 0, 1, 8, 9  # what pytest ends with in the 
 
 
 class Mistake:
-    """Of a list: name, file, what, tests (list of "MODULE:EXPRESSION", with a ! before those that must pass), survives (why, or ""),
-    old and new (lines without the blanks around them)."""
+    """Of a list: name, file, what, tests (list of "MODULE:EXPRESSION", with a ! before those that must pass), survives (why, or
+    ""), old and new (lines without the blanks around them)."""
 
     def __init__(self, name, what, diff, file, tests, survives=""):
         self.name, self.file, self.what, self.survives = name, file, " ".join(what.split()), " ".join(survives.split())
@@ -26,7 +27,8 @@ class Mistake:
         """Replaces the old lines, which follow one another in exactly one place of the file."""
         path = folder / self.file
         text, end = path.read_text(), r"(?: *// .*)?\n"  # a line may end with a comment,
-        old = (end + r"\s*").join(re.escape(line).replace(r"\ ", r"\s+") for line in self.old)  # and be wrapped where it has a blank
+        # and be wrapped where it has a blank
+        old = (end + r"\s*").join(re.escape(line).replace(r"\ ", r"\s+") for line in self.old)
         places = list(re.finditer(rf"^([ \t]*){old}{end}", text, re.M))
         assert len(places) == 1, f"{self.name}: its old lines are in {len(places)} places of {self.file}, not in one"
         new = "".join(f"{places[0][1]}{line}\n" for line in self.new)
@@ -67,22 +69,25 @@ def run_tests(folder, entry):
     module, _, which = entry.partition(":")
     files = [path for path in folder.glob(f"test/*/{module}*") if module in (path.name, path.stem) and path.suffix in (".py", ".c")]
     assert len(files) == 1, f"there is no module {module}, or more than one"
-    run = suite.command(sys.executable, [folder / "test/test_mistakes.py"], files, "-x -q -p no:cacheprovider -p no:xdist", ["-k", which],
-                        f"--tier={'quick' if files[0].suffix == '.c' else 'all'}", cwd=folder, timeout=1200, env={"PYTHONPATH": folder})
+    run = suite.command(sys.executable, [folder / "test/test_mistakes.py"], files, "-x -q -p no:cacheprovider -p no:xdist",
+                        ["-k", which],
+                        f"--tier={'quick' if files[0].suffix == '.c' else 'all'}", cwd=folder, timeout=1200,
+                        env={"PYTHONPATH": folder})
     assert run.status in (PASSED, FAILED) and re.search(r"\b\d+ (passed|failed|skipped|errors?)\b", run.out), run
     first = next(iter(re.findall(r"^(?:FAILED|ERROR) \S*?::(.*)", run.out, re.M)), "")
     return run.status if first or re.search(r"\b\d+ passed", run.out) else SKIPPED, first
 
 
 def pass_without_a_mistake(entry):
-    """Otherwise a failure would mean nothing. Once in a session for what stands before "and": a module, and for kernels its build. That
-    each of its tests passes is shown where it belongs."""
+    """Otherwise a failure would mean nothing. Once in a session for what stands before "and": a module, and for kernels its build.
+    That each of its tests passes is shown where it belongs."""
     asked = entry.split(" and ")[0]
     def run(place):
         with sound() as folder: status, first = run_tests(folder, entry)
         assert status != FAILED, f"{entry} fails without a mistake: {first}"
         (place / "status").write_text(str(status))
-    if int((suite.once(f"without a mistake: {asked}", run) / "status").read_text()) == SKIPPED: pytest.skip(f"nothing of {entry} can run here")
+    if int((suite.once(f"without a mistake: {asked}", run) / "status").read_text()) == SKIPPED:
+        pytest.skip(f"nothing of {entry} can run here")
 
 
 @pytest.mark.parametrize("path", [*LISTS, "test/labs_mistakes.toml"])
@@ -118,7 +123,8 @@ def main():
 
     def command_in_copy(*arguments, timeout=300, **settings):
         run = command(*arguments, timeout=150 if timeout == 300 else timeout, **settings)
-        if run.status != 0 and re.match(r"make |.*\bcompile\.sh ", " ".join(run.command)): pytest.exit(f"it cannot be built: {run}", NOT_BUILT)
+        if run.status != 0 and re.match(r"make |.*\bcompile\.sh ", " ".join(run.command)):
+            pytest.exit(f"it cannot be built: {run}", NOT_BUILT)
         return run
 
     def make_in_copy(*arguments, **settings):
@@ -127,7 +133,8 @@ def main():
     @functools.cache
     def program(name, precision="fp32", device="cpu", debug=False):
         variant = "-".join([*[device] * (device != "cpu"), *[precision] * (precision != "fp32"), *["debug"] * debug])
-        return make_in_copy(f"DEVICE={device} PRECISION={precision} DEBUG={'1' * debug}", f"build/{variant}{'/' * bool(variant)}{name}")
+        return make_in_copy(f"DEVICE={device} PRECISION={precision} DEBUG={'1' * debug}",
+                            f"build/{variant}{'/' * bool(variant)}{name}")
 
     suite.command, suite.make, suite.program = command_in_copy, make_in_copy, program
     return pytest.main(sys.argv[1:])

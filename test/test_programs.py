@@ -1,6 +1,6 @@
-"""Programs differ only where they must, and headers of llmc/ use only what is below them. `make check-programs` also prints how much there is
-to read from one program to the next."""
-import graphlib, os, re, subprocess
+"""Programs differ only where they must, and headers of llmc/ use only what is below them. `make check-programs` also prints how
+much there is to read from one program to the next."""
+import graphlib, os, re, subprocess, tokenize
 from collections import defaultdict
 from difflib import SequenceMatcher
 from fnmatch import fnmatch
@@ -16,8 +16,8 @@ PLUMBING, COLUMNS = programs.HEADINGS["plumbing"], 120
 
 # ---- programs ----
 def definitions(program):
-    """{name: text} of a program's functions, structs, macros and headings of sections, with the comments above them, in the file's order.
-    "" is what belongs to none."""
+    """{name: text} of a program's functions, structs, macros and headings of sections, with the comments above them, in the file's
+    order. "" is what belongs to none."""
     found, lines = {}, programs.lines(program)
     for name, first, end in programs.definitions(program):
         text = "\n".join(lines[first:end]).strip("\n")
@@ -31,7 +31,8 @@ def definitions(program):
 
 def without_plumbing(program):
     """A program's lines before section 9, which is the same text in every program for several ranks."""
-    return next((programs.lines(program)[:first] for name, first, _ in programs.definitions(program) if name == PLUMBING), programs.lines(program))
+    return next((programs.lines(program)[:first] for name, first, _ in programs.definitions(program) if name == PLUMBING),
+                programs.lines(program))
 
 
 def changed_lines(old, new):
@@ -55,11 +56,14 @@ def sizes(program, own, bases):
         same = sum(own.get(name) == text for name, text in theirs.items() if name)
         whole, before = (changed_lines(text(base), text(program)) for text in (programs.lines, without_plumbing))
         yield (f"{programs.program_file(base)} -> {programs.program_file(program)}: {same} definitions are the same, {len(theirs) - 1 - same} differ, "
-               f"{len(own.keys() - theirs.keys())} are new; {before[0]} lines added, {before[1]} removed (with section 9: {whole[0]}, {whole[1]})")
+               f"{len(own.keys() - theirs.keys())} are new; {before[0]} lines added, {before[1]} removed (with section 9: "
+               f"{whole[0]}, {whole[1]})")
     if program in merge.MERGED and merge.has_git():
         added, removed = beyond_merge(program)
-        yield (f"{' and '.join(map(programs.program_file, bases))} merged -> {programs.program_file(program)}: {len(merge.regions(program)[0])} conflicts; "
-               f"{added} lines of code added to the merge that prefers {merge.MERGED[program][-1]}, {removed} removed (make merge-3d)")
+        yield (f"{' and '.join(map(programs.program_file, bases))} merged -> {programs.program_file(program)}: "
+               f"{len(merge.regions(program)[0])} conflicts; "
+               f"{added} lines of code added to the merge that prefers {merge.MERGED[program][-1]}, {removed} removed (make "
+               "merge-3d)")
 
 
 def quoted_sizes(program):
@@ -86,7 +90,8 @@ def test_a_program_differs_from_its_bases_only_where_the_list_gives_a_reason(pro
 def test_a_program_has_its_definitions_in_the_order_of_its_bases(program):
     own, earlier = definitions(program), set()
     for theirs in map(definitions, programs.bases()[program]):
-        assert [name for name in own if name in theirs and name not in earlier] == [name for name in theirs if name in own and name not in earlier]
+        assert [name for name in own if name in theirs and name not in earlier] == [name for name in theirs if name in own
+                                                                                    and name not in earlier]
         earlier |= theirs.keys()
 
 
@@ -123,7 +128,8 @@ def test_make_merge_3d_prints_every_line_of_a_conflict_and_explains_where_the_ba
     met = merge.met(program)
     assert merge.CHECKS.keys() <= met.keys()
     assert merge.CONFLICT_CHECKS.keys() <= {name for _, name, _, _ in merge.found_conflicts(program)}
-    for name in merge.CHECKS: assert {ours, theirs} <= {whose for whose, _ in met[name]}, f"in {name} only one of the bases has changed lines"
+    for name in merge.CHECKS:
+        assert {ours, theirs} <= {whose for whose, _ in met[name]}, f"in {name} only one of the bases has changed lines"
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS)
@@ -141,7 +147,8 @@ def test_no_line_of_a_header_is_longer_than_a_screen():
 FOLDERS = "base model device watch comm data save parallel run".split()  # each may use those before it
 APART = {("model", "device"), ("device", "model"), ("data", "comm")}  # neither needs the other
 HEADERS = sorted(path.relative_to(ROOT / "llmc") for path in (ROOT / "llmc").rglob("*") if path.suffix in (".h", ".cuh"))
-DECLARATIONS = (r"^#define (\w+)", r"^(?:static |inline |__device__ |template ?<.*> ?)+[^=;(]*?\b(\w+)\(.*\{", r"^typedef .*\b(\w+);", r"^\} (\w+);",
+DECLARATIONS = (r"^#define (\w+)", r"^(?:static |inline |__device__ |template ?<.*> ?)+[^=;(]*?\b(\w+)\(.*\{",
+                r"^typedef .*\b(\w+);", r"^\} (\w+);",
                 r"^struct (\w+) \{")
 PROTOTYPE = r"^[a-z][^=;{}(]*?\b(\w+)\([^;{}]*\);"
 
@@ -153,12 +160,14 @@ def code(path):
 
 
 def includes(path):
-    return {((ROOT / "llmc" / path).parent / name).resolve().relative_to(ROOT / "llmc") for name in re.findall(r'^#\s*include "(.*)"', code(path), re.M)}
+    return {((ROOT / "llmc" / path).parent / name).resolve().relative_to(ROOT / "llmc")
+            for name in re.findall(r'^#\s*include "(.*)"', code(path), re.M)}
 
 
 def uses():
     """{header: {header: names}}: what a header includes, and what it uses of those that alone have a name. Where a function has a
-    prototype, that is its home, so that a header which implements what another one documents makes no circle. `struct X` alone uses nothing of X."""
+    prototype, that is its home, so that a header which implements what another one documents makes no circle. `struct X` alone uses
+    nothing of X."""
     homes, announced = defaultdict(set), defaultdict(set)
     for path in HEADERS:
         for name in {name for pattern in DECLARATIONS for name in re.findall(pattern, code(path), re.M)}: homes[name].add(path)
@@ -187,7 +196,8 @@ def test_headers_neither_include_nor_use_one_another_in_circles():
 def closure(program):
     """{path: lines} of all that a program includes on the CPU, itself with it. A header of llmc/ is named by its path there."""
     flags = ["-MM", "-MG", "-x", "c", f"-DUSE_MPI={int(program != 'single')}"]
-    made = subprocess.run(["cc", *flags, programs.program_file(program)], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    made = subprocess.run(["cc", *flags, programs.program_file(program)], cwd=ROOT, capture_output=True, text=True,
+                          check=True).stdout
     paths = {(ROOT / name).resolve() for name in made.split() if (ROOT / name).is_file()}
     return {os.path.relpath(path, ROOT).removeprefix("llmc/"): len(path.read_text().splitlines()) for path in paths}
 
@@ -226,7 +236,8 @@ def test_a_header_s_list_names_what_the_program_uses_of_it_and_its_bases_do_not(
     for path in HEADERS:
         for pattern in (*DECLARATIONS, PROTOTYPE):
             for name in re.findall(pattern, code(path), re.M): homes[name].add(path)
-    new = names_used(program).intersection(homes) - set().union(*map(names_used, programs.bases()[program])) - definitions(program).keys()
+    new = names_used(program).intersection(homes) - set().union(*map(names_used,
+                                                                     programs.bases()[program])) - definitions(program).keys()
     missing = []
     for name in sorted(new):
         near = sorted((path for path in lists if homes[name] & all_includes(path)), key=lambda path: len(all_includes(path)))
@@ -236,7 +247,8 @@ def test_a_header_s_list_names_what_the_program_uses_of_it_and_its_bases_do_not(
 
 
 def reading_order():
-    """{program: ({header: lines}, lines of all that it includes)} of llmc/README.md; rows without a program belong to the one above."""
+    """{program: ({header: lines}, lines of all that it includes)} of llmc/README.md; rows without a program belong to the one
+    above."""
     found = {}
     for row in (ROOT / "llmc/README.md").read_text().splitlines():
         cells = [cell.strip() for cell in row.split("|")]
@@ -264,3 +276,25 @@ def test_the_readme_has_what_a_program_includes_with_its_lines(program):
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q", "-s", "-k", "differs"]))
+
+
+# ---- Python ----
+PYTHON_COLUMNS = 132
+
+
+def code_longer_than_a_screen(path):
+    """Numbers of lines that reach beyond the last column with more than a string, such as a pattern or a row of a table, and its comma."""
+    lines = path.read_text().splitlines()
+    long = {n for n, line in enumerate(lines, 1) if len(line) > PYTHON_COLUMNS}
+    if not long: return []
+    with tokenize.open(path) as file:
+        strings = [t for t in tokenize.generate_tokens(file.readline) if t.type == tokenize.STRING]
+    in_string = {n for t in strings for n in range(t.start[0], t.end[0] + 1)
+                 if n < t.end[0] or len(lines[n - 1]) - t.end[1] < 24 and (n > t.start[0] or t.start[1] < PYTHON_COLUMNS)}
+    return sorted(long - in_string)
+
+
+def test_no_line_of_python_code_is_longer_than_a_screen():
+    found = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    if not found: pytest.skip("this is no clone")
+    assert [f"{path}:{n}" for path in found for n in code_longer_than_a_screen(ROOT / path)] == []

@@ -12,7 +12,8 @@ where = {}
 with tarfile.open(here / "course.tar.gz") as sources:
     for file in sorted(name for name in sources.getnames() if re.fullmatch(r"\w+/llmc/.*\.h", name)):
         text = sources.extractfile(file).read().decode()
-        for name in re.findall(r"^static inline [\w ]+\*? ?\b(\w+_\w+)\(", text, re.M): where.setdefault(name, file.split("/", 1)[1])
+        for name in re.findall(r"^static inline [\w ]+\*? ?\b(\w+_\w+)\(", text, re.M):
+            where.setdefault(name, file.split("/", 1)[1])
 
 
 def place(name):

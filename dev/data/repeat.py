@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""repeat.py OUT [AFTER [LENGTH [DOCUMENTS [SEED]]]] - makes a token file that a model can predict only if it sees far back, and its mask.
+"""repeat.py OUT [AFTER [LENGTH [DOCUMENTS [SEED]]]] - makes a token file that a model can predict only if it sees far back, and its
+mask.
 
-In a document of LENGTH tokens (2048) each token is that AFTER tokens before it (1024). The first AFTER tokens are new in each document:
-8 keys in a random order, each followed by its value in this document, one of 8; that 32 times; then silence, token 0. In the loss count
-the values of each key's first place in a copy. A model that sees the pairs before it finds a value by its key; one that sees AFTER - 512
-tokens or fewer must guess, with a loss of ln 8 = 2.08. A key and its value are one token, so that one block can learn this.
+In a document of LENGTH tokens (2048) each token is that AFTER tokens before it (1024). The first AFTER tokens are new in each
+document: 8 keys in a random order, each followed by its value in this document, one of 8; that 32 times; then silence, token 0. In
+the loss count the values of each key's first place in a copy. A model that sees the pairs before it finds a value by its key; one
+that sees AFTER - 512 tokens or fewer must guess, with a loss of ln 8 = 2.08. A key and its value are one token, so that one block
+can learn this.
 --tokenizer= --vocab-size 73 reads the tokens: silence, the keys, and each key with each value. The files are those of
 llmc/data/tokens.h and mask.h; with a LENGTH of --seq-len a document is a sequence."""
 import random, sys
@@ -41,7 +43,8 @@ def main(out, *numbers):
     bits = int("".join(map(str, reversed(counts * n))), 2).to_bytes((len(tokens) + 7) // 8, "little") # the first bit is the lowest
     sample = [token for i in range(64) for token in tokens[(len(tokens) - 64) * i // 63:][:64]]
     Path(out).write_bytes(array("i", [20240520, 1, len(tokens)] + [0] * 253).tobytes() + tokens.tobytes())
-    header = array("Q", [int.from_bytes(b"tokmask1", "little"), len(tokens), n * sum(counts), checksum(bits), checksum(sample), 0, 0, 0])
+    header = array("Q", [int.from_bytes(b"tokmask1", "little"), len(tokens), n * sum(counts), checksum(bits), checksum(sample), 0,
+                         0, 0])
     Path(out).with_suffix(".mask").write_bytes(header.tobytes() + bits)
     print(f"{out}: {n} documents of {length} tokens, of which {sum(counts)} count")
 

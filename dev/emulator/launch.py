@@ -1,4 +1,5 @@
-"""launch.py FILE [N] - prints a preprocessed source with the parts of CUDA C++ that are not C++ rewritten. Lines keep their numbers.
+"""launch.py FILE [N] - prints a preprocessed source with the parts of CUDA C++ that are not C++ rewritten. Lines keep their
+numbers.
   kernel<T><<<grid, block, ...>>>(arguments)  ->  emulator::launch("kernel<T>", here(), grid, block, ...)(kernel<T>, arguments)
   extern __shared__ T name[];                 ->  T* name = the block's dynamic shared memory
   __shared__ T a[N], b;                       ->  T (&a)[N] = the block's own copy, and the same for b

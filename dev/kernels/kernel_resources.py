@@ -4,9 +4,9 @@ shared memory). It needs nvcc, and no GPU.
 
   python3 -m dev.kernels.kernel_resources [--precision bf16] [--capabilities "80 90"] [SOURCE.cu...]
 
-The source is train_gpt2_compress.cu unless others are given: it has every kernel of every program. Those of dev/kernels/cuda want "80 90a".
-The status is 1 if a kernel has local memory, into which ptxas spills what has no register; or if it may be launched with more
-threads than there are registers for: without __launch_bounds__ that is a block of 1024."""
+The source is train_gpt2_compress.cu unless others are given: it has every kernel of every program. Those of dev/kernels/cuda want
+"80 90a". The status is 1 if a kernel has local memory, into which ptxas spills what has no register; or if it may be launched with
+more threads than there are registers for: without __launch_bounds__ that is a block of 1024."""
 import re, subprocess, sys, tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +62,8 @@ def kernels(source=SOURCE, precision="bf16", capability="90"):
     threads = {name: int(x) * int(y) * int(z) if x else MOST_THREADS for name, x, y, z in BOUND.findall(ptx)}
     said = SAYS.findall(run.stdout + run.stderr)
     if {name for name, *_ in said} != threads.keys(): m.fail(f"nvcc has not said what every kernel of {source} takes")
-    forms = subprocess.run(["c++filt", "-p"], input="\n".join(name for name, *_ in said), stdout=subprocess.PIPE, text=True, check=True)
+    forms = subprocess.run(["c++filt", "-p"], input="\n".join(name for name, *_ in said), stdout=subprocess.PIPE, text=True,
+                           check=True)
     gpu = f"{capability[:-1]}.{capability[-1]}" if capability.isdigit() else capability
     return sorted(Kernel(form, gpu, int(registers), int(local), int(stores) + int(loads), int(shared or 0), threads[name])
                   for form, (name, local, stores, loads, registers, shared) in zip(forms.stdout.splitlines(), said))

@@ -136,7 +136,8 @@ def answer(name, o):
     note_others(x.d, others)
     x.d.write(results(name, o))
     show(e, m.Results.read(results(name, o)), o)
-    if e.TITLE: m.note(f"results: {results(name, o)}{'' if o.store else '; --store also keeps them under experiments/, with a page'}")
+    if e.TITLE:
+        m.note(f"results: {results(name, o)}{'' if o.store else '; --store also keeps them under experiments/, with a page'}")
     return status
 
 
@@ -187,7 +188,8 @@ def help_of(doc, e):
 def options_of(doc, e):
     """Those of an experiment, or of all that have pages."""
     if not e or e.TITLE: return m.options(help_of(doc, e), **PAGE_OPTIONS, **m.STORED)
-    return m.options(help_of(doc, e), e.FLAGS, {"steps": (2, "the first is not counted")} | e.LEAST, e.MORE, e.PLACEHOLDERS, **e.OPTIONS,
+    return m.options(help_of(doc, e), e.FLAGS, {"steps": (2, "the first is not counted")} | e.LEAST, e.MORE, e.PLACEHOLDERS,
+                     **e.OPTIONS,
                      **({"rounds": e.ROUNDS} if e.ROUNDS else {}), **m.STORED)
 
 

@@ -52,8 +52,8 @@ def short(e, d): return "Speeds are not measured." if without_speeds(e, d) else 
 
 def table(e, d):
     """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Before, between and
-    after these stand FIRST, COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results and
-    the run}."""
+    after these stand FIRST, COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results
+    and the run}."""
     columns = e.FIRST | {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
     if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
     yield [e.RUNS, *columns]

@@ -91,7 +91,8 @@ class Results:
             both = [self.field(a, key) / self.field(b, key) for a in self.each_round(run) for b in self.each_round(other)
                     if a["round"] == b["round"]]
             if both and contradict(ratio, other_ratio, median(both)):
-                fail(f"{self.file or 'these runs'}: by {key}, '{run}' is {ratio:.2f} and '{other}' {other_ratio:.2f} times '{base}', "
+                fail(f"{self.file or 'these runs'}: by {key}, '{run}' is {ratio:.2f} and '{other}' {other_ratio:.2f} times "
+                     f"'{base}', "
                      f"but '{run}' is {median(both):.2f} times '{other}'. These ratios contradict each other; measure again when "
                      "nothing else runs")
         known[run] = ratio

@@ -55,7 +55,8 @@ def plain(names): return [(str(name), "", name) for name in names]
 COLUMNS = (
     ("sent a step", "B", "sent_per_step"), ("of ddp's", ".1%", "sent_of_ddp"), ("errors", "B", "errors"),
     ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing", None), ("compute ms", "ms", "compute"),
-    ("tp", "ms", "tp", MESH), ("uneven", "ms", "bubble", CP), ("bubble", "ms", "bubble", PP, MESH), ("of step", ".1%", "of_step", PP),
+    ("tp", "ms", "tp", MESH), ("uneven", "ms", "bubble", CP), ("bubble", "ms", "bubble", PP, MESH),
+    ("of step", ".1%", "of_step", PP),
     ("of work", ".1%", "of_work", PP), ("formula", "ms", "formula", PP), ("communication", "ms", "communication"),
     ("exposed", "ms", "exposed"), ("step ms", "ms", "seconds"), ("of ddp's", ".2f", "step_of_ddp"),
     ("tokens/s", ".0f", "tokens_per_s"), ("efficiency", ".1%", "efficiency"),
@@ -149,7 +150,8 @@ def groups_of(o, plan):
     each, N = f"{plan.B} x {plan.T} tokens per micro-batch", plan.N
     if o.mesh:
         p = divide_batch(with_mesh(o, plan), MESH, o.total_batch_size)[0]
-        yield Group([Way(MESH, p, "mesh")], f"\nmesh {mesh_name(p)}: replicas of the model, ranks that share its matrices, stages; {each},"
+        yield Group([Way(MESH, p, "mesh")],
+                    f"\nmesh {mesh_name(p)}: replicas of the model, ranks that share its matrices, stages; {each},"
                     f" {p.accumulation} a step", "", True)
         return
     yield Group([Way(strategy, plan, STRATEGY_NAMES[strategy]) for strategy in (*STRATEGIES, *[ZEROPP] * (plan.node_ranks > 0))])
@@ -187,7 +189,8 @@ def rank_ways(way):
     """The ranks of one pipeline, or if these are too many the one that keeps most and the one that keeps least."""
     plan, strategy, names = way.plan, way.strategy, {r: "" for r in range(way.plan.p)}
     if plan.p > MOST_RANKS: names = {extreme_rank(plan, strategy): "most: ", extreme_rank(plan, strategy, False): "least: "}
-    return [Way(strategy, plan._replace(rank=r), f"{name}{'stage' if strategy == MESH else 'rank'} {r}") for r, name in names.items()]
+    return [Way(strategy, plan._replace(rank=r), f"{name}{'stage' if strategy == MESH else 'rank'} {r}") for r,
+            name in names.items()]
 
 
 def bytes_items(group):
@@ -196,7 +199,8 @@ def bytes_items(group):
     if group.line: yield group.line
     for p in {w.plan.p * w.plan.v: w.plan for w in ways if w.strategy in (PP, MESH)}.values(): # each split once
         own, even = plan_split(p), plan_split(p, "even")
-        yield (f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time without a"
+        yield (f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time "
+               "without a"
                f" bubble; with equal numbers of blocks for {100 * even['efficiency']:.0f} %")
     if group.is_one: ways = rank_ways(ways[0])
     for line in zip(*(w.facts(group.is_one) for w in ways)):
@@ -261,7 +265,8 @@ def assumptions(o, plan, w):
     yield text
     watts = "; kWh are the GPUs' at their limit, without the rest of a node" * bool(o.device_gpu and o.device_gpu.watts)
     if o.tokens > 0: yield f"cost of {o.tokens:.4g} tokens{watts}"
-    if not o.mesh: yield "zero-3 waits for each unit that it gathers, as train_gpt2_zero does; DeepSpeed's prefetches, as fsdp does here"
+    if not o.mesh:
+        yield "zero-3 waits for each unit that it gathers, as train_gpt2_zero does; DeepSpeed's prefetches, as fsdp does here"
 
 
 def plan_and_clock(o):

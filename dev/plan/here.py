@@ -1,10 +1,11 @@
-"""here.py - measures this machine, or with --cluster the cluster that runs on it (dev/cluster), for build/plan --here: what each of N
-ranks can compute and copy, and the links between them.
+"""here.py - measures this machine, or with --cluster the cluster that runs on it (dev/cluster), for build/plan --here: what each of
+N ranks can compute and copy, and the links between them.
 
-The ranks are processes with one thread each, as those that train. They measure at the same time, because they share caches, memory, and
-if they outnumber the cores also these; of their results the least counts, because a step waits for the slowest rank. GFLOP/s are those
-of fp32 products, GB/s those of copies (read and written). What training reaches of both is a step of train_gpt2_single, of a small model
-where none is given. Links are what build/comm_bench fits to a sweep: that of all ranks and, if a node has several, that inside a node.
+The ranks are processes with one thread each, as those that train. They measure at the same time, because they share caches, memory,
+and if they outnumber the cores also these; of their results the least counts, because a step waits for the slowest rank. GFLOP/s
+are those of fp32 products, GB/s those of copies (read and written). What training reaches of both is a step of train_gpt2_single,
+of a small model where none is given. Links are what build/comm_bench fits to a sweep: that of all ranks and, if a node has several,
+that inside a node.
 
 MPIRUN  how to start ranks (dev/on_ranks.sh)    CC  the compiler of dev/kernels/peak.c    CLUSTER  the cluster's folder
 All other options are those of train_gpt2_single."""
@@ -50,8 +51,8 @@ class Alone:
         self.again()
 
     def again(self):
-        """Measures both; micro and update are ms of a micro-batch and of the rest of a step, by the least of these so far. (Where other
-        work makes two as quick as one, an update takes nothing.)"""
+        """Measures both; micro and update are ms of a micro-batch and of the rest of a step, by the least of these so far. (Where
+        other work makes two as quick as one, an update takes nothing.)"""
         now, self.run = step_of_one(*self.what, 1)
         self.first, self.second = self.first + [now], self.second + [step_of_one(*self.what, 2)[0]]
         a, b = min(self.first), min(self.second)
@@ -78,7 +79,8 @@ def on_cluster():
 def measured(ranks, nodes=1, options=MODEL, comm="", alone=None):
     """All of it, on so many nodes. comm: options of build/comm_bench; alone: what training reaches, if that is known."""
     peak = m.work() / "peak"
-    if not m.compiled("dev/kernels/peak.c", peak, "-std=c11 -O3 -march=native -fopenmp"): m.fail("dev/kernels/peak.c does not compile")
+    if not m.compiled("dev/kernels/peak.c", peak, "-std=c11 -O3 -march=native -fopenmp"):
+        m.fail("dev/kernels/peak.c does not compile")
     gflops, copy = (least(ranks, peak, what) for what in ("sgemm", "copy"))
     reached, update = (alone or Alone(ranks, options)).rates()
     found = {"gflops": gflops, "copy": copy, "mfu": reached / gflops, "update": update}
@@ -93,7 +95,8 @@ def main():
     o = m.options(__doc__, ["cluster"], least={"ranks": (2, "a link needs two")}, ranks=0, out="")
     nodes, per_node = on_cluster() if o.cluster else (1, 2)
     ranks = o.ranks or nodes * per_node
-    if ranks != nodes * per_node and o.cluster: m.fail(f"--ranks {ranks}: the cluster has {nodes} nodes of {per_node} ranks; leave it out")
+    if ranks != nodes * per_node and o.cluster:
+        m.fail(f"--ranks {ranks}: the cluster has {nodes} nodes of {per_node} ranks; leave it out")
     out = o.out or ("build/here_cluster.json" if o.cluster else "build/here.json")
     m.ranks_can_start(ranks, quiet=True)
     busy = m.busy_percent()

@@ -1,10 +1,10 @@
-"""Bytes and seconds of any model on any mesh: data, tensor, context and pipeline parallelism together, ZeRO over data and context, on
-known GPUs.
-The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not have, so that
-published figures can be compared, and for the search of a mesh.
+"""Bytes and seconds of any model on any mesh: data, tensor, context and pipeline parallelism together, ZeRO over data and context,
+on known GPUs. The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not
+have, so that published figures can be compared, and for the search of a mesh.
 
 Compute   A block's products take FLOPs / (peak x what large products reach of it); all else moves bytes, at what copies reach.
-Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's programs have
+Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's programs
+have
           stages that take about equal times (split.h); there the bubble is one micro-batch's time in all stages but the slowest.
 Data      The backward pass of the last micro-batch hides what dp sums or reduces, and the next forward pass what it gathers. If
           parameters are sharded, all passes hide what they send. Only the rest is exposed, and what the first block or the root
@@ -94,8 +94,8 @@ class MeshPlan(NamedTuple):
     network = property(lambda self: network_of_gpu(self.gpu))
 
     def collective(self, ranks, apart, all_reduce, nbytes):
-        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are neighbours;
-        then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
+        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are
+        neighbours; then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
         what = ALL_REDUCE if all_reduce else ALL_GATHER
         return self.network.seconds(what, nbytes, self.network.apart(self.ranks, apart, ranks))
 
@@ -180,7 +180,8 @@ class MeshPlan(NamedTuple):
 
     def context_waits(self):
         """The same of cp ranks: for keys and values forward and backward, and for their gradients."""
-        nbytes, forward = self.program.element_bytes * self.tokens * 2 * self.shape.kv_channels / self.tp, 2 if self.kept == INPUTS else 1
+        nbytes = self.program.element_bytes * self.tokens * 2 * self.shape.kv_channels / self.tp
+        forward = 2 if self.kept == INPUTS else 1
         if not self.program.ring: return (forward + 2) * self.collective(self.cp, self.tp, False, nbytes * self.cp)
         hop, part = nbytes / self.link(self.tp, self.cp) + 10e-6, self.attended() / self.cp
         return (self.cp - 1) * (forward + 2) * max(0, hop - part) # backward twice as much is sent and computed

@@ -4,7 +4,8 @@ import math, re
 from tool import SIZES, choice, parse_options, real, require, switch, text, whole
 from machines import ALL_REDUCE, GPUS, LINKS, MEASURED, NODES, Network, link_of, open_link, passes, this_machine
 from shapes import SHAPES, Shape, is_gpt2
-from questions import (CP, FSDP, MAX_BLOCKS, MESH, OPTIONS_OF_METHOD, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of, field_of)
+from questions import (CP, FSDP, MAX_BLOCKS, MESH, OPTIONS_OF_METHOD, PP, SCHEDULES, TP, ZEROPP, Plan, answer_of, bytes_of,
+                       field_of)
 from steps import METHODS
 
 MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
@@ -20,11 +21,14 @@ OPTIONS = [
     whole("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b"),
     whole("accumulation", 0, 0, MOST_MICRO_BATCHES,
           "micro-batches per step of a replica of the model; 0: 1, or in a pipeline one per rank of it"),
-    whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it"),
-    choice("recompute", "none", "none|block|full", "for the times; bytes are printed for both; full: all of a block, as papers count"),
+    whole("total-batch-size", 0, 0, 1e15,
+          "tokens per step of all ranks, so that more ranks do less each; 0: --accumulation says it"),
+    choice("recompute", "none", "none|block|full",
+           "for the times; bytes are printed for both; full: all of a block, as papers count"),
     "Ranks, and how they divide the work (bytes of the first five strategies are always printed)",
     whole("ranks", 8, 1, 1 << 20, "number of ranks, N"),
-    whole("tensor-parallel", 0, 0, 1 << 20, "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8"),
+    whole("tensor-parallel", 0, 0, 1 << 20,
+          "neighbouring ranks that share a replica of the model and a micro-batch; 0: 1, 2, 4 and 8"),
     switch("sequence-parallel", "they also cut the rows of layernorms and of the residual stream"),
     whole("pipeline-parallel", 0, 0, MAX_BLOCKS, "neighbouring ranks that each have some blocks of a copy; 0: 2, 4 and 8"),
     choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared"),
@@ -34,7 +38,8 @@ OPTIONS = [
     choice("cp", "ulysses", "ulysses|allgather|ring", "what their attention exchanges; not given: all ways are compared of one"
            " --context-parallel"),
     choice("cp-balance", "contiguous", "contiguous|zigzag", "which tokens of a sequence they have, with --cp allgather or ring"),
-    text("mesh", "", "dp=N,tp=N,pp=N|all", "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; all: search the best of"
+    text("mesh", "", "dp=N,tp=N,pp=N|all",
+         "only this mesh of train_gpt2_3d: how many of --ranks are along each axis; all: search the best of"
          " --model on --ranks of --gpu, with every ZeRO stage, recomputation and micro-batch; '': none"),
     whole("zero-stage", 0, 0, 1, "of --mesh: what is sharded over dp, 0 nothing, 1 optimizer state"),
     "The column fsdp, as train_gpt2_fsdp's options of these names",
@@ -45,14 +50,17 @@ OPTIONS = [
     switch("wrap-halves", "a block's attention and its MLP are gathered apart"),
     whole("limit-all-gathers", 2, 1, 256, "such groups that may be gathered at a time, besides the root"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which gradients are sent and added"),
-    whole("node-ranks", 0, 0, 1 << 20, "also the column zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: none"),
+    whole("node-ranks", 0, 0, 1 << 20,
+          "also the column zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: none"),
     "Compressed gradients beside ddp, as train_gpt2_compress's options of these names",
-    choice("compress", "none", "|".join(METHODS) + "|all", "how the gradients of matrices travel; all: only a table of the methods"),
+    choice("compress", "none", "|".join(METHODS) + "|all",
+           "how the gradients of matrices travel; all: only a table of the methods"),
     switch("error-feedback", "keep what was not sent; default: on for int4 and powersgd"),
     real("top-k-fraction", 0.01, 1e-6, 1, "share of a matrix's elements that top-k sends"),
     whole("rank", 4, 1, 1024, "rank of powersgd's matrices"),
     real("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket"),
-    real("communication-ms", 0, 0, 1e9, "ms in which ranks sum all gradients whole; all others take by their bytes. 0: from the links"),
+    real("communication-ms", 0, 0, 1e9,
+         "ms in which ranks sum all gradients whole; all others take by their bytes. 0: from the links"),
     "Device",
     text("gpu", "", "|".join(GPUS), "peak, memory and its bandwidth, links and nodes, where not given; '': none"),
     switch("here", "this machine's CPU, of which python3 dev/plan/here.py has measured what --gpu says of others"),
@@ -108,7 +116,8 @@ ONLY = { # a question, and all that it takes
 NEVER = {"mesh": OF_PROGRAMS, "here": "gpu node", "compute-ms": "peak-flops mfu", "total-batch-size": "accumulation"}
 NEEDS = ( # options, and others of which one must be given, or have such a value
     ("master", "params"), ("cluster measured", "here"), ("price", "tokens"), ("zero-stage", "mesh"),
-    ("split", "pipeline-parallel mesh"), ("nics inter-link", "ranks-per-node"), ("error-feedback bucket-mb communication-ms", "compress"),
+    ("split", "pipeline-parallel mesh"), ("nics inter-link", "ranks-per-node"),
+    ("error-feedback bucket-mb communication-ms", "compress"),
     *((option, "compress", method, "all") for method, option in OPTIONS_OF_METHOD.items()))
 
 
@@ -128,9 +137,11 @@ def check(o):
             "--master is for 16 bits: weights in fp32 are the master copy; leave it out")
     require(o.total_batch_size % o.seq_len == 0,
             f"--total-batch-size {o.total_batch_size} is no multiple of --seq-len {o.seq_len}; choose one that is")
-    require(o.communication_ms == 0 or o.ranks > 1, f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
+    require(o.communication_ms == 0 or o.ranks > 1,
+            f"--communication-ms {o.communication_ms:g}: one rank sends nothing; raise --ranks")
     require(not (o.pipeline_parallel or o.mesh) or o.accumulation <= PLAYED_MICRO_BATCHES,
-            f"--accumulation {o.accumulation}: a pipeline is played with {PLAYED_MICRO_BATCHES} micro-batches at most, and its bubble"
+            f"--accumulation {o.accumulation}: a pipeline is played with {PLAYED_MICRO_BATCHES} micro-batches at most, and its "
+            "bubble"
             " is short by then; lower it")
 
 
@@ -181,15 +192,18 @@ def shape_of(o):
     require(o.model in SHAPES or 1 <= d <= MAX_BLOCKS,
             f"--model {o.model} is not known: dN with N from 1 to {MAX_BLOCKS}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
-    require(o.mesh == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no program of this"
+    require(o.mesh == "all" or not s.llama,
+            f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no program of this"
             " course has: only --mesh all plans it")
     require(not s.llama or not (o.layers or o.heads or o.channels or o.vocab_size),
             f"--model {o.model}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
     s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
-    require(s.C % s.NH == 0, f"--model, --layers, --heads, --channels, --vocab-size: {s.C} channels do not divide over {s.NH} heads")
+    require(s.C % s.NH == 0,
+            f"--model, --layers, --heads, --channels, --vocab-size: {s.C} channels do not divide over {s.NH} heads")
     if not (is_gpt2(s) if o.mesh == "all" else o.model.startswith("gpt2")): # the search takes a changed gpt2 as a dN
         s = s._replace(T=o.seq_len)
-    require(o.seq_len <= s.T, f"--seq-len {o.seq_len} is longer than the {s.T} positions of {o.model}; lower it or choose a model with"
+    require(o.seq_len <= s.T,
+            f"--seq-len {o.seq_len} is longer than the {s.T} positions of {o.model}; lower it or choose a model with"
             " more")
     return s
 

@@ -11,7 +11,8 @@ After it  A stage sums a block's gradients over the replicas of the model once i
 import math
 from machines import ALL_REDUCE, Group
 from questions import PP, blocks_of, play, split_of
-from steps import (StepTime, Timeline, UnitSeconds, abreast, block_flops, block_sent, crosses, hop_seconds, layernorms_sum, root_sent,
+from steps import (StepTime, Timeline, UnitSeconds, abreast, block_flops, block_sent, crosses, hop_seconds, layernorms_sum,
+                   root_sent,
                    tensor_block, tensor_messages, update_seconds)
 
 
@@ -68,8 +69,8 @@ def gather_delay(plan, y, block, root):
 
 
 def sum_blocks(plan, y, rank, seconds, of_block, t):
-    """Sums rank's blocks over the copies, each when it is complete, in t's queue; then t.now is when it has computed all. of_block: of
-    a block in B and in W; None: all blocks take equal parts of an action, and as much comes before them."""
+    """Sums rank's blocks over the copies, each when it is complete, in t's queue; then t.now is when it has computed all. of_block:
+    of a block in B and in W; None: all blocks take equal parts of an action, and as much comes before them."""
     blocks = split_of(plan)
     for kind, micro, part, begin, end in y["ranks"][rank]["boxes"]:
         if micro < plan.accumulation - 1 or kind not in "BW": continue

@@ -1,6 +1,6 @@
 """Asks the programs what a run keeps and sends, by their own formulas (llmc/run/predict.h), and build/schedule_order what
-ranks of a pipeline do when. A run is a Plan. It is asked of the program of its strategy, built for the precision; fp16 has bf16's size,
-but for train_gpt2_compress."""
+ranks of a pipeline do when. A run is a Plan. It is asked of the program of its strategy, built for the precision; fp16 has bf16's
+size, but for train_gpt2_compress."""
 import functools, math, os
 from collections import namedtuple
 from typing import NamedTuple
@@ -187,7 +187,8 @@ def blocks_of(plan, rank): return sum(split_of(plan)[rank::plan.p])
 def play(plan, times, message):
     """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
     balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
-    return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), tuple(map(tuple, times)), message)
+    return play_pipeline(schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v), tuple(map(tuple, times)),
+                         message)
 
 
 @functools.lru_cache(16)

@@ -78,8 +78,8 @@ def meshes_of(asked):
 
 
 def search(shape, gpu, ranks, batch, T, reserve):
-    """Results, those that fit first, best first; and how many ways were tried. batch: sequences of a step. On a CPU programs are those
-    of fp32."""
+    """Results, those that fit first, best first; and how many ways were tried. batch: sequences of a step. On a CPU programs are
+    those of fp32."""
     asked = MeshPlan(shape, gpu, ranks, 1, 1, 0, batch, 1, T, program=SHARD_FP32 if gpu.is_here else SHARD, reserve=reserve)
     tried = [[try_way(p) for p in ways_of(mesh)] for mesh in meshes_of(asked)]
     return sorted((min(ways, key=rank_of) for ways in tried), key=rank_of), sum(map(len, tried))
@@ -119,7 +119,8 @@ def answer(o):
     items = [f"{s.name}: {s.L} blocks, {s.C} channels, {s.NH} heads, {s.V} tokens, {1e-9 * s.parameters():.4g} B parameters",
              f"{batch} x {o.seq_len} tokens a step, on {o.ranks} ranks, each with one {gpu.what} of {1e-9 * gpu.memory:.4g} GB,"
              f" {o.reserve:.4g} of these in reserve",
-             f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {sum(row['fits'] for row in rows)} fit; of those that"
+             f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {sum(row['fits'] for row in rows)} fit; of "
+             "those that"
              " take as long the simplest is first",
              Table("mesh", columns, [row | {"ms": 1e3 * row.get("seconds", math.nan)} for row in rows])]
     if s.llama: items.append("bytes are estimated (mesh.py): no program of this course has such a model")

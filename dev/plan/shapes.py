@@ -1,9 +1,10 @@
 """Shapes of models by name, and what follows from a shape: parameters, FLOPs, activations.
 
-Shapes    GPT-2's are its own (Radford et al. 2019). GPT-3's are table 2.1 of arXiv 2005.14165, whose XL has "24" heads of 128 for 2048
-          channels (16 fit) and whose 13B has "5140" channels (its heads make 5120); its sparse attention counts as dense. Megatron's
-          are table 1 of arXiv 2104.04473 and table 3 of arXiv 2205.05198. Llama 3's are table 3 of arXiv 2407.21783, as torchtitan has
-          them (torchtitan/models/llama3 at b5bcd76). Llama 2's is that of arXiv 2307.09288, in Llama 3's form.
+Shapes    GPT-2's are its own (Radford et al. 2019). GPT-3's are table 2.1 of arXiv 2005.14165, whose XL has "24" heads of 128 for
+2048
+          channels (16 fit) and whose 13B has "5140" channels (its heads make 5120); its sparse attention counts as dense.
+          Megatron's are table 1 of arXiv 2104.04473 and table 3 of arXiv 2205.05198. Llama 3's are table 3 of arXiv 2407.21783, as
+          torchtitan has them (torchtitan/models/llama3 at b5bcd76). Llama 2's is that of arXiv 2307.09288, in Llama 3's form.
 FLOPs     are those per token of forward and backward pass. Attention's two (T,T) products are 4 C T per block and forward pass, of
           which a causal mask leaves half.
 """
@@ -18,7 +19,8 @@ class Shape(NamedTuple):
     NH: int                  # heads
     V: int                   # tokens
     T: int                   # longest sequence
-    grouped: int = 0         # Llama's: heads of keys and values, width of a gated MLP; it has RMS norms, rotary positions, an untied
+    # Llama's: heads of keys and values, width of a gated MLP; it has RMS norms, rotary positions, an untied
+    grouped: int = 0
     gated: int = 0           # head, and no biases
 
     llama = property(lambda self: self.gated > 0)

@@ -1,9 +1,10 @@
 """Seconds of a step of the programs that have no pipeline (doc/plan.md).
 
-Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
-          waits is exposed. A unit is the root or half a block, or a group of these that fsdp gathers. A third queue, "shared", has what
-          a communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas.
-          Where context parallelism crosses nodes, both queues share a link, and what they send takes turns.
+Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that
+compute
+          waits is exposed. A unit is the root or half a block, or a group of these that fsdp gathers. A third queue, "shared", has
+          what a communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's
+          replicas. Where context parallelism crosses nodes, both queues share a link, and what they send takes turns.
 Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
           (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
@@ -67,9 +68,9 @@ class Timeline:
 
 class StepTime(namedtuple("StepTime", "compute communication exposed seconds tokens compressing bubble formula tp",
                           defaults=(0, 0, float("nan"), 0))):
-    """tokens: of all ranks; compressing: what it takes from compute; bubble: of a pipeline, without messages, so that exposed is what
-    messages and sums add, and in cp how much more than the mean the busiest rank computes; formula: the bubble of equal stages, NaN if
-    there is none; tp: of a mesh, what an average rank waits for inside its actions."""
+    """tokens: of all ranks; compressing: what it takes from compute; bubble: of a pipeline, without messages, so that exposed is
+    what messages and sums add, and in cp how much more than the mean the busiest rank computes; formula: the bubble of equal
+    stages, NaN if there is none; tp: of a mesh, what an average rank waits for inside its actions."""
     efficiency = property(lambda self: self.compute / self.seconds)
     tokens_per_s = property(lambda self: self.tokens / self.seconds)
 
@@ -101,8 +102,8 @@ def touched(plan, n, row):
 
 
 def segments_of(plan, w):
-    """Of the root, and of all blocks: seconds of messages, and bytes that packing and unpacking read and write. An all-to-all takes as
-    long as a reduce-scatter. A segment that is not compressed and has a buffer is copied into it and back."""
+    """Of the root, and of all blocks: seconds of messages, and bytes that packing and unpacking read and write. An all-to-all takes
+    as long as a reduce-scatter. A segment that is not compressed and has a buffer is copied into it and back."""
     found, method = [[0, 0, 0], [0, 0, 0]], plan.method
     for begin, n, sent, received, is_packed in answer_of(plan, DDP)["more"]: # bytes of its buffers
         if not is_packed: messages, touches = [(ALL_REDUCE, n * plan.X)], (2 * sent, 2 * sent)
@@ -119,8 +120,10 @@ def segments_of(plan, w):
 
 # ---- what a program gathers and reduces at a time ----
 # A unit, or a group of fsdp's units, or a block of ddp's. How many blocks it has, halves of one by their FLOPs; the root has none
-# unless it is the whole model. Seconds of gathering, reducing, and summing a shard over the replicas of the model, or in zero++ over
-# nodes (0: there is one); of compressing what is reduced; of unpacking weights that have been gathered; of exchanging updated shards.
+# unless it is the whole model. Seconds of gathering, reducing, and summing a shard over the replicas of the model, or in zero++
+# over
+# nodes (0: there is one); of compressing what is reduced; of unpacking weights that have been gathered; of exchanging updated
+# shards.
 Unit = namedtuple("Unit", "blocks gather reduce replicate packing unpacking exchange", defaults=(0, 0, 0, 0))
 
 
@@ -132,15 +135,18 @@ def unit_of(plan, strategy, w, blocks, elements):
     gradient = 4 if is_fsdp and plan.reduce_dtype == "fp32" else X
     shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(N, shards)
     return Unit(blocks, w.seconds(ALL_GATHER, shards * shard * X, ranks),
-                w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks), w.seconds(ALL_REDUCE, shard * gradient, w.apart(N, shards)))
+                w.seconds(REDUCE_SCATTER, shards * shard * gradient, ranks),
+                w.seconds(ALL_REDUCE, shard * gradient, w.apart(N, shards)))
 
 
 def unit_of_nodes(plan, w, blocks, elements):
-    """Of zero++ (llmc/parallel/zeropp.h). All travels packed, also within a node; vectors, which are few, count as all else does."""
+    """Of zero++ (llmc/parallel/zeropp.h). All travels packed, also within a node; vectors, which are few, count as all else
+    does."""
     X, g, K, scale = plan.X, plan.node_ranks, plan.N // plan.node_ranks, 4 / QUANTISE_BLOCK
     shard, weight, gradient = float(PACKED_ROW * ceil_div(ceil_div(elements, plan.N), PACKED_ROW)), 1 + scale, 0.5 + scale
     node, across, part = w.neighbours(plan.N, g), w.apart(plan.N, g), K * shard # of a unit, what a rank's secondary shard has
-    packing = g * part * (X + 2 * gradient) + part * (4 + 4 + 2 * gradient) + 4 * shard # all, then what the node's ranks sum, then nodes
+    # all, then what the node's ranks sum, then nodes
+    packing = g * part * (X + 2 * gradient) + part * (4 + 4 + 2 * gradient) + 4 * shard
     return Unit(blocks, w.seconds(ALL_GATHER, g * part * weight, node), w.seconds(REDUCE_SCATTER, g * part * gradient, node),
                 w.seconds(REDUCE_SCATTER, part * gradient, across), touched_seconds(plan, packing),
                 touched_seconds(plan, g * part * (weight + X)), w.seconds(ALL_GATHER, part * weight, across))
@@ -166,10 +172,10 @@ def units_of(plan, strategy, w):
 
 def micro_batch(plan, strategy, units, s, micro, t):
     """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A program
-    that gathers does so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a unit
-    when it is needed; FSDP gathers as early as it has memory, and only once a step the root and what stays after its forward pass
-    (grad-op). Gradients are sent when a unit's backward pass ends, the root's last. In zero++ nodes exchange what has been updated
-    before a step's first gathers."""
+    that gathers does so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a
+    unit when it is needed; FSDP gathers as early as it has memory, and only once a step the root and what stays after its forward
+    pass (grad-op). Gradients are sent when a unit's backward pass ends, the root's last. In zero++ nodes exchange what has been
+    updated before a step's first gathers."""
     head = len(units)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
     uses, frees = len(order), strategy in (FSDP, ZEROPP)
@@ -217,7 +223,8 @@ def tensor_messages(plan, w):
     total = w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp)
     stats = chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp)
     gather = w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0
-    return TensorMessages(total, gather, stats, tuple((n * C * C / forward, m * C * C / forward) for n, m in ((3.0, 1.0), (4.0, 4.0))))
+    return TensorMessages(total, gather, stats, tuple((n * C * C / forward, m * C * C / forward) for n,
+                                                      m in ((3.0, 1.0), (4.0, 4.0))))
 
 
 def layernorms_sum(plan, w, blocks):
@@ -226,7 +233,8 @@ def layernorms_sum(plan, w, blocks):
 
 
 def tensor_forward(m, seconds, recomputed, t):
-    """Both halves of a block's forward pass: rows are gathered, computed with, and summed. Recomputing omits the last product and sum."""
+    """Both halves of a block's forward pass: rows are gathered, computed with, and summed. Recomputing omits the last product and
+    sum."""
     for half in (0, 1):
         t.wait_shared(m.gather)
         t.now += seconds / 2
@@ -255,8 +263,8 @@ def tensor_block(m, s, t):
 
 def shared_micro_batch(plan, m, block, s, gradients, t):
     """s: of a rank that has its share of the compute. block: what does a block's forward pass, what is recomputed, and its backward
-    pass. gradients: seconds of the root's and a block's, which in the last micro-batch are sent as ddp's are, on a queue of their own;
-    else 0."""
+    pass. gradients: seconds of the root's and a block's, which in the last micro-batch are sent as ddp's are, on a queue of their
+    own; else 0."""
     forward, again, backward = block
     t.wait_shared(m.sum) # of embeddings
     for _ in range(plan.shape.L): forward()
@@ -273,7 +281,8 @@ def shared_micro_batch(plan, m, block, s, gradients, t):
 
 
 def elements_sent(plan, w, elements):
-    """Seconds of what is sent of so many elements over the ranks that have the same part of the model, before the update and after it."""
+    """Seconds of what is sent of so many elements over the ranks that have the same part of the model, before the update and after
+    it."""
     shared = plan.t * plan.p
     dp, nbytes = w.apart(plan.N, plan.t if plan.pp_outside else shared, plan.N // shared), float(elements) * plan.X
     if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
@@ -303,9 +312,9 @@ def hop_seconds(plan, w, nbytes):
 
 
 def attend_across(plan, w, seconds, backward):
-    """A block's attention, which takes so many seconds on one rank, on the busiest of c ranks, as train_gpt2_cp does it. It computes
-    some parts, a c-th of a c-th, twice with keys of another rank: late queries see all keys of an early chunk, but half of their own.
-    A ring's gradients travel a step behind the keys and values that they belong to."""
+    """A block's attention, which takes so many seconds on one rank, on the busiest of c ranks, as train_gpt2_cp does it. It
+    computes some parts, a c-th of a c-th, twice with keys of another rank: late queries see all keys of an early chunk, but half of
+    their own. A ring's gradients travel a step behind the keys and values that they belong to."""
     t, ranks, c, twice = Timeline(), w.neighbours(plan.N, plan.c), plan.c, 1 if plan.balance == "zigzag" else 2
     numbers, part = 2.0 * plan.tokens / c * plan.shape.C, seconds / c**2 # keys and values of a rank
     if plan.how == "ulysses":

@@ -15,7 +15,8 @@ from questions import bytes_of_states
 from shapes import SHAPES
 
 PUBLISHED = Path(__file__).with_name("published.toml")
-BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib", "optimizer_mib",
+BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib",
+         "optimizer_mib",
          "activations_mib")
 TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms")
 COUNTED = {name: [kind for kind in group if kind not in ("mfu", "parameters_b")] # these two repeat others
@@ -109,7 +110,8 @@ def summary(pairs):
 
 def answer(o):
     pairs = [(r, predict(r, 1e9 * o.reserve)) for r in read_published()]
-    def ratio(r, x): return ("same" if x == r.value else "not") if r.kind == "fits" else "-" if math.isnan(x) else f"{x / r.value:.3f}"
+    def ratio(r, x):
+        return ("same" if x == r.value else "not") if r.kind == "fits" else "-" if math.isnan(x) else f"{x / r.value:.3f}"
     rows = [{"source": r.source, **{key: getattr(r, key) for key in ("model", "gpu", "dp", "tp", "pp", "zero", "kind")},
              "published": r.value, "note": r.note, "predicted": x} for r, x in pairs]
     columns = [(key, ".5g" if key in ("published", "predicted") else "", key) for key in [*[*rows[0]][1:], "ratio"]]
@@ -117,9 +119,11 @@ def answer(o):
     def percents(mine): return {name: "-" if math.isnan(x) else f"{100 * x:.1f} %" for name, x in summary(mine).items()}
     groups = ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))
     sources = [{"name": source, "rows": len(mine), **percents(mine)} for source, mine in groups]
-    lines = [f"{name:<9}{len(offs(pairs, kinds)):3d} rows, half of them within {percents(pairs)[name]}" for name, kinds in COUNTED.items()]
+    lines = [f"{name:<9}{len(offs(pairs, kinds)):3d} rows, half of them within {percents(pairs)[name]}" for name,
+             kinds in COUNTED.items()]
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
     return [every, Table("source", plain(("rows", "bytes", "times", "furthest")), sources), "", *lines,
             f"fits     {sum(fits)} of {len(fits)} right",
-            f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a paper calls"
+            f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a "
+            "paper calls"
             " HFU"], lambda: {"rows": rows}

@@ -34,7 +34,8 @@ def linked_sources():
     for folder in [path for path in found if path in source.folders()]:
         found |= {n for n in source.tracked() if n.startswith(folder + "/")}
     found |= {parent for path in found for parent in source.parents(path)}
-    return {path for path in found if path in source.folders() or not path.endswith((".md", ".svg", ".safetensors", ".bin", ".jsonl"))}
+    return {path for path in found if path in source.folders()
+            or not path.endswith((".md", ".svg", ".safetensors", ".bin", ".jsonl"))}
 
 
 def on_config(config):

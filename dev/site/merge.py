@@ -1,5 +1,6 @@
-"""make merge-3d: train_gpt2_3d.cu as a three-way merge. Data parallelism is the ancestor; tensor and pipeline parallelism are two changes to
-it, and git merges them. Prints each conflict with its resolution in train_gpt2_3d.cu, then what that program changes besides."""
+"""make merge-3d: train_gpt2_3d.cu as a three-way merge. Data parallelism is the ancestor; tensor and pipeline parallelism are two
+changes to it, and git merges them. Prints each conflict with its resolution in train_gpt2_3d.cu, then what that program changes
+besides."""
 import re, shutil, subprocess, textwrap
 from collections import Counter, namedtuple
 from difflib import SequenceMatcher
@@ -9,7 +10,8 @@ import programs
 
 MESH = "llmc/parallel/mesh.h"
 MERGED = {"3d": ("tp", "ddp", "pp")}  # as git merge-file takes them: one change, the ancestor, the other change
-# One line of the merge. `program` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `conflict`: its number,
+# One line of the merge. `program` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `conflict`:
+# its number,
 # counted from 1, or 0: a conflict has the lines of one change, then those of the other.
 Line = namedtuple("Line", "text program n conflict")
 
@@ -47,7 +49,8 @@ def merge(program):
     def of(k, side):
         """Where line k comes from: a side of a conflict, all three programs, or the one that has it."""
         if side: return side
-        return next((name for name in (ancestor, ours, theirs) if k in places[name] and (name != ancestor or k in places[ours] and k in places[theirs])),
+        return next((name for name in (ancestor, ours, theirs) if k in places[name]
+                     and (name != ancestor or k in places[ours] and k in places[theirs])),
                     ours)
     lines, at = [], Counter()
     for k, (text, side, conflict) in enumerate(found):
@@ -104,8 +107,10 @@ ORDER = ["the mesh, and who has what", "messages and sums", "accounts and option
 # Functions that both parents change and git merges: what one must check there, because git does not.
 CHECKS = {
     "gpt2_reduce":
-        "Is the order of the sums right? The root is summed over `tied` before the buckets that contain it start over dp. dp's sums are"
-        " in place, so layernorms are summed over tp only after dp's waits. The loss is summed over dp and pp, but not over tp, whose"
+        "Is the order of the sums right? The root is summed over `tied` before the buckets that contain it start over dp. dp's "
+        "sums are"
+        " in place, so layernorms are summed over tp only after dp's waits. The loss is summed over dp and pp, but not over tp, "
+        "whose"
         " ranks all compute it.",
     "gpt2_init_ranges":
         "Does is_replicated still mean equal elements, now that tp cuts the root? Yes: the first and the last stage both take part"
@@ -116,7 +121,8 @@ CHECKS = {
 # The same of conflicts.
 CONFLICT_CHECKS = {
     "block_mlp_backward":
-        "Who uses which buffer while tp sums dln2? W (block_mlp_backward_weight) reads dout and dfch and must not write dln2. zb-h1's I"
+        "Who uses which buffer while tp sums dln2? W (block_mlp_backward_weight) reads dout and dfch and must not write dln2. "
+        "zb-h1's I"
         " copies dout for a later W instead: all rows of it, because tp_leave_backward has gathered them.",
 }
 
@@ -143,8 +149,8 @@ def label(program, line, sides):
 
 
 def marked(program, sides, chosen):
-    """A conflict as [(label, line)]: the program's lines, each behind those of the parents that it replaces. Where it has taken less
-    than two thirds of its lines from them, theirs are in one piece each."""
+    """A conflict as [(label, line)]: the program's lines, each behind those of the parents that it replaces. Where it has taken
+    less than two thirds of its lines from them, theirs are in one piece each."""
     ours, _, theirs = MERGED[program]
     own = [(label(program, line, sides), line) for line in chosen]
     stripped, replaced = {line.strip() for line in chosen}, [[] for _ in range(len(chosen) + 1)]
@@ -236,8 +242,10 @@ def print_mesh():
     first, end = next((first, end) for name, first, end in programs.definitions(MESH) if name == "mesh_plan_axes")
     text = programs.lines(MESH)[first:end]
     made = [n for n, line in enumerate(text) if "mesh_group(" in line]
-    print_text(f"All three programs make the mesh in one call, ranks_are_mesh, which splits the world in these lines of {MESH}. A group has"
-               " a name, its number of ranks, this rank's number in it, and a color: ranks of one color are one group. tp, pp and replica are"
+    print_text(f"All three programs make the mesh in one call, ranks_are_mesh, which splits the world in these lines of {MESH}. A "
+               "group has"
+               " a name, its number of ranks, this rank's number in it, and a color: ranks of one color are one group. tp, pp and "
+               "replica are"
                " this rank's places along the three axes. root: its stage is the first or the last.")
     print_lines([("", line) for line in text[made[0]:made[-1] + 1]])
     print()
@@ -313,7 +321,8 @@ The head of {file}:
     print("---- 4. changed where there was no conflict (-merge: what git has made) ----\n")
     print_own(program, rest)
     print("\n---- 5. ZeRO-1 over dp; you may stop here ----\n")
-    print_text("Names are those of train_gpt2_zero.cu, and mean the same for this rank's part of a unit. Written anew are gpt2_init_shards"
+    print_text("Names are those of train_gpt2_zero.cu, and mean the same for this rank's part of a unit. Written anew are "
+               "gpt2_init_shards"
                " and shard_begin, because with --zero-stage 0 a unit has one shard.")
     print()
     print_own(program, zero, "ZeRO")

@@ -1,4 +1,5 @@
-"""The programs side by side: their definitions, rows of equal and changed lines, hunks, and which notes of dev/site/programs.toml are theirs.
+"""The programs side by side: their definitions, rows of equal and changed lines, hunks, and which notes of dev/site/programs.toml
+are theirs.
 
 A definition is what make check-programs calls so: a top-level function, struct, macro or section heading with the comment above it.
 A hunk lies within one definition: changed lines, and those equal lines that lie between two changes that are close to each other.
@@ -91,7 +92,8 @@ def words(line):
 def likeness(a, b):
     """From 0 to 1: the share of two lines' letters that stand in equal words in the same order."""
     if not words(a) or not words(b): return 0.0
-    same = sum(sum(map(len, words(a)[m.a:m.a + m.size])) for m in SequenceMatcher(None, words(a), words(b), False).get_matching_blocks())
+    same = sum(sum(map(len, words(a)[m.a:m.a + m.size])) for m in SequenceMatcher(None, words(a), words(b),
+                                                                                  False).get_matching_blocks())
     return 2 * same / (sum(map(len, words(a))) + sum(map(len, words(b))))
 
 

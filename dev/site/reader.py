@@ -22,7 +22,8 @@ def explained():
     found = {}
     for path, beginning in EXPLAINED.items():
         closed = [k for k, line in enumerate(programs.lines(path)) if line.endswith("}")]  # what follows belongs to no function
-        places = {name: range(first, 1 + max(k for k in [first, *closed] if k < end)) for name, first, end in programs.definitions(path)}
+        places = {name: range(first, 1 + max(k for k in [first, *closed] if k < end)) for name, first,
+                  end in programs.definitions(path)}
         for name in [x for x in places if x.startswith(beginning)]:
             inner = [name]
             for x in inner:
@@ -146,13 +147,16 @@ class Page:
             anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
         if self.left in parents(self.right): way = f"<p>{anchor(self.url, f'reader/{self.right}.html', 'Both parents')}</p>"
         return (f'<h1>{self.left} beside {self.right}</h1>{choosers}'
-                f'<p>{count} hunks; each definition has a note at its first one. Equal lines are folded: open them to read them. Calls of <code>llmc/</code> lead to '
+                f'<p>{count} hunks; each definition has a note at its first one. Equal lines are folded: open them to read them. '
+                f'Calls of <code>llmc/</code> lead to '
                 f'their contracts, numbers of lines to the whole file. '
                 f'{anchor(self.url, url_of(CHAPTERS[self.right]), f"Chapter {NUMBERS[self.right]}")} explains {self.right}. '
-                f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds all.</span></p>{way}')
+                f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds '
+                f'all.</span></p>{way}')
 
 
-def parents(program): return [base for base, other in programs.neighbours() if other == program and len(programs.bases()[program]) > 1]
+def parents(program):
+    return [base for base, other in programs.neighbours() if other == program and len(programs.bases()[program]) > 1]
 
 
 class Merged(Page):
@@ -169,7 +173,8 @@ class Merged(Page):
 
     def notes(self, hunks):
         first = {part.name: i for i, part in reversed([*enumerate(hunks)])}
-        return [programs.notes_of_definition(self.left, self.right, part.name) if first[part.name] == i else [] for i, part in enumerate(hunks)]
+        return [programs.notes_of_definition(self.left, self.right, part.name) if first[part.name] == i else [] for i,
+                part in enumerate(hunks)]
 
     def names(self):
         ours, ancestor, theirs = (anchor(self.url, url_of(program_file(s)), s) for s in merge.MERGED[self.right])
@@ -179,10 +184,14 @@ class Merged(Page):
     def head(self, count):
         ours, ancestor, theirs = merge.MERGED[self.right]
         conflicts = len(merge.regions(self.right)[0])
-        return (f'<h1>{ours} + {theirs} → {self.right}</h1><p>On the left is what <code>git merge-file</code> makes of {ours} and {theirs}, two changes '
-                f'to {ancestor}. It has {conflicts} conflicts, which show the lines of {ours} and then those of {theirs}. On the right is '
-                f'{self.files[1]}. Equal lines are folded, so the {count} hunks are the conflicts with their resolutions, and what {self.right} adds. '
-                f'Numbers of lines lead to the file that a line comes from. <code>make merge-3d</code> prints the same in a terminal.</p>')
+        return (f'<h1>{ours} + {theirs} → {self.right}</h1><p>On the left is what <code>git merge-file</code> makes of {ours} and '
+                f'{theirs}, two changes '
+                f'to {ancestor}. It has {conflicts} conflicts, which show the lines of {ours} and then those of {theirs}. On the '
+                f'right is '
+                f'{self.files[1]}. Equal lines are folded, so the {count} hunks are the conflicts with their resolutions, and '
+                f'what {self.right} adds. '
+                f'Numbers of lines lead to the file that a line comes from. <code>make merge-3d</code> prints the same in a '
+                f'terminal.</p>')
 
 
 def overview(url):
@@ -197,7 +206,9 @@ def overview(url):
     steps += [(f"reader/{s}.html", f"{' + '.join(parents(s))} → {s}", s) for s in PROGRAMS if parents(s)]
     chapters = {s: anchor(url, url_of(CHAPTERS[s]), f"chapter {NUMBERS[s]}") for s in PROGRAMS}
     way = "".join(f"<li>{anchor(url, to, name)}, with {chapters[s]}</li>" for to, name, s in steps)
-    return (f'<h1>Programs side by side</h1><p>Each program is a diff of the one before. A page shows two of them with the equal parts folded, '
-            f'the differences marked to the word, and a note at each definition.</p><h2>In the order of the course</h2><ol>{way}</ol>'
+    return (f'<h1>Programs side by side</h1><p>Each program is a diff of the one before. A page shows two of them with the equal '
+            f'parts folded, '
+            f'the differences marked to the word, and a note at each definition.</p><h2>In the order of the '
+            f'course</h2><ol>{way}</ol>'
             f'<h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'
             + wide_table(head, rows, ' class="pairs"'))

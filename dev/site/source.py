@@ -1,4 +1,5 @@
-"""Source files as highlighted HTML: a line each, with an anchor, links from calls to their contracts, and links from #include to files."""
+"""Source files as highlighted HTML: a line each, with an anchor, links from calls to their contracts, and links from #include to
+files."""
 import re, subprocess
 from collections import namedtuple
 from functools import lru_cache
@@ -68,7 +69,8 @@ Contract = namedtuple("Contract", "path first text")  # the first line of its co
 
 @lru_cache
 def contracts():
-    """{name: Contract} of what llmc/ declares for the programs. Where a name is declared more than once, a contract's header wins."""
+    """{name: Contract} of what llmc/ declares for the programs. Where a name is declared more than once, a contract's header
+    wins."""
     found = {}
     headers = sorted(name for name in tracked() if name.startswith("llmc/") and name.endswith(".h"))
     cpu = [name for name in headers if name.startswith("llmc/device/cpu/")]
@@ -107,7 +109,8 @@ def lexer_for(path):
 
 @lru_cache(maxsize=None)
 def pieces(path):
-    """The lines of a file, each a list of Pieces; links are paths of this repository with anchors, to be made relative by html()."""
+    """The lines of a file, each a list of Pieces; links are paths of this repository with anchors, to be made relative by
+    html()."""
     text = (ROOT / path).read_text(errors="replace").expandtabs(4)
     tokens = list(lexer_for(path).get_tokens(text))
     own = {m[1] for m in re.finditer(r"^(?:static |int )[^=;(\n]*?\b(\w+)\(", text, re.M)} if is_c(path) else set()

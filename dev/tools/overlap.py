@@ -37,8 +37,8 @@ OPTIONS = [
 
 # ---- the table ----
 def rank_totals(rank, first_step):
-    """Of all steps that count, in microseconds: compute, communication, its exposed part, and the time from the first operation that
-    begins in a step to the end of its backward pass."""
+    """Of all steps that count, in microseconds: compute, communication, its exposed part, and the time from the first operation
+    that begins in a step to the end of its backward pass."""
     compute = sum(s.end - s.begin for s in rank.compute if s.step >= first_step and s.letter != ".")
     communication, exposed, done, ahead, backward_end = 0, 0, -math.inf, 0, 0
     for s in rank.communication:
@@ -48,7 +48,8 @@ def rank_totals(rank, first_step):
         exposed += s.end - begin - rank.computed_within(begin, s.end)
         done = s.end
     for step, slices in rank.by_step():
-        backward_end = next((s.end for s in reversed(slices) if s.letter in "beh"), backward_end)  # the embedding's, before the wait
+        # the embedding's, before the wait
+        backward_end = next((s.end for s in reversed(slices) if s.letter in "beh"), backward_end)
         first = next((o for o in rank.communication if o.begin >= slices[0].begin), None)
         if step >= first_step and first and first.step == step: ahead += backward_end - first.begin
     return compute, communication, exposed, ahead
@@ -125,8 +126,8 @@ PARTS = (("#8ecae6", "computing"), ("#c1121f", "exposed communication"), ("#dddd
 
 
 class Frame:
-    """A frame of the tree or a row of a table. Its parts are ms of a step: computing, exposed communication, waits for ranks that were
-    late and for messages, and communication that computing hides."""
+    """A frame of the tree or a row of a table. Its parts are ms of a step: computing, exposed communication, waits for ranks that
+    were late and for messages, and communication that computing hides."""
 
     def __init__(self, name, order=0):
         self.name, self.order, self.parts, self.children = name, order, [0.0] * 4, {}
@@ -206,7 +207,8 @@ class Split:
     # ---- the diagnosis ----
     def split_steps(self):
         """A rank's operations of one kind on one communicator in a step belong together. Of a collective what counts is the rank
-        that waited least; so in a ring. A receive is the same message as another's send, and in a pipeline a wait for another stage."""
+        that waited least; so in a ring. A receive is the same message as another's send, and in a pipeline a wait for another
+        stage."""
         found, waits = defaultdict(lambda: defaultdict(lambda: defaultdict(list))), Counter()
         for r, rank in enumerate(self.ranks):
             for o in rank.operations:
@@ -265,7 +267,8 @@ class Split:
         n, step = len(self.ranks), 1e3 * self.mean["step"]
         print(f"\ncommunication in ms of a step, means of {n} rank{'s' * (n > 1)} and steps {self.numbers[0]} to "
               f"{self.numbers[-1]}; a step takes {step:.3f}")
-        if not self.has_notes: print("Without notes of its steps, as in a run of one step: a step lasts from its first slice to its last.")
+        if not self.has_notes:
+            print("Without notes of its steps, as in a run of one step: a step lasts from its first slice to its last.")
         if any(len(r.steps) > len(self.numbers) for r in self.ranks):
             print("Later steps are not in the timelines of all ranks, and do not count.")
         for way in WAYS:
@@ -291,7 +294,8 @@ class Split:
             for s in r.compute:
                 if s.letter == "." or s.phase is None or s.step not in self.numbers: continue
                 unit = [] if s.block is None else [(unit_name(s.block, s.block), s.block)]
-                root.add((1e-3 * (s.end - s.begin) * self.per_step, 0, 0, 0), (s.phase, PHASES.index(s.phase)), ("computing", -1), *unit)
+                root.add((1e-3 * (s.end - s.begin) * self.per_step, 0, 0, 0), (s.phase, PHASES.index(s.phase)), ("computing", -1),
+                         *unit)
         for o, parts in self.operations:
             caller = o.caller or "function not known"
             root.add(parts, (o.phase, PHASES.index(o.phase)), (caller, 0), name_by("kind", o), name_by("unit", o))

@@ -63,7 +63,8 @@ class File:
         self.run, rank, size = self.match(OWNER, self.next(), "its run, rank and number of ranks")
         self.rank, self.size = int(rank), int(size)
         self.require(0 <= self.rank < self.size <= MOST_RANKS, f"rank {rank} of {size} is impossible")
-        while (line := self.next()) != "end\n": self.read_channel(line) if line.startswith("channel ") else self.read_operation(line)
+        while (line := self.next()) != "end\n":
+            self.read_channel(line) if line.startswith("channel ") else self.read_operation(line)
         self.require(next(self.lines, None) is None, "something follows the end")
         for (communicator, _, _), c in self.channels.items():
             self.require(not c or c.issued - 1 in c, f"the last operations of {communicator} are not there")

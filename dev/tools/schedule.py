@@ -148,7 +148,8 @@ def show_step(case, title, ranks, step):
     for r, rank in enumerate(ranks):
         row = ["."] * columns
         for letter, micro, chunk, begin, end in rank["boxes"]:
-            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column + 0.5)
+            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column
+                                                                                                                + 0.5)
             for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
         print(f"rank {r:<3} |{''.join(row)}|")
     print()
@@ -251,9 +252,9 @@ def show(case):
 
 # ---- a run's step ----
 class Step:
-    """On the ranks of the first replica of the model. Times are ms. In a trace of train_gpt2_pp the names of slices begin with their
-    action: "F3 forward, block 2" is part of the forward pass of micro-batch 3. Waits for messages are cut out of them; the sums and the
-    update, which follow, have other names and are no part of the pipeline."""
+    """On the ranks of the first replica of the model. Times are ms. In a trace of train_gpt2_pp the names of slices begin with
+    their action: "F3 forward, block 2" is part of the forward pass of micro-batch 3. Waits for messages are cut out of them; the
+    sums and the update, which follow, have other names and are no part of the pipeline."""
 
     def __init__(self, number, ranks):
         self.number, self.ranks = number, ranks  # of each rank its actions: [(action, [(begin, end), ..]), ..]
@@ -398,7 +399,8 @@ def compare(case):
     F, I, W = case.times
     print(f"{count(case.p, 'stage')}, {count(case.m, 'micro-batch')}; F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms\n")
     ways = ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1)
-    print_table(["", "bubble, ms", "of the step", "of the work", "formula, ms", "peak", "messages", *["activations"] * bool(case.config)],
+    print_table(["", "bubble, ms", "of the step", "of the work", "formula, ms", "peak", "messages",
+                 *["activations"] * bool(case.config)],
                 *(compared(replace(case, schedule=schedule, v=v)) for schedule, v in ways))
     print("\npeak: activations on the rank with the most, in micro-batches of a stage; messages: relative to 1f1b's")
 

@@ -36,17 +36,17 @@ def ask_player(folder, **request):
 
 @lru_cache(16)
 def schedule_of(folder, l, F, I, W):
-    """Of each rank its actions in order, [[letter, micro-batch, chunk], ..], and by formula the most (micro-batch, chunk) that it keeps
-    activations of; by formula also the bubble of a balanced pipeline, in the unit of F, I, W, which are the times of all chunks of a
-    rank. None: there is none."""
+    """Of each rank its actions in order, [[letter, micro-batch, chunk], ..], and by formula the most (micro-batch, chunk) that it
+    keeps activations of; by formula also the bubble of a balanced pipeline, in the unit of F, I, W, which are the times of all
+    chunks of a rank. None: there is none."""
     found = ask_player(folder, **l._asdict() | {"schedule": SCHEDULES.index(l.schedule)}, times=(F, I, W))
     return found["orders"], found["slots"], found["bubble"] if not l.is_cut or l.m >= l.p else None
 
 
 # ---- time ----
 def rules_of(l, rank, of_chunk):
-    """By letter and chunk of a rank's actions: (what it needs, whether that is a message, what it makes, which rank that goes to if it is
-    another, time). What is made is F or W of a chunk, or "B", for B and I."""
+    """By letter and chunk of a rank's actions: (what it needs, whether that is a message, what it makes, which rank that goes to if
+    it is another, time). What is made is F or W of a chunk, or "B", for B and I."""
     rules, last = {}, l.parts - 1
     for c, g in enumerate(l.chunks(rank)):
         F, I, W = of_chunk[g]

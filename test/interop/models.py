@@ -1,5 +1,5 @@
-"""Weights that go to Hugging Face's transformers and back, or come from llm.c, mean the same everywhere. test_interop.py calls each test_
-function in turn: later ones use what earlier ones made."""
+"""Weights that go to Hugging Face's transformers and back, or come from llm.c, mean the same everywhere. test_interop.py calls each
+test_ function in turn: later ones use what earlier ones made."""
 import importlib.util, json, os, pathlib, shutil, struct, subprocess, tempfile
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", HF_HUB_DISABLE_PROGRESS_BARS="1")
@@ -28,7 +28,8 @@ def run(program, *arguments, fails_with=None):
     done = subprocess.run([f"build/{program}", *map(str, arguments)], capture_output=True, text=True)
     said = f"status {done.returncode}: {done.stdout}{done.stderr}"
     if fails_with is None: assert done.returncode == 0, said
-    else: assert done.returncode == 1 and done.stderr.startswith("error: ") and fails_with in done.stderr, f"'{fails_with}' is not in: {said}"
+    else:
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and fails_with in done.stderr, f"'{fails_with}' is not in: {said}"
     return done.stdout
 
 
@@ -87,7 +88,8 @@ def test_an_import_holds_the_models_tensors_as_out_in():
     theirs, ours = load_file(path("hf", "model.safetensors")), load_file(path("imported", "model.safetensors"))
     assert len(ours) == 4 + 12 * LAYERS
     for name, tensor in ours.items():
-        their_name = "transformer." + ".".join(NAMES.get(part, part) for part in name.split(".")) + ("" if name.count(".") else ".weight")
+        their_name = "transformer." + ".".join(NAMES.get(part, part)
+                                               for part in name.split(".")) + ("" if name.count(".") else ".weight")
         turned = theirs[their_name].T if their_name.endswith(MATRICES) else theirs[their_name]
         assert torch.equal(tensor, turned), name
 
@@ -163,13 +165,18 @@ def test_what_our_gpt2_cannot_be_is_refused():
         assert not [name for name in os.listdir(WORK) if name == "never" or name.startswith(".tmp")]
 
     for said, config in {
-            '"model_type" is "llama"; only ["gpt2"]': {"model_type": "llama"}, '"activation_function" is "relu"': {"activation_function": "relu"},
-            '"activation_function" is "gelu";': {"activation_function": "gelu"}, '"layer_norm_epsilon" is 1e-06': {"layer_norm_epsilon": 1e-6},
-            '"n_inner" is 48; only [null, 192]': {"n_inner": CHANNELS}, '"scale_attn_weights" is false; only [true]': {"scale_attn_weights": False},
+            '"model_type" is "llama"; only ["gpt2"]': {"model_type": "llama"},
+            '"activation_function" is "relu"': {"activation_function": "relu"},
+            '"activation_function" is "gelu";': {"activation_function": "gelu"},
+            '"layer_norm_epsilon" is 1e-06': {"layer_norm_epsilon": 1e-6},
+            '"n_inner" is 48; only [null, 192]': {"n_inner": CHANNELS},
+            '"scale_attn_weights" is false; only [true]': {"scale_attn_weights": False},
             '"scale_attn_by_inverse_layer_idx" is true': {"scale_attn_by_inverse_layer_idx": True},
-            '"add_cross_attention" is true': {"add_cross_attention": True}, '"tie_word_embeddings" is false': {"tie_word_embeddings": False},
+            '"add_cross_attention" is true': {"add_cross_attention": True},
+            '"tie_word_embeddings" is false': {"tie_word_embeddings": False},
             'has no whole number "n_layer"': {"n_layer": "3"}, "48 channels do not divide over 5 heads": {"n_head": 5},
-            "has no tensor 'h.3.ln_1.weight'": {"n_layer": 4}, "'transformer.h.2.attn.c_attn.bias' has no place in this GPT-2": {"n_layer": 2},
+            "has no tensor 'h.3.ln_1.weight'": {"n_layer": 4},
+            "'transformer.h.2.attn.c_attn.bias' has no place in this GPT-2": {"n_layer": 2},
             "'transformer.wte.weight' does not have the shape (312, 48)": {"vocab_size": 312}}.items(): refused(said, **config)
     refused("has no tensor 'wpe.weight'", {"transformer.wpe.weight": None})
     refused("'score.weight' has no place in this GPT-2", {"score.weight": torch.zeros(2, CHANNELS)})
@@ -208,7 +215,8 @@ def test_gpt2s_tokenizer_goes_with_the_export():
         tokenizer = AutoTokenizer.from_pretrained(path("gpt2_" + name))
         assert tokenizer("Hello, world")["input_ids"] == [50256, 15496, 11, 995] and tokenizer.eos_token_id == 50256
     assert GPT2Config.from_pretrained(path("gpt2_file")).eos_token_id == 50256
-    run("hf_export", path("imported"), path("never"), "--tokenizer", path("vocabulary"), fails_with="has 50257 tokens, the model 311")
+    run("hf_export", path("imported"), path("never"), "--tokenizer", path("vocabulary"),
+        fails_with="has 50257 tokens, the model 311")
 
 
 def test_greedy_texts_agree_because_both_begin_with_the_end_of_text():
@@ -216,10 +224,12 @@ def test_greedy_texts_agree_because_both_begin_with_the_end_of_text():
     with open(path("lines"), "w") as f: f.write('{"text": "x1;x2;x2;x2;x2;"}\n' * 200)
     run("tokenize", "--split", "jsonl", "--tokenizer", path("vocabulary"), "--out", path("lines.bin"), path("lines"))
     data = ["--data", path("lines.bin"), "--val-data=", "--tokenizer", path("vocabulary"), "--seq-len", CONTEXT, "--batch-size", 4]
-    run("train_gpt2_single", *data, "--model", "d1", "--channels", 16, "--heads", 2, "--steps", 60, "--lr", 3e-2, "--sample-every", 0,
+    run("train_gpt2_single", *data, "--model", "d1", "--channels", 16, "--heads", 2, "--steps", 60, "--lr", 3e-2, "--sample-every",
+        0,
         "--out", path("greedy"))
     trained = path("greedy", "step_00000060")
-    ours = run("train_gpt2_single", *data, "--init-from", trained, "--steps", 0, "--prompt", "x", "--temperature", 0, "--sample-tokens", 12)
+    ours = run("train_gpt2_single", *data, "--init-from", trained, "--steps", 0, "--prompt", "x", "--temperature", 0,
+               "--sample-tokens", 12)
     run("hf_export", trained, path("greedy_hf"))
     tokenizer, model = AutoTokenizer.from_pretrained(path("greedy_hf")), AutoModelForCausalLM.from_pretrained(path("greedy_hf"))
     theirs = model.generate(**tokenizer("x", return_tensors="pt"), do_sample=False, max_new_tokens=12)
@@ -248,7 +258,8 @@ def test_llmc_model_files_import():
     for name, tensor in load_file(path("from_bf16", "model.safetensors")).items():
         assert torch.equal(tensor, ours[name].to(torch.bfloat16)), name
     for says, version, bad in (("has version 1; versions 3 (fp32) and 5 (bf16) can be read", 1, {}),
-                               ("bytes where its header's model needs", 3, {"cut": 1}), ("give its model .bin, not its tokens", 3, {"magic": 20240520})):
+                               ("bytes where its header's model needs", 3, {"cut": 1}),
+                               ("give its model .bin, not its tokens", 3, {"magic": 20240520})):
         write("bad.bin", torch.float32, version, **bad)
         run("llmc_import", path("bad.bin"), path("never"), fails_with=says)
 

@@ -1,5 +1,5 @@
-"""Our files and tokens read by Hugging Face's libraries, and theirs by us: models.py and tokens.py, run by a Python that has these libraries, in a
-virtual environment of its own (build/venv). It needs PyPI once."""
+"""Our files and tokens read by Hugging Face's libraries, and theirs by us: models.py and tokens.py, run by a Python that has these
+libraries, in a virtual environment of its own (build/venv). It needs PyPI once."""
 import json, re
 from pathlib import Path
 import pytest

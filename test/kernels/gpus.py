@@ -1,16 +1,19 @@
-"""What the tests of GPUs' programs share: programs, runs, and what they are compared with. The GPUs are emulated, or with `--device cuda` those of
-this machine. Then programs are not made but must be there, ranks that outnumber the GPUs share one and communicate by MPI, and what only the
-emulator can do is skipped."""
+"""What the tests of GPUs' programs share: programs, runs, and what they are compared with. The GPUs are emulated, or with `--device
+cuda` those of this machine. Then programs are not made but must be there, ranks that outnumber the GPUs share one and communicate
+by MPI, and what only the emulator can do is skipped."""
 import functools, os, re, shutil, subprocess
 import pytest
 from dev.lib import ask
-from suite import DEVICE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session, succeeds, trained
+from suite import (DEVICE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session,
+                   succeeds, trained)
 
-SMALL = (f"--data {TOKENS} --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 --sample-every 0")
+SMALL = (f"--data {TOKENS} --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 "
+         "--sample-every 0")
 IS_REAL = DEVICE == "cuda"
 RTOL = 1e-4 if IS_REAL else 1e-5 # of losses and norms in fp32, in which a GPU adds in another order
 # ThreadSanitizer cannot start in some address layouts.
-WITHOUT_ASLR = ["setarch", "-R"] if shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0 else []
+WITHOUT_ASLR = ["setarch", "-R"] if shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"],
+                                                                               capture_output=True).returncode == 0 else []
 
 
 @functools.cache
@@ -22,7 +25,8 @@ def flags(*libraries):
 
 @functools.cache
 def missing(*libraries):
-    """Marks a module or a test that needs CUDA's headers, and those of these libraries: they are of the rest tier, as what they compile takes long."""
+    """Marks a module or a test that needs CUDA's headers, and those of these libraries: they are of the rest tier, as what they
+    compile takes long."""
     if IS_REAL: return pytest.mark.skipif(False, reason="programs are built")
     headers = subprocess.run(["sh", "dev/emulator/find_headers.sh"], cwd=ROOT, capture_output=True).returncode == 0
     reason = "CUDA's headers are not here" if not headers else f"one of {', '.join(libraries)} is not here"
@@ -61,7 +65,8 @@ def program(name, precision="fp32", debug=False):
     if IS_REAL:
         if debug: pytest.skip("debug builds are tested under the emulator")
         if precision == "bf16" and capability() < 8: pytest.skip("bf16 needs a GPU of compute capability 8.0")
-        if not (ROOT / path).exists(): pytest.fail(f"{path} is not built: make DEVICE=cuda PRECISION={precision} {path}", pytrace=False)
+        if not (ROOT / path).exists():
+            pytest.fail(f"{path} is not built: make DEVICE=cuda PRECISION={precision} {path}", pytrace=False)
         return path
 
     def run(place):
@@ -95,21 +100,23 @@ def needs_emulator(why):
 
 
 def emulator(**settings):
-    """The emulator's settings, as variables of the environment: emulator(seed=1, waits=FILE). On a GPU a test that needs one is skipped;
-    a seed, which decides in what order threads run, is a GPU's own affair."""
+    """The emulator's settings, as variables of the environment: emulator(seed=1, waits=FILE). On a GPU a test that needs one is
+    skipped; a seed, which decides in what order threads run, is a GPU's own affair."""
     if not IS_REAL: return {f"CUDA_EMULATOR_{name.upper()}": str(value) for name, value in settings.items()}
     if settings.keys() - {"seed"}: needs_emulator(f"can be told {', '.join(settings)}")
     return {}
 
 
 def gpus_of(comm, ranks, **settings):
-    """The environment of ranks: with NCCL every rank has a GPU of its own, with MPI they share one. NCCL's stand-in meets in folders."""
+    """The environment of ranks: with NCCL every rank has a GPU of its own, with MPI they share one. NCCL's stand-in meets in
+    folders."""
     if IS_REAL: return emulator(**settings) | ({"CUDA_VISIBLE_DEVICES": "0"} if comm == "mpi" else {})
     return emulator(devices=(ranks or 1) if comm == "nccl" else 1, workers=1, **settings) | {"TMPDIR": str(session())}
 
 
 def on_gpus(name, comm, ranks, *options, precision="fp32", strict=False, debug=False, again="", stricter={}, **settings):
-    """A run on emulated GPUs with these settings, or on real ones. stricter: settings of a test that is worth while without them."""
+    """A run on emulated GPUs with these settings, or on real ones. stricter: settings of a test that is worth while without
+    them."""
     options = " ".join(map(str, options))
     if IS_REAL:
         if comm == "nccl" and (ranks or 1) > gpus(): comm = "mpi"
@@ -121,7 +128,8 @@ def on_gpus(name, comm, ranks, *options, precision="fp32", strict=False, debug=F
 
 def assert_metrics(cpu, gpu, rtol):
     __tracebackhide__ = True
-    for what, x, y in paired_metrics(cpu, gpu): assert x is not None and y is not None and abs(x - y) <= 1e-6 + rtol * abs(x), f"{what}: {x}, {y}: {gpu}"
+    for what, x, y in paired_metrics(cpu, gpu):
+        assert x is not None and y is not None and abs(x - y) <= 1e-6 + rtol * abs(x), f"{what}: {x}, {y}: {gpu}"
 
 
 def assert_has_numbers(cpu, gpu):

@@ -1,5 +1,5 @@
-"""Which attention is chosen when. The real cuDNN makes plans for an H100 from the graphs that llmc/device/cuda/attention_cudnn.cuh builds, and
-refuses what its stand-in refuses."""
+"""Which attention is chosen when. The real cuDNN makes plans for an H100 from the graphs that llmc/device/cuda/attention_cudnn.cuh
+builds, and refuses what its stand-in refuses."""
 import re, sys
 import pytest
 from gpus import compiled, flags, layers, missing
@@ -17,14 +17,16 @@ def chosen(choice, channels, tokens=8, precision="bf16", **env):
 
 
 OWN, BY_CUDNN = r"own attention .*\(cuDNN: {}\)", "cuDNN 9.{} attention"
-TOO_OLD = OWN.format(r"libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, because attention in earlier ones has bugs; install .*")
+TOO_OLD = OWN.format(r"libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, because attention in earlier ones has bugs; "
+                     r"install .*")
 
 
 @pytest.mark.parametrize("precision, choice, channels, tokens, version, says", [
     ("bf16", "auto", 16, 8, "", BY_CUDNN.format("[0-9.]*")), ("bf16", "own", 16, 8, "", "own attention in fp32 arithmetic"),
     ("bf16", "own", 64, 8, "", "own attention on tensor cores"), ("bf16", "auto", 12, 8, "", OWN.format(".* multiple of 8")),
     ("fp32", "own", 64, 8, "", "own attention in fp32 arithmetic"), ("fp32", "auto", 16, 8, "", OWN.format(".*not for fp32")),
-    # what NVIDIA's front end refuses or works around: 9.10.0 and 9.10.1; up to 9.15.0 lengths that are not a multiple of 128; a single token
+    # what NVIDIA's front end refuses or works around: 9.10.0 and 9.10.1; up to 9.15.0 lengths that are not a multiple of 128; a
+    # single token
     ("bf16", "auto", 16, 128, 90905, TOO_OLD), ("bf16", "auto", 16, 128, 91001, TOO_OLD),
     ("bf16", "auto", 16, 128, 91002, BY_CUDNN.format("10.2")),
     ("bf16", "auto", 16, 65, 91500, OWN.format("before 9.15.1 it has a bug where T is not a multiple of 128")),
@@ -32,7 +34,8 @@ TOO_OLD = OWN.format(r"libcudnn.so.9 is cuDNN 9\..*, but the minimum is 9.10.2, 
     ("fp16", "auto", 64, 8, "on 7.5", OWN.format("its attention needs a GPU of compute capability 8.0 or later")),
     ("bf16", "auto", 16, 1, 91900, OWN.format("its backward does not support sequences of one token"))])
 def test_auto_chooses_cudnn_where_it_is_right_and_says_why_not(precision, choice, channels, tokens, version, says):
-    run = chosen(choice, channels, tokens, precision, **{"capability": 75} if version == "on 7.5" else {"cudnn": version} if version else {})
+    run = chosen(choice, channels, tokens, precision, **{"capability": 75} if version == "on 7.5" else {"cudnn": version}
+                 if version else {})
     assert re.fullmatch(says, run.out.strip()), run
 
 
@@ -52,7 +55,8 @@ def real(source, *options):
 
     def build(place):
         for line in (f"gcc -shared -fPIC -o {place}/libcuda.so.1 -Wl,-soname,libcuda.so.1 {PLANS}/driver.c",
-                     f"g++ -std=c++17 -O1 -fopenmp {PLANS}/{source} -o {place}/program -isystem {cuda}/include {flags('cudnn')} {rpath.out} -ldl"):
+                     f"g++ -std=c++17 -O1 -fopenmp {PLANS}/{source} -o {place}/program -isystem {cuda}/include {flags('cudnn')} "
+                     f"{rpath.out} -ldl"):
             done = command(line, *options * line.startswith("g++"))
             assert done.status == 0, done
     place = once(f"real {source} {options}", build)
@@ -93,5 +97,6 @@ def test_the_stand_in_answers_mistakes_as_cudnn_does():
     ours = command([compiled(f"{PLANS}/mistakes.cpp", libraries="cudnn", cpp=flags("cudnn"))])
     cudnns = real("mistakes.cpp")()
     lines = cudnns.out.splitlines()
-    assert ours.status == cudnns.status == 0 and len(lines) >= 70 and len(re.findall("^a good .*SUCCESS", cudnns.out, re.M)) >= 6, cudnns
+    assert ours.status == cudnns.status == 0 and len(lines) >= 70 and len(re.findall("^a good .*SUCCESS", cudnns.out,
+                                                                                     re.M)) >= 6, cudnns
     assert {line for line in lines if "SUCCESS" not in line or line.startswith("a good ")} <= set(ours.out.splitlines())

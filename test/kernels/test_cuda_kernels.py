@@ -8,7 +8,8 @@ LONG = 1
 pytestmark = [pytest.mark.rest, missing()]
 
 RESOURCES = "python3 -m dev.kernels.kernel_resources"
-needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc") or flags("cublasLt", "cudnn", "nccl") is None, reason="nvcc, or one of NVIDIA's libraries, is not here")
+needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc") or flags("cublasLt", "cudnn", "nccl") is None,
+                                reason="nvcc, or one of NVIDIA's libraries, is not here")
 
 
 @needs_nvcc
@@ -23,7 +24,8 @@ def test_no_kernel_of_a_step_spills_or_has_too_many_registers(precision):
 
 @needs_nvcc
 def test_a_kernel_that_spills_or_has_too_many_registers_is_named(tmp_path):
-    """The same 128 numbers of a thread: with a bound of 1024 threads they are spilled, without any they need registers that a block has not."""
+    """The same 128 numbers of a thread: with a bound of 1024 threads they are spilled, without any they need registers that a block
+    has not."""
     source = tmp_path / "kernels.cu"
     kernel = """__global__ void %s(float* x) {
         float y[128];
@@ -38,10 +40,13 @@ def test_a_kernel_that_spills_or_has_too_many_registers_is_named(tmp_path):
         for (int i = 0; i < 128; i++) x[i * 1024 + threadIdx.x] = y[i];
     }
     """
-    source.write_text(kernel % "__launch_bounds__(1024) crowded_kernel" + kernel % "unbounded_kernel" + kernel % "__launch_bounds__(128) bounded_kernel")
+    source.write_text(kernel % "__launch_bounds__(1024) crowded_kernel" + kernel % "unbounded_kernel"
+                      + kernel % "__launch_bounds__(128) bounded_kernel")
     run = command(RESOURCES, [source], timeout=900)
     assert run.status == 1, run
     for gpu in "8.0", "9.0":
-        assert re.search(rf"^error: crowded_kernel on {gpu} keeps \d\d+ bytes of local memory, of which \d\d+ are spilled$", run.err, re.M), run
-        assert re.search(rf"^error: unbounded_kernel on {gpu} has 1\d\d registers, too many for a block of 1024 threads", run.err, re.M), run
+        assert re.search(rf"^error: crowded_kernel on {gpu} keeps \d\d+ bytes of local memory, of which \d\d+ are spilled$",
+                         run.err, re.M), run
+        assert re.search(rf"^error: unbounded_kernel on {gpu} has 1\d\d registers, too many for a block of 1024 threads", run.err,
+                         re.M), run
     assert "bounded_kernel on" not in run.err.replace("unbounded_kernel on", ""), run

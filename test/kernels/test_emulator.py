@@ -1,5 +1,5 @@
-"""The CUDA emulator finds what it claims to find: each deliberate bug in dev/emulator's self-tests is reported with kernel and line, or leaves a
-wrong number, by the build meant for it; the correct twins are clean in all builds under several seeds."""
+"""The CUDA emulator finds what it claims to find: each deliberate bug in dev/emulator's self-tests is reported with kernel and
+line, or leaves a wrong number, by the build meant for it; the correct twins are clean in all builds under several seeds."""
 import re, shutil
 import pytest
 from gpus import WITHOUT_ASLR, compiled, flags, missing
@@ -8,12 +8,14 @@ from suite import ROOT, command
 LONG = 1
 pytestmark = [pytest.mark.rest, missing()]
 BUILDS = ["plain", "asan", "tsan"]
-SOURCES = {"selftest": "dev/emulator/selftest.cu", "hopper": "dev/emulator/hopper_selftest.cu", "runtime": "dev/emulator/runtime_selftest.cu"}
+SOURCES = {"selftest": "dev/emulator/selftest.cu", "hopper": "dev/emulator/hopper_selftest.cu",
+           "runtime": "dev/emulator/runtime_selftest.cu"}
 
 
 def selftest(source, build, name, **env):
     cublaslt = flags("cublasLt") if source == "runtime" else None
-    path = compiled(SOURCES[source], build, "-DWITH_CUBLASLT" if cublaslt else "", libraries="cublaslt" if cublaslt else "", cpp=cublaslt or "")
+    path = compiled(SOURCES[source], build, "-DWITH_CUBLASLT" if cublaslt else "", libraries="cublaslt" if cublaslt else "",
+                    cpp=cublaslt or "")
     settings = {f"CUDA_EMULATOR_{key.upper()}": value for key, value in env.items()}
     return command(WITHOUT_ASLR, [path, name], env={"ASAN_OPTIONS": "detect_leaks=0"} | settings) # the status is the emulator's own
 
@@ -25,8 +27,8 @@ def marked(source, bug):
 
 
 def assert_reported(run, source, bug, pattern, messages=1, who=".*"):
-    """Status 1, and one message with the line that is marked as the bug, and the pattern. Of the two accesses of a race the one that comes
-    second is reported first, and the marked line may be either."""
+    """Status 1, and one message with the line that is marked as the bug, and the pattern. Of the two accesses of a race the one
+    that comes second is reported first, and the marked line may be either."""
     said = [line for line in run.said.splitlines() if line.startswith("cuda emulator: ")]
     line = "|".join(map(str, marked(source, bug)))
     assert run.status == 1 and (messages is None or len(said) == messages), run
@@ -43,19 +45,24 @@ def test_correct_twins_are_clean_under_several_seeds(source, build):
 
 
 IN_ALL = {"past_array": "out of bounds", "misaligned": "isaligned address", "misaligned_hint": "isaligned address",
-          "null_pointer": "Segmentation fault", "overflow": "Signed integer overflow", "divergent_barrier": "waits at another barrier",
+          "null_pointer": "Segmentation fault", "overflow": "Signed integer overflow",
+          "divergent_barrier": "waits at another barrier",
           "barrier_after_exit": "can never open", "wrong_mask": "can never go on: it waits for lane",
           "absent_lane": "reads lane 16, which takes no part", "endless": "endless loop"}
-RACES = ["missing_barrier", "missing_syncwarp", "shuffle_for_barrier", "reused_early", "plain_add", "stride_forgotten", "missing_fence"]
+RACES = ["missing_barrier", "missing_syncwarp", "shuffle_for_barrier", "reused_early", "plain_add", "stride_forgotten",
+         "missing_fence"]
 
 
-@pytest.mark.parametrize("build, kernel, pattern", [(b, k, p) for b in BUILDS for k, p in IN_ALL.items()] + [("tsan", k, "data race") for k in RACES] + [
-    ("asan", "guard", "heap-buffer-overflow"), ("asan", "past_static_shared", "use-after-poison"), ("asan", "past_dynamic_shared", "use-after-poison"),
+@pytest.mark.parametrize("build, kernel, pattern", [(b, k, p) for b in BUILDS for k, p in IN_ALL.items()]
+                         + [("tsan", k, "data race") for k in RACES] + [
+    ("asan", "guard", "heap-buffer-overflow"), ("asan", "past_static_shared", "use-after-poison"),
+    ("asan", "past_dynamic_shared", "use-after-poison"),
     ("plain", "static_beside_dynamic", "128 bytes of static and 49152 of dynamic shared memory; a block may have 49152"),
     ("plain", "static_beside_all", "128 bytes of static and 166912 of dynamic shared memory; a block may have 166912")], ids=str)
 def test_a_kernels_bug_is_reported_with_its_line(build, kernel, pattern):
     name = "static_beside" if "beside" in kernel else kernel
-    assert_reported(selftest("selftest", build, kernel, steps=3000000), "selftest", kernel, pattern, who=rf"{name}<bug>, block \(.*\), thread \(.*\), ")
+    assert_reported(selftest("selftest", build, kernel, steps=3000000), "selftest", kernel, pattern,
+                    who=rf"{name}<bug>, block \(.*\), thread \(.*\), ")
 
 
 @pytest.mark.parametrize("bug, pattern", [("large_block", "at most 1024 threads"), ("empty_grid", r"grid \(0,1,1\)"),
@@ -67,27 +74,34 @@ def test_a_launch_is_refused_as_by_cuda(bug, pattern):
 
 @pytest.mark.parametrize("flaw, pattern, mark, build", [(*row, "", "plain")[:4] if len(row) < 4 else row for row in [
     ("unmade_barrier", "there is no mbarrier here"), ("unfenced_barrier", "the copy engine does not know this mbarrier"),
-    ("early_arrival", "one arrival more than the 1"), ("little_expected", r"before this tile arrived|-[0-9]+ bytes|memory .* has changed"),
-    ("much_expected", "can never go on: it still expects 0 of 1 arrivals and 8192 bytes"), ("wrong_parity", "one arrival more than the 1"),
+    ("early_arrival", "one arrival more than the 1"), ("little_expected",
+                                                       r"before this tile arrived|-[0-9]+ bytes|memory .* has changed"),
+    ("much_expected", "can never go on: it still expects 0 of 1 arrivals and 8192 bytes"),
+    ("wrong_parity", "one arrival more than the 1"),
     ("unwaited_tile", "one arrival more than the 1"), ("tile_for_nobody", "the block has ended before this tile arrived"),
-    ("misplaced_tile", "begins within the pattern of 8 rows", "wgmma", "plain"), ("unfenced_sums", "without a wgmma_fence", "wgmma", "plain"),
+    ("misplaced_tile", "begins within the pattern of 8 rows", "wgmma", "plain"),
+    ("unfenced_sums", "without a wgmma_fence", "wgmma", "plain"),
     ("unwaited_sums", "ended without waiting for this wgmma", "wgmma", "plain"),
-    ("touched_sums", "sums of a wgmma that was not waited for have been written"), ("refilled_early", "memory .* has changed", "wgmma", "plain"),
+    ("touched_sums", "sums of a wgmma that was not waited for have been written"),
+    ("refilled_early", "memory .* has changed", "wgmma", "plain"),
     ("part_of_warpgroup", "needs the whole warpgroup; thread 127 .* has exited", "wgmma", "plain"),
     ("other_operands", "other operands than thread .0,0,0. of the same", "wgmma", "plain"),
     ("beyond_shared", "reaches out of the block's shared memory", "wgmma", "plain"),
     ("bad_descriptor", "has bits set that must be 0", "wgmma", "plain"), ("unasked_refill", "data race", "", "tsan"),
     ("unwaited_read", "data race", "", "tsan"), ("unsettled_fragment", "a fragment without wgmma_settle"),
     ("unfenced_fragment", "without a wgmma_fence since wgmma_settle"), ("late_fragment", "has been written since wgmma_settle"),
-    ("touched_fragment", "has been written before it was waited for"), ("other_rank", "a copy of rank 2 by a tensor map of rank 3")]],
+    ("touched_fragment", "has been written before it was waited for"),
+    ("other_rank", "a copy of rank 2 by a tensor map of rank 3")]],
     ids=lambda x: str(x) if "_" in str(x) and " " not in str(x) else "")
 def test_a_flaw_in_a_kernel_of_capability_9_is_reported_with_its_line(flaw, pattern, mark, build):
-    assert_reported(selftest("hopper", build, flaw), "hopper", mark or flaw, pattern, messages=None, who=r"[a-z]+<flaw(, T, tb)?>, block \(0,0,0\), thread .*, ")
+    assert_reported(selftest("hopper", build, flaw), "hopper", mark or flaw, pattern, messages=None,
+                    who=r"[a-z]+<flaw(, T, tb)?>, block \(0,0,0\), thread .*, ")
 
 
 @pytest.mark.parametrize("source, bug", [("selftest", "unwaited_copy")] + [("hopper", x) for x in (
     "early_sums", "read_fragment", "swapped_fragment", "other_plane", "wrong_swizzle", "wrong_stride")] + [("runtime", x) for x in (
-        "missing_wait", "event_too_early", "legacy_stream", "reused_early", "read_early", "not_written", "not_launched", "old_argument",
+        "missing_wait", "event_too_early", "legacy_stream", "reused_early", "read_early", "not_written", "not_launched",
+        "old_argument",
         "graph_not_waited_for")])
 def test_what_cannot_be_reported_is_a_wrong_number(source, bug):
     for seed in (1, 2, 3) if source == "runtime" else (1,):
@@ -153,10 +167,12 @@ def test_the_compilers_messages_name_the_kernels_own_line(tmp_path):
 def test_a_copy_of_the_folder_works_alone_and_finds_the_race_of_its_readmes_example(tmp_path):
     shutil.copytree(ROOT / "dev/emulator", tmp_path / "alone")
     example = re.search(r"^    #include <cstdio>.*?(?=^Threads run)", (ROOT / "dev/emulator/README.md").read_text(), re.M | re.S)[0]
-    (tmp_path / "sums.cu").write_text("".join(x[4:] if x.startswith("    ") else x for x in example.splitlines(True) if x.startswith("    ") or x == "\n"))
+    (tmp_path / "sums.cu").write_text("".join(x[4:] if x.startswith("    ") else x
+                                              for x in example.splitlines(True) if x.startswith("    ") or x == "\n"))
     for out, build, libraries in ("sums", "tsan", ""), ("all", "plain", "cublaslt cudnn nccl"):
         done = command("sh alone/compile.sh sums.cu", out, build, "-w", cwd=tmp_path,
                        env={"EMULATOR_LIBRARIES": libraries, "CPPFLAGS": flags("cublasLt", "cudnn", "nccl") if libraries else ""})
         assert done.status == 0, done
     run = command(WITHOUT_ASLR, "./sums", cwd=tmp_path)
-    assert run.status != 0 and re.search(r"^cuda emulator: block_sum, block \(.*\), thread \(.*\), sums.cu:13: data race", run.said, re.M), run
+    assert run.status != 0 and re.search(r"^cuda emulator: block_sum, block \(.*\), thread \(.*\), sums.cu:13: data race", run.said,
+                                         re.M), run

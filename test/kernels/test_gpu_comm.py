@@ -19,10 +19,12 @@ def collectives(name, comm, ranks, *options, strict=False, **env):
 
 
 @pytest.mark.parametrize("comm, ranks, options, settings", [
-    ("mpi", 2, "", {"seed": 1}), ("mpi", 2, "", {"seed": 2}), ("mpi", 2, "--deterministic", {}), ("mpi", 3, "--deterministic", {"strict": True}),
+    ("mpi", 2, "", {"seed": 1}), ("mpi", 2, "", {"seed": 2}), ("mpi", 2, "--deterministic", {}),
+    ("mpi", 3, "--deterministic", {"strict": True}),
     ("mpi", 3, "--allreduce ring", {}), ("mpi", 4, "", {}), ("nccl", 1, "--comm nccl", {}),
     ("nccl", 2, "", {"seed": 1}), ("nccl", 2, "", {"seed": 2}), ("nccl", 2, "", {"seed": 3}), ("nccl", 2, "--deterministic", {}),
-    ("nccl", 3, "--deterministic", {"strict": True}), ("nccl", 3, "--allreduce ring", {}), ("nccl", 4, "", {}), ("nccl", 3, "--windows-are shared", {}),
+    ("nccl", 3, "--deterministic", {"strict": True}), ("nccl", 3, "--allreduce ring", {}), ("nccl", 4, "", {}),
+    ("nccl", 3, "--windows-are shared", {}),
     ("nccl", 3, "--windows-are shared", {"nccl": "early"}), # without blocking NCCL gives communicators before they are ready
     ("nccl", 2, "--windows-are local", {"nccl": "local-windows"}), ("nccl", 2, "--windows-are none", {"nccl": "no-windows"}),
     ("nccl", 2, "--windows-are none", {"nccl": "failing-windows"}), ("nccl", 2, "--windows-are none", {"nccl": "no-memory"})],
@@ -44,15 +46,17 @@ def test_the_log_says_that_one_hardware_queue_makes_streams_wait():
 
 
 def by_torchrun(folder, *arguments, fault=0, timeout=300):
-    """Two ranks as torchrun starts them: the meeting place is in their environment, and MPI is not used. `fault`: the operation of rank 1
-    that NCCL fails. Returns their statuses and what they said."""
+    """Two ranks as torchrun starts them: the meeting place is in their environment, and MPI is not used. `fault`: the operation of
+    rank 1 that NCCL fails. Returns their statuses and what they said."""
     needs_gpus(2)
     started, port = [], free_port()
     for rank in 0, 1:
-        env = environment(2, **gpus_of("nccl", 2, **{"nccl_fault": rank * fault} if fault else {}), WORLD_SIZE=2, LOCAL_WORLD_SIZE=2,
+        env = environment(2, **gpus_of("nccl", 2, **{"nccl_fault": rank * fault} if fault else {}), WORLD_SIZE=2,
+                          LOCAL_WORLD_SIZE=2,
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, LOCAL_RANK=rank)
         with open(folder / f"rank{rank}", "w") as said:
-            started.append(subprocess.Popen(words(*arguments), env=env, stdout=said, stderr=subprocess.STDOUT, start_new_session=True))
+            started.append(subprocess.Popen(words(*arguments), env=env, stdout=said, stderr=subprocess.STDOUT,
+                                            start_new_session=True))
     try:
         statuses = [p.wait(timeout) for p in started]
     finally:
@@ -91,7 +95,8 @@ def test_memory_is_not_registered_where_nccls_own_variable_forbids_it():
     assert run.status == 0 and re.search("^ranks  .*, memory not registered: NCCL_WIN_ENABLE is 0;", run.out, re.M), run
 
 
-@pytest.mark.parametrize("own, says", [("NCCL=no-memory", "ncclMemAlloc failed on rank 1"), ("NCCL_VERSION=22805", "ranks differ in NCCL's version or in NCCL_WIN_ENABLE")])
+@pytest.mark.parametrize("own, says", [("NCCL=no-memory", "ncclMemAlloc failed on rank 1"),
+                                       ("NCCL_VERSION=22805", "ranks differ in NCCL's version or in NCCL_WIN_ENABLE")])
 def test_what_one_rank_cannot_register_no_rank_does(own, says):
     """Each would wait for the others."""
     needs_emulator("can be told what one rank cannot do")
@@ -100,7 +105,8 @@ def test_what_one_rank_cannot_register_no_rank_does(own, says):
     assert run.status == 0 and re.search(rf"^ranks  .*, memory not registered: {says};", run.out, re.M), run
 
 
-@pytest.mark.parametrize("fault, says, dead", [("hang", "rank 1 has not reached all-reduce", None), ("kill", "rank 1 has died .* during step 2", 1)])
+@pytest.mark.parametrize("fault, says, dead", [("hang", "rank 1 has not reached all-reduce", None),
+                                               ("kill", "rank 1 has died .* during step 2", 1)])
 def test_a_rank_that_does_not_come_is_named(fault, says, dead):
     run = command([program("ddp")], TINY, f"--fault 1:2:{fault} --comm-timeout 15", ranks=2, env=gpus_of("nccl", 2))
     assert_each_says(run, 2, says, dead)

@@ -1,5 +1,5 @@
-"""The whole training program on the CUDA code path, under the emulator: the CPU's losses, norms, samples and checkpoints, in whatever order
-streams, blocks and threads run; and the errors of a missing or failing GPU."""
+"""The whole training program on the CUDA code path, under the emulator: the CPU's losses, norms, samples and checkpoints, in
+whatever order streams, blocks and threads run; and the errors of a missing or failing GPU."""
 import re, shutil
 import pytest
 from gpus import IS_REAL, RTOL, assert_metrics, emulator, missing, program
@@ -9,11 +9,13 @@ from suite import PYTORCH, TOKENS, Stored, assert_close, assert_close_tensors, a
 LONG = 4
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn")]
 # 128 tokens in a micro-batch, two micro-batches in a step; T is 64, a whole tile of our attention.
-SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 --steps 6 --lr 3e-3 "
+SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 "
+         "--steps 6 --lr 3e-3 "
          "--warmup-steps 3 --eps 1e-5 --eval-every 0 --sample-every 0")
 OFTEN = (f"--save-every 3 --keep 0 --val-data {TOKENS} --eval-every 6 --eval-steps 6 --sample-every 6 --sample-tokens 5 "
          "--prompt ab") # enough that buffers are reused
-HEADS = "--heads 1 --channels 64 --seq-len 72 --total-batch-size 144 --steps 4" # in 16 bits on tensor cores; 72 is not a multiple of the tile
+# in 16 bits on tensor cores; 72 is not a multiple of the tile
+HEADS = "--heads 1 --channels 64 --seq-len 72 --total-batch-size 144 --steps 4"
 
 
 def cpu(*options, precision="fp32"):
@@ -35,7 +37,8 @@ def test_a_run_has_the_cpus_numbers_state_and_sample_and_the_predicted_memory():
         assert_close_tensors(tensors(one.checkpoint() / file), tensors(two.checkpoint() / file), 1e-4, 1e-6)
     assert sample_of(one) == sample_of(two)
     assert two.err == "" # for example no message that a library refused a call
-    for line in ("allocations while training: 0;", "  peak .* as predicted$", f"device .*{'' if IS_REAL else 'CUDA emulator'}; fp32; cuBLASLt .*own attention"):
+    for line in ("allocations while training: 0;", "  peak .* as predicted$",
+                 f"device .*{'' if IS_REAL else 'CUDA emulator'}; fp32; cuBLASLt .*own attention"):
         assert re.search(f"^{line}", two.out, re.M), two
 
 
@@ -57,7 +60,8 @@ def test_cublaslt_is_asked_for_a_gelu_only_in_16_bits(precision, gelus, tmp_path
     assert re.search(f"^products [1-9][0-9]*, with GELU {gelus}, ", (tmp_path / "counts").read_text())
 
 
-@pytest.mark.parametrize("channels, precision, rtol", [(64, "fp32", 1e-5), (128, "fp32", 1e-5), (64, "fp16", 3e-4), (128, "fp16", 3e-4)])
+@pytest.mark.parametrize("channels, precision, rtol", [(64, "fp32", 1e-5), (128, "fp32", 1e-5), (64, "fp16", 3e-4),
+                                                       (128, "fp16", 3e-4)])
 def test_a_gpu_of_capability_7_5_has_the_cpus_losses_and_norms(channels, precision, rtol):
     """There, as on a T4, a block has less shared memory, and cuDNN has no attention."""
     shape = f"{HEADS} --channels {channels}"
@@ -67,7 +71,8 @@ def test_a_gpu_of_capability_7_5_has_the_cpus_losses_and_norms(channels, precisi
 
 
 def test_a_gpu_that_has_no_bf16_says_what_else_to_build():
-    assert_refused(gpu("--steps 1", precision="bf16", run=train, capability=75), "compute capability 7.5, and bf16 needs 8.0", "PRECISION=fp16 or fp32")
+    assert_refused(gpu("--steps 1", precision="bf16", run=train, capability=75), "compute capability 7.5, and bf16 needs 8.0",
+                   "PRECISION=fp16 or fp32")
 
 
 # A quarter of the format's roundoff for losses, all of it for norms, as for the CPU.
@@ -76,14 +81,16 @@ BOUNDS = {"fp32": (1e-4, 1e-4), "bf16": (1e-3, 4e-3), "fp16": (1.2e-4, 5e-4)}
 
 @pytest.mark.smoke
 @pytest.mark.sampled
-@pytest.mark.parametrize("precision, options", [("fp32", ""), ("fp16", ""), ("bf16", "--attention auto"), ("bf16", "--attention own"), ("bf16", "--deterministic")])
+@pytest.mark.parametrize("precision, options", [("fp32", ""), ("fp16", ""), ("bf16", "--attention auto"),
+                                                ("bf16", "--attention own"), ("bf16", "--deterministic")])
 def test_a_run_has_the_losses_and_norms_that_pytorch_had(precision, options):
     run = gpu(options, precision=precision, model=PYTORCH)
     for rtol, field in zip(BOUNDS[precision], ("loss", "grad_norm")): assert_close(Stored("pytorch_fp64"), run, rtol, 0, field)
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("precision, options, seed", [("fp32", "", 2), ("fp32", "", 3), ("bf16", "--attention auto", 2), ("bf16", "--attention own", 2)])
+@pytest.mark.parametrize("precision, options, seed", [("fp32", "", 2), ("fp32", "", 3), ("bf16", "--attention auto", 2),
+                                                      ("bf16", "--attention own", 2)])
 def test_a_deterministic_run_has_the_same_bits_in_whatever_order_threads_run(precision, options, seed):
     one, two = (gpu("--deterministic --steps 3", options, precision=precision, seed=x, again=str(x)) for x in (1, seed))
     assert_same(one, two)
@@ -110,7 +117,8 @@ def test_a_debug_build_has_no_report_of_the_address_sanitizer_and_the_cpus_numbe
     ({"driver": 11080}, False, ["driver is for CUDA 11.8", "built with CUDA 1[2-9]"]),
     ({"memory": 20}, False, ["out of memory: .* for workspace", "the GPU's 0.02 GB", "--batch-size"]),
     ({"fault": "encoder"}, False, ["illegal memory access", "DEBUG=1 names its layer"]),
-    ({"fault": "encoder"}, True, ["encoder_forward: .*illegal memory access"])], ids=["gpu", "driver", "old_driver", "memory", "kernel", "debug"])
+    ({"fault": "encoder"}, True, ["encoder_forward: .*illegal memory access"])],
+    ids=["gpu", "driver", "old_driver", "memory", "kernel", "debug"])
 def test_what_is_wrong_with_the_gpu_is_told(env, debug, says):
     assert_refused(gpu(debug=debug, run=train, **env), *says)
 

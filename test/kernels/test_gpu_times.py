@@ -1,5 +1,5 @@
-"""What is timed on a GPU: `pytest --device cuda -m timed -rP`, one after another, the most informative first. Each prints what it has
-measured, which is also in build/gpu/NAME.log. Under the emulator shapes are small, and times mean nothing."""
+"""What is timed on a GPU: `pytest --device cuda -m timed -rP`, one after another, the most informative first. Each prints what it
+has measured, which is also in build/gpu/NAME.log. Under the emulator shapes are small, and times mean nothing."""
 import re, shutil, sys, time
 import pytest
 from dev.lib import random_tokens
@@ -61,7 +61,8 @@ def test_the_start_of_a_program_is_timed_with_kernels_loaded_at_once_and_when_ne
     found = ""
     for number, loading in enumerate(("LAZY", "EAGER", "LAZY", "EAGER")): # the second time files are in memory
         begin = time.monotonic()
-        succeeds([path], f"--data {TOKENS} --val-data= --model d2 --seq-len 64 --batch-size 2 --steps 1 --sample-every 0 --save-every 0",
+        succeeds([path], f"--data {TOKENS} --val-data= --model d2 --seq-len 64 --batch-size 2 --steps 1 --sample-every 0 "
+                         "--save-every 0",
                  "--out", tmp_path / str(number), env={"CUDA_MODULE_LOADING": loading})
         found += f"start-up and a step, kernels loaded {loading}: {time.monotonic() - begin:.2f} s\n"
     keep("start-up", found)

@@ -1,15 +1,19 @@
-"""Training on several GPUs, over MPI between ranks that share one and over NCCL where each has its own: every program has the CPU's losses, norms and
-weights and the bytes that were predicted, on emulated GPUs in whatever order the emulator's seed runs streams, blocks and threads."""
+"""Training on several GPUs, over MPI between ranks that share one and over NCCL where each has its own: every program has the CPU's
+losses, norms and weights and the bytes that were predicted, on emulated GPUs in whatever order the emulator's seed runs streams,
+blocks and threads."""
 import functools, json, re, shutil
 from pathlib import Path
 import pytest
-from gpus import IS_REAL, RTOL, SMALL, assert_has_numbers, assert_metrics, assert_predicted, gpus_of, missing, needs_emulator, needs_gpus, on_gpus, program
+from gpus import (IS_REAL, RTOL, SMALL, assert_has_numbers, assert_metrics, assert_predicted, gpus_of, missing, needs_emulator,
+                  needs_gpus, on_gpus, program)
 from runs.shards import PLAIN, resumed
-from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, assert_same, command, executable, half, make, session, trained)
+from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, assert_same, command, executable, half, make, session,
+                   trained)
 
 LONG = 5
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
-# The model and batch of each program. In ZeRO and FSDP the third block reuses the bucket of the first, and with two gather buffers its
+# The model and batch of each program. In ZeRO and FSDP the third block reuses the bucket of the first, and with two gather buffers
+# its
 # gather buffer.
 OF_PROGRAM = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
@@ -25,7 +29,8 @@ ORDERED, SEQUENCE, AGAIN = "--deterministic", "--sequence-parallel", "--recomput
 NAIVE, DELAYED, CHUNKS, GPIPE = "--ddp naive", "--schedule zb-h1", "--schedule interleaved", "--schedule gpipe"
 FOUR, COPIES, STAGES = "--total-batch-size 128", "--total-batch-size 128 --tensor-parallel 2", "--pipeline-parallel 2"
 GATHER, RING, BALANCED, GROUPS = "--cp allgather", "--cp ring", "--cp-balance zigzag", "--context-parallel 2"
-ODD = "--heads 4 --channels 12 --vocab-size 300" # rows that are no whole pieces of 16 bytes: heads of 3 channels, one on each of 4 ranks
+# rows that are no whole pieces of 16 bytes: heads of 3 channels, one on each of 4 ranks
+ODD = "--heads 4 --channels 12 --vocab-size 300"
 NODES = "--node-ranks 2"
 ALONE = "--comm nccl"
 OF_3 = "--seq-len 12 --total-batch-size 48"
@@ -44,10 +49,12 @@ def mesh(dp, tp, pp):
     return f"--mesh dp={dp},tp={tp},pp={pp}"
 
 
-# program, comm, ranks, options of both runs, options of the GPUs' run only; S: in strict mode, in which data is NaN until it is waited for;
+# program, comm, ranks, options of both runs, options of the GPUs' run only; S: in strict mode, in which data is NaN until it is
+# waited for;
 # U: unregistered memory, because emulated GPUs cannot reach each other's memory
 NUMBERS = [
-    ("ddp", "mpi", 2, "", ""), ("ddp", "nccl", 2, "", ""), ("ddp", "nccl", 2, "", f"{NAIVE} U"), ("ddp", "mpi", 2, "", "S"), ("ddp", "nccl", 2, "", "S"),
+    ("ddp", "mpi", 2, "", ""), ("ddp", "nccl", 2, "", ""), ("ddp", "nccl", 2, "", f"{NAIVE} U"), ("ddp", "mpi", 2, "", "S"),
+    ("ddp", "nccl", 2, "", "S"),
     ("ddp", "mpi", 4, "", ORDERED), ("ddp", "nccl", 4, "", ORDERED),
     ("zero", "mpi", 2, "", "--zero-stage 3"), ("zero", "nccl", 2, "", "--zero-stage 2"),
     ("zero", "mpi", 2, FOUR, "--zero-stage 3 S"), ("zero", "nccl", 2, FOUR, "--zero-stage 2 S"),
@@ -58,10 +65,12 @@ NUMBERS = [
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", f"--prefetch none --wrap-blocks 0 {AGAIN}"),
     ("zeropp", "nccl", 4, f"{NODES} {PLAIN}", ""), ("zeropp", "mpi", 4, f"{NODES} {PLAIN}", f"--wrap-blocks 2 {AGAIN} S"),
     ("tp", "mpi", 2, "", ""), ("tp", "mpi", 2, "", f"{AGAIN} {SEQUENCE}"), ("tp", "nccl", 2, "", "--no-overlap"),
-    ("tp", "nccl", 2, "", f"{SEQUENCE} --no-overlap"), ("tp", "nccl", 2, "", f"{SEQUENCE} S"), ("tp", "mpi", 2, "", f"{SEQUENCE} S"),
+    ("tp", "nccl", 2, "", f"{SEQUENCE} --no-overlap"), ("tp", "nccl", 2, "", f"{SEQUENCE} S"),
+    ("tp", "mpi", 2, "", f"{SEQUENCE} S"),
     ("tp", "mpi", 4, COPIES, ""), ("tp", "nccl", 4, COPIES, SEQUENCE), ("tp", "nccl", 4, COPIES, "U"),
     ("tp", "nccl", 2, "--tensor-parallel 1", ""), ("tp", "nccl", 4, ODD, SEQUENCE),
-    ("pp", "mpi", 2, "", ""), ("pp", "mpi", 2, "", f"{CHUNKS} --split 1,1,2,0 {AGAIN}"), ("pp", "nccl", 2, "", f"--schedule gpipe {AGAIN}"),
+    ("pp", "mpi", 2, "", ""), ("pp", "mpi", 2, "", f"{CHUNKS} --split 1,1,2,0 {AGAIN}"),
+    ("pp", "nccl", 2, "", f"--schedule gpipe {AGAIN}"),
     ("pp", "nccl", 2, "", f"{DELAYED} S"), ("pp", "nccl", 2, "", CHUNKS), ("pp", "mpi", 4, STAGES, ""),
     ("pp", "nccl", 4, STAGES, DELAYED), ("pp", "nccl", 4, "", "--split 1,2,1,0"), # the last stage is only the head
     ("pp", "nccl", 2, EVALUATES, ""), ("pp", "nccl", 2, EVALUATES, CHUNKS),
@@ -70,12 +79,14 @@ NUMBERS = [
     ("cp", "nccl", 3, f"{GATHER} {ODD} {OF_3}", "S"), ("cp", "mpi", 3, f"{RING} {OF_3}", ""), ("cp", "nccl", 4, RING, "S"),
     ("cp", "nccl", 4, f"{RING} {BALANCED}", AGAIN), ("cp", "mpi", 4, f"{RING} {BALANCED} {GROUPS}", "S"),
     ("cp", "nccl", 3, f"{RING} {BALANCED} {OF_3} {EVALUATES}", ""),
-    ("3d", "nccl", 4, mesh(2, 2, 1), f"--zero-stage 1 {SEQUENCE} {AGAIN}"), ("3d", "nccl", 4, mesh(2, 1, 2), f"--zero-stage 1 {DELAYED}"),
+    ("3d", "nccl", 4, mesh(2, 2, 1), f"--zero-stage 1 {SEQUENCE} {AGAIN}"),
+    ("3d", "nccl", 4, mesh(2, 1, 2), f"--zero-stage 1 {DELAYED}"),
     ("3d", "mpi", 4, mesh(1, 2, 2), f"{DELAYED} {SEQUENCE} S"), ("3d", "mpi", 4, mesh(2, 2, 1), "--zero-stage 1 S"),
     ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE),
     # one rank, with which NCCL can be tried on one GPU
     *((name, "nccl", 1, one, f"{ALONE} {only}") for name, one, only in [
-        ("ddp", "", ""), ("fsdp", "", ""), ("zero", "", "--zero-stage 3"), ("tp", "--tensor-parallel 1", SEQUENCE), ("pp", "--pipeline-parallel 1", GPIPE),
+        ("ddp", "", ""), ("fsdp", "", ""), ("zero", "", "--zero-stage 3"), ("tp", "--tensor-parallel 1", SEQUENCE),
+        ("pp", "--pipeline-parallel 1", GPIPE),
         ("cp", "--context-parallel 1", RING), ("3d", mesh(1, 1, 1), "--zero-stage 1")])]
 
 
@@ -83,7 +94,8 @@ FIRST = [next(i for i, row in enumerate(NUMBERS) if row[:2] == (name, "nccl")) f
 SMOKE = [NUMBERS.index(row) for row in NUMBERS if row == ("ddp", "mpi", 2, "", "") or ALONE in row[4] and row[0] in ("ddp", "fsdp")]
 
 
-@pytest.mark.parametrize("seed, row", [pytest.param(i, row, marks=[pytest.mark.sampled] * (i not in FIRST) + [pytest.mark.smoke] * (i in SMOKE))
+@pytest.mark.parametrize("seed, row", [pytest.param(i, row, marks=[pytest.mark.sampled] * (i not in FIRST)
+                                                    + [pytest.mark.smoke] * (i in SMOKE))
                                        for i, row in enumerate(NUMBERS)],
                          ids=["+".join(f"{x}" for x in row if x).replace("--", "").replace(" ", "_")
                               .replace(",", ".").replace("=", "")[:90] for row in NUMBERS])
@@ -100,35 +112,42 @@ ONE_MICRO, TWO_MICRO, SLOW = "--total-batch-size 32", "--total-batch-size 64", "
 
 
 @pytest.mark.parametrize("name, ranks, both, only, debug", [
-    ("pp", 2, ONE_MICRO, "", False), ("pp", 3, ONE_MICRO, DELAYED, False), ("pp", 2, "", f"{GPIPE} {SLOW}", False), ("pp", 2, "", GPIPE, True),
-    ("pp", 4, f"{STAGES} {TWO_MICRO}", "", False), ("pp", 4, "--layers 8", CHUNKS, False), ("3d", 4, f"{mesh(1, 2, 2)} {ONE_MICRO}", SEQUENCE, False),
+    ("pp", 2, ONE_MICRO, "", False), ("pp", 3, ONE_MICRO, DELAYED, False), ("pp", 2, "", f"{GPIPE} {SLOW}", False),
+    ("pp", 2, "", GPIPE, True),
+    ("pp", 4, f"{STAGES} {TWO_MICRO}", "", False), ("pp", 4, "--layers 8", CHUNKS, False),
+    ("3d", 4, f"{mesh(1, 2, 2)} {ONE_MICRO}", SEQUENCE, False),
     ("3d", 4, f"{mesh(2, 1, 2)} {TWO_MICRO}", "--zero-stage 1", False), ("cp", 4, f"{RING} {GROUPS}", "", False),
     ("cp", 3, f"{RING} {BALANCED} {OF_3}", "", False)])
 def test_ranks_are_connected_before_the_first_step(name, ranks, both, only, debug):
-    """Nothing is evaluated before, and a connection while an operation is under way ends the run. With --emulate-ms and in a debug build
-    the host waits for its GPU within a step. NCCL may hold 4 multiprocessors for each message, and 16 for each other operation: pp has a
-    receive and two sends beside one sum, or two sums (tied, and dp's of blocks); 3d has them beside two (tp and dp). cp's rings send and
-    receive keys and values, and gradients, beside one sum."""
+    """Nothing is evaluated before, and a connection while an operation is under way ends the run. With --emulate-ms and in a debug
+    build the host waits for its GPU within a step. NCCL may hold 4 multiprocessors for each message, and 16 for each other
+    operation: pp has a receive and two sends beside one sum, or two sums (tied, and dp's of blocks); 3d has them beside two (tp and
+    dp). cp's rings send and receive keys and values, and gradients, beside one sum."""
     ctas = {"pp": max(3 * 4 + 16, 2 * 16), "3d": 3 * 4 + 2 * 16, "cp": 4 * 4 + 16}[name]
-    assert_has_numbers(cpu(name, ranks, both), gpu(name, "nccl", ranks, both, only, debug=debug, stricter={"nccl": "quiet", "nccl_ctas": ctas}))
+    assert_has_numbers(cpu(name, ranks, both), gpu(name, "nccl", ranks, both, only, debug=debug,
+                                                   stricter={"nccl": "quiet", "nccl_ctas": ctas}))
 
 
 def test_a_resumed_pipeline_is_connected_before_its_first_step(tmp_path):
-    options = f"--val-data {TOKENS} --eval-every 2 --eval-steps 1 {ONE_MICRO} {ORDERED} --steps 3 --save-every 1 --keep 0" # it resumes with no evaluation
+    # it resumes with no evaluation
+    options = f"--val-data {TOKENS} --eval-every 2 --eval-steps 1 {ONE_MICRO} {ORDERED} --steps 3 --save-every 1 --keep 0"
     whole = gpu("pp", "nccl", 2, options)
-    assert_same(whole, resumed(half(whole, tmp_path / "run", step=1), "pp", SMALL, OF_PROGRAM["pp"], options, ranks=2, binary=program("pp"),
+    assert_same(whole, resumed(half(whole, tmp_path / "run", step=1), "pp", SMALL, OF_PROGRAM["pp"], options, ranks=2,
+                               binary=program("pp"),
                                env=gpus_of("nccl", 2, nccl="quiet")))
 
 
 def test_a_kernel_that_is_loaded_while_a_receive_waits_is_named_by_the_deadline():
     """Programs ask for modules to be loaded at the start, unless the environment says something else."""
     needs_emulator("always wait then")
-    run = command([program("pp")], SMALL, OF_PROGRAM["pp"], ONE_MICRO, "--comm-timeout 15", ranks=2, env=gpus_of("nccl", 2) | {"CUDA_MODULE_LOADING": "LAZY"})
+    run = command([program("pp")], SMALL, OF_PROGRAM["pp"], ONE_MICRO, "--comm-timeout 15", ranks=2,
+                  env=gpus_of("nccl", 2) | {"CUDA_MODULE_LOADING": "LAZY"})
     assert_refused(run, "rank [01] has not reached its side of receive #0 from rank [01] of world .*, step 1, [BF]0 on stage [01]")
 
 
 @pytest.mark.parametrize("name, comm, ranks, loaded", [
-    ("single", "mpi", None, "when first launched"), ("ddp", "mpi", None, "when first launched"), ("ddp", "nccl", None, "when first launched"),
+    ("single", "mpi", None, "when first launched"), ("ddp", "mpi", None, "when first launched"),
+    ("ddp", "nccl", None, "when first launched"),
     ("ddp", "mpi", 2, "when first launched"), ("ddp", "nccl", 2, "at once")])
 def test_only_several_ranks_that_may_use_nccl_load_all_kernels_at_once(name, comm, ranks, loaded, tmp_path):
     """Loading takes each process seconds: cuBLASLt 13 alone has 140 MB of kernels."""
@@ -149,19 +168,22 @@ FSDP_BITS = ["--sharding full --prefetch backward-pre",
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("comm, setting, strict", [("nccl", k, False) for k in (0, 1, 2, 3, 5, 6)] + [("mpi", k, False) for k in (0, 2, 4, 7)]
+@pytest.mark.parametrize("comm, setting, strict", [("nccl", k, False) for k in (0, 1, 2, 3, 5, 6)]
+                         + [("mpi", k, False) for k in (0, 2, 4, 7)]
                          + [("nccl", 0, True), ("mpi", 0, True)])
 def test_fsdp_has_the_bits_of_ddp(comm, setting, strict):
     """With offload AdamW runs on the host, where it rounds differently: such runs agree with one another to the bit."""
     options = FSDP_BITS[setting]
     offload = "--cpu-offload" in options
-    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload all") if offload else on_gpus("ddp", comm, 2, OF_PROGRAM["fsdp"], ORDERED)
+    reference = gpu("fsdp", comm, 2, ORDERED, "--cpu-offload all") if offload else on_gpus("ddp", comm, 2, OF_PROGRAM["fsdp"],
+                                                                                           ORDERED)
     run = gpu("fsdp", comm, 2, ORDERED, options, strict=strict, seed=100 + setting)
     assert_predicted(run)
     assert_same(reference, run)
 
 
-@pytest.mark.parametrize("comm, ranks, options", [("nccl", 2, "--zero-stage 1"), ("nccl", 2, "--zero-stage 2"), ("mpi", 2, "--zero-stage 3"),
+@pytest.mark.parametrize("comm, ranks, options", [("nccl", 2, "--zero-stage 1"), ("nccl", 2, "--zero-stage 2"),
+                                                  ("mpi", 2, "--zero-stage 3"),
                                                   ("nccl", 3, "--zero-stage 3 --total-batch-size 96")])  # 3: shards have padding
 def test_zero_has_the_bits_of_ddp(comm, ranks, options):
     batch = "--total-batch-size 96" if ranks == 3 else ""
@@ -186,7 +208,8 @@ SAME = [ # program, ranks, options of all runs, options of each, precision
     ("ddp", 4, "", ["", NAIVE, "--bucket-mb 0.02"], "fp32"), ("tp", 2, "", [BY_DDP, "--tensor-parallel 1"], "fp32"),
     ("tp", 4, f"{SEQUENCE} --heads 4", ["", "--no-overlap"], "bf16"), ("cp", 2, "", [BY_DDP, "--context-parallel 1"], "fp32"),
     ("cp", 4, f"{RING} {BALANCED}", ["", AGAIN], "bf16"), ("pp", 2, "", [BY_DDP, "--pipeline-parallel 1"], "fp32"),
-    ("pp", 2, "", ["", GPIPE, DELAYED, CHUNKS, AGAIN], "bf16"), ("3d", 2, "", [BY_DDP, mesh(2, 1, 1), f"{mesh(2, 1, 1)} --zero-stage 1"], "fp32"),
+    ("pp", 2, "", ["", GPIPE, DELAYED, CHUNKS, AGAIN], "bf16"),
+    ("3d", 2, "", [BY_DDP, mesh(2, 1, 1), f"{mesh(2, 1, 1)} --zero-stage 1"], "fp32"),
     ("3d", 4, mesh(2, 1, 2), ["", "--zero-stage 1", f"{DELAYED} --zero-stage 1", f"{GPIPE} {AGAIN} --no-overlap", CHUNKS], "bf16"),
     ("zero", 2, "", [BY_DDP, "--zero-stage 1", "--zero-stage 2", "--zero-stage 3"], "bf16"),
     ("compress", 2, "", [BY_DDP, "--compress none"], "bf16"),
@@ -197,9 +220,11 @@ SAME = [ # program, ranks, options of all runs, options of each, precision
 @pytest.mark.parametrize("comm", ["mpi", "nccl"])
 @pytest.mark.parametrize("name, ranks, common, runs, precision", SAME)
 def test_these_runs_have_the_same_bits(comm, name, ranks, common, runs, precision):
-    """A replica of the model on each rank has DDP's; schedules, what travels beside what, and who keeps which shard change nothing."""
+    """A replica of the model on each rank has DDP's; schedules, what travels beside what, and who keeps which shard change
+    nothing."""
     if comm == "nccl": needs_gpus(ranks)
-    first, *others = (on_gpus("ddp" if own == BY_DDP else name, comm, ranks, OF_PROGRAM[name], ORDERED, common, own * (own != BY_DDP), precision=precision,
+    first, *others = (on_gpus("ddp" if own == BY_DDP else name, comm, ranks, OF_PROGRAM[name], ORDERED, common,
+                              own * (own != BY_DDP), precision=precision,
                               seed=seed, again=str(seed)) for seed, own in enumerate(runs))
     for run in others: assert_same(first, run)
 
@@ -224,8 +249,8 @@ def test_recompute_auto_counts_the_ranks_that_share_a_gpu(comm, recompute):
 
 # ---- compressed gradients ----
 def assert_has_nearly_the_numbers(cpu, gpu, step=None):
-    """GPU and CPU differ by roundings. Where a number lies between two that can be sent, they may send different ones, so one weight of a
-    thousand may be anywhere."""
+    """GPU and CPU differ by roundings. Where a number lies between two that can be sent, they may send different ones, so one
+    weight of a thousand may be anywhere."""
     assert_metrics(cpu, gpu, 10 * RTOL)
     assert_predicted(gpu)
     ours, theirs = cpu.weights(step), gpu.weights(step)
@@ -245,10 +270,11 @@ def test_compressed_gradients_have_the_cpus_numbers(comm, method):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("comm, ranks, options", [
-    ("nccl", 4, NODES), ("mpi", 4, f"{NODES} --quantise-gradients int8 --wrap-halves"), ("nccl", 2, ""), ("nccl", 2, "--node-ranks 1")])
+    ("nccl", 4, NODES), ("mpi", 4, f"{NODES} --quantise-gradients int8 --wrap-halves"), ("nccl", 2, ""),
+    ("nccl", 2, "--node-ranks 1")])
 def test_what_crosses_between_nodes_in_few_bits_has_the_cpus_numbers(comm, ranks, options):
-    """Weights are compared after one step: in the second a weight that rounds to another int8 changes every gradient a little, and so what many
-    of them round to."""
+    """Weights are compared after one step: in the second a weight that rounds to another int8 changes every gradient a little, and
+    so what many of them round to."""
     options += " --save-every 1 --keep 0"
     run = gpu("zeropp", comm, ranks, options, strict=comm == "mpi", seed=3)
     assert_has_nearly_the_numbers(cpu("zeropp", ranks, options), run, step=1)
@@ -274,14 +300,17 @@ def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name, comm, ranks, both, only", [
     ("3d", "nccl", 4, mesh(2, 2, 1), "--attention own --zero-stage 1"), ("3d", "nccl", 4, mesh(2, 2, 1), "--attention cudnn"),
-    ("3d", "mpi", 4, mesh(2, 2, 1), "--attention cudnn --zero-stage 1 " + SEQUENCE), ("3d", "nccl", 4, mesh(1, 2, 2), f"{SEQUENCE} {DELAYED} S"),
+    ("3d", "mpi", 4, mesh(2, 2, 1), "--attention cudnn --zero-stage 1 " + SEQUENCE),
+    ("3d", "nccl", 4, mesh(1, 2, 2), f"{SEQUENCE} {DELAYED} S"),
     ("3d", "nccl", 4, mesh(1, 2, 2), CHUNKS), ("3d", "mpi", 4, mesh(2, 2, 1), f"{SEQUENCE} S"),
     ("cp", "nccl", 4, f"{RING} {BALANCED}", ""), ("cp", "mpi", 2, GATHER, "S"), ("cp", "nccl", 2, "", "--attention own"),
-    ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("zeropp", "nccl", 4, NODES, ""), ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
+    ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("zeropp", "nccl", 4, NODES, ""),
+    ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
     ("compress", "nccl", 2, "--compress powersgd --compress-from 1 --rank 2", "")])
 def test_in_bf16_losses_and_norms_are_near_the_cpus(name, comm, ranks, both, only):
     cudnn = "cudnn" in only # then an own kernel for attention would fail
-    run = gpu(name, comm, ranks, both, only.replace("S", ""), strict="S" in only, precision="bf16", **{"fault": "cuda/attention"} if cudnn else {})
+    run = gpu(name, comm, ranks, both, only.replace("S", ""), strict="S" in only, precision="bf16",
+              **{"fault": "cuda/attention"} if cudnn else {})
     assert not cudnn or re.search("^device .*cuDNN .*attention", run.out, re.M), run
     assert_predicted(run)
     assert_metrics(cpu(name, ranks, both, precision="bf16"), run, 2e-3)
@@ -306,7 +335,8 @@ def activations_of(run): return run.about["predicted_bytes"]["activations"]
 @pytest.mark.parametrize("MB, rows", [(100, 64), (200, 128), (400, 256)])
 def test_a_gpu_with_more_memory_computes_more_logits_at_a_time(MB, rows):
     """Of 512 rows of 384 logits; --predict is told the memory, and says to the byte what the run measures."""
-    def on(MB, *options): return trained("ddp", SMALL, SEVERAL_CHUNKS, *options, binary=few_logits("ddp"), env={"CUDA_EMULATOR_MEMORY": MB})
+    def on(MB, *options):
+        return trained("ddp", SMALL, SEVERAL_CHUNKS, *options, binary=few_logits("ddp"), env={"CUDA_EMULATOR_MEMORY": MB})
     run = on(MB)
     assert_predicted(run)
     assert_metrics(trained("ddp", SMALL, SEVERAL_CHUNKS, precision="bf16"), run, 2e-3)
@@ -318,14 +348,16 @@ def test_a_gpu_with_more_memory_computes_more_logits_at_a_time(MB, rows):
 
 def test_ranks_whose_gpus_differ_in_memory_compute_as_many_logits_at_a_time(tmp_path):
     """Ranks that share the vocabulary exchange numbers about each chunk of rows."""
-    ranks = executable(tmp_path / "ranks", f'CUDA_EMULATOR_MEMORY=$((100 + 300 * OMPI_COMM_WORLD_RANK)) exec {ROOT}/{few_logits("tp")} "$@"\n')
+    ranks = executable(tmp_path / "ranks",
+                       f'CUDA_EMULATOR_MEMORY=$((100 + 300 * OMPI_COMM_WORLD_RANK)) exec {ROOT}/{few_logits("tp")} "$@"\n')
     run = trained("tp", SMALL, SEVERAL_CHUNKS, ranks=2, binary=str(ranks), env=gpus_of("nccl", 2))
     assert_predicted(run)
     assert_metrics(trained("tp", SMALL, SEVERAL_CHUNKS, ranks=2, precision="bf16"), run, 2e-3)
 
 
 # ---- what the host does: products, waits ----
-AS_IN_TRAINING = "of zeros 0, profiled 0, after a collective 0$" # on numbers, while nothing else runs, and outside a profile of training
+# on numbers, while nothing else runs, and outside a profile of training
+AS_IN_TRAINING = "of zeros 0, profiled 0, after a collective 0$"
 TRIED = f"untried shapes 0, .* repeated [1-9][0-9]*, {AS_IN_TRAINING}"
 BESIDE = TRIED.replace(".*", ".* for fewer processors [1-9].*") # a gradient that is computed during a sum leaves processors to it
 NONE_TRIED = f"with a bias gradient 0, for fewer processors 0, failed 0, repeated 0, {AS_IN_TRAINING}"
@@ -335,10 +367,13 @@ NONE_TRIED = f"with a bias gradient 0, for fewer processors 0, failed 0, repeate
 @pytest.mark.parametrize("name, ranks, options, counts, more", [
     ("fsdp", 2, f"--limit-all-gathers 3 --wrap-blocks 2 {AGAIN} --total-batch-size 32", TRIED, {}),
     ("fsdp", 2, "", "failed [1-9].*, after a collective 0$", {"cublaslt_fails": 4}), ("fsdp", 2, ORDERED, NONE_TRIED, {}),
-    ("tp", 2, f"{SEQUENCE} {AGAIN} --total-batch-size 64", BESIDE, {}), ("tp", 4, COPIES, BESIDE, {}), ("tp", 2, ORDERED, NONE_TRIED, {}),
+    ("tp", 2, f"{SEQUENCE} {AGAIN} --total-batch-size 64", BESIDE, {}), ("tp", 4, COPIES, BESIDE, {}),
+    ("tp", 2, ORDERED, NONE_TRIED, {}),
     ("cp", 2, "", TRIED, {}), ("cp", 4, f"{RING} {BALANCED}", TRIED, {}),
-    ("pp", 2, DELAYED, TRIED, {}), ("pp", 2, f"{CHUNKS} {AGAIN}", TRIED, {}), ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {AGAIN}", BESIDE, {}),
-    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1", BESIDE, {"precision": "bf16"}), ("3d", 4, f"{mesh(1, 2, 2)} {DELAYED} {SEQUENCE}", TRIED, {}),
+    ("pp", 2, DELAYED, TRIED, {}), ("pp", 2, f"{CHUNKS} {AGAIN}", TRIED, {}),
+    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {AGAIN}", BESIDE, {}),
+    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1", BESIDE, {"precision": "bf16"}),
+    ("3d", 4, f"{mesh(1, 2, 2)} {DELAYED} {SEQUENCE}", TRIED, {}),
     ("compress", 2, "--compress powersgd --compress-from 0", TRIED, {})])
 def test_every_product_of_a_step_is_tried_before_ranks_exchange_anything(name, ranks, options, counts, more, tmp_path):
     """A deterministic run tries none, because what is timed may choose another order of sums."""
@@ -352,7 +387,8 @@ def test_every_product_of_a_step_is_tried_before_ranks_exchange_anything(name, r
 @pytest.mark.parametrize("options, in_windows", [("", 4 * (4 * 2 + 1)), (SEQUENCE, 4 * (10 * 2 + 4) + 2)])
 def test_what_blocks_exchange_is_in_windows_of_the_ranks_that_share_the_model(options, in_windows, tmp_path):
     """Of two blocks and the head, in four micro-batches, and the sum of layernorms' gradients, in two steps; what the losses
-    exchange, once a micro-batch, is not. The embedding's sum is only where rows are cut: then it is formed in a buffer for gathered rows."""
+    exchange, once a micro-batch, is not. The embedding's sum is only where rows are cut: then it is formed in a buffer for gathered
+    rows."""
     run = gpu("tp", "nccl", 2, "--seq-len 32 --batch-size 4 --total-batch-size 256", options, nccl_counts=tmp_path / "counts")
     said = (tmp_path / "counts").read_text()
     assert_predicted(run)
@@ -368,14 +404,17 @@ INT4, TOP_K = "--compress int4 --compress-from 0", "--compress top-k --top-k-fra
 @pytest.mark.parametrize("name, ranks, options", [
     *(("compress", ranks, method) for method in ("--compress int8", INT4, "--compress sign", TOP_K) for ranks in (3, 4)),
     ("zeropp", 3, "--node-ranks 1"), ("zeropp", 4, NODES), ("zeropp", 4, f"--node-ranks 1 --quantise-gradients int8 {ORDERED}"),
-    ("ddp", 3, ""), ("ddp", 4, f"--bucket-mb 0.1 {ORDERED}"), ("ddp", 4, "--bucket-mb 0.1 --allreduce ring"), ("ddp", 3, "--bucket-mb 0.01"),
-    ("zero", 3, "--zero-stage 2"), ("zero", 3, f"--zero-stage 3 {ORDERED}"), ("fsdp", 3, ""), ("fsdp", 4, f"--sharding hybrid --shard-group 2 {ORDERED}"),
+    ("ddp", 3, ""), ("ddp", 4, f"--bucket-mb 0.1 {ORDERED}"), ("ddp", 4, "--bucket-mb 0.1 --allreduce ring"),
+    ("ddp", 3, "--bucket-mb 0.01"),
+    ("zero", 3, "--zero-stage 2"), ("zero", 3, f"--zero-stage 3 {ORDERED}"), ("fsdp", 3, ""),
+    ("fsdp", 4, f"--sharding hybrid --shard-group 2 {ORDERED}"),
     ("tp", 3, ""), ("tp", 3, f"{SEQUENCE} {ORDERED}"), ("pp", 3, "--layers 3"), ("pp", 4, f"{STAGES} {ORDERED}"),
     ("cp", 3, ""), ("cp", 3, f"{GATHER} {ORDERED}"), ("cp", 3, f"{RING} {BALANCED}"),
-    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {SEQUENCE} --channels 64 --heads 4"), ("3d", 4, f"{mesh(2, 1, 2)} --zero-stage 1 {ORDERED}")])
+    ("3d", 4, f"{mesh(2, 2, 1)} --zero-stage 1 {SEQUENCE} --channels 64 --heads 4"),
+    ("3d", 4, f"{mesh(2, 1, 2)} --zero-stage 1 {ORDERED}")])
 def test_large_messages_and_the_parts_of_ranks_begin_at_multiples_of_16_bytes(name, ranks, options, tmp_path):
-    """NCCL copies any other one element by element, and packed rows are bytes. Operations below 64 bytes are a few numbers, such as losses, norms and
-    the ranks of a new communicator, for which that does not matter."""
+    """NCCL copies any other one element by element, and packed rows are bytes. Operations below 64 bytes are a few numbers, such as
+    losses, norms and the ranks of a new communicator, for which that does not matter."""
     on_gpus(name, "nccl", ranks, LARGER, options, nccl_counts=tmp_path / "counts")
     found = re.findall(r"^largest not at multiples of 16 bytes: (\d+) bytes, (\w+)$", (tmp_path / "counts").read_text(), re.M)
     assert len(found) >= ranks
@@ -387,17 +426,20 @@ def waits(name, options=""):
     counted = []
     for steps in 2, 6:
         file = session() / "-".join(["waits", name, *options.split(), str(steps)])
-        on_gpus(name, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file, nccl_calls=f"{file}.nccl")
+        on_gpus(name, "nccl", 2, "--model d2 --layers 4 --seq-len 16 --batch-size 2", options, f"--steps {steps}", waits=file,
+                nccl_calls=f"{file}.nccl")
         counts = [int(line.split()[3]) for line in file.read_text().splitlines()]
         assert len(counts) == 2
-        assert len(re.findall("0 times to ask one that was not done; it made 0 threads$", Path(f"{file}.nccl").read_text(), re.M)) == 2
+        assert len(re.findall("0 times to ask one that was not done; it made 0 threads$", Path(f"{file}.nccl").read_text(),
+                              re.M)) == 2
         counted.append(sum(counts))
     return counted[1] - counted[0]
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name, options", [
-    ("zeropp", "--node-ranks 1"), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"), ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
+    ("zeropp", "--node-ranks 1"), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"),
+    ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
     ("cp", ""), ("cp", GATHER), ("cp", f"{RING} {BALANCED}"),
     ("compress", "--compress int8"), ("compress", "--compress powersgd --compress-from 0")])
@@ -406,7 +448,8 @@ def test_the_host_waits_as_often_in_a_step_as_in_ddps(name, options):
 
 
 def test_what_operations_took_is_asked_while_the_gpu_still_computes(tmp_path):
-    """At the end of a step the GPU has nothing to do until the host issues the next one. Here a step has 29 operations, each with two times."""
+    """At the end of a step the GPU has nothing to do until the host issues the next one. Here a step has 29 operations, each with
+    two times."""
     asked = []
     for steps in 2, 6:
         gpu("fsdp", "nccl", 2, "--layers 8", f"--steps {steps}", waits=tmp_path / f"{steps}")

@@ -8,9 +8,9 @@ and tokens.bin, which make_reference.py wrote, and is done twice: without a brea
 processes. Each run must agree, within the tests' bound, with the single run in fp64, with each other and with itself resumed.
 
 Then two of them under AMP: autocast to bf16, with weights, gradients and AdamW's state in fp32. They are compared with fp64
-too, and so is one run for each of two mistakes, of which only the metrics are kept. The last one is in fp16 with a GradScaler, which
-skips steps. memory.jsonl has the bytes of each run. `ddp_reference.py NAME...` makes these runs under AMP again, and no others.
-"""
+too, and so is one run for each of two mistakes, of which only the metrics are kept. The last one is in fp16 with a GradScaler,
+which skips steps. memory.jsonl has the bytes of each run. `ddp_reference.py NAME...` makes these runs under AMP again, and no
+others. """
 import contextlib
 import json
 import os
@@ -150,7 +150,8 @@ def run_rank(rank, job, folder, resume):
     if rank == 0:
         with open(os.path.join(folder, "memory.json"), "w") as f:
             json.dump(memory, f)
-        precision = f"{job.amp} by autocast, weights in " + ("bf16" if job.mistake == "without_masters" else "fp32") if job.amp else "fp32"
+        precision = f"{job.amp} by autocast, weights in " + ("bf16" if job.mistake == "without_masters"
+                                                             else "fp32") if job.amp else "fp32"
         settings = {"program": f"PyTorch {torch.__version__} DistributedDataParallel, gloo", "precision": precision,
                     "ranks": job.ranks, "accumulation": job.accumulation, **RUN, "batch": job.batch}
         write_metrics(os.path.join(folder, "metrics.jsonl"), settings, lines)
@@ -222,7 +223,8 @@ def store(job, result):
 
 
 def run_under_amp(fp64, names=()):
-    """Stores the runs under AMP, or those of these names, and prints how far they are from fp64, and mistaken ones from the right one."""
+    """Stores the runs under AMP, or those of these names, and prints how far they are from fp64, and mistaken ones from the right
+    one."""
     results = {}
     print("\n| under AMP | compared with | loss | gradient norm | parameter norm | weights | with qkv.bias |")
     for job in [job for job in AMP_JOBS if not names or job.name in names]:

@@ -286,7 +286,8 @@ def initial_model(dtype):
 def our_tensors(model):
     """The parameters under our names, in the order of llmc/model/gpt2.h: a unit's 1-D tensors come before its 2-D ones."""
     named = {name: p.detach().float().numpy() for name, p in model.named_parameters()}
-    tensors = {"ln_f.weight": named["ln_f.weight"], "ln_f.bias": named["ln_f.bias"], "wpe": named["wpe.weight"], "wte": named["wte.weight"]}
+    tensors = {"ln_f.weight": named["ln_f.weight"], "ln_f.bias": named["ln_f.bias"], "wpe": named["wpe.weight"],
+               "wte": named["wte.weight"]}
     for block in range(RUN["layers"]):
         for name in ("ln_1.weight", "ln_1.bias", "qkv.bias", "proj.bias", "ln_2.weight", "ln_2.bias", "fc.bias", "fcproj.bias",
                      "qkv.weight", "proj.weight", "fc.weight", "fcproj.weight"):
@@ -365,7 +366,8 @@ def finish_step(model, optimizer, step, loss, scaler=torch.amp.GradScaler("cpu",
     scaler.step(optimizer)
     scaler.update()
     scaled = {"loss_scale": scale, "skipped": int(scaler.get_scale() < scale)} if scaler.is_enabled() else {}
-    return dict(step=step + 1, loss=float(loss.detach()), grad_norm=grad_norm, param_norm=global_norm(model.parameters()), lr=lr) | scaled
+    return dict(step=step + 1, loss=float(loss.detach()), grad_norm=grad_norm, param_norm=global_norm(model.parameters()),
+                lr=lr) | scaled
 
 
 def train(model, tokens, order):
@@ -382,7 +384,8 @@ def make_run():
     tokens = make_text()
     order = sequence_order(len(tokens))
     write_tokens(os.path.join(HERE, "tokens.bin"), tokens)
-    shape = {"layers": RUN["layers"], "heads": RUN["heads"], "channels": RUN["channels"], "vocab_size": RUN["vocab"], "max_seq_len": RUN["seq_len"]}
+    shape = {"layers": RUN["layers"], "heads": RUN["heads"], "channels": RUN["channels"], "vocab_size": RUN["vocab"],
+             "max_seq_len": RUN["seq_len"]}
     write_checkpoint(os.path.join(HERE, "initial"), our_tensors(initial_model(torch.float32)), shape, RUN["seq_len"])
     for dtype, name in ((torch.float32, "fp32"), (torch.float64, "fp64")):
         model = initial_model(dtype)

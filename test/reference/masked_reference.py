@@ -7,8 +7,8 @@ Tokens that do not count have the target ignore_index, and the loss is the mean 
 half of the sequences no token counts, of a quarter the last two, of a quarter all, so ranks have anything from none to most of
 a step's tokens. In one step none counts at all: there PyTorch's mean is NaN, and the sum, which is 0, is divided by 1.
 
-evaluation.jsonl has the loss of the initial weights on all sequences. mean_of_means.jsonl has a mistake: each of 4 ranks takes the mean over its own tokens, and the gradients are averaged.
-"""
+evaluation.jsonl has the loss of the initial weights on all sequences. mean_of_means.jsonl has a mistake: each of 4 ranks takes the
+mean over its own tokens, and the gradients are averaged. """
 import os
 import struct
 
@@ -104,7 +104,8 @@ def main():
             write_safetensors(os.path.join(FOLDER, name + ".safetensors"), our_tensors(model))
     model, sequences = initial_model(torch.float64), np.arange((len(tokens) - 1) // RUN["seq_len"])
     loss = float(mean_loss(model, *masked_batch(tokens, mask, sequences)).detach())
-    write_metrics(os.path.join(FOLDER, "evaluation.jsonl"), {"program": f"PyTorch {torch.__version__}"}, [{"step": 0, "val_loss": loss}])
+    write_metrics(os.path.join(FOLDER, "evaluation.jsonl"), {"program": f"PyTorch {torch.__version__}"},
+                  [{"step": 0, "val_loss": loss}])
     of_ranks = [[int(masked_batch(tokens, mask, part)[1].ne(IGNORED).sum()) for part in np.split(s, MISTAKEN_RANKS)] for s in order]
     print("tokens that count, by step and rank of 4:", of_ranks)
 

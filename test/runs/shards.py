@@ -96,23 +96,28 @@ def faulty(name, *options, ranks, timeout=60, **settings):
 
 
 # ---- runs that save steps 5 and 10 ----
-# 48 sequences a step divide over 1, 2, 3, 4 and 8 replicas of the model; 10 steps are more than one epoch. FSDP's last group has one block.
+# 48 sequences a step divide over 1, 2, 3, 4 and 8 replicas of the model; 10 steps are more than one epoch. FSDP's last group has
+# one block.
 SAVES = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 4 --channels 16 --seq-len 16 --total-batch-size 768 --lr 3e-3 "
          "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 10 --save-every 5 --deterministic")
 PLAIN = "--quantise-weights none --quantise-gradients none" # zeropp rounds nothing on the way
 MICRO_BATCHES = {"pp": 4, "3d": 4, "compress": 2}
 PROGRAMS = { # the program, on so many ranks unless a test says otherwise, its options
-    "single": ("single", 1, ""), "ddp": ("ddp", 3, ""), "zero1": ("zero", 8, "--zero-stage 1"), "zero2": ("zero", 2, "--zero-stage 2"),
+    "single": ("single", 1, ""), "ddp": ("ddp", 3, ""), "zero1": ("zero", 8, "--zero-stage 1"),
+    "zero2": ("zero", 2, "--zero-stage 2"),
     "zero3": ("zero", 4, "--zero-stage 3"), "full": ("fsdp", 3, "--wrap-blocks 2"), "model": ("fsdp", 3, "--wrap-blocks 0"),
     "sharded": ("fsdp", 3, "--checkpoint sharded --wrap-halves"), "whole": ("fsdp", 3, "--checkpoint sharded --wrap-blocks 0"),
     "offload": ("fsdp", 2, "--checkpoint sharded --cpu-offload all --sharding grad-op"),
     "hybrid": ("fsdp", 4, "--checkpoint sharded --sharding hybrid --shard-group 2"),
     "sharded16": ("fsdp", 3, "--checkpoint sharded --reduce-dtype model"),
     "tp2": ("tp", 4, "--tensor-parallel 2"), "tp4": ("tp", 4, "--tensor-parallel 4"), "pp2": ("pp", 4, "--pipeline-parallel 2"),
-    "pp3": ("pp", 3, "--pipeline-parallel 3"), "pp4": ("pp", 4, "--pipeline-parallel 4"), "3x1x1z": ("3d", 3, "--mesh dp=3 --zero-stage 1"),
+    "pp3": ("pp", 3, "--pipeline-parallel 3"), "pp4": ("pp", 4, "--pipeline-parallel 4"),
+    "3x1x1z": ("3d", 3, "--mesh dp=3 --zero-stage 1"),
     "2x2x1": ("3d", 4, "--mesh dp=2,tp=2"), "1x2x2": ("3d", 4, "--mesh tp=2,pp=2"), "2x1x2": ("3d", 4, "--mesh dp=2,pp=2"),
-    "2x1x2z": ("3d", 4, "--mesh dp=2,pp=2 --zero-stage 1"), "none": ("compress", 2, ""), "nodes": ("zeropp", 4, f"--node-ranks 2 {PLAIN}"), "heads": ("cp", 4, "--context-parallel 4"),
-    "ring": ("cp", 4, "--context-parallel 2 --cp ring --cp-balance zigzag"), "gather": ("cp", 2, "--context-parallel 2 --cp allgather"),
+    "2x1x2z": ("3d", 4, "--mesh dp=2,pp=2 --zero-stage 1"), "none": ("compress", 2, ""),
+    "nodes": ("zeropp", 4, f"--node-ranks 2 {PLAIN}"), "heads": ("cp", 4, "--context-parallel 4"),
+    "ring": ("cp", 4, "--context-parallel 2 --cp ring --cp-balance zigzag"),
+    "gather": ("cp", 2, "--context-parallel 2 --cp allgather"),
     "2x2x2zs": ("3d", 8, "--mesh dp=2,tp=2,pp=2 --zero-stage 1 --sequence-parallel")}
 # A method of compression from the fourth step on: with + behind it errors are fed back, with - they are not.
 PROGRAMS |= {f"{method}{sign}": ("compress", 2, f"--compress {method} --compress-from 3 --{'no-' * (sign == '-')}error-feedback" +

@@ -1,6 +1,6 @@
-"""Data, tensor and pipeline parallelism on one mesh, and ZeRO on its data axis. Runs are compared with PyTorch's within rounding, and to the bit
-with DDP on a rank for each replica of the model, whose layers form sums as on the mesh (test/split), or with --sequence-parallel with one device.
-Bytes, in all and along each axis, are as by formulas in plain numbers."""
+"""Data, tensor and pipeline parallelism on one mesh, and ZeRO on its data axis. Runs are compared with PyTorch's within rounding,
+and to the bit with DDP on a rank for each replica of the model, whose layers form sums as on the mesh (test/split), or with
+--sequence-parallel with one device. Bytes, in all and along each axis, are as by formulas in plain numbers."""
 import json, re
 import pytest
 from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SEQUENCE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference
@@ -51,11 +51,13 @@ ALL = f"{ZERO} {SEQUENCE} {AGAIN}"
     rest("2x2x2", f"--mesh pp=2,dp=2,tp=2 {GPIPE} --no-overlap", True, id="2x2x2-gpipe_outside")])
 def test_3d_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
     d, t, p = axes(mesh)
-    assert_pytorchs(trained("3d", PYTORCH, mesh_options(mesh), "--batch-size", min(4, 8 // d), options, ranks=d * t * p, strict=strict))
+    assert_pytorchs(trained("3d", PYTORCH, mesh_options(mesh), "--batch-size", min(4, 8 // d), options, ranks=d * t * p,
+                            strict=strict))
 
 
 # ---- to the bit ----
-@pytest.mark.parametrize("options, strict", [("--check-every 3", True), (f"{ZB} {ZERO}", False), rest(f"{GPIPE} {ZERO} {AGAIN}", False)],
+@pytest.mark.parametrize("options, strict", [("--check-every 3", True), (f"{ZB} {ZERO}", False),
+                                             rest(f"{GPIPE} {ZERO} {AGAIN}", False)],
                          ids=["strict", "zb-h1", "recomputed"])
 def test_2x2x2_ranks_have_the_bits_of_one_device_in_parts(options, strict):
     assert_same(device("2x2x2"), ranks("2x2x2", options, strict=strict))
@@ -67,7 +69,8 @@ MESHES = [("fp32", m) for m in ("1x1x4", "1x2x2", "2x2x1", "2x1x2", "2x2x2")] + 
 @pytest.mark.sampled
 @pytest.mark.parametrize("precision, mesh", MESHES)
 @pytest.mark.parametrize("options, strict", [
-    (f"{ZERO} --check-every 3", True), (f"{GPIPE} {ZERO} --no-overlap", True), (ZB, True), (INTERLEAVED, False), (f"{GPIPE} {ZERO} {AGAIN}", False), (f"{ZB} {ZERO}", False)])
+    (f"{ZERO} --check-every 3", True), (f"{GPIPE} {ZERO} --no-overlap", True), (ZB, True), (INTERLEAVED, False),
+    (f"{GPIPE} {ZERO} {AGAIN}", False), (f"{ZB} {ZERO}", False)])
 def test_every_mesh_has_the_bits_of_copies_in_parts(precision, mesh, options, strict):
     if mesh.endswith("x1"): options = options.replace(INTERLEAVED, "").replace(ZB, "") # one stage has nothing to schedule
     assert_same(copies(mesh, precision=precision), ranks(mesh, options, precision=precision, strict=strict))
@@ -97,7 +100,8 @@ def test_ranks_skip_the_same_steps_in_fp16(mesh, options):
     assert_same_skips(copies(mesh, LARGE_SCALE, precision="fp16"), ranks(mesh, LARGE_SCALE, options, precision="fp16"))
 
 
-@pytest.mark.parametrize("options, rows", [(ZERO, False), rest(SEQUENCE, True), rest(INTERLEAVED, False)], ids=["zero", "sequence", "chunks"])
+@pytest.mark.parametrize("options, rows", [(ZERO, False), rest(SEQUENCE, True), rest(INTERLEAVED, False)],
+                         ids=["zero", "sequence", "chunks"])
 def test_evaluations_and_samples_are_those_of_one_device(options, rows):
     assert_same_samples(device("2x2x2", EVALUATIONS, rows=rows), ranks("2x2x2", EVALUATIONS, options))
 
@@ -111,10 +115,13 @@ def test_a_trace_names_axes_and_actions(tmp_path):
         assert any(re.match(wanted, name) for name in names), wanted
 
 
-# ---- what rank 0 holds and sends: 8 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions. S: how many micro-batches'
-# activations it holds. sets: with recomputation, how many blocks keep all of theirs; with zb-h1 also how many keep the gradients for W ----
+# ---- what rank 0 holds and sends: 8 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions. S: how many
+# micro-batches'
+# activations it holds. sets: with recomputation, how many blocks keep all of theirs; with zb-h1 also how many keep the gradients
+# for W ----
 @pytest.mark.parametrize("precision, mesh, zero, sequence, again, schedule, blocks, S, sets", [
-    ("fp32", "2x2x2", 0, 0, 0, "1f1b", 5, 2, 1), rest("fp32", "2x2x2", 1, 1, 1, "1f1b", 5, 2, 1), rest("fp32", "1x2x2", 0, 1, 0, "gpipe", 5, 4, 1),
+    ("fp32", "2x2x2", 0, 0, 0, "1f1b", 5, 2, 1), rest("fp32", "2x2x2", 1, 1, 1, "1f1b", 5, 2, 1),
+    rest("fp32", "1x2x2", 0, 1, 0, "gpipe", 5, 4, 1),
     rest("fp32", "2x2x1", 1, 0, 1, "1f1b", 8, 1, 1), rest("fp32", "2x1x2", 1, 0, 0, "zb-h1", 5, 2, 10),
     rest("fp32", "1x2x4", 0, 1, 0, "1f1b", 3, 4, 1), rest("fp32", "1x4x1", 0, 1, 0, "1f1b", 8, 1, 1),
     rest("bf16", "2x2x2", 1, 1, 0, "1f1b", 5, 2, 1), rest("bf16", "2x2x1", 1, 0, 1, "1f1b", 8, 1, 1)])
@@ -137,7 +144,9 @@ def test_rank_0_holds_and_sends_what_the_formulas_say(precision, mesh, zero, seq
     tp = micro * (tp*X*BT*C // t * (t - 1) + head * (t - 1) * BT*12) + 2 * (t - 1) * (sequence * (2*blocks + 1) * 2*C*X + 16) // t
     pp = 0 if p == 1 else micro*rows*C*X + root*X + 2 * (p - 1) * 24 // p
     dp = 2 * (d - 1) * (P * X + 8 + 16*zero) // d
-    assert_bytes(run, tp + pp + dp, parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * own, activations=activations + 40) # StepStats
+    # StepStats
+    assert_bytes(run, tp + pp + dp, parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * own,
+                 activations=activations + 40)
     along = run.about["predicted_comm_bytes_along"]
     assert [along.get(axis, 0) for axis in ("tp", "pp", "dp")] == [tp, pp, dp]
 

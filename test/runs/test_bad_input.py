@@ -1,5 +1,6 @@
-"""Wrong options, foreign or damaged files, a full disk: each ends the run with status 1 and a message that names what is wrong, what was
-found and what to do; and no good checkpoint is lost. --help, the documents and the record of a run name the same options."""
+"""Wrong options, foreign or damaged files, a full disk: each ends the run with status 1 and a message that names what is wrong,
+what was found and what to do; and no good checkpoint is lost. --help, the documents and the record of a run name the same
+options."""
 import os, re, shutil
 from pathlib import Path
 import pytest
@@ -33,7 +34,8 @@ MORE_THAN_ONE = "--batch-size 1 --total-batch-size 0"
     ("--data /dev/zero", ["/dev/zero: is a device, not a file"]),
     (f"--seq-len 8000 {MORE_THAN_ONE}", ["tokens.bin", "--seq-len", "8000"]),
     ("--batch-size 500 --total-batch-size 0", ["tokens.bin", "sequences", "500"]),
-    ("--init-from none", ["none", "no such checkpoint"]), ("--init-from test", ["test", "state.json"]), ("--out README.md", ["README.md"]),
+    ("--init-from none", ["none", "no such checkpoint"]), ("--init-from test", ["test", "state.json"]),
+    ("--out README.md", ["README.md"]),
     ("--out README.md/out", ["README.md", "Not a directory"]), ("--out /proc/none", ["/proc/none"])])
 def test_a_wrong_option_is_refused(options, patterns):
     assert_refused(run(options), *patterns)
@@ -50,8 +52,8 @@ exit 1"""
 
 
 def errors_of_ranks(tmp_path, *options, **env):
-    """Starts 4 ranks as a user does, except that all of them come to their end: with the first options, and rank 3 with the last. Returns
-    the errors that they print, sorted, without the number of the rank that prints them."""
+    """Starts 4 ranks as a user does, except that all of them come to their end: with the first options, and rank 3 with the last.
+    Returns the errors that they print, sorted, without the number of the rank that prints them."""
     line = [*launcher(), "-np", 4, "sh", "-c", NOTING, tmp_path, program("train_gpt2_zero"), *TINY.split(), "--batch-size=8"]
     different = {"OF_OTHERS": options[0], "OF_RANK_3": options[-1]}
     run = command(line, env={"SHARD_SAY_ONCE": 1, "OMP_NUM_THREADS": 1, **different, **env}, timeout=120)
@@ -69,7 +71,8 @@ def test_ranks_that_have_met_say_once_that_a_file_is_missing(tmp_path):
 
 
 def test_a_rank_with_an_error_of_its_own_says_it(tmp_path):
-    number, unknown = errors_of_ranks(tmp_path, "--frobnicate", "--steps ten", SHARD_LEAVE_SECONDS=3) # ranks that differ wait so long
+    # ranks that differ wait so long
+    number, unknown = errors_of_ranks(tmp_path, "--frobnicate", "--steps ten", SHARD_LEAVE_SECONDS=3)
     assert "--steps" in number and "--frobnicate" in unknown
 
 
@@ -79,7 +82,8 @@ def test_ranks_that_have_met_say_their_own_errors_and_once_that_another_has_left
 
 
 # ---- files ----
-GOOD, CUT = Path(TOKENS).read_bytes(), (0, 1, 4, 12, 1023, 1024, 1025, 1026, 5000, 14491) # a header of 1024 bytes, then two bytes a token
+# a header of 1024 bytes, then two bytes a token
+GOOD, CUT = Path(TOKENS).read_bytes(), (0, 1, 4, 12, 1023, 1024, 1025, 1026, 5000, 14491)
 
 
 @pytest.mark.parametrize("option, name, data, patterns", [
@@ -106,7 +110,8 @@ def test_llm_cs_tokens_of_4_bytes_are_named(tmp_path):
     tokens = (20240801).to_bytes(4, "little") + (7).to_bytes(4, "little") + (8).to_bytes(4, "little") + bytes(1012 + 8 * 4)
     (tmp_path / "llama.bin").write_bytes(tokens)
     refusal = run("--data", tmp_path / "llama.bin")
-    assert_refused(refusal, "llama.bin: has llm.c's tokens of Llama 3, of 4 bytes each, .*2 bytes.*: make it .* with GPT-2's tokenizer")
+    assert_refused(refusal,
+                   "llama.bin: has llm.c's tokens of Llama 3, of 4 bytes each, .*2 bytes.*: make it .* with GPT-2's tokenizer")
     assert "download it again" not in refusal.err
 
 
@@ -122,7 +127,8 @@ def test_the_default_evaluation_belongs_to_the_default_data_alone(name, ranks, t
 
     def says(*options):
         run = succeeds([Path(program(f"train_gpt2_{name}")).resolve()], QUIET, *options, ranks=ranks, cwd=tmp_path)
-        return [bool(re.search(line, run.out, re.M)) for line in (r"\| val loss ", r"^eval +none: --data is given without --val-data$")]
+        return [bool(re.search(line, run.out, re.M)) for line in (r"\| val loss ",
+                                                                  r"^eval +none: --data is given without --val-data$")]
     assert says() == says("--data data/train.bin --val-data data/val.bin") == [True, False]
     assert says("--data data/train.bin") == [False, True]
     assert says("--data data/train.bin --eval-every 0") == says("--data data/train.bin --val-data=") == [False, False]
@@ -138,13 +144,16 @@ def test_tokens_of_another_tokenizer_are_refused_where_the_file_says_whose_they_
     assert headers["bpe"] == headers["same"] != headers["bytes"] and all(any(x[:8]) and not any(x[8:]) for x in headers.values())
 
     def trains(data, tokenizer, *options):
-        return command([program("train_gpt2_single"), "--data", tmp_path / f"{data}.bin", "--tokenizer", tokenizer], QUIET, "--val-data=", *options)
+        return command([program("train_gpt2_single"), "--data", tmp_path / f"{data}.bin", "--tokenizer", tokenizer], QUIET,
+                       "--val-data=", *options)
     for name, tokenizer in made.items(): assert trains(name, tokenizer).status == 0
     assert trains("bytes", "", "--vocab-size 300").status == 0 # nothing to compare
     for data, tokenizer in ("bytes", made["bpe"]), ("bpe", "bytes"):
-        assert_refused(trains(data, tokenizer, "--vocab-size 300"), f"--data .*{data}.bin: another tokenizer made its tokens", "--tokenizer= ")
+        assert_refused(trains(data, tokenizer, "--vocab-size 300"), f"--data .*{data}.bin: another tokenizer made its tokens",
+                       "--tokenizer= ")
     assert_refused(trains("bpe", made["bpe"], ["--val-data", tmp_path / "bytes.bin"]), "--val-data .*bytes.bin: another tokenizer")
-    (tmp_path / "old.bin").write_bytes((tmp_path / "bpe.bin").read_bytes()[:12] + bytes(1012) + (tmp_path / "bpe.bin").read_bytes()[1024:])
+    (tmp_path / "old.bin").write_bytes((tmp_path / "bpe.bin").read_bytes()[:12] + bytes(1012)
+                                       + (tmp_path / "bpe.bin").read_bytes()[1024:])
     assert trains("old", "bytes", "--vocab-size 300").status == 0 # llm.c's files do not name a tokenizer
 
 
@@ -230,13 +239,15 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(file, copy):
 
 @pytest.mark.parametrize("name, ranks", [("single", None), ("ddp", 2), rest("pp", 2)])
 def test_a_run_that_diverges_keeps_its_last_checkpoint_before(name, ranks, tmp_path):
-    run = in_folder(tmp_path, name, TINY, "--batch-size 8 --warmup-steps 0 --lr-schedule constant --lr 1000 --save-every 1 --keep 2 --steps 40",
+    run = in_folder(tmp_path, name, TINY,
+                    "--batch-size 8 --warmup-steps 0 --lr-schedule constant --lr 1000 --save-every 1 --keep 2 --steps 40",
                     ranks=ranks)
     assert_refused(run, "steps in a row")
     diverged = 1 + run.series("skipped").index(True)
     assert 2 < diverged < newest(tmp_path) # skipped steps were saved as well
     assert min(int(path.name[5:]) for path in tmp_path.glob("step_*")) == diverged - 2
-    assert command([program(f"train_gpt2_{name}")], TINY, "--steps 0 --init-from", tmp_path / f"step_{diverged - 1:08}", ranks=ranks).status == 0
+    assert command([program(f"train_gpt2_{name}")], TINY, "--steps 0 --init-from", tmp_path / f"step_{diverged - 1:08}",
+                   ranks=ranks).status == 0
 
 
 def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
@@ -256,7 +267,8 @@ def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
 @pytest.mark.parametrize("inodes", range(2, 9))
 def test_a_file_system_without_inodes_is_not_said_to_be_full(inodes, tmp_path):
     """There are inodes for the folder, and each time for one more file: the lock, the log, a checkpoint's folder and its files."""
-    if command(f"mount -t tmpfs -o size=64m,nr_inodes={inodes} tmpfs", tmp_path).status != 0: pytest.skip("only root may mount a small disk")
+    if command(f"mount -t tmpfs -o size=64m,nr_inodes={inodes} tmpfs", tmp_path).status != 0:
+        pytest.skip("only root may mount a small disk")
     try:
         out = tmp_path / "out"
         ended = in_folder(out, "single", TINY, "--steps 2 --save-every 1")
@@ -282,7 +294,8 @@ def test_other_data_on_resume_is_reported(name, ranks, copy, tmp_path):
     other = in_folder(copy, name, TINY, data, "--resume --steps 3", ranks=ranks)
     assert other.status == 0
     assert_says(other.out, OTHER_DATA)
-    assert_says(in_folder(copy, name, TINY, data, "--resume --steps 3", ranks=ranks).out, "^start +step 3 of 3", no=["other tokens"])
+    assert_says(in_folder(copy, name, TINY, data, "--resume --steps 3", ranks=ranks).out, "^start +step 3 of 3",
+                no=["other tokens"])
 
 
 # ---- options: --help, the documents, the record ----
@@ -298,7 +311,8 @@ def test_a_run_records_every_option_and_nothing_else():
     assert {f"--{name}" for name in recorded} == {*options_of_help()} and len(recorded) > 35
 
 
-@pytest.mark.parametrize("name, first", [("single", "--data"), ("ddp", "--ddp"), ("zero", "--zero-stage"), ("fsdp", "--wrap-blocks"),
+@pytest.mark.parametrize("name, first", [("single", "--data"), ("ddp", "--ddp"), ("zero", "--zero-stage"),
+                                         ("fsdp", "--wrap-blocks"),
                                           ("zeropp", "--wrap-blocks"), ("tp", "--tensor-parallel"), ("pp", "--pipeline-parallel"),
                                           ("3d", "--mesh"), ("compress", "--compress"), ("cp", "--ddp")])
 def test_help_begins_with_a_programs_own_options_and_suggests_what_was_meant(name, first):
@@ -312,5 +326,6 @@ def test_commands_in_the_documents_have_options_that_exist(name):
     """What follows the program's name, up to the command's end, because mpirun has options as well."""
     text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]).replace("\\\n", "")
     commands = re.findall(rf"train_gpt2_{name}([ \"`].*)", text)
-    named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*", re.sub(r"[`|;].*| (?:sh|python3) .*", "", line))}
+    named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*",
+                                                              re.sub(r"[`|;].*| (?:sh|python3) .*", "", line))}
     assert len(named) > 3 and named <= {*options_of_help(name), "--help"}

@@ -1,5 +1,5 @@
-"""Checkpoints of all programs, whole and sharded: every program on any number of ranks and any mesh continues every other's. Whatever
-goes wrong while ranks write or read their shards, the last good checkpoint stays, and all ranks end."""
+"""Checkpoints of all programs, whole and sharded: every program on any number of ranks and any mesh continues every other's.
+Whatever goes wrong while ranks write or read their shards, the last good checkpoint stays, and all ranks end."""
 import json, os, re, shutil
 import pytest
 from shards import PROGRAMS, assert_near_losses, assert_same_files, continued, header, in_folder, resume, resumed, sampled, saved
@@ -78,9 +78,11 @@ def test_programs_that_take_turns_on_the_same_ranks_have_the_same_bits(name, by,
 # What forms no other sums is the same to the bit.
 @pytest.mark.sampled
 @pytest.mark.parametrize("name, by, options", [
-    ("pp2", "pp2", "--schedule zb-h1"), ("pp2", "pp2", "--schedule interleaved"), ("pp2", "pp2", "--recompute block"), ("pp3", "pp4", ""),
+    ("pp2", "pp2", "--schedule zb-h1"), ("pp2", "pp2", "--schedule interleaved"), ("pp2", "pp2", "--recompute block"),
+    ("pp3", "pp4", ""),
     ("pp3", "pp3", "--split 3,2,0"), ("2x2x1", "2x2x1", "--zero-stage 1"), ("2x1x2z", "2x1x2", "--mesh pp=2,dp=2"),
-    ("1x2x2", "1x2x2", "--schedule interleaved")], ids=["zb-h1", "interleaved", "recomputed", "more", "split", "zero", "outside", "chunks"])
+    ("1x2x2", "1x2x2", "--schedule interleaved")], ids=["zb-h1", "interleaved", "recomputed", "more", "split", "zero", "outside",
+                                                        "chunks"])
 def test_other_schedules_splits_and_shards_continue_to_the_bit(name, by, options, tmp_path):
     assert_same(saved(name), continued(saved(name), tmp_path, 5, by, None, options))
 
@@ -108,7 +110,8 @@ def test_hf_export_reads_shards(tmp_path):
 # ---- 16 bits: master weights are also state, the model is rounded ----
 @pytest.mark.rest
 @pytest.mark.parametrize("name, by, ranks", [
-    *(("zero3", by, 4) for by in ("zero3", "zero1", "zero2", "ddp")), ("sharded16", "sharded16", 3), ("tp2", "tp2", 4), ("pp2", "pp2", 4),
+    *(("zero3", by, 4) for by in ("zero3", "zero1", "zero2", "ddp")), ("sharded16", "sharded16", 3), ("tp2", "tp2", 4),
+    ("pp2", "pp2", 4),
     ("ring", "ring", 4), ("2x2x2zs", "2x2x2zs", 8)])
 def test_bf16_is_continued_to_the_bit_in_rank_order(name, by, ranks, tmp_path):
     run = saved(name, precision="bf16")
@@ -158,7 +161,8 @@ def forget(path, member):
     fields = json.loads(path.read_text(), parse_float=lambda text: floats.append(text) or f"@{len(floats) - 1}@")
     fields = {key: value for key, value in fields.items() if key not in (member, "checksum_of_this")}
 
-    def text(): return re.sub(r'"@(\d+)@"', lambda at: floats[int(at[1])], json.dumps(fields, sort_keys=True, separators=(",", ":")))
+    def text():
+        return re.sub(r'"@(\d+)@"', lambda at: floats[int(at[1])], json.dumps(fields, sort_keys=True, separators=(",", ":")))
     for place, byte in enumerate(text().encode()):
         x = (place + 1) * 0x9E3779B97F4A7C15 & mask ^ byte
         for _ in range(2): x = (x ^ x >> 32) * 0xD6E8FEB86659FD93 & mask
@@ -190,12 +194,14 @@ def test_a_damaged_file_is_named_by_every_rank(name, ranks, file, damage, patter
 
 
 # ---- ranks that cannot write, and ranks that die while they do ----
-LARGE = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --seq-len 16 --batch-size 1 --warmup-steps 0 --lr-schedule constant "
+LARGE = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --seq-len 16 --batch-size 1 --warmup-steps 0 --lr-schedule "
+         "constant "
          "--eval-every 0 --sample-every 0 --save-every 1 --keep 2")
 SAVERS = {"zero": ("--channels 128 --zero-stage 3", "optimizer.safetensors"),
           "compress": ("--channels 120 --compress int8 --error-feedback", "errors_int8_00001_of_00002.safetensors"),
           "fsdp": ("--channels 160 --checkpoint sharded", "optimizer-00002-of-00002.safetensors")}
-# A rank may write 5 MB to a file: enough for MPI's segments, which Open MPI 5 otherwise makes larger, too little for its shard of the
+# A rank may write 5 MB to a file: enough for MPI's segments, which Open MPI 5 otherwise makes larger, too little for its shard of
+# the
 # moments or its errors. A larger write is an error, or, unless the signal is ignored, ends it.
 LIMITED = 'ulimit -c 0; [ $0 != $OMPI_COMM_WORLD_RANK ] || { [ -n "$DIES" ] || trap "" XFSZ; ulimit -f 5000; }; exec "$@"'
 
@@ -209,7 +215,8 @@ def test_the_last_checkpoint_survives_a_rank_that_fails_in_a_save(name, rank, di
                   ["--out", out], ranks=2, env={"DIES": dies, "OMPI_MCA_btl_sm_segment_size": 4 << 20})
     assert run.status not in (0, "no end"), run
     if not dies: assert re.search(f"^rank 1: error: .*{file}: cannot be written: File too large", run.err, re.M), run
-    assert re.search("^rank {}: error: ".format(1 - rank), run.err, re.M), run # that the other has left or died, or that the folder is gone
+    # that the other has left or died, or that the folder is gone
+    assert re.search("^rank {}: error: ".format(1 - rank), run.err, re.M), run
     left = [x.name for x in out.iterdir() if x.name.startswith((".tmp_step", "step"))]
     assert sorted(left) == [*[".tmp_step_00000003"] * bool(dies), "step_00000001", "step_00000002"]
     for steps, ranks in (3, 3), (4, 1): # it loads, and then nothing half-written is left

@@ -1,4 +1,5 @@
-"""Collectives on 1 to 8 ranks, in normal and strict mode: test/unit/test_comm.c checks the results on every rank. Then their misuse."""
+"""Collectives on 1 to 8 ranks, in normal and strict mode: test/unit/test_comm.c checks the results on every rank. Then their
+misuse."""
 import os, re, subprocess
 import pytest
 from suite import assert_refused, command, make, program, rest
@@ -19,7 +20,8 @@ def test_every_claim_holds(ranks, debug, strict):
 @pytest.mark.rest
 def test_the_threads_of_two_ranks_have_no_race():
     tsan, options = make("build/tsan/test/test_comm"), "suppressions=test/mpi_races.txt:print_suppressions=0"
-    fixed = "setarch -R " if subprocess.run("setarch -R true", shell=True, capture_output=True).returncode == 0 else ""  # some layouts fail
+    # some layouts fail
+    fixed = "setarch -R " if subprocess.run("setarch -R true", shell=True, capture_output=True).returncode == 0 else ""
     assert_every_claim_holds(command(fixed + tsan, ranks=2, env={"TSAN_OPTIONS": options}))
 
 
@@ -33,12 +35,15 @@ def test_a_program_without_mpi_is_a_rank_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name, ranks, pattern", [
-    ("wait-unknown", 1, "operation #0, but only 0 were issued"), ("never-waited", 1, "all-reduce, operation #0, was never waited for"),
+    ("wait-unknown", 1, "operation #0, but only 0 were issued"),
+    ("never-waited", 1, "all-reduce, operation #0, was never waited for"),
     ("too-many", 1, "1024 operations are under way"), ("send-to-itself", 1, "send of rank 0 cannot name rank 0 of 1"),
     ("send-unconnected", 1, "part.0: call comm_connect before"), ("connect-twice", 1, "world: comm_connect was called twice"),
-    ("send-to-no-pair", 2, r"part.0: send of rank [01] cannot name rank [01]: comm_connect was told that they exchange no messages"),
+    ("send-to-no-pair", 2,
+     r"part.0: send of rank [01] cannot name rank [01]: comm_connect was told that they exchange no messages"),
     ("no-such-root", 1, "broadcast of rank 0 cannot name rank 1 of 1"), ("sum-of-bytes", 1, "reduce-scatter of bytes"),
-    ("split-in-flight", 1, "wait for the operations under way first"), ("split-twice", 1, "there is a communicator 'part.0' already"),
+    ("split-in-flight", 1, "wait for the operations under way first"),
+    ("split-twice", 1, "there is a communicator 'part.0' already"),
     ("world-first", 1, "comm_free of the world before 'part.0'"), ("overlap-before", 3, "all-to-all of 3 x 1 fp32 overlap"),
     ("overlap", 3, "all-to-all of 3 x 1 fp32 overlap"), ("message-too-long", 2, "receive failed"),
     ("wait-twice", 2, "^rank [01]: error: world: operation #0 is waited for a second time"),

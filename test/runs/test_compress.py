@@ -1,5 +1,5 @@
-"""Compressed gradients: what is not compressed has DDP's bits, and what is sends the bytes of its method's formula, keeps ranks equal and waits for
-what it reads. And what training makes of it. (test_compress_checkpoints.py has the errors in checkpoints.)"""
+"""Compressed gradients: what is not compressed has DDP's bits, and what is sends the bytes of its method's formula, keeps ranks
+equal and waits for what it reads. And what training makes of it. (test_compress_checkpoints.py has the errors in checkpoints.)"""
 import re
 import numpy as np
 import pytest
@@ -11,8 +11,11 @@ METHODS = ["bf16", "int8", "int4", "top-k", "sign", "powersgd"]
 
 # wte has 257 x 16 elements and wpe 16 x 16. The matrices of half a block are a segment of int8 and int4, and so are wpe and wte.
 def small(stage, ranks, *options, **settings):
-    return trained(stage, f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size {12 // ranks} --total-batch-size 384 "
-                   "--steps 8 --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --bucket-mb 0.1 --deterministic", *options, ranks=ranks, **settings)
+    return trained(stage,
+                   f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size {12 // ranks} "
+                   "--total-batch-size 384 "
+                   "--steps 8 --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --bucket-mb 0.1 --deterministic", *options,
+                   ranks=ranks, **settings)
 
 
 def by(method, ranks, *options, **settings):
@@ -22,14 +25,15 @@ def by(method, ranks, *options, **settings):
 
 
 @pytest.mark.parametrize("ranks, precision, options", [
-    (2, "fp32", ""), rest(3, "fp32", ""), rest(3, "bf16", ""), rest(3, "fp16", ""), rest(1, "fp32", "--compress powersgd --compress-from 3")])
+    (2, "fp32", ""), rest(3, "fp32", ""), rest(3, "bf16", ""), rest(3, "fp16", ""),
+    rest(1, "fp32", "--compress powersgd --compress-from 3")])
 def test_what_is_not_compressed_has_the_bits_of_ddp(ranks, precision, options):
     assert_same(small("ddp", ranks, precision=precision), small("compress", ranks, options, precision=precision))
 
 
 def formula(method, N):
-    """What a rank sends in a compressed step. Vectors are sent whole; the padding of wte is not sent at all. A part of int8 and int4 has four
-    blocks or a multiple, and every other row is padded to a multiple of 16 bytes."""
+    """What a rank sends in a compressed step. Vectors are sent whole; the padding of wte is not sent at all. A part of int8 and
+    int4 has four blocks or a multiple, and every other row is padded to a multiple of 16 bytes."""
     matrices = [(257, 16), (16, 16)] + 2 * [(48, 16), (16, 16), (64, 16), (16, 64)]
     vectors = 2*13*16 + 2*16
 
@@ -50,7 +54,8 @@ def formula(method, N):
 
 
 @pytest.mark.parametrize("method, ranks, precision", [
-    ("int8", 2, "fp32"), ("powersgd", 2, "fp32"), *(rest(m, n, "fp32") for m in METHODS for n in (2, 3, 4) if n > 2 or m not in ("int8", "powersgd")),
+    ("int8", 2, "fp32"), ("powersgd", 2, "fp32"), *(rest(m, n, "fp32") for m in METHODS for n in (2, 3, 4) if n > 2
+                                                    or m not in ("int8", "powersgd")),
     *(rest(m, 3, precision) for m in ("int8", "sign", "powersgd") for precision in ("bf16", "fp16"))])
 def test_a_method_sends_its_bytes_from_its_first_step_on(method, ranks, precision):
     run, plain = by(method, ranks, precision=precision), small("ddp", ranks, precision=precision)
@@ -85,22 +90,28 @@ def test_a_run_that_ends_before_compress_from_says_that_nothing_is_compressed():
 @pytest.mark.parametrize("options, precision, pattern", [
     ("--compress int8 --rank 2", "fp32", "--rank does nothing with --compress int8, only with powersgd"),
     rest("--compress int8 --top-k-fraction 0.1", "fp32", "--top-k-fraction does nothing"),
-    rest("--error-feedback", "fp32", "does nothing with --compress none"), rest("--no-error-feedback", "fp32", "does nothing with --compress none"),
+    rest("--error-feedback", "fp32", "does nothing with --compress none"),
+    rest("--no-error-feedback", "fp32", "does nothing with --compress none"),
     rest("--compress-from 5", "fp32", "does nothing with --compress none"),
     rest("--compress int8 --ddp naive", "fp32", "--compress sends segments of buckets: leave out --ddp naive"),
-    rest("--compress bf16", "bf16", "--compress bf16 saves nothing"), rest("--compress bf16", "fp16", "--compress bf16 saves nothing")])
+    rest("--compress bf16", "bf16", "--compress bf16 saves nothing"),
+    rest("--compress bf16", "fp16", "--compress bf16 saves nothing")])
 def test_options_that_do_nothing_are_refused(options, precision, pattern):
     assert_refused(train("compress", f"--data {TOKENS} --val-data=", options, ranks=2, precision=precision), pattern)
 
 
-# ---- what 300 steps make of it, on the stored text: random words, 0.68 nats a byte. What a loss is above that was not learned; none ends near it.
-# Models of 128 channels on this repository's text order the methods the same way. Smaller models and lower learning rates, which are far from the
+# ---- what 300 steps make of it, on the stored text: random words, 0.68 nats a byte. What a loss is above that was not learned;
+# none ends near it.
+# Models of 128 channels on this repository's text order the methods the same way. Smaller models and lower learning rates, which
+# are far from the
 # end after 300 steps, do not: there int4 is up to 0.09 above none, and feedback hurts top-k little ----
 def losses(*options):
     """For each seed the mean loss of the last 50 steps."""
     found = []
     for seed in 1, 2:
-        run = trained("compress", f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 32 --batch-size 8 --steps 300 --lr 3e-3 "
+        run = trained("compress",
+                      f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 32 --batch-size 8 --steps 300 "
+                      "--lr 3e-3 "
                       f"--eval-every 0 --sample-every 0 --log-every 100 --seed {seed}", *options, ranks=2)
         last = run.series("loss")[-50:]
         assert len(last) == 50

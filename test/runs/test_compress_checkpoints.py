@@ -1,9 +1,11 @@
-"""Errors of compressed gradients are a file per rank beside a checkpoint: a run continues with them to the bit, or says what is lost."""
+"""Errors of compressed gradients are a file per rank beside a checkpoint: a run continues with them to the bit, or says what is
+lost."""
 import os, re, shutil
 import numpy as np
 import pytest
 from shards import continued, faulty, header, resume, saved, train_by
-from suite import ROOT, TOKENS, assert_close, assert_each_says, assert_refused, assert_same, command, flip, half, program, rest, tensors, train
+from suite import (ROOT, TOKENS, assert_close, assert_each_says, assert_refused, assert_same, command, flip, half, program, rest,
+                   tensors, train)
 
 LONG = 8
 
@@ -27,7 +29,8 @@ def error_files(folder):
 
 @pytest.mark.parametrize("name, ranks, options", [
     ("powersgd+", 3, ""), *(rest(f"{m}+", 3, "") for m in ("bf16", "int8", "int4", "top-k", "sign")),
-    *(rest(f"{m}-", 2, "") for m in ("sign", "powersgd")), rest("int8+", 1, ""), *(rest(f"{m}+", 4, "") for m in ("int4", "powersgd")),
+    *(rest(f"{m}-", 2, "") for m in ("sign", "powersgd")), rest("int8+", 1, ""),
+    *(rest(f"{m}+", 4, "") for m in ("int4", "powersgd")),
     *(rest("powersgd+", 2, f"--compress-from {n}") for n in (5, 7)), rest("int4+", 3, "--bucket-mb 0.01")])
 def test_a_compressed_run_continues_with_its_errors_to_the_bit(tmp_path, name, ranks, options):
     run = saved(name, ranks, options)
@@ -52,7 +55,8 @@ BUCKETS = r"with these buckets: they begin at 0; those of other buckets \(--buck
 
 
 @pytest.mark.parametrize("name, ranks, by, by_ranks, options, pattern", [
-    ("int8+", 2, "ddp", 2, "", "the errors of compressed gradients that it has are lost, those of int8 on 2 ranks: this run keeps none"),
+    ("int8+", 2, "ddp", 2, "",
+     "the errors of compressed gradients that it has are lost, those of int8 on 2 ranks: this run keeps none"),
     rest("int8+", 2, "int8-", 2, "", "those of int8 on 2 ranks: this run keeps none"),
     rest("int8+", 2, "none", 2, "", "those of int8 on 2 ranks: this run keeps none"),
     rest("int8+", 2, "int8+", 3, "", f"{NONE}; those of int8 on 2 ranks are lost"),
@@ -60,7 +64,8 @@ BUCKETS = r"with these buckets: they begin at 0; those of other buckets \(--buck
     rest("int8+", 2, "int8+", 2, "--bucket-mb 0.01", f"has no errors of int8 on 2 ranks {BUCKETS}"),
     rest("powersgd+", 3, "powersgd+", 3, "--rank 1", f"has no errors of powersgd on 3 ranks {BUCKETS}"),
     rest("powersgd+", 3, "powersgd-", 3, "", f"has no errors of powersgd on 3 ranks {BUCKETS}")])
-def test_a_run_without_the_errors_says_what_is_lost_and_has_the_bits_of_one_that_has_none(tmp_path, name, ranks, by, by_ranks, options, pattern):
+def test_a_run_without_the_errors_says_what_is_lost_and_has_the_bits_of_one_that_has_none(tmp_path, name, ranks, by, by_ranks,
+                                                                                          options, pattern):
     run = continued(saved(name, ranks), tmp_path / "lost", 5, by, by_ranks, options)
     assert re.search(pattern, run.said), run
     assert_same(continued(without_errors(saved(name, ranks), tmp_path), tmp_path / "bare_half", 5, by, by_ranks, options), run)
@@ -94,7 +99,8 @@ DAMAGED = "its values do not match their checksum: the file is damaged"
 
 
 @pytest.mark.parametrize("rank, damage, pattern", [
-    (1, lambda path, whole: flip(path, 0.6), DAMAGED), rest(0, copied(10, 0), "is of another run or step"), rest(0, copied(5, 1), DAMAGED),
+    (1, lambda path, whole: flip(path, 0.6), DAMAGED), rest(0, copied(10, 0), "is of another run or step"),
+    rest(0, copied(5, 1), DAMAGED),
     rest(1, lambda path, whole: os.truncate(path, path.stat().st_size - 1), ".*truncated"),
     rest(1, lambda path, whole: path.write_bytes(b""), "has 0 bytes"),
     rest(1, lambda path, whole: path.unlink(), "cannot be opened: No such file"),
@@ -127,7 +133,8 @@ def test_a_step_that_fp16_skips_keeps_the_errors(tmp_path, method):
     run = saved(f"{method}+", 2, options, precision="fp16")
     skipped = [line["step"] for line in run.metrics if line["skipped"] and 5 < line["step"] < 12][0]
     for rank in 0, 1:
-        before, after = (unscaled(run.checkpoint(step) / f"errors_{method}_0000{rank}_of_00002.safetensors") for step in (skipped - 1, skipped))
+        before, after = (unscaled(run.checkpoint(step) / f"errors_{method}_0000{rank}_of_00002.safetensors")
+                         for step in (skipped - 1, skipped))
         assert np.array_equal(before, after) and np.count_nonzero(after) > 250
     again = resume(half(run, tmp_path / "half", skipped), f"{method}+", 2, options, precision="fp16")
     assert again.status == 0, again
@@ -140,7 +147,8 @@ def test_elsewhere_a_step_that_is_not_finite_clears_the_errors_and_says_so(metho
     run = train_by(train, f"{method}+", 2, "--lr 1000 --weight-decay 100 --lr-schedule constant --warmup-steps 0 --steps 100",
                    "--max-bad-steps 4 --save-every 1 --keep 0 --compress-from 1")
     assert_refused(run, "^rank 0: error: .*NaN or Inf")
-    assert run.series("skipped").count(True) == 4 == run.out.count("compress   this step was not finite: the errors begin at 0 again")
+    assert run.series("skipped").count(True) == 4 == run.out.count("compress   this step was not finite: the errors begin at 0 "
+                                                                   "again")
     name = f"errors_{method}_00001_of_00002.safetensors"
     assert not unscaled(run.checkpoint() / name).any() and np.count_nonzero(unscaled(run.checkpoint(2) / name)) > 250
 

@@ -1,11 +1,13 @@
-"""Context parallelism: ranks that share each sequence, in groups that are data parallel. Runs are compared with PyTorch's within rounding,
-and to the bit with one device that attends to the same parts in the same order and forms the same sums (test/split). Bytes and pairs of
-query and key are as by formulas in plain numbers. (test/unit/test_context.c: which rank has what, and what each sends.)"""
+"""Context parallelism: ranks that share each sequence, in groups that are data parallel. Runs are compared with PyTorch's within
+rounding, and to the bit with one device that attends to the same parts in the same order and forms the same sums (test/split).
+Bytes and pairs of query and key are as by formulas in plain numbers. (test/unit/test_context.c: which rank has what, and what each
+sends.)"""
 import re
 import pytest
 from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference
 from shards import assert_pytorchs, assert_same_samples, faulty, sampled
-from suite import (PYTORCH, TINY, assert_as_predicted, assert_close, assert_different, assert_each_says, assert_same, command, program,
+from suite import (PYTORCH, TINY, assert_as_predicted, assert_close, assert_different, assert_each_says, assert_same, command,
+                   program,
                    rest, train, trained)
 
 LONG = 7
@@ -22,7 +24,8 @@ def sizes(mesh, copies, micro):
 
 def cp(mesh, way, *options, micro=1, **settings):
     copies, c = axes(mesh)
-    return trained("cp", SMALL, sizes(mesh, copies, micro), "--context-parallel", c, "--cp", way, *options, ranks=copies * c, **settings)
+    return trained("cp", SMALL, sizes(mesh, copies, micro), "--context-parallel", c, "--cp", way, *options, ranks=copies * c,
+                   **settings)
 
 
 def in_parts(mesh, way, *options, micro=1, **settings):
@@ -91,7 +94,8 @@ def test_ranks_skip_the_same_steps_in_fp16(way):
 @pytest.mark.parametrize("mesh, way", [
     ("1x4", "ring" + ZIGZAG), rest("2x2", "allgather"), rest("1x4", "ulysses"), rest("1x3", "ring"), rest("2x2", "ring")])
 def test_evaluations_and_samples_are_those_of_one_device(mesh, way):
-    """Samples have lengths that no number of ranks divides. The model learns fast, as tokens depend little on one another at first."""
+    """Samples have lengths that no number of ranks divides. The model learns fast, as tokens depend little on one another at
+    first."""
     options = f"{EVALUATIONS} --sample-tokens 30 --lr 0.03"
     assert_same_samples(in_parts(mesh, way, options), cp(mesh, way, options))
 
@@ -101,21 +105,26 @@ def test_evaluations_and_samples_are_those_of_one_device(mesh, way):
     ("ring" + ZIGZAG, 4, "--seq-len 8 --heads 1 --channels 1"), rest("ring", 4, "--seq-len 4 --heads 1 --channels 1"),
     rest("allgather", 3, "--seq-len 3 --heads 1 --channels 1"), rest("allgather" + ZIGZAG, 2, "--seq-len 4 --heads 1 --channels 2"),
     rest("ulysses", 4, "--seq-len 4 --heads 4 --channels 4"), rest("ring", 1, "--seq-len 1 --heads 1 --channels 1"),
-    rest("ring", 2, "--seq-len 144 --heads 1 --channels 4"), rest("allgather" + ZIGZAG, 2, "--seq-len 320 --heads 3 --channels 24")])
+    rest("ring", 2, "--seq-len 144 --heads 1 --channels 4"),
+    rest("allgather" + ZIGZAG, 2, "--seq-len 320 --heads 3 --channels 24")])
 def test_the_least_and_blocks_of_attention_that_are_not_whole_train_as_one_device(way, c, options):
     # Keys' biases have no gradient: what rounding leaves of it, AdamW divides by eps.
     options = f"{SMALL} --vocab-size 257 --batch-size 1 --total-batch-size 0 --steps 5 --eps 1e-4 {options}"
     assert_close(trained("single", options), trained("cp", options, "--cp", way, ranks=c))
 
 
-# ---- bytes and pairs: 2 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions; a group has 512 / d tokens ----
-HALVES = {1: 0, 2: 1, 4: 3} # of keys and values, which rank 0 sends down to the last rank in zigzag: only early chunks are needed there
+# ---- bytes and pairs: 2 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions; a group has 512 / d
+# tokens ----
+# of keys and values, which rank 0 sends down to the last rank in zigzag: only early chunks are needed there
+HALVES = {1: 0, 2: 1, 4: 3}
 
 
 @pytest.mark.parametrize("precision, mesh, way, again, micro", [
-    ("fp32", "1x4", "ulysses", 0, 2), ("fp32", "1x4", "ring" + ZIGZAG, 0, 2), *(rest("fp32", "1x4", way, 0, 2) for way in WAYS[1:4]),
+    ("fp32", "1x4", "ulysses", 0, 2), ("fp32", "1x4", "ring" + ZIGZAG, 0, 2),
+    *(rest("fp32", "1x4", way, 0, 2) for way in WAYS[1:4]),
     *(rest("fp32", "2x2", way, 1, 1) for way in WAYS),
-    *(rest("bf16", "1x4", way, 1, 2) for way in WAYS), rest("bf16", "2x2", "ring" + ZIGZAG, 0, 1), rest("fp32", "2x1", "ring", 1, 1)])
+    *(rest("bf16", "1x4", way, 1, 2) for way in WAYS), rest("bf16", "2x2", "ring" + ZIGZAG, 0, 1),
+    rest("fp32", "2x1", "ring", 1, 1)])
 def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, way, again, micro):
     run, other = (cp(mesh, x, "--steps 2", AGAIN * again, micro=micro, precision=precision) for x in (way, "ulysses"))
     d, c = axes(mesh)
@@ -125,7 +134,8 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, way, agai
     kept, blocks = 16 if how == "ulysses" else 15, 1 if again else L
     activations = rows * (L*C*X + blocks * (kept*C*X + 4*(4 + 4)) + 9*C*X + 3*4 + 2*4 + 384*X) + 40 # 40: StepStats
     exchanged = {"ulysses": 3*kv*X, "allgather": c*kv*X + (c*kv + kv + kv//2) * 4, "ring": 2*kv*X + (4*kv + kv//2) * 4}
-    forward = {"ulysses": 2*kv * (c - 1) // c, "allgather": kv * (c - 1), "ring": kv * HALVES[c] // 2 if zigzag else kv * (c - 1)}[how] * X
+    forward = {"ulysses": 2*kv * (c - 1) // c, "allgather": kv * (c - 1),
+               "ring": kv * HALVES[c] // 2 if zigzag else kv * (c - 1)}[how] * X
     gradients = 0 if how == "ulysses" else kv * (c - 1) * 4
     sent = micro * L * ((2 + again) * forward + gradients) + 2 * (d*c - 1) * (X*P + 8) // (d*c)
     communication = other.about["predicted_bytes"]["communication"] - exchanged["ulysses"] + exchanged[how]
@@ -140,7 +150,8 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, way, agai
     ("ring" + ZIGZAG, ("activations", "communication", "workspace")), rest("ulysses", ("activations", "communication")),
     rest("allgather", ("activations", "workspace"))])
 def test_longer_sequences_on_more_ranks_take_no_more_memory_of_each(way, stays):
-    """Only the position embedding grows. An all-gather has the keys and values of all ranks, and Ulysses' scratch is of whole heads."""
+    """Only the position embedding grows. An all-gather has the keys and values of all ranks, and Ulysses' scratch is of whole
+    heads."""
     sizes = "--steps 2 --heads 4 --batch-size 2 --total-batch-size 0"
     two, four = (trained("cp", TINY, sizes, "--cp", way, "--seq-len", 16 * c, ranks=c) for c in (2, 4))
     for run in two, four: assert_as_predicted(run)

@@ -1,6 +1,6 @@
-"""Data parallelism: runs on 1 to 4 ranks agree with PyTorch DDP's in every mode, with any buckets and accumulation, and in bf16 with those
-of PyTorch's DDP under AMP: autocast to bf16, with weights and AdamW's state in fp32. test/reference/README.md has the reasons of the
-bounds. Ranks send as many bytes as the formula says, during the backward pass where they have buckets."""
+"""Data parallelism: runs on 1 to 4 ranks agree with PyTorch DDP's in every mode, with any buckets and accumulation, and in bf16
+with those of PyTorch's DDP under AMP: autocast to bf16, with weights and AdamW's state in fp32. test/reference/README.md has the
+reasons of the bounds. Ranks send as many bytes as the formula says, during the backward pass where they have buckets."""
 import json, re
 import numpy as np
 import pytest
@@ -91,7 +91,8 @@ def test_bf16_needs_as_many_bytes_a_parameter_as_pytorchs_amp(name, ranks, micro
     theirs = next(x for x in map(json.loads, open(f"{REFERENCE}/ddp/memory.jsonl")) if x["run"] == f"{name}_amp")
     padding = (384 - 257) * 32
     # They are divided otherwise; PyTorch has 4 bytes more for each tensor's step.
-    assert sum(ours[kind] for kind in kinds) - 16 * padding == sum(theirs[kind.replace(" ", "_")] for kind in kinds) - 4 * theirs["tensors"]
+    assert sum(ours[kind] for kind in kinds) - 16 * padding == sum(theirs[kind.replace(" ", "_")]
+                                                                   for kind in kinds) - 4 * theirs["tensors"]
     assert ours["parameters"] == theirs["parameters"] // 2 + 2 * padding
 
 
@@ -103,9 +104,11 @@ def test_bounds_of_bf16_exclude_mistakes(mistake, field):
 
 # ---- what is sent ----
 @pytest.mark.parametrize("ranks, micro, options", [
-    (1, 1, ""), (2, 1, ""), (3, 1, "--total-batch-size 384"), (4, 1, ""), (4, 4, ""), (4, 4, "--ddp naive"), rest(1, 4, ""), rest(2, 4, "")])
+    (1, 1, ""), (2, 1, ""), (3, 1, "--total-batch-size 384"), (4, 1, ""), (4, 4, ""), (4, 4, "--ddp naive"), rest(1, 4, ""),
+    rest(2, 4, "")])
 def test_a_step_sends_2p_n_minus_1_over_n_elements_and_the_loss(ranks, micro, options):
-    run = trained("ddp", TINY, TINIER_BUCKETS, options, "--steps 3 --batch-size", (24 if ranks == 3 else 32) // ranks // micro, ranks=ranks)
+    run = trained("ddp", TINY, TINIER_BUCKETS, options, "--steps 3 --batch-size", (24 if ranks == 3 else 32) // ranks // micro,
+                  ranks=ranks)
     parameters = (384 + 16 + 2) * 16 + 2 * (12 * 16**2 + 13 * 16)
     assert run.series("comm_bytes") == [2 * (ranks - 1) * (4 * parameters + 8) // ranks] * 3 # the loss is a double
     assert_as_predicted(run)

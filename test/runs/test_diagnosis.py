@@ -1,22 +1,27 @@
-"""What a run on several ranks says at its end about its time: the causes add up to the step, each program names its own, and --single-throughput takes
-what can be compared. (test/unit/test_diagnosis.c has what cannot, and made-up times.)"""
+"""What a run on several ranks says at its end about its time: the causes add up to the step, each program names its own, and
+--single-throughput takes what can be compared. (test/unit/test_diagnosis.c has what cannot, and made-up times.)"""
 import re
 import pytest
 from suite import TOKENS, assert_refused, assert_same_metrics, assert_says, command, program, rest, trained
 
-SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 8 --eval-every 0 --sample-every 0 "
+SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 8 --eval-every 0 "
+         "--sample-every 0 "
          "--save-every 0")
 STRICT = {"strict": True}
 
 
 @pytest.mark.parametrize("ranks, program, options, settings, causes", [
     (2, "ddp", "", {}, ["dp: all-reduce"]), (2, "pp", "", {}, ["pp: all-reduce"]), rest(2, "tp", "", {}, ["tp: all-reduce"]),
-    rest(2, "fsdp", "", {}, ["dp: all-gather", "dp: reduce-scatter"]), rest(2, "zero", "--zero-stage 2", {}, ["dp: reduce-scatter", "dp: all-gather"]),
-    rest(2, "compress", "--compress int8", {}, ["dp: all-to-all", "dp: all-gather"]), rest(4, "ddp", "--ddp naive", STRICT, ["dp: all-reduce"]),
-    rest(4, "fsdp", "--sharding hybrid --shard-group 2", {}, ["dp: all-reduce"]), rest(4, "3d", "--mesh tp=2,pp=2", {}, ["tp: all-reduce", "pp: all-reduce"]),
+    rest(2, "fsdp", "", {}, ["dp: all-gather", "dp: reduce-scatter"]),
+    rest(2, "zero", "--zero-stage 2", {}, ["dp: reduce-scatter", "dp: all-gather"]),
+    rest(2, "compress", "--compress int8", {}, ["dp: all-to-all", "dp: all-gather"]),
+    rest(4, "ddp", "--ddp naive", STRICT, ["dp: all-reduce"]),
+    rest(4, "fsdp", "--sharding hybrid --shard-group 2", {}, ["dp: all-reduce"]),
+    rest(4, "3d", "--mesh tp=2,pp=2", {}, ["tp: all-reduce", "pp: all-reduce"]),
     rest(4, "tp", "--tensor-parallel 2 --sequence-parallel --heads 4", {}, ["tp: all-gather", "dp: all-reduce"]),
     rest(4, "3d", "--mesh dp=2,tp=2 --zero-stage 1", {}, ["tp: all-reduce", "dp: reduce-scatter"]),
-    (2, "cp", "--cp ring", {}, ["cp: (send|receive)", "dp: all-reduce"]), rest(2, "cp", "", {}, ["cp: all-to-all", "dp: all-reduce"])])
+    (2, "cp", "--cp ring", {}, ["cp: (send|receive)", "dp: all-reduce"]),
+    rest(2, "cp", "", {}, ["cp: all-to-all", "dp: all-reduce"])])
 def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, program, options, settings, causes):
     run = trained(program, SMALL, options, ranks=ranks, **settings)
     assert_says(run.said, f"^diagnosis  in ms, means of steps 2 to 8  *rank 0   of {ranks} ranks",
@@ -28,13 +33,15 @@ def test_causes_add_up_to_the_step_and_are_those_of_the_log(ranks, program, opti
     # The step and its waits in metrics.jsonl come from elsewhere.
     for field, mean in ("step_ms", found["total"]), ("comm_exposed_ms", waits):
         assert abs(sum(run.series(field)[1:]) / 7 - mean) < 0.01
-    printed = [float(ms) for ms in re.findall(r"^  .* (-?[\d.]+) +[\d.]+ to [\d.]+$", run.said.split("\ndiagnosis ")[1].split("\ncompute ")[0], re.M)]
+    printed = [float(ms) for ms in re.findall(r"^  .* (-?[\d.]+) +[\d.]+ to [\d.]+$",
+                                              run.said.split("\ndiagnosis ")[1].split("\ncompute ")[0], re.M)]
     assert len(printed) > 2 and min(printed) >= 0 and abs(sum(printed[:-1]) - printed[-1]) < 0.01 * len(printed)
     assert ("bubble" in "".join(run.said.split("\ndiagnosis ")[1])) == (program == "pp" or "pp=2" in options)
 
 
 @pytest.mark.parametrize("program, options, settings, what", [
-    ("ddp", "--fault 1:3:slow", {}, "A FAULT ON PURPOSE"), rest("pp", "--emulate-ms 2,2,2", {}, "EMULATED TIMES"), rest("ddp", "", STRICT, "STRICT MODE")])
+    ("ddp", "--fault 1:3:slow", {}, "A FAULT ON PURPOSE"), rest("pp", "--emulate-ms 2,2,2", {}, "EMULATED TIMES"),
+    rest("ddp", "", STRICT, "STRICT MODE")])
 def test_times_that_are_not_this_machines_are_named(program, options, settings, what):
     assert_says(trained(program, SMALL, options, ranks=2, **settings).said, f"NOT THE TIMES OF THIS MACHINE: {what}")
 
@@ -49,7 +56,8 @@ def test_a_step_takes_as_long_as_its_bytes_need_on_an_emulated_link_and_trains_t
                 f"^EMULATED LINK OF .* WHAT A RANK SENDS IN A STEP TAKES AT LEAST {ms}.0 MS",
                 r"NOT THE TIMES OF THIS MACHINE: EMULATED LINK \(--emulate-link\);")
     assert min(run.series("step_ms")) >= 0.99999 * ms
-    assert_refused(command([program("train_gpt2_ddp")], "--comm nccl --emulate-link 1"), "--emulate-link: NCCL's operations cannot be made to last longer")
+    assert_refused(command([program("train_gpt2_ddp")], "--comm nccl --emulate-link 1"),
+                   "--emulate-link: NCCL's operations cannot be made to last longer")
 
 
 @pytest.mark.parametrize("ranks, options", [(1, ""), (2, "--steps 1")], ids=["rank", "step"])

@@ -1,5 +1,5 @@
-"""A rank that dies, hangs or differs is named by all ranks: with its operation, and in a pipeline its stage and micro-batch. Ranks that
-find the same error each say so, and build/ranks finds from the ranks' last operations where they parted."""
+"""A rank that dies, hangs or differs is named by all ranks: with its operation, and in a pipeline its stage and micro-batch. Ranks
+that find the same error each say so, and build/ranks finds from the ranks' last operations where they parted."""
 import contextlib, os, re, shutil, signal, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +15,8 @@ DEADLINE = "--comm-timeout 5" # a rank that is only slow must not be named: with
 
 
 @pytest.mark.parametrize("fault, options, pattern, dead", [
-    ("2:7:kill", "", "rank 2 has died.* during step 7", 2), ("2:7:hang", DEADLINE, "rank 2 has not reached all-reduce #.*step 7", None),
+    ("2:7:kill", "", "rank 2 has died.* during step 7", 2), ("2:7:hang", DEADLINE, "rank 2 has not reached all-reduce #.*step 7",
+                                                             None),
     ("1:7:bitflip", "--check-every 5", "after step 10 the parameters of unit 0 differ between rank 0 and rank 1", None)])
 def test_a_rank_that_fails_is_named_by_all(fault, options, pattern, dead):
     assert_each_says(train("ddp", SMALL, "--save-every 5", options, "--fault", fault, ranks=4), 4, pattern, dead)
@@ -45,8 +46,8 @@ FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SI
 
 @contextlib.contextmanager
 def running(folder, name, *options, ranks=2, **env):
-    """A run that has made its first step and goes on: a future with its Run, the number of steps it has logged (a function), and the
-    process ids of its ranks, by rank."""
+    """A run that has made its first step and goes on: a future with its Run, the number of steps it has logged (a function), and
+    the process ids of its ranks, by rank."""
     path, pids = program(f"train_gpt2_{name}"), {}
 
     def steps():
@@ -132,14 +133,16 @@ def test_time_in_which_all_ranks_were_stopped_counts_as_no_wait(tmp_path):
 
 # ---- pipelines. Actions are a fraction of a millisecond, so a heartbeat that tells where a rank is comes much too late. ----
 # The first and the last rank, micro-batch and step; every schedule; replicas of the model. A step has 12 micro-batches.
-PIPELINE = (f"--data {TOKENS} --val-data= --model d2 --layers 8 --heads 4 --channels 16 --seq-len 16 --total-batch-size 384 --batch-size 2 "
+PIPELINE = (f"--data {TOKENS} --val-data= --model d2 --layers 8 --heads 4 --channels 16 --seq-len 16 --total-batch-size 384 "
+            "--batch-size 2 "
             "--steps 10 --eval-every 0 --sample-every 0 --out=")
 
 
 @pytest.mark.parametrize("ranks, fault, stage, options", [ # stage: the rank's first
     (4, "2:5/7:kill", 2, "1f1b"), (4, "0:1/0:hang", 0, "1f1b"), rest(4, "0:1/0:kill", 0, "1f1b"), rest(4, "3:1/0:kill", 3, "zb-h1"),
     rest(4, "0:10/11:kill", 0, "gpipe"), rest(2, "0:6/10:kill", 0, "interleaved --chunks 4"),
-    rest(4, "2:7/4:kill", 0, "1f1b --pipeline-parallel 2"), rest(2, "1:3/4:hang", 1, "zb-h1"), rest(4, "3:2/2:hang", 3, "interleaved"),
+    rest(4, "2:7/4:kill", 0, "1f1b --pipeline-parallel 2"), rest(2, "1:3/4:hang", 1, "zb-h1"),
+    rest(4, "3:2/2:hang", 3, "interleaved"),
     rest(4, "1:3/5:hang", 1, "gpipe --pipeline-parallel 2")])
 def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, options):
     rank, step, micro, kind = re.split("[:/]", fault)
@@ -159,29 +162,40 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
     (2, "fsdp", "--limit-all-gathers 1", "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none"),
     (4, "zeropp", "--node-ranks 3", "--node-ranks must divide the number of ranks, and 3 does not divide 4"),
     (4, "tp", "", "--tensor-parallel 4 does not divide 2 heads, .*choose --heads as a multiple of 4"),
-    (3, "tp", "--vocab-size 500 --heads 3 --channels 24", "--tensor-parallel 3 does not divide the vocabulary, 512 .*choose --vocab-size 768"),
+    (3, "tp", "--vocab-size 500 --heads 3 --channels 24",
+     "--tensor-parallel 3 does not divide the vocabulary, 512 .*choose --vocab-size 768"),
     (4, "tp", "--heads 4 --sequence-parallel --batch-size 1 --seq-len 15 --total-batch-size 0",
      "--sequence-parallel .* --batch-size 1 x --seq-len 15 = 15 does not divide; choose a multiple of 4"),
-    rest(4, "tp", "--tensor-parallel 3", "--tensor-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
-    rest(4, "tp", "--tensor-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 replicas of the model = 256"),
+    rest(4, "tp", "--tensor-parallel 3",
+         "--tensor-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
+    rest(4, "tp", "--tensor-parallel 2 --total-batch-size 100",
+         "--total-batch-size 100 must be .* x 2 replicas of the model = 256"),
     (3, "pp", "", "--pipeline-parallel 3 with --chunks 1 makes 3 parts of the model, more than its 2 blocks"),
     (2, "pp", "--layers 8 --split 4,5", "--split 4,5 adds up to 9 blocks, and the model has 8"),
     rest(4, "pp", "--pipeline-parallel 3", "--pipeline-parallel 3 does not divide 4 ranks"),
     rest(2, "pp", "--emulate-ms 20,24,16,x", "--emulate-ms wants three numbers .* not '20,24,16,x'"),
     rest(2, "pp", "--layers 8 --chunks 2", "--chunks 2: only --schedule interleaved"),
-    rest(2, "pp", "--pipeline-parallel 1 --schedule interleaved", "--schedule interleaved with 1 stage interleaves nothing; choose 2 or more"),
-    rest(2, "3d", "--mesh tp=2 --schedule interleaved", "--schedule interleaved with 1 stage interleaves nothing; choose 2 or more"),
-    (2, "pp", "--schedule zb-h1 --recompute block", "--recompute block: --schedule zb-h1 keeps all .*choose --schedule 1f1b, or --recompute none"),
-    rest(4, "pp", "--pipeline-parallel 2 --total-batch-size 96", "--total-batch-size 96 must be .* x 2 replicas of the model = 256"),
-    (4, "cp", "--cp ring --seq-len 18", "--seq-len 18 does not divide into 4 equal chunks for --context-parallel 4; choose 20 or 16"),
+    rest(2, "pp", "--pipeline-parallel 1 --schedule interleaved",
+         "--schedule interleaved with 1 stage interleaves nothing; choose 2 or more"),
+    rest(2, "3d", "--mesh tp=2 --schedule interleaved",
+         "--schedule interleaved with 1 stage interleaves nothing; choose 2 or more"),
+    (2, "pp", "--schedule zb-h1 --recompute block",
+     "--recompute block: --schedule zb-h1 keeps all .*choose --schedule 1f1b, or --recompute none"),
+    rest(4, "pp", "--pipeline-parallel 2 --total-batch-size 96",
+         "--total-batch-size 96 must be .* x 2 replicas of the model = 256"),
+    (4, "cp", "--cp ring --seq-len 18",
+     "--seq-len 18 does not divide into 4 equal chunks for --context-parallel 4; choose 20 or 16"),
     (4, "cp", "", "--cp ulysses divides the heads .*, and 4 does not divide 2; choose --heads 4, or --cp ring"),
-    rest(2, "cp", "--cp-balance zigzag", "--cp ulysses has all tokens of a head on one rank, .*leave out --cp-balance, or choose --cp allgather or ring"),
-    rest(4, "cp", "--context-parallel 3", "--context-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
+    rest(2, "cp", "--cp-balance zigzag",
+         "--cp ulysses has all tokens of a head on one rank, .*leave out --cp-balance, or choose --cp allgather or ring"),
+    rest(4, "cp", "--context-parallel 3",
+         "--context-parallel 3 does not divide 4 ranks; start a multiple of 3, or choose a divisor of 4"),
     rest(4, "cp", "--context-parallel 2 --total-batch-size 100", "--total-batch-size 100 must be .* x 2 groups of ranks = 256"),
     (4, "3d", "--mesh dp=2,tp=2,pp=2", "--mesh dp=2,tp=2,pp=2 is a mesh of 8 ranks, and 4 were started; start 8"),
     # errors that every mesh finds, with the option names of this program
     rest(4, "3d", "--mesh pp=4 --layers 3", "--mesh pp=4 with --chunks 1 makes 4 parts of the model, more than its 3 blocks"),
-    rest(3, "3d", "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24", "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768")])
+    rest(3, "3d", "--mesh tp=3 --vocab-size 500 --heads 3 --channels 24",
+         "--mesh tp=3 does not divide the vocabulary, 512 .*choose --vocab-size 768")])
 def test_what_does_not_fit_the_ranks_is_said_by_each(ranks, name, options, pattern):
     assert_refused_by_all(train(name, SMALL, options, ranks=ranks), ranks, pattern)
 

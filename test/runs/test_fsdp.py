@@ -1,9 +1,11 @@
-"""FSDP: in rank order losses, norms, weights and optimizer state are DDP's to the bit, for every way to shard, wrap, gather ahead, offload
-and recompute. Each rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
+"""FSDP: in rank order losses, norms, weights and optimizer state are DDP's to the bit, for every way to shard, wrap, gather ahead,
+offload and recompute. Each rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain
+numbers."""
 import collections, re
 import pytest
 from shards import assert_near_losses, assert_same_samples, faulty, operations, sampled, shard, skipped_steps
-from suite import PYTORCH, TOKENS, Stored, assert_close, assert_each_says, assert_same, assert_same_metrics, assert_says, rest, trained
+from suite import (PYTORCH, TOKENS, Stored, assert_close, assert_each_says, assert_same, assert_same_metrics, assert_says, rest,
+                   trained)
 
 LONG = 6
 # 5 blocks in groups of 2 or 3 leave a smaller last group.
@@ -33,7 +35,8 @@ class Setting(collections.namedtuple("Setting", COLUMNS, defaults=(1, 2, "fp32",
                    f"--recompute {self.recompute}", *[f"--shard-group {self.group}"] * (self.sharding == "hybrid"),
                    *["--no-forward-prefetch"] * (self.forward == "no"), *[f"--cpu-offload {self.offload}"] * (self.offload != "no"),
                    *["--reduce-dtype model"] * (self.reduce == "model")]
-        return trained("fsdp", SMALL, self.sizes(), *options, ranks=self.ranks, precision=self.precision, strict=self.mode == "strict")
+        return trained("fsdp", SMALL, self.sizes(), *options, ranks=self.ranks, precision=self.precision,
+                       strict=self.mode == "strict")
 
 
 def settings(table, mark, **more):
@@ -43,7 +46,8 @@ def settings(table, mark, **more):
         setting = Setting(*[int(x) if x.isdigit() else x for x in columns], **more)
         name = (f"{setting.ranks}_ranks-{setting.sharding}-wrap_{setting.wrap}-{setting.prefetch}-{setting.rooms}_rooms" +
                 f"-offload_{setting.offload}" * (setting.offload != "no") + "-recompute" * (setting.recompute == "block") +
-                f"-{setting.micro}_micro" * (setting.micro > 1) + f"-{setting.precision}-{setting.reduce}" * (setting.precision != "fp32"))
+                f"-{setting.micro}_micro" * (setting.micro > 1)
+                + f"-{setting.precision}-{setting.reduce}" * (setting.precision != "fp32"))
         yield pytest.param(setting, id=name) if quick else mark(setting, id=name)
 
 
@@ -144,7 +148,8 @@ def test_bf16_reduced_in_fp32_is_within_a_fortieth_of_its_roundoff(setting):
 @pytest.mark.parametrize("ranks, options", [(4, ""), rest(4, "--sharding hybrid --shard-group 2"),
                                             rest(2, "--wrap-blocks 2 --sharding grad-op")], ids=["full", "hybrid", "grad-op"])
 def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs(ranks, options):
-    assert_close(Stored(f"ddp/ranks_{ranks}_accumulate_2"), trained("fsdp", PYTORCH, "--batch-size", 8 // ranks, options, ranks=ranks))
+    assert_close(Stored(f"ddp/ranks_{ranks}_accumulate_2"), trained("fsdp", PYTORCH, "--batch-size", 8 // ranks, options,
+                                                                    ranks=ranks))
 
 
 @pytest.mark.parametrize("options", [
@@ -152,7 +157,8 @@ def test_fsdp_summed_by_the_library_has_the_losses_norms_and_weights_of_pytorchs
     rest("--wrap-blocks 3 --prefetch none --no-forward-prefetch --limit-all-gathers 1"), rest("--sharding grad-op"),
     rest("--sharding grad-op --wrap-blocks 2"), rest("--wrap-blocks 0")])
 def test_evaluations_and_samples_gather_in_another_order_and_say_what_ddp_says(options):
-    deep = (SMALL, f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2 --batch-size 4")
+    deep = (SMALL, f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2 "
+                   "--batch-size 4")
     ddp, fsdp = trained("ddp", *deep, ranks=3), trained("fsdp", *deep, options, ranks=3, strict=True)
     assert_same_samples(ddp, fsdp)
 
@@ -193,8 +199,8 @@ def expected_bytes(s):
 
 
 def expected_sent(s):
-    """Of A micro-batches A(3P - 2root) + root elements, (S-1)/S of them, in grad-op (A+1)P, and what replicas sum, 2P/S (R-1)/R; and three
-    sums of a double."""
+    """Of A micro-batches A(3P - 2root) + root elements, (S-1)/S of them, in grad-op (A+1)P, and what replicas sum, 2P/S (R-1)/R;
+    and three sums of a double."""
     S, groups = shards(s)
     replicas, root, kept = s.ranks // S, groups[0], sum(groups)
     gathers = 2 * s.micro * (kept - root) + root if s.reshards else kept # of a shard: in both passes, or once a step
@@ -214,7 +220,8 @@ def test_each_rank_holds_and_sends_what_the_formula_says(setting):
 
 
 @pytest.mark.parametrize("wrap, groups, largest", [
-    rest("--wrap-blocks 1", 5, BLOCK), ("--wrap-blocks 2", 3, 2 * BLOCK), ("--wrap-halves --sharding hybrid --shard-group 2", 10, BLOCK - ATTENTION)],
+    rest("--wrap-blocks 1", 5, BLOCK), ("--wrap-blocks 2", 3, 2 * BLOCK),
+    ("--wrap-halves --sharding hybrid --shard-group 2", 10, BLOCK - ATTENTION)],
     ids=["wrap_1", "wrap_2", "halves"])
 def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups, largest):
     def peak(rooms, *options):
@@ -226,7 +233,8 @@ def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups, la
         assert peak(rooms) == first + (min(rooms, groups) - 2) * 4 * 2 * shard(largest, 2)
 
 
-# Each way a step's copies take turns: to the host reduced gradients, from it the shards that are gathered, or afterwards the new weights.
+# Each way a step's copies take turns: to the host reduced gradients, from it the shards that are gathered, or afterwards the new
+# weights.
 @pytest.mark.parametrize("ranks, offload", [rest(1, "all"), (2, "all"), rest(2, "optimizer")])
 def test_a_step_takes_as_long_as_copies_need_on_an_emulated_link_to_the_host_and_trains_the_same(ranks, offload):
     options, ms, root = (SMALL, f"--batch-size 4 --cpu-offload {offload} --steps 3"), 60, shard(ROOT, ranks)
@@ -239,8 +247,10 @@ def test_a_step_takes_as_long_as_copies_need_on_an_emulated_link_to_the_host_and
 
 
 # ---- when gathers are issued ----
-# Operations are numbered in the order of issue. G: a gather, R: a reduction of the backward pass. Blocks 0 and 1, 2 and 3, and 4 are a
-# group each, the root is another, which is gathered in the previous step's update, and in this step's update for the next step. So an
+# Operations are numbered in the order of issue. G: a gather, R: a reduction of the backward pass. Blocks 0 and 1, 2 and 3, and 4
+# are a
+# group each, the root is another, which is gathered in the previous step's update, and in this step's update for the next step. So
+# an
 # order has the last update and the forward pass, the backward pass, and the update.
 @pytest.mark.parametrize("options, order, gathers", [
     # A group is gathered before any gradient of the one before it is reduced, during the backward pass of that one's last block,
@@ -272,7 +282,8 @@ def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_pat
 
 # ---- ranks that fail ----
 @pytest.mark.parametrize("fault, options, pattern", [
-    ("2:7:kill", "--sharding full --cpu-offload all", "rank 2 has died.* during step [67]"), rest("1:7:bitflip", "--sharding hybrid --shard-group 2", "differ")])
+    ("2:7:kill", "--sharding full --cpu-offload all", "rank 2 has died.* during step [67]"),
+    rest("1:7:bitflip", "--sharding hybrid --shard-group 2", "differ")])
 def test_a_rank_that_fails_is_named_by_the_others(fault, options, pattern):
     run = faulty("fsdp", SMALL, "--batch-size 4 --steps 20", options, "--fault", fault, ranks=4)
     assert_each_says(run, 4, pattern, dead=2 if "kill" in fault else None)

@@ -1,5 +1,5 @@
-"""A run is killed before each call by which a save changes its folder, one after the other: whatever the instant, the last good checkpoint
-loads, and the run continues to the bits of one that was never killed."""
+"""A run is killed before each call by which a save changes its folder, one after the other: whatever the instant, the last good
+checkpoint loads, and the run continues to the bits of one that was never killed."""
 import re, shutil
 import pytest
 from suite import TINY, assert_same, command, once, rest, trained
@@ -7,7 +7,8 @@ from shards import in_folder, newest
 
 # A constant schedule does not depend on --steps, which may therefore differ from run to run.
 SAVING = f"{TINY} --batch-size 4 --total-batch-size 64 --warmup-steps 0 --lr-schedule constant --save-every 1 --keep 2"
-# Counts the calls that may change a folder, from the first one in a save on. The process dies before call KILL_AT, or half-way in a write.
+# Counts the calls that may change a folder, from the first one in a save on. The process dies before call KILL_AT, or half-way in a
+# write.
 KILLER = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-"""The solution of chapter 7's exercise (test/exercises/local_sgd.diff): local steps and DiLoCo's outer step, added to a copy of train_gpt2_ddp.cu.
-What is compared here is equal to the bit, or exact except for rounding."""
+"""The solution of chapter 7's exercise (test/exercises/local_sgd.diff): local steps and DiLoCo's outer step, added to a copy of
+train_gpt2_ddp.cu. What is compared here is equal to the bit, or exact except for rounding."""
 import os, shutil
 import pytest
 from shards import resumed
@@ -7,7 +7,8 @@ from suite import (ROOT, TOKENS, assert_close, assert_close_tensors, assert_refu
                    train, trained)
 
 pytestmark = pytest.mark.rest
-OPTIONS = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --steps 20 --lr 3e-3 --eps 1e-5 "
+OPTIONS = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --steps 20 --lr 3e-3 "
+           "--eps 1e-5 "
            "--warmup-steps 5 --eval-every 0 --sample-every 0")
 MEAN = "--outer-lr 1 --outer-momentum 0" # the outer step takes the mean of the weights
 PARAMETERS = 12992
@@ -20,7 +21,8 @@ def solution():
         shutil.copy(ROOT / "train_gpt2_ddp.cu", place)
         for folder in "llmc", "dev": os.symlink(ROOT / folder, place / folder)
         succeeds("git", "apply", ROOT / "test/exercises/local_sgd.diff", cwd=place, env={"GIT_CEILING_DIRECTORIES": place.parent})
-        succeeds("make -s --no-print-directory BUILD=build DEVICE=cpu PRECISION=fp32 DEBUG= CFLAGS=-O1 build/train_gpt2_ddp", cwd=place)
+        succeeds("make -s --no-print-directory BUILD=build DEVICE=cpu PRECISION=fp32 DEBUG= CFLAGS=-O1 build/train_gpt2_ddp",
+                 cwd=place)
 
     return once("local_sgd", build) / "build/train_gpt2_ddp"
 
@@ -39,7 +41,8 @@ def test_without_local_steps_it_is_ddp_to_the_bit():
 
 def test_ranks_are_equal_after_an_outer_step_and_only_then():
     local_sgd(4, "--local-steps 5 --check-every 5")
-    assert_refused(train("ddp", OPTIONS, "--steps 2 --local-steps 2 --check-every 1", ranks=2, binary=str(solution())), "after step 1 the parameters")
+    assert_refused(train("ddp", OPTIONS, "--steps 2 --local-steps 2 --check-every 1", ranks=2, binary=str(solution())),
+                   "after step 1 the parameters")
 
 
 def test_a_rank_sends_the_weights_in_every_fifth_step_and_keeps_two_more_numbers_of_each():

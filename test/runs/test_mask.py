@@ -1,9 +1,11 @@
-"""Masks: runs in which some tokens do not count agree with PyTorch's ignore_index, on any number of ranks and in every program, though the
-ranks have very different numbers of tokens that count. test/reference/masked_reference.py made what they are compared with."""
+"""Masks: runs in which some tokens do not count agree with PyTorch's ignore_index, on any number of ranks and in every program,
+though the ranks have very different numbers of tokens that count. test/reference/masked_reference.py made what they are compared
+with."""
 import functools, json, shutil
 import pytest
 from shards import PLAIN, resumed
-from suite import (PYTORCH, REFERENCE, ROOT, TINY, TOKENS, Stored, assert_close, assert_refused, assert_same, command, half, once, program,
+from suite import (PYTORCH, REFERENCE, ROOT, TINY, TOKENS, Stored, assert_close, assert_refused, assert_same, command, half, once,
+                   program,
                    rest, succeeds, train, trained)
 
 
@@ -17,13 +19,16 @@ def data():
 
 
 def masked(program, ranks, *options, **settings):
-    return trained(program, PYTORCH, ["--data", data() / "tokens.bin"], *options, ranks=None if program == "single" else ranks, **settings)
+    return trained(program, PYTORCH, ["--data", data() / "tokens.bin"], *options, ranks=None if program == "single" else ranks,
+                   **settings)
 
 
 @pytest.mark.parametrize("program, ranks, options", [
     ("single", 1, "--batch-size 16"), rest("single", 1, "--batch-size 1"), ("ddp", 4, "--batch-size 4 --bucket-mb 0.02"),
-    ("ddp", 2, "--batch-size 4 --ddp naive"), rest("ddp", 4, "--batch-size 4 --ddp naive"), ("zero", 4, "--batch-size 4 --zero-stage 3"),
-    rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"), rest("zeropp", 4, f"--batch-size 4 --node-ranks 2 {PLAIN}"),
+    ("ddp", 2, "--batch-size 4 --ddp naive"), rest("ddp", 4, "--batch-size 4 --ddp naive"),
+    ("zero", 4, "--batch-size 4 --zero-stage 3"),
+    rest("zero", 2, "--batch-size 2 --zero-stage 2"), rest("fsdp", 4, "--batch-size 4"),
+    rest("zeropp", 4, f"--batch-size 4 --node-ranks 2 {PLAIN}"),
     rest("tp", 4, "--batch-size 8 --tensor-parallel 2"), rest("tp", 2, "--batch-size 16 --tensor-parallel 2 --sequence-parallel"),
     rest("pp", 4, "--batch-size 4 --pipeline-parallel 2"),
     rest("3d", 4, "--batch-size 8 --mesh dp=2,tp=2"), rest("3d", 4, "--batch-size 4 --mesh dp=2,pp=2"),
@@ -53,15 +58,18 @@ def test_a_mean_of_the_ranks_means_is_another():
 IN_ORDER = "--batch-size 4 --deterministic --save-every 5 --keep 0"
 
 
-@pytest.mark.parametrize("program, options", [("zero", "--zero-stage 3"), rest("zero", "--zero-stage 1"), rest("zero", "--zero-stage 2"),
-                                            rest("fsdp", ""), rest("ddp", "--ddp naive")], ids=["zero3", "zero1", "zero2", "fsdp", "naive"])
+@pytest.mark.parametrize("program, options", [("zero", "--zero-stage 3"), rest("zero", "--zero-stage 1"),
+                                              rest("zero", "--zero-stage 2"),
+                                            rest("fsdp", ""), rest("ddp", "--ddp naive")],
+                                            ids=["zero3", "zero1", "zero2", "fsdp", "naive"])
 def test_masked_runs_have_the_same_bits_in_rank_order(program, options):
     assert_same(masked("ddp", 4, IN_ORDER), masked(program, 4, "--batch-size 4 --deterministic", options))
 
 
 def test_a_masked_run_is_continued_to_the_bit(tmp_path):
     run = masked("ddp", 4, IN_ORDER)
-    again = resumed(half(run, tmp_path / "out"), "ddp", PYTORCH, ["--data", data() / "tokens.bin", "--init-from="], IN_ORDER, ranks=4)
+    again = resumed(half(run, tmp_path / "out"), "ddp", PYTORCH, ["--data", data() / "tokens.bin", "--init-from="], IN_ORDER,
+                    ranks=4)
     assert_same(run, again)
 
 
@@ -72,7 +80,8 @@ def test_mask_none_counts_all_tokens_and_says_that_there_is_a_mask():
     assert "\nmask       --data: has one, but --mask none: all 6733 tokens count in the loss\n" in run.out
 
 
-@pytest.mark.parametrize("ranks, sizes", [(1, "--batch-size 1"), (3, "--batch-size 4 --total-batch-size 384")], ids=["1_rank", "3_ranks"])
+@pytest.mark.parametrize("ranks, sizes", [(1, "--batch-size 1"), (3, "--batch-size 4 --total-batch-size 384")],
+                         ids=["1_rank", "3_ranks"])
 def test_the_validation_loss_is_pytorchs_mean_over_the_tokens_that_count(ranks, sizes):
     """Of the initial weights; on three ranks the last batch is padded."""
     run = trained("ddp", PYTORCH, "--steps 0 --eval-every 1 --eval-steps 1000", sizes, ["--data", data() / "tokens.bin"],
@@ -85,7 +94,8 @@ def test_validation_data_of_which_no_token_counts_are_refused(tmp_path):
     """test/unit/test_tokens.c changes every field of a mask; test_dataloader.c lacks masks."""
     question = {"q": "a question that is long enough to fill some sequences, more than one of them", "a": "x"}
     (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
-    succeeds([program("tokenize")], "--split jsonl --prompt-field q --response-field a --out", tmp_path / "a.bin", tmp_path / "q.jsonl")
+    succeeds([program("tokenize")], "--split jsonl --prompt-field q --response-field a --out", tmp_path / "a.bin",
+             tmp_path / "q.jsonl")
     assert_refused(train("single", TINY, "--steps 1 --batch-size 1 --total-batch-size 16 --eval-every 1 --eval-steps 1",
                          ["--val-data", tmp_path / "a.bin"]),
                    "--val-data .*a.bin: by its mask no target of the first 1 sequences counts", "--eval-steps")

@@ -1,5 +1,6 @@
-"""A folder given by --out has one writer. A second run waits for the first one to end, for ten seconds at most, and then says which run is
-writing there. Ranks whose launcher was killed are waited for in the same way. (test/unit/test_writer_lock.c: ranks that come and go.)"""
+"""A folder given by --out has one writer. A second run waits for the first one to end, for ten seconds at most, and then says which
+run is writing there. Ranks whose launcher was killed are waited for in the same way. (test/unit/test_writer_lock.c: ranks that come
+and go.)"""
 import contextlib, os, re, shutil, signal, socket, subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,8 @@ SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-
          "--lr-schedule constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --deterministic")
 PROGRAMS = { # the program, its options
     "single": ("single", ""), "ddp": ("ddp", ""), "zero3": ("zero", "--zero-stage 3"), "sharded": ("fsdp", "--checkpoint sharded"),
-    "mesh": ("tp", "--tensor-parallel 2"), "stages": ("pp", "--pipeline-parallel 2"), "axes": ("3d", "--mesh dp=2,tp=2 --zero-stage 1"),
+    "mesh": ("tp", "--tensor-parallel 2"), "stages": ("pp", "--pipeline-parallel 2"),
+    "axes": ("3d", "--mesh dp=2,tp=2 --zero-stage 1"),
     "sequences": ("cp", "--context-parallel 2 --cp ring"), "compressed": ("compress", "--compress int8 --error-feedback")}
 HOST, WAITS = socket.gethostname(), "waiting    up to"
 
@@ -77,7 +79,8 @@ def assert_continues(folder, name, ranks=None):
     return run
 
 
-@pytest.mark.parametrize("name, ranks, more", [("single", None, ["--resume", "--steps 5"]), rest("zero3", 4, ["--resume"])], ids=["runs", "ranks"])
+@pytest.mark.parametrize("name, ranks, more", [("single", None, ["--resume", "--steps 5"]), rest("zero3", 4, ["--resume"])],
+                         ids=["runs", "ranks"])
 def test_others_wait_and_each_names_the_first_which_goes_on_to_the_bit(name, ranks, more, tmp_path):
     """They wait at the same time."""
     with first(tmp_path, name, ranks) as (folder, run, pids):
@@ -108,7 +111,8 @@ def test_a_run_that_waits_takes_over_when_the_first_is_killed(tmp_path):
             kill(run)
             assert other.wait(120) == 0, (tmp_path / "second.log").read_text()
         said = (tmp_path / "second.log").read_text()
-        assert re.search(rf"^waiting .*process {run.pid} on {HOST}", said, re.M) and re.search(f"^start *step {step} of", said, re.M), said
+        assert re.search(rf"^waiting .*process {run.pid} on {HOST}", said, re.M) and re.search(f"^start *step {step} of", said,
+                                                                                               re.M), said
 
 
 def test_what_is_no_lock_is_an_error(tmp_path):
@@ -120,8 +124,10 @@ def test_a_run_that_saves_nothing_needs_no_lock(tmp_path):
     """Nothing can be made in the folder, but metrics.jsonl can be written."""
     with first(tmp_path, "single") as (folder, *_): pass
     (folder / "writer.lock").unlink()
-    no, yes = ("chattr +i", "chattr -i") if os.getuid() == 0 else ("chmod u-w", "chmod u+w") # root may write to what lacks the permission
-    if not shutil.which(no.split()[0]) or command(no, folder).status != 0: pytest.skip("this file system has no folder that root cannot write to")
+    # root may write to what lacks the permission
+    no, yes = ("chattr +i", "chattr -i") if os.getuid() == 0 else ("chmod u-w", "chmod u+w")
+    if not shutil.which(no.split()[0]) or command(no, folder).status != 0:
+        pytest.skip("this file system has no folder that root cannot write to")
     try:
         assert second(folder, "single", None, "--resume --steps", newest(folder)).status == 0
         more = second(folder, "single", None, "--resume --steps", newest(folder) + 1)

@@ -1,6 +1,6 @@
-"""Pipeline parallelism: ranks that share a replica of the model, each with some of its blocks, and copies that are data parallel. Runs are compared
-with PyTorch's within rounding, and to the bit with one device whose tied matrix has its two gradients apart (test/split/tied.h), and with DDP
-likewise. Bytes are as by formulas in plain numbers."""
+"""Pipeline parallelism: ranks that share a replica of the model, each with some of its blocks, and copies that are data parallel.
+Runs are compared with PyTorch's within rounding, and to the bit with one device whose tied matrix has its two gradients apart
+(test/split/tied.h), and with DDP likewise. Bytes are as by formulas in plain numbers."""
 import json, re
 import pytest
 from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference, split_program
@@ -16,7 +16,8 @@ def micro_batches(copies):
     return batch(24, copies, 12 // copies if copies < 3 else 24 // copies)
 
 
-# 24 sequences a step: in 12 micro-batches, or of two copies in 6; of more copies each micro-batch has one sequence. One thread, as a
+# 24 sequences a step: in 12 micro-batches, or of two copies in 6; of more copies each micro-batch has one sequence. One thread, as
+# a
 # reference has: on some CPUs a product with more has other bits.
 def pp(mesh, *options, **settings):
     copies, p = axes(mesh)
@@ -41,7 +42,8 @@ def plain(precision="fp32"):
 def test_pp_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
     copies, p = axes(mesh)
     split = "--split 1,1" if p > 1 else ""
-    assert_pytorchs(trained("pp", PYTORCH, f"--pipeline-parallel {p} {split} --batch-size {min(4, 8 // copies)}", options, ranks=copies * p,
+    assert_pytorchs(trained("pp", PYTORCH, f"--pipeline-parallel {p} {split} --batch-size {min(4, 8 // copies)}", options,
+                            ranks=copies * p,
                             strict=strict))
 
 
@@ -84,10 +86,12 @@ def test_fewer_micro_batches_than_stages_have_the_same_bits(schedule):
 
 # A rank has 2 of 8 blocks; 2 steps have 12 micro-batches each.
 @pytest.mark.rest
-@pytest.mark.parametrize("schedule, recompute, passes", [("1f1b", "none", 48), ("1f1b", "block", 96), ("gpipe", "block", 96), ("zb-h1", "none", 48)])
+@pytest.mark.parametrize("schedule, recompute, passes", [("1f1b", "none", 48), ("1f1b", "block", 96), ("gpipe", "block", 96),
+                                                         ("zb-h1", "none", 48)])
 def test_each_block_is_recomputed_once_a_micro_batch(schedule, recompute, passes):
     counting = split_program("pp", headers="count")
-    run = command([counting], SMALL, EIGHT, micro_batches(1), "--out= --steps 2 --split 2,2,2,2 --schedule", schedule, "--recompute", recompute, ranks=4)
+    run = command([counting], SMALL, EIGHT, micro_batches(1), "--out= --steps 2 --split 2,2,2,2 --schedule", schedule,
+                  "--recompute", recompute, ranks=4)
     assert run.status == 0 and re.findall(r"^forward passes of blocks: (\d+)$", run.err, re.M) == 4 * [str(passes)], run
 
 
@@ -122,7 +126,8 @@ def test_a_trace_names_actions(tmp_path, schedule, names):
     assert names <= {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
 
 
-# The first stage has 7 blocks and forwards 2 micro-batches, the second one has 1 and the head, which costs 3. However busy the machine is,
+# The first stage has 7 blocks and forwards 2 micro-batches, the second one has 1 and the head, which costs 3. However busy the
+# machine is,
 # no action is shorter than it is to be.
 @pytest.mark.rest
 def test_no_step_is_shorter_than_its_emulated_actions():
@@ -131,16 +136,20 @@ def test_no_step_is_shorter_than_its_emulated_actions():
     assert run.series("step_ms")[0] >= 2 * 7 * 20 + 4 * 20
 
 
-# ---- bytes: 8 layers, 4 heads, 128 channels, a vocabulary of 384 with its padding, 16 positions. The log has a rounded number for each rank.
+# ---- bytes: 8 layers, 4 heads, 128 channels, a vocabulary of 384 with its padding, 16 positions. The log has a rounded number for
+# each rank.
 # That of `fullest`, which has most, is exact: a --memory-limit of as many is enough, and with 8 less it stops ----
 def shown(n):
     return f"{n / 1e3:.1f} kB" if n < 99950 else f"{n / 1e3:.0f} kB" if n < 999500 else f"{n / 1e6:.1f} MB"
 
 
 @pytest.mark.parametrize("precision, copies, schedule, chunks, recompute, split, fullest", [
-    ("fp32", 1, "1f1b", 1, 0, "1,5,1,1", 1), rest("fp32", 1, "gpipe", 1, 0, "1,1,5,1", 2), rest("fp32", 1, "1f1b", 1, 0, "1,1,1,5", 3),
-    rest("fp32", 1, "1f1b", 1, 1, "5,1,1,1", 0), rest("fp32", 1, "zb-h1", 1, 0, "1,1,5,1", 2), rest("fp32", 1, "interleaved", 2, 0, "2,2,2,2", 0),
-    rest("fp32", 1, "interleaved", 2, 1, "1,1,4,2", 0), rest("fp32", 1, "gpipe", 1, 1, "1,1,5,1", 2), rest("fp32", 2, "1f1b", 1, 0, "5,3", 0),
+    ("fp32", 1, "1f1b", 1, 0, "1,5,1,1", 1), rest("fp32", 1, "gpipe", 1, 0, "1,1,5,1", 2),
+    rest("fp32", 1, "1f1b", 1, 0, "1,1,1,5", 3),
+    rest("fp32", 1, "1f1b", 1, 1, "5,1,1,1", 0), rest("fp32", 1, "zb-h1", 1, 0, "1,1,5,1", 2),
+    rest("fp32", 1, "interleaved", 2, 0, "2,2,2,2", 0),
+    rest("fp32", 1, "interleaved", 2, 1, "1,1,4,2", 0), rest("fp32", 1, "gpipe", 1, 1, "1,1,5,1", 2),
+    rest("fp32", 2, "1f1b", 1, 0, "5,3", 0),
     rest("fp32", 2, "zb-h1", 1, 0, "2,6", 1), rest("bf16", 1, "gpipe", 1, 0, "3,3,2", 0), rest("bf16", 2, "gpipe", 1, 1, "4,4", 1)])
 def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedule, chunks, recompute, split, fullest):
     blocks_of = [int(n) for n in split.split(",")]
@@ -163,8 +172,10 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedul
         # staging for each communicator of several ranks: the world's, that of the two with the root, and of a mesh one each way
         communication = 64 + 4 * 2**20 * (1 + (p > 2 and root) + 2 * (D > 1))
         all_bytes.append(16*P + activations + communication + workspace)
-        held.append(dict(parameters=X*P, gradients=X*P, optimizer_state=16*P - 2*X*P, activations=activations, communication=communication))
-        sent.append(BT*C*X*m * (2*v - (r == 0) - head) + root * (384 + 16 + 2) * C*X + 2 * (p - 1) * 24 // p + 2 * (D - 1) * (X*P + 8) // D)
+        held.append(dict(parameters=X*P, gradients=X*P, optimizer_state=16*P - 2*X*P, activations=activations,
+                         communication=communication))
+        sent.append(BT*C*X*m * (2*v - (r == 0) - head) + root * (384 + 16 + 2) * C*X + 2 * (p - 1) * 24 // p
+                    + 2 * (D - 1) * (X*P + 8) // D)
         assert re.search(f"^  rank {r} .*; {shown(all_bytes[r])}$", run.out, re.M), (r, all_bytes[r], run)
     assert_bytes(run, sent[0], **held[0])
     assert max(all_bytes) == all_bytes[fullest]
@@ -177,7 +188,8 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedul
         assert train("pp", SMALL, EIGHT, micro_batches(D), "--pipeline-parallel", p, options, less, "--recompute auto", ranks=D * p,
                      precision=precision).status == 1
     if schedule == "1f1b" and not recompute: # where only one rank lacks memory, all recompute
-        assert re.search("^memory  .*; blocks are recomputed$", pp(f"{D}x{p}", options, less, "--recompute auto", precision=precision).out, re.M)
+        assert re.search("^memory  .*; blocks are recomputed$",
+                         pp(f"{D}x{p}", options, less, "--recompute auto", precision=precision).out, re.M)
 
 
 # ---- ranks that differ (test_faults.py: that die and hang) ----
@@ -194,4 +206,5 @@ def test_a_small_message_that_is_left_out_is_missed(check_every, pattern):
 
 
 def test_a_bit_that_flips_in_one_copy_of_the_tied_matrix_is_found():
-    assert_refused(faulty("pp", FAULTY, "3:3:bitflip", ranks=4), "after step 3 the parameters of unit 0 differ between rank 0 and rank 3")
+    assert_refused(faulty("pp", FAULTY, "3:3:bitflip", ranks=4),
+                   "after step 3 the parameters of unit 0 differ between rank 0 and rank 3")

@@ -1,5 +1,5 @@
-"""Runs of each program under the sanitizers for addresses and undefined behaviour, of some also for leaks: two micro-batches a step,
-evaluation, samples, a checkpoint, and a second run that continues from it. Rows are chosen for the code that they reach."""
+"""Runs of each program under the sanitizers for addresses and undefined behaviour, of some also for leaks: two micro-batches a
+step, evaluation, samples, a checkpoint, and a second run that continues from it. Rows are chosen for the code that they reach."""
 import re
 import pytest
 from shards import sampled
@@ -18,7 +18,8 @@ def clean(run):
     return run
 
 
-# make test has the rows of `quick`, CI half of `rest` and a quarter of `sampled`. LEAKS: also for leaks. Ranks, program.precision, options;
+# make test has the rows of `quick`, CI half of `rest` and a quarter of `sampled`. LEAKS: also for leaks. Ranks, program.precision,
+# options;
 # a step has two sequences in two micro-batches for each rank, or as many tokens as --total-batch-size says.
 ROWS = """
     quick 3 ddp --bucket-mb 0.02 --check-every 1
@@ -79,7 +80,8 @@ def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, which,
     options = [str(tmp_path / "trace.json") if x == "TRACE" else x for x in options]
     for steps, more in (3, ""), (5, "--resume"):
         run = clean(command([program(f"train_gpt2_{which}", precision, debug=True)], SMALL, "--total-batch-size", 64 * ranks,
-                            "--steps", steps, more, options, ["--out", tmp_path / "out"], ranks=None if which == "single" else ranks,
+                            "--steps", steps, more, options, ["--out", tmp_path / "out"],
+                            ranks=None if which == "single" else ranks,
                             strict=how == "strict", env=LEAKS if how == "LEAKS" else {}))
         assert run.status == 0, run
     assert (tmp_path / "out/step_00000005").is_dir()
@@ -88,12 +90,15 @@ def test_no_sanitizer_finds_anything_in_a_run_and_its_continuation(ranks, which,
 
 # ---- runs that end in an error ----
 @pytest.mark.parametrize("which, ranks, options, pattern", [
-    ("ddp", 2, "--memory-limit 0.0001", "out of memory"), rest("fsdp", 2, "--memory-limit 0.0001 --cpu-offload all", "out of memory"),
+    ("ddp", 2, "--memory-limit 0.0001", "out of memory"), rest("fsdp", 2, "--memory-limit 0.0001 --cpu-offload all",
+                                                               "out of memory"),
     ("ddp", 2, "--init-from test/reference/nothing", "nothing"), rest("zero", 2, "--zero-stage 4", "--zero-stage"),
-    rest("pp", 2, "--split 4,4", "--split"), rest("3d", 2, "--mesh dp=3", "--mesh"), rest("cp", 2, "--cp ring --seq-len 15", "--seq-len"),
+    rest("pp", 2, "--split 4,4", "--split"), rest("3d", 2, "--mesh dp=3", "--mesh"),
+    rest("cp", 2, "--cp ring --seq-len 15", "--seq-len"),
     rest("ddp", 2, "--fault 1:2:bitflip --check-every 1", "differ")])
 def test_no_sanitizer_finds_anything_in_a_run_that_is_refused(which, ranks, options, pattern):
-    assert_refused(clean(command([program(f"train_gpt2_{which}", debug=True)], SMALL, "--steps 3 --out=", options, ranks=ranks)), pattern)
+    assert_refused(clean(command([program(f"train_gpt2_{which}", debug=True)], SMALL, "--steps 3 --out=", options, ranks=ranks)),
+                   pattern)
 
 
 @pytest.mark.rest

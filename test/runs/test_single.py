@@ -1,10 +1,11 @@
-"""One device: a run agrees with PyTorch's in three precisions, and accumulation, recomputation, a break between two steps and a scale of
-the loss change nothing but time and memory."""
+"""One device: a run agrees with PyTorch's in three precisions, and accumulation, recomputation, a break between two steps and a
+scale of the loss change nothing but time and memory."""
 import json, shutil
 import numpy as np
 import pytest
 from shards import in_folder, resumed, skipped_steps
-from suite import (PYTORCH, TINY, TOKENS, Stored, assert_close, assert_different, assert_refused, assert_same, command, rest, tensors,
+from suite import (PYTORCH, TINY, TOKENS, Stored, assert_close, assert_different, assert_refused, assert_same, command, rest,
+                   tensors,
                    train, trained)
 
 by_precision = pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -31,7 +32,8 @@ def test_20_steps_have_the_losses_norms_and_weights_of_pytorchs(batch, precision
 
 def test_one_minus_beta_has_digits_that_a_beta_in_fp32_has_lost():
     """After one step the moments are (1 - beta) g and (1 - beta) g^2, here 1e-7 of what they are with betas of 0."""
-    near_1, zero = (pytorchs("--steps 1 --beta1", beta, "--beta2", beta).checkpoint() / "optimizer.safetensors" for beta in (0.9999999, 0))
+    near_1, zero = (pytorchs("--steps 1 --beta1", beta, "--beta2", beta).checkpoint() / "optimizer.safetensors"
+                    for beta in (0.9999999, 0))
     ratios = [(tensors(near_1)[name] / x)[x != 0] for name, x in tensors(zero).items()]
     ratios = np.concatenate([r.ravel() for r in ratios])
     assert len(ratios) > 1000 and np.all(np.abs(ratios / 1e-7 - 1) < 1e-6)
@@ -77,8 +79,10 @@ DEEP = f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 16 --seq-le
        "--sample-every 0"
 
 
-@pytest.mark.parametrize("program, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""), rest("zeropp", "--node-ranks 1"), rest("tp", ""), rest("pp", ""),
-                                            rest("3d", ""), rest("compress", "--compress int8"), rest("cp", ""), rest("cp", "--cp ring")])
+@pytest.mark.parametrize("program, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""),
+                                              rest("zeropp", "--node-ranks 1"), rest("tp", ""), rest("pp", ""),
+                                            rest("3d", ""), rest("compress", "--compress int8"), rest("cp", ""),
+                                            rest("cp", "--cp ring")])
 def test_auto_recomputes_only_if_not_all_activations_fit(program, options):
     def chosen(*more):
         run = trained(program, DEEP, options, *more, ranks=None if program == "single" else 2)
@@ -158,7 +162,8 @@ def test_a_complete_run_is_left_as_it_is(tmp_path):
 @pytest.mark.parametrize("options, patterns", [
     ("--steps 15", ("resume", "step 20", "steps 15")), ("--init-from test/reference/initial", ("--resume", "--init-from")),
     ("--steps 30 --seq-len 8", ("--seq-len", "16", "8")), ("--steps 30 --seed 7", ("--seed", "1337", "7")),
-    ("--steps 30 --layers 3", ("step_00000020", "layers", "2", "3"))], ids=["fewer_steps", "init-from", "seq-len", "seed", "layers"])
+    ("--steps 30 --layers 3", ("step_00000020", "layers", "2", "3"))],
+    ids=["fewer_steps", "init-from", "seq-len", "seed", "layers"])
 def test_resume_refuses_what_is_another_run_and_changes_nothing(options, patterns, tmp_path):
     shutil.copytree(whole().folder, tmp_path / "out")
     assert_refused(in_folder(tmp_path / "out", "single", *BREAKS, "--resume", options), *patterns)
@@ -202,7 +207,8 @@ def test_fp16_ends_after_max_bad_steps_that_overflow():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_diverges_to_nan_is_stopped(precision):
     """Weight decay multiplies every matrix by -1e5 each step: Inf - Inf is NaN within a few steps."""
-    run = train("single", TINY, "--lr 1000 --weight-decay 100 --lr-schedule constant --warmup-steps 0 --steps 100 --max-bad-steps 4",
+    run = train("single", TINY,
+                "--lr 1000 --weight-decay 100 --lr-schedule constant --warmup-steps 0 --steps 100 --max-bad-steps 4",
                 precision=precision)
     assert_refused(run, "NaN or Inf", "4 steps in a row", "step [0-9]")
     assert run.series("skipped").count(True) == 4 and set(run.series("loss_scale")) == {1.0}

@@ -1,5 +1,6 @@
-"""References of test/split: a program that is compiled with headers that form sums in parts has the bits of ranks that share the work.
-Here are DDP and what a header leaves as it is; test_tp.py, test_pp.py and test_3d.py compare meshes, and see that other parts have other bits."""
+"""References of test/split: a program that is compiled with headers that form sums in parts has the bits of ranks that share the
+work. Here are DDP and what a header leaves as it is; test_tp.py, test_pp.py and test_3d.py compare meshes, and see that other parts
+have other bits."""
 import pytest
 from meshes import EVALUATIONS, SMALL, batch, reference, split_program
 from shards import assert_same_samples
@@ -38,7 +39,8 @@ def test_evaluations_samples_and_recomputation_have_the_bits_of_ddp():
     assert_same_samples(one, ddp(3, EVALUATIONS, "--ddp naive", sequences=24, micro=2))
 
 
-# chunks.h makes a rank with 160 rows compute the classifier for 64 at a time. In bf16 the chunks are added up in fp32, as in the reference.
+# chunks.h makes a rank with 160 rows compute the classifier for 64 at a time. In bf16 the chunks are added up in fp32, as in the
+# reference.
 @pytest.mark.rest
 @pytest.mark.parametrize("precision, micro", [("fp32", 1), ("bf16", 1), ("bf16", 2)])
 def test_the_classifier_in_chunks_has_the_bits_of_ddp(precision, micro):

@@ -1,14 +1,16 @@
-"""Strict mode, where what a program must not read is NaN: every program has the bits that it has without it, and those of a setting that keeps its
-gradients elsewhere. Sequences have 16 tokens and the model 1024 positions, so most rows of the position embedding's gradient are written by
-no layer: a buffer in which something else has been must be zero there."""
+"""Strict mode, where what a program must not read is NaN: every program has the bits that it has without it, and those of a setting
+that keeps its gradients elsewhere. Sequences have 16 tokens and the model 1024 positions, so most rows of the position embedding's
+gradient are written by no layer: a buffer in which something else has been must be zero there."""
 import re
 import pytest
 from shards import sampled
 from suite import TOKENS, assert_same, trained
 
-SHORT = (f"--model gpt2 --layers 3 --heads 2 --channels 16 --data {TOKENS} --val-data= --seq-len 16 --batch-size 1 --steps 3 --lr 3e-3 "
+SHORT = (f"--model gpt2 --layers 3 --heads 2 --channels 16 --data {TOKENS} --val-data= --seq-len 16 --batch-size 1 --steps 3 --lr "
+         "3e-3 "
          "--warmup-steps 1 --eval-every 0 --sample-every 0 --deterministic")
-# Settings with the same first word have the same bits: those of a program that adds up micro-batches in another place have others. * before a
+# Settings with the same first word have the same bits: those of a program that adds up micro-batches in another place have others.
+# * before a
 # row: make test has it. Ranks, program, options.
 ROWS = """
     *pair 2 zero --zero-stage 3
@@ -64,7 +66,8 @@ def rows():
 
 def run(ranks, program, options, **settings):
     """Two micro-batches a step, or four where two ranks share a replica of the model."""
-    return trained(program, SHORT, "--total-batch-size", 32 * ranks, options, ranks=None if program == "single" else ranks, **settings)
+    return trained(program, SHORT, "--total-batch-size", 32 * ranks, options, ranks=None if program == "single" else ranks,
+                   **settings)
 
 
 @pytest.mark.parametrize("first, setting", [*rows()])

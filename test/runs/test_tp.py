@@ -1,5 +1,6 @@
-"""Tensor parallelism: ranks that share a replica of the model, and copies that are data parallel. Runs are compared with PyTorch's of the whole
-model within rounding, and to the bit with one device that forms sums in the same parts (test/split). Bytes are as by formulas in plain numbers."""
+"""Tensor parallelism: ranks that share a replica of the model, and copies that are data parallel. Runs are compared with PyTorch's
+of the whole model within rounding, and to the bit with one device that forms sums in the same parts (test/split). Bytes are as by
+formulas in plain numbers."""
 import pytest
 from meshes import AGAIN, EVALUATIONS, LARGE_SCALE, SEQUENCE, SMALL, assert_bytes, assert_same_skips, axes, batch, reference
 from shards import assert_pytorchs, assert_same_samples, assert_timeline_has_what_is_counted, faulty, sampled
@@ -21,7 +22,8 @@ def tp(mesh, *options, micro=1, **settings):
 def in_parts(mesh, *options, micro=1, rows=False, **settings):
     """One device whose sums have a mesh's parts. rows: layernorms' too, as with --sequence-parallel."""
     copies, t = axes(mesh)
-    return reference(sizes(mesh, 1, micro), *options, data_parts=copies, tensor_parts=t, sequence_parts=t if rows else 1, **settings)
+    return reference(sizes(mesh, 1, micro), *options, data_parts=copies, tensor_parts=t, sequence_parts=t if rows else 1,
+                     **settings)
 
 
 # PyTorch's model has 384 tokens with the padding: of 4 parts the last one has nothing but padding.
@@ -31,7 +33,8 @@ def in_parts(mesh, *options, micro=1, rows=False, **settings):
     rest("2x2", f"{SEQUENCE} --batch-size 2", False), rest("4x2", f"{SEQUENCE} {AGAIN}", True), rest("2x4", SEQUENCE, True)])
 def test_tp_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
     copies, t = axes(mesh)
-    assert_pytorchs(trained("tp", PYTORCH, "--tensor-parallel", t, "--batch-size", 16 // copies, options, ranks=copies * t, strict=strict))
+    assert_pytorchs(trained("tp", PYTORCH, "--tensor-parallel", t, "--batch-size", 16 // copies, options, ranks=copies * t,
+                            strict=strict))
 
 
 @pytest.mark.parametrize("precision", ["fp32", sampled("bf16")])
@@ -41,7 +44,8 @@ def test_tp_has_the_losses_norms_and_weights_of_pytorchs(mesh, options, strict):
     sampled(SEQUENCE, True, 1, False),
     sampled(f"{SEQUENCE} {AGAIN}", True, 1, True), (SEQUENCE, True, 4, False)])
 def test_every_mesh_has_the_bits_of_its_parts(precision, mesh, options, rows, micro, strict):
-    assert_same(in_parts(mesh, rows=rows, micro=micro, precision=precision), tp(mesh, options, micro=micro, precision=precision, strict=strict))
+    assert_same(in_parts(mesh, rows=rows, micro=micro, precision=precision),
+                tp(mesh, options, micro=micro, precision=precision, strict=strict))
 
 
 @pytest.mark.parametrize("stage", ["tp", rest("3d")])
@@ -62,18 +66,22 @@ def test_sums_in_other_parts_have_other_bits(precision):
 @pytest.mark.rest
 @pytest.mark.parametrize("rows", [False, True], ids=["plain", "sequence"])
 def test_ranks_skip_the_same_steps_in_fp16(rows):
-    assert_same_skips(in_parts("2x2", LARGE_SCALE, rows=rows, precision="fp16"), tp("2x2", LARGE_SCALE, SEQUENCE * rows, precision="fp16"))
+    assert_same_skips(in_parts("2x2", LARGE_SCALE, rows=rows, precision="fp16"),
+                      tp("2x2", LARGE_SCALE, SEQUENCE * rows, precision="fp16"))
 
 
 # In a part of 3 the last row of a sample is no multiple of it.
-@pytest.mark.parametrize("mesh, options, rows", [("2x2", "", False), rest("1x3", "--seq-len 48 --total-batch-size 1152", True)], ids=["2x2", "1x3"])
+@pytest.mark.parametrize("mesh, options, rows", [("2x2", "", False), rest("1x3", "--seq-len 48 --total-batch-size 1152", True)],
+                         ids=["2x2", "1x3"])
 def test_evaluations_and_samples_are_those_of_one_device(mesh, options, rows):
     assert_same_samples(in_parts(mesh, EVALUATIONS, options, rows=rows), tp(mesh, EVALUATIONS, options, SEQUENCE * rows))
 
 
-# ---- bytes: 2 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions; a copy has 512 / copies tokens ----
+# ---- bytes: 2 layers, 4 heads, 16 channels, a vocabulary of 384 with its padding, 16 positions; a copy has 512 / copies tokens
+# ----
 @pytest.mark.parametrize("precision, mesh, sequence, again", [
-    ("fp32", "1x2", 0, 0), rest("fp32", "1x4", 1, 0), rest("fp32", "4x2", 1, 1), rest("fp32", "1x4", 0, 1), rest("fp32", "2x1", 0, 0),
+    ("fp32", "1x2", 0, 0), rest("fp32", "1x4", 1, 0), rest("fp32", "4x2", 1, 1), rest("fp32", "1x4", 0, 1),
+    rest("fp32", "2x1", 0, 0),
     rest("bf16", "2x2", 1, 0), rest("bf16", "2x2", 1, 1), rest("bf16", "1x4", 1, 0), rest("bf16", "1x4", 0, 1)])
 def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, sequence, again):
     options = [SEQUENCE] * sequence + [AGAIN] * again
@@ -95,7 +103,8 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, sequence,
 def test_a_timeline_has_the_bytes_that_are_counted(mesh, options, tmp_path):
     copies, t = axes(mesh)
     run = tp(mesh, options, "--steps 1 --trace", tmp_path / "trace")
-    assert_timeline_has_what_is_counted(run, tmp_path / "trace", lambda name, _: t if " of tp" in name else copies if " of dp" in name else copies * t)
+    assert_timeline_has_what_is_counted(run, tmp_path / "trace", lambda name,
+                                        _: t if " of tp" in name else copies if " of dp" in name else copies * t)
 
 
 @pytest.mark.rest
@@ -108,15 +117,19 @@ FAULTY = f"{SMALL} {batch(32, 2, 2)} --tensor-parallel 2 --fault"
 
 
 def test_a_bit_that_flips_in_what_all_ranks_have_is_found():
-    assert_each_says(faulty("tp", FAULTY, "1:3:bitflip", ranks=4), 4, "after step 3 the parameters of unit 0 differ between rank 0 and rank 1")
+    assert_each_says(faulty("tp", FAULTY, "1:3:bitflip", ranks=4), 4,
+                     "after step 3 the parameters of unit 0 differ between rank 0 and rank 1")
 
 
-# --fault flips a bit of the first parameter, which all ranks have. This program flips one of the last, of which each rank has its own.
+# --fault flips a bit of the first parameter, which all ranks have. This program flips one of the last, of which each rank has its
+# own.
 @pytest.mark.rest
 def test_a_bit_that_flips_in_a_part_is_found_by_the_other_copy():
     header = ROOT / "build/split/flips/flips.h"
     header.parent.mkdir(parents=True, exist_ok=True)
-    header.write_text('#include "../../../llmc/run/ranks_run.h"\n#define ranks_step_begin(run, step) ((run)->ranks->state = g.params + g.num_params - 1, ranks_step_begin(run, step))\n')
-    program = make("DEVICE=cpu", "BUILD=build/split/flips", ["CFLAGS=-include build/split/flips/flips.h -O1"], "build/split/flips/train_gpt2_tp")
+    header.write_text('#include "../../../llmc/run/ranks_run.h"\n#define ranks_step_begin(run, step) ((run)->ranks->state = '
+                      'g.params + g.num_params - 1, ranks_step_begin(run, step))\n')
+    program = make("DEVICE=cpu", "BUILD=build/split/flips", ["CFLAGS=-include build/split/flips/flips.h -O1"],
+                   "build/split/flips/train_gpt2_tp")
     run = faulty("tp", FAULTY, "3:3:bitflip", ranks=4, binary=program)
     assert_each_says(run, 4, "after step 3 the parameters of unit 4 differ between rank 1 and rank 3")

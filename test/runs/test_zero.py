@@ -1,5 +1,5 @@
-"""ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's. Each rank
-holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
+"""ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's. Each
+rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
 import pytest
 from shards import assert_near_losses, assert_same_samples, sampled, shard, sizes, skipped_steps
 from suite import (PYTORCH, TOKENS, Stored, assert_as_predicted, assert_close, assert_refused, assert_same, rest, train, trained)
@@ -60,7 +60,8 @@ def kept(ranks):
 def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
     """It sends some times P (N-1)/N elements, its shards of all units to every other rank; and three sums of a double."""
     run, others = zero(stage, ranks, micro), ddp(ranks, micro).about["predicted_bytes"]
-    once = ranks * (shard(ROOT, ranks) + shard(ATTENTION, ranks) + shard(MLP, ranks)) # a bucket for each; in stage 3 they are gathered, too
+    # a bucket for each; in stage 3 they are gathered, too
+    once = ranks * (shard(ROOT, ranks) + shard(ATTENTION, ranks) + shard(MLP, ranks))
     expected = others | {"parameters": 4 * kept(ranks) * (ranks if stage < 3 else 1),
                          "gradients": 4 * kept(ranks) * (ranks if stage < 2 else 1), "optimizer state": 8 * kept(ranks),
                          "communication": others["communication"] + 4 * once * (stage - 1)}
@@ -76,12 +77,14 @@ def test_a_model_that_is_too_large_for_ddp_trains_with_the_same_limit(stage, opt
     """16 bytes for each of 2 million parameters are more than 25 MB; 4 bytes each and the gathered ones are less."""
     big = (SMALL, "--model d10 --channels 128 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 1 --memory-limit 0.025",
            "--recompute none")
-    assert_refused(train("ddp", *big, ranks=4), "out of memory: .* are over --memory-limit 0.025 GB", "more ranks with ZeRO or FSDP")
+    assert_refused(train("ddp", *big, ranks=4), "out of memory: .* are over --memory-limit 0.025 GB",
+                   "more ranks with ZeRO or FSDP")
     trained(stage, *big, options, ranks=4)
 
 
 # ---- other shapes: blocks share a bucket for their attention and one for their MLP, so each bucket is reused within a step ----
-SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --heads 2 --channels 16 --seq-len 16 --batch-size 4 --total-batch-size 192 --lr 3e-3 "
+SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --heads 2 --channels 16 --seq-len 16 --batch-size 4 --total-batch-size 192 --lr "
+         "3e-3 "
          "--warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic")
 DEEP = (SMALL, f"--model d5 --val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20")
 
@@ -111,7 +114,8 @@ def test_ranks_that_compare_their_parameters_find_them_equal(stage, blocks):
 # fp16 begins with a scale too large for its gradients, so that steps are skipped. 24 sequences a step divide over all these ranks.
 HALF = (SMALL, "--model d3 --total-batch-size 384 --warmup-steps 5 --steps 20")
 SCALES = {"bf16": "", "fp16": "--loss-scale 8388608 --max-bad-steps 20"}
-in_16_bits = pytest.mark.parametrize("precision, ranks", [("bf16", 3), rest("bf16", 2), rest("bf16", 8), rest("fp16", 1), rest("fp16", 3)],
+in_16_bits = pytest.mark.parametrize("precision, ranks", [("bf16", 3), rest("bf16", 2), rest("bf16", 8), rest("fp16", 1),
+                                                          rest("fp16", 3)],
                                      ids=lambda x: x if isinstance(x, str) else f"{x}_ranks")
 
 

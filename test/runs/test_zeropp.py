@@ -1,7 +1,7 @@
 """ZeRO++: unrounded, in rank order, it has the bits of fsdp, full on one node and hybrid on several, however groups are wrapped and
-gathered. Rounded weights have the bits of weights that are rounded before they travel, gradients lie within the bounds of their blocks,
-and training ends near fsdp's. Each rank holds and sends, within its node and between nodes, the bytes of the formulas, which are
-written here a second time, in plain numbers."""
+gathered. Rounded weights have the bits of weights that are rounded before they travel, gradients lie within the bounds of their
+blocks, and training ends near fsdp's. Each rank holds and sends, within its node and between nodes, the bytes of the formulas,
+which are written here a second time, in plain numbers."""
 import json, re
 import numpy as np
 import pytest
@@ -32,8 +32,10 @@ def fsdp(ranks, g, *options, **settings):
 # ---- what is not rounded ----
 @pytest.mark.parametrize("ranks, g, options, strict", [
     (4, 2, "", True), (4, 4, "--wrap-halves", False), (4, 1, AHEAD, False), sampled(4, 2, f"{AHEAD} --recompute block", True),
-    sampled(4, 2, "--sharding grad-op", False), sampled(4, 2, NOT_AHEAD, False), sampled(4, 2, "--wrap-blocks 0", True), sampled(3, 1, "", True),
-    sampled(3, 3, f"--sharding grad-op {AHEAD}", True), sampled(2, 1, "--wrap-halves --recompute block", True), sampled(1, 1, "", False),
+    sampled(4, 2, "--sharding grad-op", False), sampled(4, 2, NOT_AHEAD, False), sampled(4, 2, "--wrap-blocks 0", True),
+    sampled(3, 1, "", True),
+    sampled(3, 3, f"--sharding grad-op {AHEAD}", True), sampled(2, 1, "--wrap-halves --recompute block", True),
+    sampled(1, 1, "", False),
     sampled(8, 4, "--wrap-halves", False), sampled(8, 2, "", True)])
 def test_unrounded_it_has_the_bits_of_fsdp(ranks, g, options, strict):
     assert_same(fsdp(ranks, g), nodes(ranks, g, PLAIN, options, strict=strict))
@@ -47,7 +49,8 @@ def test_in_16_bits_too(precision, scale):
     if scale: skipped_steps(run)
 
 
-@pytest.mark.parametrize("options", ["--node-ranks 2", rest("--node-ranks 4 --sharding grad-op"), rest("--node-ranks 1 --wrap-blocks 2")])
+@pytest.mark.parametrize("options", ["--node-ranks 2", rest("--node-ranks 4 --sharding grad-op"),
+                                     rest("--node-ranks 1 --wrap-blocks 2")])
 def test_summed_by_the_library_it_has_the_losses_norms_and_weights_of_pytorchs(options):
     assert_close(Stored("ddp/ranks_4_accumulate_2"), trained("zeropp", PYTORCH, "--batch-size 2", PLAIN, options, ranks=4))
 
@@ -70,7 +73,8 @@ def test_evaluations_and_samples_gather_in_another_order_and_say_what_fsdp_says(
     (4, 2, ""), sampled(4, 4, "--wrap-halves"), sampled(3, 1, AHEAD), sampled(4, 2, f"{EVALUATES} --sharding grad-op")])
 def test_int8_weights_have_the_bits_of_weights_that_were_rounded_before_they_travel(ranks, g, options):
     folder = "build/split/rounded"
-    binary = make("DEVICE=cpu", "PRECISION=fp32", f"BUILD={folder}", ["CFLAGS=-include test/split/rounded.h -O1"], f"{folder}/train_gpt2_zeropp")
+    binary = make("DEVICE=cpu", "PRECISION=fp32", f"BUILD={folder}", ["CFLAGS=-include test/split/rounded.h -O1"],
+                  f"{folder}/train_gpt2_zeropp")
     run = nodes(ranks, g, "--quantise-gradients none", options)
     assert_same(nodes(ranks, g, PLAIN, options, binary=binary), run)
     assert_different(nodes(ranks, g, PLAIN, options), run)
@@ -97,8 +101,9 @@ def gradients(run):
 @pytest.mark.parametrize("ranks, g, way, limit", [(4, 2, "int4", 7), *(sampled(*row) for row in (
     (4, 2, "int8", 127), (4, 4, "int4", 7), (4, 1, "int4", 7), (1, 1, "int4", 7), (2, 2, "int8", 127)))])
 def test_a_gradient_is_rounded_once_for_each_hop_and_1_d_tensors_are_not(ranks, g, way, limit, tmp_path):
-    """All sequences are the same, so all ranks have the same gradients. A rank rounds its share by up to half a scale, a share of the
-    largest of the block over the limit. N such roundings together are as large as one of the sum; so are those of the second hop."""
+    """All sequences are the same, so all ranks have the same gradients. A rank rounds its share by up to half a scale, a share of
+    the largest of the block over the limit. N such roundings together are as large as one of the sum; so are those of the second
+    hop."""
     (tmp_path / "same.txt").write_text("abcdefgh" * 400)
     data = ["--data", tmp_path / "same.txt", "--tokenizer", "bytes"], "--steps 1 --grad-clip 0 --seq-len 8 --quantise-weights none"
     exact, run = (gradients(nodes(ranks, g, *data, "--quantise-gradients", how)) for how in ("none", way))
@@ -126,12 +131,14 @@ def test_a_gradient_that_is_not_finite_makes_all_ranks_skip_the_same_steps():
     assert skipped_steps(run) == skipped_steps(fsdp(4, 2, scale, precision="fp16"))
 
 
-@pytest.mark.parametrize("ranks, g, options", [(4, 2, MICRO_BATCHES), sampled(3, 1, "--checkpoint sharded"), sampled(2, 2, "--recompute block")])
+@pytest.mark.parametrize("ranks, g, options", [(4, 2, MICRO_BATCHES), sampled(3, 1, "--checkpoint sharded"),
+                                               sampled(2, 2, "--recompute block")])
 def test_a_run_is_continued_to_the_bit(ranks, g, options, tmp_path):
     saves = f"{options} --save-every 3 --keep 0"
     whole = nodes(ranks, g, saves)
     assert_same(whole, resumed(half(whole, tmp_path / "run", step=3), "zeropp", SMALL, f"--node-ranks {g}", saves, ranks=ranks)) \
-        if "sharded" not in options else resumed(half(whole, tmp_path / "run", step=3), "zeropp", SMALL, f"--node-ranks {g}", saves, ranks=ranks)
+        if "sharded" not in options else resumed(half(whole, tmp_path / "run", step=3), "zeropp", SMALL, f"--node-ranks {g}", saves,
+                                                 ranks=ranks)
 
 
 # ---- what a rank holds and sends ----
@@ -159,13 +166,16 @@ def travels(n, how, plain):
     (4, 2, "", "int8", "int4", "fp32"), (4, 1, f"{MICRO_BATCHES} --wrap-halves", "int8", "int8", "fp32"),
     *(sampled(*row) for row in (
         (4, 4, "--sharding grad-op", "int8", "int4", "fp32"), (4, 2, "--wrap-blocks 2 --sharding grad-op", "none", "int4", "fp32"),
-        (3, 1, "", "int8", "none", "fp32"), (1, 1, "", "int8", "int4", "fp32"), (4, 2, f"{MICRO_BATCHES} --wrap-blocks 0", "int8", "int4", "fp32"),
+        (3, 1, "", "int8", "none", "fp32"), (1, 1, "", "int8", "int4", "fp32"),
+        (4, 2, f"{MICRO_BATCHES} --wrap-blocks 0", "int8", "int4", "fp32"),
         (8, 4, AHEAD, "int8", "int4", "fp32"), (4, 2, MICRO_BATCHES, "none", "none", "bf16"), (4, 2, "", "int8", "int4", "bf16")))])
 def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weights, gradients, precision):
     run = nodes(ranks, g, options, f"--quantise-weights {weights} --quantise-gradients {gradients}", precision=precision)
-    ddp = trained("ddp", SMALL, *[MICRO_BATCHES] * (MICRO_BATCHES in options), ranks=ranks, precision=precision).about["predicted_bytes"]
+    ddp = trained("ddp", SMALL, *[MICRO_BATCHES] * (MICRO_BATCHES in options), ranks=ranks,
+                  precision=precision).about["predicted_bytes"]
     assert_as_predicted(run)
-    K, X, A, vectors = ranks // g, 4 if precision == "fp32" else 2, 4 if MICRO_BATCHES in options else 1, g * -(-VECTORS // (16 * g)) * 16
+    K, X, A = ranks // g, 4 if precision == "fp32" else 2, 4 if MICRO_BATCHES in options else 1
+    vectors = g * -(-VECTORS // (16 * g)) * 16
     all_groups = groups(ranks, options)
     kept, root, others = sum(all_groups), all_groups[0], all_groups[1:]
     def w(n): return travels(n, weights, X)
@@ -180,9 +190,12 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weig
     whole = min(3, len(all_groups)) + 1 + (len(others) if "grad-op" in options else min(rooms, len(others)))
     in_whole = whole * -(-24 * channels // 16) * 16
     scratch = 4 * max(K * largest, vectors)
-    splits = ((g > 1) + (K > 1)) * (ddp["communication"] - 64) # two communicators, with scratch as large as the world's, less a number
-    held = {"parameters": 4 * (kept + vectors) + K * w(kept), "gradients": 4 * (kept + vectors), "optimizer state": 8 * (kept + vectors),
-            "communication": ddp["communication"] + splits + X * (buckets + gathered + in_whole) + 2 * q(buckets) + w(gathered) + scratch}
+    # two communicators, with scratch as large as the world's, less a number
+    splits = ((g > 1) + (K > 1)) * (ddp["communication"] - 64)
+    held = {"parameters": 4 * (kept + vectors) + K * w(kept), "gradients": 4 * (kept + vectors),
+            "optimizer state": 8 * (kept + vectors),
+            "communication": ddp["communication"] + splits + X * (buckets + gathered + in_whole) + 2 * q(buckets) + w(gathered)
+            + scratch}
     predicted = run.about["predicted_bytes"]
     assert {kind: predicted[kind] for kind in held} == held
     # What is sent: within a node, and between nodes.
@@ -207,8 +220,10 @@ def test_predict_says_what_a_run_holds_and_sends():
 
 
 # ---- when operations are issued ----
-# w: a group's new shards go to other nodes; G: it is gathered within a node; 1, 2: the hops of its gradients; v: sums of 1-D tensors'. There
-# are the root and two blocks. An order has the last update, as far as nothing has waited for it in the last step, the forward pass, the
+# w: a group's new shards go to other nodes; G: it is gathered within a node; 1, 2: the hops of its gradients; v: sums of 1-D
+# tensors'. There
+# are the root and two blocks. An order has the last update, as far as nothing has waited for it in the last step, the forward pass,
+# the
 # backward pass of the last block, of the first, and of the root, the sums at the end, and the update.
 @pytest.mark.parametrize("options, order", [
     ("--model d2 --heads 2", "wwG GG GG1 21 21 2vvv wwwG"),
@@ -222,13 +237,15 @@ def test_hops_and_weights_are_issued_in_their_order(options, order, tmp_path):
         kind, where = name.split()[0], (re.search(r"of (\w+)\.", name) or [0, "world"])[1]
         size = int(re.search(r"\((\d+)", name)[1])
         return {("all-gather", "across"): "w", ("all-gather", "node"): "G" if "byte" in name else "v", ("all-to-all", "node"): "1",
-                ("all-to-all", "across"): "2", ("reduce-scatter", "node"): "v", ("all-reduce", "across"): "v"}.get((kind, where), "")
+                ("all-to-all", "across"): "2", ("reduce-scatter", "node"): "v", ("all-reduce", "across"): "v"}.get((kind, where),
+                                                                                                                   "")
     assert "".join(letter(name) for _, name in issued) == order.replace(" ", ""), issued
 
 
 # ---- what is refused, and ranks that fail ----
 @pytest.mark.parametrize("options, pattern", [
-    ("--sharding hybrid", "--sharding must be one of full\\|grad-op, not 'hybrid'"), rest("--quantise-gradients int2", "int4\\|int8\\|none"),
+    ("--sharding hybrid", "--sharding must be one of full\\|grad-op, not 'hybrid'"),
+    rest("--quantise-gradients int2", "int4\\|int8\\|none"),
     rest("--cpu-offload all", "unknown option '--cpu-offload'"), rest("--reduce-dtype model", "unknown option '--reduce-dtype'"),
     rest("--limit-all-gathers 1", "--limit-all-gathers 1 leaves no room")])
 def test_options_that_do_not_go_are_refused(options, pattern):
@@ -237,9 +254,11 @@ def test_options_that_do_not_go_are_refused(options, pattern):
 
 def on_machines(local, *options):
     """A run whose ranks believe to be where `local` says: (number, how many) on their machine, for each."""
-    line = " ".join(f"[ $OMPI_COMM_WORLD_RANK = {rank} ] && export OMPI_COMM_WORLD_LOCAL_RANK={number} OMPI_COMM_WORLD_LOCAL_SIZE={size};"
+    line = " ".join(f"[ $OMPI_COMM_WORLD_RANK = {rank} ] && export OMPI_COMM_WORLD_LOCAL_RANK={number} "
+                    f"OMPI_COMM_WORLD_LOCAL_SIZE={size};"
                     for rank, (number, size) in enumerate(local))
-    return command(["sh", "-c", line + ' exec "$0" "$@"', program("train_gpt2_zeropp")], SMALL, "--steps 1", *options, ranks=len(local))
+    return command(["sh", "-c", line + ' exec "$0" "$@"', program("train_gpt2_zeropp")], SMALL, "--steps 1", *options,
+                   ranks=len(local))
 
 
 def test_the_ranks_of_a_machine_are_a_node():

@@ -1,5 +1,5 @@
-"""experiments/bench_gpu.py and dev/gpu.py where there is no GPU: on numbers that are known beforehand, and once from end to end with small
-programs in place of large ones."""
+"""experiments/bench_gpu.py and dev/gpu.py where there is no GPU: on numbers that are known beforehand, and once from end to end
+with small programs in place of large ones."""
 import json, os, re, shutil, subprocess, sys, time
 import pytest
 from suite import ROOT, assert_refused, assert_says, command, environment, executable, succeeds
@@ -22,7 +22,8 @@ KNOWN = PEAKS + OURS + steps("llmc-ge0-r0", 30) + steps("llmc-ge2-r0", 23) + ste
 @pytest.fixture
 def table(tmp_path):
     def table(runs, programs=PEERS, model="gpt2"):
-        header = {"record": "header", "table": "bench_gpu", "model": model, "T": 1024, "programs": programs.split(), "batches": [8], "rounds": 1, "steps": 4, "absent": []}
+        header = {"record": "header", "table": "bench_gpu", "model": model, "T": 1024, "programs": programs.split(), "batches": [8],
+                  "rounds": 1, "steps": 4, "absent": []}
         (tmp_path / "known.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *runs]))
         return succeeds("python3 -m experiments bench_gpu --from", tmp_path / "known.jsonl").out
     return table
@@ -37,14 +38,16 @@ def test_medians_mfu_and_ratios_over_the_best_of_each_peer_stand_in_the_table(ta
                 r"^\| llm.c -ge 0 -r 0 \| 273067 \| 30.00 \| 30.0 to 30.0 \| 21.9 % \| 27.4 % \| - \| - \| - \| - \|$",
                 "^- ours over llm.c -ge 2 -r 0: 1.150 times as fast. Goal 1.2: MISSED.$",
                 "^- ours over PyTorch, fp32 weights, autocast: 1.500 times as fast. Goal 1.3: reached.$",
-                "^- ours over PyTorch, bf16, no master weights: 1.200 times as fast. Goal 1.3: MISSED.$", no=["^- ours over llm.c -ge 0"])
+                "^- ours over PyTorch, bf16, no master weights: 1.200 times as fast. Goal 1.3: MISSED.$",
+                no=["^- ours over llm.c -ge 0"])
 
 
 def test_what_failed_has_a_row_that_says_why_and_what_was_not_measured_has_none(table):
     """One failure is enough: then times of other rounds do not count."""
     assert_says(table(KNOWN + [{"run": "llmc-ge2-r0 8", "round": 2, "failed": "out of memory in round 2"}]),
                 r"^\| llm.c -ge 2 -r 0 \| failed: out of memory in round 2 \|", "^- ours over llm.c -ge 0 -r 0: 1.500")
-    assert_says(table(KNOWN + [{"run": "ours 8", "round": 2, "failed": "it was unwell"}]), r"^\| ours \| failed: it was unwell \|", no=[" over ", "nan"])
+    assert_says(table(KNOWN + [{"run": "ours 8", "round": 2, "failed": "it was unwell"}]), r"^\| ours \| failed: it was unwell \|",
+                no=[" over ", "nan"])
     assert_says(table(KNOWN[:4], "ours"), r"^\| ours ", no=["llm.c", "PyTorch", " over "])
     assert_says(table([peak | {"sheet": 0} for peak in PEAKS] + KNOWN[3:]), "not known by the data sheet",
                 r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| - \| 41.1 %")
@@ -66,7 +69,8 @@ def test_a_larger_model_has_its_own_flops_and_goal(table):
 
 
 # ---- bench_gpu.py, with small programs in place of large ones ----
-# A step goes on when nvidia-smi's stand-in has been read three times, so a table's memory does not depend on which of them is faster.
+# A step goes on when nvidia-smi's stand-in has been read three times, so a table's memory does not depend on which of them is
+# faster.
 STEPS = """sampled=$(dirname "$0")/../bin/nvidia-smi.sampled; until [ -e "$sampled" ]; do sleep 0.01; done; rm "$sampled"
         i=0; while i=$((i + 1)); do sleep 0.003; echo "step $i/1000000 | loss 10.9 | %s"; done"""
 STAND_INS = {
@@ -97,7 +101,8 @@ def bench(tmp_path):
 
     def run(options, **env):
         return command(run.line, options, env=run.env | env)
-    run.place, run.line = tmp_path, [*"python3 -m experiments bench_gpu --model d1 --seq-len 16 --steps 3 --out".split(), tmp_path / "out"]
+    run.place, run.line = tmp_path, [*"python3 -m experiments bench_gpu --model d1 --seq-len 16 --steps 3 --out".split(),
+                                     tmp_path / "out"]
     run.env = environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}", PYTHON=tmp_path / "bin/python", BUILD=tmp_path / "build")
     yield run
     assert not subprocess.run(["pgrep", "-f", f"{tmp_path}/"], capture_output=True).stdout, "a program is left running"
@@ -105,9 +110,12 @@ def bench(tmp_path):
 
 def test_programs_are_measured_in_turns_llmc_in_all_settings(bench):
     run = bench(f"--rounds 2 --batch 2,4 --llmc {bench.place}/llm.c")
-    assert_says(run.out, r"^\| B=2 \|", r"^\| B=4 \|", r"^\| ours \| [0-9]* \| .*\| 12.3 \| 31.5 \| 99 \| 1980 \|$", r"^\| ours, --recompute block \|",
-                r"^\| PyTorch, bf16, no master weights \| .* \| 20.2 \| 31.5 \| 99 \| 1980 \|$", r"^\| PyTorch, fp32 weights, autocast \|",
-                r"^\| llm.c -ge 2 -r 0 \| .* \| 8.0 \| 31.5 \| 99 \| 1980 \|$", "^- ours.* over llm.c -ge", "^- ours.* over PyTorch, fp32 weights, ",
+    assert_says(run.out, r"^\| B=2 \|", r"^\| B=4 \|", r"^\| ours \| [0-9]* \| .*\| 12.3 \| 31.5 \| 99 \| 1980 \|$",
+                r"^\| ours, --recompute block \|",
+                r"^\| PyTorch, bf16, no master weights \| .* \| 20.2 \| 31.5 \| 99 \| 1980 \|$",
+                r"^\| PyTorch, fp32 weights, autocast \|",
+                r"^\| llm.c -ge 2 -r 0 \| .* \| 8.0 \| 31.5 \| 99 \| 1980 \|$", "^- ours.* over llm.c -ge",
+                "^- ours.* over PyTorch, fp32 weights, ",
                 "^- llm.c with cuDNN: .* was built without", "^- FSDP on one rank: there is no")
     results = [json.loads(line) for line in (bench.place / "out/results.jsonl").read_text().splitlines()]
     # every setting in every round and for every batch, with 3 steps each; the 5 steps before them do not count
@@ -116,7 +124,8 @@ def test_programs_are_measured_in_turns_llmc_in_all_settings(bench):
     turns = [line.split(",")[0] for line in run.err.splitlines() if " ms" in line and "B=2" in line]
     assert len(turns) == 18 and turns[:9] == turns[9:], "rounds are not in turns"
     # llm.c gets a model in its format in bf16, and options that it knows
-    assert_says((bench.place / "llm.c/train_gpt2cu.asked").read_text(), "-b 4 -t 16 -x 1000000 -v 1000000 .*-ge 1 -r 0$", "^ *20240326 *5$")
+    assert_says((bench.place / "llm.c/train_gpt2cu.asked").read_text(), "-b 4 -t 16 -x 1000000 -v 1000000 .*-ge 1 -r 0$",
+                "^ *20240326 *5$")
 
 
 def test_a_peer_that_fails_or_hangs_is_named_and_left_out(bench):
@@ -131,14 +140,16 @@ def test_a_peer_that_fails_or_hangs_is_named_and_left_out(bench):
 def test_if_one_of_our_programs_fails_the_script_fails(bench):
     run = bench("--rounds 1 --batch 3", PYTHON="no-such-python")
     assert run.status == 1 and "  ours, B=3 failed: error: too many\n" in run.err, run
-    assert_says(run.out, r"^\| ours \| failed: error: too many \|", "^- llm.c: neither --llmc nor LLMC", "^- PyTorch: no-such-python has no torch",
+    assert_says(run.out, r"^\| ours \| failed: error: too many \|", "^- llm.c: neither --llmc nor LLMC",
+                "^- PyTorch: no-such-python has no torch",
                 no=[r"^\| llm.c", r"^\| PyTorch"])
 
 
 def test_programs_that_are_named_are_added_to_what_is_known(bench):
     bench(f"--rounds 1 --batch 2 --programs ours,llmc-ge0-r0 --llmc {bench.place}/llm.c")
     run = bench("--rounds 1 --batch 2,4 --add --programs ours-deterministic,ours-accumulate,torch-eager")
-    assert_says(run.out, r"^\| ours \| [0-9]", r"^\| llm.c -ge 0 -r 0 \| [0-9]", r"^\| ours, --deterministic \| [0-9]", r"^\| B=4 \|",
+    assert_says(run.out, r"^\| ours \| [0-9]", r"^\| llm.c -ge 0 -r 0 \| [0-9]", r"^\| ours, --deterministic \| [0-9]",
+                r"^\| B=4 \|",
                 r"^\| PyTorch, fp32 weights, autocast, not compiled \| [0-9]", no=[r"^\| llm.c -ge 2", r"^\| PyTorch, bf16"])
     times, = re.findall(r"^  ours-accumulate, B=4: (.*) ms$", run.err, re.M)
     rate, ms = re.findall(r"^\| ours, 32 micro-batches a step \| (\d+) \| ([\d.]+) \|", run.out, re.M)[1]
@@ -155,13 +166,16 @@ def test_stopped_early_it_leaves_a_table_of_what_was_measured(bench):
         p.terminate() # timeout passes the signal on to everything it started
         said = p.communicate()[0]
     assert p.returncode != 0 and said == (bench.place / "out/table.md").read_text()
-    assert_says(said, "rounds: 2, stopped in round 1, steps a round: 3$", r"^\| ours \| [0-9]", r"^\| PyTorch, fp32 weights, autocast \| [0-9]",
+    assert_says(said, "rounds: 2, stopped in round 1, steps a round: 3$", r"^\| ours \| [0-9]",
+                r"^\| PyTorch, fp32 weights, autocast \| [0-9]",
                 no=[r"^\| PyTorch, bf16"])
 
 
 def test_bad_input_is_refused(bench):
-    for options, says in {"--model gpt5": "there is no model 'gpt5'; there are gpt2", "--batch 8,x": "batch wants a whole number from 1 on, not 'x'",
-                          "--rounds 0": "rounds wants a whole number from 1 on, not '0'", "gpt2": "there is no option 'gpt2'"}.items():
+    for options, says in {"--model gpt5": "there is no model 'gpt5'; there are gpt2",
+                          "--batch 8,x": "batch wants a whole number from 1 on, not 'x'",
+                          "--rounds 0": "rounds wants a whole number from 1 on, not '0'",
+                          "gpt2": "there is no option 'gpt2'"}.items():
         assert_refused(bench(options), says)
     assert_refused(bench("", BUILD=bench.place / "none"), "there is no .*none/train_gpt2_single; make DEVICE=cuda")
 
@@ -198,7 +212,8 @@ def packing(tmp_path):
     executable(copy / "bin/make", f"""echo "asked: make $*" >>{copy}/asked
         for target; do case $target in build/*) mkdir -p $(dirname $target); cp {shutil.which('sleep')} $target ;; esac; done""")
     executable(copy / "bin/strip", 'while [ $# -gt 2 ]; do shift; done; case $1 in -*) ;; *) cp "$2" "$1" ;; esac')
-    env = {"PATH": f"{copy}/bin:{os.environ['PATH']}", "PYTHON": executable(tmp_path / "pip", PIP, sys.executable), "LLMC": tmp_path / "train_gpt2cu"}
+    env = {"PATH": f"{copy}/bin:{os.environ['PATH']}", "PYTHON": executable(tmp_path / "pip", PIP, sys.executable),
+           "LLMC": tmp_path / "train_gpt2cu"}
     return copy, env
 
 
@@ -208,23 +223,28 @@ def test_what_is_packed_is_used_with_the_llmc_that_was_built_before(packing, tmp
     """Programs are built for another machine, and stripped."""
     copy, env = packing
     shutil.copy(shutil.which("sleep"), tmp_path / "train_gpt2cu")
-    with open(tmp_path / "train_gpt2cu", "ab") as file: file.write(os.urandom(megabytes << 20)) # strip leaves what is behind the sections out
+    # strip leaves what is behind the sections out
+    with open(tmp_path / "train_gpt2cu", "ab") as file: file.write(os.urandom(megabytes << 20))
     packed = command("python3 -m dev.gpu --pack", tmp_path / "carry", env=env, cwd=copy)
     if megabytes > 64:
         assert_refused(packed, "are too many to travel: 64 at most")
         assert not (tmp_path / "carry/carry.tar.xz").exists()
         return
     assert packed.status == 0, packed
-    assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$", rf"^{tmp_path}/carry/carry.tar.xz: [\d.]+ MiB, and [\d.]+ of the project: 64 may travel$")
-    assert_says((copy / "asked").read_text(), "^asked: make .*PRECISION=fp16 .*ARCH=x86-64-v3 CAPABILITIES=90 .*build/cuda-fp16/train_gpt2_3d",
-                "^asked: make .*DEVICE=cpu PRECISION=bf16 BUILD=build/bf16 ", "^asked: make .*DEVICE=cpu PRECISION=fp32 BUILD=build ")
+    assert_says(packed.out, r"^ +\d+\.\d MiB  programs/build/cuda-bf16/train_gpt2_zero$",
+                rf"^{tmp_path}/carry/carry.tar.xz: [\d.]+ MiB, and [\d.]+ of the project: 64 may travel$")
+    assert_says((copy / "asked").read_text(),
+                "^asked: make .*PRECISION=fp16 .*ARCH=x86-64-v3 CAPABILITIES=90 .*build/cuda-fp16/train_gpt2_3d",
+                "^asked: make .*DEVICE=cpu PRECISION=bf16 BUILD=build/bf16 ",
+                "^asked: make .*DEVICE=cpu PRECISION=fp32 BUILD=build ")
     place = tmp_path / "there"
     place.mkdir()
     for _ in range(2): # a shell that uses it again has nothing to unpack
         used = succeeds("sh -c", [f'. {ROOT}/dev/carry.sh; echo "$LLMC|$LD_LIBRARY_PATH|$INPUTS"; command -v mpicc'], cwd=place,
                         env={"CARRY": tmp_path / "carry", "LLMC": ""})
         unpacked = tmp_path / "carry/unpacked"
-        assert_says(used.out, rf"^{unpacked}/train_gpt2cu\|{unpacked}/lib:{unpacked}/mpi/lib.*\|{place}/build/inputs$", rf"^{unpacked}/mpi/bin/mpicc$")
+        assert_says(used.out, rf"^{unpacked}/train_gpt2cu\|{unpacked}/lib:{unpacked}/mpi/lib.*\|{place}/build/inputs$",
+                    rf"^{unpacked}/mpi/bin/mpicc$")
     assert os.access(place / "build/cuda-bf16/train_gpt2_zero", os.X_OK) and os.access(place / "build/train_gpt2_zero", os.X_OK)
 
 
@@ -234,11 +254,14 @@ def test_without_a_gpu_nothing_is_built_for_one(packing):
     assert_refused(command("python3 -m dev.gpu", env=env, cwd=copy), "there is no GPU here: nvidia-smi shows none")
     executable(copy / "bin/nvidia-smi", "printf '9.0\\n7.5\\n'") # two cards: what the lesser one can do
     assert command("python3 -m dev.gpu", env=env, cwd=copy).status == 0
-    assert_says((copy / "asked").read_text(), "DEVICE=cuda PRECISION=fp16 BUILD=build/cuda-fp16 .*build/cuda-fp16/bench_layers", no=["bf16", "variants"])
+    assert_says((copy / "asked").read_text(), "DEVICE=cuda PRECISION=fp16 BUILD=build/cuda-fp16 .*build/cuda-fp16/bench_layers",
+                no=["bf16", "variants"])
 
 
 def test_on_a_gpu_speeds_are_measured_if_asked_for_and_what_has_not_begun_in_time_is_skipped():
-    def times(options): return command([sys.executable], "-m pytest -q -rs test/kernels/test_gpu_times.py --device cuda", options).out
+    def times(options):
+        return command([sys.executable], "-m pytest -q -rs test/kernels/test_gpu_times.py --device cuda", options).out
     assert_says(times("--collect-only"), r"^no tests collected \(\d+ deselected\)")
-    assert_says(times("--collect-only -m timed"), "test_the_start_of_a_program", "test_a_whole_step_is_timed_beside_the_peers.124M", no=["deselected"])
+    assert_says(times("--collect-only -m timed"), "test_the_start_of_a_program", "test_a_whole_step_is_timed_beside_the_peers.124M",
+                no=["deselected"])
     assert_says(times("-m timed -k start_of --minutes 0.00001"), "^SKIPPED .* 1e-05 minutes are over", "^1 skipped")

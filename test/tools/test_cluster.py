@@ -1,12 +1,14 @@
-"""dev/cluster: nodes on this machine that have only a network between them. Programs train on them as on one machine, started by ssh and by
-Slurm; what the kernel counts on a link is what a program says that it sends; a link that fails is named, and nothing is left behind."""
+"""dev/cluster: nodes on this machine that have only a network between them. Programs train on them as on one machine, started by
+ssh and by Slurm; what the kernel counts on a link is what a program says that it sends; a link that fails is named, and nothing is
+left behind."""
 import os, re, subprocess, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
 from suite import ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained
 
-SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 --lr 3e-3 "
+SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 "
+         "--lr 3e-3 "
          "--eval-every 0 --sample-every 0")
 MISSING = "gives .* no namespaces|setup.sh --with-cluster" # this machine cannot have a cluster
 
@@ -15,7 +17,8 @@ class Cluster:
     """Nodes of their own for one test: sh("on 0 hostname"), run("ddp", options)."""
 
     def __init__(self, folder):
-        self.folder, self.env = folder / "cluster", {"CLUSTER": folder / "cluster", "OMP_NUM_THREADS": 1, "SHARD_LEAVE_SECONDS": 0.5}
+        self.folder, self.env = folder / "cluster", {"CLUSTER": folder / "cluster", "OMP_NUM_THREADS": 1,
+                                                     "SHARD_LEAVE_SECONDS": 0.5}
 
     def sh(self, *words, start=succeeds, **settings):
         return start("sh dev/cluster/cluster.sh", *words, env=self.env, **settings)
@@ -27,7 +30,8 @@ class Cluster:
         return self
 
     def run(self, name, *options, out=None, start=succeeds, through=[], **settings):
-        run = start("dev/cluster/run", through, program(f"train_gpt2_{name}"), SMALL, *options, *(["--out", out] if out else []), env=self.env,
+        run = start("dev/cluster/run", through, program(f"train_gpt2_{name}"), SMALL, *options, *(["--out", out] if out else []),
+                    env=self.env,
                     **settings)
         return Run(run.command, run.status, run.out, run.err, out)
 
@@ -134,7 +138,8 @@ def test_killed_a_cluster_leaves_nothing(cluster):
 
 
 # ---- what crosses ----
-@pytest.mark.parametrize("name, options", [("ddp", "--allreduce ring"), rest("zero", "--zero-stage 3"), rest("fsdp", "--reduce-dtype fp32")])
+@pytest.mark.parametrize("name, options", [("ddp", "--allreduce ring"), rest("zero", "--zero-stage 3"),
+                                           rest("fsdp", "--reduce-dtype fp32")])
 def test_the_kernel_counts_on_a_link_what_a_program_says_that_it_sends(cluster, name, options, tmp_path):
     """Twice as many steps send twice as much: what a start sends is not counted. Headers and acknowledgements take up to 3 %."""
     cluster.up(4, 1, "unlimited")
@@ -159,12 +164,14 @@ def test_srun_starts_ranks_on_nodes_that_train_as_on_one_machine(cluster, tmp_pa
 @pytest.mark.rest
 def test_a_job_that_is_told_to_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
     """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over."""
-    options = (f"{SMALL} --tokenizer bytes --recompute none --sharding hybrid --shard-group 1 --total-batch-size 128 --checkpoint full --steps 300 "
+    options = (f"{SMALL} --tokenizer bytes --recompute none --sharding hybrid --shard-group 1 --total-batch-size 128 --checkpoint "
+               "full --steps 300 "
                "--deterministic")
     out, log = tmp_path / "out", tmp_path / "log"
     cluster.up(4, 1, "1gbit").slurm()
     cluster.env |= {"OUT": out, "PROGRAM": program("train_gpt2_fsdp")}
-    cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log, "dev/launch/slurm.sh", options,
+    cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log, "dev/launch/slurm.sh",
+               options,
                "--save-every 20")
     wait_for(lambda: [*out.glob("step_*")])
     cluster.sh("on 0 scancel --batch --signal=USR1 1")
@@ -180,15 +187,16 @@ LONG_RUN = "--deterministic --steps 40 --save-every 5"
 
 
 def interrupted(cluster, name, out, links):
-    """A LONG_RUN whose links change so when it has saved twice; it has 3 s for each wait. Returns it, what each rank said, and the seconds
-    until it ended. A rank that is cut off says it to a file."""
+    """A LONG_RUN whose links change so when it has saved twice; it has 3 s for each wait. Returns it, what each rank said, and the
+    seconds until it ended. A rank that is cut off says it to a file."""
     def fail():
         wait_for(lambda: len([*out.glob("step_*")]) > 1)
         cluster.sh(f"link {links}")
         return time.time()
     with ThreadPoolExecutor() as beside:
         failed = beside.submit(fail)
-        run = cluster.run(name, LONG_RUN, "--comm-timeout 3", out=out, through=["sh", "-c", f'"$0" "$@" 2>{out}.$OMPI_COMM_WORLD_RANK'],
+        run = cluster.run(name, LONG_RUN, "--comm-timeout 3", out=out,
+                          through=["sh", "-c", f'"$0" "$@" 2>{out}.$OMPI_COMM_WORLD_RANK'],
                           start=command, timeout=60)
         return run, [Path(f"{out}.{rank}").read_text() for rank in range(4)], time.time() - failed.result()
 
@@ -206,7 +214,8 @@ def test_ranks_that_the_network_loses_are_named_and_the_run_resumes_to_the_bit(c
         run, said, seconds = interrupted(cluster, name, out, links)
         assert run.status not in (0, "no end") and seconds < 20, run
         for rank in range(4):
-            assert_says(said[rank], f"^rank {rank}: error: .*{'rank 0 on node0 has' if rank in gone else says} been silent for .*--resume")
+            assert_says(said[rank],
+                        f"^rank {rank}: error: .*{'rank 0 on node0 has' if rank in gone else says} been silent for .*--resume")
         assert len([*out.glob("ops_rank_*.txt")]) == 4
         saved = run.checkpoint().name
         cluster.sh("link all up,part=0")

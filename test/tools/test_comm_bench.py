@@ -71,11 +71,13 @@ def assert_table_is_right(run, ranks, kind):
                 assert (row[at:at + 4] == ["N/A"] * 4) == (place not in places), row
                 if place not in places: continue
                 time, algbw, busbw = (float(x) for x in row[at:at + 3])
-                assert time > 0 and row[at + 3] == "0" and abs(algbw - int(row[0]) / time / 1000) <= (0.006 + 0.006 / time) * algbw, row
+                assert time > 0 and row[at + 3] == "0" and abs(algbw - int(row[0]) / time / 1000) <= (0.006
+                                                                                                      + 0.006 / time) * algbw, row
                 assert abs(busbw - algbw * factor(ranks)) <= 0.011 * algbw, row
                 assert all(len(x.split("e")[0].replace(".", "").lstrip("0")) >= 3 for x in row[at + 1:at + 3] if float(x)), row
                 bandwidths.append(busbw)
-        assert abs(float(re.search(r"^# Avg bus bandwidth *: *([\d.]+)", text, re.M)[1]) - np.mean(bandwidths)) <= 0.0011 + 0.006 * np.mean(bandwidths), text
+        assert abs(float(re.search(r"^# Avg bus bandwidth *: *([\d.]+)", text,
+                                   re.M)[1]) - np.mean(bandwidths)) <= 0.0011 + 0.006 * np.mean(bandwidths), text
 
 
 @pytest.mark.parametrize("ranks, kind", [(3, "fp32"), *(rest(n, kind) for n, kind in enumerate(BYTES, 1))])
@@ -84,11 +86,13 @@ def test_the_columns_of_the_table_agree(ranks, kind):
 
 
 def test_sizes_may_be_k_and_m_and_without_checks_it_says_so():
-    for options, sizes in ("-b 2K -e 1M -f 16", [2048, 32768, 524288]), ("--minbytes=1k -e 6k --stepbytes=2048", [1024, 3072, 5120]):
+    for options, sizes in ("-b 2K -e 1M -f 16", [2048, 32768, 524288]), ("--minbytes=1k -e 6k --stepbytes=2048",
+                                                                         [1024, 3072, 5120]):
         (rows, _), = tables(bench(options, "-n 1 -w 0", ranks=None)).values()
         assert [int(row[0]) for row in rows] == sizes
     run = bench("-o broadcast -r 1 -b 64 -e 64 -c 0", ranks=2)
-    assert [tables(run)["broadcast"][0][0][i] for i in (1, 4, 8, 12)] == ["16", "1", "N/A", "N/A"] and "values : not checked\n" in run.out
+    assert [tables(run)["broadcast"][0][0][i] for i in (1, 4, 8, 12)] == ["16", "1", "N/A",
+                                                                          "N/A"] and "values : not checked\n" in run.out
 
 
 @pytest.mark.parametrize("options, out_of_place, in_place", [
@@ -117,25 +121,31 @@ def test_json_has_the_latency_and_bandwidth_that_fit_the_table_best(tmp_path):
         alpha, beta, busbw = (links["collectives"][name][x] for x in ("alpha", "beta", "busbw"))
         assert len(rows) == 9 and alpha >= 0 and beta > 0 and abs(busbw * beta / COLLECTIVES[name][3](3) - 1) < 1e-4, text
         assert 1 / beta <= 1.01 * max(size / time), "a bandwidth that was not measured: " + text
-        others = (alpha, beta), (alpha + max(0.03 * alpha, 1e-8), beta), (0.97 * alpha, beta), (alpha, 1.03 * beta), (alpha, 0.97 * beta)
+        others = (alpha, beta), (alpha + max(0.03 * alpha, 1e-8), beta), (0.97 * alpha, beta), (alpha, 1.03 * beta), (alpha,
+                                                                                                                      0.97 * beta)
         others = [(a, b) for a, b in others if 1 / b <= max(size / time) or b == beta]
         misses = [(((a + b * size) / time - 1) ** 2).sum() for a, b in others]
         assert misses[0] <= min(misses) + 1e-9, text
-        said = [float(x) for x in re.search(rf"times {place}.* place: latency ([\d.]+) us, bus bandwidth ([\d.]+) GB", text).groups()]
+        said = [float(x) for x in re.search(rf"times {place}.* place: latency ([\d.]+) us, bus bandwidth ([\d.]+) GB",
+                                            text).groups()]
         assert abs(said[0] - 1e6 * alpha) < 0.02 and abs(said[1] - 1e-9 * busbw) < 0.002, text
 
 
 @pytest.mark.parametrize("options, ranks, pattern", [
-    ("-b 1T", None, "--minbytes wants a size like 512, 64K, 8M or 1G, not '1T'"), ("--maxbytes 8MB", None, "--maxbytes wants .* not '8MB'"),
-    ("--stepbytes=-1", None, "--stepbytes wants .* not '-1'"), ("-e 99999999999G", None, "must be between 1 and 1024G, not 99999999999G"),
+    ("-b 1T", None, "--minbytes wants a size like 512, 64K, 8M or 1G, not '1T'"),
+    ("--maxbytes 8MB", None, "--maxbytes wants .* not '8MB'"),
+    ("--stepbytes=-1", None, "--stepbytes wants .* not '-1'"),
+    ("-e 99999999999G", None, "must be between 1 and 1024G, not 99999999999G"),
     ("-b 64 -e 8", None, "--minbytes 64 is more than --maxbytes 8"), ("-i 8 -f 2", None, "leave one of them out"),
     ("-o sum", None, r"--op must be one of .* not 'sum'"), ("-d int8", None, "--datatype must be one of fp32.* not 'int8'"),
     ("-o reduce-scatter -d byte", None, "--op reduce-scatter: bytes are not added"),
     ("-o broadcast --offload", None, "parts cannot be in host memory"),
     ("--groups 3", 2, "--groups 3: there are only 2 ranks"),
     ("--groups 2 -r 1", 3, "--root 1: there is no such rank, the last one is 0"),
-    ("-r 1", None, "--root 1: there is no such rank, the last one is 0"), ("-n 0", None, "--iters must be between 1 and 1000, not 0"),
-    ("--json none.json", None, "a single rank has no link"), ("--json /nowhere/x.json", 2, "--json /nowhere/x.json: cannot be opened for"),
+    ("-r 1", None, "--root 1: there is no such rank, the last one is 0"),
+    ("-n 0", None, "--iters must be between 1 and 1000, not 0"),
+    ("--json none.json", None, "a single rank has no link"),
+    ("--json /nowhere/x.json", 2, "--json /nowhere/x.json: cannot be opened for"),
     ("-d all --json x", 2, "--json wants one --datatype"), ("-r -1 --json x", 2, "--json wants one --datatype and one --root"),
     ("-b 64 -e 64 -n 1 --json /dev/null", 2, "do not tell all-reduce's latency from its bandwidth: try a larger --maxbytes"),
     ("-b 8 -e 64 --comm-timeout 10 --fault 2:2:hang", 3, "rank 2 has not reached.*step 2")])

@@ -1,5 +1,5 @@
-"""hf_import, hf_export and llmc_import as programs, without Hugging Face's libraries (test/interop has those): what they refuse, and that the
-command that an import ends with is one that works. A vocabulary may be smaller than that of any tokenizer."""
+"""hf_import, hf_export and llmc_import as programs, without Hugging Face's libraries (test/interop has those): what they refuse,
+and that the command that an import ends with is one that works. A vocabulary may be smaller than that of any tokenizer."""
 import json, math, os, re, shutil
 import numpy as np
 import pytest
@@ -85,7 +85,8 @@ def vocabulary(tmp_path):
 
 def export_of_a_run(tmp_path, tokenizer):
     """A checkpoint of a run with this tokenizer."""
-    succeeds([program("train_gpt2_single"), "--data", tmp_path / "text", "--tokenizer", tokenizer, "--out", tmp_path / "out"], SMALL,
+    succeeds([program("train_gpt2_single"), "--data", tmp_path / "text", "--tokenizer", tokenizer, "--out", tmp_path / "out"],
+             SMALL,
              "--steps 1 --val-data= --sample-every 0")
     return tmp_path / "out/step_00000001"
 
@@ -96,7 +97,8 @@ def test_an_export_has_the_tokenizer_of_its_run_and_begins_texts_as_the_run_does
     for file in "vocab.json", "merges.txt": assert (tmp_path / "hf" / file).read_bytes() == (vocabulary / file).read_bytes()
     settings = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
     assert settings["add_bos_token"] is True and settings["bos_token"] == "<|endoftext|>"
-    assert json.loads((tmp_path / "hf/config.json").read_text())["bos_token_id"] == json.loads((tmp_path / "hf/vocab.json").read_text())["<|endoftext|>"] > 256
+    config, numbers = (json.loads((tmp_path / f"hf/{name}.json").read_text()) for name in ("config", "vocab"))
+    assert config["bos_token_id"] == numbers["<|endoftext|>"] > 256
     assert "no tokenizer" in run("hf_export", checkpoint, tmp_path / "without", "--tokenizer=")
     assert not (tmp_path / "without/vocab.json").exists()
     vocabulary.rename(tmp_path / "elsewhere")
@@ -109,10 +111,12 @@ def test_an_export_has_no_tokenizer_of_its_run_that_does_not_fit_or_has_no_merge
     """Token files of llm.c do not name their tokenizer, and the default one, of bytes, is not that of 300 tokens."""
     def exported(vocabulary, *options):
         data = token_file(vocabulary)
-        run = trained("single", f"--data {data} --val-data= --vocab-size {vocabulary}", SMALL, "--steps 1 --sample-every 0", *options)
+        run = trained("single", f"--data {data} --val-data= --vocab-size {vocabulary}", SMALL, "--steps 1 --sample-every 0",
+                      *options)
         return run.checkpoint(), tmp_path / f"hf{vocabulary}"
     checkpoint, hf = exported(300)
-    assert "with no tokenizer: that of the run, bytes, has 257 tokens, the model 300; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
+    assert "with no tokenizer: that of the run, bytes, has 257 tokens, the model 300; --tokenizer adds one\n" in run("hf_export",
+                                                                                                                     checkpoint, hf)
     assert not (hf / "vocab.json").exists() and json.loads((hf / "config.json").read_text())["bos_token_id"] == 299
     run("hf_export", checkpoint, tmp_path / "given", "--tokenizer bytes")  # who names it wants it
     assert (tmp_path / "given/vocab.json").exists()
@@ -123,7 +127,8 @@ def test_an_export_has_no_tokenizer_of_its_run_that_does_not_fit_or_has_no_merge
         assert f"with no tokenizer: that of the run, {tmp_path / name}, has no merges to export; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
         assert not (hf / "vocab.json").exists()
         shutil.rmtree(hf)
-        assert_refused(command([program("hf_export"), checkpoint, tmp_path / "none", "--tokenizer", tmp_path / name]), "has no merges to export; give the vocab.json")
+        assert_refused(command([program("hf_export"), checkpoint, tmp_path / "none", "--tokenizer", tmp_path / name]),
+                       "has no merges to export; give the vocab.json")
 
 
 def test_an_export_of_a_run_on_bytes_has_their_tokenizer_and_one_without_a_run_says_that_it_has_none(vocabulary, tmp_path):
@@ -190,8 +195,10 @@ def test_a_run_refuses_weights_that_would_be_infinite(name, ranks, precision, va
 
 
 @pytest.mark.parametrize("member, patterns", [
-    ({"layer_norm_epsilon": 1.00001e-5}, ["is 1.00001e-05; only 1e-05"]), ({"layer_norm_epsilon": 9.999999747378752e-06}, None),  # 1e-5 in fp32
-    ({"quantization_config": {"load_in_8bit": True}}, ["quantization_config", "dequantize"]), ({"quantization_config": None}, None)],
+    # 1e-5 in fp32
+    ({"layer_norm_epsilon": 1.00001e-5}, ["is 1.00001e-05; only 1e-05"]), ({"layer_norm_epsilon": 9.999999747378752e-06}, None),
+    ({"quantization_config": {"load_in_8bit": True}}, ["quantization_config", "dequantize"]),
+    ({"quantization_config": None}, None)],
     ids=["epsilon_in_the_sixth_digit", "epsilon_in_fp32", "quantised", "not_quantised"])
 def test_members_of_config_json(hf, tmp_path, member, patterns):
     (hf / "config.json").write_text(json.dumps(json.loads((hf / "config.json").read_text()) | member))
@@ -200,7 +207,8 @@ def test_members_of_config_json(hf, tmp_path, member, patterns):
 
 
 @pytest.mark.parametrize("make, kind", [(os.mkfifo, "pipe"), (os.mkdir, "folder")], ids=["pipe", "folder"])
-@pytest.mark.parametrize("tool, file", [("hf_import", "config.json"), ("hf_import", "model.safetensors"), ("hf_export", "state.json"),
+@pytest.mark.parametrize("tool, file", [("hf_import", "config.json"), ("hf_import", "model.safetensors"),
+                                        ("hf_export", "state.json"),
                                         ("hf_export", "model.safetensors"), ("hf_export", "vocab.json"), ("llmc_import", "")])
 def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, tool, file, make, kind):
     source = tmp_path / "source"

@@ -1,4 +1,5 @@
-"""The demo on a tiny model, how scripts start ranks, the tables of what programs keep and send, and plots: what is drawn is what the metrics say."""
+"""The demo on a tiny model, how scripts start ranks, the tables of what programs keep and send, and plots: what is drawn is what
+the metrics say."""
 import os, re, shutil
 import pytest
 from suite import ROOT, assert_refused, assert_says, command, executable, launcher, program, succeeds
@@ -18,7 +19,9 @@ def done(*arguments, **settings):
 # ---- the demo ----
 def test_the_demo_trains_samples_saves_and_says_what_each_program_keeps_and_how_to_go_on(tmp_path):
     for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
-    run = done("dev/demo.sh", SMALL, "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8 --check-every 2 --no-deterministic",
+    run = done("dev/demo.sh", SMALL,
+               "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8 --check-every 2 "
+               "--no-deterministic",
                ["--prompt", "It's 'so'"], env={"BUILD": tmp_path})
     assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of",
                 f"^checkpoint: {tmp_path}/demo/step_00000004$", "^validation loss: .* at the end$")
@@ -38,12 +41,14 @@ def test_a_slow_machine_trains_fewer_steps_and_says_so(tmp_path):
     run = done("dev/demo.sh", SMALL, "--batch-size 4 --eval-steps 1 --sample-tokens 8", env={"BUILD": tmp_path, "MINUTES": 0})
     assert_says(run.out, "^a step takes 0[.]. s here, so the demo trains 10 steps, not 400; DEMO='--steps 400' trains them all$",
                 "^step +10/10 ", f"^checkpoint: {tmp_path}/demo/step_00000010$", "--steps 20$")
-    for minutes in "x", "1.5": assert_refused(script("dev/demo.sh", env={"BUILD": tmp_path, "MINUTES": minutes}), f"MINUTES .* not '{minutes}'")
+    for minutes in "x", "1.5":
+        assert_refused(script("dev/demo.sh", env={"BUILD": tmp_path, "MINUTES": minutes}), f"MINUTES .* not '{minutes}'")
 
 
 # ---- how ranks are started ----
 @pytest.mark.parametrize("ranks, user, version, decides", [
-    (4, 0, "mpirun (Open MPI) 4.1.4", "mpirun --allow-run-as-root --oversubscribe --bind-to none; you are root; there are more ranks than the 2 cores"),
+    (4, 0, "mpirun (Open MPI) 4.1.4",
+     "mpirun --allow-run-as-root --oversubscribe --bind-to none; you are root; there are more ranks than the 2 cores"),
     (4, 1000, "mpirun (Open MPI) 5.0.11", "mpirun --oversubscribe --bind-to none; there are more ranks than the 2 cores"),
     (2, 1000, "mpirun (Open MPI) 5.0.11", "mpirun --oversubscribe --bind-to none; "),
     (4, 0, "HYDRA build details: Version: 4.0", "mpirun; ")], ids=["root", "user", "cores_enough", "another_mpi"])
@@ -56,7 +61,8 @@ def test_mpiruns_options_are_those_that_this_user_and_these_cores_need(tmp_path,
 
 def test_a_script_says_how_it_starts_ranks():
     how = " ".join(launcher())
-    assert f"ranks are started by: {how} -np 1  (MPIRUN says so)\n" in done("experiments zero_memory", "--ranks 1", SMALL, env={"MPIRUN": how}).err
+    assert f"ranks are started by: {how} -np 1  (MPIRUN says so)\n" in done("experiments zero_memory", "--ranks 1", SMALL,
+                                                                            env={"MPIRUN": how}).err
 
 
 @pytest.mark.parametrize("says, more, patterns", [
@@ -80,7 +86,8 @@ def test_any_programs_can_be_put_beside_ddp_and_keep_and_send_what_the_formulas_
                "--ranks 2 --layers 4 --channels 64 --heads 4 --seq-len 16 --batch-size 2 --total-batch-size 192")
     sent = re.findall(r"^ +2 (?:ddp|zero [13]) .* 3 +([\d.]+) +([\d.]+)$", run.out, re.M) # in 3 micro-batches
     assert len(sent) == 3 and all(0.999 <= float(x) / float(formula) <= 1.02 for x, formula in sent), run
-    assert_says(run.out, "^ +2 zero 1 .* 75.0 %  75.0 % ", "^ +2 3d .* 75.0 %  75.0 % ", "^ +2 cp .* 100.0 % 100.0 % .* -$", r"^ +2 fsdp .* 50.\d %  50.0 % ",
+    assert_says(run.out, "^ +2 zero 1 .* 75.0 %  75.0 % ", "^ +2 3d .* 75.0 %  75.0 % ", "^ +2 cp .* 100.0 % 100.0 % .* -$",
+                r"^ +2 fsdp .* 50.\d %  50.0 % ",
                 *(rf"^ +2 {name} .* [5-9][\d.]+ %  50.0 % .* -$" for name in ("tp", "pp")))
     svg = (tmp_path / "programs.svg").read_text()
     assert len(re.findall('fill="#(?!cccccc)[0-9a-f]*"', svg)) == 5 + 8 * 5  # a legend, and five kinds of eight programs
@@ -93,8 +100,8 @@ needs_gnuplot = pytest.mark.skipif(not shutil.which("gnuplot"), reason="there is
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs with known losses: a null, a torn last line, spaces, and the run's own line with numbers that are not losses. And a gnuplot that
-    keeps the numbers it was given, then draws."""
+    """Two runs with known losses: a null, a torn last line, spaces, and the run's own line with numbers that are not losses. And a
+    gnuplot that keeps the numbers it was given, then draws."""
     for name in "first", "second_run", "bin", "seen": (tmp_path / name).mkdir()
     (tmp_path / "first/metrics.jsonl").write_text("""{"run":{"options":{"step":77,"loss":99},"step":78,"loss":98}}
 {"step":0,"val_loss":5.5}
@@ -124,6 +131,7 @@ def test_losses_are_plotted_as_they_are_each_run_by_its_folders_name(runs):
 @needs_gnuplot
 @pytest.mark.parametrize("options, pattern", [
     ("@/no_such.jsonl", "no_such.jsonl cannot be read"), ("README.md", "README.md has no losses"),
-    ("@/first/metrics.jsonl /no/such/folder/a.png", "/no/such/folder/a.png was not made"), ("@/a.png", "no metrics.jsonl was given")])
+    ("@/first/metrics.jsonl /no/such/folder/a.png", "/no/such/folder/a.png was not made"),
+    ("@/a.png", "no metrics.jsonl was given")])
 def test_what_cannot_be_plotted_is_named(runs, options, pattern):
     assert_refused(script("dev.plot", options.replace("@", str(runs))), pattern)

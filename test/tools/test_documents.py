@@ -27,7 +27,8 @@ def anchors(document):
 def links(document):
     """(line's number, link) of a document's links within this repository."""
     for number, line in text_lines(document):
-        if not re.search(r"\[[^\]]*`[^\]]*\]\(", line): line = re.sub(r"`[^`]*`", "", line)  # code is no link, but a link's text may be code
+        # code is no link, but a link's text may be code
+        if not re.search(r"\[[^\]]*`[^\]]*\]\(", line): line = re.sub(r"`[^`]*`", "", line)
         for link in re.findall(r"\]\(([^)\s]+)\)", line):
             if not re.match("https?:|mailto:", link): yield number, link
 
@@ -82,7 +83,8 @@ A and b take 3.75 ms, 60 % for b. It is 1.50 in section 2.5. Others found 40 GB 
     ("", "", None), ("b 2.25\n\n", "b 2.26\n\n", "gives other numbers: b 2.26"), ("for b", "or 61 %", "61 % has no origin"),
     ("60 = ", "60 = 2 * ", "60 is quoted, but .* is 120"), ("1.50 + 2.25", "1.50 + 2.26", "2.26 stands in no block"),
     ("3.75 = 1.50 + 2.25;", "", "3.75 ms has no origin"), ("3.75 ms", "4.75 ms", "3.75 is not in this section"),
-    ("60 = 100 * 2.25 / 3.75", "60: doc/glossary.md", "doc/glossary.md does not say 60"), ("(table 3)", "(the table)", "40 GB has no origin"),
+    ("60 = 100 * 2.25 / 3.75", "60: doc/glossary.md", "doc/glossary.md does not say 60"),
+    ("(table 3)", "(the table)", "40 GB has no origin"),
     ("60 = 100 * 2.25 / 3.75", "60", "no = and no colon")])
 def test_a_number_without_an_origin_or_with_a_wrong_one_is_found(old, new, says, tmp_path):
     document = tmp_path / "page.md"

@@ -1,5 +1,5 @@
-"""The download scripts with local files in place of their servers: downloads are checked, interrupted ones continue, and a missing file is an
-error that leaves no file behind."""
+"""The download scripts with local files in place of their servers: downloads are checked, interrupted ones continue, and a missing
+file is an error that leaves no file behind."""
 import shutil
 import pytest
 from suite import ROOT, assert_refused, command, program
@@ -35,7 +35,8 @@ def test_shards_arrive_once_and_an_interrupted_download_goes_on(server, tmp_path
     begun, whole = tmp_path / "out" / NAMES[0], server / NAMES[0]
     begun.unlink()
     begun.with_suffix(".bin.part").write_bytes(whole.read_bytes()[:3000])
-    assert download(server, "fineweb", "1 out").status == 0 and begun.read_bytes() == whole.read_bytes() and names(tmp_path / "out") == NAMES
+    assert download(server, "fineweb",
+                    "1 out").status == 0 and begun.read_bytes() == whole.read_bytes() and names(tmp_path / "out") == NAMES
 
 
 @pytest.mark.parametrize("broken, patterns", [
@@ -50,10 +51,12 @@ def test_a_shard_that_is_not_whole_is_refused(server, tmp_path, broken, patterns
 
 
 @pytest.mark.parametrize("script, options, patterns, text", [
-    ("fineweb", "many", ["from 1 to 1001"], b""), ("fineweb", "1002", ["from 1 to 1001"], b""), ("gpt2", "gpt3", ["must be gpt2, gpt2-medium"], b""),
+    ("fineweb", "many", ["from 1 to 1001"], b""), ("fineweb", "1002", ["from 1 to 1001"], b""),
+    ("gpt2", "gpt3", ["must be gpt2, gpt2-medium"], b""),
     ("gpt2", "gpt2 out", ["vocab.json is not what it should be", "9 bytes"], b'{"!": 0}\n'),
     ("tinyshakespeare", "bytes out", ["input.txt is not what it should be", "1115394"], b"First Citizen:\n"),
-    ("tinyshakespeare", "bytes out", ["its SHA-256 is"], bytes(1115394))], ids=["no_number", "too_many", "gpt3", "gpt2", "size", "sha_256"])
+    ("tinyshakespeare", "bytes out", ["its SHA-256 is"], bytes(1115394))],
+    ids=["no_number", "too_many", "gpt3", "gpt2", "size", "sha_256"])
 def test_files_must_have_their_sizes_and_checksums_and_options_a_meaning(server, tmp_path, script, options, patterns, text):
     for name in "vocab.json", "input.txt": (server / name).write_bytes(text)
     assert_refused(download(server, script, options), *patterns)

@@ -1,5 +1,5 @@
-"""What measures: the benchmarks and tables of dev/, and experiments/. Each runs to its end in its quick form and makes its page, and computes
-from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
+"""What measures: the benchmarks and tables of dev/, and experiments/. Each runs to its end in its quick form and makes its page,
+and computes from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
 import json, os, re, shutil, subprocess, sys, time
 import pytest
 from dev.lib import Others, Results, Timed, share_of_others
@@ -49,15 +49,19 @@ def bench_table(folder, *rows):
 
 def test_the_benchmarks_table_has_medians_rates_and_ratios_and_judges_goals(tmp_path):
     table = bench_table(
-        tmp_path, "peak sgemm 400", "peak bf16 800", "peak copy 40", "ours-fp32 64 ms 700 500", "ours-fp32 64 ms 400", "ours-fp32 64 rss 2e9",
+        tmp_path, "peak sgemm 400", "peak bf16 800", "peak copy 40", "ours-fp32 64 ms 700 500", "ours-fp32 64 ms 400",
+        "ours-fp32 64 rss 2e9",
         "ours-fp32 64 predicted 1.99e9", "torch-fp32 64 ms 1000", "llmc-fp32 64 ms 1500", "ours-bf16 64 ms 250",
         "ours-fp32 1024 ms 10000", "ours-fp32 1024 rss 4e9", "torch-fp32 1024 ms 20000", "torch-fp32 1024 rss 1e10",
-        "ddp-naive exposed 900 40 300", "ddp-bucketed exposed 16", "fsdp-none exposed 9 30 31", "fsdp-backward-post exposed 20", "fsdp-backward-pre exposed 25")
+        "ddp-naive exposed 900 40 300", "ddp-bucketed exposed 16", "fsdp-none exposed 9 30 31", "fsdp-backward-post exposed 20",
+        "fsdp-backward-pre exposed 25")
     # 191.14 GFLOP in the median step of 500 ms: 382 GFLOP/s of 400
     assert_says(table, "ours, fp32 *500 *512 *382 *96 % *2.00 *1.99", "faster than PyTorch.* 2.00 times *goal 1.5: reached",
                 "faster than llm.c.* 3.00 times *goal 3.5: MISSED", "of the fp32 matrix product.* 95.57 % *goal 82: reached",
-                "bf16 faster.* 2.00 times", "FLOP/s at T=1024 .* 0.86 times *goal 1: MISSED", "less memory .* 2.50 times *goal 1: reached",
-                "naive over bucketed .* 2.50 times *goal 1: reached", "FSDP without prefetch over -pre .* 1.20 times *goal 1: reached",
+                "bf16 faster.* 2.00 times", "FLOP/s at T=1024 .* 0.86 times *goal 1: MISSED",
+                "less memory .* 2.50 times *goal 1: reached",
+                "naive over bucketed .* 2.50 times *goal 1: reached",
+                "FSDP without prefetch over -pre .* 1.20 times *goal 1: reached",
                 "FSDP without prefetch over post .* 1.50 times$")
 
 
@@ -76,21 +80,25 @@ for i in range(1000): time.sleep(0.02 if options["--seq-len"] == "64" else 0.3);
     settings = {"BUILD": tmp_path, "PYTHON": "false", "BENCH_STEPS": 2}
     short = succeeds("python3 -m experiments bench --into", tmp_path / "stored", env=settings | {"BENCH_SECONDS": 0})
     assert_says(short.err, "^T=64 *ours, fp32")
-    assert_says(short.out, "finished rounds: 1,", "^  ours, fp32 ", "ours-fp32 at T=1024: it would take about .* BENCH_SECONDS is 0")
-    with subprocess.Popen(["python3", "-m", "experiments", "bench"], env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
+    assert_says(short.out, "finished rounds: 1,", "^  ours, fp32 ",
+                "ours-fp32 at T=1024: it would take about .* BENCH_SECONDS is 0")
+    with subprocess.Popen(["python3", "-m", "experiments", "bench"],
+                          env=environment(**settings, BENCH_ROUNDS=500, BENCH_SECONDS=900), text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
         while not re.match("T=64 *ours, fp32", bench.stderr.readline()): assert bench.poll() is None
         bench.terminate()
         out, err = bench.communicate(timeout=120)
     assert bench.returncode == 1 and "interrupted" in err
     assert_says(out, "^  ours, fp32 ", "finished rounds: 0,")
-    assert succeeds("python3 -m experiments bench --from", tmp_path / "stored").out == short.out  # the table is made from what is stored
+    # the table is made from what is stored
+    assert succeeds("python3 -m experiments bench --from", tmp_path / "stored").out == short.out
 
 
 # ---- tables of runs ----
 @pytest.mark.rest
 def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
-    out = succeeds("python3 -m experiments compress_link --model d2 --seq-len 64 --batch-size 8 --steps 4 --methods", ["none int8"]).out
+    out = succeeds("python3 -m experiments compress_link --model d2 --seq-len 64 --batch-size 8 --steps 4 --methods",
+                   ["none int8"]).out
     assert_says(out, "EMULATED LINK on which ddp.s communication takes 0.8 of its computing")
     rows = {cells[0]: [0] + [float(cell.rstrip("%")) for cell in cells[1:]] for cells in map(str.split, out.splitlines())
             if cells and cells[0] in ("ddp", "none", "int8") and re.match(r"\w+ +[\d.]+%", " ".join(cells))}
@@ -99,7 +107,8 @@ def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
     assert rows["ddp"][2] == 10 and rows["ddp"][9] == 1
 
 
-# none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; powersgd computes for
+# none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; powersgd computes
+# for
 # 10 ms and sends 125 kB, 10 ms. The loss falls by 0.01 a step, int8's by 0.008 with seed 1, and by 0.012 with seed 2.
 COMPRESS = """
 if not first: sys.exit()
@@ -129,20 +138,25 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
 
     def table(*options, breaks="", count=None):
         runs.write_text("")
-        run = command("python3 -m experiments compress_table --sizes 1x16 --steps 100 --rounds 1 --time-steps 5", ["--seeds", "1 2"],
+        run = command("python3 -m experiments compress_table --sizes 1x16 --steps 100 --rounds 1 --time-steps 5",
+                      ["--seeds", "1 2"],
                       ["--variants", "none int8 powersgd@20"], ["--rates", "0.1 100"], *options,
                       env={"BUILD": tmp_path / "build", "RUNS": runs, "BREAKS": breaks})
         if count is None: assert run.status != 0, run
         else: assert run.status == 0 and len(runs.read_text().splitlines()) == count, run
         return run.said if count is None else run.out
 
-    assert "| loss, 16 channels | more than none |" in table("--only losses --into", losses, count=6)  # each variant with both seeds
+    # each variant with both seeds
+    assert "| loss, 16 channels | more than none |" in table("--only losses --into", losses, count=6)
     table("--only times --into", times, ["--links", "0.1 25"], count=3 * 3)
     page = table("--from", losses, "--beside", times, "--time-svg", tmp_path / "time.svg", count=0)
-    # The rate of learning falls after step 80. At 0.1 Gb/s int8 comes there after 80 x 40 ms = 3.2 s, powersgd after 20 x 90 + 60 x 20 =
+    # The rate of learning falls after step 80. At 0.1 Gb/s int8 comes there after 80 x 40 ms = 3.2 s, powersgd after 20 x 90 + 60 x
+    # 20 =
     # 3 s, in which none makes 33.3 steps and int8 75; int8 is the best with seed 2. At 100 Gb/s powersgd makes 80, int8 40.
-    for row in ("| `int8` | 250.0 kB | 4.0 times | 4.1 kB | 2.00 | 0.2500 | 0.500 | 0.750 | 4.500 (4.300 to 4.700) | +0.000 (-0.200 to +0.200) |",
-                "| `powersgd` from step 20 | **4.700** (80) | **4.70", "| `none` | 5.167 (33) | 4.70", "| `int8` | **4.750** (75) | 5.099 (40)",
+    for row in ("| `int8` | 250.0 kB | 4.0 times | 4.1 kB | 2.00 | 0.2500 | 0.500 | 0.750 | 4.500 (4.300 to 4.700) | +0.000 "
+                "(-0.200 to +0.200) |",
+                "| `powersgd` from step 20 | **4.700** (80) | **4.70", "| `none` | 5.167 (33) | 4.70",
+                "| `int8` | **4.750** (75) | 5.099 (40)",
                 "| 0.1 Gb/s, `none` communicates 89 % |", "| 0.1 Gb/s: simulated | real |",
                 "| `none` | 90.0 ms | 15.1 ms (33 %) | 0.17 | 10.3 ms | 40.0 ms (12 %) | 3.88 |"):
         assert row in page
@@ -172,7 +186,8 @@ print(ranks, options["--batch-size"], file=open(os.environ["RUNS"], "a"))
 @pytest.mark.rest
 def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_exposed_share(tmp_path):
     settings = {"PROGRAM": script(tmp_path / "program", SCALING), "RUNS": tmp_path / "runs"}
-    out = succeeds("python3 -m experiments speed_up --batch-size 2 --steps 3 --out", tmp_path / "out", ["--ranks", "1 2 4"], env=settings).out
+    out = succeeds("python3 -m experiments speed_up --batch-size 2 --steps 3 --out", tmp_path / "out", ["--ranks", "1 2 4"],
+                   env=settings).out
     # strong with 8, 4 and 2 sequences on a rank, weak with 2
     assert sorted((tmp_path / "runs").read_text().splitlines()) == ["1 2", "1 8", "2 2", "2 4", "4 2"]
     assert len(re.findall("^    1         103      1.00       100 %      5 %", out, re.M)) == 2
@@ -210,7 +225,8 @@ DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
 @pytest.mark.rest
 @pytest.mark.parametrize("options, rows", [
     (f"readme_table --rounds 1 --steps 3 {SMALL}", {
-        fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8|mesh, `dp=2`, ZeRO stage 1) \| {OF_A_RUN}": 9,
+        fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8|mesh, `dp=2`, ZeRO stage 1) \| "
+        fr"{OF_A_RUN}": 9,
         r"single \| \d+ MB \| \| 1 \|": 1}),
     (f"readme_table --rounds 1 --steps 3 --table tp {SMALL}", DDP | {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3}),
     (f"readme_table --rounds 1 --steps 3 --table pp {SMALL} --layers 4", DDP | {
@@ -222,7 +238,8 @@ DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
     ("pp_split --stages 2 --schedules 1f1b --micro 2 --times 10,12,8", {r"2 \| .*": 2, r"2 \| .* 9,3 \| 97.0 % .*": 1}),
     ("tp_channels --rounds 1 --steps 2 --layers 1 --seq-len 16 --batch-size 2 --channels 128,256 --svg @/a.svg", {
         r"256 \| .* \| 4 \| .* \| 2 \| .* %": 1}),
-    (f"compress_table --seeds 1 --steps 10 --rounds 1 --time-steps 2 --sizes 1x16,1x16:sgd --variants none,int8,sign,sign-ef,powersgd "
+    (f"compress_table --seeds 1 --steps 10 --rounds 1 --time-steps 2 --sizes 1x16,1x16:sgd --variants "
+     "none,int8,sign,sign-ef,powersgd "
      f"--feedback-svg @/a.svg --seq-len 16 --batch-size 2 --data {TOKENS} --val-data {TOKENS}", {
          r".sign.*\| [0-9.]+ times \| .* kB \|.*": 2, r"`--compress` .* loss, 16 channels, sgd .*": 1}),
     (f"speed_up --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data {TOKENS} --ranks 1,2 --out @/out", {
@@ -257,7 +274,8 @@ def pages(*arguments, start=command):
 
 def page(folder, experiment, *runs, **header):
     """The page that results by hand make, as one line: runs are (name, round, {field: value})."""
-    lines = [HEADER | {"experiment": experiment} | header, *[{"run": name, "round": number, "ranks": 2, "program": "fsdp", "options": "--steps 3"} | fields for name, number, fields in runs]]
+    lines = [HEADER | {"experiment": experiment} | header, *[{"run": name, "round": number, "ranks": 2, "program": "fsdp",
+                                                              "options": "--steps 3"} | fields for name, number, fields in runs]]
     (folder / "made.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     run = pages(experiment, "--from", folder / "made.jsonl", "--out", folder / "made")
     return run if run.status else (folder / "made/README.md").read_text().replace("\n", " ")
@@ -265,7 +283,8 @@ def page(folder, experiment, *runs, **header):
 
 def test_the_stored_pages_and_plots_are_made_from_the_stored_results(tmp_path):
     pages("--out", tmp_path, start=succeeds)
-    stored = {path.relative_to(ROOT / "experiments") for kind in ("README.md", "plot.svg") for path in (ROOT / "experiments").rglob(kind)}
+    stored = {path.relative_to(ROOT / "experiments") for kind in ("README.md", "plot.svg")
+              for path in (ROOT / "experiments").rglob(kind)}
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()} == stored
     for path in stored: assert (tmp_path / path).read_text() == (ROOT / "experiments" / path).read_text(), path
     assert not [path for path in (ROOT / "experiments").glob("*/results/*.jsonl") if '"quick":"yes"' in path.read_text()]
@@ -273,28 +292,35 @@ def test_the_stored_pages_and_plots_are_made_from_the_stored_results(tmp_path):
 
 def test_ratios_are_formed_within_a_round_and_their_median_and_range_are_on_the_page(tmp_path):
     def run(name, number, memory, activations, ms):
-        return name, number, {"memory": memory, "sent": 1000, "step_ms": ms, "tokens_per_s": 23456 / ms, "kinds": {"activations": activations}}
+        return name, number, {"memory": memory, "sent": 1000, "step_ms": ms, "tokens_per_s": 23456 / ms,
+                              "kinds": {"activations": activations}}
     text = page(tmp_path, "recompute", *[run("short-none", i, 100e6, 60e6, ms) for i, ms in enumerate((10, 20, 10), 1)],
                 *[run("short-block", i, 50e6, 10e6, ms) for i, ms in enumerate((12, 26, 12.5), 1)],
                 run("long-none", 1, 200e6, 160e6, 10), run("long-block", 1, 80e6, 40e6, 13))
-    for sentence in ("With short sequences a rank keeps 50.0 MB instead of 100 MB, which is 50 %. A step takes 1.25 (1.20 to 1.30) times as long.",
+    for sentence in ("With short sequences a rank keeps 50.0 MB instead of 100 MB, which is 50 %. A step takes 1.25 (1.20 to "
+                     "1.30) times as long.",
                      "With long sequences a rank keeps 80.0 MB instead of 200 MB, which is 40 %. A step takes 1.30 times as long.",
-                     "Measured on 2000-01-02 on a machine, at commit abc.", "| short-block | 50.0 MB | 10.0 MB | 1.00 kB | 1,876 | 1.25 (1.20 to 1.30) |"):
+                     "Measured on 2000-01-02 on a machine, at commit abc.",
+                     "| short-block | 50.0 MB | 10.0 MB | 1.00 kB | 1,876 | 1.25 (1.20 to 1.30) |"):
         assert sentence in text
 
 
 def two_ranks(folder, *ratios, **header):
-    """The page where two ranks are so many times as fast as one with 16, 32 and 64 channels, and always faster with longer sequences."""
+    """The page where two ranks are so many times as fast as one with 16, 32 and 64 channels, and always faster with longer
+    sequences."""
     runs = []
     for channels, short in zip((16, 32, 64), ratios):
         for length, ratio in (32, short), (128, 160):
-            base = {"memory": 1e6, "sent": 0, "step_ms": 10, "comm_exposed_ms": 0, "tokens_per_s": 100, "parameters": channels * 1000}
-            runs += [(f"one-{length}-{channels}", 1, base), (f"two-{length}-{channels}", 1, base | {"comm_exposed_ms": 2, "tokens_per_s": ratio})]
+            base = {"memory": 1e6, "sent": 0, "step_ms": 10, "comm_exposed_ms": 0, "tokens_per_s": 100,
+                    "parameters": channels * 1000}
+            runs += [(f"one-{length}-{channels}", 1, base), (f"two-{length}-{channels}", 1,
+                                                             base | {"comm_exposed_ms": 2, "tokens_per_s": ratio})]
     return page(folder, "two_ranks", *runs, **header)
 
 
 @pytest.mark.parametrize("ratios, header, says, no", [
-    ((50, 90, 130), {}, "two ranks are slower than one up to 32 channels (32 thousand parameters), and faster from 64 on", "do not trust"),
+    ((50, 90, 130), {}, "two ranks are slower than one up to 32 channels (32 thousand parameters), and faster from 64 on",
+     "do not trust"),
     ((50, 130, 90), {}, "are mixed, so these runs do not answer it", "--quick"),
     ((50, 60, 90), {}, "two ranks are slower at every size that was tried, even with 64 thousand parameters.", "do not trust"),
     ((50, 90, 130), {"busy_percent": 40}, "used 40 % of this machine: do not trust the speeds.", "--quick"),
@@ -307,7 +333,8 @@ def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against
 
 
 def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster():
-    for ratios, where in {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on", (0.5, 0.6, 0.9): "at no size that was tried",
+    for ratios, where in {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on",
+                          (0.5, 0.6, 0.9): "at no size that was tried",
                           (1.2, 0.9, 1.3): "at some of the sizes that were tried"}.items():
         assert where_faster(dict(zip((16, 32, 64), ((ratio,) for ratio in ratios)))) == where
 
@@ -326,7 +353,9 @@ def test_ratios_that_contradict_each_other_are_refused():
     assert [steady.ratio(run, "base", "step_ms")[0] for run in ("a", "b", "a")] == [2, 0.5, 2]
     d = rounds(a=(30, 10, 20), b=(20, 30, 10), c=(10, 20, 30))
     assert d.ratio("a", "c", "step_ms") == (20 / 30, 0.5, 3)
-    with pytest.raises(SystemExit, match="by step_ms, 'b' is 1.50 and 'a' 0.67 times 'c', but 'b' is 0.67 times 'a'. These ratios contradict each other"):
+    with pytest.raises(SystemExit,
+                       match="by step_ms, 'b' is 1.50 and 'a' 0.67 times 'c', but 'b' is 0.67 times 'a'. These ratios contradict "
+                             "each other"):
         d.ratio("b", "c", "step_ms")
 
 
@@ -364,8 +393,10 @@ def test_a_range_that_includes_1_shows_no_difference(tmp_path):
 
 def test_incomplete_results_are_errors(tmp_path):
     assert_says(page(tmp_path, "recompute", ("short-none", 1, {"memory": 1})).err, "there is no run 'short-block'")
-    assert_says(page(tmp_path, "recompute", *[("short-none", 1, {"memory": 1})] * 2).err, "made.jsonl:3: round 1 of short-none is there twice")
-    for text, why in ('{"run":"a","round":1}\n', "there is no line with .record.:.header."), (json.dumps(HEADER) + '\n{"run":"a",', ":2: this line is no JSON"):
+    assert_says(page(tmp_path, "recompute", *[("short-none", 1, {"memory": 1})] * 2).err,
+                "made.jsonl:3: round 1 of short-none is there twice")
+    for text, why in ('{"run":"a","round":1}\n', "there is no line with .record.:.header."), (json.dumps(HEADER) + '\n{"run":"a",',
+                                                                                              ":2: this line is no JSON"):
         (tmp_path / "bad.jsonl").write_text(text)
         assert_says(pages("recompute --from", tmp_path / "bad.jsonl", "--out", tmp_path / "bad").err, why)
 
@@ -386,13 +417,17 @@ say(step=1, loss=5, tokens_per_s=1, step_ms=1, comm_exposed_ms=0, comm_bytes=2, 
     ("compress_link --ranks 1", "one rank sends nothing"), ("compress_link --ratio 0", "wants a number above 0, not '0'"),
     ("speed_up --batch-size 1 --ranks 1,3,4", "4 sequences does not divide over 3"), ("speed_up --ranks 2,1", "must grow"),
     rest("speed_up --no-such-option 1", "strong 1 on 1 ranks failed"), ("speed_up --ranks", "--ranks: expected one argument"),
-    ("speed_up recompute", "speed_up makes a table, which has options of its own: run it alone"), ("recompute --rounds many", "not 'many'"),
+    ("speed_up recompute", "speed_up makes a table, which has options of its own: run it alone"),
+    ("recompute --rounds many", "not 'many'"),
     ("no_such", "there is no experiment 'no_such'; there are .*recompute"), ("--no-such-option", "take only the options of --help"),
-    ("recompute --quick", "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
-    ("recompute --quick --store", "--quick measures nothing"), ("mesh_table --meshes 2x2", "--meshes wants meshes such as .* not '2x2'"),
+    ("recompute --quick",
+     "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
+    ("recompute --quick --store", "--quick measures nothing"),
+    ("mesh_table --meshes 2x2", "--meshes wants meshes such as .* not '2x2'"),
     ("readme_table --steps 1", "from 2 on"), ("zero_memory --programs tp,pp", "--programs begins with ddp"),
     ("compress_link --from doc/results/bench.jsonl", "bench.jsonl has no results of compress_link"),
-    ("exercises ddp forget-it", "list.toml has no 'forget-it'"), ("exercises ddq", "there is no program 'ddq'; there are ddp, zero"),
+    ("exercises ddp forget-it", "list.toml has no 'forget-it'"),
+    ("exercises ddq", "there is no program 'ddq'; there are ddp, zero"),
     ("exercises --from doc/results/exercises.jsonl ddp forget-it", "there is no run 'ddp forget-it'")])
 def test_what_cannot_be_measured_is_refused(options, why):
     assert_refused(command("python3 -m experiments", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
@@ -404,7 +439,9 @@ def test_what_cannot_be_measured_is_refused(options, why):
     pytest.param(name, "emulated", marks=gpus.missing("cublasLt", "cudnn", "nccl")) for name in ("offload", "out_of_memory"))])
 def test_an_experiment_runs_to_its_end_in_its_quick_form_and_has_a_page(tmp_path, experiment, device):
     for program in ("ddp", "fsdp") if device == "emulated" else (): gpus.program(program)
-    def files(): return {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*") if "__pycache__" not in str(path) and path.is_file()}
+    def files():
+        return {path: path.stat().st_mtime_ns for path in (ROOT / "experiments").rglob("*") if "__pycache__" not in str(path)
+                and path.is_file()}
     before = files()
     succeeds(f"python3 -m experiments {experiment} --quick --into", tmp_path / "results.jsonl", timeout=900,
              env={"DEVICE": device} | gpus.gpus_of("mpi", 2))
@@ -424,7 +461,8 @@ def here(folder):
 
 
 def experiment(folder, name, runs, needs="[]"):
-    (folder / "experiments" / f"{name}.py").write_text(f'"""Asks."""\nimport dev.lib as m\nTITLE, ROUNDS, NEEDS = "Which?", 1, {needs}\n'
+    (folder / "experiments" / f"{name}.py").write_text(f'"""Asks."""\nimport dev.lib as m\nTITLE, ROUNDS, NEEDS = "Which?", 1, '
+                                                       f'{needs}\n'
         f"def measure(x): {runs}\ndef answer(d): return ['It depends.']\n")
 
 
@@ -440,7 +478,8 @@ def make_pages_by(place, line):
 def test_an_experiment_builds_what_it_needs_prints_its_answer_and_is_stored_only_on_request(tmp_path):
     place = here(tmp_path)
     experiment(place, "one", 'print(open(x.program("fsdp:bf16")).read())', '["fsdp:bf16"]')
-    (place / "Makefile").write_text("build/bf16/train_gpt2_fsdp:\n\t@mkdir -p $(@D); echo 'built for $(DEVICE) $(PRECISION)' >$@; chmod +x $@; echo BUILT\n")
+    (place / "Makefile").write_text("build/bf16/train_gpt2_fsdp:\n\t@mkdir -p $(@D); echo 'built for $(DEVICE) $(PRECISION)' >$@; "
+                                    "chmod +x $@; echo BUILT\n")
     make_pages_by(place, 'print("pages")')
 
     def files(): return {path for path in (place / "experiments").rglob("*") if "__pycache__" not in str(path)}
@@ -462,6 +501,7 @@ def test_all_experiments_run_also_after_one_that_fails_and_what_is_done_is_left_
     runs = [ask(place, "--rounds 2")]
     (place / "fixed").touch()
     runs += [ask(place, options) for options in ("--store", "--store", "--quick")]
-    assert [run.status for run in runs] == [1, 0, 0, 0] and "error: not yet" in runs[0].err and "error: failed, as said above: two" in runs[0].err, runs
+    assert [run.status for run in runs] == [1, 0, 0,
+                                            0] and "error: not yet" in runs[0].err and "error: failed, as said above: two" in runs[0].err, runs
     assert (place / "said").read_text().splitlines() == ["one 2", "two 2", "two 1", "pages", "pages", "one 1", "two 1"]
     assert {path.name for path in (place / "experiments").glob("*/results/*.jsonl")} == {time.strftime("%F.jsonl")}

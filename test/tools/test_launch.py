@@ -4,7 +4,8 @@ import pytest
 from kernels import gpus
 from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, rest, succeeds
 
-SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 --lr 3e-3 "
+SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 "
+         "--lr 3e-3 "
          "--eval-every 0 --sample-every 0")
 FSDP = "build/train_gpt2_fsdp"
 
@@ -47,7 +48,8 @@ def test_two_ranks_on_this_machine_are_started_from_a_hostfile(tmp_path):
 def test_ranks_of_another_mpi_do_not_train_one_by_one(name, tmp_path):
     """MPICH's mpiexec sets these variables, which say nothing to Open MPI: each process would be a rank alone."""
     of_mpich = [{"PMI_SIZE": 2, "PMI_RANK": rank, "MPI_LOCALNRANKS": 2} for rank in range(2)]
-    for env in *of_mpich, {"PMIX_RANK": 1}, *[{"OMPI_COMM_WORLD_SIZE": 2}, {"LOCAL_WORLD_SIZE": 2}, {"SLURM_STEP_NUM_TASKS": 2}] * (name == "single"):
+    for env in *of_mpich, {"PMIX_RANK": 1}, *[{"OMPI_COMM_WORLD_SIZE": 2}, {"LOCAL_WORLD_SIZE": 2},
+                                              {"SLURM_STEP_NUM_TASKS": 2}] * (name == "single"):
         run = command([program(f"train_gpt2_{name}")], SMALL, "--out", tmp_path / "out", env=env)
         variable = next(iter(env))
         assert_refused(run, f"error: {variable}={env[variable]}: a launcher .* several processes, .*or unset {variable}")
@@ -58,14 +60,18 @@ TORCHRUN = {"LOCAL_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "none"}
 PTY = {"SLURM_STEP_NUM_TASKS": 8, "PMI_SIZE": 8, "SLURM_PTY_PORT": 34889}  # of srun -n 8 --pty, whose terminal is that of task 0
 
 
-@pytest.mark.parametrize("env, name", [(TORCHRUN | {"WORLD_SIZE": 2}, "WORLD_SIZE"), (PTY | {"SLURM_PROCID": 1}, "SLURM_STEP_NUM_TASKS"),
-                                       (PTY | {"SLURM_PROCID": 0, "PMI_RANK": 1}, "PMI_RANK")], ids=["torchrun", "pty", "mpiexec_in_pty"])
+@pytest.mark.parametrize("env, name", [(TORCHRUN | {"WORLD_SIZE": 2}, "WORLD_SIZE"),
+                                       (PTY | {"SLURM_PROCID": 1}, "SLURM_STEP_NUM_TASKS"),
+                                       (PTY | {"SLURM_PROCID": 0, "PMI_RANK": 1}, "PMI_RANK")],
+                                       ids=["torchrun", "pty", "mpiexec_in_pty"])
 def test_one_process_of_several_does_not_train_by_itself(env, name):
-    assert_refused(command([program("train_gpt2_single")], SMALL, env=env), f"error: {name}={env[name]}: a launcher .* several processes")
+    assert_refused(command([program("train_gpt2_single")], SMALL, env=env),
+                   f"error: {name}={env[name]}: a launcher .* several processes")
 
 
 def test_a_launcher_of_one_process_is_no_launcher():
-    for env in ({"PMI_SIZE": 1, "PMI_RANK": 0, "MPI_LOCALNRANKS": 1, "PMIX_RANK": 0}, {"OMPI_COMM_WORLD_SIZE": 1}, TORCHRUN | {"WORLD_SIZE": 1},
+    for env in ({"PMI_SIZE": 1, "PMI_RANK": 0, "MPI_LOCALNRANKS": 1, "PMIX_RANK": 0}, {"OMPI_COMM_WORLD_SIZE": 1},
+                TORCHRUN | {"WORLD_SIZE": 1},
                 {"WORLD_SIZE": 2}, PTY | {"SLURM_PROCID": 0, "PMI_RANK": 0}):
         succeeds([program("train_gpt2_single")], SMALL, env=env)
 
@@ -78,7 +84,8 @@ def slurm(folder, *options, **settings):
 
 
 def test_slurms_script_shards_within_a_node_and_resumes_if_there_is_a_checkpoint(told, tmp_path):
-    run = slurm(tmp_path, "--lr 3e-4", says=[f"^--mpi=pmix --kill-on-bad-exit=1 {FSDP} --model gpt2-xl .*--shard-group 2 .*--lr 3e-4$"])
+    run = slurm(tmp_path, "--lr 3e-4",
+                says=[f"^--mpi=pmix --kill-on-bad-exit=1 {FSDP} --model gpt2-xl .*--shard-group 2 .*--lr 3e-4$"])
     assert "--resume" not in run.out
     (tmp_path / "out/step_00000250").mkdir(parents=True)
     slurm(tmp_path, says=["--checkpoint sharded --resume$"])

@@ -1,10 +1,11 @@
-"""build/overlap: how it splits communication by kind, unit, communicator and caller adds up to what the run itself has measured; numbers and pictures
-of made-up timelines are known; and files that are no timelines are refused."""
+"""build/overlap: how it splits communication by kind, unit, communicator and caller adds up to what the run itself has measured;
+numbers and pictures of made-up timelines are known; and files that are no timelines are refused."""
 import json, re, xml.dom.minidom
 import pytest
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, once, program, rest, succeeds, trained
 
-SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 --sample-every 0 "
+SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 "
+         "--sample-every 0 "
          "--save-every 0")
 BLOCKS = {"root", "block 0", "block 1", "block 2", "no unit"}
 FSDP = f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1"  # what an evaluation sends counts in no step
@@ -26,11 +27,13 @@ def traced(ranks, program, *options, **settings):
 
 def functions_of(found):
     """Of callers, which are named as "part of a step > function"."""
-    return {re.fullmatch(r"(?:forward|head|backward|weights|wait for gradients|update|other) > (\w+)", name)[1] for name in found["by_caller"]}
+    return {re.fullmatch(r"(?:forward|head|backward|weights|wait for gradients|update|other) > (\w+)", name)[1]
+            for name in found["by_caller"]}
 
 
 @pytest.mark.parametrize("ranks, program, options, callers, units, strict", [
-    (2, "ddp", "--bucket-mb 0.04", ["grad_ready", "gpt2_reduce"], {"root", "root to block 0", "blocks 0 to 1", "blocks 1 to 2", "block 2", "no unit"}, False),
+    (2, "ddp", "--bucket-mb 0.04", ["grad_ready", "gpt2_reduce"],
+     {"root", "root to block 0", "blocks 0 to 1", "blocks 1 to 2", "block 2", "no unit"}, False),
     (2, "fsdp", FSDP, SHARDS, BLOCKS, False),
     rest(2, "fsdp", "", SHARDS, BLOCKS, True),
     rest(2, "fsdp", "--wrap-blocks 0", SHARDS, {"root to block 2", "no unit"}, False),
@@ -41,11 +44,13 @@ def functions_of(found):
     rest(2, "zero", "--zero-stage 3 --total-batch-size 512", ["grad_ready", "unit_params", *OUTSIDE], BLOCKS, False),
     rest(2, "tp", "", PARTS, None, False),
     rest(2, "pp", "--batch-size 2", [*PIPE, "add_squares"], {"root", "messages", "no unit"}, False),
-    rest(2, "compress", "--compress int8", ["exchange_blocks", "segment_advance", "gpt2_reduce"], BLOCKS | {"root to block 2"}, False),
+    rest(2, "compress", "--compress int8", ["exchange_blocks", "segment_advance", "gpt2_reduce"], BLOCKS | {"root to block 2"},
+         False),
     rest(4, "3d", "--mesh tp=2,pp=2 --batch-size 2", [*PARTS, *PIPE], None, False),
     rest(2, "cp", "--cp allgather", ["gather_attention", "grad_ready", "gpt2_reduce"], None, False),
     rest(4, "cp", "--cp ring", ["ring_begin", "ring_backward", "grad_ready", "gpt2_reduce"], None, False)],
-    ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d", "cp", "ring"])
+    ids=["ddp", "fsdp", "strict", "one_group", "offload", "hybrid", "naive", "zero2", "zero3", "tp", "pp", "compress", "3d", "cp",
+         "ring"])
 def test_every_split_adds_up_to_what_the_run_has_measured(ranks, program, options, callers, units, strict):
     run, trace = traced(ranks, program, options, strict=strict)
     found, mean = json.loads(overlap(trace, "--json").out), run.lines[-1]["diagnosis"]["mean"]
@@ -54,10 +59,12 @@ def test_every_split_adds_up_to_what_the_run_has_measured(ranks, program, option
         for kind, ms in kinds.items(): of_kind[kind] = of_kind.get(kind, 0) + ms
     waits = mean["bubble"] + mean["waiting"]
     for way in "by_kind", "by_unit", "by_caller", "by_communicator":
-        for what, measured in ("total", sum(mean["communication"].values())), ("exposed", sum(of_kind.values())), ("waits_for_ranks", waits):
+        for what, measured in ("total", sum(mean["communication"].values())), ("exposed",
+                                                                               sum(of_kind.values())), ("waits_for_ranks", waits):
             assert abs(sum(part[what] for part in found[way].values()) - measured) < 0.003, (way, what)
     assert all(abs(part["exposed"] - of_kind.get(kind, 0)) < 0.003 for kind, part in found["by_kind"].items())
-    for figure in "efficiency_communication", "efficiency_exposed": assert abs(found[figure] - run.lines[-1]["diagnosis"][figure]) < 0.0006
+    for figure in "efficiency_communication", "efficiency_exposed":
+        assert abs(found[figure] - run.lines[-1]["diagnosis"][figure]) < 0.0006
     assert functions_of(found) == set(callers) and (units is None or set(found["by_unit"]) == units)
     communicators = {"hybrid": {"shard", "replica", "world"}, "tp=2": {"tp", "pp"}}
     for word, names in communicators.items(): assert word not in options or set(found["by_communicator"]) == names
@@ -70,7 +77,8 @@ def operations(trace):
 def test_an_operation_has_the_whole_stack_of_its_callers_with_their_lines():
     _, trace = traced(2, "fsdp", FSDP)
     stacks = {tuple(re.sub(" .*", "", part) for part in a["stack"].split(" < ")) for a in operations(trace)}
-    for first, last in ("grad_ready", "block_attention_backward"), ("grad_ready", "embedding_backward"), ("group_gather", "gpt2_forward"):
+    for first, last in ("grad_ready", "block_attention_backward"), ("grad_ready", "embedding_backward"), ("group_gather",
+                                                                                                          "gpt2_forward"):
         assert any(s[0] == first and last in s and s[-2:] == ("train_step", "main") for s in stacks), (first, last, stacks)
     lines = (ROOT / "train_gpt2_fsdp.cu").read_text().splitlines()
     for a in operations(trace):  # each function calls the one before it in the line that the stack names
@@ -128,7 +136,8 @@ def test_a_wait_is_cut_out_of_the_slice_around_it():
         assert len(waits) >= 6 * 6 # blocks' gathers, 3 forward and 3 backward in each step; the root's waits may be between slices
         assert all(a[0] + a[1] <= b[0] + 0.01 for a, b in zip(slices, slices[1:]))
         computing = [(i, s[2]) for i, s in enumerate(slices) if i not in waits]
-        for (i, before), (j, after) in zip(computing, computing[1:]): assert j == i + 1 or before == after, f"{after} follows a wait within {before}"
+        for (i, before), (j, after) in zip(computing, computing[1:]):
+            assert j == i + 1 or before == after, f"{after} follows a wait within {before}"
 
 
 # ---- made-up timelines: times in milliseconds ----
@@ -138,10 +147,12 @@ def timeline(path, events):
 
 
 def slice_of(rank, name, begin, duration, step, track=0, **more):
-    return {"ph": "X", "name": name, "pid": rank, "tid": track, "ts": begin * 1e3, "dur": duration * 1e3, "args": {"step": step, **more}}
+    return {"ph": "X", "name": name, "pid": rank, "tid": track, "ts": begin * 1e3, "dur": duration * 1e3,
+            "args": {"step": step, **more}}
 
 
-# Step 2, 100 ms. Rank 0 computes for 60 and waits for 40: for the gather 30, of which rank 1 waited 10, and for the reduce-scatter 10 as rank 1 did. The
+# Step 2, 100 ms. Rank 0 computes for 60 and waits for 40: for the gather 30, of which rank 1 waited 10, and for the reduce-scatter
+# 10 as rank 1 did. The
 # gather takes 20 ms on rank 1 and 45 on rank 0. The loss was waited for before the step.
 def made_up():
     events = []
@@ -149,11 +160,14 @@ def made_up():
         events += [slice_of(r, "forward, block 0", 1000, 40, 2), slice_of(r, "backward, block 0", 1040, 60, 2)]
         units = {} if r else {"units": [0, 1]} # half of block 0. Rank 1 does not know what it reduces, but rank 0 does
         for name, begin, duration, at, more in [
-                ("all-gather #1 (8 fp32)", 1000 + 25*r, 45 - 25*r, 1000, {"waited": (30 - 20*r) * 1e3, "caller": "unit_params", "units": [1, 2]}),
+                ("all-gather #1 (8 fp32)", 1000 + 25*r, 45 - 25*r, 1000,
+                 {"waited": (30 - 20*r) * 1e3, "caller": "unit_params", "units": [1, 2]}),
                 ("reduce-scatter #2 (8 fp32)", 1080, 16, 1075, {"waited": 10e3, "caller": "grad_ready", **units}),
                 ("all-reduce #0 (1 fp64)", 900, 50, 900, {"waited": 50e3, "caller": "evaluate", "outside": True})]:
-            events += [slice_of(r, name, begin, duration, 2, 1, ranks=2, **more), {"ph": "s", "name": "issued", "pid": r, "tid": 0, "ts": at * 1e3}]
-        events.append({"ph": "M", "name": "step", "pid": r, "args": {"step": 2, "seconds": 0.1, "data": 0, "running": 0.06 + 0.02*r}})
+            events += [slice_of(r, name, begin, duration, 2, 1, ranks=2, **more),
+                       {"ph": "s", "name": "issued", "pid": r, "tid": 0, "ts": at * 1e3}]
+        events.append({"ph": "M", "name": "step", "pid": r, "args": {"step": 2, "seconds": 0.1, "data": 0,
+                                                                     "running": 0.06 + 0.02*r}})
     return events
 
 
@@ -164,17 +178,21 @@ def test_numbers_that_are_known(tmp_path):
     expected = {"all-gather": (20, 10, 10), "reduce-scatter": (16, 10, 0)}
     assert {kind: tuple(round(x, 3) for x in part.values()) for kind, part in found["by_kind"].items()} == expected
     assert functions_of(found) == {"unit_params", "grad_ready"} and set(found["by_unit"]) == {"block 0", "root to block 0"}
-    assert round(found["efficiency_communication"], 6) == round(70 / (70 + 36), 6) and round(found["efficiency_exposed"], 6) == round(70 / (70 + 20), 6)
+    assert round(found["efficiency_communication"], 6) == round(70 / (70 + 36), 6) and round(found["efficiency_exposed"],
+                                                                                             6) == round(70 / (70 + 20), 6)
     assert_says(said, r"^  all  *36.000 *36.00 % *20.000 *20.00 % *10.000$", r"^step  *146.000  100.0 % *20.000 *16.000 *10.000 ",
                 "^    grad_ready  *16.000 ")
 
 
 @pytest.mark.parametrize("change, pattern", [
     (lambda e: e[2].update(name="cudaMemcpy 1 (8 fp32)"), "no training program wrote its event 2, .*'cudaMemcpy 1 .8 fp32.'"),
-    (lambda e: e[2].update(name="all-gathers #1 (8 fp32)"), "its event 2"), (lambda e: e[2]["args"].update(units=[1, 999]), "its event 2"),
+    (lambda e: e[2].update(name="all-gathers #1 (8 fp32)"), "its event 2"),
+    (lambda e: e[2]["args"].update(units=[1, 999]), "its event 2"),
     (lambda e: e[2]["args"].update(caller="<b>"), "its event 2"), (lambda e: e[2]["args"].pop("waited"), "its event 2"),
-    (lambda e: e[0].update(dur=-40000.0), "its event 0"), (lambda e: e[0].update(tid=2), "its event 0"), (lambda e: e[0].update(pid=-1), "its event 0"),
-    (lambda e: e.pop(), "has no step that all ranks have"), (lambda e: e[-1]["args"].update(step=3), "has no step that all ranks have")],
+    (lambda e: e[0].update(dur=-40000.0), "its event 0"), (lambda e: e[0].update(tid=2), "its event 0"),
+    (lambda e: e[0].update(pid=-1), "its event 0"),
+    (lambda e: e.pop(), "has no step that all ranks have"), (lambda e: e[-1]["args"].update(step=3),
+                                                             "has no step that all ranks have")],
     ids=["operation", "kind", "units", "caller", "wait", "duration", "track", "no_rank", "rank", "steps"])
 def test_what_is_no_timeline_is_refused(tmp_path, change, pattern):
     events = made_up()
@@ -188,9 +206,11 @@ def two_steps(tmp_path):
     events = [slice_of(0, "forward", 0, 500, 1)]
     for r in 0, 1:
         events += [slice_of(r, *s) for s in [
-            ("forward, block 0", 1000, 40, 2), ("backward, block 0", 1040, 50, 2), ("wait for gradients", 1090, 20, 2), ("update", 1110, 10, 2),
+            ("forward, block 0", 1000, 40, 2), ("backward, block 0", 1040, 50, 2), ("wait for gradients", 1090, 20, 2),
+            ("update", 1110, 10, 2),
             ("forward, block 0", 2000, 40, 3), ("backward, block 0", 2040, 50, 3), ("update", 2090, 10, 3)]]
-        events += [slice_of(r, "all-reduce #1", 1080, 30, 2, 1, ranks=2, waited=20e3), slice_of(r, "all-reduce #2", 2060, 20, 3, 1, ranks=2, waited=0)]
+        events += [slice_of(r, "all-reduce #1", 1080, 30, 2, 1, ranks=2, waited=20e3),
+                   slice_of(r, "all-reduce #2", 2060, 20, 3, 1, ranks=2, waited=0)]
     return timeline(tmp_path / "trace.json", events)
 
 

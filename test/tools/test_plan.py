@@ -1,5 +1,6 @@
-"""build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs predict and
-hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; experiments/cluster_table.py compares its seconds with measured ones.)"""
+"""build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs
+predict and hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; experiments/cluster_table.py compares its seconds
+with measured ones.)"""
 import functools, json, re, subprocess
 import pytest
 from rows import rows_of, short
@@ -45,7 +46,8 @@ def columns(text):
             name, *numbers = re.split(r"  +", line.strip())
             of = f"{before} recomputed" if name == "or recomputed" else name
             before = of
-            for column, number in zip(re.split(r"  +", head.strip()), numbers): found.setdefault(column, {}).setdefault(of, int(number.removeprefix("rank ")))
+            for column, number in zip(re.split(r"  +", head.strip()), numbers):
+                found.setdefault(column, {}).setdefault(of, int(number.removeprefix("rank ")))
     return found
 
 
@@ -156,10 +158,12 @@ def seconds(options, table="ddp", row="8", field="seconds"):
     # sums go in trees, and gathers in rings, whose hops grow with the ranks
     ((f"{XL} --gpu h100", "ddp", "4096", "communication"), (f"{XL} --gpu h100", "zero-1", "4096", "communication"), 5),
     # rows that are cut
-    ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"), (f"{GPT2} --ranks 4 --tensor-parallel 4 --sequence-parallel", "tp 4", "4"), 1),
+    ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"),
+     (f"{GPT2} --ranks 4 --tensor-parallel 4 --sequence-parallel", "tp 4", "4"), 1),
     # messages between nodes cost time, and so does a mesh across them
     ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2),
-    ((f"{GPT2} --ranks 16 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh", "16"), 1),
+    ((f"{GPT2} --ranks 16 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh",
+                                                             "16"), 1),
     # a better split has a shorter bubble than an even one
     ((f"{PP4} --accumulation 8 --schedule 1f1b", "pp 4", "8", "bubble"),
      (f"{PP4} --accumulation 8 --schedule 1f1b --split 3,3,3,3", "pp 4", "8", "bubble"), 1.4)],
@@ -296,14 +300,17 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     *[("zero", f"zero-{z}", 2, 1, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
     *[rest("zero", f"zero-{z}", 3, 1, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
     ("fsdp", "fsdp", 3, 1, 2, "--recompute block"), ("fsdp", "fsdp", 4, 1, 2, "--sharding hybrid --shard-group 2"),
-    *[rest("fsdp", "fsdp", 2, 1, 2, how) for how in ("--wrap-blocks 2", "--wrap-halves", "--wrap-blocks 0", "--limit-all-gathers 3")],
+    *[rest("fsdp", "fsdp", 2, 1, 2, how) for how in ("--wrap-blocks 2", "--wrap-halves", "--wrap-blocks 0",
+                                                     "--limit-all-gathers 3")],
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
     ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), ("zeropp", "zero++", 4, 1, 2, "--node-ranks 2"),
     rest("bf16 zeropp", "zero++", 2, 1, 1, "--node-ranks 1 --wrap-blocks 2"),
-    ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), ("tp", "tp 2", 4, 2, 2, ROWS), rest("bf16 tp", "tp 2", 4, 2, 1, ROWS),
+    ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), ("tp", "tp 2", 4, 2, 2, ROWS),
+    rest("bf16 tp", "tp 2", 4, 2, 1, ROWS),
     rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
     ("cp", "cp 2", 4, 2, 2, "--context-parallel 2 --cp ring --cp-balance zigzag --recompute block"),
-    rest("cp", "cp 4", 4, 4, 1, "--context-parallel 4 --cp ulysses"), rest("cp", "cp 3", 3, 3, 2, "--context-parallel 3 --cp allgather"),
+    rest("cp", "cp 4", 4, 4, 1, "--context-parallel 4 --cp ulysses"),
+    rest("cp", "cp 3", 3, 3, 2, "--context-parallel 3 --cp allgather"),
     rest("bf16 cp", "cp 2", 2, 2, 1, "--context-parallel 2 --cp ring"),
     rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
 def test_bytes_are_the_programs_own(name, column, ranks, shared, micro, options):
@@ -363,7 +370,8 @@ def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what
 
 @pytest.mark.parametrize("dp, tp, pp, micro, options, precision", [
     (2, 2, 2, 4, "--zero-stage 1 --sequence-parallel --recompute block", "fp32"), rest(2, 2, 2, 4, "--schedule zb-h1", "fp32"),
-    (1, 2, 2, 4, "--schedule interleaved --chunks 2", "fp32"), rest(2, 2, 2, 4, "", "fp32"), rest(2, 2, 1, 2, "--zero-stage 1", "fp32"),
+    (1, 2, 2, 4, "--schedule interleaved --chunks 2", "fp32"), rest(2, 2, 2, 4, "", "fp32"),
+    rest(2, 2, 1, 2, "--zero-stage 1", "fp32"),
     rest(2, 1, 2, 3, "--zero-stage 1 --schedule gpipe --split 5,3", "fp32"), rest(1, 1, 1, 2, "", "fp32"),
     rest(1, 4, 1, 1, "--sequence-parallel", "fp32"), rest(1, 1, 4, 4, "--split 3,3,2,0", "fp32"),
     rest(2, 2, 1, 2, "--zero-stage 1 --sequence-parallel", "bf16")], ids=short)
@@ -387,7 +395,8 @@ def here(path, busbw=3e9, **more):
 
 @pytest.mark.parametrize("mesh, name, options", [
     ("dp=4,tp=1,pp=1 zero 2", "zero", "--zero-stage 2"), rest("dp=4,tp=1,pp=1 zero 3", "fsdp", ""),
-    ("dp=2,tp=2,pp=1 zero 0", "tp", "--tensor-parallel 2 --sequence-parallel"), rest("dp=1,tp=1,pp=4 zero 0", "pp", "--pipeline-parallel 4"),
+    ("dp=2,tp=2,pp=1 zero 0", "tp", "--tensor-parallel 2 --sequence-parallel"),
+    rest("dp=1,tp=1,pp=4 zero 0", "pp", "--pipeline-parallel 4"),
     rest("dp=2,tp=1,pp=2 zero 1", "3d", "--mesh dp=2,pp=2 --zero-stage 1")], ids=short)
 def test_bytes_of_the_search_are_those_of_the_program_that_it_names(mesh, name, options, tmp_path):
     search = "--mesh all --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24 --total-batch-size 384 --ranks 4" # 16 sequences
@@ -395,7 +404,8 @@ def test_bytes_of_the_search_are_those_of_the_program_that_it_names(mesh, name, 
     assert found["program"] == name
     if found["chunks"] > 1: options += f" --schedule interleaved --chunks {found['chunks']}"
     recompute = "block" if found["kept"] == "inputs" else "none"
-    said = json.loads(succeeds(program(f"train_gpt2_{name}"), "--predict 4 --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24", options,
+    said = json.loads(succeeds(program(f"train_gpt2_{name}"),
+                               "--predict 4 --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24", options,
                                f"--batch-size {found['micro']} --total-batch-size 384 --recompute {recompute}").out)
     assert found["bytes"] == max(sum(rank["bytes"].values()) for rank in said["ranks"]) + 1e7 # the reserve
 
@@ -403,11 +413,13 @@ def test_bytes_of_the_search_are_those_of_the_program_that_it_names(mesh, name, 
 def test_this_machine_has_what_was_measured(tmp_path):
     measured = here(tmp_path / "here.json")
     text = said(f"--model d4 {measured} --seq-len 64")
-    assert_says(text, "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU", "update at 0.01 TB/s", f"^links: {tmp_path}/here.json")
+    assert_says(text, "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU", "update at 0.01 TB/s",
+                f"^links: {tmp_path}/here.json")
     assert_refused(command(program("plan"), f"--model d4 {measured} --precision bf16"), "has measured fp32, not bf16")
     inside = {"ranks": 2, "collectives": json.loads((tmp_path / "here.json").read_text())["collectives"]}
     nodes = here(tmp_path / "nodes.json", 3e7, ranks=4, ranks_per_node=2, inside=inside)
-    assert_says(said(f"--model d4 {nodes} --cluster --seq-len 64 --ranks 4 --node-ranks 2"), "^links: .*nodes.json; nodes of 2 ranks and 1 interface: .*nodes.json",
+    assert_says(said(f"--model d4 {nodes} --cluster --seq-len 64 --ranks 4 --node-ranks 2"),
+                "^links: .*nodes.json; nodes of 2 ranks and 1 interface: .*nodes.json",
                 "^zero\\+\\+  ranks")
     assert_says(said(f"--model gpt2 {measured}"), "^ +4096  does not fit: .* of cpu-here, which 4096 ranks share")
 

@@ -1,5 +1,6 @@
-"""build/plan's model of any mesh: tables of models, rates and published rows, each checked against another figure of the same source
-or against a count; steps that can be counted by hand; properties; how near it comes to what others have published; and the search."""
+"""build/plan's model of any mesh: tables of models, rates and published rows, each checked against another figure of the same
+source or against a count; steps that can be counted by hand; properties; how near it comes to what others have published; and the
+search."""
 import itertools
 import pytest
 import planned  # noqa: F401 (it sets where programs are)
@@ -54,15 +55,19 @@ def test_presets_of_gpus():
     for gb, g in zip((40, 80, 80, 141, 180, 24, 24, 192), GPUS.values(), strict=True): # by the data sheets
         # a data sheet's GB is 1e9 or 2^30 bytes, and some are kept back for error correction
         inside, between = LINKS[g.link].busbw, LINKS[g.nic].busbw
-        assert 0.99 * gb * 1e9 < g.memory <= gb * 1073741824 and g.peak16 > g.peak32 and g.bandwidth > inside[ALL_GATHER] > between[ALL_GATHER]
+        assert 0.99 * gb * 1e9 < g.memory <= gb * 1073741824 and g.peak16 > g.peak32
+        assert g.bandwidth > inside[ALL_GATHER] > between[ALL_GATHER]
     assert GPUS["h100"].memory == 81559 * MIB
     assert all(gpu in GPUS and nics <= per_node and nic in LINKS for gpu, per_node, nics, nic in NODES.values())
 
 
-@pytest.mark.parametrize("name, wire", [("nvlink5", 900e9), ("nvlink", 450e9), ("nvlink3", 300e9), ("nvlink2", 150e9), ("xgmi", 448e9),
-                                        ("pcie", 31.5e9), ("infiniband", 50e9), ("hdr", 25e9), ("100gbit", 12.5e9), ("10gbit", 1.25e9)])
+@pytest.mark.parametrize("name, wire", [("nvlink5", 900e9), ("nvlink", 450e9), ("nvlink3", 300e9), ("nvlink2", 150e9),
+                                        ("xgmi", 448e9),
+                                        ("pcie", 31.5e9), ("infiniband", 50e9), ("hdr", 25e9), ("100gbit", 12.5e9),
+                                        ("10gbit", 1.25e9)])
 def test_links_reach_most_of_the_wire(name, wire):
-    """By the data sheets, in one direction. A sum is faster only where the switch adds up, which sends each byte once instead of twice."""
+    """By the data sheets, in one direction. A sum is faster only where the switch adds up, which sends each byte once instead of
+    twice."""
     gathers, sums = LINKS[name].busbw[ALL_GATHER], LINKS[name].busbw[ALL_REDUCE]
     assert 0.74 * wire < gathers < 0.97 * wire and (sums < 2 * wire if name in ("nvlink5", "nvlink") else sums == gathers)
 
@@ -101,7 +106,8 @@ def test_a_pipeline():
     assert t.messages == near(2 * 9 * (2 * 1024 * 768 / 370e9 + 10e-6))
     assert t.compute + chunked.step().bubble == near(8.5 * stage)
     # it keeps two micro-batches of six blocks, and with two chunks a half more of the difference
-    assert p.bytes().activations == near(2 * 6 * 1024 * 2 * 16 * 768.0) and chunked.bytes().activations == near(2.5 * 6 * 1024 * 2 * 16 * 768.0)
+    assert p.bytes().activations == near(2 * 6 * 1024 * 2 * 16 * 768.0)
+    assert chunked.bytes().activations == near(2.5 * 6 * 1024 * 2 * 16 * 768.0)
     # our programs' stages are balanced: 12 blocks and a head of 5.46 blocks are cut into 9 and 3
     ours, block = mesh_of("gpt2", "h100", 1, 1, 2, 0, 8, 1).step(), forward + backward
     slowest = max(9 * block, 3 * block + 3 * head)
@@ -126,26 +132,30 @@ def test_meshes_share_interfaces():
     assert w.apart(128, 1, 4) == Group(4, 4, 1) and w.apart(128, 16) == Group(8, 1, 8) and w.apart(128, 4, 4) == Group(4, 2, 4)
     assert p.collective(16, 1, False, 1e8) > p.collective(8, 1, False, 1e8)
     q = mesh_of("gpt3-175b", "h100", 8, 1, 1, 0, 8, 1)
-    assert q._replace(gpu=GPUS["rtx4090"]).link(1, 16) == 12e9 and q._replace(gpu=GPUS["rtx4090"]).link(8, 2) == 12e9 / 8 # 8 ranks, 1 interface
+    # 8 ranks, 1 interface
+    assert q._replace(gpu=GPUS["rtx4090"]).link(1, 16) == 12e9 and q._replace(gpu=GPUS["rtx4090"]).link(8, 2) == 12e9 / 8
 
 
 @pytest.mark.parametrize("T, ring, waits", [(2048, True, True), (262144, True, False), (262144, False, True)])
 def test_ranks_that_share_sequences(T, ring, waits):
     p = mesh_of("llama3-8b", "h100", 2, 2, 1, 1, 8, 1, cp=4)._replace(T=T)
     p, alone = p._replace(program=p.program._replace(ring=ring)), p._replace(cp=1, dp=8)
-    nbytes, hop = 2 * T / 4 * 2 * 1024 / 2, 2 * T / 4 * 2 * 1024 / 2 / 370e9 + 10e-6 # K and V of 1024 channels, of which a rank has half
+    # K and V of 1024 channels, of which a rank has half
+    nbytes, hop = 2 * T / 4 * 2 * 1024 / 2, 2 * T / 4 * 2 * 1024 / 2 / 370e9 + 10e-6
     part = 2 * 4096 * T * T / 4 / 2 / (989e12 * 0.62) / 4
     exposed = 3 * 3 * max(0, hop - part) if ring else 3 * p.collective(4, 2, False, 4 * nbytes)
     assert p.ranks == alone.ranks == 16 and p.context_waits() == near(exposed) and (exposed > 0) == waits
     assert p._replace(kept=INPUTS).context_waits() == near(4 / 3 * exposed)
-    assert p.bytes()[:3] == near(alone.bytes()[:3]) and p.bytes().activations == near(alone.bytes().activations / 4) # states are sharded alike
+    # states are sharded alike
+    assert p.bytes()[:3] == near(alone.bytes()[:3]) and p.bytes().activations == near(alone.bytes().activations / 4)
     assert p.step().compute == near(alone.step().compute) # four times the micro-batches of a quarter
     assert p.error() is None and p._replace(T=T + 2).error() == "sequences do not divide"
     assert p._replace(tp=8, dp=1).link(8, 4) == 47e9 and p.link(2, 4) == 370e9 # of a node's 8 interfaces
 
 
 @pytest.mark.parametrize("shape, dp, tp, pp, zero, chunks, batch, error", [
-    ("gpt2", 1, 8, 1, 0, 1, 8, "heads do not divide"), ("llama3-8b", 1, 16, 1, 0, 1, 16, "heads do not divide"), # 8 of keys and values
+    # 8 of keys and values
+    ("gpt2", 1, 8, 1, 0, 1, 8, "heads do not divide"), ("llama3-8b", 1, 16, 1, 0, 1, 16, "heads do not divide"),
     ("gpt2", 3, 1, 1, 0, 1, 8, "the batch does not divide"), ("gpt2", 1, 1, 13, 0, 1, 8, "there are fewer blocks than stages"),
     ("gpt2", 1, 1, 3, 0, 2, 8, "micro-batches do not divide over stages"), ("gpt2", 2, 2, 2, 1, 1, 8, None)])
 def test_what_cannot_be(shape, dp, tp, pp, zero, chunks, batch, error):
@@ -161,7 +171,8 @@ def test_what_holds_for_every_mesh(gpu, zero):
         assert sum(getattr(t, part) for part in PARTS) == near(t.seconds) and min(getattr(t, part) for part in PARTS) >= 0
         assert 0 < t.mfu < p.gpu.products
         # recomputation computes more and keeps less; a higher stage keeps less of the states
-        assert inputs.step().compute > t.compute and inputs.step().seconds > 0.9999 * t.seconds and inputs.bytes().activations < b.activations
+        assert inputs.step().compute > t.compute and inputs.step().seconds > 0.9999 * t.seconds
+        assert inputs.bytes().activations < b.activations
         assert zero == 0 or sum(b[:3]) < sum(before[:3])
 
 
@@ -188,7 +199,8 @@ def test_korthikantis_utilizations_agree_with_seconds(model, gpus):
     t, after, s = ROWS[ROWS.index(mfu) - 1], ROWS[ROWS.index(mfu) + 1], SHAPES[mfu.model] # rows cut, attention recomputed
     assert (t.kind, t.gpus, t.kept) == ("seconds", gpus, "selected")
     assert 100 * t.batch * t.T / (t.value * gpus * 312e12) * s.flops(t.T, False) == pytest.approx(mfu.value, rel=0.006)
-    if after.kind == "hfu": assert after.value / mfu.value == pytest.approx(1 + t.T / (6 * s.C), rel=0.01) # section 6.3, "approximately"
+    # section 6.3, "approximately"
+    if after.kind == "hfu": assert after.value / mfu.value == pytest.approx(1 + t.T / (6 * s.C), rel=0.01)
 
 
 def test_other_utilizations_agree_with_seconds():
@@ -198,21 +210,26 @@ def test_other_utilizations_agree_with_seconds():
     assert mfu == pytest.approx(published("LLMC", "gpt2-xl", "mfu").value, rel=0.002)
     first = ROWS.index(published("TITAN", "llama3-8b", "tokens")) # torchtitan: "33% to 39% MFU" of its first two rows
     percent = 100 * SHAPES["llama3-8b"].flops(8192, False) / 989e12
-    assert ROWS[first].value * percent == pytest.approx(33.5, rel=0.03) and ROWS[first + 2].value * percent == pytest.approx(39, rel=0.03)
+    assert ROWS[first].value * percent == pytest.approx(33.5, rel=0.03) and ROWS[first + 2].value * percent == pytest.approx(39,
+        rel=0.03)
 
 
 def test_what_llmcs_log_says_of_weights_is_exact():
     """2 bytes a parameter, and of three kinds of 4 bytes an eighth; llm.c pads the vocabulary."""
     elements = SHAPES["gpt2-xl"].parameters() + (50304 - 50257) * 1600
-    for kind, mib in (("weights_mib", 2 * elements // MIB), ("gradients_mib", 2 * elements // MIB), ("optimizer_mib", 3 * (4 * elements / 8 // MIB))):
+    for kind, mib in (("weights_mib", 2 * elements // MIB), ("gradients_mib", 2 * elements // MIB),
+                      ("optimizer_mib", 3 * (4 * elements / 8 // MIB))):
         assert published("LLMC", "gpt2-xl", kind).value == mib
 
 
 @pytest.mark.parametrize("source, times, sharded, n, most", [ # sharded: ZeRO-3's
-    ("ZERO1", False, False, 54, 0.025), ("ZERO2", False, False, 20, 0.025), ("LLMC", False, False, 4, 0.012), ("TITAN", False, False, 4, 0.14),
-    ("MEG1", False, False, 10, 0.03), ("MEG1", True, False, 10, 0.13), ("MEG2", True, False, 6, 0.11), ("KOR4", True, False, 10, 0.05),
+    ("ZERO1", False, False, 54, 0.025), ("ZERO2", False, False, 20, 0.025), ("LLMC", False, False, 4, 0.012),
+    ("TITAN", False, False, 4, 0.14),
+    ("MEG1", False, False, 10, 0.03), ("MEG1", True, False, 10, 0.13), ("MEG2", True, False, 6, 0.11),
+    ("KOR4", True, False, 10, 0.05),
     ("KOR5", True, False, 14, 0.12), ("LLMC", True, False, 6, 0.06), ("FSDP", True, True, 3, 0.22), ("TITAN", True, True, 4, 0.25),
-    ("NEMO", True, False, 15, 0.07), ("LLAMA", True, False, 6, 0.11), ("TITANTP", True, True, 4, 0.38), ("MEG2", True, True, 6, 0.28)])
+    ("NEMO", True, False, 15, 0.07), ("LLAMA", True, False, 6, 0.11), ("TITANTP", True, True, 4, 0.38),
+    ("MEG2", True, True, 6, 0.28)])
 def test_published_bytes_and_times(source, times, sharded, n, most):
     rows = [r for r in ROWS if r.source == source and (r.kind in TIMES) == times and (times and r.zero == 3) == sharded]
     found = offs([(r, predict(r, 2e9)) for r in rows], {r.kind for r in rows})
@@ -232,7 +249,8 @@ def test_gathers_that_are_slower_than_links():
     assert p.data_collective(False, 10.2e9) < 0.1
     assert (slow.data_collective(False, 10.2e9), slow.data_collective(True, 10.2e9)) == near((0.410, 0.820))
     once = 2 / 10.2e9 * 0.410 # of a parameter
-    assert slow.step().data == near(once * (3 * s.parameters() - s.root_parameters())) # twice gathered, once reduced; the root gathered once
+    # twice gathered, once reduced; the root gathered once
+    assert slow.step().data == near(once * (3 * s.parameters() - s.root_parameters()))
 
 
 # ---- search ----

@@ -6,9 +6,11 @@ import pytest
 from planned import network_of, network_with, piped, plan_of
 from machines import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, Network, link_of, open_link
 from pipelines import action_times, block_sent, gather_delay, message_seconds, pipeline_step, root_sent, tied_group, weight_seconds
-from questions import (CP, DDP, FSDP, MESH, PP, SCHEDULES, STRATEGIES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, blocks_of, bytes_of, extreme_rank,
+from questions import (CP, DDP, FSDP, MESH, PP, SCHEDULES, STRATEGIES, TP, ZERO1, ZERO2, ZERO3, ZEROPP, blocks_of, bytes_of,
+                       extreme_rank,
                        mesh_name, play, sent_of_all, slots, total_of)
-from steps import (METHODS, UnitSeconds, attend_across, attention_share, flops_done, is_possible, segments_of, step, tensor_messages,
+from steps import (METHODS, UnitSeconds, attend_across, attention_share, flops_done, is_possible, segments_of, step,
+                   tensor_messages,
                    unit_seconds, units_of, update_seconds)
 
 near = lambda x, relative=1e-9, absolute=1e-12: pytest.approx(x, rel=relative, abs=absolute)
@@ -27,7 +29,8 @@ def assert_rounds_to(x, given, unit):
 
 
 # ---- our programs ----
-@pytest.mark.parametrize("B, GB, rows, parts", [(8, 24, 4096, 1), (8, 34, 4096, 1), (8, 40, 8192, 1), (32, 24, 4736, 4), (32, 40, 8192, 2),
+@pytest.mark.parametrize("B, GB, rows, parts", [(8, 24, 4096, 1), (8, 34, 4096, 1), (8, 40, 8192, 1), (32, 24, 4736, 4),
+                                                (32, 40, 8192, 2),
                                                (32, 80, 16384, 1)])
 def test_a_gpu_keeps_other_logits(B, GB, rows, parts): # of so many rows at a time, a CPU of 320; two ranks have half of each row
     p = plan_of("gpt2", 2, B=B, gpu_memory=1e9 * GB)
@@ -36,9 +39,11 @@ def test_a_gpu_keeps_other_logits(B, GB, rows, parts): # of so many rows at a ti
     assert [kind(p._replace(N=N), DDP, "communication") for N in (1, 3)] == [0, 64 + 3 * 4] # sums of numbers; alone there are none
 
 
-@pytest.mark.parametrize("B, t, precision, columns", [(5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0),
+@pytest.mark.parametrize("B, t, precision, columns", [(5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0),
+                                                      (8, 2, "bf16", 0),
                                                       (16, 2, "bf16", 25152)])
-def test_more_rows_than_it_has_at_a_time_need_memory_to_add_up_their_gradients(B, t, precision, columns): # of half the tokens twice as many
+# of half the tokens twice as many
+def test_more_rows_than_it_has_at_a_time_need_memory_to_add_up_their_gradients(B, t, precision, columns):
     assert kind(plan_of("gpt2", 2, B=B, t=t, precision=precision, gpu_memory=24e9), TP, "workspace") == 4 * columns * 768
 
 
@@ -48,13 +53,15 @@ def test_our_programs_follow_the_papers_formulas_but_for_padding(strategy, whole
         p = plan_of("gpt2", N)
         kept = sum(kind(p, strategy, name) for name in ("parameters", "gradients", "optimizer state"))
         formula = p.shape.elements() * (whole + divided / N)
-        assert formula * (1 - 1e-12) <= kept <= formula + 25 * 16 * (4.0 * N + 12) # 25 units, each less than 16 elements longer per rank
+        # 25 units, each less than 16 elements longer per rank
+        assert formula * (1 - 1e-12) <= kept <= formula + 25 * 16 * (4.0 * N + 12)
 
 
 # ---- Megatron's published figures ----
 # Korthikanti et al. 2022 (arXiv 2205.05198), the models of its evaluation: 2048 tokens, t = 8, micro-batches of B. Calculon's
 # validation (github.com/calculon-ai/calculon, caa4b11) has the same.
-KORTHIKANTI = {"22B": (64, 6144, 48, 4), "175B": (96, 12288, 96, 1), "530B": (128, 20480, 105, 1), "1T": (160, 25600, 128, 1)} # NH, C, L, B
+# NH, C, L, B
+KORTHIKANTI = {"22B": (64, 6144, 48, 4), "175B": (96, 12288, 96, 1), "530B": (128, 20480, 105, 1), "1T": (160, 25600, 128, 1)}
 
 
 FULL = {"recompute": True, "full": True} # as papers count
@@ -76,8 +83,8 @@ def block_activations(p):
 def test_activations_are_megatrons_without_dropout_masks(model, percent):
     """The paper's table 2 has sbh(10 + 24/t + 5as/(ht)), and sbh(34 + 5as/h)/t where rows are cut. Without the (T,T) matrix, which
     cuDNN's attention does not keep, and of which the paper's selective recomputation keeps nothing either, there remain 10 + 24/t
-    and 34/t. Two bytes of the 10 are dropout masks, of which GPT-2 trained here has none. percent: of 34sbhL/t, its equation 6, with
-    what is outside of blocks."""
+    and 34/t. Two bytes of the 10 are dropout masks, of which GPT-2 trained here has none. percent: of 34sbhL/t, its equation 6,
+    with what is outside of blocks."""
     NH, C, L, B = KORTHIKANTI[model]
     for t in (1, 4, 8):
         p = megatron(L, NH, C, 2048, B, t, 8)
@@ -104,7 +111,8 @@ IN, SUM, NIC = 370e9, 480e9, 47e9 # bytes/s of gathers and sums inside, and of a
 @pytest.mark.parametrize("nics, per_node, what, N, group, seconds", [
     # group: of how many ranks, how far from each other
     (8, 8, ALL_REDUCE, 1, (1, 1), 0), (8, 8, REDUCE_SCATTER, 4, (4, 1), 3 * A + 0.75 * S / IN),
-    (8, 8, ALL_REDUCE, 4, (4, 1), 2 * (3 * A + 0.75 * S / SUM)), (4, 8, ALL_GATHER, 32, (32, 1), 28 * A + 3 * B + S * 31 / 32 / (4 * NIC)),
+    (8, 8, ALL_REDUCE, 4, (4, 1), 2 * (3 * A + 0.75 * S / SUM)),
+    (4, 8, ALL_GATHER, 32, (32, 1), 28 * A + 3 * B + S * 31 / 32 / (4 * NIC)),
     (16, 8, ALL_GATHER, 32, (32, 1), 28 * A + 3 * B + S * 31 / 32 / IN), # more than NVLink can feed
     (16, 8, ALL_REDUCE, 32, (32, 1), 2 * (7 * A + 2 * B + S * 31 / 32 / SUM)), # 4 nodes are a tree of 2 levels
     (8, 8, ALL_REDUCE, 40, (40, 1), 2 * (7 * A + 3 * B + S * 39 / 40 / (8 * NIC))), # 5 nodes, of 3
@@ -147,7 +155,8 @@ def test_a_measured_link_gives_the_measured_times(tmp_path):
 
 @pytest.mark.parametrize("text, finding", [
     ("[]", '"ranks" from 2'), ('{"ranks": 1}', '"ranks" from 2'), ('{"ranks": 2, "ranks": 3}', "is not JSON"),
-    ('{"ranks": 2, "ranks_per_node": 2}', "are no nodes of 2"), ('{"ranks": 2, "collectives": {"all-reduce": 3}}', "all-reduce.alpha"),
+    ('{"ranks": 2, "ranks_per_node": 2}', "are no nodes of 2"),
+    ('{"ranks": 2, "collectives": {"all-reduce": 3}}', "all-reduce.alpha"),
     ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": "1", "busbw": 1}}}', "all-reduce.alpha"),
     ('{"ranks": 2, "collectives": {"all-reduce": {"alpha": -1, "busbw": 1}}}', "all-reduce.alpha")])
 @pytest.mark.parametrize("inside", [False, True])
@@ -172,11 +181,14 @@ def test_what_links_take_from_compute():
     # an all-reduce 2. Compute 0-18. In the second micro-batch block 2 is done at 16 and sent until 18, block 1 18-20, the root
     # 20-22
     (DDP, 2, 2, 1, 18, 6, 22, "full", 2, 2),
-    # of a block's seconds, its attention takes 0.4. Root 0-1, then a half in each second until 5: forward computes from 2 to 2.4, from 3
-    # to 3.6, from 4 to 4.4, and from 5 to 5.6; backward ends at 12.6, or with a second micro-batch at 21.6. Gradients of the halves are
+    # of a block's seconds, its attention takes 0.4. Root 0-1, then a half in each second until 5: forward computes from 2 to 2.4,
+    # from 3
+    # to 3.6, from 4 to 4.4, and from 5 to 5.6; backward ends at 12.6, or with a second micro-batch at 21.6. Gradients of the halves
+    # are
     # sent 9.8-10.8 (ready at 9.8), until 11.8 (10.6), 12.8 (11.8) and 13.8 (12.6), and then the root's. Of zero-2 the first
     # micro-batch's are hidden behind the second
-    (ZERO1, 1, 2, 1, 9, 10, 14.8, "full", 2, 2), (ZERO1, 2, 2, 1, 18, 10, 23.8, "full", 2, 2), (ZERO2, 2, 2, 1, 18, 15, 23.8, "full", 2, 2),
+    (ZERO1, 1, 2, 1, 9, 10, 14.8, "full", 2, 2), (ZERO1, 2, 2, 1, 18, 10, 23.8, "full", 2, 2),
+    (ZERO2, 2, 2, 1, 18, 15, 23.8, "full", 2, 2),
     # nothing is sent ahead, and gathers queue behind reductions: nothing is hidden
     (ZERO3, 2, 2, 1, 18, 30, 48, "full", 2, 2),
     # root 0-1, kept for the whole step, block 1 1-2, compute from 2 on; then each unit has been gathered when it is needed. In the
@@ -184,7 +196,8 @@ def test_what_links_take_from_compute():
     (FSDP, 2, 2, 1, 18, 15, 25, "full", 2, 2),
     # without room to gather ahead only the root's gather is saved: 5 gathers and 3 reductions
     (FSDP, 1, 2, 1, 9, 8, 17, "full", 2, 1),
-    # as on 2 ranks, and then each shard is summed over the replicas in 2 s, once a step: the reductions of the second micro-batch end
+    # as on 2 ranks, and then each shard is summed over the replicas in 2 s, once a step: the reductions of the second micro-batch
+    # end
     # at 22, 24 and 25, and the sums at 24, 26 and 28
     (FSDP, 2, 2, 1, 18, 21, 28, "hybrid", 4, 2),
     # blocks stay from forward to backward, and from one micro-batch to the next; only what is gathered differs from ddp
@@ -194,7 +207,8 @@ def test_what_links_take_from_compute():
     (FSDP, 1, 3, 2, 12, 8, 16, "full", 2, 2),
     # one group, gathered 0-1; all of compute, then a reduction, of which the first is behind the second micro-batch
     (FSDP, 2, 3, 0, 24, 3, 26, "full", 2, 2), (FSDP, 1, 2, 7, 9, 5, 13, "full", 2, 2)]) # the last: more than there are blocks
-def test_steps_that_can_be_drawn_by_hand(strategy, accumulation, blocks, wrap, compute, communication, seconds, sharding, N, buffers):
+def test_steps_that_can_be_drawn_by_hand(strategy, accumulation, blocks, wrap, compute, communication, seconds, sharding, N,
+                                         buffers):
     p = plan_of("gpt2", N, L=blocks, accumulation=accumulation, wrap_blocks=wrap, buffers=buffers, sharding=sharding,
                 shard_group=2 if sharding == "hybrid" else 0)
     t = step(p, strategy, network_with(1, math.inf), ONE)
@@ -203,9 +217,9 @@ def test_steps_that_can_be_drawn_by_hand(strategy, accumulation, blocks, wrap, c
 
 
 def test_nodes_exchange_weights_before_a_step_and_gradients_in_two_hops():
-    """Two nodes of two ranks: in a second a unit is exchanged between nodes, gathered or reduced within one, and summed over nodes. Root
-    exchanged 0-1, gathered 1-2; block 1 1-2, 2-3, computed 3-4; block 2 2-3, 3-4, 4-5; head 5-8; backward 8-12; gradients of block 2
-    leave at 10 and are there at 12, block 1's at 12 and 14, and the root's are reduced 13-14, and summed 14-15."""
+    """Two nodes of two ranks: in a second a unit is exchanged between nodes, gathered or reduced within one, and summed over nodes.
+    Root exchanged 0-1, gathered 1-2; block 1 1-2, 2-3, computed 3-4; block 2 2-3, 3-4, 4-5; head 5-8; backward 8-12; gradients of
+    block 2 leave at 10 and are there at 12, block 1's at 12 and 14, and the root's are reduced 13-14, and summed 14-15."""
     p = plan_of("gpt2", 4, L=2, node_ranks=2)
     t = step(p, ZEROPP, network_with(1, math.inf), ONE)
     assert (t.compute, t.communication, t.seconds, t.exposed) == (9, 3 + 5 + 6, 15, 6)
@@ -240,13 +254,15 @@ def test_powersgds_factors_are_counted():
 
 
 @pytest.mark.parametrize("method, feedback, precision, nbytes, unit", [
-    ("bf16", False, "fp32", 12, 1e-9), ("bf16", True, "fp32", 20, 1e-9), # gradients are read, 2 bytes written; then read, and written
+    # gradients are read, 2 bytes written; then read, and written
+    ("bf16", False, "fp32", 12, 1e-9), ("bf16", True, "fp32", 20, 1e-9),
     # written; N parts read, a sum written and read, a part written; all parts read
     ("int8", False, "fp32", 4 + 5.3007 + 4, 1e-3), ("int8", True, "fp32", 4 + 5.3007 + 4 + 8 + 2, 1e-3),
     ("int8", False, "bf16", 2 + 5.3007 + 2, 1e-3)])
 def test_what_compressing_reads_and_writes(method, feedback, precision, nbytes, unit):
     n, vectors = 12 * 12 * 768 * 768 + (50257 + 1024) * 768, (12 * 13 + 2) * 768 # elements of matrices, and of 1-D tensors
-    touched = lambda *of: sum(packing + unpacking for _, packing, unpacking in segments_of(compressed(4, of[0], of[2], feedback=of[1]), NV)) / n
+    touched = lambda *of: sum(packing + unpacking for _, packing,
+                              unpacking in segments_of(compressed(4, of[0], of[2], feedback=of[1]), NV)) / n
     copied = 4 * vectors * (4 if precision == "fp32" else 2) / n # read and written, before they are sent and after
     assert_rounds_to(touched(method, feedback, precision) - copied, nbytes, unit)
     assert touched("top-k", False, "fp32") > 2 * touched("sign", False, "fp32")
@@ -259,7 +275,8 @@ def test_compressing_takes_time_beside_backward_and_messages_take_latencies():
     assert before.compressing == 0 and 0.0015 < t.compressing < 0.0025 # 15 bytes of 124 M
     assert t.seconds == near(t.compute + t.compressing + t.exposed + update_seconds(paid, DDP))
     assert t.communication == near(before.communication) and t.exposed <= before.exposed
-    many, factors = (step(compressed(8, *of), DDP, network_with(1, math.inf), ONE).communication / 7 for of in (("int8",), ("powersgd",)))
+    many, factors = (step(compressed(8, *of), DDP, network_with(1, math.inf), ONE).communication / 7
+                     for of in (("int8",), ("powersgd",)))
     few = step(plan_of("gpt2", 8, L=12), DDP, network_with(1, math.inf), ONE).communication / 7
     assert few == 2 * 13 and many % 1 == factors % 2 == 0 and factors > many > 0
 
@@ -305,14 +322,16 @@ def shared(N, c, how="ring", balance="zigzag", **changes):
     # parts of 1 s. K and V 0-2, 2-4, 4-6; behind the last, gradients 6-8 beside the part 6-7, 8-10 and 10-12: K, V first
     ("ring", "zigzag", 4, 2, 16, True, 12, 8, 12)])
 def test_attention_across_ranks_that_can_be_drawn_by_hand(how, balance, c, alpha, seconds, backward, now, exposed, communication):
-    t = attend_across(shared(c, c, how, balance), network_with(alpha / (1 if how == "ring" else c - 1), math.inf), seconds, backward)
+    t = attend_across(shared(c, c, how, balance), network_with(alpha / (1 if how == "ring" else c - 1), math.inf), seconds,
+                      backward)
     assert (t.now, t.exposed, t.communication) == near((now, exposed, communication))
 
 
 @pytest.mark.parametrize("how, N, m, again, exposed", [
     # keys and values hide behind long parts, the gradients' last hop does not: 1 s; a block's and the root's gradients, 2 s each
     ("ring", 2, 1, 0, 1 + 4), ("ring", 2, 3, 1, 3 + 4), ("ring", 4, 1, 0, 1 + 3 * 4),
-    ("ulysses", 2, 1, 0, 2 + 2 + 4), ("ulysses", 2, 2, 1, 2 * 6 + 4), ("allgather", 2, 1, 0, 1 + 2 + 4), ("allgather", 2, 1, 1, 2 + 2 + 4)])
+    ("ulysses", 2, 1, 0, 2 + 2 + 4), ("ulysses", 2, 2, 1, 2 * 6 + 4), ("allgather", 2, 1, 0, 1 + 2 + 4),
+    ("allgather", 2, 1, 1, 2 + 2 + 4)])
 def test_a_step_of_ranks_that_share_sequences(how, N, m, again, exposed):
     p = shared(N, 2, how, "contiguous" if how == "ulysses" else "zigzag", L=1, accumulation=m, recompute=bool(again))
     t = step(p, CP, network_with(1, math.inf), UnitSeconds(1000, 3000 if again else 2000, 10))
@@ -322,7 +341,8 @@ def test_a_step_of_ranks_that_share_sequences(how, N, m, again, exposed):
 
 def test_contiguous_chunks_leave_ranks_waiting():
     for c, how in itertools.product((2, 4, 8), ("ring", "allgather")):
-        one, two = (step(shared(c, c, how, balance), CP, network_of("nvlink", "infiniband", 0), ONE) for balance in ("contiguous", "zigzag"))
+        one, two = (step(shared(c, c, how, balance), CP, network_of("nvlink", "infiniband", 0), ONE)
+                    for balance in ("contiguous", "zigzag"))
         attention = attention_share(shared(c, c)) * 12 * 3 / c # of the mean rank; the last has c - 1/2 chunks of c/2
         assert one.bubble == near(attention * ((c - 0.5) / (c / 2) - 1)) and two.bubble == near(0)
         assert one.compute == near(two.compute) and one.seconds == near(one.compute + one.bubble + one.exposed)
@@ -332,13 +352,15 @@ def test_contiguous_chunks_leave_ranks_waiting():
 @pytest.mark.parametrize("p, m, schedule", itertools.product((1, 4), (4, 8), SCHEDULES))
 def test_a_balanced_pipelines_bubble_is_the_formulas(p, m, schedule):
     plan = plan_of("gpt2", 4, L=8, V=1, accumulation=m) # so that the split is even
-    t = pipeline_step(piped(plan, p, schedule, 2 if schedule == "interleaved" else 1), PP, network_of("nvlink", "infiniband", 0), UnitSeconds(1, 2, 0))
+    t = pipeline_step(piped(plan, p, schedule, 2 if schedule == "interleaved" else 1), PP, network_of("nvlink", "infiniband", 0),
+                      UnitSeconds(1, 2, 0))
     assert (t.compute, t.bubble) == near((3.0 * 8 / p * m, t.formula))
     assert t.efficiency == t.compute / t.seconds and t.tokens_per_s == near(4 / p * m * 4096 / t.seconds)
     W = 12.0 * 768 / (12 * 768 + 13 + 1024) # 24 C^2 FLOPs of the forward pass's 24 C^2 + 2 C T and vectors
     assert weight_seconds(plan, ONE) == near(W)
     q = piped(plan_of("gpt2", 2), 2, schedule, split="4,8")
-    assert action_times(q, tensor_messages(q, NV), ONE) == [near([4, 4 * (2 - W), 4 * W]), near([8, 8 * (2 - W) + 3, 8 * W])] # the head is in I
+    # the head is in I
+    assert action_times(q, tensor_messages(q, NV), ONE) == [near([4, 4 * (2 - W), 4 * W]), near([8, 8 * (2 - W) + 3, 8 * W])]
 
 
 @pytest.mark.parametrize("schedule, blocks, m, N, alpha, compute, bubble, communication, exposed", [
@@ -395,10 +417,12 @@ WRAPS = {"wrap_blocks": 1}, {"wrap_blocks": 5}, {"wrap_blocks": 0}, {"wrap_halve
     *((strategy, 8, 1 if strategy == DDP else 3, {"accumulation": m, **wrap}) for strategy in STRATEGIES for m in (1, 2)
       for wrap in (WRAPS if strategy == FSDP else WRAPS[:1])),
     *((DDP, N, 1, {"method": method}) for method in METHODS[1:] for N in (2, 3)),
-    *((TP, 12, 0, {"B": 3, "t": t, "rows": rows, "accumulation": m, "recompute": again}) for t in (1, 3, 4, 12) for rows in (False, True)
+    *((TP, 12, 0, {"B": 3, "t": t, "rows": rows, "accumulation": m, "recompute": again}) for t in (1, 3, 4, 12)
+      for rows in (False, True)
       for m, again in ((1, False), (2, True))),
     *((CP, 12, 1, {"c": c, "how": how, "balance": balance, "T": 768, "accumulation": m, "recompute": m > 1}) for m in (1, 2)
-      for c, how, balance in ((1, "ring", "contiguous"), (3, "ulysses", "contiguous"), (6, "allgather", "contiguous"), (2, "ring", "contiguous"),
+      for c, how, balance in ((1, "ring", "contiguous"), (3, "ulysses", "contiguous"), (6, "allgather", "contiguous"),
+                              (2, "ring", "contiguous"),
                               (4, "allgather", "zigzag"), (4, "ring", "zigzag"))),
     *((PP, copies * p, 0, {"p": p, "schedule": schedule, "v": v, "split": split, "L": 8, "accumulation": 4}) for copies in (1, 2, 3)
       for p, schedule, v, split in ((2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"),
@@ -423,7 +447,8 @@ def test_compute_is_divided_by_flops(again, full):
     assert s.block_again == near(s.block_forward * again * (1 if full else 1 - fcproj))
     # 6 FLOPs for each of wte, wpe and the final layernorm; a block's forward pass has a third of its 6, and of attention's
     assert s.head / s.block_forward == near((50257 + 1024 + 2) * 768.0 * 3 / (7087872 + 768.0 * 1024))
-    for T, least, most in ((64, 1.16, 1.26), (256, 1.13, 1.31)): # experiments/recompute: 1.23 and 1.19 were measured, from so much to so much
+    # experiments/recompute: 1.23 and 1.19 were measured, from so much to so much
+    for T, least, most in ((64, 1.16, 1.26), (256, 1.13, 1.31)):
         p = plan_of("gpt2", 2, max_T=T, V=257, L=6, NH=6, C=384, T=T)
         assert least < flops_done(p._replace(recompute=True)) / flops_done(p) < most
 
@@ -482,7 +507,8 @@ def test_what_holds_for_every_mesh(tp, pp, zero):
     assert a.compute + a.tp + a.bubble + a.exposed == near(a.seconds)
     assert min(a.tp, a.bubble, a.exposed, b.seconds - a.seconds) > -1e-12
     assert on_mesh(p._replace(accumulation=16)).efficiency > a.efficiency
-    if tp == 4 and pp == 1: # parts or copies alone take what tp or ddp takes, but that gradients of a block become final at other times
+    # parts or copies alone take what tp or ddp takes, but that gradients of a block become final at other times
+    if tp == 4 and pp == 1:
         for q, strategy, share in ((mesh_of(1, 4, 1, rows=zero > 0, recompute=zero > 0), TP, 1e-9), (mesh_of(16, 1, 1), DDP, 1e-3)):
             assert on_mesh(q).seconds == near(step(q, strategy, NV, unit_seconds(q, 0.1)).seconds, share)
 
@@ -505,13 +531,15 @@ def test_narayanans_tflops_within_eleven_percent(row, difference):
     p = megatron(L, NH, C, 2048, B, t, N, **FULL, accumulation=batch * t // N // B)
     assert_differs(1e-12 * narayanan_flops(p.shape, p.T) * batch * p.T / N / a100_step_seconds(p), published, difference)
     assert_rounds_to(100 * published / 312, percent, 1) # as the paper has both
-    half, vectors = 8 * L * C * p.T, 8 * L * 13 * C + 6 * (p.shape.T + 2) * C # above the diagonal nothing is computed; not counted there
+    # above the diagonal nothing is computed; not counted there
+    half, vectors = 8 * L * C * p.T, 8 * L * 13 * C + 6 * (p.shape.T + 2) * C
     assert flops_done(p) + half - vectors == near(narayanan_flops(p.shape, p.T))
     assert 0.94 < flops_done(p) / narayanan_flops(p.shape, p.T) < 0.975
 
 
 def test_korthikantis_22b_within_nine_percent_and_shoeybis_eight_ranks_too_fast():
-    p, rows = (megatron(48, 64, 6144, 2048, 4, 8, 8, **how) for how in (FULL, {"rows": True})) # table 5: 8 A100, one micro-batch of 4
+    # table 5: 8 A100, one micro-batch of 4
+    p, rows = (megatron(48, 64, 6144, 2048, 4, 8, 8, **how) for how in (FULL, {"rows": True}))
     assert_differs(a100_step_seconds(p), 1.42, 8.8)
     assert_differs(a100_step_seconds(rows), 1.10, 8.9)
     assert_differs(a100_step_seconds(p) / a100_step_seconds(rows), 1.42 / 1.10, -0.1) # what rows and memory save
@@ -524,8 +552,10 @@ def test_korthikantis_22b_within_nine_percent_and_shoeybis_eight_ranks_too_fast(
 # less than others. The vocabulary is not given; 32,000 is usual with the kind of tokenizer that its script names. L, C, NH, p, B;
 # samples per second and GPU for m of 3, 4 and 8 p, and of zero bubbles; the share of 312 TFLOP/s that gives the first row of each
 # model; GB.
-QI = [(22, 2304, 24, 8, 6, (11.8, 12.5, 13.6), (12.9, 13.4, 14.2), 0.490, 30), (30, 4096, 32, 8, 3, (3.50, 3.70, 4.03), (3.88, 4.00, 4.20), 0.579, 39),
-      (46, 5120, 40, 16, 1, (1.40, 1.49, 1.64), (1.61, 1.67, 1.76), 0.567, 32), (62, 6144, 48, 32, 1, (0.76, 0.80, 0.88), (0.87, 0.90, 0.96), 0.599, 43)]
+QI = [(22, 2304, 24, 8, 6, (11.8, 12.5, 13.6), (12.9, 13.4, 14.2), 0.490, 30),
+      (30, 4096, 32, 8, 3, (3.50, 3.70, 4.03), (3.88, 4.00, 4.20), 0.579, 39),
+      (46, 5120, 40, 16, 1, (1.40, 1.49, 1.64), (1.61, 1.67, 1.76), 0.567, 32),
+      (62, 6144, 48, 32, 1, (0.76, 0.80, 0.88), (0.87, 0.90, 0.96), 0.599, 43)]
 
 
 def qi_plan(L, C, NH, p, B, schedule, m):

@@ -1,5 +1,5 @@
-"""build/ranks: where ranks parted, from made-up files of last operations, and which files are none. (test/unit/test_rank_files.c writes such files,
-and test/runs/test_faults.py has those of a run.)"""
+"""build/ranks: where ranks parted, from made-up files of last operations, and which files are none. (test/unit/test_rank_files.c
+writes such files, and test/runs/test_faults.py has those of a run.)"""
 import os
 import pytest
 from suite import assert_refused, command, program, succeeds
@@ -17,7 +17,8 @@ class Log:
         key = (communicator, collective, peer) if collective in ("send", "receive") else (communicator, "collective", "-")
         number = self.issued.get(key, 0)
         self.issued[key] = number + 1
-        self.operations.append(f"op {number} {communicator} {collective} {elements} {type} {peer} {self.step} {state} 1.000000 2.000000 3.000000")
+        self.operations.append(f"op {number} {communicator} {collective} {elements} {type} {peer} {self.step} {state} 1.000000 "
+                               "2.000000 3.000000")
 
     def train(self, begin, end):
         """Four buckets a step, of 100, 200, 300 and 400 elements: operations begin to end - 1."""
@@ -29,7 +30,9 @@ class Log:
     def write(self, folder, ranks, run="a", name=None):
         path = folder / (name or f"ops_rank_{self.rank:04}.txt")
         channels = [f"channel {communicator} {way} {peer} {n} 0" for (communicator, way, peer), n in self.issued.items()]
-        path.write_text("\n".join([MAGIC, f"run {run} rank {self.rank} of {ranks} step {self.step} operations {len(self.operations)}", *channels,
+        path.write_text("\n".join([MAGIC,
+                                   f"run {run} rank {self.rank} of {ranks} step {self.step} operations {len(self.operations)}",
+                                   *channels,
                                    *self.operations[-64:], "end\n"]))
         return path
 
@@ -44,7 +47,8 @@ def said(folder, logs, sequence="world"):
 
 # Ranks that train operations of the world: (first, last rank, from, to).
 @pytest.mark.parametrize("ranks, trained, others, parts", [
-    (4, [(0, 3, 0, 100)], 0, ["the same on all: 100 operations, of which #36 to #99 could be compared"]), (2, [], 0, ["the same on all: 0 operations"]),
+    (4, [(0, 3, 0, 100)], 0, ["the same on all: 100 operations, of which #36 to #99 could be compared"]),
+    (2, [], 0, ["the same on all: 0 operations"]),
     # One that stopped never issued the next.
     (4, [(0, 3, 0, 41), (0, 1, 41, 43), (3, 3, 41, 42)], 0, ["rank 2 never issued all-reduce #41 of world (200 fp32, step 11)",
      "ranks 0-1 and 3 did, and came as far as #42", "rank 2's last: all-reduce #40 of world (100 fp32, step 11), finished"]),
@@ -57,7 +61,8 @@ def said(folder, logs, sequence="world"):
     (2, [(0, 1, 0, 10)], 70, ["all issued 10 operations, but no two files hold the same one any more"]),
     # One that is left out is seen where the others differ.
     (4, [(0, 3, 0, 41), (0, 1, 41, 60), (3, 3, 41, 60), (2, 2, 42, 59)], 0,
-     ["ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), rank 2 issued all-reduce #41 of world (300 fp32, step 11)",
+     ["ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), rank 2 issued all-reduce #41 of world (300 fp32, step "
+      "11)",
       "it looks as if rank 2 had left one out"]),
     (2, [(0, 1, 0, 5), (0, 0, 5, 200), (1, 1, 6, 201)], 0, ["issued all-reduce #136", "left one out",
      "older operations are not in the files, so the ranks may have parted earlier"])],
@@ -77,7 +82,9 @@ def test_one_left_out_among_equals_shows_in_the_step(tmp_path):
         for i in range(24):
             log.step = 1 + i // 8
             if log.rank != 1 or i != 10: log.issue("world", "all-reduce", 100)
-    assert said(tmp_path, logs) == ("ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2), rank 1 issued all-reduce #15 of world (100 fp32, step 3)"
+    assert said(tmp_path,
+                logs) == ("ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2), rank 1 issued all-reduce #15 of world "
+                          "(100 fp32, step 3)"
                                     "; from there on it looks as if rank 1 had left one out, this or an equal one before it")
 
 
@@ -93,7 +100,8 @@ def test_one_too_many_is_seen_as_well(tmp_path):
 USUAL = {"collective": "broadcast", "type": "fp32", "elements": 100, "peer": 1, "step": 5}
 
 
-@pytest.mark.parametrize("changed", [{"collective": "all-gather"}, {"type": "bf16"}, {"elements": 101}, {"peer": 0}, {"step": 6}, {}],
+@pytest.mark.parametrize("changed", [{"collective": "all-gather"}, {"type": "bf16"}, {"elements": 101}, {"peer": 0}, {"step": 6},
+                                     {}],
                          ids=lambda changed: "".join(changed) or "state")
 def test_every_property_of_an_operation_is_compared_and_that_it_finished(changed, tmp_path):
     logs = [Log(r).train(0, 5) for r in range(3)]
@@ -110,7 +118,8 @@ def test_every_property_of_an_operation_is_compared_and_that_it_finished(changed
 @pytest.mark.parametrize("received, text", [
     ([10, 20, 30, 40, 50], "the same on all: 5 operations, of which #0 to #4 could be compared"),
     ([], "rank 2 never issued send #0 to rank 2 of world (10 fp32, step 0)"),
-    ([11], "rank 0 issued send #0 to rank 2 of world (10 fp32, step 0), rank 2 issued receive #0 from rank 0 of world (11 fp32, step 0)")],
+    ([11], "rank 0 issued send #0 to rank 2 of world (10 fp32, step 0), rank 2 issued receive #0 from rank 0 of world (11 fp32, "
+           "step 0)")],
     ids=["same", "missing", "other"])
 def test_sends_are_held_against_receives(received, text, tmp_path):
     logs = [Log(r) for r in range(3)]
@@ -149,14 +158,20 @@ OPS, NO_FILE = FIRST + SECOND, "this is not a file of last operations, or it is 
 
 
 @pytest.mark.parametrize("text, says", [
-    ("", f":0: {NO_FILE}it is cut off"), ("step,loss\n", f":1: {NO_FILE}"), (f"{MAGIC}\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: "),
-    (f"{MAGIC}\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: "), (f"{MAGIC}\nrank 1\nend\n", ":2: "), (HEAD + CHANNEL + OPS, "it is cut off"),
-    (HEAD + CHANNEL + "op 0 world all-reduce 10", f":4: {NO_FILE}an operation was"), (HEAD + CHANNEL + OPS + "end\nmore\n", "something follows the end"),
+    ("", f":0: {NO_FILE}it is cut off"), ("step,loss\n", f":1: {NO_FILE}"),
+    (f"{MAGIC}\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: "),
+    (f"{MAGIC}\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: "), (f"{MAGIC}\nrank 1\nend\n", ":2: "),
+    (HEAD + CHANNEL + OPS, "it is cut off"),
+    (HEAD + CHANNEL + "op 0 world all-reduce 10", f":4: {NO_FILE}an operation was"),
+    (HEAD + CHANNEL + OPS + "end\nmore\n", "something follows the end"),
     (HEAD + OPS + "end\n", f":3: {NO_FILE}its channel does not have operation 0"), (HEAD + 2 * CHANNEL + OPS + "end\n", "twice"),
     (HEAD + "channel world collective - 1 2\nend\n", "1 issued and 2 finished is impossible"),
-    (HEAD + "channel world collective - -1 -2\nend\n", "is impossible"), (HEAD + "channel world gather - 2 1\n" + OPS + "end\n", "a channel was expected"),
-    (HEAD + "channel world send - 2 1\nend\n", "a channel was expected"), (HEAD + "channel world send 4 2 1\nend\n", "there is no rank 4"),
-    (HEAD + "channel world send x 2 1\nend\n", "a channel was expected"), (HEAD + CHANNEL + FIRST + "end\n", "the last operations of world are not there"),
+    (HEAD + "channel world collective - -1 -2\nend\n", "is impossible"),
+    (HEAD + "channel world gather - 2 1\n" + OPS + "end\n", "a channel was expected"),
+    (HEAD + "channel world send - 2 1\nend\n", "a channel was expected"),
+    (HEAD + "channel world send 4 2 1\nend\n", "there is no rank 4"),
+    (HEAD + "channel world send x 2 1\nend\n", "a channel was expected"),
+    (HEAD + CHANNEL + FIRST + "end\n", "the last operations of world are not there"),
     (HEAD + "channel world collective - 3 1\n" + FIRST + SECOND.replace("op 1", "op 2") + "end\n", "2 follows 0"),
     (HEAD + CHANNEL + FIRST.replace("op 0", "op 5") + "end\n", "does not have operation 5"),
     (HEAD + CHANNEL + SECOND.replace("started", "sleeping") + "end\n", "an operation was expected"),
@@ -204,8 +219,10 @@ def test_a_file_damaged_anywhere_is_read_or_refused(tmp_path):
 def test_files_of_different_runs_or_of_one_rank_are_not_mixed(tmp_path):
     first = Log(0).write(tmp_path, 2)
     for run, ranks in ("b", 2), ("a", 3):
-        assert_refused(command([program("ranks"), first, Log(1).write(tmp_path, ranks, run)]), "0000.txt and .*0001.txt are of different runs")
-    assert_refused(command([program("ranks"), first, Log(0).write(tmp_path, 2, name="again")]), "again is of rank 0, of which there is another file already")
+        assert_refused(command([program("ranks"), first, Log(1).write(tmp_path, ranks, run)]),
+                       "0000.txt and .*0001.txt are of different runs")
+    assert_refused(command([program("ranks"), first, Log(0).write(tmp_path, 2, name="again")]),
+                   "again is of rank 0, of which there is another file already")
 
 
 @pytest.mark.parametrize("options, status", [("--help", 0), ("-h", 0), ("", 1), ("--nope", 1)])

@@ -1,5 +1,5 @@
-"""README.md's commands work word for word, for the user who runs this and, where that is root, for a plain user in a clone of their own; so do
-the cells of the notebook for free GPUs, where there is none."""
+"""README.md's commands work word for word, for the user who runs this and, where that is root, for a plain user in a clone of their
+own; so do the cells of the notebook for free GPUs, where there is none."""
 import fcntl, json, os, pwd, re, shutil, tempfile
 from pathlib import Path
 import pytest
@@ -11,17 +11,20 @@ LONG = 300
 
 def readme(pattern):
     """README's one indented line with this pattern, without its comment."""
-    lines = [x.strip() for x in re.findall(r"^    ([^$# ].*?)(?: +# .*)?$", (ROOT / "README.md").read_text(), re.M) if re.search(pattern, x)]
+    lines = [x.strip() for x in re.findall(r"^    ([^$# ].*?)(?: +# .*)?$", (ROOT / "README.md").read_text(), re.M)
+             if re.search(pattern, x)]
     assert len(lines) == 1, (pattern, lines)
     return lines[0]
 
 
 def run_line(line, before=(), cwd=ROOT, **env):
-    unset = [word for x in ("MPIRUN", "OMPI_MCA_pml", "OMPI_MCA_orte_tmpdir_base", "OMP_NUM_THREADS", "OMP_WAIT_POLICY") for word in ("-u", x)]
+    unset = [word for x in ("MPIRUN", "OMPI_MCA_pml", "OMPI_MCA_orte_tmpdir_base", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
+             for word in ("-u", x)]
     return command("env", unset, [f"{k}={v}" for k, v in env.items()], *before, "sh -c", [line], cwd=cwd, timeout=1800)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(user, marks=pytest.mark.sampled(user)) for user in ("this_user", "plain_user")])
+@pytest.fixture(scope="module", params=[pytest.param(user, marks=pytest.mark.sampled(user))
+                                        for user in ("this_user", "plain_user")])
 def shell(request):
     """A function that runs a line in a clone: as this user in this one, or as nobody in a clone where nothing is built yet."""
     if request.param == "this_user":
@@ -76,7 +79,8 @@ def test_the_notebook_for_free_gpus_trains_on_the_cpu_and_skips_what_needs_a_gpu
     for name in "apt-get", "nvidia-smi": executable(programs / name, "exit 1")
     shutil.copy(tmp_path / "shard.c/doc/free_gpu.ipynb", tmp_path)
     run = command([jupyter, "--timeout=900", "--output", notebook, tmp_path / "free_gpu.ipynb"], timeout=1800,
-                  env={"HOME": home, "PATH": f"{programs}:{os.environ['PATH']}", "CCACHE_DIR": os.environ.get("CCACHE_DIR", Path.home() / ".cache/ccache")})
+                  env={"HOME": home, "PATH": f"{programs}:{os.environ['PATH']}",
+                       "CCACHE_DIR": os.environ.get("CCACHE_DIR", Path.home() / ".cache/ccache")})
     assert run.status == 0, run
     here, installed, built, single, ranks, check, page = outputs(notebook)
     assert str(tmp_path / "shard.c") in here

@@ -1,5 +1,6 @@
-"""Pipeline schedules played in time: their bubbles and activations are those of the papers' formulas. build/schedule: what it draws and
-prints of schedules whose times are known, of a run's timeline, and the bytes that a run keeps. (test/unit/test_pipeline.c has the orders.)"""
+"""Pipeline schedules played in time: their bubbles and activations are those of the papers' formulas. build/schedule: what it draws
+and prints of schedules whose times are known, of a run's timeline, and the bytes that a run keeps. (test/unit/test_pipeline.c has
+the orders.)"""
 import itertools, json, re
 import xml.etree.ElementTree as xml
 import pytest
@@ -47,8 +48,10 @@ def test_bubbles_are_those_of_the_papers(schedule, times):
 
 
 # ---- build/schedule ----
-# With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are messages.
-# D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840 bytes.
+# With costs 3,1 there are 12 ms of work on average: 18 on the first stage, 6 on the second, which is waited for once, 1.5; so are
+# messages.
+# D8: 4 ranks of 2 blocks, C = 16, NH = 4, 32 tokens, fp32: a micro-batch's activations are 32 (2 (16 C 4 + 4 x 8) + 8) = 67840
+# bytes.
 @rows_of(r"""
 --p 2 --m 2 => ^rank 0   \|F0-F1-\.{6}B0----\.{3}B1----\|$ ~ ^rank 1   \|\.{3}F0-B0----F1-B1----\.{6}\|$ ~ ^step 9 ms: 6 ms of work ~
     ^bubble as played +3 ms +33.33 % of the step +50.00 % of the work$ ~ ^bubble by the formula +3 ms +33.33 % of the step +50.00 % ~
@@ -118,10 +121,13 @@ def renamed(old, new):
 def test_a_step_of_a_run_is_drawn_as_it_was_and_its_bubble_has_parts(tmp_path):
     run = trace(tmp_path / "run.json", STEPS)
     assert_says(said(run, "--columns 48 --svg", tmp_path / "b.svg"), "^1f1b, 2 stages, 2 micro-batches, 1 chunk each; step 2 of ",
-                r"^rank 0   \|F0---F1---\.{11}B0------\.{7}B1----------\|$", r"^rank 1   \|\.{6}F0---B0--------F1---B1--------\.{12}\|$",
-                "^step 96 ms, from its first action to its last: 60 ms of work", "^bubble as measured  *36 ms", "^  imbalance  *0 ms",
+                r"^rank 0   \|F0---F1---\.{11}B0------\.{7}B1----------\|$",
+                r"^rank 1   \|\.{6}F0---B0--------F1---B1--------\.{12}\|$",
+                "^step 96 ms, from its first action to its last: 60 ms of work", "^bubble as measured  *36 ms",
+                "^  imbalance  *0 ms",
                 r"^  ramp \(start and end\) +30 ms", "^  jitter +4 ms", "^  late messages +2 ms", "^largest part: the ramp;",
-                "^bubble by the formula +30 ms", "^rank 0 +60 +36 +62.5% +2 micro-batches +2$", "^rank 1 +60 +36 +62.5% +1 micro-batch +1$",
+                "^bubble by the formula +30 ms", "^rank 0 +60 +36 +62.5% +2 micro-batches +2$",
+                "^rank 1 +60 +36 +62.5% +1 micro-batch +1$",
                 f"^picture: {tmp_path}/b.svg")
     assert (tmp_path / "b.svg").read_text().count('height="22" fill="#3a86b7"') == 4
     assert_says(said(run, "--schedule 1f1b --p 2 --v 1"), "^1f1b, 2 stages")
@@ -129,11 +135,13 @@ def test_a_step_of_a_run_is_drawn_as_it_was_and_its_bubble_has_parts(tmp_path):
 
 
 @pytest.mark.parametrize("slices, options, pattern", [
-    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is B0, where zb-h1 .* has I0"), (STEPS, "--step 7", "has no such step"),
+    (STEPS, "--schedule zb-h1", "action 2 of rank 0 in step 2 is B0, where zb-h1 .* has I0"),
+    (STEPS, "--step 7", "has no such step"),
     (STEPS, "--times 1,2,3", "cannot be used with --trace"), (STEPS, "--batch-size 2", "batch-size is one of --model's"),
     (renamed("^[FB][01] ", ""), "", "no slices whose names begin with an action"),
     ([x for x in STEPS if x["name"] != "B1 head"], "", "rank 1 has 3 actions .* has 4; it is no whole step"),
-    (renamed("F0 forward, block 1", "F1 forward, block 1"), "", "action 0 of rank 1 .* is F1, where 1f1b .* has F0; it is no whole step")],
+    (renamed("F0 forward, block 1", "F1 forward, block 1"), "",
+     "action 0 of rank 1 .* is F1, where 1f1b .* has F0; it is no whole step")],
     ids=["schedule", "step", "times", "model", "program", "torn", "order"])
 def test_errors_of_a_trace(slices, options, pattern, tmp_path):
     assert_refused(command(program("schedule"), trace(tmp_path / "run.json", slices), options), pattern)
@@ -144,7 +152,8 @@ RUN = f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0 {D8}"
 
 
 @pytest.mark.parametrize("ranks, options, name", [
-    *[(2, f"--total-batch-size 128 --schedule {name} --emulate-ms 2,2,2", name) for name in ("gpipe", "1f1b", "zb-h1", "interleaved")],
+    *[(2, f"--total-batch-size 128 --schedule {name} --emulate-ms 2,2,2", name)
+      for name in ("gpipe", "1f1b", "zb-h1", "interleaved")],
     rest(4, "--total-batch-size 256 --pipeline-parallel 2 --schedule gpipe", "gpipe")],
     ids=["gpipe", "1f1b", "zb-h1", "interleaved", "copies"])
 def test_a_runs_schedule_is_found_and_the_parts_are_the_bubble(ranks, options, name, tmp_path):
@@ -152,7 +161,8 @@ def test_a_runs_schedule_is_found_and_the_parts_are_the_bubble(ranks, options, n
     text = said(f"--trace {tmp_path}/run.json --columns 60")
     assert_says(text, f"^{name}, 2 stages, 4 micro-batches")
     parts = [float(re.search(rf"^ *{re.escape(part)} +([-0-9.e+]+) ms ", text, re.M)[1])
-             for part in ("bubble as measured", "ramp (start and end)", "imbalance", "jitter", "late messages")] # with six digits each
+             # with six digits each
+             for part in ("bubble as measured", "ramp (start and end)", "imbalance", "jitter", "late messages")]
     assert parts[0] > 0 and sum(parts[1:]) == pytest.approx(parts[0], rel=1e-4)
 
 

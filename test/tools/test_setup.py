@@ -24,7 +24,8 @@ class Machine:
         wanted = f"{components} {stand_ins}".split()
         text = (ROOT / "dev/components.sh").read_text().replace("/usr/bin/python3", "no-such-python")
         rows = [x for x in text.splitlines() if not re.match(r"\w+ +\| [^|]+\|", x) or x.split()[0] in wanted]
-        rows += [f'probe_{x}() {{ [ ! -e "$FAKES/no_{x}" ] || {{ echo "it is not here"; return 1; }}; }}' for x in stand_ins.split()]
+        rows += [f'probe_{x}() {{ [ ! -e "$FAKES/no_{x}" ] || {{ echo "it is not here"; return 1; }}; }}'
+                 for x in stand_ins.split()]
         (self.clone / "dev/components.sh").write_text("\n".join(rows) + "\n")
 
     def fake(self, name, script):
@@ -113,7 +114,8 @@ CASES_OF_SETUP = {
     "full_disk": dict(
         lacks="jansson gnuplot", status=0, apt=apt_says("E: You don't have enough free space in /var/cache/apt/.", "*gnuplot"),
         asks=[UPDATE, JANSSON, INSTALL + "gnuplot-nox"], says=[
-            r"^apt-get install failed:\n    E: You", r"^still missing:\nmissing: gnuplot \(optional\), needed for the plots of make demo:"]),
+            r"^apt-get install failed:\n    E: You",
+            r"^still missing:\nmissing: gnuplot \(optional\), needed for the plots of make demo:"]),
     "python_and_ccache": dict(
         needs="pytest", stand_ins="ccache", lacks="ccache", apt=ASKED, fakes={"python": "echo No module named xdist; exit 1"},
         env={"PYTHON": "python"}, asks=[UPDATE, INSTALL + "python3-pytest python3-pytest-xdist python3-numpy", INSTALL + "ccache"],
@@ -127,7 +129,8 @@ CASES_OF_SETUP = {
         needs="sanitizer", lacks="", fakes={"cc": NO_SANITIZERS}, env={"CC": "cc"}, status=0, asks=[], says=[
             r"^sanitizers: cannot run on this machine \(LeakSanitizer has .* error\); tests that need it are skipped$"])}
 RARE_CASES_OF_SETUP = {
-    "without_chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", status=0, says=["^everything is here$"], asks=[]),
+    "without_chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", status=0, says=["^everything is here$"],
+                             asks=[]),
     "with_chromium": dict(needs="make", stand_ins="chromium", lacks="chromium", options="--with-chromium", status=0,
                           says=[r"missing: Chromium \(optional\)"], asks=[UPDATE, INSTALL + "chromium"]),
     "not_gnus_make": dict(lacks="", fakes={"make": 'echo "usage: make [-BeikNnqrstWwX]" >&2; exit 2'}, says=[
@@ -247,7 +250,8 @@ BOTH = "demo", "test"
 GPU = {"nvidia-smi": "exit 0", "nvcc": 'echo "cannot compile" >&2; exit 1'}
 LAUNCHER = 'echo "There are not enough slots for ${2}" >&2; exit 1'
 CASES = {
-    "broken_header": dict(real="jansson", env={"CPATH": "@/include"}, files={"include/jansson.h": "#error broken on purpose"}, says=[
+    "broken_header": dict(real="jansson", env={"CPATH": "@/include"}, files={"include/jansson.h": "#error broken on purpose"},
+                          says=[
         "MISSING *Jansson .*broken on purpose", "get: .*libjansson-dev", *[fails(x, "Jansson") for x in BOTH]]),
     "broken_library": dict(real="onednn", files={"lib/libdnnl.so": "not a library"}, env={"LDFLAGS": "-L@/lib"}, says=[
         "MISSING *oneDNN *.*libdnnl.so", "for: matrix products"]),
@@ -292,7 +296,8 @@ def test_where_everything_is_here_doctor_and_setup_say_so(machine):
 
 # ---- a bare system ----
 @pytest.mark.parametrize("options, says", [
-    ("buster", "SYSTEM must be bookworm or trixie, or one of them with /arm64, not 'buster'"), ("--root trixie", "no option but --user, not '--root'"),
+    ("buster", "SYSTEM must be bookworm or trixie, or one of them with /arm64, not 'buster'"),
+    ("--root trixie", "no option but --user, not '--root'"),
     ("trixie make test", "COMMAND is one argument: quote it")])
 def test_what_bare_does_not_understand_is_refused(options, says):
     run = command("sh dev/bare.sh", options)
@@ -308,7 +313,8 @@ def test_where_no_bare_system_can_be_made_the_command_runs_on_this_machine(machi
 
 
 # ---- make ----
-@pytest.mark.parametrize("word, near", [("tets", "test"), ("chek-programs", "check-programs"), ("train_gpt2_zeroo", "train_gpt2_zero"), ("xyzzy", None)])
+@pytest.mark.parametrize("word, near", [("tets", "test"), ("chek-programs", "check-programs"),
+                                        ("train_gpt2_zeroo", "train_gpt2_zero"), ("xyzzy", None)])
 def test_an_unknown_target_suggests_the_nearest(word, near):
     run = command("make", word)
     suggestion = f"did you mean make {near}? " if near else ""
@@ -348,7 +354,8 @@ def test_a_clone_in_a_folder_with_a_space_builds_programs_data_and_labs(tmp_path
         return run
     done("make DEVICE=cpu OPTIMISE=-O0 build/schedule_order build/train_gpt2_single data/train.bin", *["CACHE="] * (not ccache))
     assert log.exists() == ccache
-    assert_says(done("build/train_gpt2_single --model d1 --channels 16 --heads 2 --batch-size 1 --steps 1 --val-data= --sample-every 0").out, "^step 1/1 ")
+    assert_says(done("build/train_gpt2_single --model d1 --channels 16 --heads 2 --batch-size 1 --steps 1 --val-data= "
+                     "--sample-every 0").out, "^step 1/1 ")
     done("make lab PROGRAM=single")
     done("make DEVICE=cpu PRECISION=fp32 lab-program PROGRAM=single", *["CACHE="] * (not ccache))
     plan = done("make -n DEVICE=cpu build/plan").out

@@ -1,5 +1,5 @@
-"""make site: every hunk of the program reader has its note, links lead somewhere, and pages are what a reader in a browser expects. Screenshots are
-kept in build/site_shots."""
+"""make site: every hunk of the program reader has its note, links lead somewhere, and pages are what a reader in a browser expects.
+Screenshots are kept in build/site_shots."""
 import functools, re, shutil, sys
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -32,10 +32,12 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
 
 
 @pytest.mark.parametrize("file, change, says", [
-    ("dev/site/programs.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1), "zero: no note for unit_release, which differs from ddp"),
+    ("dev/site/programs.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1),
+     "zero: no note for unit_release, which differs from ddp"),
     ("dev/site/programs.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
     ("dev/site/programs.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
-    ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"), "no note for gpt2_forward, which differs from ddp")],
+    ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"),
+     "no note for gpt2_forward, which differs from ddp")],
     ids=["no_note", "no_difference", "no_section", "new_hunk"])
 def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
     text = (copy / file).read_text()
@@ -50,7 +52,8 @@ def test_the_reader_shows_what_llmc_does_where_a_program_calls_it_and_of_3d_what
     pytest.importorskip("pygments")
     monkeypatch.syspath_prepend(ROOT / "dev/site")
     import reader, programs
-    for pair, called, shown in [(("ddp", "pp"), "pipeline_slot", "pipeline_backward"), (("zero", "fsdp"), "layout_group", "layout_group"),
+    for pair, called, shown in [(("ddp", "pp"), "pipeline_slot", "pipeline_backward"),
+                                (("zero", "fsdp"), "layout_group", "layout_group"),
                                 (("single", "ddp"), "comm_all_reduce", "ring_step")]:
         folds = re.findall(f"<details><summary>{called} .*?</details>", reader.Page(*pair).body(), re.S)
         assert len(folds) == 1 and shown in folds[0], pair
@@ -87,7 +90,8 @@ class Page(HTMLParser):
         self.anchors |= {given.get("id"), given.get("name")}
         if tag == "a" and given.get("href"): self.links.append(given["href"])
         url = given.get("src") or given.get("href")
-        if tag in ("img", "script", "iframe", "source", "link") and url and given.get("rel") not in ("canonical", "prev", "next"): self.loaded.append(url)
+        if tag in ("img", "script", "iframe", "source", "link") and url and given.get("rel") not in ("canonical", "prev", "next"):
+            self.loaded.append(url)
 
 
 @pytest.mark.sampled("site")
@@ -112,7 +116,8 @@ def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_another_hos
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
                 wrong.append(f"{path}: {url}: there is no such anchor")
     for sheet in *site.glob("*.css"), *site.glob("*.js"), *(site / "assets").rglob("*.css"):
-        if re.search(r"url\(\s*['\"]?(?:https?:)?//|@import\s+['\"](?:https?:)?//", sheet.read_text()): wrong.append(f"{sheet}: loads from another host")
+        if re.search(r"url\(\s*['\"]?(?:https?:)?//|@import\s+['\"](?:https?:)?//", sheet.read_text()):
+            wrong.append(f"{sheet}: loads from another host")
     assert tried and not wrong, "\n".join(wrong[:40])
 
 
@@ -129,7 +134,8 @@ def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
         assert called and sorted(called) == sorted(name for _, _, name in linked), program
         for header, line, name in set(linked):
             below = [x for x in (ROOT / header).read_text().split("\n")[int(line) - 1:] if not x.startswith("//")]
-            assert re.search(rf"\b{name}\(", below[0]), f"{program.name}: the link of {name} leads to {header}:{line}, which does not declare it"
+            assert re.search(rf"\b{name}\(",
+                             below[0]), f"{program.name}: the link of {name} leads to {header}:{line}, which does not declare it"
 
 
 @pytest.mark.sampled("site")

@@ -1,5 +1,5 @@
-"""What a run prints on a terminal, in a pipe and in a file, alone and under mpirun, which gives its ranks a terminal in any case; and losses
-per byte."""
+"""What a run prints on a terminal, in a pipe and in a file, alone and under mpirun, which gives its ranks a terminal in any case;
+and losses per byte."""
 import re
 import numpy as np
 import pytest
@@ -61,7 +61,8 @@ def test_on_a_terminal_that_cannot_rewrite_lines_every_step_has_one(tmp_path):
 
 
 def test_an_error_takes_the_live_lines_place(tmp_path):
-    run = on_terminal(line(None, tmp_path / "out", OPTIONS, "--lr 1000 --grad-clip 0 --max-bad-steps 1 --loss-scale 1"), env={"TERM": "xterm"})
+    run = on_terminal(line(None, tmp_path / "out", OPTIONS, "--lr 1000 --grad-clip 0 --max-bad-steps 1 --loss-scale 1"),
+                      env={"TERM": "xterm"})
     assert run.status == 1 and re.search("^error: ", seen(run), re.M), run
 
 
@@ -98,4 +99,5 @@ def test_the_loss_per_byte_is_that_per_token_times_tokens_over_bytes(longer_toke
     _, of_3_ranks = losses(trained("ddp", data, f"--tokenizer {folder}/bpe", EVALUATE, ranks=3))
     assert np.isclose(of_3_ranks[0], per_byte[0], rtol=1e-5)  # before they train
     unknown = trained("single", data, "--tokenizer= --vocab-size 400", EVALUATE)
-    assert losses(unknown)[1].dtype == float and np.isnan(losses(unknown)[1]).all() and re.search(r"val loss [0-9.]*$", unknown.out, re.M)
+    assert losses(unknown)[1].dtype == float and np.isnan(losses(unknown)[1]).all() and re.search(r"val loss [0-9.]*$", unknown.out,
+                                                                                                  re.M)

@@ -88,7 +88,8 @@ def test_train_bpe_separates_documents_where_tokenize_does():
 @pytest.mark.parametrize("text, expected", [(b"xy", [EOT, 120, 121, *AB]), (b"", AB)], ids=["text", "empty"])
 def test_a_pipe_is_read_when_its_writer_comes_and_until_then_the_wait_is_explained(text, expected):
     os.mkfifo("pipe")
-    run = subprocess.Popen([ROOT / program("tokenize"), "--out", "out.bin", "pipe", "ab.txt"], stderr=subprocess.PIPE, env=environment())
+    run = subprocess.Popen([ROOT / program("tokenize"), "--out", "out.bin", "pipe", "ab.txt"], stderr=subprocess.PIPE,
+                           env=environment())
     assert b"waiting for what a program writes into the pipe pipe" in run.stderr.readline()
     with open("pipe", "wb", 0) as pipe:
         for i in range(len(text)): pipe.write(text[i:i + 1]), time.sleep(0.1)
@@ -128,8 +129,10 @@ def test_shards_have_the_same_tokens_in_numbered_files(here):
     whole = tokens()
     tokenize("--shard-tokens 1000 --split jsonl -", out="part.bin", text="".join(MANY))
     parts = [tokens(path) for path in sorted(here.glob("part_*.bin"))]
-    assert sum(parts, []) == whole and [len(x) for x in parts[:-1]] == [1000] * (len(whole) // 1000) and not os.path.exists("part.bin")
-    refused("part_000002.bin is from an earlier run", at=["--out", "part.bin"], options="--shard-tokens 2000 --split jsonl -", input="".join(MANY))
+    assert sum(parts, []) == whole and [len(x)
+                                        for x in parts[:-1]] == [1000] * (len(whole) // 1000) and not os.path.exists("part.bin")
+    refused("part_000002.bin is from an earlier run", at=["--out", "part.bin"], options="--shard-tokens 2000 --split jsonl -",
+            input="".join(MANY))
 
 
 # ---- prompts and responses ----
@@ -167,7 +170,8 @@ def test_no_token_has_bytes_of_both_prompt_and_response():
 @pytest.mark.parametrize("line, pattern", [
     ('{"q": "1", "a"', "not valid JSON"), ('{"a": "1"}', 'no text in a field "q"; --prompt-field names another'),
     ('{"q": "1", "a": 2}', 'no text in a field "a"; --response-field names another'),
-    ('{"q": "1", "a": ""}', 'empty response in its field "a".*remove the line'), ('{"q": "1", "q": "3", "a": "2"}', "not valid JSON")])
+    ('{"q": "1", "a": ""}', 'empty response in its field "a".*remove the line'),
+    ('{"q": "1", "q": "3", "a": "2"}', "not valid JSON")])
 def test_a_line_that_is_no_pair_is_named(here, line, pattern):
     (here / "bad.jsonl").write_text(f'{{"q": "1", "a": "2"}}\n\n{line}\n')
     refused("line 3 of bad.jsonl", pattern, options=f"{ASK} bad.jsonl")
@@ -191,7 +195,8 @@ def test_train_bpe_makes_the_same_vocabulary_again_which_halves_the_number_of_to
 
 def test_train_bpe_says_when_no_pairs_are_left_to_merge(here):
     run = tool("train_bpe", "--out few -", input="aaab aaab")
-    assert "less than --vocab-size 4096" in run.said and (here / "few/merges.txt").read_text().split("\n")[1:] == ["a a", "a b", "aa ab", ""]
+    assert "less than --vocab-size 4096" in run.said and (here / "few/merges.txt").read_text().split("\n")[1:] == ["a a", "a b",
+                                                                                                                   "aa ab", ""]
 
 
 # ---- the default data ----
@@ -217,11 +222,13 @@ def test_the_default_data_is_the_courses_text_with_no_program_for_validation(her
 
 # ---- errors ----
 @pytest.mark.parametrize("options, patterns, text", [
-    ("", ["usage: tokenize"], ""), ("ab.txt nothing.txt", ["nothing.txt", "No such file"], ""), ("folder", ["folder is a folder", "files in it"], ""),
+    ("", ["usage: tokenize"], ""), ("ab.txt nothing.txt", ["nothing.txt", "No such file"], ""),
+    ("folder", ["folder is a folder", "files in it"], ""),
     ("empty.txt", ["no text"], ""), ("--outt x.bin ab.txt", ["unknown option '--outt'"], ""),
     ("--val-fraction 1 ab.txt", ["--val-fraction must be between"], ""),
     ("--val-out y.bin ab.txt ab.txt", ["no two different documents", "--split"], ""),
-    ("--out no/x.bin ab.txt", ["cannot create", "no/x.bin"], ""), ("--tokenizer folder ab.txt", ["folder/vocab.json: is a pipe"], ""),
+    ("--out no/x.bin ab.txt", ["cannot create", "no/x.bin"], ""),
+    ("--tokenizer folder ab.txt", ["folder/vocab.json: is a pipe"], ""),
     ("--split jsonl -", ["line 2 of", "field"], '{"text": "a"}\n{"text": 1}\n'),
     ("--split jsonl -", ["line 2 of", "not valid JSON"], '{"text": "a"}\n{"text": "b"\n'),
     ("--split jsonl -", ["line 1 of", "NaN", "json.dumps.*allow_nan=False"], '{"text": "a", "x": NaN}\n'),
@@ -230,7 +237,8 @@ def test_the_default_data_is_the_courses_text_with_no_program_for_validation(her
     ("--split jsonl -", ["line 1 of", "not valid JSON"], '{"text": "a", "x": 1e400e}\n'),
     ("--split jsonl -", ["line 1 of", "not valid JSON"], '{"text": "a", "x": 01e999}\n'),
     ("--split jsonl -", ["line 1 of", "duplicate"], '{"text": "a", "text": "b"}\n'),
-    ("--split jsonl --prompt-field q ab.txt", ["need each other"], ""), ("--prompt-field q --response-field a ab.txt", ["give --split jsonl"], ""),
+    ("--split jsonl --prompt-field q ab.txt", ["need each other"], ""),
+    ("--prompt-field q --response-field a ab.txt", ["give --split jsonl"], ""),
     (f"{ASK} --field text ab.txt", ["give one or the other"], ""), (f"{ASK} --response-field q ab.txt", ["are both q"], "")])
 def test_what_is_wrong_is_named_and_nothing_is_written(here, options, patterns, text):
     (here / "folder").mkdir()
@@ -258,7 +266,8 @@ def test_a_repeated_document_counts_what_stands_far_back_alone_and_is_read_with_
         assert np.flatnonzero(counted).tolist() == [at * after + 2*key + 1 for at in (1, 2) for key in range(8)]
         for t in np.flatnonzero(counted): # its key comes before it, and in what a short context sees nobody has the value
             assert 1 <= document[t - 1] <= 8 and document[t] not in document[t - after + 511:t]
-    run = tool("train_gpt2_single", f"--data r.bin --mask required --val-data= --tokenizer= --vocab-size 73 --model d1 --channels 16 --heads 2 "
+    run = tool("train_gpt2_single",
+               "--data r.bin --mask required --val-data= --tokenizer= --vocab-size 73 --model d1 --channels 16 --heads 2 "
                f"--seq-len {length} --batch-size 1 --steps 3 --eval-every 0 --sample-every 0", start=succeeds)
     assert run.out.count("| 16 targets") == 3, run
     assert_refused(command("python3", ROOT / "dev/data/repeat.py", "x.bin 500", cwd="."),

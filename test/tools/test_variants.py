@@ -1,6 +1,7 @@
-"""What dev/kernels/cpu and dev/kernels/cuda have in several ways, and the roofline. Each variant gives the numbers that it should, and the check reports one that
-is wrong. A GPU's kernels run under the emulator with the address sanitizer. The roofline (dev/kernels/cuda/bench_layers.cu) counts as the formulas
-do, and its CUDA graph of a step leaves the step's bits. No time is judged."""
+"""What dev/kernels/cpu and dev/kernels/cuda have in several ways, and the roofline. Each variant gives the numbers that it should,
+and the check reports one that is wrong. A GPU's kernels run under the emulator with the address sanitizer. The roofline
+(dev/kernels/cuda/bench_layers.cu) counts as the formulas do, and its CUDA graph of a step leaves the step's bits. No time is
+judged."""
 import re
 import pytest
 from kernels.gpus import compiled, cpu_layers, flags, missing
@@ -64,10 +65,12 @@ def test_every_variant_of_a_cpus_layer_is_right(name, options):
     ("matmul_backward_input", "4_blocks", "o < p->OC; o += TERMS", "o + TERMS <= p->OC; o += TERMS"),
     ("layernorm_backward", "4_copies", "add_up(p->db, db, threads, C)", "add_up(p->db, db, 1, C)"),
     ("gelu_backward", "4_quotient", "x == 0 ? 0.5f : quotient", "quotient")],
-    ids=["sum_not_scaled_down", "element_not_written", "gradient_not_added", "terms_after_the_last_block", "one_threads_sums", "0_by_0"])
+    ids=["sum_not_scaled_down", "element_not_written", "gradient_not_added", "terms_after_the_last_block", "one_threads_sums",
+         "0_by_0"])
 def test_a_variant_of_a_cpus_layer_that_is_wrong_is_reported(tmp_path, name, wrong, before, after):
     source = changed(tmp_path, f"dev/kernels/cpu/{name}.c", (before, after))
-    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o", tmp_path / name,
+    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
+             tmp_path / name,
              "-ldnnl -lm")
     assert_wrong(command([tmp_path / name, "--check"]), f"{name}_{wrong}", "WRONG", variants(f"dev/kernels/cpu/{name}.c"))
 
@@ -85,8 +88,10 @@ def test_times_are_shown_beside_a_copys_or_a_products(name, peak, unit):
 def slow_gelu(folder, sleeps):
     """GELU's variants, where llmc's sleeps so many microseconds in a call; calls counts them, and the first is not timed."""
     body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", (ROOT / "dev/kernels/cpu/gelu.c").read_text(), re.M)[0]
-    source = changed(folder, "dev/kernels/cpu/gelu.c", (body, f"{body}\n    static int calls;\n    calls++;\n    usleep({sleeps});\n"))
-    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o", folder / "gelu", "-ldnnl -lm")
+    source = changed(folder, "dev/kernels/cpu/gelu.c", (body,
+                                                        f"{body}\n    static int calls;\n    calls++;\n    usleep({sleeps});\n"))
+    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
+             folder / "gelu", "-ldnnl -lm")
     return command([folder / "gelu"], "--rows 16 --cols 64 --repetitions 3 --variant gelu_")
 
 
@@ -94,7 +99,8 @@ def test_ratios_that_contradict_each_other_are_not_shown(tmp_path):
     """Three calls beside each variant: those beside the second take twice as long."""
     assert_says(slow_gelu(tmp_path, "200000").out, r"\| \d+ % \| [\d.]+ \|$", no=["No ratios"])
     assert_says(slow_gelu(tmp_path, "calls > 3 && calls < 7 ? 400000 : 200000").out,
-                r"^No ratios are shown, .*: llmc's variant took 2\d\d\.\d+ ms in turns with gelu_\w+, and 4\d\d\.\d+ ms with gelu_2_sigmoid\.",
+                r"^No ratios are shown, .*: llmc's variant took 2\d\d\.\d+ ms in turns with gelu_\w+, and 4\d\d\.\d+ ms with "
+                r"gelu_2_sigmoid\.",
                 r"^\| gelu_1_naive \| .* \| [\d.]+ \| [\d.e-]+ \| \| \|$", no=[r"\d+ % \| [\d.]+ \|$"])
 
 
@@ -120,8 +126,10 @@ def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itsel
     body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", text, re.M)[0]
     assert body.startswith(before)
     for sleeps, ratio in ("calls % 2", r"\d+\d\.\d\d"), ("calls % 2 == 0", r"0\.0\d"):
-        source = changed(tmp_path, "dev/kernels/cpu/gelu.c", (body, f"{body}\n    static int calls;\n    if (++calls > 2 && {sleeps}) usleep(100000);\n"))
-        succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o", tmp_path / "gelu", "-ldnnl -lm")
+        source = changed(tmp_path, "dev/kernels/cpu/gelu.c",
+                         (body, f"{body}\n    static int calls;\n    if (++calls > 2 && {sleeps}) usleep(100000);\n"))
+        succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
+                 tmp_path / "gelu", "-ldnnl -lm")
         run = command([tmp_path / "gelu"], "--variant 4_llmc --rows 16 --cols 64 --repetitions 3")
         assert_says(run.out, rf"^Do not trust these times: llmc's variant took {ratio} times as long as itself\. ")
     for wanted in "4_llmc", "1_naive":  # without it: as the row says, if there is one
@@ -131,7 +139,9 @@ def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itsel
 
 
 def test_all_programs_run_and_the_wrong_variants_are_named_at_the_end(tmp_path):
-    wrong = executable(tmp_path / "gelu", "echo '# gelu_5_mine: act: element 3 of 9 is 1, not 2'; echo '# gelu_5_mine: res: element 0 of 9 is 1, not 2'; exit 1")
+    wrong = executable(tmp_path / "gelu",
+                       "echo '# gelu_5_mine: act: element 3 of 9 is 1, not 2'; echo '# gelu_5_mine: res: element 0 of 9 is 1, not "
+                       "2'; exit 1")
     blocks = executable(tmp_path / "adamw", "echo '# adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2'; exit 1")
     crash, right = executable(tmp_path / "crash", "kill -SEGV $$"), executable(tmp_path / "right", "echo all right")
     refuses = executable(tmp_path / "refuses", "echo error: no GPU is visible >&2; exit 1")
@@ -144,14 +154,17 @@ def test_all_programs_run_and_the_wrong_variants_are_named_at_the_end(tmp_path):
 
 
 def test_the_bench_times_the_cpu_first_goes_on_after_what_is_wrong_and_lists_it_last(tmp_path):
-    made = executable(tmp_path / "make", """echo "made ${4:-$2}"; case "$*" in *run-cpu*|*bench-cpu) echo "  gelu_5_mine: wrong" >>"$WRONG"; exit 1; esac""")
+    made = executable(tmp_path / "make",
+                      """echo "made ${4:-$2}"; case "$*" in *run-cpu*|*bench-cpu) echo "  gelu_5_mine: wrong" >>"$WRONG"; exit 1; esac""")
     run = command("make -C dev bench DEVICE=emulated", f"MAKE={made}")
-    assert run.status != 0 and re.search(r"First the CPU's layers, about \d+ minutes .*\nmade bench-cpu\nmade bench-cuda\nwrong:\n  gelu_5_mine: wrong\n",
+    assert run.status != 0 and re.search(r"First the CPU's layers, about \d+ minutes .*\nmade bench-cpu\nmade "
+                                         r"bench-cuda\nwrong:\n  gelu_5_mine: wrong\n",
                                          run.out), run
 
 
 def test_kernels_of_compressed_gradients_are_shown_beside_a_copy():
-    """Every kernel has a row, whose rate is that of its bytes: 13 an element and 4 for each 256 of them in blocks of 8 bits with errors."""
+    """Every kernel has a row, whose rate is that of its bytes: 13 an element and 4 for each 256 of them in blocks of 8 bits with
+    errors."""
     said = command("build/bench_compress 5000 1").out
     assert_says(said, r"^\| quantise \| 8 bits \| 13.02 \| ")
     rows = re.findall(r"^\| [a-z_0-9]+ \| [^|]* \| [\d.]+ \| [\d.]+ \| [\d.]+ \| \d+ % \|$", said, re.M)
@@ -177,13 +190,15 @@ def test_options_choose_a_variant_and_those_that_mean_nothing_are_refused(progra
 def cuda(name, precision=None, source=None):
     """The path of a program. Products and attention are for tensor cores; of others every second is in fp32."""
     precision = precision or ("fp32" if CUDA.index(name) % 2 and not re.match("matmul|attention", name) else "bf16")
-    return of_libraries(source or f"dev/kernels/cuda/{name}.cu", "asan", f"-DPRECISION_{precision.upper()}", [cpu_layers(precision)],
+    return of_libraries(source or f"dev/kernels/cuda/{name}.cu", "asan", f"-DPRECISION_{precision.upper()}",
+                        [cpu_layers(precision)],
                         "-ldnnl -fopenmp")
 
 
 def of_libraries(source, build, *options):
     """Without optimisation, because compiling takes longer than running."""
-    return compiled(source, build, "-DUSE_CUDNN=1 -Idev/kernels/cuda -O0", *options, libraries="cublaslt cudnn", cpp=flags("cublasLt", "cudnn"))
+    return compiled(source, build, "-DUSE_CUDNN=1 -Idev/kernels/cuda -O0", *options, libraries="cublaslt cudnn",
+                    cpp=flags("cublasLt", "cudnn"))
 
 
 def emulated(program, *options, **env):
@@ -199,14 +214,17 @@ def test_every_variant_of_a_kernel_is_right(name):
     assert_all_right(run, variants(f"dev/kernels/cuda/{name}.cu"))
 
 
-# Where a row is not a whole number of 16-byte pieces, some variants are not offered. Of attention there are also more tiles than fit in
+# Where a row is not a whole number of 16-byte pieces, some variants are not offered. Of attention there are also more tiles than
+# fit in
 # shared memory at a time, and heads of a size other than 64.
 @ON_GPU
 @pytest.mark.sampled("variants of {name}")
 @pytest.mark.parametrize("name, options, least", [
     *((name, "--rows 3 --cols 131", 1) for name in CUDA),
-    ("attention_forward", "--rows 131 --cols 64 --variant prefetch", 1), ("attention_forward", "--rows 300 --cols 64 --variant hopper", 1),
-    ("attention_backward", "--rows 67 --cols 64 --variant tensor", 1), ("attention_backward", "--rows 67 --cols 64 --variant atomics", 1),
+    ("attention_forward", "--rows 131 --cols 64 --variant prefetch", 1),
+    ("attention_forward", "--rows 300 --cols 64 --variant hopper", 1),
+    ("attention_backward", "--rows 67 --cols 64 --variant tensor", 1),
+    ("attention_backward", "--rows 67 --cols 64 --variant atomics", 1),
     ("attention_forward", "--rows 21 --cols 40", 4), ("attention_backward", "--rows 21 --cols 40", 4)])
 def test_variants_of_a_kernel_are_right_at_odd_shapes_where_they_are_offered(name, options, least):
     run = emulated(cuda(name), options)
@@ -239,8 +257,10 @@ def test_variants_that_a_gpu_of_capability_7_5_cannot_run_are_not_offered_there(
 @ON_GPU
 def test_broken_pipelines_are_reported(tmp_path):
     """A wait for one tile fewer, and a buffer that is refilled without waiting."""
-    changed(tmp_path, "dev/kernels/cuda/matmul_tensor_cores.cuh", ("pipeline_wait_prior(MMA_STAGES - 2)", "pipeline_wait_prior(MMA_STAGES - 1)"))
-    changed(tmp_path, "dev/kernels/cuda/matmul_hopper.cuh", ("mbarrier_wait(&empty[stage], round % 2 ^ 1)", "(void)empty, (void)round"))
+    changed(tmp_path, "dev/kernels/cuda/matmul_tensor_cores.cuh",
+            ("pipeline_wait_prior(MMA_STAGES - 2)", "pipeline_wait_prior(MMA_STAGES - 1)"))
+    changed(tmp_path, "dev/kernels/cuda/matmul_hopper.cuh", ("mbarrier_wait(&empty[stage], round % 2 ^ 1)",
+                                                             "(void)empty, (void)round"))
     program = cuda("matmul_forward", source=changed(tmp_path, "dev/kernels/cuda/matmul_forward.cu"))
     assert results(emulated(program, "--variant tensor_cores")) == {"matmul_forward_6_tensor_cores": "WRONG at 256"}
     run = emulated(program, "--variant hopper")
@@ -250,11 +270,13 @@ def test_broken_pipelines_are_reported(tmp_path):
 @ON_GPU
 def test_a_kernel_that_is_wrong_is_reported_with_its_block_sizes(tmp_path):
     """The lanes' sums of squares, which the second kernel must add up, stay separate."""
-    kernel = re.search(r"^__global__ void warp_kernel.*?^}", (ROOT / "dev/kernels/cuda/layernorm_forward.cu").read_text(), re.M | re.S)[0]
+    kernel = re.search(r"^__global__ void warp_kernel.*?^}", (ROOT / "dev/kernels/cuda/layernorm_forward.cu").read_text(),
+                       re.M | re.S)[0]
     assert "warp_sum(square)" in kernel
     source = changed(tmp_path, "dev/kernels/cuda/layernorm_forward.cu", (kernel, kernel.replace("warp_sum(square)", "square")))
     run = emulated(cuda("layernorm_forward", "fp32", source))
-    assert_wrong(run, "layernorm_forward_2_warp", "WRONG at 32 64 128 256 512 1024", variants("dev/kernels/cuda/layernorm_forward.cu"))
+    assert_wrong(run, "layernorm_forward_2_warp", "WRONG at 32 64 128 256 512 1024",
+                 variants("dev/kernels/cuda/layernorm_forward.cu"))
 
 
 # ---- the roofline ----
@@ -268,20 +290,27 @@ def rows(run):
     return [row for row in found if row[0] not in ("operation", "---", "sum")]
 
 
-# B=2, T=512 of GPT-2: N=1024, C=768. qkv: 12 x 2 N C 3C = 43.5 GFLOP; of bytes 12 x 2 x (NC + 3CC + 3NC) = 0.118 GB: 369 FLOPs a byte, at
-# 100 TFLOP/s and 1 TB/s bound by arithmetic, 0.435 ms; at 1000 TFLOP/s by memory, 0.118 ms. 25 layernorms of 4 N C bf16 numbers and 2 N
-# floats: 0.158 GB. AdamW: 28 bytes for each of 124475904 parameters. All products and attention are 6 N + 6 L C T FLOPs a token, where N
-# counts only products' weights: 12 C C in each block and C Vp in the head: 6 (12 x 12 x 768 x 768 + 768 x 50304) + 6 x 12 x 768 x 512 =
+# B=2, T=512 of GPT-2: N=1024, C=768. qkv: 12 x 2 N C 3C = 43.5 GFLOP; of bytes 12 x 2 x (NC + 3CC + 3NC) = 0.118 GB: 369 FLOPs a
+# byte, at
+# 100 TFLOP/s and 1 TB/s bound by arithmetic, 0.435 ms; at 1000 TFLOP/s by memory, 0.118 ms. 25 layernorms of 4 N C bf16 numbers and
+# 2 N
+# floats: 0.158 GB. AdamW: 28 bytes for each of 124475904 parameters. All products and attention are 6 N + 6 L C T FLOPs a token,
+# where N
+# counts only products' weights: 12 C C in each block and C Vp in the head: 6 (12 x 12 x 768 x 768 + 768 x 50304) + 6 x 12 x 768 x
+# 512 =
 # 769720320 a token. With recomputation most of a block's forward pass is counted twice.
 @ON_GPU
 @pytest.mark.parametrize("options, lines", [
     ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 227 | 788.2 | ",
-                        "6 N + 6 L C T: 793.5 GFLOP a step", "| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |",
+                        "6 N + 6 L C T: 793.5 GFLOP a step",
+                        "| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |",
                         "| AdamW and parameter norm, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |"]),
     ("1000 1000 2 512", ["| qkv dW + bias | 12 | 43.5 | 0.12 | 369 | memory | 0.118 |"]),
-    ("100 1000 --recompute 2 512", ["| qkv forward | 24 | 87.0 |", "| attention forward | 24 |", "| residual + layernorm forward | 49 |",
+    ("100 1000 --recompute 2 512", ["| qkv forward | 24 | 87.0 |", "| attention forward | 24 |",
+                                    "| residual + layernorm forward | 49 |",
                                     "| fcproj forward | 12 |", "| fc dX | 12 |"]),
-    ("989 3350 --model gpt2-xl 16 1024", ["gpt2-xl, bf16, B=16, T=1024\n", "| AdamW and parameter norm, all units at once | 1 | 0.0 | 43.62 |",
+    ("989 3350 --model gpt2-xl 16 1024", ["gpt2-xl, bf16, B=16, T=1024\n",
+                                          "| AdamW and parameter norm, all units at once | 1 | 0.0 | 43.62 |",
                                           "| qkv forward | 48 |"])])
 def test_flops_and_bytes_are_counted_and_what_bounds_them_follows_from_the_rates(options, lines):
     run = roofline("--floors", options)
@@ -303,7 +332,8 @@ SMALL = "--model d1 --vocab-size 100 1 8 1"
 @ON_GPU
 def test_every_operation_is_run_the_host_never_waits_and_a_cuda_graph_leaves_the_steps_bits():
     run = roofline(SMALL)
-    assert_says(run.out, PEAKS, "^measured: ", r"^The step takes the GPU [\d.]+ ms, as a graph [\d.]+ ms: a CUDA graph [a-z]+ [\d.]+ %\.$",
+    assert_says(run.out, PEAKS, "^measured: ",
+                r"^The step takes the GPU [\d.]+ ms, as a graph [\d.]+ ms: a CUDA graph [a-z]+ [\d.]+ %\.$",
                 r"^The graph is the same step: .* the same bits\.$")
     assert len(rows(run)) == 25 and all(float(row[7]) > 0 for row in rows(run))
     assert len(re.findall("^- .*, and the host does not wait for the GPU meanwhile$", run.out, re.M)) == 3
@@ -323,7 +353,8 @@ def test_a_step_that_waits_is_reported_and_one_that_changes_each_time_is_an_erro
     run = roofline(SMALL, source=source, WAITS=1)
     assert_says(run.out, "^- all of its kernels: the host WAITS for the GPU meanwhile$", "^- its batch: issued in .* does not wait",
                 r"^It takes the GPU [\d.]+ ms; what waits cannot be a CUDA graph\.$")
-    assert_refused(roofline(SMALL, source=source), r"is not the step, .*loss ([\d.]+) and \1, .*gradients different, moments different")
+    assert_refused(roofline(SMALL, source=source),
+                   r"is not the step, .*loss ([\d.]+) and \1, .*gradients different, moments different")
 
 
 @ON_GPU

@@ -1,12 +1,13 @@
-"""browser.py CHROMIUM FOLDER SHOTS CHECK - looks at the site in FOLDER with a headless browser, as a reader would who opens it from the disk.
-CHECK is load, reader, pictures, search or plain. Screenshots go to the folder SHOTS."""
+"""browser.py CHROMIUM FOLDER SHOTS CHECK - looks at the site in FOLDER with a headless browser, as a reader would who opens it from
+the disk. CHECK is load, reader, pictures, search or plain. Screenshots go to the folder SHOTS."""
 import json, subprocess, sys
 from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 chromium, site, shots, what = sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]), sys.argv[4]
 shots.mkdir(parents=True, exist_ok=True)
-SHOWN = ["index.html", "doc/02_ddp.html", "reader/index.html", "reader/ddp-zero.html", "reader/single-3d.html", "pictures.html", "labs/index.html",
+SHOWN = ["index.html", "doc/02_ddp.html", "reader/index.html", "reader/ddp-zero.html", "reader/single-3d.html", "pictures.html",
+         "labs/index.html",
          "train_gpt2_ddp.cu.html", "llmc/comm/comm_api.h.html"]
 WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 844}
 wrong = []
@@ -39,8 +40,8 @@ def shot(page, name):
 
 
 def load(browser):
-    """Pages without errors and without other hosts, and on a telephone not wider than the screen; a few are kept as pictures. Of those that show
-    a source, which one function makes, the programs and every tenth other."""
+    """Pages without errors and without other hosts, and on a telephone not wider than the screen; a few are kept as pictures. Of
+    those that show a source, which one function makes, the programs and every tenth other."""
     page = open_page(browser, **NARROW)
     every = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     sources = [name for name in every if "." in Path(name).stem and not name.startswith("train_gpt2_") and name not in SHOWN]
@@ -77,7 +78,8 @@ def reader(browser):
     for path in sorted(site.glob("reader/*-*.html")):
         name = f"reader/{path.name}"
         show(page, name)
-        expect(page.locator(".reader details").count() == 0 or not page.locator(".reader details[open]").count(), f"{name}: equal parts are not folded")
+        expect(page.locator(".reader details").count() == 0 or not page.locator(".reader details[open]").count(),
+               f"{name}: equal parts are not folded")
         for number, (cells, top, other_top, bottom, other_bottom, right, left, height) in enumerate(page.evaluate(ROWS)):
             expect(cells == 4 and abs(top - other_top) < 0.5 and abs(bottom - other_bottom) < 0.5 and right <= left and height > 5,
                    f"{name}: row {number} is not aligned: {top} beside {other_top}, {bottom} beside {other_bottom}")
@@ -97,8 +99,10 @@ def reader(browser):
     expect(page.locator(".reader details:not([open])").count() == 0, "reader/ddp-zero.html: o does not open all folds")
     page.set_viewport_size(NARROW)
     show(page, "reader/ddp-zero.html#hunk-19")
-    changed = page.locator(".reader .c").first.evaluate("(row) => [...row.querySelectorAll('code')].map((c) => c.getBoundingClientRect().left)")
-    expect(len(changed) == 2 and changed[0] == changed[1], f"reader/ddp-zero.html: on a narrow screen a row has two columns: {changed}")
+    changed = page.locator(".reader .c").first.evaluate("(row) => [...row.querySelectorAll('code')].map((c) => "
+                                                        "c.getBoundingClientRect().left)")
+    expect(len(changed) == 2 and changed[0] == changed[1],
+           f"reader/ddp-zero.html: on a narrow screen a row has two columns: {changed}")
     shot(page, "reader_hunk_narrow.png")
 
 
@@ -110,9 +114,11 @@ def pictures(browser):
         page.select_option("[name=model]", model)
         page.select_option("[name=precision]", precision)
         page.locator("[name=ranks]").fill(str(at))
-        page.wait_for_function(f"document.querySelector('output').innerText == '{ranks}'")  # the slider says how many ranks it stands for
+        # the slider says how many ranks it stands for
+        page.wait_for_function(f"document.querySelector('output').innerText == '{ranks}'")
         page.evaluate("Promise.all(document.getAnimations().map((a) => a.finished)).then(() => true)")
-        said = subprocess.run(["build/plan", "--json", "--model", model, "--precision", precision, "--ranks", str(ranks), "--gpu", "h100", "-b", "4",
+        said = subprocess.run(["build/plan", "--json", "--model", model, "--precision", precision, "--ranks", str(ranks), "--gpu",
+                               "h100", "-b", "4",
                                "-t", "1024", "--accumulation", "8"], check=True, capture_output=True, text=True).stdout
         ways = {way["name"]: way for way in json.loads(said)["ways"]}
         bars = page.evaluate("""() => [...document.querySelectorAll('#memory .bar')].map((bar) => [bar.previousSibling.textContent,
@@ -123,7 +129,8 @@ def pictures(browser):
             expect(abs(float(label.split()[0]) * 1e9 / ways[way]["bytes"]["total"] - 1) < 0.01,
                    f"pictures.html: {name} of {model} on {ranks} ranks is shown as {label}, plan says {ways[way]['bytes']['total']}")
             share = ways[way]["bytes"]["optimizer state"] / ways[way]["bytes"]["total"]
-            expect(abs(widths[2] / sum(widths) - share) < 0.01, f"pictures.html: {name}: the optimizer's part is {widths[2] / sum(widths)}, not {share}")
+            expect(abs(widths[2] / sum(widths) - share) < 0.01,
+                   f"pictures.html: {name}: the optimizer's part is {widths[2] / sum(widths)}, not {share}")
         shot(page, f"pictures_{ranks}_ranks.png")
     page.select_option("[name=program]", "fsdp")
     expect(page.locator("#memory .bar").count() == 1, "pictures.html: choosing a program does not show it alone")
