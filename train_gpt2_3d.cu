@@ -450,8 +450,8 @@ static double gpt2_predict_sent(GPT2* g) {
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
                   + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
-    double norms = g->zero_stage == 1 ? 2 * sizeof(double) : 0; // ZeRO: of shards
-    sent[MESH_DP] = ring_bytes((double)g->num_params * X + sizeof(double) + norms, d); // gradients, the loss
+    sent[MESH_DP] = ring_bytes((double)g->num_params * X + sizeof(double), d); // gradients, the loss
+    if (g->zero_stage == 1) sent[MESH_DP] += ring_bytes(2 * sizeof(double), d); // ZeRO: two norms of shards
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 

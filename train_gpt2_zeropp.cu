@@ -1,28 +1,26 @@
 /*
 Train GPT-2 on several nodes with ZeRO++ (Wang et al., arXiv 2306.10209): fully sharded, with few bytes between nodes.
-N ranks are K nodes of N/K neighbouring ranks, and P parameters are in matrices, V in 1-D tensors, called vectors below.
+N ranks are M nodes of N/M neighbouring ranks, and P parameters are in matrices, V in 1-D tensors, called vectors below.
 
---quantise-weights int8|none  weights cross nodes once a step, in int8 (the paper's qwZ): after the update, ranks with
-          the same number on their nodes gather their K shards. These are a rank's secondary shard (hpZ). All ranks of a
-          node together have all weights, and the gathers of the forward and backward pass stay within the node.
---quantise-gradients int4|int8|none  gradients cross in int4, in two hops (qgZ). A hop is an all-to-all whose messages
-          are added up in fp32: a rank sums one part of a group over its node, then one shard of this part over nodes.
-          The K shards of a part must be neighbours for this: rank b of node a owns shard number b*K + a.
+--quantise-weights int8|none  weights cross nodes once a step, in int8 (the paper's qwZ; none: in floatX): after the
+          update, ranks with the same number on their nodes gather their M shards. These are a rank's secondary shard
+          (hpZ). All ranks of a node together have all weights, and all other gathers stay within the node. In the paper
+          every forward pass gathers across nodes, and only backward passes gather secondary shards, in 16 bits.
+--quantise-gradients int4|int8|none  gradients cross in int4, in two hops (qgZ; none: in fp32). A hop is an all-to-all
+          whose messages are added up in fp32: a rank sums one part of a group over its node, then one shard of this
+          part over nodes. The M shards of a part must be neighbours for this: rank b of node a owns number b*M + a.
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
-Vectors are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and their
-gradients are summed in fp32, once a step. In a gather buffer the vectors of a unit are in front of its matrices.
+Vectors   are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and sums
+          their gradients in fp32, once a step (vectors_*). Layers find them in front of their unit's matrices.
 
-Unlike here, in the paper every forward pass gathers across nodes, in int8, and only backward passes gather secondary
-shards, which have 16 bits. Here both passes gather secondary shards, which stay in int8.
-
-Memory    per rank, in bytes: 16P/N + 16V (weights 4, gradients 4, moments 8), a secondary shard of PK/N weights as in
+Memory    per rank, in bytes: 16P/N + 16V (weights 4, gradients 4, moments 8), a secondary shard of PM/N weights as in
           messages, and activations. Gather buffers hold what they hold in train_gpt2_fsdp.cu, and again as in messages;
-          buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of K shards of the
+          buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of M shards of the
           largest group.
 Sent      per rank and step with A micro-batches, in bytes. With its share of a scale, an element takes w = 260/256
-          (int8) or q = 132/256 (int4). Between nodes: (w + Aq) (K-1)P/N + 8V (K-1)/N. Within a node:
-          (Ew + AqP + 8V) (1 - K/N), where E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three
+          (int8) or q = 132/256 (int4). Between nodes: (w + Aq) (M-1)P/N + 8V (M-1)/N. Within a node:
+          (Ew + AqP + 8V) (1 - M/N), where E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three
           doubles are summed as well.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
@@ -82,7 +80,7 @@ typedef struct {
 //
 // zeropp.h defines what packs and unpacks messages, and
 //     ZeroPP { within, across;  nodes, node_size;  weight_bits, gradient_bits;  secondary, scratch; }
-// These are two communicators, K and N/K, the bits of an element in messages, the secondary shards and memory for sums.
+// These are two communicators, M and N/M, the bits of an element in messages, the secondary shards and memory for sums.
 // A message has a row per shard. A shard has a multiple of 256 elements, so a row consists of whole blocks of 256: an
 // fp32 scale, which is max|x|/127 in int8 and max|x|/7 in int4, and 256 quotients x/scale, rounded to whole numbers.
 //
@@ -93,6 +91,7 @@ typedef struct {
     int group;                      // whose gradients are in the messages; grads may already hold those of the next one
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
+    Comm* ranks;                    // of this hop: first those of the node, then one of each node; a view
     bool adds;                      // the step has an earlier sum, to which this one will be added
 } Bucket;
 
@@ -194,15 +193,15 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
-// Cuts the matrices of groups into N shards. Rank b of node a owns number b*K + a of each, and its secondary shard is
-// those of the ranks b of all nodes. With K = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
+// Cuts the matrices of groups into N shards. Rank b of node a owns number b*M + a of each, and its secondary shard is
+// those of the ranks b of all nodes. With M = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
 //     fp32 state; gradients after the second hop  | rank 0 of node 0 | 0 of node 1 | 1 of node 0 | 1 of node 1 |
 //     secondary shard; after the first hop        | rank 0 of each node            | rank 1 of each node       |
 static void gpt2_init_units(GPT2* g) {
     layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
     for (int k = 0; k < g->layout.num_groups; k++) {
         Group* group = &g->layout.groups[k];
-        group->shard.n = group_shard(&g->options, group->elements); // 1/S of these, rounded up
+        group->shard.n = group_shard(&g->options, group->elements); // 1/N of the matrices, in whole blocks of 256
         group->shard.offset = g->layout.own_elements;
         g->layout.own_elements += group->shard.n;
         g->gathering[k] = g->crossing[k] = NO_OP;
@@ -260,10 +259,10 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    size_t S = (size_t)g->options.shards, vectors = layout_most_vectors(&g->layout); // elements, of any group
+    size_t N = (size_t)g->dp->size, vectors = layout_most_vectors(&g->layout); // elements, of any group
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
-        size_t whole = S * g->layout.groups[k].shard.n;
+        size_t whole = N * g->layout.groups[k].shard.n;
         size_t message = message_bytes(whole, g->zpp.gradient_bits);
         b->grads = (floatX*)device_alloc((whole + vectors) * sizeof(floatX) + 2 * message, MEMORY_COMMUNICATION);
         b->sent = (char*)(b->grads + whole + vectors);
@@ -271,7 +270,7 @@ static void gpt2_init_buckets(GPT2* g) {
         b->reduced = NO_OP;
     }
     for (int r = 0; r < g->num_gather_buffers; r++) {
-        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, r);
+        size_t whole = N * gather_buffer_shard(&g->layout, &g->options, r);
         size_t bytes = (whole + vectors) * sizeof(floatX) + message_bytes(whole, g->zpp.weight_bits);
         g->gather_buffers[r].params = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
         g->gather_buffers[r].message = (char*)(g->gather_buffers[r].params + whole + vectors);
@@ -300,18 +299,18 @@ static void gpt2_free(GPT2* g) {
     device_free_all(MEMORY_ACTIVATIONS);
     for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
     for (int r = 0; r < g->num_gather_buffers; r++) device_free(g->gather_buffers[r].params);
-    zeropp_free(&g->zpp);
+    zeropp_free(&g->zpp); // also its communicators; the layout has none of its own
 }
 
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t S = (size_t)g->options.shards, X = sizeof(floatX), all = g->layout.own_elements;
+    size_t N = (size_t)g->dp->size, X = sizeof(floatX), all = g->layout.own_elements;
     size_t own = all + g->layout.vectors;
     size_t in_buckets = 0, in_gather_buffers = 0; // elements of whole groups
-    for (int k = 0; k < g->num_buckets; k++) in_buckets += S * g->layout.groups[k].shard.n;
+    for (int k = 0; k < g->num_buckets; k++) in_buckets += N * g->layout.groups[k].shard.n;
     for (int r = 0; r < g->num_gather_buffers; r++)
-        in_gather_buffers += S * gather_buffer_shard(&g->layout, &g->options, r);
+        in_gather_buffers += N * gather_buffer_shard(&g->layout, &g->options, r);
     size_t vectors = layout_most_vectors(&g->layout) * (size_t)(g->num_buckets + g->num_gather_buffers);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
@@ -330,26 +329,26 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Returns the bytes that this rank will send to other nodes per step: to each of the K-1 others its own updated shards,
+// Returns the bytes that this rank will send to other nodes per step: to each of the M-1 others its own updated shards,
 // and in each micro-batch one shard of the gradients of every group. Vectors: as in gpt2_reduce.
 static BytesBetween predict_between_nodes(const GPT2* g) {
-    double all = (double)g->layout.own_elements, A = g->accumulation, K = g->zpp.nodes;
+    double all = (double)g->layout.own_elements, A = g->accumulation, M = g->zpp.nodes;
     double V = (double)g->layout.vectors, w = element_bytes(g->zpp.weight_bits);
     double q = element_bytes(g->zpp.gradient_bits);
-    BytesBetween b = { (K - 1) * w * all, (K - 1) * A * q * all, ring_bytes(4 * V / g->zpp.node_size, g->zpp.nodes) };
+    BytesBetween b = { (M - 1) * w * all, (M - 1) * A * q * all, ring_bytes(4 * V / g->zpp.node_size, g->zpp.nodes) };
     return b;
 }
 
-// Returns the bytes that this rank will send per step. Within its node, each message has K shards of a group. Groups
+// Returns the bytes that this rank will send per step. Within its node, each message has M shards of a group. Groups
 // that stay gathered after their forward pass are gathered once per step, the rest twice per micro-batch.
 static double gpt2_predict_sent(const GPT2* g) {
-    double A = g->accumulation, K = g->zpp.nodes, V = (double)g->layout.vectors;
+    double A = g->accumulation, M = g->zpp.nodes, V = (double)g->layout.vectors;
     double all = (double)g->layout.own_elements, root = (double)g->layout.groups[0].shard.n;
     double freed = reshards_after_forward(&g->options) ? all - root : 0; // after the forward pass
     double gathered = (all - freed + 2 * A * freed) * element_bytes(g->zpp.weight_bits);
     double grads = A * all * element_bytes(g->zpp.gradient_bits);
     BytesBetween between = predict_between_nodes(g);
-    return (g->zpp.node_size - 1) * K * (gathered + grads) + ring_bytes(4 * V, g->zpp.node_size)
+    return (g->zpp.node_size - 1) * M * (gathered + grads) + ring_bytes(4 * V, g->zpp.node_size)
          + between.weights + between.gradients + between.vectors + 3 * ring_bytes(sizeof(double), g->dp->size);
 }
 
@@ -424,7 +423,21 @@ static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
 // Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
-// Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the K
+// Begins the first hop of group k, whose gradients are complete in bucket b: in it rank b of this node receives the
+// shards b*M, b*M + 1, ..., b*M + M-1 of the group, M rows of each rank's message. Vectors only are added up.
+static void bucket_first_hop(GPT2* g, Bucket* b, int k) {
+    Shard shard = g->layout.groups[k].shard;
+    b->group = k;
+    b->adds = !g->first_micro;
+    b->ranks = &g->zpp.within;
+    vectors_add(&g->zpp, k, b->grads, g->first_micro); // vectors_reduce sums them over the ranks
+    pack_grads(&g->zpp, k, b->sent, b->grads);         // qgZ: quantises the N shards, a row each
+    size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
+    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, bytes, COMM_BYTE);
+    g->in_first_hop = b;
+}
+
+// Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the M
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
 // hop. unpack_sum adds up in fp32 the rows that came from different ranks. Rounding errors are not fed back.
 static void bucket_second_hop(GPT2* g) {
@@ -433,29 +446,28 @@ static void bucket_second_hop(GPT2* g) {
     g->in_first_hop = NULL;
     if (b == NULL || nodes == 1) return;
     Shard shard = g->layout.groups[b->group].shard;
-    comm_finish(&g->zpp.within, &b->reduced);
-    unpack_sum(&g->zpp, g->zpp.scratch, b->received, g->zpp.node_size, (size_t)nodes * shard.n);
-    pack_sums(&g->zpp, b->sent, g->zpp.scratch, nodes, shard); // qgZ: quantises the K sums, a row each
+    comm_finish(b->ranks, &b->reduced);
+    unpack_sum(&g->zpp, g->zpp.scratch, b->received, b->ranks->size, (size_t)nodes * shard.n);
+    b->ranks = &g->zpp.across;
+    pack_sums(&g->zpp, b->sent, g->zpp.scratch, nodes, shard); // qgZ: quantises the M sums, a row each
     size_t bytes = message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(&g->zpp.across, b->received, b->sent, bytes, COMM_BYTE);
+    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, bytes, COMM_BYTE);
 }
 
 // Waits for the last hop of a bucket, and adds up the sums. Then its messages may be used again. Call bucket_second_hop
 // before, which ends the first hop.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
-    Comm* last_hop = g->zpp.nodes > 1 ? &g->zpp.across : &g->zpp.within;
     Shard shard = g->layout.groups[b->group].shard;
-    comm_finish(last_hop, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
+    comm_finish(b->ranks, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
     // Layers run in order, so pack_sums has read scratch.
     float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard);
-    unpack_sum(&g->zpp, sum, b->received, last_hop->size, shard.n);
+    unpack_sum(&g->zpp, sum, b->received, b->ranks->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
 
 // The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a group starts
-// its first hop, in which rank b of this node receives the shards b*K, b*K + 1, ..., b*K + K-1 of the group, and starts
-// the second hop of the group before. Each hop overlaps with the backward pass of a group:
+// its first hop, and the second hop of the group before. Each hop overlaps with the backward pass of a group:
 //     backward pass                | group 3 | group 2        | group 1        | root           | gpt2_reduce
 //     first hop, within the node             | group 3        | group 2        | group 1        | root
 //     second hop, across nodes                                | group 3        | group 2        | group 1, root
@@ -465,16 +477,9 @@ static void grad_ready(GPT2* g, int u, int i) {
     Bucket* b = group_bucket(g, k);
     if (--b->missing > 0) return; // not all its gradients are final
     if (u > 0) gather_ahead(g, BACKWARD_POST, u); // before the reduction, which is needed later
-    bucket_second_hop(g);
-    bucket_finish(g, b); // the second hop of the group that had this bucket before
-    Shard shard = g->layout.groups[k].shard;
-    b->group = k;
-    b->adds = !g->first_micro;
-    vectors_add(&g->zpp, k, b->grads, g->first_micro);   // gpt2_reduce sums them over the ranks
-    pack_grads(&g->zpp, k, b->sent, b->grads);           // qgZ: quantises the N shards of matrices, a row each
-    size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(&g->zpp.within, b->received, b->sent, bytes, COMM_BYTE);
-    g->in_first_hop = b;
+    bucket_second_hop(g); // of the group before
+    bucket_finish(g, b);  // the second hop of the group that had this bucket before
+    bucket_first_hop(g, b, k);
 }
 
 // Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
@@ -748,7 +753,7 @@ static void gpt2_gather(GPT2* g) {
     for (int k = 0; k < g->layout.num_groups; k++) { // the only time that weights cross nodes
         Shard shard = g->layout.groups[k].shard;
         char* rows = secondary_shard(&g->zpp, shard);
-        char* mine = pack_weights(&g->zpp, shard); // qwZ
+        char* mine = pack_weights(&g->zpp, shard); // qwZ: into its row of the secondary shard
         size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
         g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
     }

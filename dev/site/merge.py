@@ -106,6 +106,8 @@ GROUPS = {"accounts and options": re.compile("predict|options|report"),
 ORDER = ["the mesh, and who has what", "messages and sums", "accounts and options"]
 # Functions that both parents change and git merges: what one must check there, because git does not.
 CHECKS = {
+    "gpt2_init_units":
+        "Is a size cut by both? pp skips the units of other stages, and tp counts 1/t of the rest.",
     "gpt2_reduce":
         "Is the order of the sums right? The root is summed over `tied` before the buckets that contain it start over dp. dp's "
         "sums are"
@@ -191,7 +193,7 @@ def found_conflicts(program):
         chosen = [b for _, b in pairs if b is not None]
         if name_of[chosen[0]] == "head": continue
         sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
-        name = names(ours)[next(lines[a].n for a, _ in pairs if a is not None and lines[a].program == ours)]
+        name = Counter(name_of[b] for b in chosen).most_common(1)[0][0]
         found.append((next(group for group, fits in GROUPS.items() if fits.search(name)), name, sides, [own[b] for b in chosen]))
     return sorted(found, key=lambda conflict: ORDER.index(conflict[0]))
 
@@ -274,6 +276,16 @@ def print_met(program):
     print()
 
 
+def print_conflicts(program, conflicts, group, heading):
+    print(f"---- {heading} ----\n")
+    for number, (of_group, name, sides, chosen) in enumerate(conflicts, 2):
+        if of_group != group: continue
+        print(f"conflict {number} of {len(conflicts) + 1}, in {name}")
+        if name in CONFLICT_CHECKS: print_text(CONFLICT_CHECKS[name])
+        print_lines(marked(program, sides, [line for line in chosen if not ZERO.search(line)]))
+        print()
+
+
 def report(program):
     ours, ancestor, theirs = MERGED[program]
     file, lines, own = programs.program_file(program), merge(program), programs.lines(program)
@@ -294,10 +306,11 @@ def report(program):
 1. git takes {where[ancestor]} lines that are the same in all three, {where[ours]} of {ours} and {where[theirs]} of {theirs}.
    They are not shown.
 2. {len(conflicts) + 1} conflicts: {ours} and {theirs} change the same lines of {ancestor}.
-   Conflict 1 is the head, which every program writes for itself.
+   Conflict 1 is the head, which every program writes for itself. Predictions and options follow in 5.
 3. Merged without a conflict, but worth a thought: functions that both change.
 4. Lines that {program} changes where there was no conflict.
-5. ZeRO-1, which neither parent has. Skip it to read the merge: its lines are left out of 2.
+5. The conflicts in predictions and options.
+6. ZeRO-1, which neither parent has. Skip it to read the merge: its lines are left out of 2 to 5.
 
 Marks   {ours}, {theirs}, both  a line of this parent, or of both
         -{ours}, -{theirs}      a line of this parent that {program} does not take
@@ -308,19 +321,14 @@ The head of {file}:
 
 {head}""")
     print_mesh()
-    group = None
-    for number, (of_group, name, sides, chosen) in enumerate(conflicts, 2):
-        if of_group != group: print(f"---- 2. conflicts: {of_group} ----\n")
-        group = of_group
-        print(f"conflict {number} of {len(conflicts) + 1}, in {name}")
-        if name in CONFLICT_CHECKS: print_text(CONFLICT_CHECKS[name])
-        print_lines(marked(program, sides, [line for line in chosen if not ZERO.search(line)]))
-        print()
+    for group in ORDER[:-1]: print_conflicts(program, conflicts, group, f"2. conflicts: {group}")
     print("---- 3. merged without a conflict, but worth a thought ----\n")
     print_met(program)
     print("---- 4. changed where there was no conflict (-merge: what git has made) ----\n")
     print_own(program, rest)
-    print("\n---- 5. ZeRO-1 over dp; you may stop here ----\n")
+    print()
+    print_conflicts(program, conflicts, ORDER[-1], f"5. conflicts: {ORDER[-1]}")
+    print("---- 6. ZeRO-1 over dp; you may stop here ----\n")
     print_text("Names are those of train_gpt2_zero.cu, and mean the same for this rank's part of a unit. Written anew are "
                "gpt2_init_shards"
                " and shard_begin, because with --zero-stage 0 a unit has one shard.")

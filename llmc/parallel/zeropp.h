@@ -2,15 +2,15 @@
 zeropp.h - ZeRO++ (Wang et al., arXiv 2306.10209) for train_gpt2_zeropp.cu: the nodes, the format of weights and
 gradients in messages, and 1-D tensors, which every rank stores. The program itself issues all collectives.
 
-Nodes     N ranks are K nodes of N/K neighbours each: rank a N/K + b of the world is number b of node a. `within` is the
+Nodes     N ranks are M nodes of N/M neighbours each: rank a N/M + b of the world is number b of node a. `within` is the
           communicator of the ranks of a node, with equal a; `across` that of the ranks with equal b, one on each node.
-Rows      The matrices of a whole group consist of N consecutive shards, and this rank owns number b*K + a. The K shards
+Rows      The matrices of a whole group consist of N consecutive shards, and this rank owns number b*M + a. The M shards
           of the ranks with equal b are therefore neighbours: `across` gathers or sums one part of what `within` gathers
           or sums, and nothing has to be moved between the two. (DeepSpeed numbers shards by rank, and moves pieces: its
           swizzle.)
 Messages  The size of a shard is a multiple of PACKED_ROW elements, which are whole blocks. Consecutive quantised shards
           are therefore the quantised whole, and each of them begins at a multiple of 16 bytes.
-Secondary shard (hpZ): these K shards of every group's weights, as in messages. A node has all weights, a rank K/N.
+Secondary shard (hpZ): these M shards of every group's weights, as in messages. A node has all weights, a rank M/N.
 Vectors   1-D tensors are small, and are not rounded. Every rank has all their state, as in DDP, behind its shards.
           Layers find them in front of their unit's matrices: vectors_copy copies weights there, and vectors_add adds
           gradients to their sum in fp32. Once per step they are summed over ranks.
@@ -24,12 +24,12 @@ typedef struct {
     long long node_ranks;            // --node-ranks
     int weights, gradients;          // --quantise-weights, --quantise-gradients: index of the word
     int weight_bits, gradient_bits;  // of an element in messages
-    int nodes, node_size;            // K; ranks of a node, N/K; set by zeropp_check, as are the bits
+    int nodes, node_size;            // M; ranks of a node, N/M; set by zeropp_check, as are the bits
     const Shards* state;             // a view
     GPT2Config config;
     Comm within, across;             // the ranks of this node; the ranks with this rank's number, one on each node
-    char* secondary;                 // (K,shard) of every group, as in messages; owned
-    float* scratch;                  // (K,shard) of the largest group, or the vectors', owned
+    char* secondary;                 // (M,shard) of every group, as in messages; owned
+    float* scratch;                  // (M,shard) of the largest group, or the vectors', owned
 } ZeroPP;
 
 // ---- options ----
@@ -109,7 +109,7 @@ static inline void unpack_sum(const ZeroPP* z, float* out, const void* messages,
 }
 
 // ---- the secondary shard ----
-// Returns this rank's secondary shard (K,shard) of a group, to be sent or received.
+// Returns this rank's secondary shard (M,shard) of a group, to be sent or received.
 static inline char* secondary_shard(const ZeroPP* z, Shard shard) {
     trace_weights(z, shard);
     return z->secondary + message_bytes((size_t)z->nodes * shard.offset, z->weight_bits);
@@ -130,7 +130,7 @@ static inline size_t vectors_offset(GPT2Config c, int u) {
     for (int before = 0; before < u; before++) n += unit_no_decay(c, before);
     return n;
 }
-static inline size_t vectors_size(const ZeroPP* z, GPT2Config c) { // in N/K parts
+static inline size_t vectors_size(const ZeroPP* z, GPT2Config c) { // in N/M parts
     return (size_t)z->node_size * shard_of(vectors_offset(c, gpt2_num_units(c)), z->node_size);
 }
 // Lists the vectors of every unit, with their memory. They count on rank 0. Returns the number of ranges.
@@ -164,7 +164,7 @@ static inline void copy_matrices(const ZeroPP* z, int k, floatX* whole, floatX* 
 }
 
 // Dequantises the matrices of a group that has been gathered, and moves them to their units in `whole`.
-// message (N,shard): one part of K shards from each rank of the node.
+// message (N,shard): one part of M shards from each rank of the node.
 static inline void unpack_weights(const ZeroPP* z, int k, floatX* whole, char* message) {
     const Group* group = &z->state->layout->groups[k];
     size_t n = (size_t)z->nodes * group->shard.n, bytes = message_bytes(n, z->weight_bits);

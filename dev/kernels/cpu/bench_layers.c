@@ -80,6 +80,7 @@ static void model_init(GPT2* g, int B, int T) {
     g->seq_len = T;
     g->num_units = gpt2_num_units(c);
     g->logits_rows = classifier_rows(B * T, c.Vp);
+    gpt2_init_units(g);
     gpt2_init(g);
     param_ranges_set_weights(g->ranges, g->num_ranges, c, 1, NULL, CHECKPOINT_MODEL);
     size_t n = (size_t)B * (size_t)T;

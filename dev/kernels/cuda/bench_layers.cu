@@ -339,6 +339,7 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
     g.num_units = gpt2_num_units(c);
     g.logits_rows = classifier_rows(B * T, c.Vp);
     layers_prepare(gpt2_shapes(&g));
+    gpt2_init_units(&g);
     gpt2_init(&g);
     param_ranges_set_weights(g.ranges, g.num_ranges, c, 1, NULL, CHECKPOINT_MODEL);
     AdamW adamw = { 0, 0.9, 0.95, 1e-8, 0.1, 1 }; // learning rate 0: the weights stay, so all steps have the same gradients
