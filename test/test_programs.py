@@ -287,10 +287,14 @@ def code_longer_than_a_screen(path):
     lines = path.read_text().splitlines()
     long = {n for n, line in enumerate(lines, 1) if len(line) > PYTHON_COLUMNS}
     if not long: return []
+    opened, strings = [], [] # since Python 3.12 an f-string is several tokens
     with tokenize.open(path) as file:
-        strings = [t for t in tokenize.generate_tokens(file.readline) if t.type == tokenize.STRING]
-    in_string = {n for t in strings for n in range(t.start[0], t.end[0] + 1)
-                 if n < t.end[0] or len(lines[n - 1]) - t.end[1] < 24 and (n > t.start[0] or t.start[1] < PYTHON_COLUMNS)}
+        for t in tokenize.generate_tokens(file.readline):
+            if t.type == getattr(tokenize, "FSTRING_START", None): opened.append(t.start)
+            elif t.type == getattr(tokenize, "FSTRING_END", None): strings.append((opened.pop(), t.end))
+            elif t.type == tokenize.STRING: strings.append((t.start, t.end))
+    in_string = {n for start, end in strings for n in range(start[0], end[0] + 1)
+                 if n < end[0] or len(lines[n - 1]) - end[1] < 24 and (n > start[0] or start[1] < PYTHON_COLUMNS)}
     return sorted(long - in_string)
 
 

@@ -117,7 +117,8 @@ class Timed:
     def __init__(self, command, warmup, steps, log=os.devnull, limit=None, **settings):
         ends, last, self.error = [], [], ""
         with start([*map(str, command)], stdout=subprocess.PIPE, **settings) as process, open(log, "wb") as file:
-            timer = threading.Timer(limit or threading.TIMEOUT_MAX, os.kill, [process.pid, signal.SIGKILL])
+            late = threading.Event() # is set before the program ends, so whoever sees its end knows why
+            timer = threading.Timer(limit or threading.TIMEOUT_MAX, lambda: (late.set(), os.kill(process.pid, signal.SIGKILL)))
             timer.daemon = True # a signal may come before it can be cancelled, and Python would wait for it at its end
             try:
                 timer.start()
@@ -127,13 +128,12 @@ class Timed:
                     last = [*last[-20:], line.decode(errors="replace")]
                     if len(ends) == warmup + steps: break
             finally:
-                late = not timer.is_alive()
                 timer.cancel()
                 os.kill(process.pid, signal.SIGKILL) # Popen's own kill would take the status, and with it the memory
                 process.returncode, usage = os.wait4(process.pid, 0)[1:]
         if len(ends) < warmup + steps:
             ended = f"{command[0]} ended after {len(ends)} of {warmup + steps} steps; its last words:\n{''.join(last)}"
-            self.error = f"not done after {limit} s" if late else ended
+            self.error = f"not done after {limit} s" if late.is_set() else ended
         self.ms, self.rss = [1e3 * (b - a) for a, b in itertools.pairwise(ends)][warmup - 1:], usage.ru_maxrss * 1024
 
 
