@@ -24,7 +24,7 @@ struct Problem {
         library_start();
         dout = random_both((size_t)N * OC, 0, 0.1f); inp = random_both((size_t)N * C); w = random_both((size_t)OC * C, 0, 0.1f);
         dinp = unset_both((size_t)N * C);
-        dw = gradient_before((size_t)OC * C, GRAD_ADD);
+        dw = random_both((size_t)OC * C); // what is added to
         cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
         cpu::matmul_backward_weight(dw.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, GRAD_ADD);
         // as a step's first micro-batch does. Algorithms are tried here: a sum that is added to cannot be computed twice
