@@ -16,13 +16,14 @@ wte       is tied, and cut over tp: the first and the last stage both have its r
 --zero-stage 1  shards the optimizer's state over dp, as in train_gpt2_zero.cu: the functions from gpt2_init_shards to
           gpt2_gather_finish, and lines marked "ZeRO", which you may skip. A unit is then a bucket.
 
-Memory    per rank, in bytes: 16 for each of its parameters: ((12C^2 + 7C)/t + 6C) L/p in its blocks, and in the root
-          (Vp/t + max_T + 2)C, on the first and last stages. --zero-stage 1 divides 8 (fp32) or 12 (16 bits) of the 16
-          by d. A block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t, for as many micro-batches
-          as in train_gpt2_pp.cu.
-Sent      per rank, in elements. Each micro-batch, along tp: 4L/p sums, one more on the first and on the last stage, of
-          2BTC (t-1)/t each; along pp: BTC to each neighbour, with --sequence-parallel BTC/t. Each step, along dp:
-          2P'(d-1)/d for its P' parameters, with ZeRO as well; along pp: the root, over `tied`. And norms and losses.
+Memory    of a rank       elements                   bytes of each
+          its L/p blocks  ((12C^2 + 7C)/t + 6C) L/p  16. --zero-stage 1 divides 8 (fp32) or 12 (16 bits) of them by d.
+          its root        (Vp/t + max_T + 2)C        The same. Only the first and the last stage have the root.
+          activations     (4 + 12/t)C per token and block, 16C/t with --sequence-parallel. Micro-batches: as in pp.
+Sent      by a rank       in each micro-batch, in elements                       in each step
+          along tp        4L/p sums, 1 more at each end, of 2BTC (t-1)/t each    norms
+          along pp        BTC to each neighbour, BTC/t with --sequence-parallel  the root over `tied`, the loss, norms
+          along dp        nothing                                                2P'(d-1)/d of P' parameters, the loss
 Run       make train_gpt2_3d && mpirun -np 4 ./train_gpt2_3d --mesh dp=2,tp=2      (--help lists the options)
 Before    train_gpt2_pp.cu and train_gpt2_tp.cu. New here: the mesh, bytes for each axis, and ZeRO on one of them.
 */

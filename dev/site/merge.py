@@ -5,14 +5,14 @@ import re, shutil, subprocess, textwrap
 from collections import Counter, namedtuple
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import groupby
 
 import programs
 
 MESH = "llmc/parallel/mesh.h"
 MERGED = {"3d": ("tp", "ddp", "pp")}  # as git merge-file takes them: one change, the ancestor, the other change
 # One line of the merge. `program` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `conflict`:
-# its number,
-# counted from 1, or 0: a conflict has the lines of one change, then those of the other.
+# its number, counted from 1, or 0: a conflict has the lines of one change, then those of the other.
 Line = namedtuple("Line", "text program n conflict")
 
 
@@ -72,9 +72,9 @@ def rows(program):
 def parts(program):
     """The same in parts of one definition of the program each, as programs.compare makes them of two programs."""
     text, found = [line.text for line in merge(program)], []
-    names = {n: name for name, first, end in programs.definitions(program) for n in range(first, end)}
+    name_of = names(program)
     for row in rows(program):
-        name = names[row[1][1]] if row[1][1] is not None else found[-1][0] if found else "head"
+        name = name_of[row[1][1]] if row[1][1] is not None else found[-1][0] if found else "head"
         if not found or found[-1][0] != name: found.append((name, []))
         found[-1][1].append(row)
     return [part for name, of_name in found for part in programs.join(name, of_name, text, programs.lines(program))]
@@ -101,32 +101,17 @@ def names(program):
 
 ZERO = re.compile("ZeRO|zero.stage|shard|own_elements|gpt2_gather")  # lines that have to do with ZeRO
 # Conflicts are printed in this order: a group's heading, and the definitions in it, of which the first that fits is taken.
-GROUPS = {"accounts and options": re.compile("predict|options|report"),
-          "the mesh, and who has what": re.compile("GPT2|init|configure|alloc"), "messages and sums": re.compile("")}
-ORDER = ["the mesh, and who has what", "messages and sums", "accounts and options"]
-# Functions that both parents change and git merges: what one must check there, because git does not.
-CHECKS = {
-    "gpt2_init_units":
-        "Is a size cut by both? pp skips the units of other stages, and tp counts 1/t of the rest.",
-    "gpt2_reduce":
-        "Is the order of the sums right? The root is summed over `tied` before the buckets that contain it start over dp. dp's "
-        "sums are"
-        " in place, so layernorms are summed over tp only after dp's waits. The loss is summed over dp and pp, but not over tp, "
-        "whose"
-        " ranks all compute it.",
-    "gpt2_init_ranges":
-        "Does is_replicated still mean equal elements, now that tp cuts the root? Yes: the first and the last stage both take part"
-        " tp->rank of tp->size.",
-}
+GROUPS = {"the mesh, and who has what": re.compile("GPT2|init|configure|alloc"),
+          "messages and sums": re.compile("^(?!.*(predict|options|report))"), "accounts and options": re.compile("")}
 
 
-# The same of conflicts.
-CONFLICT_CHECKS = {
-    "block_mlp_backward":
-        "Who uses which buffer while tp sums dln2? W (block_mlp_backward_weight) reads dout and dfch and must not write dln2. "
-        "zb-h1's I"
-        " copies dout for a later W instead: all rows of it, because tp_leave_backward has gathered them.",
-}
+def question(program, name):
+    """What one must decide where both parents change a definition, and the answer: its note in dev/site/programs.toml."""
+    return " ".join(programs.notes(program)[name][1].split()) if name in programs.notes(program) else ""
+
+
+def without_comments(text):
+    return [code for line in text if (code := re.sub(r"\s*//.*", "", line))]
 
 
 def code_words(text):
@@ -186,16 +171,52 @@ def own_lines(program):
 
 
 def found_conflicts(program):
-    """[(group, definition, sides of both parents, the program's lines)] in ORDER, without the comment at the program's head."""
+    """[(title, definition, sides of both parents, the program's lines)], without the comment at the program's head. The title has
+    all definitions, and those of a parent that has its lines in others."""
     ours, _, theirs = MERGED[program]
     lines, own, name_of, found = merge(program), programs.lines(program), names(program), []
     for pairs in regions(program)[0]:
         chosen = [b for _, b in pairs if b is not None]
         if name_of[chosen[0]] == "head": continue
-        sides = [[lines[a].text for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)]
+        of = {side: [lines[a] for a, _ in pairs if a is not None and lines[a].program == side] for side in (ours, theirs)}
+        inside = [*dict.fromkeys(name_of[b] for b in chosen)]
+        title = " and ".join(inside)
+        for side in of:
+            theirs_inside = [*dict.fromkeys(names(side)[line.n] for line in of[side])]
+            if theirs_inside != inside: title += f"; {side} has these lines in {' and '.join(theirs_inside)}"
         name = Counter(name_of[b] for b in chosen).most_common(1)[0][0]
-        found.append((next(group for group, fits in GROUPS.items() if fits.search(name)), name, sides, [own[b] for b in chosen]))
-    return sorted(found, key=lambda conflict: ORDER.index(conflict[0]))
+        found.append((title, name, [[line.text for line in side] for side in of.values()], [own[b] for b in chosen]))
+    return sorted(found, key=lambda conflict: [*GROUPS].index(group_of(conflict[1])))
+
+
+def group_of(name):
+    return next(group for group, fits in GROUPS.items() if fits.search(name))
+
+
+def formulas(text):
+    """{what is set: its value}, without types, casts and comments."""
+    code, found = re.sub(r"//.*|(?<!sizeof)\((size_t|double)\)|\bg->", "", "\n".join(text)), {}
+    for statement in (" ".join(part.split()) for part in re.split("[;{}]", code)):
+        for part in re.split(r", \*?(?=\w+ = )", re.sub("^(size_t|double|int) ", "", re.sub("^return ", "returns = ", statement))):
+            made = re.fullmatch(r"(?:if \((.*)\) )?(\S+) (\+?=) (.*)", part)
+            if not made: continue
+            condition, name, sign, value = made.groups()
+            if condition: value = f"({condition} ? {value} : 0)"
+            found[name] = value if sign == "=" else f"{found.get(name, '...')} + {value}"
+    return found
+
+
+def formula_rows(program, sides, chosen):
+    """[(what is set, by which programs, its value)]. What is another name for the same value in all of them is left out."""
+    ours, _, theirs = MERGED[program]
+    of, found = dict(zip((ours, theirs, program), map(formulas, (*sides, chosen)))), []
+    for name in dict.fromkeys(name for side in (program, ours, theirs) for name in of[side]):
+        values = {}
+        for side in of:
+            if name in of[side]: values.setdefault(of[side][name], []).append(side)
+        if len(values) > 1 or not re.fullmatch(r"[\w.>()&-]+", *values):
+            found += [(name, ", ".join(having), value) for value, having in values.items()]
+    return sorted(found, key=lambda row: row[0] == "returns")
 
 
 def met(program):
@@ -226,15 +247,14 @@ def print_text(text):
 
 
 def print_own(program, changes, whose=None):
-    """Prints some of the own lines. whose: their label; None: their origin, after the definition's note in dev/site/programs.toml.
-    A definition that no parent has is printed as a whole, and of others no lone brace."""
+    """Prints some of the own lines. whose: their label, or None: their origin, after the definition's question. A definition that
+    no parent has is printed as a whole, and of others no lone brace."""
     known = {name for parent in MERGED[program] for name, *_ in programs.definitions(parent)}
     own = {name: programs.lines(program)[first:end] for name, first, end in programs.definitions(program)}
     for name, removed, added in changes:
         added = [line for line in (added if name in known else own[name]) if line.strip() and (name not in known or line != "}")]
         if not removed and not added: continue
-        note = "" if whose else " ".join(programs.notes(program)[name][1].split())
-        print_text(f"{name}: {note}" if note else name)
+        print_text(name if whose else f"{name}: {question(program, name)}")
         print_lines(("-merge", line) for line in removed)
         print_lines((whose or label(program, line, (removed, ())), line) for line in added)
 
@@ -244,11 +264,9 @@ def print_mesh():
     first, end = next((first, end) for name, first, end in programs.definitions(MESH) if name == "mesh_plan_axes")
     text = programs.lines(MESH)[first:end]
     made = [n for n, line in enumerate(text) if "mesh_group(" in line]
-    print_text(f"All three programs make the mesh in one call, ranks_are_mesh, which splits the world in these lines of {MESH}. A "
-               "group has"
-               " a name, its number of ranks, this rank's number in it, and a color: ranks of one color are one group. tp, pp and "
-               "replica are"
-               " this rank's places along the three axes. root: its stage is the first or the last.")
+    print_text("All three programs make the mesh in one call, ranks_are_mesh, which splits the world in these lines of "
+               f"{MESH}. A group has a name, its number of ranks, this rank's number in it, and a color: ranks of one color are "
+               "one group. tp, pp and replica are this rank's places along the axes. root: its stage is the first or the last.")
     print_lines([("", line) for line in text[made[0]:made[-1] + 1]])
     print()
 
@@ -265,24 +283,38 @@ def shortened(marked_lines):
 
 
 def print_met(program):
-    """Prints where the parents meet without a conflict: the functions with a check in full, the others by name."""
-    found = met(program)
-    for name in filter(found.get, CHECKS):
-        print_text(f"{name}: {CHECKS[name]}")
-        print_lines(shortened(found[name]))
+    """Prints where the parents meet without a conflict: the functions with a question."""
+    for name, found in met(program).items():
+        if "?" not in question(program, name): continue
+        print_text(f"{name}: {question(program, name)}")
+        print_lines(shortened(found))
         print()
-    others = ", ".join(name for name in found if name not in CHECKS)
-    print_text(f"Changed by both on lines that have nothing to do with one another: {others}.")
-    print()
 
 
-def print_conflicts(program, conflicts, group, heading):
+def print_formulas(rows):
+    """Prints a table; a quantity's name stands in the first of its rows."""
+    width, last = max(len(name) for name, *_ in rows), None
+    for name, having, value in rows:
+        start = f"  {'' if name == last else name:{width}}  {having:10}  "
+        print(textwrap.fill(value, 118, initial_indent=start, subsequent_indent=" " * len(start)))
+        last = name
+
+
+def print_conflicts(program, group, heading):
+    """Prints a group's conflicts: each with its question, and formulas as a table for all conflicts of a function."""
+    conflicts = found_conflicts(program)
     print(f"---- {heading} ----\n")
-    for number, (of_group, name, sides, chosen) in enumerate(conflicts, 2):
-        if of_group != group: continue
-        print(f"conflict {number} of {len(conflicts) + 1}, in {name}")
-        if name in CONFLICT_CHECKS: print_text(CONFLICT_CHECKS[name])
-        print_lines(marked(program, sides, [line for line in chosen if not ZERO.search(line)]))
+    for name, of_name in groupby(enumerate(conflicts, 2), key=lambda conflict: conflict[1][1]):
+        if group_of(name) != group: continue
+        numbers, found = zip(*of_name)
+        print(f"conflict{'s' * (len(found) > 1)} {' and '.join(map(str, numbers))} of {len(conflicts) + 1}, in {found[0][0]}")
+        print_text(question(program, name))
+        own = [[line for line in chosen if not ZERO.search(line)] for *_, chosen in found]
+        if "predict" in name:
+            sides = [sum((sides[k] for _, _, sides, _ in found), []) for k in (0, 1)]
+            print_formulas(formula_rows(program, sides, sum(own, [])))
+        else:
+            for (_, _, sides, _), chosen in zip(found, own): print_lines(marked(program, sides, chosen))
         print()
 
 
@@ -294,7 +326,7 @@ def report(program):
     zero, rest = {}, []
     for name, removed, added in own_lines(program):
         if any(map(ZERO.search, removed + added)): zero[name] = (removed, added)
-        else: rest.append((name, removed, added))
+        elif without_comments(removed) != without_comments(added): rest.append((name, removed, added))
     for _, name, _, chosen in conflicts:
         of_zero = list(filter(ZERO.search, chosen))
         if of_zero: zero[name] = (zero.get(name, ([], []))[0], of_zero + zero.get(name, ([], []))[1])
@@ -307,9 +339,9 @@ def report(program):
    They are not shown.
 2. {len(conflicts) + 1} conflicts: {ours} and {theirs} change the same lines of {ancestor}.
    Conflict 1 is the head, which every program writes for itself. Predictions and options follow in 5.
-3. Merged without a conflict, but worth a thought: functions that both change.
-4. Lines that {program} changes where there was no conflict.
-5. The conflicts in predictions and options.
+3. Merged without a conflict, and right: functions that both change.
+4. Merged without a conflict, and wrong. Changes of comments are left out.
+5. The conflicts in predictions and options. Formulas are in tables, without casts, "g->", and names for a single value.
 6. ZeRO-1, which neither parent has. Skip it to read the merge: its lines are left out of 2 to 5.
 
 Marks   {ours}, {theirs}, both  a line of this parent, or of both
@@ -317,21 +349,24 @@ Marks   {ours}, {theirs}, both  a line of this parent, or of both
         {ours}+{theirs}         a line that joins the two: each name in it is a parent's
         new           any other line of {program}
 
-The head of {file}:
+Conflict 1, in the head. Which ranks hold the same rows of wte, and in which order are their gradients summed?
 
 {head}""")
     print_mesh()
-    for group in ORDER[:-1]: print_conflicts(program, conflicts, group, f"2. conflicts: {group}")
-    print("---- 3. merged without a conflict, but worth a thought ----\n")
+    *first, last = GROUPS
+    for group in first: print_conflicts(program, group, f"2. conflicts: {group}")
+    print("---- 3. merged without a conflict, and right ----\n")
     print_met(program)
-    print("---- 4. changed where there was no conflict (-merge: what git has made) ----\n")
-    print_own(program, rest)
+    print("---- 4. merged without a conflict, and wrong (-merge: what git has made) ----\n")
+    in_conflict = {name for _, name, *_ in conflicts}
+    print_own(program, [change for change in rest if change[0] not in in_conflict])
+    print("\nWithout this declaration the lines of a conflict would not compile:")
+    print_own(program, [change for change in rest if change[0] in in_conflict], f"{ours}+{theirs}")
     print()
-    print_conflicts(program, conflicts, ORDER[-1], f"5. conflicts: {ORDER[-1]}")
+    print_conflicts(program, last, f"5. conflicts: {last}")
     print("---- 6. ZeRO-1 over dp; you may stop here ----\n")
     print_text("Names are those of train_gpt2_zero.cu, and mean the same for this rank's part of a unit. Written anew are "
-               "gpt2_init_shards"
-               " and shard_begin, because with --zero-stage 0 a unit has one shard.")
+               "gpt2_init_shards and shard_begin, because with --zero-stage 0 a unit has one shard.")
     print()
     print_own(program, zero, "ZeRO")
 
