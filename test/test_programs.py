@@ -130,6 +130,9 @@ def test_make_merge_3d_prints_every_line_of_a_conflict_and_explains_where_the_ba
             left = [line for whose, line in printed if whose == f"-{base}"]
             assert left == [line for line in side if line.strip() not in {x.strip() for x in chosen}], (name, base)
         assert "?" in merge.question(program, name), f"a conflict in {name}: dev/site/programs.toml has no question for it"
+    wrong, needed, _ = merge.sorted_lines(program)
+    assert all("?" in merge.question(program, name) for name, *_ in wrong), "a line that the merge has wrong has no question"
+    assert [len(removed + added) for _, removed, added in needed] == [2], "what make merge-3d says of one declaration is not so"
     met = merge.met(program)
     asked = {name for name in met if "?" in merge.question(program, name)}
     assert met.keys() - asked == TRIVIAL_MEETINGS, "what both bases change needs a question in dev/site/programs.toml"

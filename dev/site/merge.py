@@ -189,6 +189,20 @@ def found_conflicts(program):
     return sorted(found, key=lambda conflict: [*GROUPS].index(group_of(conflict[1])))
 
 
+def sorted_lines(program):
+    """own_lines in three lists: those without which the merge is wrong, those that lines of a conflict need, and those of ZeRO,
+    in conflicts too. Changes of comments are left out."""
+    conflicts, wrong, needed, zero = found_conflicts(program), [], [], {}
+    for name, removed, added in own_lines(program):
+        if any(map(ZERO.search, removed + added)): zero[name] = (removed, added)
+        elif without_comments(removed) != without_comments(added):
+            (needed if any(name == other for _, other, *_ in conflicts) else wrong).append((name, removed, added))
+    for _, name, _, chosen in conflicts:
+        removed, added = zero.get(name, ([], []))
+        if any(map(ZERO.search, chosen)): zero[name] = (removed, [*filter(ZERO.search, chosen), *added])
+    return wrong, needed, [(name, *zero[name]) for name in dict.fromkeys(names(program).values()) if name in zero]
+
+
 def group_of(name):
     return next(group for group, fits in GROUPS.items() if fits.search(name))
 
@@ -323,20 +337,13 @@ def report(program):
     file, lines, own = programs.program_file(program), merge(program), programs.lines(program)
     where = Counter(line.program for line in lines if not line.conflict)
     conflicts = found_conflicts(program)
-    zero, rest = {}, []
-    for name, removed, added in own_lines(program):
-        if any(map(ZERO.search, removed + added)): zero[name] = (removed, added)
-        elif without_comments(removed) != without_comments(added): rest.append((name, removed, added))
-    for _, name, _, chosen in conflicts:
-        of_zero = list(filter(ZERO.search, chosen))
-        if of_zero: zero[name] = (zero.get(name, ([], []))[0], of_zero + zero.get(name, ([], []))[1])
-    zero = [(name, *zero[name]) for name in dict.fromkeys([*names(program).values()]) if name in zero]
+    wrong, needed, zero = sorted_lines(program)
     head = "\n".join(own).split("/*\n")[1].split("*/")[0]
+    taken = f"{where[ancestor]} lines that are the same in all three, {where[ours]} of {ours} and {where[theirs]} of {theirs}"
     print(f"""{file} is {programs.program_file(ancestor)} with two changes, those of {ours} and of {theirs}, as git merges them:
     git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}
 
-1. git takes {where[ancestor]} lines that are the same in all three, {where[ours]} of {ours} and {where[theirs]} of {theirs}.
-   They are not shown.
+1. Not shown: git takes {taken}.
 2. {len(conflicts) + 1} conflicts: {ours} and {theirs} change the same lines of {ancestor}.
    Conflict 1 is the head, which every program writes for itself. Predictions and options follow in 5.
 3. Merged without a conflict, and right: functions that both change.
@@ -358,10 +365,9 @@ Conflict 1, in the head. Which ranks hold the same rows of wte, and in which ord
     print("---- 3. merged without a conflict, and right ----\n")
     print_met(program)
     print("---- 4. merged without a conflict, and wrong (-merge: what git has made) ----\n")
-    in_conflict = {name for _, name, *_ in conflicts}
-    print_own(program, [change for change in rest if change[0] not in in_conflict])
+    print_own(program, wrong)
     print("\nWithout this declaration the lines of a conflict would not compile:")
-    print_own(program, [change for change in rest if change[0] in in_conflict], f"{ours}+{theirs}")
+    print_own(program, needed, f"{ours}+{theirs}")
     print()
     print_conflicts(program, last, f"5. conflicts: {last}")
     print("---- 6. ZeRO-1 over dp; you may stop here ----\n")
