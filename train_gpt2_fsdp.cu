@@ -189,7 +189,7 @@ static void gpt2_init_units(GPT2* g) {
     layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
     for (int k = 0; k < g->layout.num_groups; k++) {
         Group* group = &g->layout.groups[k];
-        group->shard.n = group_shard(&g->options, group->elements); // 1/S of these, rounded up
+        group->shard.n = shard_of(group->elements, g->options.shards); // 1/S of these, rounded up
         group->shard.offset = g->layout.own_elements;
         g->layout.own_elements += group->shard.n;
         g->gathering[k] = g->replicating[k] = NO_OP;

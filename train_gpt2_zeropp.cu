@@ -4,20 +4,22 @@ N ranks are M nodes of N/M neighbouring ranks.
 
 --quantise-weights int8|none  weights cross nodes once a step, in int8 (the paper's qwZ; none: in floatX): after the
           update, ranks with the same number on their nodes gather their M shards. These are a rank's secondary shard
-          (hpZ). All ranks of a node together have all weights, and all other gathers stay within the node. In the paper
-          every forward pass gathers across nodes, and only backward passes gather secondary shards, in 16 bits.
---quantise-gradients int4|int8|none  gradients cross in int4, in two hops (qgZ; none: in fp32). A hop is an all-to-all
-          whose messages are added up in fp32: a rank sums one part of a group over its node, then one shard of this
-          part over nodes. The M shards of a part must be neighbours for this: rank r of node a owns number r*M + a.
+          (hpZ, always on). All ranks of a node together have all weights, and all other gathers stay within the node.
+          In the paper every forward pass gathers across nodes, and only backward passes use secondary shards.
+--quantise-gradients int4|int8|none  gradients cross in int4, in two hops (qgZ; none: in fp32). Numbers in int4 cannot
+          be added up as they are, and a ring would round them anew on each of its N-1 hops. So a hop is an all-to-all,
+          whose messages are dequantised and added up in fp32: first a rank sums M neighbouring shards over its node,
+          then one of these over nodes. One all-to-all over all ranks would send N/M times as much between nodes.
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
 Memory    per rank, in bytes, with P parameters: 16P/N (weights 4, gradients 4, moments 8), a secondary shard of PM/N
           weights as in messages, and activations. Gather buffers hold what they hold in train_gpt2_fsdp.cu, and again
           as in messages; buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of
           M shards of the largest group.
-Sent      per rank and step with A micro-batches, in bytes. With its share of a scale, an element takes w = 260/256
-          (int8) or q = 132/256 (int4). Between nodes: (w + Aq) (M-1)P/N. Within a node: (Ew + AqP) (1 - M/N), where
-          E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three doubles are summed as well.
+Sent      per rank and step with A micro-batches, in bytes. With its share of a scale, an element of the weights takes w
+          bytes, and one of the gradients q: 260/256 in int8, 132/256 in int4. Between nodes: (w + Aq) (M-1)P/N. Within
+          a node: (Ew + AqP) (1 - M/N), where E = A(2P - 2root) + root elements are gathered, or P with grad-op. (FSDP
+          in fp32 would send each shard to every rank of other nodes: 4 (E + AP) (M-1)/M.) All sum three doubles.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
           Gone: hybrid, --reduce-dtype and --cpu-offload.
@@ -35,7 +37,7 @@ Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, layout_*, gathers_at, comm_finish, ...
 #include "llmc/parallel/shard_state.h" // defines: Shards, shards_*, grads_as_sent: this rank's state
-#include "llmc/parallel/zeropp.h"      // defines: ZeroPP, zeropp_*, message_bytes, pack_*, unpack_*: two hops
+#include "llmc/parallel/zeropp.h"      // defines: ZeroPP, zeropp_*, message_bytes, pack_*, unpack_*, sum_grads
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
@@ -77,13 +79,14 @@ typedef struct {
 // zeropp.h defines what packs and unpacks messages, and
 //     ZeroPP { within, across;  nodes, node_size;  weight_bits, gradient_bits;  secondary, scratch; }
 // These are two communicators, M and N/M, the bits of an element in messages, the secondary shards and memory for sums.
-// A message has a row per shard. A shard has a multiple of 256 elements, so a row consists of whole blocks of 256: an
-// fp32 scale, which is max|x|/127 in int8 and max|x|/7 in int4, and 256 quotients x/scale, rounded to whole numbers.
+// A message has a row per shard, and a row consists of blocks: an fp32 scale, which is max|x|/127 in int8 and max|x|/7
+// in int4, and 256 quotients x/scale, rounded to whole numbers. The fp32 weights are never rounded, so their errors do
+// not add up. Gradients are rounded twice, and the error is forgotten.
 //
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
     floatX* grads;                  // (S,shard) owned
-    char *sent, *received;          // (S,shard) messages of either hop, in int4; views of memory behind grads
+    char *sent, *received;          // (S,shard) quantised; the second hop uses M rows; views of memory behind grads
     int group;                      // whose gradients are in the messages; grads may already hold those of the next one
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
@@ -94,7 +97,8 @@ typedef struct {
 // Holds the parameters of one group at a time.
 typedef struct {
     floatX* params;                 // (S,shard) owned
-    char* message;                  // (S,shard) as they are gathered, in int8; a view of memory behind params
+    char* message;                  // (S,shard) quantised, as they are gathered; a view of memory behind params
+    bool packed;                    // params are still in the message
     int group;                      // to which they belong; NO_GROUP after its release
 } GatherBuffer;
 
@@ -196,7 +200,7 @@ static void gpt2_init_units(GPT2* g) {
     layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
     for (int k = 0; k < g->layout.num_groups; k++) {
         Group* group = &g->layout.groups[k];
-        group->shard.n = group_shard(&g->options, group->elements); // 1/S of these, in whole blocks of 256
+        group->shard.n = round_up(ceil_div(group->elements, (size_t)g->options.shards), PACKED_ROW); // whole blocks
         group->shard.offset = g->layout.own_elements;
         g->layout.own_elements += group->shard.n;
         g->gathering[k] = g->crossing[k] = NO_OP;
@@ -209,8 +213,8 @@ static void gpt2_init_units(GPT2* g) {
 static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.within, g->dp, "node", g->dp->rank / g->zpp.node_size);   // the ranks of this node
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
-    g->layout.shard_ranks = g->dp;
-    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank;
+    g->layout.shard_ranks = g->dp; // one replica
+    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank; // r*M + a
     shards_init(&g->state, &g->options, &g->layout, g->dp);
     zeropp_init(&g->zpp, &g->state); // allocates the secondary shards
 }
@@ -377,20 +381,21 @@ static int find_free_buffer(GPT2* g, int k) {
     return NO_BUFFER;
 }
 
-// Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
-// that have been issued, because these may still read the gather buffer. hpZ: it stays within the node, whose ranks
-// together have all weights in their secondary shards. unit_params dequantises the message.
+// Begins to gather a group's parameters, unless they are there or on their way. hpZ: the gather stays within the node,
+// whose ranks together have all weights in their secondary shards. In the first forward pass after an update it waits
+// until they have crossed, and so do later layers. unit_params dequantises the message.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
     group->buffer = find_free_buffer(g, k);
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
-    g->gather_buffers[group->buffer].group = k;
-    char* message = g->gather_buffers[group->buffer].message;
-    comm_finish(&g->zpp.across, &g->crossing[k]); // other nodes' new shards are in the secondary shard
-    const char* mine = secondary_shard(&g->zpp, group->shard); // hpZ
-    size_t bytes = (size_t)g->zpp.nodes * message_bytes(group->shard.n, g->zpp.weight_bits);
-    g->gathering[k] = comm_all_gather(&g->zpp.within, message, mine, bytes, COMM_BYTE);
+    GatherBuffer* buffer = &g->gather_buffers[group->buffer];
+    buffer->group = k;
+    buffer->packed = true;
+    comm_finish(&g->zpp.across, &g->crossing[k]);
+    const char* mine = secondary_shard(&g->zpp, group->shard);
+    size_t row = message_bytes(group->shard.n, g->zpp.weight_bits), M = (size_t)g->zpp.nodes;
+    g->gathering[k] = comm_all_gather(&g->zpp.within, buffer->message, mine, M * row, COMM_BYTE);
 }
 
 // Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
@@ -420,38 +425,39 @@ static void bucket_first_hop(GPT2* g, Bucket* b, int k) {
     b->group = k;
     b->adds = !g->first_micro;
     b->ranks = &g->zpp.within;
-    pack_grads(&g->zpp, b->sent, b->grads, shard); // qgZ: quantises the S shards, a row each
-    size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, bytes, COMM_BYTE);
+    pack_grads(&g->zpp, b->sent, b->grads, FLOATX_DTYPE, g->options.shards, shard); // qgZ: quantises a row per shard
+    size_t row = message_bytes(shard.n, g->zpp.gradient_bits), M = (size_t)g->zpp.nodes;
+    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, M * row, COMM_BYTE);
     g->in_first_hop = b;
 }
 
 // Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the M
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
-// hop. unpack_sum adds up in fp32 the rows that came from different ranks. Rounding errors are not fed back.
+// hop. sum_grads dequantises what came from different ranks, and adds it up in fp32.
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
-    int nodes = g->zpp.nodes;
+    int M = g->zpp.nodes;
     g->in_first_hop = NULL;
-    if (b == NULL || nodes == 1) return;
+    if (b == NULL || M == 1) return;
     Shard shard = g->layout.groups[b->group].shard;
+    float* sums = g->zpp.scratch; // (M,shard)
     comm_finish(b->ranks, &b->reduced);
-    unpack_sum(&g->zpp, g->zpp.scratch, b->received, b->ranks->size, (size_t)nodes * shard.n);
+    sum_grads(&g->zpp, sums, b->received, b->ranks->size, (size_t)M * shard.n);
     b->ranks = &g->zpp.across;
-    pack_sums(&g->zpp, b->sent, g->zpp.scratch, shard); // qgZ: quantises the M sums, a row each
-    size_t bytes = message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, bytes, COMM_BYTE);
+    pack_grads(&g->zpp, b->sent, sums, DTYPE_F32, M, shard); // qgZ: quantises the sums
+    size_t row = message_bytes(shard.n, g->zpp.gradient_bits);
+    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, row, COMM_BYTE);
 }
 
-// Waits for the last hop of a bucket, and adds up the sums. Then its messages may be used again. Call bucket_second_hop
-// before, which ends the first hop.
+// Waits for the last hop of a bucket, and adds up the sums. Then its messages may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
+    invariant(b != g->in_first_hop, "group %d has only made its first hop", b->group);
     Shard shard = g->layout.groups[b->group].shard;
     comm_finish(b->ranks, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
-    // Layers run in order, so pack_sums has read scratch.
+    // Layers run in order, so pack_grads has read scratch.
     float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard);
-    unpack_sum(&g->zpp, sum, b->received, b->ranks->size, shard.n);
+    sum_grads(&g->zpp, sum, b->received, b->ranks->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
 
@@ -460,6 +466,7 @@ static void bucket_finish(GPT2* g, Bucket* b) {
 //     backward pass                | group 3 | group 2        | group 1        | root           | gpt2_reduce
 //     first hop, within the node             | group 3        | group 2        | group 1        | root
 //     second hop, across nodes                                | group 3        | group 2        | group 1, root
+// If another micro-batch follows, the root's second hop begins there, where the last group's first hop does.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
@@ -544,11 +551,11 @@ static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
     group_gather(g, k);
-    GatherBuffer buffer = g->gather_buffers[group->buffer];
-    bool arrives = g->gathering[k] != NO_OP; // only the first call after a gather unpacks it
+    GatherBuffer* buffer = &g->gather_buffers[group->buffer];
     comm_finish(&g->zpp.within, &g->gathering[k]);
-    if (arrives) unpack_weights(&g->zpp, buffer.params, buffer.message, group->shard);
-    return buffer.params + g->units[u].offset;
+    if (buffer->packed) unpack_weights(&g->zpp, buffer->params, buffer->message, g->options.shards, group->shard);
+    buffer->packed = false;
+    return buffer->params + g->units[u].offset;
 }
 
 static void group_free(GPT2* g, Group* group) {
@@ -729,8 +736,8 @@ static void gpt2_gather(GPT2* g) {
         Shard shard = g->layout.groups[k].shard;
         char* rows = secondary_shard(&g->zpp, shard);
         char* mine = pack_weights(&g->zpp, shard); // qwZ: into its row of the secondary shard
-        size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
-        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
+        size_t row = message_bytes(shard.n, g->zpp.weight_bits);
+        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, row, COMM_BYTE);
     }
     group_gather(g, 0);
 }

@@ -39,13 +39,11 @@ typedef struct {
     long long limit_all_gathers;    // --limit-all-gathers
     int shards;                     // S, the number of shards of a group; set by sharding_check, as is the next
     bool accumulates;               // a step has several micro-batches
-    size_t alignment;               // every shard is a multiple of this number of elements
 } Sharding;
 
 // Options for groups: their size, when they are gathered, and how they are saved.
 static inline void options_groups(OptionTable* t, Sharding* options) {
     memset(options, 0, sizeof *options);
-    options->alignment = SHARD_ALIGNMENT;
     options->wrap_blocks = 1;
     options->limit_all_gathers = 2;
     options->forward_prefetch = 1;
@@ -134,10 +132,6 @@ static inline int group_units(const Sharding* options) {
     return options->wrap_halves ? 1 : 2 * (int)options->wrap_blocks;
 }
 
-// Returns the size of a shard of a group with `elements` elements.
-static inline size_t group_shard(const Sharding* options, size_t elements) {
-    return round_up(ceil_div(elements, (size_t)options->shards), options->alignment);
-}
 
 typedef struct {
     int first_unit, num_units;

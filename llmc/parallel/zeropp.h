@@ -62,7 +62,6 @@ static inline void zeropp_check(ZeroPP* z, Sharding* options, const Comm* world,
     require(N % z->node_size == 0, "--node-ranks must divide the number of ranks, and %d does not divide %d",
             z->node_size, N);
     z->nodes = N / z->node_size;
-    options->alignment = PACKED_ROW;
     sharding_check(options, N, accumulation);
 }
 
@@ -79,31 +78,22 @@ static inline size_t message_bytes(size_t n, int bits) {
 static inline double element_bytes(int bits) { // of one element: 260/256 for int8, 132/256 for int4
     return (double)message_bytes(PACKED_ROW, bits) / PACKED_ROW;
 }
-// message (rows,shard) = gradients x of type t, fp32 or floatX; --quantise-gradients none: in fp32.
-// shard: this rank's of the group.
-static inline void pack_rows(const ZeroPP* z, char* message, const void* x, DType t, int rows, Shard shard) {
+// message (rows,shard) = gradients x (rows,shard) of type t, fp32 or floatX; --quantise-gradients none: in fp32
+static inline void pack_grads(const ZeroPP* z, char* message, const void* x, DType t, int rows, Shard shard) {
     size_t n = (size_t)rows * shard.n;
     trace_weights(z, shard); // of these gradients
     if (is_quantised(z->gradient_bits)) quantise(message, NULL, x, t, NULL, n, z->gradient_bits);
     else if (t == DTYPE_F32) device_copy(message, x, n * sizeof(float));
     else to_fp32((float*)message, (const floatX*)x, n);
 }
-// message (S,shard) = the gradients (S,shard) of a whole group
-static inline void pack_grads(const ZeroPP* z, char* message, const floatX* grads, Shard shard) {
-    pack_rows(z, message, grads, FLOATX_DTYPE, z->state->options->shards, shard);
-}
-// message (M,shard) = sums (M,shard)
-static inline void pack_sums(const ZeroPP* z, char* message, const float* sums, Shard shard) {
-    pack_rows(z, message, sums, DTYPE_F32, z->nodes, shard);
-}
-// out (n) = the sum of messages (rows,n), in their order
-static inline void unpack_sum(const ZeroPP* z, float* out, const void* messages, int rows, size_t n) {
+// out (n) = the sum of the rows of a message (rows,n), in their order
+static inline void sum_grads(const ZeroPP* z, float* out, const char* message, int rows, size_t n) {
     if (is_quantised(z->gradient_bits)) {
-        dequantise_sum(out, DTYPE_F32, messages, rows, n, z->gradient_bits);
+        dequantise_sum(out, DTYPE_F32, message, rows, n, z->gradient_bits);
         return;
     }
-    device_copy(out, messages, n * sizeof(float));
-    for (int r = 1; r < rows; r++) add_in_place_fp32(out, (const float*)messages + (size_t)r * n, n);
+    device_copy(out, message, n * sizeof(float));
+    for (int r = 1; r < rows; r++) add_in_place_fp32(out, (const float*)message + (size_t)r * n, n);
 }
 
 // ---- the secondary shard ----
@@ -121,9 +111,9 @@ static inline char* pack_weights(const ZeroPP* z, Shard shard) {
     return row;
 }
 
-// params (S,shard) = the weights of a whole group in message (S,shard)
-static inline void unpack_weights(const ZeroPP* z, floatX* params, const char* message, Shard shard) {
-    size_t n = (size_t)z->state->options->shards * shard.n;
+// params (rows,shard) = the weights in message (rows,shard)
+static inline void unpack_weights(const ZeroPP* z, floatX* params, const char* message, int rows, Shard shard) {
+    size_t n = (size_t)rows * shard.n;
     if (is_quantised(z->weight_bits)) dequantise_sum(params, FLOATX_DTYPE, message, 1, n, z->weight_bits);
     else device_copy(params, message, n * sizeof(floatX));
 }

@@ -28,13 +28,14 @@ typedef struct {
 static void layout_init(Layout* y, const Sharding* options, GPT2Config c) {
     layout_group(y, options, c);
     for (int k = 0; k < y->num_groups; k++) { // as train_gpt2_fsdp.cu cuts them
-        y->groups[k].shard = (Shard){ group_shard(options, y->groups[k].elements), y->own_elements };
+        size_t n = round_up(ceil_div(y->groups[k].elements, (size_t)options->shards), alignment);
+        y->groups[k].shard = (Shard){ n, y->own_elements };
         y->own_elements += y->groups[k].shard.n;
     }
 }
 
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
-    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2, .alignment = alignment } };
+    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2 } };
     if (wrap == HALVES) t->options.wrap_blocks = t->options.wrap_halves = 1;
     memset(&t->y, 0xab, sizeof t->y); // whatever was there before
     t->y.shard_number = rank;
@@ -111,9 +112,9 @@ static void check_shards(Case* t) {
         const Unit* last = &t->y.units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
         size_t elements = last->offset + last->size; // of the group
         assert_int_equal(shard.offset, at);
-        assert_true(shard.n > 0 && shard.n % t->options.alignment == 0);
+        assert_true(shard.n > 0 && shard.n % alignment == 0);
         assert_true(S * shard.n >= elements);
-        assert_true(S * shard.n < elements + S * t->options.alignment); // no more padding than alignment needs
+        assert_true(S * shard.n < elements + S * alignment); // no more padding than alignment needs
         if (k > 2) assert_true(shard.n <= t->y.groups[k - 2].shard.n); // their bucket has room for all that take it in turn
         at += shard.n;
     }
@@ -257,7 +258,6 @@ TEST(a_report_says_how_large_groups_are) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
-        options.alignment = SHARD_ALIGNMENT;
         static Layout y;
         layout_init(&y, &options, c);
         FREED_BY(child_free) Child said = child_does(report_sharding(&y, &options, 4));
