@@ -200,7 +200,7 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weig
 
 
 def spelled(n):
-    return re.escape(f"{n / 1e3:.3g} kB" if n >= 1e3 else f"{n:.0f} B")
+    return re.escape(f"{n / 1e3:.{int(n < 99950)}f} kB" if n >= 1e3 else f"{n:.0f} B")
 
 
 def test_predict_says_what_a_run_holds_and_sends():
@@ -263,7 +263,7 @@ def test_ranks_of_machines_that_are_no_neighbours_or_not_as_many_are_refused(loc
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("fault, pattern", [("2:7:kill", "rank 2 has died.* during step [67]"), ("1:7:bitflip", "differ")])
-def test_a_rank_that_fails_is_named_by_the_others(fault, pattern):
-    run = faulty("zeropp", SMALL, "--steps 20 --node-ranks 2 --fault", fault, ranks=4)
-    assert_each_says(run, 4, pattern, dead=2 if "kill" in fault else None)
+def test_a_rank_that_dies_is_named_by_the_others():
+    """(A bit that flips in a rank's state is gathered by all nodes, so it cannot be found, as in FSDP without replicas.)"""
+    run = faulty("zeropp", SMALL, "--steps 20 --node-ranks 2 --fault 2:7:kill", ranks=4)
+    assert_each_says(run, 4, "rank 2 has died.* during step [67]", dead=2)
