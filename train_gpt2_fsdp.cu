@@ -189,7 +189,7 @@ static void gpt2_init_units(GPT2* g) {
     layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
     for (int k = 0; k < g->layout.num_groups; k++) {
         Group* group = &g->layout.groups[k];
-        group->shard.n = group_shard(&g->options, group->elements); // 1/S of these, rounded up
+        group->shard.n = shard_of(group->elements, g->options.shards); // 1/S of these, rounded up
         group->shard.offset = g->layout.own_elements;
         g->layout.own_elements += group->shard.n;
         g->gathering[k] = g->replicating[k] = NO_OP;
@@ -308,9 +308,9 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 // forward pass are gathered once per step, the rest twice per micro-batch. Replicas all-reduce every shard once.
 static double gpt2_predict_sent(const GPT2* g) {
     double S = g->options.shards, N = g->dp->size, R = N / S, A = g->accumulation;
-    double all = (double)g->layout.own_elements, root = (double)g->layout.groups[0].shard.n;
-    double freed = reshards_after_forward(&g->options) ? all - root : 0; // after the forward pass
-    double gathered = (all - freed + 2 * A * freed) * sizeof(floatX), grads = all * (double)reduce_size(&g->options);
+    double own = (double)g->layout.own_elements, root = (double)g->layout.groups[0].shard.n;
+    double freed = reshards_after_forward(&g->options) ? own - root : 0; // after the forward pass
+    double gathered = (own - freed + 2 * A * freed) * sizeof(floatX), grads = own * (double)reduce_size(&g->options);
     return (S - 1) * (gathered + A * grads) + 2 * (R - 1) / R * grads
          + 2 * (N - 1) / N * sizeof(double) + 2 * 2 * (S - 1) / S * sizeof(double);
 }

@@ -1,27 +1,25 @@
 /*
 Train GPT-2 on several nodes with ZeRO++ (Wang et al., arXiv 2306.10209): fully sharded, with few bytes between nodes.
-N ranks are M nodes of N/M neighbouring ranks, and P parameters are in matrices, V in 1-D tensors, called vectors below.
+N ranks are M nodes of N/M neighbouring ranks.
 
 --quantise-weights int8|none  weights cross nodes once a step, in int8 (the paper's qwZ; none: in floatX): after the
           update, ranks with the same number on their nodes gather their M shards. These are a rank's secondary shard
-          (hpZ). All ranks of a node together have all weights, and all other gathers stay within the node. In the paper
-          every forward pass gathers across nodes, and only backward passes gather secondary shards, in 16 bits.
---quantise-gradients int4|int8|none  gradients cross in int4, in two hops (qgZ; none: in fp32). A hop is an all-to-all
-          whose messages are added up in fp32: a rank sums one part of a group over its node, then one shard of this
-          part over nodes. The M shards of a part must be neighbours for this: rank b of node a owns number b*M + a.
+          (hpZ, always on). All ranks of a node together have all weights, and all other gathers stay within the node.
+          In the paper every forward pass gathers across nodes, and only backward passes use secondary shards.
+--quantise-gradients int4|int8|none  gradients cross in int4, in two hops (qgZ; none: in fp32). Numbers in int4 cannot
+          be added up as they are, and a ring would round them anew on each of its N-1 hops. So a hop is an all-to-all,
+          whose messages are dequantised and added up in fp32: first a rank sums M neighbouring shards over its node,
+          then one of these over nodes. One all-to-all over all ranks would send N/M times as much between nodes.
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
-Vectors   are not quantised, because they are too few to save much. Every rank keeps all of them, as in DDP, and sums
-          their gradients in fp32, once a step (vectors_*). Layers find them in front of their unit's matrices.
-
-Memory    per rank, in bytes: 16P/N + 16V (weights 4, gradients 4, moments 8), a secondary shard of PM/N weights as in
-          messages, and activations. Gather buffers hold what they hold in train_gpt2_fsdp.cu, and again as in messages;
-          buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of M shards of the
-          largest group.
-Sent      per rank and step with A micro-batches, in bytes. With its share of a scale, an element takes w = 260/256
-          (int8) or q = 132/256 (int4). Between nodes: (w + Aq) (M-1)P/N + 8V (M-1)/N. Within a node:
-          (Ew + AqP + 8V) (1 - M/N), where E = A(2P - 2root) + root elements are gathered, or P with grad-op. Three
-          doubles are summed as well.
+Memory    per rank, in bytes, with P parameters: 16P/N (weights 4, gradients 4, moments 8), a secondary shard of PM/N
+          weights as in messages, and activations. Gather buffers hold what they hold in train_gpt2_fsdp.cu, and again
+          as in messages; buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of
+          M shards of the largest group.
+Sent      per rank and step with A micro-batches, in bytes. With its share of a scale, an element of the weights takes w
+          bytes, and one of the gradients q: 260/256 in int8, 132/256 in int4. Between nodes: (w + Aq) (M-1)P/N. Within
+          a node: (Ew + AqP) (1 - M/N), where E = A(2P - 2root) + root elements are gathered, or P with grad-op. (FSDP
+          in fp32 would send each shard to every rank of other nodes: 4 (E + AP) (M-1)/M.) All sum three doubles.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
           Gone: hybrid, --reduce-dtype and --cpu-offload.
@@ -39,7 +37,7 @@ Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, layout_*, gathers_at, comm_finish, ...
 #include "llmc/parallel/shard_state.h" // defines: Shards, shards_*, grads_as_sent: this rank's state
-#include "llmc/parallel/zeropp.h"      // defines: ZeroPP, zeropp_*, message_bytes, pack_*, unpack_*, vectors_*
+#include "llmc/parallel/zeropp.h"      // defines: ZeroPP, zeropp_*, message_bytes, pack_*, unpack_*, sum_grads
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
@@ -81,13 +79,14 @@ typedef struct {
 // zeropp.h defines what packs and unpacks messages, and
 //     ZeroPP { within, across;  nodes, node_size;  weight_bits, gradient_bits;  secondary, scratch; }
 // These are two communicators, M and N/M, the bits of an element in messages, the secondary shards and memory for sums.
-// A message has a row per shard. A shard has a multiple of 256 elements, so a row consists of whole blocks of 256: an
-// fp32 scale, which is max|x|/127 in int8 and max|x|/7 in int4, and 256 quotients x/scale, rounded to whole numbers.
+// A message has a row per shard, and a row consists of blocks: an fp32 scale, which is max|x|/127 in int8 and max|x|/7
+// in int4, and 256 quotients x/scale, rounded to whole numbers. The fp32 weights are never rounded, so their errors do
+// not add up. Gradients are rounded twice, and the error is forgotten.
 //
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
-    floatX* grads;                  // owned: of all tensors, unit by unit
-    char *sent, *received;          // (N,shard) messages of either hop: matrices in int4; views of memory behind grads
+    floatX* grads;                  // (S,shard) owned
+    char *sent, *received;          // (S,shard) quantised; the second hop uses M rows; views of memory behind grads
     int group;                      // whose gradients are in the messages; grads may already hold those of the next one
     int missing;                    // number of tensors whose gradients are not final yet
     CommOp reduced;                 // the all-to-all of a hop, while it is under way; NO_OP otherwise
@@ -97,8 +96,9 @@ typedef struct {
 
 // Holds the parameters of one group at a time.
 typedef struct {
-    floatX* params;                 // owned: all tensors, unit by unit
-    char* message;                  // (N,shard) matrices as they are gathered, in int8; a view of memory behind params
+    floatX* params;                 // (S,shard) owned
+    char* message;                  // (S,shard) quantised, as they are gathered; a view of memory behind params
+    bool packed;                    // params are still in the message
     int group;                      // to which they belong; NO_GROUP after its release
 } GatherBuffer;
 
@@ -110,13 +110,12 @@ typedef struct {
     int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
     int num_units;                  // 1 + 2L: the root, and two for each block
     Sharding options;               // --sharding, --prefetch and the like, and the S that follows from them
-    Layout layout;                  // the groups, whose matrices are cut into S = N shards
+    Layout layout;                  // the groups, cut into S = N shards
     const Unit* units;              // where they lie in the memory of their whole group; a view
-    Shards state;                   // fp32 params, grads, m and v: this rank's shard of every group's matrices, 1/N of
-                                    // all, and behind these all vectors; owned
+    Shards state;                   // this rank's shard of every group, 1/N of all: fp32 params, grads, m and v; owned
     ZeroPP zpp;                     // the nodes, and the secondary shards
     int num_ranges;
-    ParamRange ranges[2*MAX_UNITS]; // views of units' vectors and this rank's shards, for optimizer and checkpoints
+    ParamRange ranges[MAX_UNITS];   // views of this rank's shards, over which the optimizer and checkpoints iterate
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
@@ -129,7 +128,7 @@ typedef struct {
     int *inputs, *targets;          // (B,T)
     StepStats *stats;               // on the device; the host reads it once per step
     Comm* dp;                       // the data-parallel ranks; a view
-    bool first_micro, last_micro;   // true in the first micro-batch of a step; in the last
+    bool first_micro;               // true in the first micro-batch of a step
     int num_buckets;
     Bucket buckets[3];              // one for the root, and two that the other groups take in turn
     Bucket* in_first_hop;           // its gradients are summed within the node, and not yet across nodes; NULL: none
@@ -193,20 +192,19 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
-// Cuts the matrices of groups into N shards. Rank b of node a owns number b*M + a of each, and its secondary shard is
-// those of the ranks b of all nodes. With M = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
+// Cuts groups of units into S = N shards. Rank r of node a owns number r*M + a of each, and its secondary shard is
+// those of the ranks r of all nodes. With M = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
 //     fp32 state; gradients after the second hop  | rank 0 of node 0 | 0 of node 1 | 1 of node 0 | 1 of node 1 |
 //     secondary shard; after the first hop        | rank 0 of each node            | rank 1 of each node       |
 static void gpt2_init_units(GPT2* g) {
     layout_group(&g->layout, &g->options, g->config); // units into groups, each with its number of elements
     for (int k = 0; k < g->layout.num_groups; k++) {
         Group* group = &g->layout.groups[k];
-        group->shard.n = group_shard(&g->options, group->elements); // 1/N of the matrices, in whole blocks of 256
+        group->shard.n = round_up(ceil_div(group->elements, (size_t)g->options.shards), PACKED_ROW); // whole blocks
         group->shard.offset = g->layout.own_elements;
         g->layout.own_elements += group->shard.n;
         g->gathering[k] = g->crossing[k] = NO_OP;
     }
-    g->layout.vectors = vectors_size(&g->zpp, g->config);
     g->units = g->layout.units;
     g->num_buckets = g->layout.num_groups < 3 ? g->layout.num_groups : 3;
     g->num_gather_buffers = layout_gather_buffers(&g->layout, &g->options);
@@ -215,15 +213,14 @@ static void gpt2_init_units(GPT2* g) {
 static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.within, g->dp, "node", g->dp->rank / g->zpp.node_size);   // the ranks of this node
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
-    g->layout.shard_ranks = g->dp;
-    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank;
+    g->layout.shard_ranks = g->dp; // one replica
+    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank; // r*M + a
     shards_init(&g->state, &g->options, &g->layout, g->dp);
-    zeropp_init(&g->zpp, &g->state, g->config); // allocates the secondary shards
+    zeropp_init(&g->zpp, &g->state); // allocates the secondary shards
 }
 
 // Lists the parts of the model that this rank holds, with their memory: what its shard of a group has of each unit.
 static void gpt2_init_ranges(GPT2* g) {
-    g->num_ranges = vectors_ranges(&g->zpp, g->ranges);
     for (int u = 0; u < g->num_units; u++) {
         ParamRange p;
         if (!shards_range(&g->state, g->config, u, &p)) continue; // other ranks hold all of it
@@ -259,21 +256,21 @@ static void gpt2_init_scratch(GPT2* g) {
 
 // Allocates buckets and gather buffers. Groups take the last two buckets in turn; each is as large as its first group.
 static void gpt2_init_buckets(GPT2* g) {
-    size_t N = (size_t)g->dp->size, vectors = layout_most_vectors(&g->layout); // elements, of any group
+    size_t S = (size_t)g->options.shards;
     for (int k = 0; k < g->num_buckets; k++) {
         Bucket* b = &g->buckets[k];
-        size_t whole = N * g->layout.groups[k].shard.n;
+        size_t whole = S * g->layout.groups[k].shard.n;
         size_t message = message_bytes(whole, g->zpp.gradient_bits);
-        b->grads = (floatX*)device_alloc((whole + vectors) * sizeof(floatX) + 2 * message, MEMORY_COMMUNICATION);
-        b->sent = (char*)(b->grads + whole + vectors);
+        b->grads = (floatX*)device_alloc(whole * sizeof(floatX) + 2 * message, MEMORY_COMMUNICATION);
+        b->sent = (char*)(b->grads + whole);
         b->received = b->sent + message;
         b->reduced = NO_OP;
     }
     for (int r = 0; r < g->num_gather_buffers; r++) {
-        size_t whole = N * gather_buffer_shard(&g->layout, &g->options, r);
-        size_t bytes = (whole + vectors) * sizeof(floatX) + message_bytes(whole, g->zpp.weight_bits);
+        size_t whole = S * gather_buffer_shard(&g->layout, &g->options, r);
+        size_t bytes = whole * sizeof(floatX) + message_bytes(whole, g->zpp.weight_bits);
         g->gather_buffers[r].params = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
-        g->gather_buffers[r].message = (char*)(g->gather_buffers[r].params + whole + vectors);
+        g->gather_buffers[r].message = (char*)(g->gather_buffers[r].params + whole);
         g->gather_buffers[r].group = NO_GROUP;
     }
 }
@@ -305,51 +302,48 @@ static void gpt2_free(GPT2* g) {
 // Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
 static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
-    size_t N = (size_t)g->dp->size, X = sizeof(floatX), all = g->layout.own_elements;
-    size_t own = all + g->layout.vectors;
+    size_t S = (size_t)g->options.shards, own = g->layout.own_elements, X = sizeof(floatX);
     size_t in_buckets = 0, in_gather_buffers = 0; // elements of whole groups
-    for (int k = 0; k < g->num_buckets; k++) in_buckets += N * g->layout.groups[k].shard.n;
+    for (int k = 0; k < g->num_buckets; k++) in_buckets += S * g->layout.groups[k].shard.n;
     for (int r = 0; r < g->num_gather_buffers; r++)
-        in_gather_buffers += N * gather_buffer_shard(&g->layout, &g->options, r);
-    size_t vectors = layout_most_vectors(&g->layout) * (size_t)(g->num_buckets + g->num_gather_buffers);
+        in_gather_buffers += S * gather_buffer_shard(&g->layout, &g->options, r);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
     size_t per_token = L * C*X                                                 // res1
                      + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
                      + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
-    bytes[MEMORY_PARAMETERS] = 4 * own + message_bytes((size_t)g->zpp.nodes * all, g->zpp.weight_bits); // hpZ
+    bytes[MEMORY_PARAMETERS] = 4 * own + message_bytes((size_t)g->zpp.nodes * own, g->zpp.weight_bits); // hpZ
     bytes[MEMORY_GRADIENTS] = 4 * own;
     bytes[MEMORY_OPTIMIZER] = 8 * own;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = zeropp_comm_bytes(&g->zpp, g->dp) + 4 * scratch_elements(&g->zpp, &g->layout);
-    bytes[MEMORY_COMMUNICATION] += X * (in_buckets + in_gather_buffers + vectors);
+    bytes[MEMORY_COMMUNICATION] += X * (in_buckets + in_gather_buffers);
     bytes[MEMORY_COMMUNICATION] += 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
     bytes[MEMORY_COMMUNICATION] += message_bytes(in_gather_buffers, g->zpp.weight_bits);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
 // Returns the bytes that this rank will send to other nodes per step: to each of the M-1 others its own updated shards,
-// and in each micro-batch one shard of the gradients of every group. Vectors: as in gpt2_reduce.
+// and in each micro-batch one shard of the gradients of every group.
 static BytesBetween predict_between_nodes(const GPT2* g) {
-    double all = (double)g->layout.own_elements, A = g->accumulation, M = g->zpp.nodes;
-    double V = (double)g->layout.vectors, w = element_bytes(g->zpp.weight_bits);
-    double q = element_bytes(g->zpp.gradient_bits);
-    BytesBetween b = { (M - 1) * w * all, (M - 1) * A * q * all, ring_bytes(4 * V / g->zpp.node_size, g->zpp.nodes) };
-    return b;
+    double own = (double)g->layout.own_elements, A = g->accumulation, M = g->zpp.nodes;
+    double w = element_bytes(g->zpp.weight_bits), q = element_bytes(g->zpp.gradient_bits);
+    BytesBetween between = { (M - 1) * w * own, (M - 1) * A * q * own };
+    return between;
 }
 
 // Returns the bytes that this rank will send per step. Within its node, each message has M shards of a group. Groups
 // that stay gathered after their forward pass are gathered once per step, the rest twice per micro-batch.
 static double gpt2_predict_sent(const GPT2* g) {
-    double A = g->accumulation, M = g->zpp.nodes, V = (double)g->layout.vectors;
-    double all = (double)g->layout.own_elements, root = (double)g->layout.groups[0].shard.n;
-    double freed = reshards_after_forward(&g->options) ? all - root : 0; // after the forward pass
-    double gathered = (all - freed + 2 * A * freed) * element_bytes(g->zpp.weight_bits);
-    double grads = A * all * element_bytes(g->zpp.gradient_bits);
+    double A = g->accumulation, M = g->zpp.nodes;
+    double own = (double)g->layout.own_elements, root = (double)g->layout.groups[0].shard.n;
+    double freed = reshards_after_forward(&g->options) ? own - root : 0; // after the forward pass
+    double gathered = (own - freed + 2 * A * freed) * element_bytes(g->zpp.weight_bits);
+    double grads = A * own * element_bytes(g->zpp.gradient_bits);
     BytesBetween between = predict_between_nodes(g);
-    return (g->zpp.node_size - 1) * M * (gathered + grads) + ring_bytes(4 * V, g->zpp.node_size)
-         + between.weights + between.gradients + between.vectors + 3 * ring_bytes(sizeof(double), g->dp->size);
+    return (g->zpp.node_size - 1) * M * (gathered + grads) + between.weights + between.gradients
+         + 3 * ring_bytes(sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -387,20 +381,21 @@ static int find_free_buffer(GPT2* g, int k) {
     return NO_BUFFER;
 }
 
-// Begins to gather a group's parameters, unless they are there or on their way. The gather waits for all layer calls
-// that have been issued, because these may still read the gather buffer. hpZ: it stays within the node, whose ranks
-// together have all weights in their secondary shards. unit_params dequantises the message.
+// Begins to gather a group's parameters, unless they are there or on their way. hpZ: the gather stays within the node,
+// whose ranks together have all weights in their secondary shards. In the first forward pass after an update it waits
+// until they have crossed, and so do later layers. unit_params dequantises the message.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
     group->buffer = find_free_buffer(g, k);
     invariant(group->buffer != NO_BUFFER, "no gather buffer for group %d: all %d are taken", k, g->num_gather_buffers);
-    g->gather_buffers[group->buffer].group = k;
-    char* message = g->gather_buffers[group->buffer].message;
-    comm_finish(&g->zpp.across, &g->crossing[k]); // other nodes' new shards are in the secondary shard
-    const char* mine = secondary_shard(&g->zpp, group->shard); // hpZ
-    size_t bytes = (size_t)g->zpp.nodes * message_bytes(group->shard.n, g->zpp.weight_bits);
-    g->gathering[k] = comm_all_gather(&g->zpp.within, message, mine, bytes, COMM_BYTE);
+    GatherBuffer* buffer = &g->gather_buffers[group->buffer];
+    buffer->group = k;
+    buffer->packed = true;
+    comm_finish(&g->zpp.across, &g->crossing[k]);
+    const char* mine = secondary_shard(&g->zpp, group->shard);
+    size_t row = message_bytes(group->shard.n, g->zpp.weight_bits), M = (size_t)g->zpp.nodes;
+    g->gathering[k] = comm_all_gather(&g->zpp.within, buffer->message, mine, M * row, COMM_BYTE);
 }
 
 // Begins to gather the groups that come after unit u's (0 1 2 3 forward, 0 3 2 1 backward), as far as there are free
@@ -423,46 +418,46 @@ static void gather_ahead(GPT2* g, GatherMoment moment, int u) {
 // Two buckets take turns, so that one can be sent while the other is filled. The root's is filled all along.
 static Bucket* group_bucket(GPT2* g, int k) { return &g->buckets[k == 0 ? 0 : 1 + (k - 1) % 2]; }
 
-// Begins the first hop of group k, whose gradients are complete in bucket b: in it rank b of this node receives the
-// shards b*M, b*M + 1, ..., b*M + M-1 of the group, M rows of each rank's message. Vectors only are added up.
+// Begins the first hop of group k, whose gradients are complete in bucket b: rank r of this node receives the shards
+// r*M, r*M + 1, ..., r*M + M-1 of the group, M rows of each rank's message.
 static void bucket_first_hop(GPT2* g, Bucket* b, int k) {
     Shard shard = g->layout.groups[k].shard;
     b->group = k;
     b->adds = !g->first_micro;
     b->ranks = &g->zpp.within;
-    vectors_add(&g->zpp, k, b->grads, g->first_micro); // vectors_reduce sums them over the ranks
-    pack_grads(&g->zpp, k, b->sent, b->grads);         // qgZ: quantises the N shards, a row each
-    size_t bytes = (size_t)g->zpp.nodes * message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, bytes, COMM_BYTE);
+    pack_grads(&g->zpp, b->sent, b->grads, FLOATX_DTYPE, g->options.shards, shard); // qgZ: quantises a row per shard
+    size_t row = message_bytes(shard.n, g->zpp.gradient_bits), M = (size_t)g->zpp.nodes;
+    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, M * row, COMM_BYTE);
     g->in_first_hop = b;
 }
 
 // Ends the first hop and begins the second one: this rank's part of the group, summed over its node, consists of the M
 // shards of the ranks with its number. Each of these, one per node, receives its own. With one node there is no second
-// hop. unpack_sum adds up in fp32 the rows that came from different ranks. Rounding errors are not fed back.
+// hop. sum_grads dequantises what came from different ranks, and adds it up in fp32.
 static void bucket_second_hop(GPT2* g) {
     Bucket* b = g->in_first_hop;
-    int nodes = g->zpp.nodes;
+    int M = g->zpp.nodes;
     g->in_first_hop = NULL;
-    if (b == NULL || nodes == 1) return;
+    if (b == NULL || M == 1) return;
     Shard shard = g->layout.groups[b->group].shard;
+    float* sums = g->zpp.scratch; // (M,shard)
     comm_finish(b->ranks, &b->reduced);
-    unpack_sum(&g->zpp, g->zpp.scratch, b->received, b->ranks->size, (size_t)nodes * shard.n);
+    sum_grads(&g->zpp, sums, b->received, b->ranks->size, (size_t)M * shard.n);
     b->ranks = &g->zpp.across;
-    pack_sums(&g->zpp, b->sent, g->zpp.scratch, nodes, shard); // qgZ: quantises the M sums, a row each
-    size_t bytes = message_bytes(shard.n, g->zpp.gradient_bits);
-    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, bytes, COMM_BYTE);
+    pack_grads(&g->zpp, b->sent, sums, DTYPE_F32, M, shard); // qgZ: quantises the sums
+    size_t row = message_bytes(shard.n, g->zpp.gradient_bits);
+    b->reduced = comm_all_to_all(b->ranks, b->received, b->sent, row, COMM_BYTE);
 }
 
-// Waits for the last hop of a bucket, and adds up the sums. Then its messages may be used again. Call bucket_second_hop
-// before, which ends the first hop.
+// Waits for the last hop of a bucket, and adds up the sums. Then its messages may be used again.
 static void bucket_finish(GPT2* g, Bucket* b) {
     if (b->reduced == NO_OP) return;
+    invariant(b != g->in_first_hop, "group %d has only made its first hop", b->group);
     Shard shard = g->layout.groups[b->group].shard;
     comm_finish(b->ranks, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
-    // Layers run in order, so pack_sums has read scratch.
+    // Layers run in order, so pack_grads has read scratch.
     float* sum = b->adds ? g->zpp.scratch : (float*)shards_grads(&g->state, shard);
-    unpack_sum(&g->zpp, sum, b->received, b->ranks->size, shard.n);
+    sum_grads(&g->zpp, sum, b->received, b->ranks->size, shard.n);
     if (b->adds) shards_add_grads(&g->state, sum, shard);
 }
 
@@ -471,6 +466,7 @@ static void bucket_finish(GPT2* g, Bucket* b) {
 //     backward pass                | group 3 | group 2        | group 1        | root           | gpt2_reduce
 //     first hop, within the node             | group 3        | group 2        | group 1        | root
 //     second hop, across nodes                                | group 3        | group 2        | group 1, root
+// If another micro-batch follows, the root's second hop begins there, where the last group's first hop does.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
@@ -555,14 +551,11 @@ static floatX* unit_params(GPT2* g, int u) {
     int k = g->layout.group_of[u];
     Group* group = &g->layout.groups[k];
     group_gather(g, k);
-    GatherBuffer buffer = g->gather_buffers[group->buffer];
-    bool arrives = g->gathering[k] != NO_OP; // only the first call after a gather unpacks it
+    GatherBuffer* buffer = &g->gather_buffers[group->buffer];
     comm_finish(&g->zpp.within, &g->gathering[k]);
-    if (arrives) {
-        unpack_weights(&g->zpp, k, buffer.params, buffer.message);
-        vectors_copy(&g->zpp, k, buffer.params);
-    }
-    return buffer.params + g->units[u].offset;
+    if (buffer->packed) unpack_weights(&g->zpp, buffer->params, buffer->message, g->options.shards, group->shard);
+    buffer->packed = false;
+    return buffer->params + g->units[u].offset;
 }
 
 static void group_free(GPT2* g, Group* group) {
@@ -721,18 +714,8 @@ static void gpt2_backward(GPT2* g, float dloss) {
 static void gpt2_begin_micro(GPT2* g, int micro) {
     g->grad_mode = GRAD_SET;
     g->first_micro = micro == 0;
-    g->last_micro = micro == g->accumulation - 1;
     if (!g->first_micro) return;
     for (int k = 1; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]);
-}
-
-// Sums the gradients of the vectors in fp32: each rank of a node sums a part, first over its node, then over all nodes.
-static void vectors_reduce(GPT2* g) {
-    size_t n = g->layout.vectors / (size_t)g->zpp.node_size;
-    float *sums = vectors_grads(&g->zpp), *part = sums + (size_t)g->zpp.within.rank * n;
-    comm_wait(&g->zpp.within, comm_reduce_scatter(&g->zpp.within, part, sums, n, COMM_F32));
-    comm_wait(&g->zpp.across, comm_all_reduce(&g->zpp.across, part, n, COMM_F32));
-    comm_wait(&g->zpp.within, comm_all_gather(&g->zpp.within, sums, part, n, COMM_F32));
 }
 
 // Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
@@ -742,7 +725,6 @@ static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
     bucket_second_hop(g);
-    vectors_reduce(g); // during that hop of the root
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     comm_wait(g->dp, loss);
 }
@@ -754,8 +736,8 @@ static void gpt2_gather(GPT2* g) {
         Shard shard = g->layout.groups[k].shard;
         char* rows = secondary_shard(&g->zpp, shard);
         char* mine = pack_weights(&g->zpp, shard); // qwZ: into its row of the secondary shard
-        size_t bytes = message_bytes(shard.n, g->zpp.weight_bits);
-        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, bytes, COMM_BYTE);
+        size_t row = message_bytes(shard.n, g->zpp.weight_bits);
+        g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, row, COMM_BYTE);
     }
     group_gather(g, 0);
 }
@@ -771,7 +753,7 @@ static void gpt2_gather_finish(GPT2* g) {
 
 // Computes the global gradient norm and the factor by which AdamW scales the gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
-    shards_add_grad_squares(&g->state, &g->stats->grad_square); // of vectors, which all ranks have, on rank 0 only
+    shards_add_grad_squares(&g->state, &g->stats->grad_square);
     comm_wait(g->layout.shard_ranks, comm_all_reduce(g->layout.shard_ranks, &g->stats->grad_square, 1, COMM_F64));
     clip_gradients(g->stats, max_norm, loss_scale);
 }
@@ -896,9 +878,9 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 static void gpt2_report(const GPT2* g, Run* run) {
     ranks_report(run);
     report_sharding(&g->layout, &g->options, g->dp->size);
-    BytesBetween b = predict_between_nodes(g);
-    ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, b.weights + b.gradients + b.vectors);
-    report_zeropp(&g->zpp, g->layout.vectors, b);
+    BytesBetween between = predict_between_nodes(g);
+    ranks_count_along(&run->ranks->all, "nodes", &g->zpp.across, NULL, between.weights + between.gradients);
+    report_zeropp(&g->zpp, between);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.

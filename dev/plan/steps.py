@@ -140,8 +140,7 @@ def unit_of(plan, strategy, w, blocks, elements):
 
 
 def unit_of_nodes(plan, w, blocks, elements):
-    """Of zero++ (llmc/parallel/zeropp.h). All travels packed, also within a node; vectors, which are few, count as all else
-    does."""
+    """Of zero++ (llmc/parallel/zeropp.h). All travels packed, also within a node."""
     X, g, K, scale = plan.X, plan.node_ranks, plan.N // plan.node_ranks, 4 / QUANTISE_BLOCK
     shard, weight, gradient = float(PACKED_ROW * ceil_div(ceil_div(elements, plan.N), PACKED_ROW)), 1 + scale, 0.5 + scale
     node, across, part = w.neighbours(plan.N, g), w.apart(plan.N, g), K * shard # of a unit, what a rank's secondary shard has

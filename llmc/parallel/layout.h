@@ -9,7 +9,7 @@ each other, in sharded memory.
 S ranks together hold one replica of the model: all ranks (full, grad-op), or --shard-group of them (hybrid). Ranks that
 hold the same shard belong to different replicas of the model.
 
-ZeRO++ (zeropp.h) uses the same groups, but shards only their matrices, and numbers the shards in another order.
+ZeRO++ (zeropp.h) uses the same groups, and numbers their shards in another order.
 */
 #ifndef LLMC_LAYOUT_H
 #define LLMC_LAYOUT_H
@@ -39,14 +39,11 @@ typedef struct {
     long long limit_all_gathers;    // --limit-all-gathers
     int shards;                     // S, the number of shards of a group; set by sharding_check, as is the next
     bool accumulates;               // a step has several micro-batches
-    size_t alignment;               // every shard is a multiple of this number of elements
-    bool matrices_only;             // shards contain no 1-D tensors; the program keeps them elsewhere
 } Sharding;
 
 // Options for groups: their size, when they are gathered, and how they are saved.
 static inline void options_groups(OptionTable* t, Sharding* options) {
     memset(options, 0, sizeof *options);
-    options->alignment = SHARD_ALIGNMENT;
     options->wrap_blocks = 1;
     options->limit_all_gathers = 2;
     options->forward_prefetch = 1;
@@ -135,22 +132,11 @@ static inline int group_units(const Sharding* options) {
     return options->wrap_halves ? 1 : 2 * (int)options->wrap_blocks;
 }
 
-// Elements [sharded_begin, unit_elements) of unit u are sharded: all of them, or only the matrices.
-static inline size_t sharded_begin(const Sharding* options, GPT2Config c, int u) {
-    return options->matrices_only ? unit_no_decay(c, u) : 0;
-}
-static inline size_t sharded_size(const Sharding* options, GPT2Config c, int u) {
-    return unit_elements(c, u) - sharded_begin(options, c, u);
-}
-// Returns the size of a shard of a group with `elements` elements.
-static inline size_t group_shard(const Sharding* options, size_t elements) {
-    return round_up(ceil_div(elements, (size_t)options->shards), options->alignment);
-}
 
 typedef struct {
     int first_unit, num_units;
     Shard shard;             // of the group: n, the size of each rank's shard, and its offset in this rank's shards
-    size_t elements;         // of its units' sharded parts, without padding
+    size_t elements;         // of its units, without padding
     int tensors;             // of its units
     int buffer;              // set by the program: the gather buffer of its parameters, or NO_BUFFER
     int released;            // counted by the program: units that have been released since the group was gathered
@@ -163,11 +149,9 @@ typedef struct {
     int shard_number;        // of this rank's shards
     int num_units, num_groups;
     Unit units[MAX_UNITS];   // offset: in the memory of the whole group
-    Unit parts[MAX_UNITS];   // their sharded parts; offset: in the group's N shards, one after another
     int group_of[MAX_UNITS]; // of each unit
     Group groups[MAX_UNITS]; // the root's comes first; the last may have fewer blocks
     size_t own_elements;     // elements of one shard of every group
-    size_t vectors;          // elements of all 1-D tensors, which with ZeRO++ every rank has behind its shards; else 0
 } Layout;
 
 // The ranks of one replica of the model are neighbours. Ranks with the same shard are S apart. Collective.
@@ -188,7 +172,7 @@ static inline void layout_split(Layout* y, const Sharding* options, Comm* world)
 static inline void layout_group(Layout* y, const Sharding* options, GPT2Config c) {
     y->num_units = gpt2_num_units(c);
     y->num_groups = 0;
-    y->own_elements = y->vectors = 0;
+    y->own_elements = 0;
     for (int u = 0; u < y->num_units; u++) {
         int size = group_units(options);
         bool begins = u == 0 || (size > 0 && (u - 1) % size == 0);
@@ -198,15 +182,13 @@ static inline void layout_group(Layout* y, const Sharding* options, GPT2Config c
             k->first_unit = u;
             k->buffer = NO_BUFFER;
         }
-        Unit *unit = &y->units[u], *part = &y->parts[u];
+        Unit* unit = &y->units[u];
         unit->offset = begins ? 0 : y->units[u - 1].offset + y->units[u - 1].size;
         unit->size = unit_elements(c, u);
-        part->offset = begins ? 0 : y->parts[u - 1].offset + y->parts[u - 1].size;
-        part->size = sharded_size(options, c, u);
         y->group_of[u] = y->num_groups - 1;
         k->num_units++;
         k->tensors += unit_tensors(u);
-        k->elements = part->offset + part->size;
+        k->elements = unit->offset + unit->size;
     }
 }
 
@@ -229,14 +211,13 @@ static inline int group_after(const Layout* y, GatherMoment moment, int k, int d
 }
 
 // Sets the range of unit u in this rank's shard, and its place in sharded memory. Returns false if there is none.
-static inline bool layout_range(const Layout* y, const Sharding* options, GPT2Config c, int u, ParamRange* p,
-                                size_t* at) {
+static inline bool layout_range(const Layout* y, GPT2Config c, int u, ParamRange* p, size_t* at) {
     const Group* k = &y->groups[y->group_of[u]];
-    Unit part = y->parts[u];
+    Unit unit = y->units[u];
     size_t begin = (size_t)y->shard_number * k->shard.n, end = begin + k->shard.n; // in the whole group
-    size_t low = size_max(begin, part.offset), high = size_min(end, part.offset + part.size);
+    size_t low = size_max(begin, unit.offset), high = size_min(end, unit.offset + unit.size);
     if (low >= high) return false;
-    *p = param_range(c, u, sharded_begin(options, c, u) + (low - part.offset), high - low);
+    *p = param_range(c, u, low - unit.offset, high - low);
     *at = k->shard.offset + (low - begin);
     return true;
 }
@@ -267,15 +248,6 @@ static inline size_t gather_buffer_shard(const Layout* y, const Sharding* option
     for (int k = 1; k < y->num_groups; k++) largest = size_max(largest, y->groups[k].shard.n);
     return largest;
 }
-// Returns the most elements that the units of a group have besides their sharded parts. 0 unless matrices_only.
-static inline size_t layout_most_vectors(const Layout* y) {
-    size_t most = 0;
-    for (int k = 0; k < y->num_groups; k++) {
-        Unit last = y->units[y->groups[k].first_unit + y->groups[k].num_units - 1];
-        most = size_max(most, last.offset + last.size - y->groups[k].elements);
-    }
-    return round_up(most, SHARD_ALIGNMENT);
-}
 
 // Prints the sharding and the gathers.
 static inline void report_sharding(const Layout* y, const Sharding* options, int N) {
@@ -287,10 +259,8 @@ static inline void report_sharding(const Layout* y, const Sharding* options, int
     if (options->wrap_blocks > 1) snprintf(group, sizeof group, "%lld blocks", options->wrap_blocks);
     size_t P = 0, S = (size_t)options->shards;
     for (int k = 0; k < y->num_groups; k++) P += y->groups[k].elements;
-    printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of %s%s, %.2f %% of it padding;"
-           " gradients reduced in %s\n",
-           shardings[options->sharding], group, S, options->matrices_only ? "all matrices" : "everything",
-           places[options->offload],
+    printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding;"
+           " gradients reduced in %s\n", shardings[options->sharding], group, S, places[options->offload],
            100 * (1 - (double)P / (double)(S * y->own_elements)), comm_type_name(reduce_type(options)));
     if (S > 1) printf("gathers    prefetch %s%s; room for the root and %d more\n", prefetches[options->prefetch],
                       options->forward_prefetch ? ", and forward" : "", layout_gather_buffers(y, options) - 1);

@@ -21,10 +21,9 @@ typedef struct {
     const Layout* layout;  // a view, as is the next
     const Sharding* options;
     size_t n;              // elements: one shard of every group
-    size_t vectors;        // elements behind them, which every rank has: 1-D tensors with ZeRO++, otherwise 0
-    float* params;         // (n+vectors) fp32 weights, owned, as are the next three
-    char* grads;           // (n+vectors) of grad_type
-    float *m, *v;          // (n+vectors) AdamW moments
+    float* params;         // (n) fp32 weights, owned, as are the next three
+    char* grads;           // (n) of grad_type
+    float *m, *v;          // (n) AdamW moments
     CommType grad_type;    // COMM_F32 or COMM_FLOATX: --reduce-dtype
     bool on_host;          // where these four are
     Comm* world;           // a view; its context contains the emulated link
@@ -36,8 +35,7 @@ typedef struct {
 
 // ---- memory ----
 static inline void* shards_alloc(const Shards* s, size_t element_bytes, MemoryKind kind) {
-    size_t bytes = (s->n + s->vectors) * element_bytes;
-    return s->on_host ? offload_alloc(bytes) : device_alloc(bytes, kind);
+    return s->on_host ? offload_alloc(s->n * element_bytes) : device_alloc(s->n * element_bytes, kind);
 }
 // Allocates the state of this rank's shards.
 static inline void shards_init(Shards* s, const Sharding* options, const Layout* y, Comm* world) {
@@ -45,7 +43,6 @@ static inline void shards_init(Shards* s, const Sharding* options, const Layout*
     s->layout = y;
     s->options = options;
     s->n = y->own_elements;
-    s->vectors = y->vectors;
     s->grad_type = reduce_type(options);
     s->on_host = options->offload != OFFLOAD_NONE;
     s->world = world;
@@ -79,20 +76,16 @@ static inline void shards_predict_offload(const Sharding* options, size_t n, siz
     if (options->offload == OFFLOAD_OPTIMIZER) bytes[MEMORY_PARAMETERS] += sizeof(floatX) * n;
 }
 
-// Gives a range its memory. Its first element is number `at` of the state.
-static inline void shards_place(const Shards* s, ParamRange* p, size_t at) {
+// Sets the range of unit u in this rank's shard, with its memory. Returns false if other ranks have all of the unit.
+static inline bool shards_range(const Shards* s, GPT2Config c, int u, ParamRange* p) {
+    size_t at;
+    if (!layout_range(s->layout, c, u, p, &at)) return false;
     p->on_host = s->on_host;
     p->params = NEEDS_MASTER ? s->rounded ? s->rounded + at : NULL : (floatX*)(s->params + at);
     p->master = NEEDS_MASTER ? s->params + at : NULL;
     p->grads = (floatX*)(s->grads + at * comm_type_size(s->grad_type)); // of grad_type: only for shards_adamw_update
     p->m = s->m + at;
     p->v = s->v + at;
-}
-// Sets the range of unit u in this rank's shard, with its memory. Returns false if other ranks have all of the unit.
-static inline bool shards_range(const Shards* s, GPT2Config c, int u, ParamRange* p) {
-    size_t at;
-    if (!layout_range(s->layout, s->options, c, u, p, &at)) return false;
-    shards_place(s, p, at);
     return true;
 }
 
@@ -161,22 +154,18 @@ static inline void shards_add_host_sum(double* acc, double squares) {
     host_to_device(acc, &sum, sizeof sum);
     device_synchronize(); // the copy reads sum
 }
-// Both add the squares of this rank's gradients, or parameters, to *acc, which is on the device. Elements that every
-// rank has count once, on rank 0.
+// Both add the squares of this rank's gradients, or parameters, to *acc, which is on the device.
 static inline void shards_add_grad_squares(const Shards* s, double* acc) {
     if (s->on_host) {
         device_synchronize(); // the gradients have arrived
         shards_add_host_sum(acc, host_sum_squares(s->grads, (DType)s->grad_type, s->n));
     } else if (s->grad_type == COMM_F32) add_sum_squares_fp32(acc, (const float*)s->grads, s->n);
     else add_sum_squares(acc, (const floatX*)s->grads, s->n);
-    if (s->vectors > 0 && s->world->rank == 0)
-        add_sum_squares_fp32(acc, (const float*)s->grads + s->n, s->vectors);
 }
 static inline void shards_add_param_squares(const Shards* s, double* acc) {
     if (s->on_host) shards_add_host_sum(acc, host_sum_squares(s->params, DTYPE_F32, s->n));
     if (s->copy) sleep_until(device_link_until(true, 0)); // layers come after these copies
     if (!s->on_host) add_sum_squares_fp32(acc, s->params, s->n);
-    if (s->vectors > 0 && s->world->rank == 0) add_sum_squares_fp32(acc, s->params + s->n, s->vectors);
 }
 
 // Runs AdamW on a range.

@@ -80,16 +80,16 @@ def test_int8_weights_have_the_bits_of_weights_that_were_rounded_before_they_tra
     assert_different(nodes(ranks, g, PLAIN, options), run)
 
 
+BLOCK = ("ln_1.weight", "ln_1.bias", "qkv.bias", "proj.bias", "qkv.weight", "proj.weight",
+         "ln_2.weight", "ln_2.bias", "fc.bias", "fcproj.bias", "fc.weight", "fcproj.weight")
+GROUPS = ("ln_f.weight", "ln_f.bias", "wpe", "wte"), *([f"h.{l}.{name}" for name in BLOCK] for l in range(5))
+
+
 def blocks(x):
-    """A group's matrices in blocks of 256, as shards have them: (blocks, 256)."""
-    names = {"wpe", "wte"}, *({f"h.{l}.{name}.weight" for name in ("qkv", "proj", "fc", "fcproj")} for l in range(5))
-    for group in names:
-        flat = np.concatenate([x[name].ravel() for name in sorted(group, key=order)])
+    """A group in blocks of 256, as shards have it: (blocks, 256)."""
+    for group in GROUPS:
+        flat = np.concatenate([x[name].ravel() for name in group])
         yield np.pad(flat, (0, -len(flat) % 256)).reshape(-1, 256)
-
-
-def order(name):
-    return ["wpe", "wte", "qkv", "proj", "fc", "fcproj"].index(name.removesuffix(".weight").split(".")[-1])
 
 
 def gradients(run):
@@ -100,7 +100,7 @@ def gradients(run):
 
 @pytest.mark.parametrize("ranks, g, way, limit", [(4, 2, "int4", 7), *(sampled(*row) for row in (
     (4, 2, "int8", 127), (4, 4, "int4", 7), (4, 1, "int4", 7), (1, 1, "int4", 7), (2, 2, "int8", 127)))])
-def test_a_gradient_is_rounded_once_for_each_hop_and_1_d_tensors_are_not(ranks, g, way, limit, tmp_path):
+def test_a_gradient_is_rounded_once_for_each_hop(ranks, g, way, limit, tmp_path):
     """All sequences are the same, so all ranks have the same gradients. A rank rounds its share by up to half a scale, a share of
     the largest of the block over the limit. N such roundings together are as large as one of the sum; so are those of the second
     hop."""
@@ -108,7 +108,6 @@ def test_a_gradient_is_rounded_once_for_each_hop_and_1_d_tensors_are_not(ranks, 
     data = ["--data", tmp_path / "same.txt", "--tokenizer", "bytes"], "--steps 1 --grad-clip 0 --seq-len 8 --quantise-weights none"
     exact, run = (gradients(nodes(ranks, g, *data, "--quantise-gradients", how)) for how in ("none", way))
     hops = 2 if 1 < ranks // g else 1
-    assert all((exact[name] == run[name]).all() for name in exact if exact[name].ndim == 1)
     for a, b in zip(blocks(exact), blocks(run)):
         error, half_scale = np.abs(a - b).max(1), np.abs(a).max(1) / limit / 2
         assert (error <= hops * 1.1 * half_scale + 1e-9).all() and np.median(error / half_scale) > 0.5
@@ -142,7 +141,7 @@ def test_a_run_is_continued_to_the_bit(ranks, g, options, tmp_path):
 
 
 # ---- what a rank holds and sends ----
-ROOT, ATTENTION, MLP, VECTORS = (384 + 16) * 24, 4 * 24 * 24, 8 * 24 * 24, (5 * 13 + 2) * 24 # elements: of matrices, and 1-D ones
+ROOT, ATTENTION, MLP = (384 + 16 + 2) * 24, (4 * 24 + 6) * 24, (8 * 24 + 7) * 24 # elements
 
 
 def shard(elements, ranks):
@@ -175,7 +174,6 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weig
                   precision=precision).about["predicted_bytes"]
     assert_as_predicted(run)
     K, X, A = ranks // g, 4 if precision == "fp32" else 2, 4 if MICRO_BATCHES in options else 1
-    vectors = g * -(-VECTORS // (16 * g)) * 16
     all_groups = groups(ranks, options)
     kept, root, others = sum(all_groups), all_groups[0], all_groups[1:]
     def w(n): return travels(n, weights, X)
@@ -184,24 +182,17 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weig
     rooms = int((re.search(r"limit-all-gathers (\d)", options) or [0, "2"])[1])
     gathered = ranks * (kept if "grad-op" in options else root + min(rooms, len(others)) * max(others, default=0))
     buckets, largest = ranks * sum(all_groups[:3]), max(all_groups)
-    # Buckets and gather buffers also have the vectors of any group: 7 channels of an MLP, 13 of a block, 2 of the root.
-    wrap = int((re.search(r"wrap-blocks (\d)", options) or [0, "1"])[1])
-    channels = 7 if "halves" in options else 13 * wrap if wrap else 5 * 13 + 2
-    whole = min(3, len(all_groups)) + 1 + (len(others) if "grad-op" in options else min(rooms, len(others)))
-    in_whole = whole * -(-24 * channels // 16) * 16
-    scratch = 4 * max(K * largest, vectors)
     # two communicators, with scratch as large as the world's, less a number
     splits = ((g > 1) + (K > 1)) * (ddp["communication"] - 64)
-    held = {"parameters": 4 * (kept + vectors) + K * w(kept), "gradients": 4 * (kept + vectors),
-            "optimizer state": 8 * (kept + vectors),
-            "communication": ddp["communication"] + splits + X * (buckets + gathered + in_whole) + 2 * q(buckets) + w(gathered)
-            + scratch}
+    held = {"parameters": 4 * kept + K * w(kept), "gradients": 4 * kept, "optimizer state": 8 * kept,
+            "communication": ddp["communication"] + splits + X * (buckets + gathered) + 2 * q(buckets) + w(gathered)
+            + 4 * K * largest}
     predicted = run.about["predicted_bytes"]
     assert {kind: predicted[kind] for kind in held} == held
     # What is sent: within a node, and between nodes.
     gathers = kept if "grad-op" in options else root + 2 * A * (kept - root)
-    within = (g - 1) * K * (w(gathers) + A * q(kept)) + 2 * (g - 1) * 4 * vectors / g
-    between = (K - 1) * (w(kept) + A * q(kept)) + 2 * (K - 1) / K * 4 * vectors / g
+    within = (g - 1) * K * (w(gathers) + A * q(kept))
+    between = (K - 1) * (w(kept) + A * q(kept))
     doubles = 3 * 2 * (ranks - 1) / ranks * 8
     assert all(abs(sent - (within + between + doubles)) < 1 for sent in run.series("comm_bytes"))
     assert (f"nodes      {K} of {g} ranks; between them, per rank and step: weights" in run.out)
@@ -209,7 +200,7 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weig
 
 
 def spelled(n):
-    return re.escape(f"{n / 1e3:.3g} kB" if n >= 1e3 else f"{n:.0f} B")
+    return re.escape(f"{n / 1e3:.{int(n < 99950)}f} kB" if n >= 1e3 else f"{n:.0f} B")
 
 
 def test_predict_says_what_a_run_holds_and_sends():
@@ -220,25 +211,21 @@ def test_predict_says_what_a_run_holds_and_sends():
 
 
 # ---- when operations are issued ----
-# w: a group's new shards go to other nodes; G: it is gathered within a node; 1, 2: the hops of its gradients; v: sums of 1-D
-# tensors'. There
-# are the root and two blocks. An order has the last update, as far as nothing has waited for it in the last step, the forward pass,
-# the
-# backward pass of the last block, of the first, and of the root, the sums at the end, and the update.
+# w: a group's new shards go to other nodes; G: it is gathered within a node; 1, 2: the hops of its gradients. There are the root
+# and two blocks. An order has the last update, as far as nothing has waited for it in the last step, the forward pass, the backward
+# pass of the last block, of the first, and of the root, the last hop, and the update.
 @pytest.mark.parametrize("options, order", [
-    ("--model d2 --heads 2", "wwG GG GG1 21 21 2vvv wwwG"),
-    rest("--model d2 --heads 2 --prefetch none --no-forward-prefetch", "wwG GG G1 G21 21 2vvv wwwG"),
-    rest("--model d2 --heads 2 --prefetch backward-post", "wwG GG GG1 21 21 2vvv wwwG")])
+    ("--model d2 --heads 2", "wwG GG GG1 21 21 2 wwwG"),
+    rest("--model d2 --heads 2 --prefetch none --no-forward-prefetch", "wwG GG G1 G21 21 2 wwwG"),
+    rest("--model d2 --heads 2 --prefetch backward-post", "wwG GG GG1 21 21 2 wwwG")])
 def test_hops_and_weights_are_issued_in_their_order(options, order, tmp_path):
     trace = tmp_path / "trace.json"
     nodes(4, 2, "--channels 24 --steps 2", options, ["--trace", trace])
     issued = sorted(((when, name) for rank, part, name, step, when in operations(trace) if rank == 0 and step == 2))
     def letter(name):
         kind, where = name.split()[0], (re.search(r"of (\w+)\.", name) or [0, "world"])[1]
-        size = int(re.search(r"\((\d+)", name)[1])
-        return {("all-gather", "across"): "w", ("all-gather", "node"): "G" if "byte" in name else "v", ("all-to-all", "node"): "1",
-                ("all-to-all", "across"): "2", ("reduce-scatter", "node"): "v", ("all-reduce", "across"): "v"}.get((kind, where),
-                                                                                                                   "")
+        return {("all-gather", "across"): "w", ("all-gather", "node"): "G", ("all-to-all", "node"): "1",
+                ("all-to-all", "across"): "2"}.get((kind, where), "")
     assert "".join(letter(name) for _, name in issued) == order.replace(" ", ""), issued
 
 
@@ -276,7 +263,7 @@ def test_ranks_of_machines_that_are_no_neighbours_or_not_as_many_are_refused(loc
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("fault, pattern", [("2:7:kill", "rank 2 has died.* during step [67]"), ("1:7:bitflip", "differ")])
-def test_a_rank_that_fails_is_named_by_the_others(fault, pattern):
-    run = faulty("zeropp", SMALL, "--steps 20 --node-ranks 2 --fault", fault, ranks=4)
-    assert_each_says(run, 4, pattern, dead=2 if "kill" in fault else None)
+def test_a_rank_that_dies_is_named_by_the_others():
+    """(A bit that flips in a rank's state is gathered by all nodes, so it cannot be found, as in FSDP without replicas.)"""
+    run = faulty("zeropp", SMALL, "--steps 20 --node-ranks 2 --fault 2:7:kill", ranks=4)
+    assert_each_says(run, 4, "rank 2 has died.* during step [67]", dead=2)

@@ -7,13 +7,8 @@ blocks of 8 bits where a shard becomes floatX, and travel in floatX.
 #include "split.h"
 #include "../../llmc/device/compress.h"
 
-// As from_fp32 for fp32 programs, which call it for the secondary shard, in whole rows, and for 1-D tensors, which are not rounded and
-// here have no whole rows.
+// As from_fp32 for fp32 programs, which call it for the secondary shard, in whole rows.
 static inline void rounded_from_fp32(floatX* out, const float* x, size_t n) {
-    if (n % PACKED_ROW > 0) {
-        from_fp32(out, x, n);
-        return;
-    }
     void* packed = split_alloc(quantised_bytes(n, 8));
     quantise(packed, NULL, x, DTYPE_F32, NULL, n, 8);
     dequantise_sum(out, FLOATX_DTYPE, packed, 1, n, 8);

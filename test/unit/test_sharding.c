@@ -1,6 +1,5 @@
 // test_sharding.c - the layout of fully sharded parameters (llmc/parallel/layout.h): for every way to wrap, any number of
-// shards and shapes that do not divide evenly, all ranks together have each element once, or of ZeRO++ each of a matrix. Options that
-// do not go together.
+// shards and shapes that do not divide evenly, all ranks together have each element once. Options that do not go together.
 #include "../../llmc/parallel/layout.h"
 #include "../../llmc/comm/sums.h"
 #include "expect_death.h"
@@ -18,7 +17,7 @@ static const GPT2Config shapes[] = { // max_T, V, Vp, L, NH, C
 };
 static const int wraps[] = { HALVES, 0, 1, 2, 3, 4, 5, 7, MAX_BLOCKS }; // --wrap-blocks: that of a model with fewer blocks, too
 
-static bool matrices_only; // shards are those of ZeRO++, in blocks of 256
+static size_t alignment = SHARD_ALIGNMENT; // of shards: ZeRO++'s are in blocks of 256
 // A case: a layout as rank `rank` of S has it.
 typedef struct {
     GPT2Config c;
@@ -29,14 +28,14 @@ typedef struct {
 static void layout_init(Layout* y, const Sharding* options, GPT2Config c) {
     layout_group(y, options, c);
     for (int k = 0; k < y->num_groups; k++) { // as train_gpt2_fsdp.cu cuts them
-        y->groups[k].shard = (Shard){ group_shard(options, y->groups[k].elements), y->own_elements };
+        size_t n = round_up(ceil_div(y->groups[k].elements, (size_t)options->shards), alignment);
+        y->groups[k].shard = (Shard){ n, y->own_elements };
         y->own_elements += y->groups[k].shard.n;
     }
 }
 
 static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
-    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2, .alignment = SHARD_ALIGNMENT } };
-    if (matrices_only) { t->options.alignment = 256; t->options.matrices_only = true; }
+    *t = (Case){ .c = c, .options = { .wrap_blocks = wrap, .shards = S, .limit_all_gathers = 2 } };
     if (wrap == HALVES) t->options.wrap_blocks = t->options.wrap_halves = 1;
     memset(&t->y, 0xab, sizeof t->y); // whatever was there before
     t->y.shard_number = rank;
@@ -46,20 +45,20 @@ static void case_init(Case* t, GPT2Config c, int wrap, int S, int rank) {
 // Calls check for every shape, wrap and number of shards, as rank 0 has them.
 static void for_all(void (*check)(Case*)) {
     static Case t;
-    for (int only = 0; only < 2; only++) {
-        matrices_only = only;
+    static const size_t alignments[] = { SHARD_ALIGNMENT, 256 };
+    for (int a = 0; a < 2; a++) {
+        alignment = alignments[a];
         for (size_t i = 0; i < COUNT(shapes); i++) for (size_t w = 0; w < COUNT(wraps); w++) for (int S = 1; S <= MOST_SHARDS; S++) {
             case_init(&t, shapes[i], wraps[w], S, 0);
             check(&t);
         }
     }
-    matrices_only = false;
+    alignment = SHARD_ALIGNMENT;
 }
 
 // ---- groups ----
 static void check_groups(Case* t) {
     int wrap = (int)t->options.wrap_blocks, L = t->c.L, unit = 0;
-    size_t most = 0; // vectors of a group
     const Layout* y = &t->y;
     assert_int_equal(y->num_units, 2*L + 1);
     assert_int_equal(y->num_groups, t->options.wrap_halves ? 2*L + 1 : wrap == 0 ? 1 : 1 + (L + wrap - 1) / wrap);
@@ -67,26 +66,20 @@ static void check_groups(Case* t) {
         const Group* group = &y->groups[k];
         bool is_smaller = k == y->num_groups - 1 && wrap > 0 && L % wrap > 0; // the last group
         int tensors = 0, halves = t->options.wrap_halves ? 1 : 2 * (is_smaller ? L % wrap : wrap);
-        size_t offset = 0, part = 0;
+        size_t offset = 0;
         assert_int_equal(group->num_units, wrap == 0 ? 2*L + 1 : k == 0 ? 1 : halves);
         assert_true(group->first_unit == unit && group->buffer == NO_BUFFER);
         for (; unit < group->first_unit + group->num_units; unit++) {
             assert_int_equal(y->group_of[unit], k);
             assert_int_equal(y->units[unit].offset, offset);
             assert_int_equal(y->units[unit].size, unit_elements(t->c, unit));
-            assert_int_equal(y->parts[unit].offset, part);
             offset += y->units[unit].size;
-            part += y->parts[unit].size;
             tensors += unit == 0 ? ROOT_TENSORS : MAX_TENSORS;
         }
         assert_int_equal(group->tensors, tensors);
-        assert_int_equal(group->elements, part);
-        assert_true(offset - part <= layout_most_vectors(y)); // a gather buffer has room for its vectors
-        most = size_max(most, offset - part);
+        assert_int_equal(group->elements, offset);
     }
     assert_int_equal(unit, 2*L + 1);
-    assert_int_equal(layout_most_vectors(y), round_up(most, SHARD_ALIGNMENT)); // and no more
-    if (!t->options.matrices_only) assert_int_equal(most, 0);
 }
 TEST(every_unit_is_in_one_group_and_units_lie_there_one_after_another) { for_all(check_groups); }
 
@@ -116,12 +109,12 @@ static void check_shards(Case* t) {
     size_t at = 0, S = (size_t)t->options.shards;
     for (int k = 0; k < t->y.num_groups; k++) {
         Shard shard = t->y.groups[k].shard;
-        const Unit* last = &t->y.parts[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
+        const Unit* last = &t->y.units[t->y.groups[k].first_unit + t->y.groups[k].num_units - 1];
         size_t elements = last->offset + last->size; // of the group
         assert_int_equal(shard.offset, at);
-        assert_true(shard.n > 0 && shard.n % t->options.alignment == 0);
+        assert_true(shard.n > 0 && shard.n % alignment == 0);
         assert_true(S * shard.n >= elements);
-        assert_true(S * shard.n < elements + S * t->options.alignment); // no more padding than alignment needs
+        assert_true(S * shard.n < elements + S * alignment); // no more padding than alignment needs
         if (k > 2) assert_true(shard.n <= t->y.groups[k - 2].shard.n); // their bucket has room for all that take it in turn
         at += shard.n;
     }
@@ -135,17 +128,15 @@ static void mark_pieces(const Case* t, unsigned char* seen) {
     size_t end = 0; // of the piece before, in sharded memory
     for (int u = 0; u < t->y.num_units; u++) {
         ParamRange p;
-        size_t at, before = 0, begin = matrices_only ? unit_no_decay(t->c, u) : 0; // of what is sharded
-        if (!layout_range(&t->y, &t->options, t->c, u, &p, &at)) continue;
-        Unit part = t->y.parts[u];
+        size_t at, before = 0;
+        if (!layout_range(&t->y, t->c, u, &p, &at)) continue;
         Shard shard = t->y.groups[t->y.group_of[u]].shard;
         size_t first = (size_t)t->y.shard_number * shard.n; // of this rank's shard, in the group's whole memory
         assert_true(p.unit == u && p.parts == 1);
-        assert_true(part.size == unit_elements(t->c, u) - begin);
-        assert_true(p.n > 0 && p.begin >= begin && p.begin + p.n <= unit_elements(t->c, u));
+        assert_true(p.n > 0 && p.begin + p.n <= unit_elements(t->c, u));
         assert_true(at >= end && at >= shard.offset && at + p.n <= shard.offset + shard.n);
         // Gathered, it comes to its place.
-        assert_int_equal(part.offset + (p.begin - begin), first + (at - shard.offset));
+        assert_int_equal(t->y.units[u].offset + p.begin, first + (at - shard.offset));
         for (int k = 0; k < p.unit; k++) before += unit_elements(t->c, k);
         for (size_t e = 0; e < p.n; e++) {
             seen[before + p.begin + e]++;
@@ -161,9 +152,8 @@ static void check_pieces(Case* t) {
         t->y.shard_number = rank;
         mark_pieces(t, seen);
     }
-    for (size_t e = 0, unit = 0, u = 0; e < n; e++) {
-        if (e == unit + unit_elements(t->c, (int)u)) { unit = e; u++; }
-        if (seen[e] != !(matrices_only && e < unit + unit_no_decay(t->c, (int)u)))
+    for (size_t e = 0; e < n; e++) {
+        if (seen[e] != 1)
             fail_msg("wrap %lld, %d shards: element %zu is in %d of them", t->options.wrap_blocks, t->options.shards, e, seen[e]);
     }
 }
@@ -268,7 +258,6 @@ TEST(a_report_says_how_large_groups_are) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
-        options.alignment = SHARD_ALIGNMENT;
         static Layout y;
         layout_init(&y, &options, c);
         FREED_BY(child_free) Child said = child_does(report_sharding(&y, &options, 4));
