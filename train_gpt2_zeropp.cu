@@ -10,6 +10,7 @@ N ranks are M nodes of N/M neighbouring ranks.
           be added up as they are, and a ring would round them anew on each of its N-1 hops. So a hop is an all-to-all,
           whose messages are dequantised and added up in fp32: first a rank sums M neighbouring shards over its node,
           then one of these over nodes. One all-to-all over all ranks would send N/M times as much between nodes.
+          Messages within a node and secondary shards have the same formats (in the paper, the latter have 16 bits).
 --node-ranks 0  ranks that form a node (0: those on one machine). --sharding full|grad-op and prefetch are FSDP's.
 
 Memory    per rank, in bytes, with P parameters: 16P/N (weights 4, gradients 4, moments 8), a secondary shard of PM/N
@@ -17,9 +18,11 @@ Memory    per rank, in bytes, with P parameters: 16P/N (weights 4, gradients 4, 
           as in messages; buckets hold floatX gradients, and a message each way. Scratch has 4 bytes for each element of
           M shards of the largest group.
 Sent      per rank and step with A micro-batches, in bytes. With its share of a scale, an element of the weights takes w
-          bytes, and one of the gradients q: 260/256 in int8, 132/256 in int4. Between nodes: (w + Aq) (M-1)P/N. Within
-          a node: (Ew + AqP) (1 - M/N), where E = A(2P - 2root) + root elements are gathered, or P with grad-op. (FSDP
-          in fp32 would send each shard to every rank of other nodes: 4 (E + AP) (M-1)/M.) All sum three doubles.
+          bytes, and one of the gradients q: 260/256 in int8, 132/256 in int4 (none: w = sizeof(floatX), q = 4).
+          Between nodes  (w + Aq) (M-1)P/N. FSDP in fp32, if it sends each shard straight to each rank that needs it:
+                         4 (E + AP) (M-1)/M.
+          Within a node  (Ew + AqP) (1 - M/N)
+          E = A(2P - 2root) + root elements are gathered, or P with grad-op. All ranks sum three doubles.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
           Gone: hybrid, --reduce-dtype and --cpu-offload.
@@ -37,7 +40,7 @@ Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/layout.h"      // defines: Sharding, Layout, Group, layout_*, gathers_at, comm_finish, ...
 #include "llmc/parallel/shard_state.h" // defines: Shards, shards_*, grads_as_sent: this rank's state
-#include "llmc/parallel/zeropp.h"      // defines: ZeroPP, zeropp_*, message_bytes, pack_*, unpack_*, sum_grads
+#include "llmc/parallel/zeropp.h"      // defines: ZeroPP, zeropp_*, message_bytes, pack_*, unpack_*, sum_grads, ...
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
@@ -80,8 +83,8 @@ typedef struct {
 //     ZeroPP { within, across;  nodes, node_size;  weight_bits, gradient_bits;  secondary, scratch; }
 // These are two communicators, M and N/M, the bits of an element in messages, the secondary shards and memory for sums.
 // A message has a row per shard, and a row consists of blocks: an fp32 scale, which is max|x|/127 in int8 and max|x|/7
-// in int4, and 256 quotients x/scale, rounded to whole numbers. The fp32 weights are never rounded, so their errors do
-// not add up. Gradients are rounded twice, and the error is forgotten.
+// in int4, and 256 quotients x/scale, rounded to whole numbers. Weights are rounded anew from fp32 in each step, so
+// errors do not add up. Gradients are rounded twice, and the error is forgotten.
 //
 // The gradients of a whole group, until each rank has its shard of their sum.
 typedef struct {
@@ -131,7 +134,7 @@ typedef struct {
     bool first_micro;               // true in the first micro-batch of a step
     int num_buckets;
     Bucket buckets[3];              // one for the root, and two that the other groups take in turn
-    Bucket* in_first_hop;           // its gradients are summed within the node, and not yet across nodes; NULL: none
+    Bucket* in_first_hop;           // its gradients are being summed within the node; NULL: none
     CommOp gathering[MAX_UNITS];    // the all-gather of a group's parameters, while it is under way
     CommOp crossing[MAX_UNITS];     // the all-gather of a group's new shards across nodes, while it is under way
     int num_gather_buffers;
@@ -193,7 +196,9 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
 }
 
 // Cuts groups of units into S = N shards. Rank r of node a owns number r*M + a of each, and its secondary shard is
-// those of the ranks r of all nodes. With M = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
+// those of the ranks r of all nodes. They are neighbours, so a gather within the node has all shards in their order,
+// and a message of the first hop is M neighbouring rows. (The paper numbers shards by rank, and reorders slices.)
+// With M = 2 nodes of two ranks, who has and sums shards 0, 1, 2 and 3 of a group:
 //     fp32 state; gradients after the second hop  | rank 0 of node 0 | 0 of node 1 | 1 of node 0 | 1 of node 1 |
 //     secondary shard; after the first hop        | rank 0 of each node            | rank 1 of each node       |
 static void gpt2_init_units(GPT2* g) {
@@ -214,7 +219,7 @@ static void gpt2_init_params(GPT2* g) {
     comm_split(&g->zpp.within, g->dp, "node", g->dp->rank / g->zpp.node_size);   // the ranks of this node
     comm_split(&g->zpp.across, g->dp, "across", g->dp->rank % g->zpp.node_size); // one rank of each node
     g->layout.shard_ranks = g->dp; // one replica
-    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank; // r*M + a
+    g->layout.shard_number = g->zpp.within.rank * g->zpp.nodes + g->zpp.across.rank; // r*M + a: for ranges
     shards_init(&g->state, &g->options, &g->layout, g->dp);
     zeropp_init(&g->zpp, &g->state); // allocates the secondary shards
 }
@@ -324,7 +329,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
-// Returns the bytes that this rank will send to other nodes per step: to each of the M-1 others its own updated shards,
+// Returns the bytes that this rank will send by `across` per step: to each of the M-1 others its own updated shards,
 // and in each micro-batch one shard of the gradients of every group.
 static BytesBetween predict_between_nodes(const GPT2* g) {
     double own = (double)g->layout.own_elements, A = g->accumulation, M = g->zpp.nodes;
@@ -383,7 +388,7 @@ static int find_free_buffer(GPT2* g, int k) {
 
 // Begins to gather a group's parameters, unless they are there or on their way. hpZ: the gather stays within the node,
 // whose ranks together have all weights in their secondary shards. In the first forward pass after an update it waits
-// until they have crossed, and so do later layers. unit_params dequantises the message.
+// until they have crossed, and so do later layers, even those of the group before. unit_params dequantises the message.
 static void group_gather(GPT2* g, int k) {
     Group* group = &g->layout.groups[k];
     if (group->buffer != NO_BUFFER) return;
@@ -466,7 +471,7 @@ static void bucket_finish(GPT2* g, Bucket* b) {
 //     backward pass                | group 3 | group 2        | group 1        | root           | gpt2_reduce
 //     first hop, within the node             | group 3        | group 2        | group 1        | root
 //     second hop, across nodes                                | group 3        | group 2        | group 1, root
-// If another micro-batch follows, the root's second hop begins there, where the last group's first hop does.
+// If another micro-batch follows, the root's second hop begins in it, where the first hop of group 3 does.
 static void grad_ready(GPT2* g, int u, int i) {
     (void)i;
     int k = g->layout.group_of[u];
@@ -734,9 +739,9 @@ static void gpt2_reduce(GPT2* g) {
 static void gpt2_gather(GPT2* g) {
     for (int k = 0; k < g->layout.num_groups; k++) { // the only time that weights cross nodes
         Shard shard = g->layout.groups[k].shard;
-        char* rows = secondary_shard(&g->zpp, shard);
-        char* mine = pack_weights(&g->zpp, shard); // qwZ: into its row of the secondary shard
         size_t row = message_bytes(shard.n, g->zpp.weight_bits);
+        char *rows = secondary_shard(&g->zpp, shard), *mine = rows + (size_t)g->zpp.across.rank * row;
+        pack_weights(&g->zpp, mine, g->state.params + shard.offset, shard.n); // qwZ: quantises this rank's row
         g->crossing[k] = comm_all_gather(&g->zpp.across, rows, mine, row, COMM_BYTE);
     }
     group_gather(g, 0);

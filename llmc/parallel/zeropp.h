@@ -102,13 +102,10 @@ static inline char* secondary_shard(const ZeroPP* z, Shard shard) {
     trace_weights(z, shard);
     return z->secondary + message_bytes((size_t)z->nodes * shard.offset, z->weight_bits);
 }
-// Quantises the new weights of this rank's own shard into its row of the secondary shard, and returns that.
-static inline char* pack_weights(const ZeroPP* z, Shard shard) {
-    char* row = secondary_shard(z, shard) + (size_t)z->across.rank * message_bytes(shard.n, z->weight_bits);
-    const float* weights = z->state->params + shard.offset;
-    if (is_quantised(z->weight_bits)) quantise(row, NULL, weights, DTYPE_F32, NULL, shard.n, z->weight_bits);
-    else from_fp32((floatX*)row, weights, shard.n);
-    return row;
+// row (n) = weights (n)
+static inline void pack_weights(const ZeroPP* z, char* row, const float* weights, size_t n) {
+    if (is_quantised(z->weight_bits)) quantise(row, NULL, weights, DTYPE_F32, NULL, n, z->weight_bits);
+    else from_fp32((floatX*)row, weights, n);
 }
 
 // params (rows,shard) = the weights in message (rows,shard)
