@@ -9,8 +9,8 @@ definition to the bit. pytest: test_layers.py."""
 import ctypes, itertools, sys
 from pathlib import Path
 import numpy as np
-sys.path += [str(folder) for folder in Path(__file__).resolve().parents[1:3]]
-from kernels.layers import (
+sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
+from layers import (
     ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, TokenRange, after, begin,
     call, claim, doubles, f, from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, numbers, numbers_of, of,
     on, packed, raw, rounded, rows, run, same, to_bf16, to_stored, unset, unset_bytes, unset_f, within, x)
@@ -1589,7 +1589,7 @@ def choose(choice, HS, T):
 
 if __name__ == "__main__":
     if "choose" in sys.argv:
-        from kernels.layers import open_library
+        from layers import open_library
         open_library(sys.argv[1], False)
         choose(sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     else: main(sys.argv[1:])
