@@ -1,11 +1,11 @@
 #!/bin/sh
 # doctor.sh - reports this machine's cores, memory and disk, and the version of each library and tool, of MPI and of the
-# GPU; what a missing component is needed for and how to get it; and whether make demo and make test will work here.
-# Everything is tried (dev/components.sh); no package manager is asked.
+# GPU; the purpose of each missing component and how to get it; and whether make demo and make test will work.
+# It tries each component (dev/components.sh) and asks no package manager.
 #
 #   make doctor
 #
-# Exit status: 0 if make demo and make test work here, 1 if not.
+# Exit status: 0 if make demo and make test work, 1 if not.
 set -u
 here=$(dirname -- "$0")
 . "$here/components.sh"
@@ -35,8 +35,8 @@ while IFS='|' read -r status said _ name who purpose packages; do
     esac
 done
 
-# verdict COMMAND WHO TAKES: whether that command works here, and if not, which components of these (a pattern) it lacks.
-# The Makefile builds for a GPU where there is one.
+# verdict COMMAND WHO TAKES: prints whether that command works, and if not, which components that match WHO are missing.
+# On a machine with a GPU the Makefile builds for it.
 verdict() {
     needed=$2 remedy="sh dev/setup.sh"
     if has "$nvcc" && nvidia-smi -L >/dev/null 2>&1; then

@@ -3,9 +3,8 @@ import hashlib, os, re, shutil, subprocess, tempfile, time
 import pytest
 import suite
 
-# Each test of test/unit/*.c runs in a plain build; of these programs also in the others. With sanitizers CI runs all, threads of
-# some with
-# ThreadSanitizer.
+# Each test of test/unit/*.c runs in a plain build, those of these programs also in the others. CI runs all of them with sanitizers,
+# and some that have threads with ThreadSanitizer.
 IN_16_BITS = ("test_layer_contracts", "test_param_ranges")
 WITH_TSAN = ("test_dataloader", "test_control")
 

@@ -52,7 +52,7 @@ class Gpu(NamedTuple):
     products: float          # the share of the peak that large products reach (mesh.py)
     memory: float            # bytes
     bandwidth: float         # bytes/s of the device's memory
-    watts: float             # of the whole device, at most
+    watts: float             # the limit of the whole device
     link: str                # inside a node, and between nodes: names in LINKS, or a file
     nic: str
     nics: int                # of a node
@@ -73,7 +73,7 @@ GPUS = {row[0]: Gpu(*row) for row in (
     ("rtx4090", "GeForce RTX 4090, 24 GB", 165.2e12, 82.6e12, 0.75, 24564 * MIB, 1008e9, 450, "pcie", "100gbit", 1),
     ("mi300x", "Instinct MI300X, 192 GB", 1307.4e12, 163.4e12, 0.62, 206141652992, 5300e9, 750, "xgmi", "infiniband", 8))}
 
-NODES = { # GPU, its ranks in a node, interfaces and what they are
+NODES = { # GPU, ranks per node, number and kind of network interfaces
     "dgx-a100-40": ("a100-40", 8, 8, "hdr"), "dgx-a100": ("a100-80", 8, 8, "hdr"), "dgx-h100": ("h100", 8, 8, "infiniband"),
     "dgx-h200": ("h200", 8, 8, "infiniband"), "dgx-b200": ("b200", 8, 8, "infiniband"), "aws-p4d": ("a100-40", 8, 4, "100gbit"),
     "aws-p4de": ("a100-80", 8, 4, "100gbit"), "aws-p5": ("h100", 8, 8, "infiniband"), "gcp-a3-high": ("h100", 8, 4, "hdr"),
@@ -93,8 +93,8 @@ def number_in(root, path, remedy, low, *keys):
     return x
 
 
-# How many times a rank's part all g ranks of a node together send to the other nodes, if each sends to each of N ranks; in a ring
-# once. Hops from node to node: NCCL and MPI add up in trees, where it is the latency that counts, and gather in rings.
+# crossing: if each of N ranks sends its part to every other, the g ranks of a node together send so many times a ring's bytes to
+# other nodes. hops, from node to node: NCCL and MPI add up in trees when latency dominates, and gather in rings.
 def passes(collective): return 2 if collective == ALL_REDUCE else 1
 def crossing(g, N): return g * (N - g) / (N - 1)
 def hops(collective, n): return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1
@@ -102,8 +102,8 @@ def hops(collective, n): return math.ceil(math.log2(n)) if collective == ALL_RED
 
 @cache
 def open_link(name, inside=False):
-    """One of LINKS, or what comm_bench measured on ranks of one machine; or on those of a cluster, and if it has several of them
-    inside a node. Its alpha is for a whole call, ours for a hop."""
+    """One of LINKS, or a file of comm_bench, measured on the ranks of one machine or of a cluster; a cluster with several ranks per
+    node also has numbers for the links inside one. The file's alpha is for a whole call, ours for a hop."""
     if name in LINKS: return LINKS[name]
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
     root = read_json(name, remedy, object_pairs_hook=unique_keys)
@@ -130,7 +130,7 @@ def this_machine(path):
 
 
 # ---- seconds ----
-# N ranks, of which at most per_node are in a node, whose interfaces `sharing` such groups use at the same time.
+# N ranks, at most per_node of them in a node; `sharing` such groups use a node's interfaces at the same time.
 Group = namedtuple("Group", "N per_node sharing", defaults=(1,))
 
 
@@ -139,8 +139,8 @@ class Network(NamedTuple):
     between: Link
     per_node: int = 0        # ranks of a node; 0: all ranks are in one node
     nics: int = 0            # network interfaces of a node
-    direct: bool = False     # gathers send a message to each rank, as our programs over MPI do; else they go in rings
-    sm_share: float = 0      # share of a device's processors that communication takes beside compute
+    direct: bool = False     # gathers send a message to each rank, as our programs over MPI do; False: in rings
+    sm_share: float = 0      # share of a device's processors that communication takes from compute
 
     def neighbours(self, N, t):
         """t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them."""

@@ -2,13 +2,13 @@
 on known GPUs. The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not
 have, so that published figures can be compared, and for the search of a mesh.
 
-Compute   A block's products take FLOPs / (peak x what large products reach of it); all else moves bytes, at what copies reach.
-Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. This course's programs
-have
-          stages that take about equal times (split.h); there the bubble is one micro-batch's time in all stages but the slowest.
-Data      The backward pass of the last micro-batch hides what dp sums or reduces, and the next forward pass what it gathers. If
-          parameters are sharded, all passes hide what they send. Only the rest is exposed, and what the first block or the root
-          must wait for. Megatron's early versions hide nothing.
+Compute   A block's products take FLOPs / (peak x the share that large products reach); all else moves bytes, at the rate of copies.
+Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. The stages of this
+          course's programs take about equal times (split.h), so their bubble is a micro-batch's time in all stages but the
+          slowest.
+Data      The last micro-batch's backward pass hides dp's sums and reductions, and the next forward pass hides its gathers. If
+          parameters are sharded, every pass hides its own traffic. The rest is exposed, and so is the wait for the first block and
+          the root. Megatron's early versions hide nothing.
 Context   cp ranks, which are next after those of tp, share each sequence evenly, as in zigzag. Attention hides a ring's hops.
 """
 import math
@@ -19,35 +19,35 @@ from machines import ALL_GATHER, ALL_REDUCE, Gpu, network_of_gpu
 from shapes import Shape
 from questions import split
 
-# What is kept of a block: everything that its backward pass needs; that without attention's (T,T) matrices, which are computed
-# again; half of the products' inputs (the other half, and all that is not a product, is computed again); only its input.
+# Activations that a block keeps: everything that its backward pass needs; the same without attention's (T,T) matrices, which are
+# computed again; half of the products' inputs (the other half and everything between products is computed again); only its input.
 ALL, SELECTED, HALF, INPUTS = "all", "selected", "operations", "inputs"
 
 
 class Program(NamedTuple):
     """How a program computes, which its mesh does not say."""
-    flash: bool              # attention never has its (T,T) matrices in memory
+    flash: bool              # attention never stores its (T,T) matrices
     hides_sums: bool         # of tensor parallelism, behind dW
-    hides_data: bool         # what dp sends, where it can be
-    passes: float            # over memory for all that is not a product, by those of fused kernels without dropout
-    gradient_bytes: float    # of each, where it is kept and sent
+    hides_data: bool         # dp's traffic, behind compute
+    passes: float            # over memory outside products; fused kernels without dropout make 1
+    gradient_bytes: float    # of each, in memory and in messages
     logit_bytes: float       # of each, with the gradient and copies; of all tokens of a micro-batch
-    gathers: float = 2       # blocks that are gathered at a time, where parameters are sharded
+    gathers: float = 2       # blocks that are gathered at a time, if parameters are sharded
     element_bytes: int = 2   # of weights and activations; 2: with an fp32 master copy
-    most_busbw: float = math.inf # bytes/s that its gathers and sums over dp reach at most, by its own doing
+    most_busbw: float = math.inf # the limit, in bytes/s, that the program itself puts on dp's gathers and sums
     ours: bool = False       # this course's: stages take about equal times, and the MLP's last product is not recomputed
     products: float = 1      # how much faster than in 16 bits a block's are
     attention: float = 0     # share of the peak of 16 bits that attention reaches; 0: that of large products
-    ring: bool = True        # cp's keys and values travel while attention computes; else all are gathered before
+    ring: bool = True        # cp's keys and values travel while attention computes; False: all are gathered before
 
 
 SHARD = Program(True, True, True, 1, 2, 2, ours=True)
 SHARD_FP32 = SHARD._replace(gradient_bytes=4, logit_bytes=4, element_bytes=4)
 
-# What large products and copies reach: set by llm.c's runs on A100s and H100s. Passes of Megatron and of eager programs were set by
-# table 4 of arXiv 2205.05198 and torchtitan's first row. The other published rows are predictions. A machine that was measured
-# (cpu-here) reaches what was measured.
-OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes too
+# The rates of large products and copies were set by llm.c's runs on A100s and H100s; this machine (cpu-here) has measured ones.
+# Passes of Megatron and of eager programs were set by table 4 of arXiv 2205.05198 and torchtitan's first row. The other published
+# rows are predictions.
+OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes outside and inside tp's parts
 
 
 # Bytes of the most loaded rank. Seconds of a step, of which the first six are parts; MFU without recomputation, by causal FLOPs;
@@ -62,18 +62,18 @@ class MeshPlan(NamedTuple):
     dp: int                  # ranks of each axis
     tp: int
     pp: int
-    zero: int                # what dp shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too
+    zero: int                # dp shards 0: nothing, 1: the optimizer's state, 2: and gradients, 3: and parameters
     batch: int               # sequences of a step, of a micro-batch; tokens of a sequence
     micro: int
     T: int
-    chunks: int = 1          # parts of the model that a rank of a pipeline has
+    chunks: int = 1          # parts of the model on a rank of a pipeline
     rows: bool = False       # tp also cuts what is outside the products
     kept: str = ALL
     program: Program = SHARD
     reserve: float = 0       # bytes that a rank cannot use: context, NCCL, fragmentation
     cp: int = 1              # ranks that share each sequence
 
-    copies = property(lambda self: self.dp * self.cp)        # what a rank has of the model is on so many
+    copies = property(lambda self: self.dp * self.cp)        # ranks with the same part of the model
     ranks = property(lambda self: self.copies * self.tp * self.pp)
     micro_batches = property(lambda self: self.batch // (self.dp * self.micro)) # of a rank
     tokens = property(lambda self: float(self.micro) * self.T / self.cp) # of a micro-batch, on a rank
@@ -108,7 +108,7 @@ class MeshPlan(NamedTuple):
     def block_parameters(self): return (self.shape.block_weights() + self.shape.block_vectors()) / self.tp
 
     def parameters(self):
-        """Of the rank that has most: the root is with the first and the last stage, or one half of it if the head is not tied."""
+        """Of the rank with most: the first and the last stage have the root, or one half of it each if the head is not tied."""
         root = self.shape.root_parameters() / self.tp
         return self.blocks * self.block_parameters() + (root / 2 if self.shape.llama and self.pp > 1 else root)
 
@@ -125,14 +125,14 @@ class MeshPlan(NamedTuple):
         parameters = 4 * P / self.copies if sharded else e * P # shards are the fp32 master copy
         gradients = (4 if sharded else gradient) * P / (self.copies if self.zero >= 2 else 1)
         optimizer = (8 if sharded or e == 4 else 12) * P / (self.copies if self.zero >= 1 else 1)
-        # the root and some blocks as they are computed with, and the gradients of the root and of one block
+        # the root and some blocks whole, and the gradients of the root and of one block
         root, gathers = self.shape.root_parameters() / self.tp, self.program.gathers
         gathered = (e + gradient) * root + (e * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
         again = self.numbers(ALL) if self.kept == INPUTS else 0 # of the block at work
-        # the first stage keeps micro-batches, in blocks of that stage: p of 1F1B, and some more if it has chunks
+        # micro-batches whose activations the first stage keeps: p of 1F1B, and some more with chunks
         more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
         in_flight = min(self.micro_batches, self.pp * (1 + more))
-        # the last stage of a pipeline has them, but few micro-batches in flight
+        # a pipeline's last stage makes logits, but keeps few micro-batches
         logits = self.program.logit_bytes * self.tokens * self.shape.V / self.tp if self.pp == 1 else 0
         activations = e * self.tokens * (self.blocks * in_flight * self.numbers(self.kept) + again) + logits
         kept = parameters, gradients, optimizer, activations, gathered
@@ -162,7 +162,7 @@ class MeshPlan(NamedTuple):
         return forward, 2 * forward, again, head
 
     def tensor_waits(self):
-        """What t ranks wait for in a block and micro-batch. Each of the two sums of the backward pass is hidden behind one dW."""
+        """Seconds that t ranks wait in a block and micro-batch. One dW hides each of the backward pass's two sums."""
         s, C, tokens, hides = self.shape, float(self.shape.C), self.tokens, self.program.hides_sums
         total = self.collective(self.tp, 1, not self.rows, self.program.element_bytes * tokens * C)
         gather = total if self.rows else 0
@@ -179,15 +179,15 @@ class MeshPlan(NamedTuple):
         return min(inside, w.between.busbw[ALL_GATHER] * min(1, w.interfaces() / min(apart, w.per_node)))
 
     def context_waits(self):
-        """The same of cp ranks: for keys and values forward and backward, and for their gradients."""
+        """The same for cp ranks: they wait for keys and values forward and backward, and for their gradients."""
         nbytes = self.program.element_bytes * self.tokens * 2 * self.shape.kv_channels / self.tp
         forward = 2 if self.kept == INPUTS else 1
         if not self.program.ring: return (forward + 2) * self.collective(self.cp, self.tp, False, nbytes * self.cp)
         hop, part = nbytes / self.link(self.tp, self.cp) + 10e-6, self.attended() / self.cp
-        return (self.cp - 1) * (forward + 2) * max(0, hop - part) # backward twice as much is sent and computed
+        return (self.cp - 1) * (forward + 2) * max(0, hop - part) # backward sends and computes twice as much
 
     def data_waits(self, busy, backward, forward):
-        """How much of what dp sends in a step is waited for. Seconds beside which it can be sent: all that is computed, and a
+        """Seconds of a step in which ranks wait for dp. Its messages overlap with `busy`, all compute of a step, or with a
         micro-batch's backward and forward pass."""
         if self.copies == 1: return 0
         block, hides = self.block_parameters(), self.program.hides_data
@@ -198,7 +198,7 @@ class MeshPlan(NamedTuple):
         if self.zero == 3:
             sent = self.micro_batches * self.blocks * (2 * gather + reduce) + first + last
             return max(gather + first + last, sent - busy) if hides else sent
-        # ZeRO-2 reduces in every micro-batch, and the next one hides these sums as well; the next step's first one hides gathers
+        # ZeRO-2 reduces in every micro-batch, and the next one hides these sums; the first one of the next step hides gathers
         before = self.micro_batches - 1 if self.zero == 2 else 0
         if not hides: return (before + 1) * sums + gathers
         return before * max(0, sums - backward - forward) + max(last, sums - backward) + max(first, gathers - forward)

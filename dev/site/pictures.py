@@ -30,7 +30,7 @@ def ask(model, precision, ranks):
         found = [way for way in plan["ways"] if way["name"] == key or way["name"].startswith(key + " ") and way["ranks"] == ranks]
         if not found: continue
         way = found[-1]
-        row = times.get(f"{key}/{ranks}") or times.get(f"{key} of {ranks}/{way['name']}")
+        row = times.get(f"{key}/{ranks}") or times.get(f"{key} of {ranks}/{way['name'].removeprefix('tp ')}")
         shown[key] = {"name": way["name"], "bytes": [way["bytes"][kind] for kind in KINDS], "total": way["bytes"]["total"],
                       "sent": way["sent_per_step"]}
         if row:

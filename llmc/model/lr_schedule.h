@@ -1,5 +1,5 @@
 /*
-schedule.h - numbers that change from step to step: the learning rate, and the loss scale of fp16.
+lr_schedule.h - numbers that change from step to step: the learning rate, and the loss scale of fp16.
 */
 #ifndef LLMC_LR_SCHEDULE_H
 #define LLMC_LR_SCHEDULE_H

@@ -27,7 +27,7 @@ typedef struct { int last; RankProgress half[2]; } SharedProgress;
 
 typedef struct {
     int fd;             // of rank 0; -1: none
-    char* memory;       // (bytes) the mark of this run, then (size) SharedPlaces; NULL: nothing is shared. Owned
+    char* memory;       // (bytes) the mark of this run, then (size) SharedProgress; NULL: nothing is shared. Owned
     size_t bytes;
 } ProgressTable;
 

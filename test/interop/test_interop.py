@@ -12,22 +12,21 @@ WANTED = HERE / "requirements.txt"
 VENV = Path("build/venv")
 CLAIM = re.compile(r"^def (test_\w+)\(", re.M)
 CLAIMS = [(script, claim) for script in ("models", "tokens") for claim in CLAIM.findall((HERE / f"{script}.py").read_text())]
-# Calls each claim of a script, and writes what each raised.
+# Calls each claim of a script, and writes the error of each.
 RUNNER = """
-import json, sys, traceback
-sys.path.insert(0, sys.argv[1])
-module, raised = __import__(sys.argv[2]), {}
-for name, claim in list(vars(module).items()):
+import json, runpy, sys, traceback
+raised = {}
+for name, claim in runpy.run_path(sys.argv[1]).items():
     if not name.startswith("test_"): continue
     try: raised[name] = claim()
     except Exception: raised[name] = traceback.format_exc()
-json.dump(raised, open(sys.argv[3], "w"))
+json.dump(raised, open(sys.argv[2], "w"))
 """
 
 
 def raised(script):
     def run(place):
-        succeeds([VENV / "bin/python", "-c", RUNNER, HERE, script, place / "raised.json"], timeout=3600)
+        succeeds([VENV / "bin/python", "-c", RUNNER, HERE / f"{script}.py", place / "raised.json"], timeout=3600)
 
     virtual_environment(VENV, WANTED)
     return json.loads((once(f"interop {script}", run) / "raised.json").read_text())

@@ -5,12 +5,12 @@
 A gradient's definition is its formula, and one claim compares these formulas with differences of the forward definitions. In 16
 bits inputs are rounded first, so that bounds need to allow only for the layer's own rounding. Inputs and results of
 test/reference/layers.safetensors are PyTorch's. What the contract says is the same bits on every device is compared with the
-definition to the bit. pytest: test_layers.py."""
-import ctypes, itertools, sys
+definition to the bit; so are conversions to and from 16 bits (llmc/base/precision.h). pytest: test_layers.py."""
+import ctypes, itertools, os, sys
 from pathlib import Path
 import numpy as np
-sys.path += [str(folder) for folder in Path(__file__).resolve().parents[1:3]]
-from kernels.layers import (
+sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
+from layers import (
     ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, TokenRange, after, begin,
     call, claim, doubles, f, from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, numbers, numbers_of, of,
     on, packed, raw, rounded, rows, run, same, to_bf16, to_stored, unset, unset_bytes, unset_f, within, x)
@@ -75,6 +75,94 @@ def given(case, check, *arguments, **settings):
     g = Given(case)
     check(*arguments, g=g, **settings)
     g.end()
+
+
+# ---- bf16 and fp16 ----
+FP32, BF16, FP16 = range(3) # DType
+PATTERNS = np.arange(65536).astype("u2")
+VALUES = {BF16: from_bf16(PATTERNS), FP16: PATTERNS.view("f2").astype("f4")} # bf16 is the upper half of a float, fp16 NumPy's
+FORMATS = {BF16: (7, -126, (2 - 2.0**-7) * 2.0**127), FP16: (10, -14, 65504.0)} # fraction bits, lowest normal exponent, largest
+
+
+def converted(array, to, source=FP32, piece=None):
+    """As the library converts it: all at once, or in pieces."""
+    out, step = np.empty(len(array), "u2" if to else "f4"), piece or len(array)
+    for i in range(0, len(array), step):
+        part = array[i:i + step]
+        on.lib.convert_numbers(out[i:].ctypes.data, to, part.ctypes.data, source, len(part))
+    return out
+
+
+@np.errstate(all="ignore")
+def rounded_by_definition(array, dtype):
+    """To the nearest number of the format, of two equally near ones the even one: in float64, without loss."""
+    fraction, lowest, largest = FORMATS[dtype]
+    array = array.astype("f8")
+    shift = fraction - np.maximum(np.frexp(array)[1] - 1, lowest)
+    nearest = np.ldexp(np.rint(np.ldexp(array, shift)), -shift)
+    return np.where(np.abs(nearest) > largest, np.copysign(np.inf, array), nearest)
+
+
+def same_numbers(what, got, want):
+    """Zeros have their sign, and NaN is NaN."""
+    wrong = np.flatnonzero(~((got == want) & (np.signbit(got) == np.signbit(want)) | np.isnan(got) & np.isnan(want)))
+    assert len(wrong) == 0, f"{what}: number {wrong[0]} is {got[wrong[0]]!r}, not {want[wrong[0]]!r}"
+
+
+@of("cpu")
+def every_pattern_of_16_bits_is_its_number_and_comes_back():
+    for (dtype, want), piece in itertools.product(VALUES.items(), (None, 7)): # by vector instructions and all threads; one by one
+        got = converted(PATTERNS, FP32, dtype, piece)
+        same_numbers(f"DType {dtype}", got, want)
+        back, is_nan = converted(got, dtype, piece=piece), np.isnan(want)
+        assert (back == PATTERNS)[~is_nan].all() and (back >> 15 == PATTERNS >> 15).all() and np.isnan(want[back[is_nan]]).all()
+
+
+@of("cpu")
+def floats_round_to_the_nearest_even_number_of_16_bits_and_nan_stays_nan():
+    """Between each number and the next: the middle, where the direction changes, and the floats just below and above it. Then
+    floats of random bits, so that all exponents, subnormals, Inf and NaN come up, and some where most of fp16's range lies."""
+    any_bits = on.rng.integers(0, 1 << 32, 500000, "u4")
+    any_bits[:5] = 0x7f800001, 0x7fc00000, 0x7fffffff, 0xff800001, 0xffffffff
+    for dtype, values in VALUES.items():
+        low = values[:0x7fff][np.isfinite(values[:0x7fff])].astype("f8")
+        middle = (low + np.append(np.diff(low), low[-1] - low[-2]) / 2).astype("f4")
+        near_middle = np.concatenate([middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))])
+        in_range = np.ldexp(any_bits.astype("f4"), on.rng.integers(-59, -39, len(any_bits)).astype("i4"))
+        for array in near_middle, -near_middle, any_bits.view("f4"), in_range:
+            for piece in None, 7 if len(array) < 500000 else None:
+                got = converted(converted(array, dtype, piece=piece), FP32, dtype)
+                same_numbers(f"DType {dtype}", got, rounded_by_definition(array, dtype))
+
+
+@of("cpu")
+def arrays_convert_between_all_pairs_of_types_by_all_threads():
+    """Of a slice, and of more, of which other threads convert a part."""
+    def threads(): return len(os.listdir("/proc/self/task"))
+    for source, to, n in itertools.product(range(3), range(3), (1003, 5 * 8192 + 77)):
+        stored = converted(numbers(n).astype("f4"), source)
+        before = converted(stored, FP32, source)
+        want = rounded_by_definition(before, to) if to else before
+        same_numbers(f"DType {source} to {to}", converted(converted(stored, to, source), FP32, to), want)
+    had = threads()
+    on.lib.set_threads(had + 2)
+    converted(stored, BF16, source)
+    began = threads() - had
+    on.lib.set_threads(2)
+    assert began > 0, "one thread converts all"
+
+
+@of("cpu")
+@np.errstate(all="ignore")
+def numbers_that_are_too_large_are_those_that_become_infinite():
+    edges = np.array([65504, 65520, FORMATS[BF16][2], (2 - 2.0**-8) * 2.0**127, np.finfo("f4").max, np.inf, np.nan, 1], "f4")
+    near_edges = np.concatenate([edges, np.nextafter(edges, -edges), np.nextafter(edges, np.float32(np.inf))])
+    for array in near_edges, -near_edges:
+        for dtype in range(3):
+            too_large = np.flatnonzero(np.isinf(converted(converted(array, dtype), FP32, dtype)) & ~np.isinf(array))
+            first = ctypes.c_size_t()
+            assert on.lib.too_large(array.ctypes.data, len(array), dtype, ctypes.byref(first)) == len(too_large)
+            assert bool(len(too_large)) == (dtype != FP32) and (dtype == FP32 or first.value == too_large[0])
 
 
 # ---- embeddings ----
@@ -1589,7 +1677,7 @@ def choose(choice, HS, T):
 
 if __name__ == "__main__":
     if "choose" in sys.argv:
-        from kernels.layers import open_library
+        from layers import open_library
         open_library(sys.argv[1], False)
         choose(sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     else: main(sys.argv[1:])

@@ -12,9 +12,8 @@ from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, as
 
 LONG = 5
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
-# The model and batch of each program. In ZeRO and FSDP the third block reuses the bucket of the first, and with two gather buffers
-# its
-# gather buffer.
+# The model and batch of each program. In ZeRO and FSDP the third block reuses the first one's bucket, and its gather buffer if
+# there are two.
 OF_PROGRAM = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
     "zero": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",

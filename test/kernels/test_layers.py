@@ -10,7 +10,7 @@ from gpus import IS_REAL, WITHOUT_ASLR, capability, layers, missing
 from suite import command, once, program, sanitizers
 
 LONG = 4
-claims = sys.modules["kernels.layers"].claims
+claims = sys.modules["layers"].claims
 HALF = "fp16" if IS_REAL and capability() < 8 else "bf16"
 QUICK = ["cpu-fp32", "cpu-bf16"]
 REST = ["cpu-fp16", "avx2-fp32", "debug-fp32", "debug-bf16", "debug-fp16"]

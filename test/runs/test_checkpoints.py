@@ -32,7 +32,7 @@ def test_every_program_trains_as_one_device_and_continues_its_own_to_the_bit(nam
     assert_same_files(saved(name), continued(saved(name), tmp_path, 5, name))
 
 
-# Saved by one, continued by others on so many ranks. A * before one: make test has it.
+# Saved by one, continued by others on so many ranks. make test runs those with a *.
 MATRIX = """
     single: ddp.3 zero1.8 zero2.3 *zero3.4 sharded.3 *tp2.4 *pp2.4 tp4.4 pp3.3 3x1x1z.3 2x2x1.4 1x2x2.4 2x1x2z.4 2x2x2zs.8 *ring.4 heads.4 nodes.4
     ddp: single.1 zero1.2 zero2.4 zero3.8 offload.2 full.4 2x2x2zs.8 heads.4
@@ -75,7 +75,7 @@ def test_programs_that_take_turns_on_the_same_ranks_have_the_same_bits(name, by,
     assert_same_files(saved(by, ranks), continued(saved(name, ranks), tmp_path, 5, by, ranks))
 
 
-# What forms no other sums is the same to the bit.
+# Runs that form the same sums are the same to the bit.
 @pytest.mark.sampled
 @pytest.mark.parametrize("name, by, options", [
     ("pp2", "pp2", "--schedule zb-h1"), ("pp2", "pp2", "--schedule interleaved"), ("pp2", "pp2", "--recompute block"),
@@ -180,7 +180,7 @@ CHANGED = "do not match their checksum"
     rest("zero3", 3, "model.safetensors", 0.50, f"model.safetensors: .*{CHANGED}", ""),
     ("sharded", 2, "optimizer-00002-of-00003.safetensors", os.remove, "optimizer-00002-of-00003.safetensors: .*No such file", ""),
     rest("sharded", 2, "optimizer-00001-of-00003.safetensors", 0.40, fr'optimizer-\*-of-00003.safetensors.*: .*"m" {CHANGED}', ""),
-    # Every rank reads all of it where nothing, or no group of ranks, is sharded.
+    # If nothing is sharded, or in groups of one rank, every rank reads the whole file.
     *(rest("sharded", 2, "model-00002-of-00003.safetensors", 0.60, fr"model-\*-of-00003.safetensors.*: .*{CHANGED}", more)
       for more in ("", "--sharding hybrid --shard-group 1")),
     ("tp2", 4, "model.safetensors", 0.5, f"model.safetensors: .*{CHANGED}", ""),
@@ -215,7 +215,7 @@ def test_the_last_checkpoint_survives_a_rank_that_fails_in_a_save(name, rank, di
                   ["--out", out], ranks=2, env={"DIES": dies, "OMPI_MCA_btl_sm_segment_size": 4 << 20})
     assert run.status not in (0, "no end"), run
     if not dies: assert re.search(f"^rank 1: error: .*{file}: cannot be written: File too large", run.err, re.M), run
-    # that the other has left or died, or that the folder is gone
+    # the other rank has left or died, or the folder is gone
     assert re.search("^rank {}: error: ".format(1 - rank), run.err, re.M), run
     left = [x.name for x in out.iterdir() if x.name.startswith((".tmp_step", "step"))]
     assert sorted(left) == [*[".tmp_step_00000003"] * bool(dies), "step_00000001", "step_00000002"]

@@ -186,7 +186,7 @@ def expected_bytes(s):
     gathered = X * S * (groups[0] + min(s.rooms, len(others)) * max(others, default=0) if s.reshards else kept)
     buckets = S * sum(groups[:3]) * (X + 4 if R > X else X)
     communication = ddp["communication"] + gathered + buckets
-    # Two more communicators, with scratch as large as the world's; only the world has the number of 64 bytes.
+    # Two more communicators, each with as much scratch as the world, but without the world's 64 bytes for numbers.
     if s.sharding == "hybrid": communication += ((S > 1) + (replicas > 1)) * (ddp["communication"] - 64)
     activations = ddp["activations"]
     if s.recompute == "block": activations -= 4 * 64 // s.micro * (15 * 16 * X + (4 + 2) * 4) # 4 of 5 blocks, their tokens
@@ -233,8 +233,8 @@ def test_the_peak_grows_by_one_groups_parameters_with_each_room(wrap, groups, la
         assert peak(rooms) == first + (min(rooms, groups) - 2) * 4 * 2 * shard(largest, 2)
 
 
-# Each way a step's copies take turns: to the host reduced gradients, from it the shards that are gathered, or afterwards the new
-# weights.
+# The copies of a step take turns on the link: reduced gradients go to the host, and shards to gather, or later the new weights,
+# come from it.
 @pytest.mark.parametrize("ranks, offload", [rest(1, "all"), (2, "all"), rest(2, "optimizer")])
 def test_a_step_takes_as_long_as_copies_need_on_an_emulated_link_to_the_host_and_trains_the_same(ranks, offload):
     options, ms, root = (SMALL, f"--batch-size 4 --cpu-offload {offload} --steps 3"), 60, shard(ROOT, ranks)
@@ -247,13 +247,11 @@ def test_a_step_takes_as_long_as_copies_need_on_an_emulated_link_to_the_host_and
 
 
 # ---- when gathers are issued ----
-# Operations are numbered in the order of issue. G: a gather, R: a reduction of the backward pass. Blocks 0 and 1, 2 and 3, and 4
-# are a
-# group each, the root is another, which is gathered in the previous step's update, and in this step's update for the next step. So
-# an
-# order has the last update and the forward pass, the backward pass, and the update.
+# Operations are numbered in the order of issue. G: a gather, R: a reduction of the backward pass. The groups are blocks 0 and 1, 2
+# and 3, block 4, and the root, which the update of each step gathers for the next one. So an order lists the last update and the
+# forward pass, the backward pass, and the update.
 @pytest.mark.parametrize("options, order, gathers", [
-    # A group is gathered before any gradient of the one before it is reduced, during the backward pass of that one's last block,
+    # A group is gathered before any gradient of the previous group is reduced, in the backward pass of that group's last block,
     ("", "GGGG GGRGRRR G", {"backward": [0, 0, 0, 1, 1], "forward": [1, 0, 1, None, 0]}),
     # once all gradients are there, before they are reduced: during the backward pass of the same group's first block,
     ("--prefetch backward-post", "GGGG GGRGRRR G", {"backward": [0, 0, 1, 0, 2]}),

@@ -39,6 +39,8 @@ void begin(LayerShapes s, AttentionChoice attention, int deterministic, int what
     layers_init(s);
 }
 void set_threads(int n) { omp_set_num_threads(n); }
+void convert_numbers(void* dst, DType to, const void* src, DType from, size_t n) { convert_dtype(dst, to, src, from, n); }
+size_t too_large(const float* x, size_t n, DType to, size_t* first) { return count_too_large(x, n, to, first); }
 #define EACH(f) _Pragma("omp simd") for (size_t i = 0; i < n; i++) y[i] = f(x[i]);
 void exp_each(float* y, const float* x, size_t n) { EACH(exp_f32) }
 void gelu_each(float* y, const float* x, size_t n) { EACH(gelu_f32) }

@@ -12,12 +12,12 @@ are those of inputs and outputs, each counted once: they must move, whatever is 
 two times, at rates that are also measured here: that of a large matrix product of the same precision, and that of a kernel that
 copies. An operation with fewer FLOPs per byte than the ratio of the two rates waits for memory, however it is written.
 
-Each call is timed alone, by events on the stream, and its median counts; arrays are larger than a GPU's cache at the usual
-sizes, and inputs are random. A step is the sum over operations of the median times how often a step calls it.
+Each call is timed alone, by events on the stream, and the median counts. At the usual sizes arrays are larger than a GPU's
+cache. Inputs are random. A step is the sum over operations of the median times how often a step calls it.
 
 At the end it times a whole step as train_gpt2_single issues it: how long the host takes to issue it while the GPU is held up,
 and how long the GPU takes. Then it times the same step as a CUDA graph, captured once and issued by one call: the difference is
-what graphs would gain. It checks that this is the same step; if not, the status is 1.
+the gain from graphs. It checks that this is the same step; if not, the status is 1.
 */
 // The program itself: the step that is issued is its own.
 #define main train_gpt2_single_main
@@ -65,7 +65,7 @@ template <typename T> struct Array { // (n)
     ~Array() { device_free(x); }
     operator T*() const { return x; }
 };
-// So that no unit has less to do than in training: uniform, of this deviation.
+// Uniform, of this deviation: zeros would give some units less to do than in training.
 struct Random : Array<floatX> {
     explicit Random(size_t n, float std = 1) : Array(n) {
         static uint32_t seed;
@@ -136,7 +136,7 @@ static void print_operation(const Operation& o, const Operation& sum) {
     char intensity[32] = "-";
     if (o.flops > 0) snprintf(intensity, sizeof intensity, "%.0f", o.flops / o.bytes);
     const char* bound = o.name == sum.name ? "" : o.flops / flop_rate > o.bytes / byte_rate ? "compute" : "memory";
-    // the head's last call has fewer rows than the others
+    // the head's last call may take fewer rows than the others
     printf("| %s | %.0f | %.1f | %.2f | %s | %s | %.3f | ", o.name.c_str(), ceil(o.calls), 1e-9 * o.flops, 1e-9 * o.bytes,
            intensity, bound, 1e3 * o.floor);
     if (counting) printf("%.1f %% |\n", 100 * o.floor / sum.floor);
@@ -214,7 +214,7 @@ static void bench_head(GPT2Config g, int N) {
     row("classifier, loss and gradient", calls, 0, 2 * out,
         [&] { classifier_forward_backward(losses, logits, targets, 1.0f / (float)N, rows, g.V, Vp); });
     row("logits dX", calls, F, out + weights + in, [&] { matmul_backward_input(x, logits, wte, rows, C, Vp); });
-    // Where there are several chunks, all except the first add to sums in fp32; the last one's rounding is left out.
+    // With several chunks, all but the first add to sums in fp32; the final rounding is left out.
     row("logits dW", calls, F, out + in + 2 * weights * (rows < N ? sizeof(float) / X : 1), [&] {
         if (rows < N) matmul_backward_weight_fp32(sums, logits, x, rows, C, Vp, GRAD_ADD);
         else matmul_backward_weight(dwte, NULL, logits, x, rows, C, Vp, GRAD_SET);
@@ -235,7 +235,7 @@ static void bench_update(GPT2Config g) {
 }
 
 // ---- a whole step, as the program issues it, and as a CUDA graph ----
-#define STEP_BLOCKS 12     // at most: a GPU queues about a thousand kernels, and then the host waits before it issues more
+#define STEP_BLOCKS 12     // the most: a GPU queues about a thousand kernels, then the host waits before it issues more
 #define HELD_SECONDS 5.0
 
 // Holds the stream up until `go`, at most HELD_SECONDS: a host that takes longer is waiting for the GPU.
@@ -278,9 +278,9 @@ template <typename F> static cudaGraphExec_t captured(F call) {
 }
 static void launch(cudaGraphExec_t graph) { cuda_check(cudaGraphLaunch(graph, compute_stream), "launching a step's graph"); }
 
-// What a step leaves: its statistics, and a checksum of each array.
+// The results of a step: its statistics, and a checksum of each array.
 typedef struct { StepStats stats; uint64_t grads, m, v; } StepResult;
-// Clears what earlier steps left, so that it is not taken for this step's.
+// Clears the results of earlier steps first, so that they are not taken for those of this step.
 template <typename F> static StepResult step_result(GPT2* g, F step) {
     StepResult r;
     size_t n = g->num_params;
@@ -342,7 +342,7 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
     gpt2_init_units(&g);
     gpt2_init(&g);
     param_ranges_set_weights(g.ranges, g.num_ranges, c, 1, NULL, CHECKPOINT_MODEL);
-    AdamW adamw = { 0, 0.9, 0.95, 1e-8, 0.1, 1 }; // learning rate 0: the weights stay, so all steps have the same gradients
+    AdamW adamw = { 0, 0.9, 0.95, 1e-8, 0.1, 1 }; // learning rate 0: the weights stay, so the gradients of all steps are the same
     auto load = [&] { gpt2_load_batch(&g, tokens.data(), tokens.data(), B, T); };
     auto step = [&] { // train_step's lines between the batch and the wait
         device_zero(g.stats, sizeof *g.stats);
@@ -438,7 +438,7 @@ int main(int, char** argv) {
     GPT2Config g = a.config;
     int B = a.B, T = a.T, N = B * T;
     again = a.recompute == RECOMPUTE_BLOCK ? 2 : 1;
-    classifier_elements = classifier_elements_cuda(80e9, false); // of a GPU like an H100; layers_choose asks the one that is here
+    classifier_elements = classifier_elements_cuda(80e9, false); // of a GPU like an H100; layers_choose asks the actual one
     if (!counting) {
         device_init(0, 1);
         cuda_check(cudaEventCreate(&begin_event), "timing");

@@ -1,5 +1,5 @@
 /*
-cuda/matmul.cuh - linear layers: matrix products from cuBLASLt, and what comes before or after them.
+cuda/matmul.cuh - linear layers: matrix products from cuBLASLt, with bias and GELU.
 
 cuBLASLt is column-major: it sees a row-major (rows, cols) tensor as a column-major (cols, rows) matrix of the same
 bytes. So every product is written down transposed, out^T = w inp^T for out = inp w^T, and no byte has to move.
@@ -8,12 +8,12 @@ A product may end with an epilogue of cuBLASLt: bias, GELU, its derivative, or t
 product is made alone and a kernel of bias_gelu.cuh does the rest. Which of the two is faster, and by which of
 cuBLASLt's algorithms, is found by trying: layers_prepare runs and times all of them for the products of a training
 step, on scratch memory. It does so before ranks exchange anything, because NCCL's kernels hold multiprocessors while
-they run, and what is timed beside them is slow by chance. The choice may differ from run to run, and then the last bits
+they run, which would slow down some products by chance. The choice may differ from run to run, and then the last bits
 differ. So with --deterministic, and for shapes that only sampling sees, cuBLASLt's first suggestion is taken untimed.
 
-Both GELUs are the tanh form: cuBLASLt's of a sum that is not yet rounded to floatX, ours of what was stored. In fp32
-ours is always taken, because NVIDIA does not say how exact the other one is. In 16 bits the rounding that follows is
-larger than its error.
+Both GELUs are the tanh form: cuBLASLt applies it to a sum that is not yet rounded to floatX, ours to the stored number.
+In fp32 ours is always taken, because NVIDIA does not say how exact the other one is. In 16 bits the rounding that
+follows is larger than its error.
 
 Global state: the handle, two events, the table of plans below, and whether new plans are tried. cuBLASLt's scratch is
 the layers' workspace.
@@ -143,14 +143,14 @@ static inline void plan_ask(MatmulPlan* plan, Product p) {
               p.shape.k, p.shape.n, cublasLtGetStatusString(status));
 }
 
-#ifndef GELU_EPILOGUES // test/unit/layers.cu has them in fp32, too, and its tests print their error
+#ifndef GELU_EPILOGUES // test/unit/layers.cu also allows them in fp32, where its tests print their error
 #define GELU_EPILOGUES (FLOATX_DTYPE != DTYPE_F32)
 #endif
 // An epilogue may take vectors 16 bytes at a time, which no preference can express;
 // aux needs a leading dimension that 8 divides.
 static inline bool epilogue_is_possible(Product p) {
     if (p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
-    return p.shape.alignment >= 16 && (p.aux == NULL || (GELU_EPILOGUES && p.shape.m % 8 == 0)); // a GELU's has aux
+    return p.shape.alignment >= 16 && (p.aux == NULL || (GELU_EPILOGUES && p.shape.m % 8 == 0)); // only GELU uses aux
 }
 
 static inline void plan_clear(MatmulPlan* plan) {
@@ -215,17 +215,17 @@ static inline cublasStatus_t product_launch(Product p, MatmulPlan* plan, int can
     return status;
 }
 
-// What an epilogue would have done, by a kernel. m is the length of a row of D.
+// Does the work of an epilogue by a kernel. m is the length of a row of D.
 static inline void product_finish(Product p) {
     ProductShape s = p.shape;
-    floatX* d = (floatX*)p.d; // sums in fp32 have no epilogue
+    floatX* d = (floatX*)p.d; // no epilogue follows sums in fp32
     if (s.epilogue == CUBLASLT_EPILOGUE_BIAS) bias_gelu_forward(NULL, d, p.bias, s.n, s.m);
     if (s.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) bias_gelu_forward(d, p.aux, p.bias, s.n, s.m);
     if (s.epilogue == CUBLASLT_EPILOGUE_DGELU) gelu_backward(d, p.aux, s.n, s.m);
     if (s.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_backward(p.bias, p.b, s.k, s.n, GRAD_SET);
 }
 
-// Computes p by its own plan, or by that of the product alone.
+// Computes p by its own plan, or by the plan without an epilogue and a kernel.
 // Returns cuBLASLt's status: the caller decides what it means.
 static inline cublasStatus_t product_by(Product p, MatmulPlan* plan, int candidate) {
     if (plan->shape.epilogue == p.shape.epilogue) return product_launch(p, plan, candidate);
@@ -256,8 +256,8 @@ static inline float product_time_once(Product p, MatmulPlan* plan, int candidate
 }
 
 // Tries every algorithm of a plan once, then the MATMUL_BEST fastest for longer, chooses the fastest of these and
-// returns its time. The second round is needed because a GPU that has just begun to work has a higher clock than in the
-// middle of training, and because single runs differ by more than good algorithms do.
+// returns its time. The second round is needed because a GPU that has just begun to work runs at a higher clock than in
+// the middle of training, and because single runs differ by more than good algorithms do.
 static inline float plan_time(MatmulPlan* plan, Product p) {
     float once[MATMUL_CANDIDATES], best = INFINITY;
     for (int i = 0; i < plan->candidates; i++) once[i] = product_time_once(p, plan, i);
@@ -273,7 +273,7 @@ static inline float plan_time(MatmulPlan* plan, Product p) {
     return best;
 }
 
-// Chooses the fastest way of a product: an algorithm of its plan, or -1 there and an algorithm of the product alone.
+// Chooses the fastest way of a product: an algorithm of its plan; or -1, and an algorithm of the plan without epilogue.
 static inline void plan_choose(MatmulPlan* plan, Product p) {
     float time = plan_time(plan, p);
     if (p.shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return;
@@ -282,15 +282,15 @@ static inline void plan_choose(MatmulPlan* plan, Product p) {
 
 static inline void product(Product p) {
     MatmulPlan* plan = matmul_plan(p);
-    bool may_repeat = p.beta == 0; // the output is not an input as well
+    bool may_repeat = p.beta == 0; // the output is not also an input
     if (may_repeat && cuda_matmul.tries && !plan->timed) plan_choose(plan, p);
     if (plan->chosen < 0) plan = matmul_plan(product_alone(p));
     cublas_check(product_by(p, plan, plan->chosen), p.layer);
 }
 
-// Where sums over ranks travel beside products, their kernel holds multiprocessors: an algorithm that has one block for
-// each of the GPU's would have to wait for those, and take twice as long. Not with --deterministic, where bits must not
-// depend on what travels.
+// A sum over ranks that overlaps with products holds multiprocessors: an algorithm with one block for each of the GPU's
+// would have to wait for those, and take twice as long. With --deterministic nothing changes, because bits must not
+// depend on whether a sum is under way.
 void layers_overlap_sum(bool overlaps) {
     int left = cuda_matmul.all_processors > SUM_PROCESSORS ? cuda_matmul.all_processors - SUM_PROCESSORS : 1;
     cuda_matmul.processors = overlaps && !cuda_layers.deterministic ? left : 0;
@@ -370,7 +370,7 @@ typedef struct {
     floatX *wide;     // (N,4C) or the classifier's logits
     floatX *a, *b;    // (N,4C)
     floatX *w, *bias; // (4C,C) or (Vp,C); (4C)
-    float* sums;      // (Vp,C), or nothing where the classifier has one chunk
+    float* sums;      // (Vp,C), or nothing if the classifier works in one chunk
     void* workspace;
 } MatmulScratch;
 
@@ -404,8 +404,8 @@ struct RandomNumbers { // x: uniform in [-1, 1), the same from run to run
         store(x + i, numbers);
     }
 };
-// Fills all operands before a product: what others leave there are larger and larger numbers. A GPU that multiplies
-// zeros needs less power, and is faster for it than it will be in training: another algorithm may win there.
+// Fills all operands before a product, because earlier products leave larger and larger numbers in them. Zeros will not
+// do: they need less power, so the GPU runs faster than it will in training, and another algorithm may win.
 static inline void scratch_fill(MatmulScratch m) {
     size_t n = (size_t)((floatX*)m.sums - m.wide);
     for_pieces(n, true, RandomNumbers { m.wide, 1, 1 }, "layers_prepare");
@@ -413,7 +413,7 @@ static inline void scratch_fill(MatmulScratch m) {
 
 // Makes every product of a step once, by the layers themselves: a block's four, then the classifier's. Of ranks that
 // share the model, one adds the biases of the second and the fourth; a product with a bias is also tried without it.
-// And they compute gradients of weights beside a sum, or without one.
+// They also compute gradients of weights while a sum is under way, or without one.
 static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     int N = layer_rows(s), C = s.C, D = C / s.parts, at_a_time = classifier_rows(N, s.Vp);
     const int inputs[] = { C, D, C, 4 * D }, outputs[] = { 3 * D, C, 4 * D, C };
@@ -445,8 +445,8 @@ static inline void make_every_product(MatmulScratch m, LayerShapes s) {
     }
 }
 
-// Tries every product of a training step. Its memory is less than the model's will be, and is freed here. Where there
-// is not enough there will not be enough for the model either, whose own error says more.
+// Tries every product of a training step, in memory that it frees again, less than the model will need. If there is not
+// enough memory, the model will not fit either, and its own error says more.
 static inline void matmul_prepare(LayerShapes s) {
     MatmulScratch m = {};
     void* memory;
