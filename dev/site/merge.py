@@ -335,11 +335,14 @@ def print_conflicts(program, group, heading):
 def report(program):
     ours, ancestor, theirs = MERGED[program]
     file, lines, own = programs.program_file(program), merge(program), programs.lines(program)
-    where = Counter(line.program for line in lines if not line.conflict)
+    places = [positions([line.text for line in lines], parent) for parent in (ours, theirs)]
+    where = Counter("both" if line.program != ancestor and all(k in place for place in places) else line.program
+                    for k, line in enumerate(lines) if not line.conflict)
     conflicts = found_conflicts(program)
     wrong, needed, zero = sorted_lines(program)
     head = "\n".join(own).split("/*\n")[1].split("*/")[0]
-    taken = f"{where[ancestor]} lines that are the same in all three, {where[ours]} of {ours} and {where[theirs]} of {theirs}"
+    taken = f"{where[ancestor]} lines that are the same in all three, {where[ours]} of {ours}, {where[theirs]} of {theirs}, "\
+            f"{where['both']} of both"
     print(f"""{file} is {programs.program_file(ancestor)} with two changes, those of {ours} and of {theirs}, as git merges them:
     git merge-file -p {' '.join(map(programs.program_file, MERGED[program]))}
 
@@ -348,7 +351,8 @@ def report(program):
    Conflict 1 is the head, which every program writes for itself. Predictions and options follow in 5.
 3. Merged without a conflict, and right: functions that both change.
 4. Merged without a conflict, and wrong. Changes of comments are left out.
-5. The conflicts in predictions and options. Formulas are in tables, without casts, "g->", and names for a single value.
+5. The conflicts in predictions and options. Formulas are in tables, without casts and "g->". N ranks: t, p and d of them
+   along tp, pp and dp; F: sizeof(float), X: sizeof(floatX).
 6. ZeRO-1, which neither parent has. Skip it to read the merge: its lines are left out of 2 to 5.
 
 Marks   {ours}, {theirs}, both  a line of this parent, or of both
