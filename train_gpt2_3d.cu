@@ -236,7 +236,7 @@ static void gpt2_init_units(GPT2* g) {
 
 // ---- ZeRO-1 over dp, as in train_gpt2_zero.cu; the merge does without it and without lines marked "ZeRO" ----
 // Cuts what this rank has of every unit into d equal shards, of which the last may end in padding. With --zero-stage 0
-// a unit has one shard, which is all of it, and units are where gpt2_init_units has put them.
+// a unit has one shard, which is all of it, and a rank's units are where gpt2_init_units has put them.
 static void gpt2_init_shards(GPT2* g) {
     int d = g->zero_stage == 1 ? g->dp->size : 1;
     for (int u = 0; u < g->num_units; u++) {
@@ -420,13 +420,13 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     GPT2Config c = g->config;
     size_t t = (size_t)g->tp->size, P = g->num_params, X = sizeof(floatX), F = sizeof(float);
     size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, D = (size_t)g->D, slots = (size_t)g->num_slots;
-    size_t blocks = slots * (size_t)g->stages.most_blocks, head = stages_have_head(&g->stages) ? slots : 0;
+    size_t blocks = slots * (size_t)g->stages.most_blocks, heads = stages_have_head(&g->stages) ? slots : 0;
     size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK && blocks > 0 ? 1 : blocks;
     size_t own = own_rows_of(g, g->max_B, g->seq_len), gathers = (size_t)g->options.sequence_parallel;
-    size_t per_row = (blocks + 3*blocks_kept + head + 1) * C*X + messages_elements(g->pipeline, C) * X // resf, dres
-                   + (4*blocks_kept + 2*head) * F;                                                // layernorms
+    size_t per_row = (blocks + 3*blocks_kept + heads + 1) * C*X + messages_elements(g->pipeline, C) * X // resf, dres
+                   + (4*blocks_kept + 2*heads) * F;                                               // layernorms
     size_t per_token = blocks_kept * (12*D*X + (size_t)c.NH / t * F)
-                     + ((head + 2 + gathers) * C + 4*D)*X + F + slots * 2 * sizeof(int);          // outside the blocks
+                     + ((heads + 2 + gathers) * C + 4*D)*X + F + slots * 2 * sizeof(int);         // outside the blocks
     if (g->pipeline.schedule == SCHEDULE_ZB_H1) per_token += blocks * (2*C + 7*D)*X; // dout, dfch, dres2, dqkv
     memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
     bytes[MEMORY_PARAMETERS] = X * P;

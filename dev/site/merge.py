@@ -138,7 +138,8 @@ def label(program, line, sides):
 def marked(program, sides, chosen):
     """A conflict as [(label, line)]: the program's lines, each behind those of the parents that it replaces. Where it has taken
     less than two thirds of its lines from them, theirs are in one piece each."""
-    ours, _, theirs = MERGED[program]
+    ours, ancestor, theirs = MERGED[program]
+    unchanged = {*programs.lines(ancestor)}
     own = [(label(program, line, sides), line) for line in chosen]
     stripped, replaced = {line.strip() for line in chosen}, [[] for _ in range(len(chosen) + 1)]
     is_new = 3 * sum(whose in ("both", ours, theirs) for whose, _ in own) < 2 * len(own)
@@ -146,7 +147,8 @@ def marked(program, sides, chosen):
         at = 0
         for _, (i, j) in programs.definition_rows(side, chosen, range(len(side)), range(len(chosen))):
             at = at if j is None else j
-            if i is not None and side[i].strip() not in stripped: replaced[0 if is_new else at].append((f"-{name}", side[i]))
+            if i is not None and side[i].strip() not in stripped:
+                replaced[0 if is_new else at].append((f"-{ancestor if side[i] in unchanged else name}", side[i]))
             if j is not None: at = j + 1
     found = []
     for before, line in zip(replaced, [*own, None]): found += before + ([] if line is None else [line])
@@ -205,32 +207,6 @@ def sorted_lines(program):
 
 def group_of(name):
     return next(group for group, fits in GROUPS.items() if fits.search(name))
-
-
-def formulas(text):
-    """{what is set: its value}, without types, casts and comments."""
-    code, found = re.sub(r"//.*|(?<!sizeof)\((size_t|double)\)|\bg->", "", "\n".join(text)), {}
-    for statement in (" ".join(part.split()) for part in re.split("[;{}]", code)):
-        for part in re.split(r", \*?(?=\w+ = )", re.sub("^(size_t|double|int) ", "", re.sub("^return ", "returns = ", statement))):
-            made = re.fullmatch(r"(?:if \((.*)\) )?(\S+) (\+?=) (.*)", part)
-            if not made: continue
-            condition, name, sign, value = made.groups()
-            if condition: value = f"({condition} ? {value} : 0)"
-            found[name] = value if sign == "=" else f"{found.get(name, '...')} + {value}"
-    return found
-
-
-def formula_rows(program, sides, chosen):
-    """[(what is set, by which programs, its value)]. What is another name for the same value in all of them is left out."""
-    ours, _, theirs = MERGED[program]
-    of, found = dict(zip((ours, theirs, program), map(formulas, (*sides, chosen)))), []
-    for name in dict.fromkeys(name for side in (program, ours, theirs) for name in of[side]):
-        values = {}
-        for side in of:
-            if name in of[side]: values.setdefault(of[side][name], []).append(side)
-        if len(values) > 1 or not re.fullmatch(r"[\w.>()&-]+", *values):
-            found += [(name, ", ".join(having), value) for value, having in values.items()]
-    return sorted(found, key=lambda row: row[0] == "returns")
 
 
 def met(program):
@@ -305,17 +281,8 @@ def print_met(program):
         print()
 
 
-def print_formulas(rows):
-    """Prints a table; a quantity's name stands in the first of its rows."""
-    width, last = max(len(name) for name, *_ in rows), None
-    for name, having, value in rows:
-        start = f"  {'' if name == last else name:{width}}  {having:10}  "
-        print(textwrap.fill(value, 118, initial_indent=start, subsequent_indent=" " * len(start)))
-        last = name
-
-
 def print_conflicts(program, group, heading):
-    """Prints a group's conflicts: each with its question, and formulas as a table for all conflicts of a function."""
+    """Prints a group's conflicts, each with its question. Of predictions the parents' lines are left out."""
     conflicts = found_conflicts(program)
     print(f"---- {heading} ----\n")
     for name, of_name in groupby(enumerate(conflicts, 2), key=lambda conflict: conflict[1][1]):
@@ -324,11 +291,8 @@ def print_conflicts(program, group, heading):
         print(f"conflict{'s' * (len(found) > 1)} {' and '.join(map(str, numbers))} of {len(conflicts) + 1}, in {found[0][0]}")
         print_text(question(program, name))
         own = [[line for line in chosen if not ZERO.search(line)] for *_, chosen in found]
-        if "predict" in name:
-            sides = [sum((sides[k] for _, _, sides, _ in found), []) for k in (0, 1)]
-            print_formulas(formula_rows(program, sides, sum(own, [])))
-        else:
-            for (_, _, sides, _), chosen in zip(found, own): print_lines(marked(program, sides, chosen))
+        for (_, _, sides, _), chosen in zip(found, own):
+            print_lines(line for line in marked(program, sides, chosen) if "predict" not in name or line[0][:1] != "-")
         print()
 
 
@@ -351,12 +315,11 @@ def report(program):
    Conflict 1 is the head, which every program writes for itself. Predictions and options follow in 5.
 3. Merged without a conflict, and right: functions that both change.
 4. Merged without a conflict, and wrong. Changes of comments are left out.
-5. The conflicts in predictions and options. Formulas are in tables, without casts and "g->". N ranks: t, p and d of them
-   along tp, pp and dp; F: sizeof(float), X: sizeof(floatX).
+5. The conflicts in predictions and options; of predictions only the lines of {program}.
 6. ZeRO-1, which neither parent has. Skip it to read the merge: its lines are left out of 2 to 5.
 
 Marks   {ours}, {theirs}, both  a line of this parent, or of both
-        -{ours}, -{theirs}      a line of this parent that {program} does not take
+        -{ours}, -{theirs}      a line of this parent that {program} does not take; -{ancestor}: this parent has not changed it
         {ours}+{theirs}         a line that joins the two: each name in it is a parent's
         new           any other line of {program}
 
