@@ -21,7 +21,8 @@ Memory    of a rank       elements                   bytes of each
           its root        (Vp/t + max_T + 2)C        The same. Only the first and the last stage have the root.
           activations     (4 + 12/t)C per token and block, 16C/t with --sequence-parallel. Micro-batches: as in pp.
 Sent      by a rank       in each micro-batch, in elements                       in each step
-          along tp        4L/p sums, 1 more at each end, of 2BTC (t-1)/t each    norms
+          along tp        4L/p sums, 1 more at each end, of 2BTC (t-1)/t each,   norms; all else as in tp
+                          and 3BT (t-1) floats with the head
           along pp        BTC to each neighbour, BTC/t with --sequence-parallel  the root over `tied`, the loss, norms
           along dp        nothing                                                2P'(d-1)/d of P' parameters, the loss
 Run       make train_gpt2_3d && mpirun -np 4 ./train_gpt2_3d --mesh dp=2,tp=2      (--help lists the options)

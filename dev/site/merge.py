@@ -322,6 +322,7 @@ Marks   {ours}, {theirs}, both  a line of this parent, or of both
         -{ours}, -{theirs}      a line of this parent that {program} does not take; -{ancestor}: this parent has not changed it
         {ours}+{theirs}         a line that joins the two: each name in it is a parent's
         new           any other line of {program}
+        -merge, ZeRO  in 4 and 6: a line as git has merged it; a line of ZeRO
 
 Conflict 1, in the head. Which ranks hold the same rows of wte, and in which order are their gradients summed?
 
