@@ -99,7 +99,7 @@ class Bench:
         kind, precision = program.split("-")
         if kind == "torch":
             way = "autocast" if precision == "bf16" else precision
-            return [self.python, "dev/kernels/pytorch_gpt2.py", "eager", way, "gpt2", "4", T, "cpu"]
+            return [self.python, "dev/kernels/pytorch_gpt2.py", "eager", way, *map(str, m.sizes_of("gpt2")), "4", T, "cpu"]
         if kind == "llmc": return ["stdbuf", "-oL", self.llmc]
         # --steps is far more than are timed: the program is stopped before it saves anything
         program = f"{self.build}{'/bf16' * (precision == 'bf16')}/train_gpt2_single"

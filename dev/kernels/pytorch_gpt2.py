@@ -1,6 +1,6 @@
 """GPT-2 trained by PyTorch: what `make bench` and experiments/bench_gpu.py compare with.
 
-    python pytorch_gpt2.py eager|compile fp32|autocast|bf16 MODEL B T cuda|cpu
+    python pytorch_gpt2.py eager|compile fp32|autocast|bf16 L NH C B T cuda|cpu
 
 The same step as train_gpt2_single's: forward, backward, clipping by the global norm, AdamW with decay on 2-D tensors only, on
 random tokens from random weights, with what is fastest in PyTorch: fused attention, fused AdamW, on a GPU torch.compile of
@@ -14,7 +14,6 @@ import sys
 import torch
 from torch import nn
 from torch.nn import functional as F
-from measure import sizes_of
 
 V, PADDED_V, MAX_T = 50257, 50304, 1024
 
@@ -36,9 +35,8 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, model="gpt2"):
+    def __init__(self, L, NH, C):
         super().__init__()
-        L, NH, C = sizes_of(model)
         self.wte, self.wpe = nn.Embedding(PADDED_V, C), nn.Embedding(MAX_T, C)
         self.blocks = nn.ModuleList(Block(NH, C) for _ in range(L))
         self.ln_f = nn.LayerNorm(C)
@@ -56,11 +54,11 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.view(-1, PADDED_V), targets.reshape(-1))
 
 
-def main(mode, precision, name, B, T, device):
+def main(mode, precision, L, NH, C, B, T, device):
     torch.manual_seed(1337)
     torch.backends.cuda.matmul.allow_tf32 = False
     with torch.device(device):
-        model = GPT2(name)
+        model = GPT2(L, NH, C)
     if precision == "bf16":
         model = model.bfloat16()
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
@@ -80,6 +78,6 @@ def main(mode, precision, name, B, T, device):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 7 or sys.argv[1] not in ("eager", "compile") or sys.argv[2] not in ("fp32", "autocast", "bf16"):
-        sys.exit("usage: pytorch_gpt2.py eager|compile fp32|autocast|bf16 MODEL B T cuda|cpu")
-    main(*sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
+    if len(sys.argv) != 9 or sys.argv[1] not in ("eager", "compile") or sys.argv[2] not in ("fp32", "autocast", "bf16"):
+        sys.exit("usage: pytorch_gpt2.py eager|compile fp32|autocast|bf16 L NH C B T cuda|cpu")
+    main(*sys.argv[1:3], *map(int, sys.argv[3:8]), sys.argv[8])
