@@ -109,8 +109,8 @@ class Bench:
     def command(self, name, B):
         o = self.o
         if name.startswith("torch"):
-            return [self.python, m.ROOT / "dev/kernels/pytorch_gpt2.py", *m.words(TORCH[name][0], *m.sizes_of(o.model)), B, o.seq_len,
-                    "cuda"]
+            way = m.words(TORCH[name][0], *m.sizes_of(o.model), B, o.seq_len)
+            return [self.python, m.ROOT / "dev/kernels/pytorch_gpt2.py", *way, "cuda"]
         if name.startswith("llmc"): # it validates at its first step, and would at the last
             ge, r = re.findall(r"\d", name)
             return ["env", f"LD_LIBRARY_PATH={self.libraries}", "stdbuf", "-oL", self.llmc_path, *m.words(
