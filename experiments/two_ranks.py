@@ -7,7 +7,7 @@ TITLE = "When do two ranks stop being slower than one?"
 QUESTION = """Two ranks share a batch (DDP). If the model is small, messages and waiting take longer than the half of the work that
 is saved. At which size does the second rank begin to gain? And does it gain earlier if a step has more tokens?"""
 NOTES = """The size depends on the link, on the tokens of a step and on how fast a rank computes: gradients are as many for any
-number of tokens, and each rank of DDP updates all parameters. [Chapter 2](../../doc/02_ddp.md#where-the-time-went) shows what a run
+number of tokens, and each rank of DDP updates all parameters. [The diagnosis](../../doc/reference/diagnosis.md) shows what a run
 itself says about it."""
 
 
