@@ -322,7 +322,7 @@ def test_flops_and_bytes_are_counted_and_what_bounds_them_follows_from_the_rates
 @ON_GPU
 def test_the_document_of_gpus_has_the_table_that_its_command_prints():
     table = re.sub("^6 N", "    6 N", roofline("--floors 989 3350 32 1024").out.split("\n", 2)[2], flags=re.M)
-    assert table.strip() and table in (ROOT / "doc/gpu.md").read_text()
+    assert table.strip() and table in (ROOT / "doc/reference/roofline.md").read_text()
 
 
 PEAKS = r"^peaks: copy \d+ GB/s, product [\d.]+ TFLOP/s, data sheet [\d.]+ TFLOP/s$"
