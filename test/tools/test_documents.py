@@ -59,6 +59,11 @@ def test_chapter_0_shows_the_pictures_that_its_script_draws(tmp_path):
     assert all(f"]({name})" in (ROOT / "doc/00_ranks.md").read_text() for name in drawn)
 
 
+def test_the_glossary_is_in_alphabetical_order():
+    terms = re.findall("^### (.*)", (ROOT / "doc/glossary.md").read_text(), re.M)
+    assert len(terms) > 50 and terms == sorted(terms, key=str.lower)
+
+
 # ---- numbers ----
 DOCUMENTS = re.findall(r"\S+\.md", succeeds(sys.executable, "dev/docs.py --list").out)
 
