@@ -1,6 +1,6 @@
-"""Draws chapter 0's pictures: each collective on four ranks, before and after.
+"""Draws pictures of communication for the chapters: four ranks and their buffers, before and after each operation.
 
-    python3 -m dev.tools.collectives [FOLDER]      writes FOLDER/00_NAME.svg; FOLDER is doc unless it is given
+    python3 -m dev.tools.collectives [FOLDER]      writes FOLDER/NAME.svg; FOLDER is doc unless it is given
 
 Element i of rank r is (i + 1) * 10^r, so the digits of a sum show which ranks it contains. A cell is coloured as the rank that
 its number comes from; sums are dark."""
@@ -9,7 +9,8 @@ from pathlib import Path
 from dev.tools.svg import Svg
 
 N = 4
-COLOURS, SUM, EMPTY = ["#cfe3f3", "#ffe0b8", "#d5efd0", "#eed3ea"], "#40566b", "#f4f4f4"
+COLOURS = ["#cfe3f3", "#ffe0b8", "#d5efd0", "#eed3ea"]
+PARTIAL, SUM, EMPTY = "#b4c4d4", "#40566b", "#f4f4f4"
 INPUT = [[(i + 1) * 10 ** r for i in range(N)] for r in range(N)]
 SUMS = [sum(column) for column in zip(*INPUT)]
 
@@ -19,29 +20,38 @@ def alone(r, values):
     return [values[r] if i == r else None for i in range(N)]
 
 
-COLLECTIVES = {  # name: its title, and each rank's buffer before and after
-    "broadcast": ("broadcast, root 0", [INPUT[0]] + [[None] * N] * 3, [INPUT[0]] * N),
-    "all-reduce": ("all-reduce (sum)", INPUT, [SUMS] * N),
-    "reduce-scatter": ("reduce-scatter (sum)", INPUT, [alone(r, SUMS) for r in range(N)]),
-    "all-gather": ("all-gather", [alone(r, SUMS) for r in range(N)], [SUMS] * N),
-    "all-to-all": ("all-to-all", INPUT, [[INPUT[i][r] for i in range(N)] for r in range(N)]),
-    "send": ("send and receive: rank r to rank r + 1", INPUT, [[None] * N] + INPUT[:-1]),
+HOP = [[11, 22, None, None], [None, None, 33, 44], [1100, 2200, None, None], [None, None, 3300, 4400]]
+PICTURES = {  # a file: its title, and each rank's buffer at one moment after another
+    "00_broadcast": ("broadcast, root 0", {"before": [INPUT[0]] + [[None] * N] * 3, "after": [INPUT[0]] * N}),
+    "00_all-reduce": ("all-reduce (sum)", {"before": INPUT, "after": [SUMS] * N}),
+    "00_reduce-scatter": ("reduce-scatter (sum)", {"before": INPUT, "after": [alone(r, SUMS) for r in range(N)]}),
+    "00_all-gather": ("all-gather", {"before": [alone(r, SUMS) for r in range(N)], "after": [SUMS] * N}),
+    "00_all-to-all": ("all-to-all", {"before": INPUT, "after": [[INPUT[i][r] for i in range(N)] for r in range(N)]}),
+    "00_send": ("send and receive: rank r to rank r + 1", {"before": INPUT, "after": [[None] * N] + INPUT[:-1]}),
+    # shard r*M + a belongs to rank r of node a: ranks 0 and 1 are node 0, ranks 2 and 3 node 1
+    "10_hops": ("ZeRO++: gradients of four shards, two nodes of two ranks", {
+        "each rank's gradients": INPUT, "hop 1, within a node": HOP, "hop 2, across nodes":
+            [alone(0, SUMS), alone(2, SUMS), alone(1, SUMS), alone(3, SUMS)]}),
 }
 
 
 def colour(value):
-    """That of the rank whose number it is: 20 is rank 1's, 2000 rank 3's."""
-    return EMPTY if value is None else SUM if len(set(str(value))) == 1 and value > 1000 else COLOURS[len(str(value)) - 1]
+    """That of the rank whose number it is (20 is rank 1's), or of a sum of two, or of all."""
+    if value is None: return EMPTY
+    ranks = [r for r, digit in enumerate(reversed(str(value))) if digit != "0"]
+    return COLOURS[ranks[0]] if len(ranks) == 1 else SUM if len(ranks) == N else PARTIAL
 
 
-def draw(title, before, after):
+def draw(title, moments):
     wide, high, gap, left = 46, 24, 90, 60
-    width = left + 2 * N * wide + gap + 16
-    svg = Svg(width, 56 + N * (high + 8))
+    svg = Svg(left + len(moments) * (N * wide + gap) - gap + 16, 56 + N * (high + 8))
     svg.text(12, 20, title, font_size=14, font_weight="bold")
-    for side, (word, buffers) in enumerate((("before", before), ("after", after))):
+    for side, (word, buffers) in enumerate(moments.items()):
         x0 = left + side * (N * wide + gap)
         svg.text(x0 + N * wide / 2, 38, word, "middle", fill="#555555")
+        if side:
+            x, y = x0 - gap + 18, 48 + N * (high + 8) / 2 - 4
+            svg.add("path", d=f"M {x} {y} h {gap - 44} m -8 -6 l 8 6 l -8 6", stroke="#555555", fill="none", stroke_width=2)
         for r, buffer in enumerate(buffers):
             y = 48 + r * (high + 8)
             if side == 0: svg.text(12, y + 16, f"rank {r}")
@@ -49,10 +59,8 @@ def draw(title, before, after):
                 svg.rect(x0 + i * wide, y, wide, high, colour(value), stroke="#999999")
                 if value is not None:
                     svg.text(x0 + i * wide + wide / 2, y + 16, value, "middle", fill="white" if colour(value) == SUM else "black")
-    x, y = left + N * wide + 18, 48 + N * (high + 8) / 2 - 4
-    svg.add("path", d=f"M {x} {y} h {gap - 44} m -8 -6 l 8 6 l -8 6", stroke="#555555", fill="none", stroke_width=2)
     return str(svg)
 
 
 if __name__ == "__main__":
-    for name, parts in COLLECTIVES.items(): Path(sys.argv[1] if sys.argv[1:] else "doc", f"00_{name}.svg").write_text(draw(*parts))
+    for name, parts in PICTURES.items(): Path(sys.argv[1] if sys.argv[1:] else "doc", f"{name}.svg").write_text(draw(*parts))
