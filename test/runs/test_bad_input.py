@@ -324,7 +324,7 @@ def test_help_begins_with_a_programs_own_options_and_suggests_what_was_meant(nam
 @pytest.mark.parametrize("name", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress", "cp"])
 def test_commands_in_the_documents_have_options_that_exist(name):
     """What follows the program's name, up to the command's end, because mpirun has options as well."""
-    text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").glob("*.md")]).replace("\\\n", "")
+    text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").rglob("*.md")]).replace("\\\n", "")
     commands = re.findall(rf"train_gpt2_{name}([ \"`].*)", text)
     named = {name for line in commands for name in re.findall(r"--[a-z][a-z0-9-]*",
                                                               re.sub(r"[`|;].*| (?:sh|python3) .*", "", line))}
