@@ -1,6 +1,7 @@
 /* others.h - what other programs used of the cores while something was measured. (dev/lib/machine.py tells scripts.) */
 #ifndef DEV_OTHERS_H
 #define DEV_OTHERS_H
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -31,9 +32,18 @@ static inline double share_of_others(CoreSeconds a, CoreSeconds b) {
     double others = b.busy - a.busy - (b.own - a.own);
     return others > 0 && b.all > a.all ? others / (b.all - a.all) : 0;
 }
-static inline void say_if_others_ran(CoreSeconds begin) {
-    double share = share_of_others(begin, core_seconds());
+static inline void say_if_others_ran_between(CoreSeconds begin, CoreSeconds end) {
+    double share = share_of_others(begin, end);
     if (share <= 0.05) return;
     printf("\nOther programs used %.0f %% of the cores meanwhile: do not trust these times.\n", 100 * share);
+}
+static inline void say_if_others_ran(CoreSeconds begin) { say_if_others_ran_between(begin, core_seconds()); }
+// Shares of a peak that was another one at the end would contradict each other.
+static inline bool say_if_peak_changed(double before, double after, const char* unit) {
+    bool changed = before > 1.25 * after || after > 1.25 * before;
+    if (changed)
+        printf("\nDo not trust shares of the peak, which contradict each other: it was %.4g %s before and %.4g after these"
+               " measurements. Other programs use this device, or its clock has changed.\n", before, unit, after);
+    return changed;
 }
 #endif

@@ -1,6 +1,6 @@
 """comm_bench, which is the test of what collectives give: on 1 to 8 ranks every number is right, in every type and way, in normal
 and strict mode. Its table is right, wrong numbers are counted, and --json follows from the table. No time is judged."""
-import json, re
+import contextlib, json, os, re, subprocess, sys
 import numpy as np
 import pytest
 from suite import assert_refused, command, program, rest
@@ -83,6 +83,16 @@ def assert_table_is_right(run, ranks, kind):
 @pytest.mark.parametrize("ranks, kind", [(3, "fp32"), *(rest(n, kind) for n, kind in enumerate(BYTES, 1))])
 def test_the_columns_of_the_table_agree(ranks, kind):
     assert_table_is_right(bench("--op all", AWKWARD, "-d", kind, ranks=ranks), ranks, kind)
+
+
+def test_it_says_that_others_used_the_cores():
+    """Loops on all of them, while ranks measure."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(os.cpu_count()):
+            stack.callback(stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"])).kill)
+        run = bench("-b 1M -e 1M -n 100", ranks=2)
+    said, = re.findall(r"^Other programs used (\d+) % of the cores meanwhile: do not trust these times\.$", run.out, re.M)
+    assert run.status == 0 and int(said) > 5
 
 
 def test_sizes_may_be_k_and_m_and_without_checks_it_says_so():

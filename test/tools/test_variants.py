@@ -341,6 +341,24 @@ def test_every_operation_is_run_the_host_never_waits_and_a_cuda_graph_leaves_the
     assert_says(only_peaks, PEAKS)
 
 
+SAYS = r"^Other programs used \d+ % of the cores meanwhile: do not trust these times\.$"
+CONTRADICT = r"^Do not trust shares of the peak, which contradict each other: it was .* {unit}/s before and .* after"
+BUSY = "CoreSeconds begin = core_seconds();", "CoreSeconds begin = core_seconds(); begin.busy -= 1e6; begin.all -= 2e6;"
+
+
+@ON_GPU
+def test_a_gpus_tables_say_that_others_used_the_cores_and_that_the_peak_is_another_one_at_the_end(tmp_path):
+    """By sources that say so: of the roofline, and of variants that are timed under the emulator, beside a copy of less memory."""
+    source = changed(tmp_path, "dev/kernels/cuda/bench_layers.cu", BUSY, ("1e-9 * copy_rate(", "2e-9 * copy_rate("),
+                     ("1e-12 * product_rate(", "4e-12 * product_rate("))
+    source.write_text(source.read_text().replace("byte_rate = copy_rate(", "byte_rate = 0.1 * copy_rate("))
+    assert_says(roofline(SMALL, source=source).out, SAYS, CONTRADICT.format(unit="GB"))
+    changed(tmp_path, "dev/kernels/cuda/variants.cuh", BUSY, ("variants_are_timed = false", "variants_are_timed = true"),
+            ("(size_t)1 << 30", "(size_t)1 << 20"), ("peak = M::peak(t);", "peak = 10 * M::peak(t);"))
+    run = emulated(cuda("adamw", "fp32", changed(tmp_path, "dev/kernels/cuda/adamw.cu")), "--variant naive --repetitions 1")
+    assert_says(run.out, SAYS, CONTRADICT.format(unit="GB"), r"^\| adamw_1_naive \| .* \| right \| .* \| \d+ % \|")
+
+
 @ON_GPU
 def test_a_step_that_waits_is_reported_and_one_that_changes_each_time_is_an_error(tmp_path):
     """So is an argument that a graph would keep."""

@@ -18,6 +18,7 @@ test/kernels/test_gpu_comm.py on GPUs.
 #include "../../../llmc/comm/comm.h"
 #include "../../../llmc/watch/fault.h"
 #include "../../../llmc/comm/say_once.h"
+#include "../others.h"
 #include "link_fit.h"
 #include <jansson.h>
 #include <limits.h>
@@ -509,6 +510,23 @@ static void write_links(const Bench* b, FILE* file, json_t* links) {
     json_decref(root);
 }
 
+// Which machine this is, whatever its name in a container; 0: unknown.
+static double machine_number(void) {
+    unsigned number = 0;
+    FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (file == NULL) return 0;
+    if (fscanf(file, "%8x", &number) != 1) number = 0;
+    fclose(file);
+    return number;
+}
+// Seconds of the cores of rank 0's machine, on rank 0: what any rank used there was not used by others.
+static CoreSeconds seconds_of_ranks(Bench* b) {
+    CoreSeconds s = core_seconds();
+    double here = machine_number(), first = comm_host_sum(&b->world, b->world.rank == 0 ? here : 0);
+    s.own = comm_host_sum(&b->world, here == first ? s.own : 0);
+    return s;
+}
+
 int main(int argc, char** argv) {
     static Bench b;
     long long wrong = 0;
@@ -520,6 +538,7 @@ int main(int argc, char** argv) {
             strerror(errno));
     json_t* links = wants_json ? json_object() : NULL;
     print_ranks(&b);
+    CoreSeconds begin = seconds_of_ranks(&b);
     size_t taken = device_memory_total();
     for (int i = 0; i < ALL_COLLECTIVES; i++) {
         const Collective* k = &collectives[i];
@@ -529,6 +548,7 @@ int main(int argc, char** argv) {
                                                  : "its parts cannot be in host memory: leave out --offload");
         if (can && (b.o.op == ALL_COLLECTIVES || b.o.op == i)) wrong += bench_collective(&b, k, links);
     }
+    say_if_others_ran_between(begin, seconds_of_ranks(&b));
     require(device_memory_total() == taken, "operations took %zu bytes of device memory",
             device_memory_total() - taken);
     if (file) write_links(&b, file, links);

@@ -24,6 +24,7 @@ the gain from graphs. It checks that this is the same step; if not, the status i
 #include "../../../train_gpt2_single.cu"
 #undef main
 #include "../../../llmc/device/checksum.h"
+#include "../others.h"
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -439,6 +440,7 @@ int main(int, char** argv) {
     int B = a.B, T = a.T, N = B * T;
     again = a.recompute == RECOMPUTE_BLOCK ? 2 : 1;
     classifier_elements = classifier_elements_cuda(80e9, false); // of a GPU like an H100; layers_choose asks the actual one
+    CoreSeconds begin = core_seconds();
     if (!counting) {
         device_init(0, 1);
         cuda_check(cudaEventCreate(&begin_event), "timing");
@@ -464,6 +466,9 @@ int main(int, char** argv) {
            N / sum.seconds, 100 * flops / sum.seconds / flop_rate, flop_rate, gpt2_flops_per_token(g, T));
     layers_free();
     bench_step(g, B, T, a.recompute);
+    say_if_peak_changed(1e-9 * byte_rate, 1e-9 * copy_rate(COPIED_BYTES), "GB/s");
+    say_if_peak_changed(1e-12 * flop_rate, 1e-12 * product_rate(PRODUCT), "TFLOP/s");
+    say_if_others_ran(begin);
     cudaEventDestroy(begin_event);
     cudaEventDestroy(end_event);
     device_shutdown();

@@ -14,6 +14,7 @@ operation is arithmetic (library.cuh), that of a large matrix product.
 #include "../../../llmc/device/cuda/common.cuh"
 #include "../../../llmc/device/cuda/device.cuh"
 #include "both.cuh"
+#include "../others.h"
 #include "../variant_options.h"
 
 // Frees all arrays, and prepares the CPU's layers for these shapes. The variant prepares the device's layers.
@@ -210,13 +211,18 @@ template <typename P> static int run_variants(int argc, char** argv, const char*
     if (variants_are_timed) printf(more, M::rate_is);
     printf("\n|---|---|---|%s\n", variants_are_timed ? "---|---|---|---|---|" : "");
     int tried = 0, wrong = 0;
+    CoreSeconds begin = core_seconds();
     for (const Variant& v : variants) {
         if (strstr(v.name, o.wanted) == NULL) continue;
         tried++;
         wrong += !variant_row(v, p, t, peak);
     }
     require(tried > 0, "no variant has '%s' in its name", o.wanted);
-    if (variants_are_timed) timer_free(t);
+    if (variants_are_timed) {
+        say_if_peak_changed(peak, M::peak(t), M::rate_is);
+        say_if_others_ran(begin);
+        timer_free(t);
+    }
     free_all();
     device_shutdown();
     return wrong > 0;
