@@ -27,84 +27,94 @@ MODES = {f"ddp-{mode}": ("ddp", f"--ddp {mode} {DDP}") for mode in ("naive", "bu
     f"fsdp-{mode}": ("fsdp", f"--prefetch {mode} {FSDP}") for mode in ("none", "backward-post", "backward-pre")}
 
 
-class Bench:
-    """What there is to measure; what is not measured, and why; the results."""
+# ---- on any device ----
+class Peers:
+    """Programs that are measured in turns; what is not measured, and why. A run of the results is a program and a size."""
 
+    def __init__(self, x, build):
+        self.x, self.d, self.o, self.absent = x, x.d, x.o, []
+        self.build, self.python = m.Path(m.environ("BUILD", build)).resolve(), m.environ("PYTHON", "python3")
+
+    def is_there(self, peer, there, why):
+        if not there: self.absent.append(f"{peer}: {why}")
+        return bool(there)
+
+    def has_torch(self, test, why):
+        there = m.ask(self.python, "-c", [test], stderr=subprocess.DEVNULL) is not None
+        return self.is_there("PyTorch", there, f"{self.python} has no torch{why}")
+
+    def has_stdbuf(self):
+        return self.is_there("llm.c", shutil.which("stdbuf"), "there is no stdbuf (coreutils), without which its lines arrive late")
+
+    def ours(self, program, *options):
+        """--steps is far more than are timed: the program is stopped before it saves anything."""
+        return [program, "--data", m.random_tokens(), *m.words(m.QUIET, "--steps 1000000 --eval-every 0", *options)]
+
+    def torch(self, way, model, B, T):
+        way = m.words(way, *m.sizes_of(model), B, T)
+        return [self.python, m.ROOT / "dev/kernels/pytorch_gpt2.py", *way, self.x.device]
+
+
+# ---- on a CPU ----
+class Bench(Peers):
     def __init__(self, x):
-        self.x, self.d, self.build, self.python = x, x.d, m.environ("BUILD", "build"), m.environ("PYTHON", "python3")
+        super().__init__(x, "build")
         self.steps, x.rounds = m.whole_environ("BENCH_STEPS", 6), m.whole_environ("BENCH_ROUNDS", 3)
         self.limit, self.long = m.whole_environ("BENCH_SECONDS", 240, 0), m.whole_environ("BENCH_T1024", 1, 0)
         m.need(f"{self.build}/train_gpt2_single", "bench")
-        self.d.header |= {"steps": self.steps, "threads": len(os.sched_getaffinity(0)), "finished": 0, "absent": []}
-        self.absent, self.took, self.begin = self.d.header["absent"], {}, time.monotonic()
+        self.d.header |= {"steps": self.steps, "threads": len(os.sched_getaffinity(0)), "finished": 0, "absent": self.absent}
+        self.took, self.begin, self.tools = {}, time.monotonic(), self.build / "bench"
+        self.tools.mkdir(parents=True, exist_ok=True)
+        self.peak, self.llmc, tempfile.tempdir = self.tools / "peak", self.tools / "llmc", str(self.tools)
+        if not m.compiled("dev/kernels/peak.c", self.peak, "-std=c11 -O3 -march=native -ffp-contract=off -fopenmp"):
+            m.fail("dev/kernels/peak.c cannot be built; make doctor lists what is missing")
 
     def elapsed(self):
         return time.monotonic() - self.begin
 
-    def make_tools(self):
-        tools = m.Path(self.build, "bench").resolve()
-        tools.mkdir(parents=True, exist_ok=True)
-        for tool in "peak", "inputs":
-            if not m.compiled(f"dev/kernels/{tool}.c", tools / tool, "-std=c11 -O3 -march=native -ffp-contract=off -fopenmp"):
-                m.fail(f"dev/kernels/{tool}.c cannot be built; make doctor lists what is missing")
-        tempfile.tempdir, self.peak = str(tools), tools / "peak"
-        self.tokens, self.llmc = m.work() / "tokens.bin", tools / "llmc"
-        m.output(tools / "inputs", "tokens", self.tokens)
-        return tools
-
-    def find_programs(self, tools):
+    def programs(self):
         """Names of what is measured."""
-        torch = m.ask(self.python, "-c", ["import torch"], stderr=subprocess.DEVNULL) is not None
-        if not torch:
-            self.absent.append(f"PyTorch: {self.python} has no torch. python3 -m venv venv && venv/bin/pip install torch, then "
+        torch = self.has_torch("import torch", ". python3 -m venv venv && venv/bin/pip install torch, then "
                                "PYTHON=venv/bin/python make bench")
-        llmc, bf16 = self.has_llmc(tools), self.has_bf16()
+        llmc, bf16 = self.has_llmc(), self.has_bf16()
         there = {"ours-fp32": True, "torch-fp32": torch, "llmc-fp32": llmc, "ours-bf16": bf16, "torch-bf16": torch and bf16}
         return [program for program, is_there in there.items() if is_there]
 
-    def has_llmc(self, tools):
+    def has_llmc(self):
         """llm.c's program reads files of fixed names in the folder it runs in. The flags are those of its own Makefile."""
         llmc = os.environ.get("LLMC")
-        if not llmc:
-            self.absent.append("llm.c: LLMC is not set. git clone https://github.com/karpathy/llm.c, then LLMC=llm.c make bench")
-        elif not shutil.which("stdbuf"):
-            self.absent.append("llm.c: there is no stdbuf (coreutils), without which its lines arrive late")
-        if not llmc or not shutil.which("stdbuf"): return False
+        if not self.is_there("llm.c", llmc, "LLMC is not set. git clone https://github.com/karpathy/llm.c, then LLMC=llm.c make "
+                             "bench") or not self.has_stdbuf(): return False
         if not os.access(f"{llmc}/train_gpt2.c", os.R_OK):
             m.fail(f"LLMC={llmc} has no train_gpt2.c; it must be a checkout of llm.c")
         if not m.compiled([f"{llmc}/train_gpt2.c"], self.llmc, "-Ofast -march=native -fopenmp -DOMP -w"):
             m.fail(f"{llmc}/train_gpt2.c cannot be built")
         data = m.work() / "dev/data/tinyshakespeare"
         data.mkdir(parents=True)
-        for part in "train", "val": os.link(self.tokens, data / f"tiny_shakespeare_{part}.bin")
+        for part in "train", "val": os.link(m.random_tokens(), data / f"tiny_shakespeare_{part}.bin")
         m.note("making random weights for llm.c ...")
-        m.output(tools / "inputs", "llmc", m.work() / "gpt2_124M.bin")
+        m.output(m.inputs(), "llmc", m.work() / "gpt2_124M.bin")
+        if self.long: self.absent.append("llm.c at T=1024: its program is fixed at T=64")
         return True
 
     def has_bf16(self):
-        if not os.access(f"{self.build}/bf16/train_gpt2_single", os.X_OK):
-            self.absent.append(f"ours in bf16: there is no {self.build}/bf16/train_gpt2_single; make bench builds it")
-        elif m.output(self.peak, "bf16").startswith("bf16 0"): self.absent.append("bf16: this processor has no instructions for it")
-        else: return True
-        return False
+        program = f"{self.build}/bf16/train_gpt2_single"
+        return (self.is_there("ours in bf16", os.access(program, os.X_OK), f"there is no {program}; make bench builds it") and
+                self.is_there("bf16", not m.output(self.peak, "bf16").startswith("bf16 0"),
+                              "this processor has no instructions for it"))
 
     def has_ranks(self):
-        if not all(os.access(f"{self.build}/train_gpt2_{program}", os.X_OK) for program in ("ddp", "fsdp")):
-            self.absent.append(f"two ranks: there is no {self.build}/train_gpt2_ddp or no {self.build}/train_gpt2_fsdp; make bench "
-                               "builds them where MPI is")
-        elif m.cores() < 2: self.absent.append("two ranks: they need two cores to overlap anything")
-        else: return True
+        ddp, fsdp = (f"{self.build}/train_gpt2_{program}" for program in ("ddp", "fsdp"))
+        return (self.is_there("two ranks", os.access(ddp, os.X_OK) and os.access(fsdp, os.X_OK),
+                              f"there is no {ddp} or no {fsdp}; make bench builds them where MPI is") and
+                self.is_there("two ranks", m.cores() >= 2, "they need two cores to overlap anything"))
 
     def command(self, program, T):
         kind, precision = program.split("-")
-        if kind == "torch":
-            way = "autocast" if precision == "bf16" else precision
-            return [self.python, "dev/kernels/pytorch_gpt2.py", "eager", way, *map(str, m.sizes_of("gpt2")), "4", T, "cpu"]
+        if kind == "torch": return self.torch(f"eager {'autocast' if precision == 'bf16' else precision}", "gpt2", 4, T)
         if kind == "llmc": return ["stdbuf", "-oL", self.llmc]
-        # --steps is far more than are timed: the program is stopped before it saves anything
-        program = f"{self.build}{'/bf16' * (precision == 'bf16')}/train_gpt2_single"
-        options = f"--model gpt2 --recompute none --batch-size 4 --seq-len {T} --steps 1000000 --eval-every 0"
-        return [program, "--data", self.tokens, *m.words(m.QUIET, options), "--out", m.work() / "out"]
+        return self.ours(f"{self.build}{'/bf16' * (precision == 'bf16')}/train_gpt2_single", "--model gpt2 --recompute none",
+                         f"--batch-size 4 --seq-len {T} --out", m.work() / "out")
 
     def measure(self, program, T, warmup, steps, number):
         if program == "llmc-fp32": steps = min(steps, 7) # it validates before every tenth step
@@ -121,7 +131,7 @@ class Bench:
         """What communication costs two ranks. A launcher that is missing costs these rows, not the others."""
         try:
             for name, (program, options) in MODES.items():
-                self.x.run(name, 2, program, m.DATA, options, f"--steps {self.steps + 1}",
+                self.x.run(name, 2, f"{self.build}/train_gpt2_{program}", m.DATA, options, f"--steps {self.steps + 1}",
                            keep=lambda run: dict(exposed=run.values("comm_exposed_ms")))
         except m.Interrupted: raise
         except SystemExit as error: self.absent.append(f"two ranks: {error}")
@@ -139,7 +149,7 @@ class Bench:
 
     def round(self, number, programs, ranks):
         m.note(f"round {number} of at most {self.x.rounds}")
-        begin, header = self.elapsed(), self.d.header
+        begin = self.elapsed()
         self.d.add("peak", number, **{name: float(x) for name, x in map(str.split, m.output(self.peak).splitlines())})
         for program in programs: self.measure(program, 64, 2, self.steps, number)
         self.took["round"] = self.elapsed() - begin
@@ -149,17 +159,19 @@ class Bench:
             if program not in programs: continue
             expected = 1 + (steps + 1) * 18 * ms(self.d, program, 64) / 1000 # 16 times the tokens, and attention
             self.if_time(f"{program} at T=1024", expected, self.measure, program, 1024, 1, steps, number)
-        header["finished"] = number
+        self.d.header["finished"] = number
 
 
 def measure(x):
     bench = Bench(x)
-    programs, ranks = bench.find_programs(bench.make_tools()), bench.has_ranks()
-    if bench.long and os.environ.get("LLMC"): bench.absent.append("llm.c at T=1024: its program is fixed at T=64")
+    programs, ranks = bench.programs(), bench.has_ranks()
     for number in x.in_turns():
         # a first round is measured whatever it takes
         if number > 1 and bench.elapsed() + bench.took["round"] > bench.limit: break
         bench.round(number, programs, ranks)
+
+
+CONTRADICT = "the rounds contradict each other; measure again when nothing else runs"
 
 
 # ---- the table: a value is the median of all steps, of memory the most; 0 is what was not measured ----
@@ -167,6 +179,15 @@ def of(d, run, key, summary=m.median):
     values = [record[key] for record in d.rounds.get(run, {}).values() if key in record]
     values = [x for value in values for x in (value if isinstance(value, list) else [value])]
     return summary(values) if values else 0
+
+
+def faster(d, a, b):
+    """How many times as fast a is as b; 0: one was not measured; None: within a round the ratio is another one, so that the rounds
+    contradict each other."""
+    both = [m.median(x["ms"]) / m.median(d.rounds[b][number]["ms"]) for number, x in d.rounds.get(a, {}).items()
+            if "ms" in x and "ms" in d.rounds.get(b, {}).get(number, {})]
+    if both and m.contradict(of(d, a, "ms"), of(d, b, "ms"), m.median(both)): return None
+    return ratio(of(d, b, "ms"), of(d, a, "ms"))
 
 
 def ms(d, program, T): return of(d, f"{program} {T}", "ms")
@@ -197,14 +218,14 @@ def rows(d, T, programs):
 
 def goals(d):
     """What is compared, the value reached, the goal or None, and the unit."""
-    ours, naive, bucketed = ms(d, "ours-fp32", 64), *(of(d, f"ddp-{mode}", "exposed", min) for mode in ("naive", "bucketed"))
+    naive, bucketed = (of(d, f"ddp-{mode}", "exposed", min) for mode in ("naive", "bucketed"))
     none, post, pre = (of(d, f"fsdp-{mode}", "exposed") for mode in ("none", "backward-post", "backward-pre"))
     rss = memory(d, "ours-fp32", 1024, "rss")
     return [
-        ("faster than PyTorch (eager, fused AdamW), fp32, T=64", ratio(ms(d, "torch-fp32", 64), ours), 1.5, "times"),
-        ("faster than llm.c, fp32, T=64", ratio(ms(d, "llmc-fp32", 64), ours), 3.5, "times"),
+        ("faster than PyTorch (eager, fused AdamW), fp32, T=64", faster(d, "ours-fp32 64", "torch-fp32 64"), 1.5, "times"),
+        ("faster than llm.c, fp32, T=64", faster(d, "ours-fp32 64", "llmc-fp32 64"), 3.5, "times"),
         ("of the fp32 matrix product's rate, T=64", ratio(100 * rate(d, "ours-fp32", 64), peak(d, "fp32")), 82, "%    "),
-        ("bf16 faster than our fp32, T=64", ratio(ours, ms(d, "ours-bf16", 64)), 1.5, "times"),
+        ("bf16 faster than our fp32, T=64", faster(d, "ours-bf16 64", "ours-fp32 64"), 1.5, "times"),
         ("FLOP/s at T=1024 over FLOP/s at T=64, fp32", ratio(rate(d, "ours-fp32", 1024), rate(d, "ours-fp32", 64)), 1, "times"),
         ("memory predicted over memory counted, fp32, T=1024",
          ratio(memory(d, "ours-fp32", 1024, "predicted"), memory(d, "ours-fp32", 1024, "counted")), 1, "times"),
@@ -228,6 +249,7 @@ def show(d, o):
     if d.runs(" 1024$"): rows(d, 1024, ("ours-fp32", "torch-fp32"))
     print("\nGoals")
     for text, reached, goal, unit in goals(d):
+        if reached is None: print(f"  {text}: no ratio, because {CONTRADICT}")
         if reached:
             print("  %-58s %7.2f %s" % (text, reached, unit) +
                   (f"   goal {goal:g}: {'reached' if reached >= goal else 'MISSED'}" if goal else ""))

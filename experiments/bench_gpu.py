@@ -18,9 +18,10 @@ setting worth trying. PyTorch has two, because neither is what our programs do: 
 master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters, without the vocabulary's
 padding; attention's causal half), over the data sheet's rate; the next column is the share of a large product's measured rate.
 Recomputed FLOPs do not count. The status is 1 if one of our programs failed; if a peer failed, its row says why."""
-import os, re, shutil, subprocess
+import os, re, subprocess
 from pathlib import Path
 import dev.lib as m
+from experiments.bench import CONTRADICT, Peers, faster, of
 
 OPTIONS = dict(programs=[], model="gpt2", batch=[32], seq_len=1024, steps=20, llmc=os.environ.get("LLMC", ""),
                out="build/bench_gpu")
@@ -42,85 +43,70 @@ TORCH = {"torch-autocast": ("compile autocast", "PyTorch, fp32 weights, autocast
          "torch-eager": ("eager autocast", "PyTorch, fp32 weights, autocast, not compiled")}
 
 
-class Bench:
-    """What there is to measure; what is not measured, and why."""
-
-    def __init__(self, o):
-        self.o, self.out, self.absent, self.work = o, Path(o.out), [], m.work()
-        self.build, self.python = Path(m.environ("BUILD", "build/cuda-bf16")), m.environ("PYTHON", "python3")
+class Bench(Peers):
+    def __init__(self, x):
+        super().__init__(x, "build/cuda-bf16")
+        o = self.o
         for name in "train_gpt2_single", "bench_layers":
             m.need(self.build / name, f"DEVICE=cuda PRECISION=bf16 build/cuda-bf16/{name}")
+        self.out, self.work = Path(o.out), m.work()
         try: self.out.mkdir(parents=True, exist_ok=True)
         except OSError: m.fail(f"{self.out} cannot be made; --out names another folder")
-        self.build = self.build.resolve()
-        m.random_tokens() # writes tokens.bin into that folder
         for old in [] if o.add else [*self.out.glob("*.log"), *self.out.glob("results.jsonl")]: old.unlink()
-        self.programs = [name for name in (*OURS, *LLMC, *TORCH)
-                         if name in o.programs] if o.programs else self.ours() + LLMC + [*TORCH][:2]
+        known = [*OURS, *LLMC, *TORCH]
         for name in o.programs:
-            if name not in self.programs: m.fail(f"--programs: there is no '{name}'; there are {' '.join([*OURS, *LLMC, *TORCH])}")
-        if not self.llmc(): self.programs = [name for name in self.programs if name not in LLMC]
-        if not self.torch(): self.programs = [name for name in self.programs if name not in TORCH]
+            if name not in known: m.fail(f"--programs: there is no '{name}'; there are {' '.join(known)}")
+        self.programs = [name for name in known if name in o.programs] if o.programs else self.usual() + LLMC + [*TORCH][:2]
+        for peers, is_there in (LLMC, self.has_llmc), (TORCH, self.has_gpu_torch):
+            if {*peers} & {*self.programs} and not is_there():
+                self.programs = [name for name in self.programs if name not in peers]
         self.find_smi()
 
-    def ours(self):
+    def usual(self):
         if self.o.model == "gpt2": return ["ours"]
-        if os.access(self.build / "train_gpt2_fsdp", os.X_OK): return [*OURS][:4]
-        self.absent.append(f"FSDP on one rank: there is no {self.build}/train_gpt2_fsdp, which needs MPI and NCCL to be built")
-        return ["ours", "ours-recompute"]
+        fsdp = f"{self.build}/train_gpt2_fsdp"
+        return [*OURS][:4 if self.is_there("FSDP on one rank", os.access(fsdp, os.X_OK), f"there is no {fsdp}, which needs MPI and "
+                                           "NCCL to be built") else 2]
 
-    def llmc(self):
+    def has_llmc(self):
         """Whether it can be measured, with what it needs."""
-        if not {*LLMC} & {*self.programs}: return False
         llmc = self.llmc_path = self.o.llmc and Path(self.o.llmc, "train_gpt2cu" if os.path.isdir(self.o.llmc) else "").resolve()
-        if not llmc: self.absent.append("llm.c: neither --llmc nor LLMC says where its train_gpt2cu is")
-        elif not os.access(llmc, os.X_OK) and self.o.add: # other rows do not wait for it
-            self.absent.append(f"llm.c: there is no program {llmc}")
-            return False
-        elif not os.access(llmc, os.X_OK):
+        if not self.is_there("llm.c", llmc, "neither --llmc nor LLMC says where its train_gpt2cu is"): return False
+        is_built = os.access(llmc, os.X_OK)
+        if not is_built and not self.o.add: # with --add other rows do not wait for it
             m.fail(f"there is no program {llmc}; in llm.c's folder: make train_gpt2cu USE_CUDNN=1 NO_MULTI_GPU=1 NO_USE_MPI=1")
-        elif not shutil.which("stdbuf"):
-            self.absent.append("llm.c: there is no stdbuf (coreutils), without which its lines arrive late")
-        if not llmc or not shutil.which("stdbuf"): return False
+        if not self.is_there("llm.c", is_built, f"there is no program {llmc}") or not self.has_stdbuf(): return False
         m.output(m.inputs(), "llmc", self.work / "model.bin", self.o.model, "bf16")
         folders = (m.ask("sh dev/find_cuda.sh folder cublasLt cudnn") or "").splitlines() # it may have been linked elsewhere
         self.libraries = ":".join(filter(None, [*filter(os.path.isdir, folders), os.environ.get("LD_LIBRARY_PATH")]))
-        if "cudnn" not in (m.ask("ldd", llmc, stderr=subprocess.DEVNULL) or ""):
-            self.absent.append(f"llm.c with cuDNN: {llmc} was built without it, so its own kernels compute attention. Build it "
-                               "with USE_CUDNN=1")
+        self.is_there("llm.c with cuDNN", "cudnn" in (m.ask("ldd", llmc, stderr=subprocess.DEVNULL) or ""),
+                      f"{llmc} was built without it, so its own kernels compute attention. Build it with USE_CUDNN=1")
         return True
 
-    def torch(self):
-        if not {*TORCH} & {*self.programs}: return False
-        sees_gpu = m.ask(self.python, "-c", ["import torch; assert torch.cuda.is_available()"], stderr=subprocess.DEVNULL)
-        if sees_gpu is not None: return True
-        self.absent.append(f"PyTorch: {self.python} has no torch that sees a GPU; PYTHON names another")
-        return False
+    def has_gpu_torch(self):
+        return self.has_torch("import torch; assert torch.cuda.is_available()", " that sees a GPU; PYTHON names another")
 
     def find_smi(self):
         gpu = m.environ("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         self.smi = m.words("nvidia-smi --query-gpu=memory.used,power.draw,clocks.sm --format=csv,noheader,nounits -i", gpu)
         held = samples(m.ask(self.smi) or "")
-        if not held:
+        if not self.is_there("memory, power and clocks as nvidia-smi sees them", held, "it does not answer"):
             self.smi = ["true"] # it prints nothing
-            self.absent.append("memory, power and clocks as nvidia-smi sees them: it does not answer")
-        elif held[0][0] >= 1000: m.note(f"another program holds {held[0][0]:.0f} MiB of this GPU: do not trust these figures")
+        elif held[0][0] >= 1000: self.d.header["held"] = held[0][0]
 
     def command(self, name, B):
         o = self.o
-        if name.startswith("torch"):
-            way = m.words(TORCH[name][0], *m.sizes_of(o.model), B, o.seq_len)
-            return [self.python, m.ROOT / "dev/kernels/pytorch_gpt2.py", *way, "cuda"]
+        if name.startswith("torch"): return self.torch(TORCH[name][0], o.model, B, o.seq_len)
         if name.startswith("llmc"): # it validates at its first step, and would at the last
             ge, r = re.findall(r"\d", name)
             return ["env", f"LD_LIBRARY_PATH={self.libraries}", "stdbuf", "-oL", self.llmc_path, *m.words(
                 f"-i tokens.bin -j tokens.bin -e model.bin -b {B} -t {o.seq_len} -x 1000000 -v 1000000 -m 1 -s 0 -l 0.0001 -c 0.1 "
                 f"-ge {ge} -r {r}")]
-        program, own, _ = OURS[name] # --steps is far more than are timed: the program is stopped after the timed steps
-        return [self.build / f"train_gpt2_{program}", *m.words(
-            m.QUIET, "--data tokens.bin --vocab-size 50257 --steps 1000000 --eval-every 0",
-            f"--model {o.model} --batch-size {B} --seq-len {o.seq_len}", "--recompute none" * ("--recompute" not in own), own,
-            f"--total-batch-size {B * o.seq_len * (MICROS if name == 'ours-accumulate' else 1)}")]
+        program, own, _ = OURS[name]
+        return self.ours(self.build / f"train_gpt2_{program}",
+                         f"--vocab-size 50257 --model {o.model} --batch-size {B} --seq-len {o.seq_len}",
+                         "--recompute none" * ("--recompute" not in own), own,
+                         f"--total-batch-size {B * o.seq_len * (MICROS if name == 'ours-accumulate' else 1)}")
 
     def measure(self, d, name, B, round):
         warmup, steps = (1, 2) if name == "ours-accumulate" else (WARMUP, self.o.steps) # a long step needs few
@@ -196,8 +182,7 @@ class Tables:
         return next((r["failed"] for r in self.d.rounds.get(f"{name} {B}", {}).values() if "failed" in r), None)
 
     def ms(self, name, B):
-        known = f"{name} {B}" in self.d.rounds and self.failure(name, B) is None
-        return m.median(self.d.all(f"{name} {B}", "ms")) if known else 0
+        return of(self.d, f"{name} {B}", "ms") if self.failure(name, B) is None else 0
 
     def tokens(self, name, B):
         """A second."""
@@ -208,13 +193,11 @@ class Tables:
     def row(self, name, B):
         why, ms = self.failure(name, B), self.ms(name, B)
         if why is not None: return [title(name), f"failed: {why}", *[""] * 8]
-        times, rate = self.d.all(f"{name} {B}", "ms"), self.rate(name, B)
-        rounds = self.d.each_round(f"{name} {B}")
-        memory = [max(r.get(key) or 0 for r in rounds) for key in ("counted", "used")]
-        load = [[x for r in rounds for x in r.get(key) or ()] for key in ("watts", "mhz")]
-        return [title(name), f"{self.tokens(name, B):.0f}", f"{ms:.2f}", f"{min(times):.1f} to {max(times):.1f}",
+        run, rate = f"{name} {B}", self.rate(name, B)
+        memory, load = [of(self.d, run, key, max) for key in ("counted", "used")], [of(self.d, run, key) for key in ("watts", "mhz")]
+        return [title(name), f"{self.tokens(name, B):.0f}", f"{ms:.2f}", f"{of(self.d, run, 'ms', min):.1f} to {of(self.d, run, 'ms', max):.1f}",
                 percent(rate, self.sheet), percent(rate, self.product), *(f"{1e-9 * x:.1f}" if x else "-" for x in memory),
-                *(f"{m.median(x):.0f}" if any(x) else "-" for x in load)]
+                *(f"{x:.0f}" if x else "-" for x in load)]
 
     def best(self, prefix, B, programs):
         """The fastest program whose name begins so, of those whose step is the same."""
@@ -226,9 +209,12 @@ class Tables:
         us, named = self.best("ours", B, programs), self.model == "gpt2" and self.T == 1024
         for prefix, goal in ("llmc", 1.2), ("torch-autocast", 1.3), ("torch-bf16", 1.3):
             them = self.best(prefix, B, programs)
-            if us and them:
-                times = self.rate(us, B) / self.rate(them, B)
-                yield f"- {title(us)} over {title(them)}: {times:.3f} times as fast.{judged(times, goal) if named else ''}"
+            if not us or not them: continue
+            if faster(self.d, f"{us} {B}", f"{them} {B}") is None:
+                yield f"- {title(us)} over {title(them)}: no ratio, because {CONTRADICT}."
+                continue
+            times = self.rate(us, B) / self.rate(them, B)
+            yield f"- {title(us)} over {title(them)}: {times:.3f} times as fast.{judged(times, goal) if named else ''}"
         if us and self.model == "gpt2-xl" and self.sheet:
             yield f"- {title(us)}: {percent(self.rate(us, B), self.sheet)} MFU.{judged(100 * self.rate(us, B) / self.sheet, 60)}"
 
@@ -249,6 +235,8 @@ class Tables:
             lines += [""] * bool(said) + said
         if not any(self.best("llmc", B, h["programs"]) for B in h["batches"]):
             lines += ["", "**LLM.C NOT MEASURED**: its rows or the list below say why."]
+        if "held" in h: lines += ["", f"Another program held {h['held']:.0f} MiB of this GPU: do not trust these figures."]
+        if warning := d.busy("these figures"): lines += ["", warning]
         if h["absent"]: lines += ["", "Not measured:", ""] + [f"- {why}" for why in h["absent"]]
         return "\n".join(lines) + "\n"
 
@@ -270,7 +258,7 @@ def check(o):
 
 
 def measure(x):
-    o, d, bench, known = x.o, x.d, Bench(x.o), {"programs": [], "batches": [], "absent": []}
+    o, d, bench, known = x.o, x.d, Bench(x), {"programs": [], "batches": [], "absent": []}
     if o.add and x.into.exists():
         old = m.Results.read(x.into)
         d.rounds, known = old.rounds, old.header

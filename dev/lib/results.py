@@ -101,7 +101,7 @@ class Results:
 
     def busy(self, what):
         """What must be said of figures if other programs ran, or ""."""
-        used = max(self.header["busy_percent"], self.header.get("others_percent", 0)) # before the first run, and meanwhile
+        used = max(self.header.get("busy_percent", 0), self.header.get("others_percent", 0)) # before the first run, and meanwhile
         return f"Other programs used {used} % of this machine: do not trust {what}." if used > 5 else ""
 
     speed = property(lambda self: self.header["speed"] == "yes", doc="whether speeds were measured")

@@ -21,9 +21,9 @@ KNOWN = PEAKS + OURS + steps("llmc-ge0-r0", 30) + steps("llmc-ge2-r0", 23) + ste
 
 @pytest.fixture
 def table(tmp_path):
-    def table(runs, programs=PEERS, model="gpt2"):
+    def table(runs, programs=PEERS, model="gpt2", **more):
         header = {"record": "header", "table": "bench_gpu", "model": model, "T": 1024, "programs": programs.split(), "batches": [8],
-                  "rounds": 1, "steps": 4, "absent": []}
+                  "rounds": 1, "steps": 4, "absent": []} | more
         (tmp_path / "known.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *runs]))
         return succeeds("python3 -m experiments bench_gpu --from", tmp_path / "known.jsonl").out
     return table
@@ -51,6 +51,17 @@ def test_what_failed_has_a_row_that_says_why_and_what_was_not_measured_has_none(
     assert_says(table(KNOWN[:4], "ours"), r"^\| ours ", no=["llm.c", "PyTorch", " over "])
     assert_says(table([peak | {"sheet": 0} for peak in PEAKS] + KNOWN[3:]), "not known by the data sheet",
                 r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| - \| 41.1 %")
+
+
+def test_a_table_warns_if_others_used_the_machine_or_the_gpu_and_has_no_ratio_that_rounds_contradict(table):
+    """Of three rounds PyTorch has two that are slow, and ours only one, which is none of these."""
+    assert_says(table(KNOWN), no=["do not trust", "contradict"])
+    assert_says(table(KNOWN, busy_percent=40, held=1234), "^Other programs used 40 % of this machine: do not trust these figures.$",
+                "^Another program held 1234 MiB of this GPU: do not trust these figures.$")
+    runs = [steps(name, ms)[0] | {"round": number} for name, times in {"ours": (9, 20, 9), "torch-bf16": (20, 20, 9)}.items()
+            for number, ms in enumerate(times, 1)]
+    assert_says(table(PEAKS + runs), "^- ours over PyTorch, bf16, no master weights: no ratio, because the rounds contradict each",
+                no=["times as fast"])
 
 
 def test_it_says_in_capitals_that_llmc_was_not_measured(table):
