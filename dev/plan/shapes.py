@@ -86,3 +86,11 @@ SHAPES = {row[0]: Shape(*row) for row in (
 
 # gpt2, ... bring 1024 positions with them; other shapes have as many as a sequence has tokens.
 def is_gpt2(s): return s.name.startswith("gpt2") and s == SHAPES[s.name]
+
+
+def bytes_of_states(zero, N, halves=True, master=True):
+    """Of a parameter's weight, gradient and optimizer state, on one of N ranks. In 16 bits 2 + 2 + 12, with an fp32 master copy and
+    two moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. ZeRO-1 shards the optimizer's state, ZeRO-2 also
+    gradients, ZeRO-3 and FSDP, from 3 on, everything."""
+    X = 2 if halves else 4
+    return [x / N if zero >= since else x for x, since in ((X, 3), (X, 2), (8 + (4 if halves and master else 0), 1))]
