@@ -12,14 +12,13 @@ order that train_gpt2_pp has, and timeline.py reads a run's actions. (build/plan
 """
 import math, sys
 from argparse import Namespace
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from schedule_play import SCHEDULES, Pipeline, ask_player, play
 from timeline import Trace
-from tool import (LEFT, SIZES, WIDTH, TimePicture, choice, die, parse_number, parse_options, print_table, real, require, switch, text,
-                  whole)
+from tool import LEFT, WIDTH, TimePicture, choice, die, parse_number, parse_options, print_table, real, require, switch, text, whole
 
 FOLDER = Path(sys.argv[0]).parent
 RAMP = "ramp (start and end)"
@@ -33,17 +32,14 @@ OPTIONS = [
          "ms that a micro-batch takes in 1/p of the model: forward, gradient of the input, gradients of the weights"),
     text("model", "", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads:"
          " chunks take as long as their blocks and their head; '': equal chunks"),
-    *SIZES,
     text("split", "auto", "auto|even|9,3", "blocks of each chunk, in the model's order; auto: balanced by cost"),
-    real("message-ms", 0, 0, 1e6, "how long a message between two ranks takes"),
     switch("compare", "print a line for each schedule, instead of one's picture"),
     text("trace", "", "FILE", "show the shortest step of a run of train_gpt2_pp, which wrote FILE with --trace"),
     text("svg", "", "FILE", "also draw the picture into FILE"),
     real("svg-ms", 0, 0, 1e9, "ms that the width of --svg's picture stands for; 0: the step"),
 ]
-NEEDS = {"svg-ms": "svg"} | dict.fromkeys(("layers", "heads", "channels", "vocab-size", "split"), "model")
-ONLY = {"trace": {"trace", "svg", "svg-ms"}, # an option, and all that it takes
-        "compare": {"compare", "p", "m", "times", "message-ms", "model", "layers", "heads", "channels", "vocab-size"}}
+NEEDS = {"svg-ms": "svg", "split": "model"}
+ONLY = {"trace": {"trace", "svg", "svg-ms"}, "compare": {"compare", "p", "m", "times", "model"}} # an option, and all that it takes
 
 
 class Case(Namespace):
@@ -57,7 +53,7 @@ class Case(Namespace):
     def play(self, of_chunk=None, of_action=None):
         """of_chunk: times of each chunk, else those that the model gives."""
         if not of_action: of_chunk = of_chunk or self.times_of_chunks()
-        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message_ms)
+        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action)
 
     def plan(self):
         """Of each rank the actions in their order, in no time."""
@@ -107,10 +103,7 @@ def read_options():
         more = sorted(o.given - takes) if name in o.given else []
         require(not more, f"--{', --'.join(more)} cannot be used with --{name}; leave it out")
     for name, of in NEEDS.items(): require(name not in o.given or getattr(o, of), f"--{name} is one of --{of}'s; give both")
-    o.times, o.config = read_times(o.times), None
-    if o.model:
-        o.config = ask_player(FOLDER, **{name: getattr(o, name.replace("-", "_"))
-                                         for name in ("model", "layers", "heads", "channels", "vocab-size")})
+    o.times, o.config = read_times(o.times), ask_player(FOLDER, model=o.model) if o.model else None
     case = Case(**vars(o) | ({} if o.v else {"v": 2 if o.schedule == "interleaved" else 1}))
     if not o.trace and not o.compare and case.why_unplayable():
         die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
@@ -172,11 +165,9 @@ def print_bubble(title, how, step, work, parts, formula, notes=()):
 # ---- a played step ----
 def print_played_bubble(case, played):
     """The bubble as it was played = the ramp, when some ranks have nothing to do yet or any more + imbalance, by which the slowest
-    rank's work exceeds the mean + messages, without which the step would be shorter."""
-    work, step, slowest, parts = case.work, played["step"], max(rank["busy"] for rank in played["ranks"]), {}
-    if slowest > work * (1 + 1e-9) or case.message_ms > 0:
-        silent = case.but(message_ms=0).play()["step"]
-        parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
+    rank's work exceeds the mean."""
+    work, step, slowest = case.work, played["step"], max(rank["busy"] for rank in played["ranks"])
+    parts = {RAMP: step - slowest, "imbalance": slowest - work} if slowest > work * (1 + 1e-9) else {}
     print_bubble("", "played", step, work, parts, played["bubble"])
 
 
@@ -201,38 +192,28 @@ def show(case):
 
 
 # ---- a run's step ----
-class Step:
-    """On the ranks of the first replica of the model. Times are ms. In a trace of train_gpt2_pp the names of slices begin with
-    their action: "F3 forward, block 2" is part of the forward pass of micro-batch 3. Waits for messages are cut out of them; the
-    sums and the update, which follow, have other names and are no part of the pipeline."""
-
-    def __init__(self, number, ranks):
-        self.number, self.ranks = number, ranks  # of each rank its actions: [(action, [(begin, end), ..]), ..]
-        self.count = sum(map(len, ranks))
-        spans = [span for rank in ranks for _, spans in rank for span in spans]
-        self.begin, self.end = min(begin for begin, _ in spans), max(end for _, end in spans)
-        self.bubble = self.end - self.begin - sum((end - begin) / len(ranks) for begin, end in spans)
+# On the ranks of the first replica of the model. ranks: of each its actions, [(action, [(begin, end), ..]), ..]; times are ms.
+Step = namedtuple("Step", "number ranks count begin end bubble")
 
 
 def steps_of(actions, p):
-    """Of all steps what the first p ranks did in them."""
+    """Of all steps what the first p ranks did in them. In a trace of train_gpt2_pp the names of slices begin with their action: "F3
+    forward, block 2" is part of the forward pass of micro-batch 3. Waits for messages are cut out of them; the sums and the update,
+    which follow, have other names and are no part of the pipeline."""
     found = defaultdict(lambda: [[] for _ in range(p)])
     for r, slices in enumerate(actions[:p]):
         for (step, action), part in groupby(slices, lambda x: (x.step, x.action)):
             found[step][r].append((action, [(1e-3 * x.begin, 1e-3 * x.end) for x in part]))
-    return [Step(number, ranks) for number, ranks in sorted(found.items())]
+    for number, ranks in sorted(found.items()):
+        spans = [span for rank in ranks for _, spans in rank for span in spans]
+        begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
+        yield Step(number, ranks, sum(map(len, ranks)), begin, end, end - begin - sum((b - a) / p for a, b in spans))
 
 
-def why_no_fit(case, step):
-    """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
-    of = f"{case.schedule} with {case.p} stages, {count(case.v, 'chunk')} each and {case.m} micro-batches has"
-    for r, (rank, actions) in enumerate(zip(case.plan(), step.ranks)):
-        for k, ((action, _), (*wanted, _, _, _)) in enumerate(zip(actions, rank["boxes"])):
-            if action != tuple(wanted):
-                return "action %d of rank %d in step %d is %s%d, where %s %s%d" % (k, r, step.number, *action, of, *wanted)
-        n, most = len(actions), len(rank["boxes"])
-        if n != most: return f"rank {r} has {n} actions in step {step.number}, where {of} {most}"
-    return None
+def fits(case, step):
+    """Whether a step's actions are those of a schedule."""
+    return not case.why_unplayable() and all([action for action, _ in actions] == [tuple(box[:2]) for box in rank["boxes"]]
+                                             for actions, rank in zip(step.ranks, case.plan()))
 
 
 def read_trace(o):
@@ -245,7 +226,7 @@ def read_trace(o):
     trace.require(ranks <= MOST_RANKS and m <= MOST_MICRO, f"is of {ranks} ranks and {m} micro-batches")
     p = ranks // copies if copies and ranks % copies == 0 else ranks # copies: of the model; 0: no slice says so
     require(p > 1, f"--trace {o.trace} is of one stage, which has no bubble; give the trace of a run with more")
-    steps = steps_of(actions, p)
+    steps = [*steps_of(actions, p)]
     most = max(x.count for x in steps)
     later = steps[1:] if len(steps) > 1 and steps[1].count == most else steps  # the first one touches memory for the first time
     complete = [x for x in later if x.count == most]
@@ -253,10 +234,10 @@ def read_trace(o):
     letters = [action[0] for action, _ in step.ranks[0]]
     v = max(1, len(letters) // ((3 if "W" in letters else 2) * m))
     names = ["zb-h1"] if "W" in letters else ["interleaved"] if v > 1 else ["1f1b", "gpipe"]
-    cases = [o.but(schedule=name, p=p, m=m, v=v) for name in names]
-    reasons = [case.why_unplayable() or why_no_fit(case, step) for case in cases]
-    require(None in reasons, f"--trace {o.trace} as {names[0]}: {reasons[0]}; it is no whole step of train_gpt2_pp")
-    return cases[reasons.index(None)], complete, step
+    case = next((case for case in (o.but(schedule=name, p=p, m=m, v=v) for name in names) if fits(case, step)), None)
+    require(case, f"--trace {o.trace}: step {step.number} is no whole step of train_gpt2_pp: with {p} stages, {count(v, 'chunk')} each"
+            f" and {m} micro-batches {names[0]} has other actions")
+    return case, complete, step
 
 
 def boxes_of(actions, planned, zero):
