@@ -88,9 +88,9 @@ class Way(namedtuple("Way", "technique plan name")):
 
     def json(self):
         kept, again = (dict.fromkeys(KINDS, 0) | b.memory | {"total": b.total} for b in (self.bytes(), self.bytes(True)))
-        along = {f"sent_along_{axis}": x for axis, x in self.bytes().along.items()}
-        return {"name": self.name, "ranks": self.plan.N, "sent_per_step": float(self.bytes().sent), **along, "bytes": kept,
-                "bytes_recomputed": again}
+        own = bytes_of(self.plan, self.technique)
+        return {"name": self.name, "ranks": self.plan.N, "sent_per_step": float(own.sent),
+                **{f"sent_along_{axis}": x for axis, x in own.along.items()}, "bytes": kept, "bytes_recomputed": again}
 
     def facts(self, is_one):
         """A column: (name, bytes, or as text what is none). is_one: this is one rank of a pipeline, not the one that keeps most."""
@@ -169,6 +169,12 @@ def groups_of(o, plan):
 def micro_batches(plan): return f"{plan.accumulation} micro-batch{'' if plan.accumulation == 1 else 'es'}"
 
 
+def ranks_of(group):
+    """Of the pipeline that is the group's only way."""
+    (name, plan, _), = group.ways
+    return [Way(name, plan.but(rank=r), f"{'stage' if name == '3d' else 'rank'} {r}") for r in range(plan.p)]
+
+
 def bytes_items(group):
     """Kinds that few ways have are left out where none has any."""
     ways, rows = group.ways, []
@@ -177,9 +183,7 @@ def bytes_items(group):
         own, even = split(p), split(p, "even")
         yield (f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time"
                f" without a bubble; with equal numbers of blocks for {100 * even['efficiency']:.0f} %")
-    if group.is_one:
-        (name, plan, _), = ways
-        ways = [Way(name, plan.but(rank=r), f"{'stage' if name == '3d' else 'rank'} {r}") for r in range(plan.p)]
+    if group.is_one: ways = ranks_of(group)
     for line in zip(*(w.facts(group.is_one) for w in ways)):
         (name, *_), numbers = zip(*line)
         if any(numbers) or name.strip() not in RARE: rows.append({"name": name} | {w.name: n for w, n in zip(ways, numbers)})
@@ -271,6 +275,7 @@ def answer_model(o):
         "step": {"batch_size": plan.B, "seq_len": plan.T, "accumulation": plan.accumulation, "total_batch_size": o.total_batch_size,
                  "precision": o.precision},
         "ranks": plan.N, "ways": [w.json() for group in groups for w in group.ways],
+        "stages": [w.json() for group in groups if group.is_one for w in ranks_of(group)],
         "times": [{"table": title.split("  ")[0], "rows": rows} for title, _, rows in tables]}
 
 
