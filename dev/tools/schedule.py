@@ -151,13 +151,12 @@ def write_svg(case, ranks, step):
     print(f"\npicture: {case.svg}")
 
 
-def print_bubble(title, how, step, work, parts, formula, notes=()):
+def print_bubble(title, how, step, work, parts, formula):
     def part(name, ms, step=step):
         print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
     print(f"\nstep {step:.6g} ms{title}: {work:.6g} ms of work, which is the mean of the ranks, and the bubble")
     part(f"bubble as {how}", step - work)
     for name, ms in parts.items(): part(f"  {name}", ms)
-    for note in notes: print(f"  ({note})")
     if formula is None: print("bubble by the formula      there is none for these numbers")
     else: part("bubble by the formula", formula, work + formula)
 
@@ -254,15 +253,13 @@ def print_measured_bubble(case, busy, step, of_chunk, of_action):
     """Takes a run's bubble apart, and says what makes its largest part smaller. Imbalance is by how much the slowest rank's work
     exceeds the mean. The ramp is what is left if the step is played with each chunk's mean times and messages that take no time:
     ranks wait until work has reached them, and after the last has left them. Jitter is what the actual time of each action adds to
-    that. The rest of the step passed while messages were on their way, or were sent late."""
+    that, below 0 where actions were short when others waited for them. The rest of the step passed while messages were on their
+    way, or were sent late; it is below 0 where a rank sends before its action ends."""
     work, slowest = case.work, max(busy)
     mean, each = case.play(of_chunk), case.play(of_action=of_action)
     parts = {RAMP: mean["step"] - slowest, "imbalance": slowest - work, "jitter": each["step"] - mean["step"],
              "late messages": step - each["step"]}
-    below = {"jitter": "jitter is below 0 where actions were short when others waited for them",
-             "late messages": "late messages are below 0 where a rank sends before its action ends"}
-    notes = [note for name, note in below.items() if parts[name] < -0.01 * step]
-    print_bubble(", from its first action to its last", "measured", step, work, parts, mean["bubble"], notes)
+    print_bubble(", from its first action to its last", "measured", step, work, parts, mean["bubble"])
     words = {
         RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
         "imbalance": f"imbalance; rank {busy.index(slowest)} computes {slowest / work:.2f} times the mean, and the others wait for "
