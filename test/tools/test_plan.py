@@ -1,4 +1,4 @@
-"""build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs
+"""build/plan: its tables and JSON, what pages quote of them and of build/schedule, its errors, and its bytes compared with what training programs
 predict and hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; experiments/cluster_table.py compares its seconds
 with measured ones.)"""
 import functools, json, re, subprocess
@@ -38,11 +38,35 @@ def times(table, *options):
     return next({row["name"]: row for row in t["rows"]} for t in answer(*options)["times"] if t["table"] == table)
 
 
+# ---- what pages quote, to the digit ----
+def quotes_of(page):
+    """(command, lines without doubled spaces) of what a page says that plan or schedule prints, but of runs and this machine."""
+    for block in re.findall(r"(?:^    .*\n)+", (ROOT / page).read_text(), re.M):
+        for part in re.split(r"^    \$ ", re.sub(r" \\\n    > *", " ", block), flags=re.M)[1:]:
+            command, *lines = part.rstrip().split("\n")
+            if command.startswith(("build/plan --", "build/schedule --")) and not re.search("--trace|--here", command):
+                yield command, [" ".join(line.split()) for line in lines if "..." not in line]
+
+
+QUOTES = [(page.name, *quote) for page in sorted((ROOT / "doc").glob("*.md")) for quote in quotes_of(page)]
+
+
+@pytest.mark.parametrize("page, command_line, lines", QUOTES, ids=lambda x: short(x) if isinstance(x, str) else "")
+def test_pages_quote_what_is_printed(page, command_line, lines):
+    printed = iter([" ".join(line.split()) for line in succeeds(command_line).out.splitlines()])
+    for line in lines: assert line in printed, line # in their order
+
+
+def test_pages_quote_every_question():
+    assert len(QUOTES) > 40 and sum(len(lines) for *_, lines in QUOTES) > 250
+    for option in ("params", "mesh all", "mesh dp", "validate", "compress all", "pipeline-parallel", "context-parallel", "sharding",
+                   "compare", "tokens", "node", "recompute"):
+        assert any(f"--{option}" in line for _, line, _ in QUOTES), option
+
+
 # ---- what is printed ----
 @rows_of(r"""
-XL => 1557611200 parameters ~ bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp ~ parameters +3.1 GB +3.1 GB +3.1 GB +389 MB ~
-    gradients +3.1 GB +3.1 GB +389 MB ~ optimizer state +18.7 GB +2.3 GB ~ activations +10.6 GB ~ or recomputed +1.4 GB ~
-    fits +24 GB +40 GB +80 GB +141 GB ~ ^  ddp +no +yes ~ ^  fsdp +yes +yes
+XL => 1557611200 parameters ~ ^fits +24 GB +40 GB +80 GB +141 GB$ ~ ^  ddp +no +yes +yes +yes$ ~ ^  fsdp +yes +yes +yes +yes$
 --model gpt2-xl --ranks 8 => ^step +16 x 1024 tokens in ~ ^  on the rank with most +rank 0 +rank 0 +rank 0$ ~
     ^  on the rank with least +rank 1 +rank 3 +rank 7$
 --ranks 4 => ^step +16 x 128 tokens in
@@ -54,11 +78,6 @@ GPT2 => ^split      9,3: ranks compute for 97 % .* for 76 %$ ~ ^split      4,4,4
     ^tp t: t ranks share .* 4 x 1024 tokens ~ ^zero-3 waits for each unit that it gathers, as train_gpt2_zero does
 PP4 --schedule 1f1b => ^bytes per rank of 8 +rank 0 +rank 1 +rank 2 +rank 3$ ~ ^  blocks +4 +4 +4 +0$ ~
     ^  activations at a time +4 +3 +2 +1$
-GPT2 --mesh dp=2,tp=2,pp=2 => ^bytes per rank of 8 +stage 0 +stage 1$ ~ ^    along tp +466 MB +164 MB$ ~ ^mesh  ranks
---params 7.5e9 --ranks 64 => bytes per rank of 64 ~ ^ +4 +120.0 +52.50 +41.25 +30.00 ~ ^ +64 +120.0 +31.41 +16.64 +1.88 ~
-    ^ +1024 +120.0 +30.09 +15.10 +0.12 ~ total +120 GB +31.4 GB +16.6 GB +1.9 GB ~ zero-2 +yes +10.8 B ~ ddp +no +1.5 B
---params 13e9 --master off --ranks 4 => 2 \+ 2 \+ 8 bytes ~ total +156 GB +78.0 GB +58.5 GB +39.0 GB +52.0 GB$ ~
-    ^fsdp's shards are fp32.* would take zero-3's$
 --params 1e9 --precision fp32 --ranks 4 => 4 \+ 4 \+ 8 bytes ~ total +16.0 GB +10.0 GB
 --params 1e9 --ranks 64 --memory 32 --reserve 0 => ^fits, largest +32 GB ~ ^  ddp +yes +2 B ~ ^  zero-1 +yes +7.64 B ~
     ^  zero-2 +yes +14.4 B ~ ^  zero-3 +yes +128 B
@@ -75,17 +94,9 @@ XL --node gcp-a3-high => ^links: NVLink 4; nodes of 8 ranks and 4 interfaces: 20
 XL --node workstation --link pcie => ^links: PCIe 4.0 x16; nodes of 4 ranks and 1 interface: 10 Gb/s each
 GPT2 --compress top-k => ^ddp top-k: train_gpt2_compress, from the step on ~ compressing takes no time here ~
     ^  sent per step +436 MB +70.0 MB$ ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp top-k +ranks
---validate => ^times +75 rows, half of them within [0-9.]+ %$
 METHODS --memory-bandwidth 1e11 => ^  int8 +190 MB .* 16.55 +2.04 
-METHODS => computing takes 10 ms, and summing all gradients 8 ms$ ~ ^  none +747 MB +100.0% .* 8.00 .* 1.00 +55.6%  ~
-    ^  bf16 .* 50.0% .* 4.00 .* 71.4%  ~ ^  int8 .* 83.1%  ~ ^  powersgd .* 99.4%  ~ ^  fp32, ring +4.000 +6.000 +7.000  ~
-    ^  PyTorch.s int8 hook, gathered +1.000 +3.000 +7.000 +15.000 
-GPT2 --tokens 1e10 --gpu h100 --price 2 => efficiency +hours +GPU-hours +kWh +price$
 --help => ^Model and batch:$ ~ ^Links:$ ~ ^With --mesh:$
 --mesh all --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^dp=8,tp=1,pp=1 zero 1 .* dp [0-9]+ % +zero$
---mesh all --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9 --total-batch-size 2097152 =>
-    ^1024 x 2048 tokens a step, on 64 ranks ~ ^mesh .* most of the step +program +hours +GPU-hours +kWh$ ~ ^dp=64,tp=1,pp=1 zero 1 +1  ~
-    ^dp=64,tp=1,pp=1 zero 0  does not fit: 209 GB$ ~ ^dp=4,tp=16,pp=1 zero 1  heads do not divide$
 --mesh all --model llama3-405b --gpu h100 --ranks 8 => of which 0 fit; ~ ^bytes are estimated .*no program of this course
 --mesh all --model d12 --layers 6 --channels 512 --heads 8 --vocab-size 50257 --gpu h100 --ranks 8 --seq-len 512 =>
     ^d12: 6 blocks, 512 channels, 8 heads, 50257 tokens
@@ -119,23 +130,12 @@ def seconds(options, table="ddp", row="8", field="seconds"):
 
 
 @pytest.mark.parametrize("less, more, factor", [
-    ((XL,), (f"{XL} --link pcie",), 1), ((f"{XL} --node dgx-h100", "ddp", "64"), (f"{XL} --node gcp-a3-high", "ddp", "64"), 1),
-    # hybrid fsdp scales where full sharding does not
-    ((f"{XL} --gpu h100 --sharding hybrid --shard-group 8", "fsdp", "512"), (f"{XL} --gpu h100", "fsdp", "512"), 1.25),
-    # AdamW takes time on a device, and ddp's ranks update all
-    ((f"{XL} --gpu h100", "zero-1"), (f"{XL} --gpu h100", "ddp"), 1.05),
-    # sums go in trees, and gathers in rings, whose hops grow with the ranks
-    ((f"{XL} --gpu h100", "ddp", "4096", "communication"), (f"{XL} --gpu h100", "zero-1", "4096", "communication"), 5),
+    ((f"{XL} --node dgx-h100", "ddp", "64"), (f"{XL} --node gcp-a3-high", "ddp", "64"), 1),
     ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"), # rows that are cut
      (f"{GPT2} --ranks 4 --tensor-parallel 4 --sequence-parallel", "tp 4", "4"), 1),
-    # messages between nodes cost time, and so does a mesh across them
-    ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2),
-    ((f"{GPT2} --ranks 16 --mesh tp=4,dp=4", "mesh", "16"),
-     (f"{GPT2} --ranks 16 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh", "16"), 1),
-    # a better split has a shorter bubble than an even one
-    ((f"{PP4} --accumulation 8 --schedule 1f1b", "pp 4", "8", "bubble"),
-     (f"{PP4} --accumulation 8 --schedule 1f1b --split 3,3,3,3", "pp 4", "8", "bubble"), 1.4)],
-    ids=["pcie", "node", "hybrid", "AdamW", "rings", "cut-rows", "messages", "mesh", "split"])
+    # messages between nodes cost time
+    ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2)],
+    ids=["node", "cut-rows", "messages"])
 def test_what_takes_longer(less, more, factor):
     assert 0 < factor * seconds(*less) < seconds(*more)
 
