@@ -10,8 +10,8 @@ from tool import format_bytes, print_table
 from dev.plan.machines import LINKS
 from dev.plan.pipelines import pipeline_step
 from dev.plan.plans import (ALWAYS, KINDS, METHODS, MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, SCHEDULES, blocks_of, bytes_of,
-                            copy_ranks, divides, extreme_rank, mesh_name, network_of, own_rank, plan_of, room_of, sent_of_all, slots,
-                            split, total_of, with_context, with_mesh, with_pipe)
+                            copy_ranks, divides, extreme_rank, mesh_name, network_of, own_rank, plan_of, room_of, sent_of_all,
+                            slots, split, total_of, with_context, with_mesh, with_pipe)
 from dev.plan.shapes import bytes_of_states
 from dev.plan.steps import QUANTISE_BLOCK, flops_done, is_possible, step, unit_seconds
 

@@ -48,8 +48,6 @@ class Gpu(namedtuple("Gpu", "name what peak16 peak32 products memory bandwidth w
     """FLOP/s; products: the share of the peak that large products reach (mesh.py); bytes, and bytes/s of memory; watts: the limit of
     the whole device; links inside a node, and between nodes, names in LINKS or a file; interfaces and ranks of a node. Measured:
     the share of its peak that a step reaches, bytes/s of its update."""
-    is_here = property(lambda self: self.peak16 == 0) # this machine's processors, whose ranks share its memory
-
     def peak(self, precision): return self.peak32 if precision == "fp32" else self.peak16
 
 

@@ -1,6 +1,6 @@
 """Bytes and seconds of any model on any mesh: data, tensor, context and pipeline parallelism together, ZeRO over data and context,
 on known GPUs. The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not
-have, so that published figures can be compared, and for the search of a mesh.
+have, so that published figures can be compared, and for the search of a mesh. Weights and activations have 16 bits, with an fp32 master copy.
 
 Compute   A block's products take FLOPs / (peak x the share that large products reach); all else moves bytes, at the rate of copies.
 Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. The stages of this
@@ -23,19 +23,17 @@ ALL, SELECTED, HALF, INPUTS = "all", "selected", "operations", "inputs"
 # How a program computes, which its mesh does not say. flash: attention never stores its (T,T) matrices; hides_sums: of tensor
 # parallelism, behind dW; hides_data: dp's traffic, behind compute; passes: over memory outside products, 1 if kernels are fused and
 # there is no dropout; bytes of each gradient, in memory and in messages; of each logit of a micro-batch, with the gradient and
-# copies; gathers: blocks that are gathered at a time, if parameters are sharded; bytes of weights and activations, 2 with an fp32
-# master copy; most_busbw: the limit, in bytes/s, that the program itself puts on dp's gathers and sums; ours: this course's, whose
-# stages take about equal times, and which does not recompute the MLP's last product; products: how much faster than in 16 bits a
-# block's are; attention: share of the peak of 16 bits that it reaches, 0: that of large products; ring: cp's keys and values travel
-# while attention computes, else all are gathered before.
-Program = namedtuple("Program", "flash hides_sums hides_data passes gradient_bytes logit_bytes gathers element_bytes most_busbw ours"
-                     " products attention ring", defaults=(2, 2, math.inf, False, 1, 0, True))
+# copies; gathers: blocks that are gathered at a time, if parameters are sharded; most_busbw: the limit, in bytes/s, that the
+# program itself puts on dp's gathers and sums; ours: this course's, whose stages take about equal times, and which does not
+# recompute the MLP's last product; products: how much faster than in 16 bits a block's are; attention: share of the peak of 16 bits
+# that it reaches, 0: that of large products; ring: cp's keys and values travel while attention computes, else all are gathered
+# before.
+Program = namedtuple("Program", "flash hides_sums hides_data passes gradient_bytes logit_bytes gathers most_busbw ours"
+                     " products attention ring", defaults=(2, math.inf, False, 1, 0, True))
 SHARD = Program(True, True, True, 1, 2, 2, ours=True)
-SHARD_FP32 = SHARD._replace(gradient_bytes=4, logit_bytes=4, element_bytes=4)
 
-# The rates of large products and copies were set by llm.c's runs on A100s and H100s; this machine (cpu-here) has measured ones.
-# Passes of Megatron and of eager programs were set by table 4 of arXiv 2205.05198 and torchtitan's first row. The other published
-# rows are predictions.
+# The rates of large products and copies were set by llm.c's runs on A100s and H100s. Passes of Megatron and of eager programs were
+# set by table 4 of arXiv 2205.05198 and torchtitan's first row. The other published rows are predictions.
 OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes outside and inside tp's parts
 HOP = 10e-6 # seconds of a message's latency
 
@@ -56,7 +54,6 @@ class MeshPlan(Plan):
         self.accumulation = self.batch // (self.d * self.B)          # micro-batches of a rank
         self.tokens_each = float(self.B) * self.T / self.c           # of a micro-batch, on a rank
         self.blocks = ceil_div(self.shape.L, self.p)                 # of a rank, as equal as they can be
-        self.peak = self.chip.peak16 if self.program.element_bytes == 2 else self.chip.peak32
         self.network = network_of_gpu(self.chip)
 
     def error(self):
@@ -97,26 +94,26 @@ class MeshPlan(Plan):
         return s.block_activations(self.t, self.rows) + scores
 
     def bytes(self):
-        P, gradient, e, sharded = self.parameters(), self.program.gradient_bytes, self.program.element_bytes, self.zero == 3
-        parameters = 4 * P / self.copies if sharded else e * P # shards are the fp32 master copy
+        P, gradient, sharded = self.parameters(), self.program.gradient_bytes, self.zero == 3
+        parameters = 4 * P / self.copies if sharded else 2 * P # shards are the fp32 master copy
         gradients = (4 if sharded else gradient) * P / (self.copies if self.zero >= 2 else 1)
-        optimizer = (8 if sharded or e == 4 else 12) * P / (self.copies if self.zero >= 1 else 1)
+        optimizer = (8 if sharded else 12) * P / (self.copies if self.zero >= 1 else 1)
         # the root and some blocks whole, and the gradients of the root and of one block
         root, gathers = self.shape.root_parameters() / self.t, self.program.gathers
-        gathered = (e + gradient) * root + (e * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
+        gathered = (2 + gradient) * root + (2 * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
         again = self.numbers(ALL) if self.kept == INPUTS else 0 # of the block at work
         # micro-batches whose activations the first stage keeps: p of 1F1B, and some more with chunks
         more = (self.p - 1.0) / (self.p * self.v) if self.v > 1 else 0
         in_flight = min(self.accumulation, self.p * (1 + more))
         # a pipeline's last stage makes logits, but keeps few micro-batches
         logits = self.program.logit_bytes * self.tokens_each * self.shape.V / self.t if self.p == 1 else 0
-        activations = e * self.tokens_each * (self.blocks * in_flight * self.numbers(self.kept) + again) + logits
+        activations = 2 * self.tokens_each * (self.blocks * in_flight * self.numbers(self.kept) + again) + logits
         kept = parameters, gradients, optimizer, activations, gathered
         return MeshBytes(*kept, sum(kept) + self.unusable)
 
     # ---- seconds ----
-    def moved(self, nbytes): return nbytes / (self.chip.bandwidth * (1 if self.chip.is_here else 0.9))
-    def multiplied(self, flops): return flops / self.peak / self.chip.products
+    def moved(self, nbytes): return nbytes / (self.chip.bandwidth * 0.9)
+    def multiplied(self, flops): return flops / self.chip.peak16 / self.chip.products
 
     def attended(self):
         """A block's forward attention of a micro-batch."""
@@ -125,22 +122,22 @@ class MeshPlan(Plan):
 
     def block_compute(self):
         """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""
-        s, C, tokens, e, t = self.shape, self.shape.C, self.tokens_each, self.program.element_bytes, self.t
+        s, C, tokens, t = self.shape, self.shape.C, self.tokens_each, self.t
         outside, inside = float(OUTSIDE) * C / (t if self.rows else 1), float(INSIDE) * C / t
         scores = 0 if self.program.flash else 6.5 * s.NH * self.T / t # by softmax, dropout and their neighbours
-        nbytes = e * tokens * ((outside + inside) * self.program.passes + scores)
+        nbytes = 2 * tokens * ((outside + inside) * self.program.passes + scores)
         products, attention = self.multiplied(2 * s.block_weights() * tokens / t) / self.program.products, self.attended()
         forward, again = products + attention + self.moved(nbytes), 0
         if self.kept == INPUTS: again = forward - (self.multiplied(2 * C * s.F * tokens / t) if self.program.ours else 0)
         if self.kept == HALF: again = products / 2 + self.moved(nbytes)
-        if self.kept == SELECTED and not self.program.flash: again = attention + self.moved(e * tokens * scores)
-        head = self.multiplied(2.0 * C * s.V * tokens / t) + self.moved(2 * e * tokens * s.V / t)
+        if self.kept == SELECTED and not self.program.flash: again = attention + self.moved(2 * tokens * scores)
+        head = self.multiplied(2.0 * C * s.V * tokens / t) + self.moved(4 * tokens * s.V / t)
         return forward, 2 * forward, again, head
 
     def tensor_waits(self):
         """Seconds that t ranks wait in a block and micro-batch. One dW hides each of the backward pass's two sums."""
         s, C, tokens, hides = self.shape, float(self.shape.C), self.tokens_each, self.program.hides_sums
-        total = self.collective(self.t, 1, not self.rows, self.program.element_bytes * tokens * C)
+        total = self.collective(self.t, 1, not self.rows, 2 * tokens * C)
         gather = total if self.rows else 0
         qkv = self.multiplied(2 * tokens * C * (C + 2 * s.kv_channels) / self.t) if hides else 0
         fc = self.multiplied(2 * tokens * C * s.F * (2 if s.llama else 1) / self.t) if hides else 0
@@ -156,7 +153,7 @@ class MeshPlan(Plan):
 
     def context_waits(self):
         """The same for cp ranks: they wait for keys and values forward and backward, and for their gradients."""
-        nbytes = self.program.element_bytes * self.tokens_each * 2 * self.shape.kv_channels / self.t
+        nbytes = 2 * self.tokens_each * 2 * self.shape.kv_channels / self.t
         forward = 2 if self.kept == INPUTS else 1
         if not self.program.ring: return (forward + 2) * self.collective(self.c, self.t, False, nbytes * self.c)
         hop, part = nbytes / self.rate(self.t, self.c) + HOP, self.attended() / self.c
@@ -169,7 +166,7 @@ class MeshPlan(Plan):
         block, hides = self.block_parameters(), self.program.hides_data
         root = self.parameters() - self.blocks * block
         last, reduce = (self.data_collective(self.zero == 0, self.program.gradient_bytes * n) for n in (root, block))
-        first, gather = (self.data_collective(False, self.program.element_bytes * n) if self.zero > 0 else 0 for n in (root, block))
+        first, gather = (self.data_collective(False, 2.0 * n) if self.zero > 0 else 0 for n in (root, block))
         sums, gathers = self.blocks * reduce + last, self.blocks * gather + first # after the last block's, of the root
         if self.zero == 3:
             sent = self.accumulation * self.blocks * (2 * gather + reduce) + first + last
@@ -196,11 +193,11 @@ class MeshPlan(Plan):
         slowest, others = self.stages(block + waits, head)
         compute, tensor = m * (L * block + head) / p, m * L * waits / p
         bubble = m * slowest + others / self.v - compute - tensor if p > 1 else 0
-        message = self.program.element_bytes * self.tokens_each * self.shape.C / self.t
+        message = 2 * self.tokens_each * self.shape.C / self.t
         messages = 2 * self.v * (m + p - 1) * (message / self.rate(self.t * self.c, p) + HOP) if p > 1 else 0
         data = self.data_waits(compute + tensor, self.blocks * (backward + again), self.blocks * forward)
         update = self.moved(28 * self.parameters() / (self.copies if self.zero > 0 else 1))
         seconds = compute + tensor + bubble + messages + data + update
         tokens_per_s = float(self.batch) * self.T / seconds
-        mfu = self.shape.flops(self.T, True) * tokens_per_s / (self.N * self.peak)
+        mfu = self.shape.flops(self.T, True) * tokens_per_s / (self.N * self.chip.peak16)
         return MeshTime(compute, tensor, bubble, messages, data, update, seconds, mfu, tokens_per_s)

@@ -120,10 +120,9 @@ class Plan(SimpleNamespace):
 
 
 # ---- which options go together ----
-OF_MODEL, OF_DEVICE = "model layers heads channels vocab-size", "json ranks gpu node here cluster measured memory reserve"
 ONLY = { # a question, and all that it takes
-    "mesh all": f"mesh {OF_MODEL} {OF_DEVICE} seq-len total-batch-size tokens price", "validate": "validate reserve json",
-    "params": f"params master precision {OF_DEVICE}"}
+    "mesh all": "mesh model layers heads channels vocab-size json ranks gpu node reserve seq-len total-batch-size tokens price",
+    "params": "params master precision json ranks gpu node here cluster measured memory reserve", "validate": "validate reserve json"}
 NEVER = {"here": "gpu node", "compute-ms": "peak-flops mfu", "total-batch-size": "accumulation", "mesh":
          "context-parallel cp cp-balance sharding shard-group reduce-dtype node-ranks compress tensor-parallel pipeline-parallel"}
 

@@ -6,12 +6,12 @@ from collections import namedtuple
 from tool import format_bytes, require
 from dev.plan.answers import COST, Table, cost_of, plain
 from dev.plan.machines import GPUS
-from dev.plan.mesh import ALL, INPUTS, SHARD, SHARD_FP32, MeshPlan
+from dev.plan.mesh import ALL, INPUTS, MeshPlan
 from dev.plan.plans import MAX_BLOCKS, TECHNIQUES, shape_of, total_of
 from dev.plan.shapes import is_gpt2
 
-# The best way of one mesh and one stage of ZeRO; or the plan that came nearest to fitting, with the reason why it does not, and then
-# without a time. total: bytes; inf: there cannot be such a mesh.
+# The best way of one mesh and one stage of ZeRO; or the plan that came nearest to fitting, with the reason why it does not, and
+# then without a time. total: bytes; inf: there cannot be such a mesh.
 Result = namedtuple("Result", "plan total time error", defaults=(math.inf, None, None))
 
 
@@ -62,11 +62,9 @@ def meshes_of(asked):
 
 
 def search(shape, chip, ranks, batch, T, reserve):
-    """Results, those that fit first, best first; and how many ways were tried. batch: sequences of a step. On a CPU programs are
-    those of fp32."""
+    """Results, those that fit first, best first; and how many ways were tried. batch: sequences of a step."""
     asked = MeshPlan(shape=shape if is_gpt2(shape) else shape._replace(T=T), chip=chip, d=ranks, batch=batch, B=1, T=T,
-                     program=SHARD_FP32 if chip.is_here else SHARD, precision="fp32" if chip.is_here else "bf16",
-                     device="cpu" if chip.is_here else "gpu", gpu_memory=chip.memory, unusable=reserve)
+                     gpu_memory=chip.memory, unusable=reserve)
     tried = [[try_way(p) for p in ways_of(mesh)] for mesh in meshes_of(asked)]
     return sorted((min(ways, key=rank_of) for ways in tried), key=rank_of), sum(map(len, tried))
 
@@ -97,7 +95,6 @@ def row_of(o, r):
 def answer(o):
     require(o.chip, f"--mesh all needs a --gpu whose peak is known: {', '.join(GPUS)}")
     chip, s, batch = o.chip, shape_of(o), o.total_batch_size // o.T
-    if chip.is_here: chip = chip._replace(memory=chip.memory / o.N, per_node=chip.per_node or o.N) # ranks share this machine
     results, tried = search(s, chip, o.N, batch, o.T, 1e9 * o.reserve)
     rows = [row_of(o, r) for r in results]
     columns = [*plain(("chunks", "micro", "kept")), ("bytes", "B", "bytes"), ("step ms", ".1f", "ms"), ("MFU", ".1%", "mfu"),
@@ -106,7 +103,8 @@ def answer(o):
              f"{batch} x {o.T} tokens a step, on {o.N} ranks, each with one {chip.what} of {1e-9 * chip.memory:.4g} GB,"
              f" {o.reserve:.4g} of these in reserve",
              f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {sum(row['fits'] for row in rows)} fit; of those"
-             " that take as long the simplest is first", Table("mesh", columns, [row | {"ms": 1e3 * row.get("seconds", math.nan)} for row in rows])]
+             " that take as long the simplest is first",
+             Table("mesh", columns, [row | {"ms": 1e3 * row.get("seconds", math.nan)} for row in rows])]
     if s.llama: items.append("bytes are estimated (mesh.py): no program of this course has such a model")
     return items, lambda: {"model": s.name, "bytes_are_exact": not s.llama, "gpu": chip.name, "ranks": o.N, "batch": batch,
                            "seq_len": o.T, "meshes": rows}

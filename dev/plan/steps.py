@@ -110,10 +110,11 @@ def segments_of(plan, w):
     as long as a reduce-scatter. A segment that is not compressed and has a buffer is copied into it and back."""
     found, method = [[0, 0, 0], [0, 0, 0]], plan.method
     for begin, n, sent, received, is_packed in answer_of(plan, "compress")["more"]: # bytes of its buffers
-        messages = {"bf16": [(ALL_REDUCE, sent + received)], "powersgd": [(ALL_REDUCE, (sent + received) / 2)] * 2,
-                    **dict.fromkeys(("int8", "int4"), [(REDUCE_SCATTER, sent), (ALL_GATHER, sent)])}.get(method, [(ALL_GATHER, sent)])
-        touches = touched(plan, n, sent) if is_packed else (2 * sent, 2 * sent)
-        if not is_packed: messages = [(ALL_REDUCE, n * plan.X)]
+        if not is_packed: messages, touches = [(ALL_REDUCE, n * plan.X)], (2 * sent, 2 * sent)
+        else:
+            messages, touches = [(REDUCE_SCATTER, sent)] * (method in ("int8", "int4")), touched(plan, n, sent)
+            if method == "powersgd": messages = [(ALL_REDUCE, (sent + received) / 2)] * 2
+            else: messages.append((ALL_REDUCE, sent + received) if method == "bf16" else (ALL_GATHER, sent))
         more = sum(w.world_seconds(what, nbytes, plan.N) for what, nbytes in messages), *touches
         of = begin >= plan.shape.unit(0)
         found[of] = [x + y for x, y in zip(found[of], more)]
@@ -121,9 +122,9 @@ def segments_of(plan, w):
 
 
 # ---- what a program gathers and reduces at a time ----
-# How many blocks a unit has, halves of one by their FLOPs, and none in the root. Seconds of gathering, reducing, and summing a shard
-# over the replicas of the model, or in zero++ over nodes (0: there is one); of compressing what is reduced; of unpacking weights
-# that have been gathered; of exchanging updated shards.
+# How many blocks a unit has, halves of one by their FLOPs, and none in the root. Seconds of gathering, reducing, and summing a
+# shard over the replicas of the model, or in zero++ over nodes (0: there is one); of compressing what is reduced; of unpacking
+# weights that have been gathered; of exchanging updated shards.
 Unit = namedtuple("Unit", "blocks gather reduce replicate packing unpacking exchange", defaults=(0, 0, 0, 0))
 
 
@@ -163,8 +164,8 @@ def units_of(plan, name, w):
     return [root, *[unit_of(plan, name, w, *cut) for cut in cuts] * c.L]
 
 
-# How many uses early a unit is gathered. ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a unit
-# when it is needed; FSDP gathers one ahead, and only once a step the root and what stays after its forward pass (grad-op).
+# How many uses early a unit is gathered. ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a
+# unit when it is needed; FSDP gathers one ahead, and only once a step the root and what stays after its forward pass (grad-op).
 EARLY = {"zero-1": math.inf, "zero-2": math.inf, "zero-3": 0, "fsdp": 1, "zero++": 1}
 REDUCE_EACH = "zero-2", "zero-3", "fsdp", "zero++" # micro-batch; others only reduce in the last
 
@@ -340,7 +341,6 @@ def update_seconds(plan, name):
 def step(plan, name, w, s):
     """s: of a whole model on one rank."""
     t, shared = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, name)
-    compressing = uneven = 0
     s = s.shared(shared)
     if name in ("tp", "cp"):
         m = tensor_messages(plan, w) # of cp nothing, because t is 1
@@ -352,12 +352,11 @@ def step(plan, name, w, s):
     else:
         units = units_of(plan, name, w)
         for micro in range(plan.accumulation): micro_batch(plan, name, units, s, micro, t)
-        compressing = t.packing
-        if name == "compress": compressing += touched_seconds(plan, sum(after for _, _, after in segments_of(plan, w)))
     t.wait_all() # the update needs all gradients
+    if name == "compress": t.pack(touched_seconds(plan, sum(after for _, _, after in segments_of(plan, w))))
     compute = plan.accumulation * s.model(plan.shape.L)
-    if name == "cp": uneven = max(0, t.now - t.exposed - compute)
+    uneven = max(0, t.now - t.exposed - compute) if name == "cp" else 0
     slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
-    seconds = compute + compressing + uneven + t.exposed + slowed + update_seconds(plan, name)
     tokens = float(plan.N // shared) * plan.tokens_of * plan.accumulation # batches at the same time
-    return StepTime(compute, t.communication, t.exposed, seconds, tokens, compressing, uneven)
+    seconds = compute + t.packing + uneven + t.exposed + slowed + update_seconds(plan, name)
+    return StepTime(compute, t.communication, t.exposed, seconds, tokens, t.packing, uneven)

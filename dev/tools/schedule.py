@@ -221,7 +221,8 @@ def read_trace(o):
     trace = Trace(o.trace)
     actions, ranks = [[x for x in rank.compute if x.action] for rank in trace.ranks], len(trace.ranks)
     trace.require(any(actions), "has no slices whose names begin with an action, such as F0")
-    m, copies = 1 + max(x.action[1] for slices in actions for x in slices), sum(any(" head" in x.name for x in of) for of in actions)
+    m = 1 + max(x.action[1] for slices in actions for x in slices)
+    copies = sum(any(" head" in x.name for x in slices) for slices in actions)
     trace.require(ranks <= MOST_RANKS and m <= MOST_MICRO, f"is of {ranks} ranks and {m} micro-batches")
     p = ranks // copies if copies and ranks % copies == 0 else ranks # copies: of the model; 0: no slice says so
     require(p > 1, f"--trace {o.trace} is of one stage, which has no bubble; give the trace of a run with more")

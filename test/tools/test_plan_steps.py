@@ -9,8 +9,8 @@ from dev.plan.pipelines import (action_times, block_sent, gather_delay, message_
                                 weight_seconds)
 from dev.plan.plans import (ALWAYS, METHODS, SCHEDULES, blocks_of, bytes_of, extreme_rank, mesh_name, play, sent_of_all, slots,
                             total_of)
-from dev.plan.steps import (UnitSeconds, attend_across, attention_share, flops_done, is_possible, segments_of, step, tensor_messages,
-                            unit_seconds, units_of, update_seconds)
+from dev.plan.steps import (UnitSeconds, attend_across, attention_share, flops_done, is_possible, segments_of, step,
+                            tensor_messages, unit_seconds, units_of, update_seconds)
 
 near = lambda x, relative=1e-9, absolute=1e-12: pytest.approx(x, rel=relative, abs=absolute)
 ONE, MS = UnitSeconds(1, 2, 3), UnitSeconds(1e-3, 2e-3, 3e-3)
@@ -144,7 +144,7 @@ ALL_OF = '{"ranks": 2, "collectives": {"all-reduce": {"alpha": %s, "busbw": %s},
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("text, finding", [
     ('{"ranks": 2', "is not JSON"), ('{"ranks": 2, "ranks": 3}', "is not JSON"), ('{"ranks": NaN}', "is not JSON"),
-    ("[]", '"ranks" from 2'), ('{"ranks": 1}', '"ranks" from 2'), ('{"ranks": true}', '"ranks" from 2'),
+    ("[]", '"ranks" from 2'), ('{"ranks": 1}', '"ranks" from 2'), (ALL_OF % ("true", 1, 0), "all-reduce.alpha"),
     ('{"ranks": 2, "ranks_per_node": "2"}', '"ranks_per_node" from 1'), ('{"ranks": 2, "ranks_per_node": 2}', "are no nodes of 2"),
     ('{"ranks": 2}', '"collectives.all-reduce.alpha" from 0'), ('{"ranks": 2, "collectives": {"all-reduce": 3}}', "all-reduce.alpha"),
     (ALL_OF % ('"1"', 1, 0), "all-reduce.alpha"), (ALL_OF % (-1, 1, 0), "all-reduce.alpha"), (ALL_OF % (0, 0, 0), "all-reduce.busbw"),
@@ -237,12 +237,12 @@ def test_steps_that_can_be_drawn_by_hand(name, changes, s, w, found):
     assert t.exposed == near(t.seconds - t.compute - t.bubble) and t.efficiency == t.compute / t.seconds
 
 
-def test_units_are_halves_or_blocks_and_zero_pluspluss_are_packed():
+def test_units_are_halves_or_blocks_and_those_of_nodes_are_packed():
     p = plan_of("gpt2", 4, L=3, node_ranks=2)
     for name, n in (("fsdp", 4), ("zero-3", 7), ("zero++", 4)):
-        units = units_of(p, name, network_with(0, 1))
+        units = units_of(p, name, BYTES)
         assert len(units) == n and sum(unit.blocks for unit in units) == near(3) and units[0].blocks == 0
-        if n == 7: assert units[1].blocks < units[2].blocks and units[1].gather + units[2].gather > units_of(p, "fsdp", BYTES)[1].gather * 0.99
+        assert n == 4 or units[1].blocks < units[2].blocks
     packed, free = (step(q, "zero++", SLOW, ONE) for q in (p.but(memory_bandwidth=1e12), p))
     assert packed.compressing > 0 == free.compressing and packed.seconds > free.seconds
 
@@ -396,8 +396,8 @@ def test_the_update_moves_28_bytes_a_parameter(precision):
       for m in (1, 2) for c, how, balance in (
           (1, "ring", "contiguous"), (3, "ulysses", "contiguous"), (6, "allgather", "contiguous"), (2, "ring", "contiguous"),
           (4, "allgather", "zigzag"), (4, "ring", "zigzag"))),
-    *(("pp", copies * p, 0, {"p": p, "schedule": schedule, "v": v, "split": split, "L": 8, "accumulation": 4}) for copies in (1, 2, 3)
-      for p, schedule, v, split in ((2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"),
+    *(("pp", copies * p, 0, {"p": p, "schedule": schedule, "v": v, "split": split, "L": 8, "accumulation": 4})
+      for copies in (1, 2, 3) for p, schedule, v, split in ((2, "gpipe", 1, "auto"), (4, "1f1b", 1, "1,2,2,3"), (2, "interleaved", 3, "auto"),
                                     (8, "zb-h1", 1, "auto")))])
 def test_what_a_step_sends_is_what_the_program_says(name, N, doubles, changes):
     for precision in ("bf16", "fp32"):
