@@ -315,12 +315,12 @@ def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what
     run, planned = both("pp", options, 3, ranks // p, micro, ranks, column="rank 0")
     assert_same_totals(run, planned, {f"rank {q}": q for q in range(p)}, options)
     totals = [planned[f"rank {q}"][kept_as(options)]["total"] for q in range(p)]
-    assert totals[0] == max(totals) > min(totals)
     need = max(totals) + run.about["predicted_bytes"]["workspace"]
     recompute = "" if "--recompute" in options else "--recompute none" # which they otherwise do where memory is short
     of_run = f"{MODEL} {options} {recompute} --batch-size 3 --total-batch-size {24 * 3 * ranks // p * micro} --steps 1"
     trained("pp", of_run, RUN, f"--memory-limit {need}e-9", ranks=ranks)
-    assert_refused(train("pp", of_run, RUN, f"--memory-limit {need - 8}e-9", ranks=ranks), "rank 0: error: out of memory")
+    assert_refused(train("pp", of_run, RUN, f"--memory-limit {need - 8}e-9", ranks=ranks),
+                   f"rank {totals.index(max(totals))}: error: out of memory")
 
 
 @pytest.mark.parametrize("dp, tp, pp, micro, options, precision", [
