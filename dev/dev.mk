@@ -25,7 +25,7 @@ PLAN_PROGRAMS := $(foreach p,fp32 bf16,$(RANKS_PROGRAMS:%=%.$p)) train_gpt2_comp
 PLAN_PROGRAMS := $(PLAN_PROGRAMS:%=$(BUILD)/predict/%)
 C_BUILDS += $(PLAN_PROGRAMS)
 $(BUILD)/plan: dev/dev.mk $(PLAN_PROGRAMS) $(BUILD)/schedule_order
-	@printf '#!/bin/sh\nexport PLAN_PROGRAMS="$$(dirname -- "$$0")/predict" PYTHONPATH="%s:%s"\nexec python3 -m dev.plan "$$@"\n' \
+	@printf '#!/bin/sh\nexport PLAN_PROGRAMS="$$(dirname -- "$$0")/predict" PYTHONSAFEPATH=1 PYTHONPATH="%s:%s"\nexec python3 -m dev.plan "$$@"\n' \
 	    "$(CURDIR)" "$(CURDIR)/dev/tools" >$@
 	@chmod +x $@
 $(PLAN_PROGRAMS): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
