@@ -42,9 +42,6 @@ def table_of_times(title, technique, rows):
     return Table(title, [*columns, *COST], rows)
 
 
-def is_known(x): return isinstance(x, str) or not math.isnan(x)
-
-
 def cell(x, form):
     if isinstance(x, str): return x
     if math.isnan(x): return "-"
@@ -59,7 +56,8 @@ def show(items):
             print(item)
             continue
         found = [row for row in item.rows if "why_not" not in row]
-        columns = [column for column in item.columns if any(is_known(row.get(column[2], math.nan)) for row in found)]
+        def is_known(key): return any(key in row and row[key] == row[key] for row in found) # NaN does not equal itself
+        columns = [column for column in item.columns if is_known(column[2])]
         def words(row): return [row["why_not"]] if "why_not" in row else [cell(row[key], form) for _, form, key in columns]
         print()
         print_table([item.title, *(name for name, _, _ in columns)], *([row["name"], *words(row)] for row in item.rows))

@@ -8,21 +8,13 @@ Shapes    GPT-2's are its own (Radford et al. 2019). GPT-3's are table 2.1 of ar
 FLOPs     are those per token of forward and backward pass. Attention's two (T,T) products are 4 C T per block and forward pass, of
           which a causal mask leaves half.
 """
-from typing import NamedTuple
+from collections import namedtuple
 from tool import ceil_div
 
 
-class Shape(NamedTuple):
-    name: str
-    L: int                   # blocks
-    C: int                   # channels
-    NH: int                  # heads
-    V: int                   # tokens
-    T: int                   # longest sequence
-    # Llama's: heads of keys and values, width of a gated MLP; it has RMS norms, rotary positions, an untied
-    grouped: int = 0
-    gated: int = 0           # head, and no biases
-
+class Shape(namedtuple("Shape", "name L C NH V T grouped gated", defaults=(0, 0))):
+    """Blocks, channels, heads, tokens, the longest sequence. Llama's: heads of keys and values, width of a gated MLP; it has RMS norms,
+    rotary positions, an untied head, and no biases."""
     llama = property(lambda self: self.gated > 0)
     NKV = property(lambda self: self.grouped or self.NH)
     F = property(lambda self: self.gated or 4 * self.C) # width of the MLP
