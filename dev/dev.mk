@@ -24,8 +24,9 @@ $(BUILD)/schedule: | $(BUILD)/schedule_order
 PLAN_PROGRAMS := $(foreach p,fp32 bf16,$(RANKS_PROGRAMS:%=%.$p)) train_gpt2_compress.fp16
 PLAN_PROGRAMS := $(PLAN_PROGRAMS:%=$(BUILD)/predict/%)
 C_BUILDS += $(PLAN_PROGRAMS)
-$(BUILD)/plan: Makefile $(PLAN_PROGRAMS) $(BUILD)/schedule_order
-	@printf '#!/bin/sh\nPLAN_PROGRAMS="$$(dirname -- "$$0")/predict" exec python3 "%s/dev/plan" "$$@"\n' "$(CURDIR)" >$@
+$(BUILD)/plan: dev/dev.mk $(PLAN_PROGRAMS) $(BUILD)/schedule_order
+	@printf '%s\n' '#!/bin/sh' 'export PLAN_PROGRAMS="$$(dirname -- "$$0")/predict" PYTHONSAFEPATH=1' \
+	    'export PYTHONPATH="$(CURDIR):$(CURDIR)/dev/tools"' 'exec python3 -m dev.plan "$$@"' >$@
 	@chmod +x $@
 $(PLAN_PROGRAMS): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
 $(PLAN_PROGRAMS): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))

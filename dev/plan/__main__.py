@@ -1,18 +1,12 @@
 """plan - predicts what a model will need on a number of ranks, before anything is run. doc/plan.md has its questions, what they
-print, and what the models assume; GB are 1e9 bytes. options.py describes a run, questions.py asks the programs for its bytes,
-steps.py and pipelines.py have its seconds, answers.py prints both."""
-import sys
-from pathlib import Path
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tools")) # tool.py
-import answers
-import options
-import search
-import validate
+print, and what the models assume; GB are 1e9 bytes. plans.py describes a run and asks the programs for its bytes, steps.py and
+pipelines.py have its seconds, answers.py prints both."""
 from tool import dump_json
+from dev.plan import answers, plans, search, validate
 
-o = options.parse()
+o = plans.parse()
 answer = (validate.answer if o.validate else search.answer if o.mesh == "all" else answers.answer_params if o.params > 0 else
-          answers.answer_methods if o.compress == "all" else answers.answer_model)
+          answers.answer_methods if o.method == "all" else answers.answer_model)
 items, as_json = answer(o)
 if o.json: print(dump_json(as_json()))
-else: answers.show(o, items)
+else: answers.show(items)

@@ -1,4 +1,4 @@
-"""here.py - measures this machine, or with --cluster the cluster that runs on it (dev/cluster), for build/plan --here: what each of
+"""here - measures this machine, or with --cluster the cluster that runs on it (dev/cluster), for build/plan --here: what each of
 N ranks can compute and copy, and the links between them.
 
 The ranks are processes with one thread each, as those that train. They measure at the same time, because they share caches, memory,
@@ -9,11 +9,9 @@ that inside a node.
 
 MPIRUN  how to start ranks (dev/on_ranks.sh)    CC  the compiler of dev/kernels/peak.c    CLUSTER  the cluster's folder
 All other options are those of train_gpt2_single."""
-import json, os, sys
+import json, os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-sys.path.append(str(Path(__file__).resolve().parents[2])) # build/plan's messages call it by its path
-import dev.lib as m # noqa: E402
+import dev.lib as m
 
 MODEL = "--model d4 --seq-len 128 --batch-size 4".split()
 

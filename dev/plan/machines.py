@@ -1,5 +1,5 @@
-"""The one table of rates: links, GPUs, and the machines in which they are sold; this machine or the cluster on it, as
-dev/plan/here.py has measured it; and the seconds of messages and collectives over links.
+"""The one table of rates: links, GPUs, and the machines in which they are sold; this machine or the cluster on it, as here.py has
+measured it; and the seconds of messages and collectives over links.
 
 Links     busbw is what nccl-tests measure of large messages, of gathers and of all-reduces: a switch of NVLink 4 or 5 adds up,
           so that an all-reduce sends each byte once (NVLS). NVLink 4: NVIDIA/nccl-tests issues 212 and 290; NVLink 5: NVIDIA/nccl
@@ -20,7 +20,6 @@ Sources   NVIDIA's data sheets of A10, A100 (1758950-r4), H100, H200, Blackwell 
 import math, os
 from collections import namedtuple
 from functools import cache
-from typing import NamedTuple
 from tool import ceil_div, read_json, require, unique_keys
 
 MIB = 1048576
@@ -44,23 +43,12 @@ LINKS = {name: link_of(*rates, what) for name, what, *rates in (
     ("100gbit", "100 Gb/s each", 4e-6, 12e9, 12e9), ("10gbit", "10 Gb/s each", 4e-6, 1.2e9, 1.2e9))}
 
 
-class Gpu(NamedTuple):
-    name: str
-    what: str
-    peak16: float            # FLOP/s
-    peak32: float
-    products: float          # the share of the peak that large products reach (mesh.py)
-    memory: float            # bytes
-    bandwidth: float         # bytes/s of the device's memory
-    watts: float             # the limit of the whole device
-    link: str                # inside a node, and between nodes: names in LINKS, or a file
-    nic: str
-    nics: int                # of a node
-    per_node: int = 8
-    mfu: float = 1           # measured: the share of its peak that a step reaches; bytes/s of its update
-    update: float = 0
-
-    is_here = property(lambda self: self.peak16 == 0) # this machine's processors, whose ranks share its memory
+class Gpu(namedtuple("Gpu", "name what peak16 peak32 products memory bandwidth watts link nic nics per_node mfu update",
+                     defaults=(8, 1, 0))):
+    """FLOP/s; products: the share of the peak that large products reach (mesh.py); bytes, and bytes/s of memory; watts: the limit of
+    the whole device; links inside a node, and between nodes, names in LINKS or a file; interfaces and ranks of a node. Measured:
+    the share of its peak that a step reaches, bytes/s of its update."""
+    def peak(self, precision): return self.peak32 if precision == "fp32" else self.peak16
 
 
 GPUS = {row[0]: Gpu(*row) for row in (
@@ -80,7 +68,7 @@ NODES = { # GPU, ranks per node, number and kind of network interfaces
     "gcp-a3-mega": ("h100", 8, 8, "hdr"), "workstation": ("rtx4090", 4, 1, "10gbit")}
 
 
-# ---- what was measured here ----
+# ---- what was measured ----
 MEASURED = "build/here.json", "build/here_cluster.json" # of the machine, of the cluster on it
 
 
@@ -108,20 +96,21 @@ def open_link(name, inside=False):
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
     root = read_json(name, remedy, object_pairs_hook=unique_keys)
     if inside and isinstance(root, dict): root = root.get("inside", root)
-    ranks = number_in(root, name, remedy, 2, "ranks")
-    g = number_in(root, name, remedy, 1, "ranks_per_node") if "ranks_per_node" in root else 0
+    def number(low, *keys): return number_in(root, name, remedy, low, *keys)
+    ranks, g = number(2, "ranks"), number(1, "ranks_per_node") if "ranks_per_node" in root else 0
     require(g == 0 or (ranks > g and ranks % g == 0), f"{name}: {ranks} ranks are no nodes of {g}; {remedy}")
-    alpha, busbw = ({what: number_in(root, name, remedy, low, "collectives", what, key) for what in COLLECTIVES}
-                    for key, low in (("alpha", 0), ("busbw", 1)))
-    if g: busbw = {what: x * (1 if what == ALL_REDUCE else crossing(g, ranks)) for what, x in busbw.items()} # of a node's interface
-    return Link(name, {what: x / passes(what) / (hops(what, ranks // g) if g else ranks - 1) for what, x in alpha.items()},
-                {what: float(x) for what, x in busbw.items()}, True)
+    alpha, busbw = {}, {}
+    for what in COLLECTIVES:
+        steps = hops(what, ranks // g) if g else ranks - 1
+        alpha[what] = number(0, "collectives", what, "alpha") / passes(what) / steps
+        busbw[what] = number(1, "collectives", what, "busbw") * (1.0 if g == 0 or what == ALL_REDUCE else crossing(g, ranks))
+    return Link(name, alpha, busbw, True) # of a node's interfaces
 
 
 def this_machine(path):
     """Besides links, which --link reads as well, the file has numbers of each rank, measured while as many compute as will train:
     GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both."""
-    remedy = "let python3 dev/plan/here.py (with --cluster for a cluster) measure this machine"
+    remedy = "let python3 -m dev.plan.here (with --cluster for a cluster) measure this machine"
     root = read_json(path, remedy)
     flops, copied, mfu, update = (number_in(root, path, remedy, 1e-3, key) for key in ("gflops", "copy", "mfu", "update"))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -134,14 +123,9 @@ def this_machine(path):
 Group = namedtuple("Group", "N per_node sharing", defaults=(1,))
 
 
-class Network(NamedTuple):
-    inside: Link             # inside a node; between nodes
-    between: Link
-    per_node: int = 0        # ranks of a node; 0: all ranks are in one node
-    nics: int = 0            # network interfaces of a node
-    direct: bool = False     # gathers send a message to each rank, as our programs over MPI do; False: in rings
-    sm_share: float = 0      # share of a device's processors that communication takes from compute
-
+class Network(namedtuple("Network", "inside between per_node nics direct sm_share", defaults=(0, 0, False, 0))):
+    """Links inside a node and between nodes; ranks of a node, 0 if all are in one, and its network interfaces. direct: gathers send
+    a message to each rank, as our programs over MPI do, else in rings; sm_share: what communication takes from a device's compute."""
     def neighbours(self, N, t):
         """t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them."""
         g = self.per_node

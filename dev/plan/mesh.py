@@ -1,6 +1,6 @@
 """Bytes and seconds of any model on any mesh: data, tensor, context and pipeline parallelism together, ZeRO over data and context,
 on known GPUs. The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not
-have, so that published figures can be compared, and for the search of a mesh.
+have, so that published figures can be compared, and for the search of a mesh. Weights and activations have 16 bits, with an fp32 master copy.
 
 Compute   A block's products take FLOPs / (peak x the share that large products reach); all else moves bytes, at the rate of copies.
 Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. The stages of this
@@ -13,42 +13,29 @@ Context   cp ranks, which are next after those of tp, share each sequence evenly
 """
 import math
 from collections import namedtuple
-from typing import NamedTuple
 from tool import ceil_div
-from machines import ALL_GATHER, ALL_REDUCE, Gpu, network_of_gpu
-from shapes import Shape
-from questions import split
+from dev.plan.machines import ALL_GATHER, ALL_REDUCE, network_of_gpu
+from dev.plan.plans import Plan, split
 
 # Activations that a block keeps: everything that its backward pass needs; the same without attention's (T,T) matrices, which are
 # computed again; half of the products' inputs (the other half and everything between products is computed again); only its input.
 ALL, SELECTED, HALF, INPUTS = "all", "selected", "operations", "inputs"
-
-
-class Program(NamedTuple):
-    """How a program computes, which its mesh does not say."""
-    flash: bool              # attention never stores its (T,T) matrices
-    hides_sums: bool         # of tensor parallelism, behind dW
-    hides_data: bool         # dp's traffic, behind compute
-    passes: float            # over memory outside products; fused kernels without dropout make 1
-    gradient_bytes: float    # of each, in memory and in messages
-    logit_bytes: float       # of each, with the gradient and copies; of all tokens of a micro-batch
-    gathers: float = 2       # blocks that are gathered at a time, if parameters are sharded
-    element_bytes: int = 2   # of weights and activations; 2: with an fp32 master copy
-    most_busbw: float = math.inf # the limit, in bytes/s, that the program itself puts on dp's gathers and sums
-    ours: bool = False       # this course's: stages take about equal times, and the MLP's last product is not recomputed
-    products: float = 1      # how much faster than in 16 bits a block's are
-    attention: float = 0     # share of the peak of 16 bits that attention reaches; 0: that of large products
-    ring: bool = True        # cp's keys and values travel while attention computes; False: all are gathered before
-
-
+# How a program computes, which its mesh does not say. flash: attention never stores its (T,T) matrices; hides_sums: of tensor
+# parallelism, behind dW; hides_data: dp's traffic, behind compute; passes: over memory outside products, 1 if kernels are fused and
+# there is no dropout; bytes of each gradient, in memory and in messages; of each logit of a micro-batch, with the gradient and
+# copies; gathers: blocks that are gathered at a time, if parameters are sharded; most_busbw: the limit, in bytes/s, that the
+# program itself puts on dp's gathers and sums; ours: this course's, whose stages take about equal times, and which does not
+# recompute the MLP's last product; products: how much faster than in 16 bits a block's are; attention: share of the peak of 16 bits
+# that it reaches, 0: that of large products; ring: cp's keys and values travel while attention computes, else all are gathered
+# before.
+Program = namedtuple("Program", "flash hides_sums hides_data passes gradient_bytes logit_bytes gathers most_busbw ours"
+                     " products attention ring", defaults=(2, math.inf, False, 1, 0, True))
 SHARD = Program(True, True, True, 1, 2, 2, ours=True)
-SHARD_FP32 = SHARD._replace(gradient_bytes=4, logit_bytes=4, element_bytes=4)
 
-# The rates of large products and copies were set by llm.c's runs on A100s and H100s; this machine (cpu-here) has measured ones.
-# Passes of Megatron and of eager programs were set by table 4 of arXiv 2205.05198 and torchtitan's first row. The other published
-# rows are predictions.
+# The rates of large products and copies were set by llm.c's runs on A100s and H100s. Passes of Megatron and of eager programs were
+# set by table 4 of arXiv 2205.05198 and torchtitan's first row. The other published rows are predictions.
 OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes outside and inside tp's parts
-
+HOP = 10e-6 # seconds of a message's latency
 
 # Bytes of the most loaded rank. Seconds of a step, of which the first six are parts; MFU without recomputation, by causal FLOPs;
 # tokens per second of all ranks.
@@ -56,123 +43,109 @@ MeshBytes = namedtuple("MeshBytes", "parameters gradients optimizer activations 
 MeshTime = namedtuple("MeshTime", "compute tensor bubble messages data update seconds mfu tokens_per_s")
 
 
-class MeshPlan(NamedTuple):
-    shape: Shape
-    gpu: Gpu
-    dp: int                  # ranks of each axis
-    tp: int
-    pp: int
-    zero: int                # dp shards 0: nothing, 1: the optimizer's state, 2: and gradients, 3: and parameters
-    batch: int               # sequences of a step, of a micro-batch; tokens of a sequence
-    micro: int
-    T: int
-    chunks: int = 1          # parts of the model on a rank of a pipeline
-    rows: bool = False       # tp also cuts what is outside the products
-    kept: str = ALL
-    program: Program = SHARD
-    reserve: float = 0       # bytes that a rank cannot use: context, NCCL, fragmentation
-    cp: int = 1              # ranks that share each sequence
-
-    copies = property(lambda self: self.dp * self.cp)        # ranks with the same part of the model
-    ranks = property(lambda self: self.copies * self.tp * self.pp)
-    micro_batches = property(lambda self: self.batch // (self.dp * self.micro)) # of a rank
-    tokens = property(lambda self: float(self.micro) * self.T / self.cp) # of a micro-batch, on a rank
-    blocks = property(lambda self: ceil_div(self.shape.L, self.pp))  # of a rank, as equal as they can be
-    peak = property(lambda self: self.gpu.peak16 if self.program.element_bytes == 2 else self.gpu.peak32)
+class MeshPlan(Plan):
+    """d, t, p, c: ranks of each axis; zero: dp and cp shard 0: nothing, 1: the optimizer's state, 2: and gradients, 3: and
+    parameters; batch: sequences of a step; v: parts of the model on a rank of a pipeline; rows: tp also cuts what is outside the
+    products; unusable: bytes that a rank cannot use (context, NCCL, fragmentation)."""
+    def __init__(self, **fields):
+        super().__init__(**{"d": 1, "t": 1, "p": 1, "c": 1, "v": 1, "zero": 0, "kept": ALL, "program": SHARD, "unusable": 0} | fields)
+        self.copies = self.d * self.c                                # ranks with the same part of the model
+        self.N = self.copies * self.t * self.p
+        self.accumulation = self.batch // (self.d * self.B)          # micro-batches of a rank
+        self.tokens_each = float(self.B) * self.T / self.c           # of a micro-batch, on a rank
+        self.blocks = ceil_div(self.shape.L, self.p)                 # of a rank, as equal as they can be
+        self.network = network_of_gpu(self.chip)
 
     def error(self):
         """None, or why there cannot be such a mesh."""
-        even = self.chunks == 1 or self.pp > 1 and self.micro_batches % self.pp == 0
-        why = {"heads do not divide": self.shape.NH % self.tp or self.shape.NKV % self.tp,
-               "the batch does not divide": self.batch % (self.dp * self.micro),
-               "there are fewer blocks than stages": self.shape.L < self.pp * self.chunks,
+        even = self.v == 1 or self.p > 1 and self.accumulation % self.p == 0
+        why = {"heads do not divide": self.shape.NH % self.t or self.shape.NKV % self.t,
+               "the batch does not divide": self.batch % (self.d * self.B),
+               "there are fewer blocks than stages": self.shape.L < self.p * self.v,
                "micro-batches do not divide over stages": not even,
-               "sequences do not divide": self.cp > 1 and self.T % (2 * self.cp),
-               "rows do not divide": self.rows and self.tokens % self.tp}
+               "sequences do not divide": self.c > 1 and self.T % (2 * self.c),
+               "rows do not divide": self.rows and self.tokens_each % self.t}
         return next((text for text, holds in why.items() if holds), None)
-
-    network = property(lambda self: network_of_gpu(self.gpu))
 
     def collective(self, ranks, apart, all_reduce, nbytes):
         """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are
         neighbours; then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
-        what = ALL_REDUCE if all_reduce else ALL_GATHER
-        return self.network.seconds(what, nbytes, self.network.apart(self.ranks, apart, ranks))
+        return self.network.seconds(ALL_REDUCE if all_reduce else ALL_GATHER, nbytes, self.network.apart(self.N, apart, ranks))
 
     def data_collective(self, all_reduce, nbytes):
         """The same of dp."""
         least = (2 if all_reduce else 1) * nbytes * (self.copies - 1) / self.copies / self.program.most_busbw
-        return max(least, self.collective(self.copies, self.tp * self.pp, all_reduce, nbytes))
+        return max(least, self.collective(self.copies, self.t * self.p, all_reduce, nbytes))
 
     # ---- bytes ----
-    def block_parameters(self): return (self.shape.block_weights() + self.shape.block_vectors()) / self.tp
+    def block_parameters(self): return (self.shape.block_weights() + self.shape.block_vectors()) / self.t
 
     def parameters(self):
         """Of the rank with most: the first and the last stage have the root, or one half of it each if the head is not tied."""
-        root = self.shape.root_parameters() / self.tp
-        return self.blocks * self.block_parameters() + (root / 2 if self.shape.llama and self.pp > 1 else root)
+        root = self.shape.root_parameters() / self.t
+        return self.blocks * self.block_parameters() + (root / 2 if self.shape.llama and self.p > 1 else root)
 
     def numbers(self, kept):
         """Numbers of 16 bits per token that a rank keeps of a block for its backward pass."""
-        s, C = self.shape, self.shape.C / (self.tp if self.rows else 1)
+        s, C = self.shape, self.shape.C / (self.t if self.rows else 1)
         if kept == INPUTS: return C
-        if kept == HALF: return 2 * C + (3 * s.C + 2 * s.kv_channels + (2 if s.llama else 1) * s.F) / 2 / self.tp
-        scores = 2.5 * s.NH * self.T / self.tp if kept == ALL and not self.program.flash else 0 # 5as of arXiv 2205.05198, in bytes
-        return s.block_activations(self.tp, self.rows) + scores
+        if kept == HALF: return 2 * C + (3 * s.C + 2 * s.kv_channels + (2 if s.llama else 1) * s.F) / 2 / self.t
+        scores = 2.5 * s.NH * self.T / self.t if kept == ALL and not self.program.flash else 0 # 5as of arXiv 2205.05198, in bytes
+        return s.block_activations(self.t, self.rows) + scores
 
     def bytes(self):
-        P, gradient, e, sharded = self.parameters(), self.program.gradient_bytes, self.program.element_bytes, self.zero == 3
-        parameters = 4 * P / self.copies if sharded else e * P # shards are the fp32 master copy
+        P, gradient, sharded = self.parameters(), self.program.gradient_bytes, self.zero == 3
+        parameters = 4 * P / self.copies if sharded else 2 * P # shards are the fp32 master copy
         gradients = (4 if sharded else gradient) * P / (self.copies if self.zero >= 2 else 1)
-        optimizer = (8 if sharded or e == 4 else 12) * P / (self.copies if self.zero >= 1 else 1)
+        optimizer = (8 if sharded else 12) * P / (self.copies if self.zero >= 1 else 1)
         # the root and some blocks whole, and the gradients of the root and of one block
-        root, gathers = self.shape.root_parameters() / self.tp, self.program.gathers
-        gathered = (e + gradient) * root + (e * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
+        root, gathers = self.shape.root_parameters() / self.t, self.program.gathers
+        gathered = (2 + gradient) * root + (2 * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
         again = self.numbers(ALL) if self.kept == INPUTS else 0 # of the block at work
         # micro-batches whose activations the first stage keeps: p of 1F1B, and some more with chunks
-        more = (self.pp - 1.0) / (self.pp * self.chunks) if self.chunks > 1 else 0
-        in_flight = min(self.micro_batches, self.pp * (1 + more))
+        more = (self.p - 1.0) / (self.p * self.v) if self.v > 1 else 0
+        in_flight = min(self.accumulation, self.p * (1 + more))
         # a pipeline's last stage makes logits, but keeps few micro-batches
-        logits = self.program.logit_bytes * self.tokens * self.shape.V / self.tp if self.pp == 1 else 0
-        activations = e * self.tokens * (self.blocks * in_flight * self.numbers(self.kept) + again) + logits
+        logits = self.program.logit_bytes * self.tokens_each * self.shape.V / self.t if self.p == 1 else 0
+        activations = 2 * self.tokens_each * (self.blocks * in_flight * self.numbers(self.kept) + again) + logits
         kept = parameters, gradients, optimizer, activations, gathered
-        return MeshBytes(*kept, sum(kept) + self.reserve)
+        return MeshBytes(*kept, sum(kept) + self.unusable)
 
     # ---- seconds ----
-    def moved(self, nbytes): return nbytes / (self.gpu.bandwidth * (1 if self.gpu.is_here else 0.9))
-    def multiplied(self, flops): return flops / self.peak / self.gpu.products
+    def moved(self, nbytes): return nbytes / (self.chip.bandwidth * 0.9)
+    def multiplied(self, flops): return flops / self.chip.peak16 / self.chip.products
 
     def attended(self):
         """A block's forward attention of a micro-batch."""
-        flops = self.shape.attention_flops(self.T, self.program.flash) / 3 * self.tokens / self.tp
-        return flops / self.gpu.peak16 / self.program.attention if self.program.attention else self.multiplied(flops)
+        flops = self.shape.attention_flops(self.T, self.program.flash) / 3 * self.tokens_each / self.t
+        return flops / self.chip.peak16 / self.program.attention if self.program.attention else self.multiplied(flops)
 
     def block_compute(self):
         """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""
-        s, C, tokens, e, tp = self.shape, self.shape.C, self.tokens, self.program.element_bytes, self.tp
-        outside, inside = float(OUTSIDE) * C / (tp if self.rows else 1), float(INSIDE) * C / tp
-        scores = 0 if self.program.flash else 6.5 * s.NH * self.T / tp # by softmax, dropout and their neighbours
-        nbytes = e * tokens * ((outside + inside) * self.program.passes + scores)
-        products, attention = self.multiplied(2 * s.block_weights() * tokens / tp) / self.program.products, self.attended()
+        s, C, tokens, t = self.shape, self.shape.C, self.tokens_each, self.t
+        outside, inside = float(OUTSIDE) * C / (t if self.rows else 1), float(INSIDE) * C / t
+        scores = 0 if self.program.flash else 6.5 * s.NH * self.T / t # by softmax, dropout and their neighbours
+        nbytes = 2 * tokens * ((outside + inside) * self.program.passes + scores)
+        products, attention = self.multiplied(2 * s.block_weights() * tokens / t) / self.program.products, self.attended()
         forward, again = products + attention + self.moved(nbytes), 0
-        if self.kept == INPUTS: again = forward - (self.multiplied(2 * C * s.F * tokens / tp) if self.program.ours else 0)
+        if self.kept == INPUTS: again = forward - (self.multiplied(2 * C * s.F * tokens / t) if self.program.ours else 0)
         if self.kept == HALF: again = products / 2 + self.moved(nbytes)
-        if self.kept == SELECTED and not self.program.flash: again = attention + self.moved(e * tokens * scores)
-        head = self.multiplied(2.0 * C * s.V * tokens / tp) + self.moved(2 * e * tokens * s.V / tp)
+        if self.kept == SELECTED and not self.program.flash: again = attention + self.moved(2 * tokens * scores)
+        head = self.multiplied(2.0 * C * s.V * tokens / t) + self.moved(4 * tokens * s.V / t)
         return forward, 2 * forward, again, head
 
     def tensor_waits(self):
         """Seconds that t ranks wait in a block and micro-batch. One dW hides each of the backward pass's two sums."""
-        s, C, tokens, hides = self.shape, float(self.shape.C), self.tokens, self.program.hides_sums
-        total = self.collective(self.tp, 1, not self.rows, self.program.element_bytes * tokens * C)
+        s, C, tokens, hides = self.shape, float(self.shape.C), self.tokens_each, self.program.hides_sums
+        total = self.collective(self.t, 1, not self.rows, 2 * tokens * C)
         gather = total if self.rows else 0
-        qkv = self.multiplied(2 * tokens * C * (C + 2 * s.kv_channels) / self.tp) if hides else 0
-        fc = self.multiplied(2 * tokens * C * s.F * (2 if s.llama else 1) / self.tp) if hides else 0
+        qkv = self.multiplied(2 * tokens * C * (C + 2 * s.kv_channels) / self.t) if hides else 0
+        fc = self.multiplied(2 * tokens * C * s.F * (2 if s.llama else 1) / self.t) if hides else 0
         backward = 2 * gather + max(0, total - qkv) + max(0, total - fc)
         again = 2 * gather + total if self.kept == INPUTS else 0 # the last sum need not be repeated
         return 2 * (total + gather) + backward + again + self.context_waits()
 
-    def link(self, apart, ranks):
+    def rate(self, apart, ranks):
         """Bytes per second between two ranks that are so far apart, of groups of so many ranks."""
         w, inside = self.network, self.network.inside.busbw[ALL_GATHER]
         if not 0 < w.per_node < apart * ranks: return inside
@@ -180,11 +153,11 @@ class MeshPlan(NamedTuple):
 
     def context_waits(self):
         """The same for cp ranks: they wait for keys and values forward and backward, and for their gradients."""
-        nbytes = self.program.element_bytes * self.tokens * 2 * self.shape.kv_channels / self.tp
+        nbytes = 2 * self.tokens_each * 2 * self.shape.kv_channels / self.t
         forward = 2 if self.kept == INPUTS else 1
-        if not self.program.ring: return (forward + 2) * self.collective(self.cp, self.tp, False, nbytes * self.cp)
-        hop, part = nbytes / self.link(self.tp, self.cp) + 10e-6, self.attended() / self.cp
-        return (self.cp - 1) * (forward + 2) * max(0, hop - part) # backward sends and computes twice as much
+        if not self.program.ring: return (forward + 2) * self.collective(self.c, self.t, False, nbytes * self.c)
+        hop, part = nbytes / self.rate(self.t, self.c) + HOP, self.attended() / self.c
+        return (self.c - 1) * (forward + 2) * max(0, hop - part) # backward sends and computes twice as much
 
     def data_waits(self, busy, backward, forward):
         """Seconds of a step in which ranks wait for dp. Its messages overlap with `busy`, all compute of a step, or with a
@@ -193,39 +166,38 @@ class MeshPlan(NamedTuple):
         block, hides = self.block_parameters(), self.program.hides_data
         root = self.parameters() - self.blocks * block
         last, reduce = (self.data_collective(self.zero == 0, self.program.gradient_bytes * n) for n in (root, block))
-        first, gather = (self.data_collective(False, self.program.element_bytes * n) if self.zero > 0 else 0 for n in (root, block))
+        first, gather = (self.data_collective(False, 2.0 * n) if self.zero > 0 else 0 for n in (root, block))
         sums, gathers = self.blocks * reduce + last, self.blocks * gather + first # after the last block's, of the root
         if self.zero == 3:
-            sent = self.micro_batches * self.blocks * (2 * gather + reduce) + first + last
+            sent = self.accumulation * self.blocks * (2 * gather + reduce) + first + last
             return max(gather + first + last, sent - busy) if hides else sent
         # ZeRO-2 reduces in every micro-batch, and the next one hides these sums; the first one of the next step hides gathers
-        before = self.micro_batches - 1 if self.zero == 2 else 0
+        before = self.accumulation - 1 if self.zero == 2 else 0
         if not hides: return (before + 1) * sums + gathers
         return before * max(0, sums - backward - forward) + max(last, sums - backward) + max(first, gathers - forward)
 
     def stages(self, block, head):
         """Seconds of a micro-batch in the slowest stage, and in all others together. block, head: seconds of one."""
-        L = self.shape.L
-        if not self.program.ours or self.pp == 1:
+        if not self.program.ours or self.p == 1:
             slowest = self.blocks * block + head
-            return slowest, (self.pp - 1) * slowest
-        *blocks, last = split("auto", self.pp, self.chunks, L, self.shape.Vp, self.shape.C)["blocks"]
+            return slowest, (self.p - 1) * slowest
+        *blocks, last = split(self)["blocks"]
         blocks.append(last + head / block)
-        slowest = max(block * sum(blocks[r::self.pp]) for r in range(self.pp))
-        return slowest, L * block + head - slowest
+        slowest = max(block * sum(blocks[r::self.p]) for r in range(self.p))
+        return slowest, self.shape.L * block + head - slowest
 
     def step(self):
         forward, backward, again, head = self.block_compute()
-        m, waits, L, pp = self.micro_batches, self.tensor_waits(), self.shape.L, self.pp
+        m, waits, L, p = self.accumulation, self.tensor_waits(), self.shape.L, self.p
         block, head = forward + backward + again, 3 * head
         slowest, others = self.stages(block + waits, head)
-        compute, tensor = m * (L * block + head) / pp, m * L * waits / pp
-        bubble = m * slowest + others / self.chunks - compute - tensor if pp > 1 else 0
-        message = self.program.element_bytes * self.tokens * self.shape.C / self.tp
-        messages = 2 * self.chunks * (m + pp - 1) * (message / self.link(self.tp * self.cp, pp) + 10e-6) if pp > 1 else 0
+        compute, tensor = m * (L * block + head) / p, m * L * waits / p
+        bubble = m * slowest + others / self.v - compute - tensor if p > 1 else 0
+        message = 2 * self.tokens_each * self.shape.C / self.t
+        messages = 2 * self.v * (m + p - 1) * (message / self.rate(self.t * self.c, p) + HOP) if p > 1 else 0
         data = self.data_waits(compute + tensor, self.blocks * (backward + again), self.blocks * forward)
         update = self.moved(28 * self.parameters() / (self.copies if self.zero > 0 else 1))
         seconds = compute + tensor + bubble + messages + data + update
         tokens_per_s = float(self.batch) * self.T / seconds
-        mfu = self.shape.flops(self.T, True) * tokens_per_s / (self.ranks * self.peak)
+        mfu = self.shape.flops(self.T, True) * tokens_per_s / (self.N * self.chip.peak16)
         return MeshTime(compute, tensor, bubble, messages, data, update, seconds, mfu, tokens_per_s)

@@ -9,16 +9,16 @@ After it  A stage sums a block's gradients over the replicas of the model once i
           the stages: the loss and two norms. The next step's first forward passes hide the gathers of --zero-stage 1.
 """
 import math
-from machines import ALL_REDUCE, Group
-from questions import PP, blocks_of, play, split_of
-from steps import (StepTime, Timeline, UnitSeconds, abreast, block_flops, block_sent, crosses, hop_seconds, layernorms_sum,
-                   root_sent,
-                   tensor_block, tensor_messages, update_seconds)
+from dev.plan.machines import ALL_REDUCE, Group
+from dev.plan.plans import blocks_of, play, split
+from dev.plan.steps import (StepTime, Timeline, abreast, block_flops, block_sent, crosses, hop_seconds, layernorms_sum, root_sent,
+                            tensor_block, tensor_messages, update_seconds)
 
 
 def message_seconds(plan, w):
     """Between two stages."""
-    return hop_seconds(plan, w, float(plan.tokens) * plan.shape.C * plan.X / (plan.t if plan.rows else 1)) if plan.p > 1 else 0
+    nbytes = float(plan.tokens_of) * plan.shape.C * plan.X / (plan.t if plan.rows else 1)
+    return hop_seconds(plan, w, nbytes) if plan.p > 1 else 0
 
 
 def tied_group(plan, w):
@@ -38,7 +38,7 @@ def block_times(plan, m, s):
     forward, again, backward = tensor_block(m, s, t)
     forward()
     F = t.now
-    if plan.recompute: again()
+    if plan.again: again()
     backward()
     B, W = t.now - F, weight_seconds(plan, s)
     if plan.schedule != "zb-h1": return F, B - W, W
@@ -48,8 +48,7 @@ def block_times(plan, m, s):
 
 def action_times(plan, m, s):
     """(F, I, W) of each part of the model."""
-    F, I, W = block_times(plan, m, s)
-    times = [[n * F, n * I, n * W] for n in split_of(plan)]
+    times = [[n * x for x in block_times(plan, m, s)] for n in split(plan)["blocks"]]
     times[0][0] += m.sum    # of embeddings,
     times[0][1] += m.gather # and the rows of their gradients
     times[-1][0] += m.gather
@@ -71,7 +70,7 @@ def gather_delay(plan, y, block, root):
 def sum_blocks(plan, y, rank, seconds, of_block, t):
     """Sums rank's blocks over the copies, each when it is complete, in t's queue; then t.now is when it has computed all. of_block:
     of a block in B and in W; None: all blocks take equal parts of an action, and as much comes before them."""
-    blocks = split_of(plan)
+    blocks = split(plan)["blocks"]
     for kind, micro, part, begin, end in y["ranks"][rank]["boxes"]:
         if micro < plan.accumulation - 1 or kind not in "BW": continue
         n = blocks[part * plan.p + rank]
@@ -104,19 +103,18 @@ def end_of(plan, w, y, message, of_block):
 
 
 # ---- a step of N ranks ----
-def pipeline_step(plan, strategy, w, s):
+def pipeline_step(plan, name, w, s):
     """s: of a whole model on one rank."""
-    if strategy == PP: plan = plan._replace(t=1, zero_stage=0)
-    s = UnitSeconds(*(x / plan.t for x in s))
+    if name == "pp": plan = plan.but(t=1, zero_stage=0)
+    s = s.shared(plan.t)
     times, message = action_times(plan, tensor_messages(plan, w), s), message_seconds(plan, w)
     y = play(plan, times, 0)
     busy = sum(rank["busy"] / plan.p for rank in y["ranks"])
-    waits, compute = y["step"] - busy, plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head) / plan.p
-    of_block = {"B": s.block_backward, "W": weight_seconds(plan, s)} if strategy == PP else None
+    waits, compute = y["step"] - busy, plan.accumulation * s.model(plan.shape.L) / plan.p
+    of_block = {"B": s.block_backward, "W": weight_seconds(plan, s)} if name == "pp" else None
     seconds, communication = end_of(plan, w, play(plan, times, message), message, of_block)
     exposed = seconds - busy - waits
     slowed = w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
-    formula = math.nan if y["bubble"] is None else y["bubble"]
-    tokens = float(plan.N // (plan.t * plan.p)) * plan.accumulation * plan.tokens
-    return StepTime(compute, communication, exposed, seconds + slowed + update_seconds(plan, strategy), tokens, bubble=waits,
-                    formula=formula, tp=max(0, busy - compute))
+    return StepTime(compute, communication, exposed, seconds + slowed + update_seconds(plan, name),
+                    float(plan.N // (plan.t * plan.p)) * plan.accumulation * plan.tokens_of, bubble=waits,
+                    formula=math.nan if y["bubble"] is None else y["bubble"], tp=max(0, busy - compute))

@@ -8,21 +8,13 @@ Shapes    GPT-2's are its own (Radford et al. 2019). GPT-3's are table 2.1 of ar
 FLOPs     are those per token of forward and backward pass. Attention's two (T,T) products are 4 C T per block and forward pass, of
           which a causal mask leaves half.
 """
-from typing import NamedTuple
+from collections import namedtuple
 from tool import ceil_div
 
 
-class Shape(NamedTuple):
-    name: str
-    L: int                   # blocks
-    C: int                   # channels
-    NH: int                  # heads
-    V: int                   # tokens
-    T: int                   # longest sequence
-    # Llama's: heads of keys and values, width of a gated MLP; it has RMS norms, rotary positions, an untied
-    grouped: int = 0
-    gated: int = 0           # head, and no biases
-
+class Shape(namedtuple("Shape", "name L C NH V T grouped gated", defaults=(0, 0))):
+    """Blocks, channels, heads, tokens, the longest sequence. Llama's: heads of keys and values, width of a gated MLP; it has RMS norms,
+    rotary positions, an untied head, and no biases."""
     llama = property(lambda self: self.gated > 0)
     NKV = property(lambda self: self.grouped or self.NH)
     F = property(lambda self: self.gated or 4 * self.C) # width of the MLP
@@ -86,3 +78,11 @@ SHAPES = {row[0]: Shape(*row) for row in (
 
 # gpt2, ... bring 1024 positions with them; other shapes have as many as a sequence has tokens.
 def is_gpt2(s): return s.name.startswith("gpt2") and s == SHAPES[s.name]
+
+
+def bytes_of_states(zero, N, halves=True, master=True):
+    """Of a parameter's weight, gradient and optimizer state, on one of N ranks. In 16 bits 2 + 2 + 12, with an fp32 master copy and
+    two moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. ZeRO-1 shards the optimizer's state, ZeRO-2 also
+    gradients, ZeRO-3 and FSDP, from 3 on, everything."""
+    X = 2 if halves else 4
+    return [x / N if zero >= since else x for x, since in ((X, 3), (X, 2), (8 + (4 if halves and master else 0), 1))]

@@ -1,17 +1,17 @@
 """Seconds of a step of the programs that have no pipeline (doc/plan.md).
 
-Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that
-compute
-          waits is exposed. A unit is the root or half a block, or a group of these that fsdp gathers. A third queue, "shared", has
-          what a communicator of its own sends: activations of tensor or context parallelism, or the sums of shards over fsdp's
-          replicas. Where context parallelism crosses nodes, both queues share a link, and what they send takes turns.
+Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
+          waits is exposed. A unit is the root, a block or half of one. A third queue, "shared", has what a communicator of its own
+          sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas. Where context parallelism
+          crosses nodes, both queues share a link, and what they send takes turns.
 Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
           (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
+import math
 from collections import namedtuple
 from tool import ceil_div
-from machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from questions import (CP, DDP, FSDP, TP, ZERO1, ZERO2, ZERO3, ZEROPP, all_ranks, answer_of, copy_ranks, is_compressed)
+from dev.plan.machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from dev.plan.plans import all_ranks, answer_of, copy_ranks
 
 
 # ---- compute ----
@@ -19,13 +19,20 @@ class UnitSeconds(namedtuple("UnitSeconds", "block_forward block_backward head")
     """In a micro-batch. block_backward has what is recomputed; head: the root's, both passes."""
     block_again = property(lambda self: self.block_backward - 2 * self.block_forward)
 
+    def shared(self, ranks): return UnitSeconds(*(x / ranks for x in self))
+    def model(self, L): return L * (self.block_forward + self.block_backward) + self.head
+
 
 # FLOPs of a token: in a block, a third forward and two thirds backward; what a block recomputes, its forward pass without fcproj,
 # whose output no backward pass needs (full: with it); all, including recomputed ones, which flops_per_token and so MFU leave out.
 def block_flops(plan): return 6.0 * plan.shape.block() + 6.0 * plan.shape.C * plan.T
 def attention_share(plan): return 6.0 * plan.shape.C * plan.T / block_flops(plan)
-def again_flops(plan): return block_flops(plan) / 3 - (0 if plan.full else 8.0 * plan.shape.C ** 2) if plan.recompute else 0
 def flops_done(plan): return plan.shape.flops_per_token(plan.T) + plan.shape.L * again_flops(plan)
+
+
+def again_flops(plan):
+    fcproj = 8.0 * plan.shape.C ** 2 if plan.recompute == "block" else 0
+    return block_flops(plan) / 3 - fcproj if plan.again else 0
 
 
 def unit_seconds(plan, micro_batch_seconds):
@@ -56,7 +63,7 @@ class Timeline:
         self.now = max(until, self.now)
 
     def send_shared(self, seconds, since=0): return self.send(seconds, "shared", since)
-    def wait_shared(self, seconds): self.wait(self.send_shared(seconds))
+    def wait_shared(self, *seconds): self.wait(max(map(self.send_shared, seconds)))
     def wait_all(self): self.wait(max(self.arrived.values()))
 
     def follow(self, part):
@@ -76,8 +83,6 @@ class StepTime(namedtuple("StepTime", "compute communication exposed seconds tok
 
 
 # ---- compressed gradients ----
-METHODS = ("none", "bf16", "int8", "int4", "top-k", "sign", "powersgd")
-FED_BY_DEFAULT = ("int4", "powersgd")
 QUANTISE_BLOCK = 256 # elements of int8 and int4 that share a scale
 PACKED_ROW = 4 * QUANTISE_BLOCK # a rank's shard is a multiple of it
 
@@ -88,28 +93,26 @@ def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan
 
 
 def touched(plan, n, row):
-    """Bytes that packing and unpacking n elements read and write, each array once a pass. row: all N parts, or N rows."""
-    method, N, X, F = plan.method, plan.N, plan.X, 4
-    fed = F if (method in FED_BY_DEFAULT if plan.feedback is None else plan.feedback) else 0 # an error is read, and written
-    exchanged = row + 2 * n * (F + fed) / N + row / N + row # fp32: a part's sum is written and read, its error too
-    return {"bf16": (n * (X + 2 + 2 * fed), n * (2 + X)),
-            **dict.fromkeys(("int8", "int4"), (n * (X + 2 * fed) + row, exchanged + n * X)),
+    """Bytes that packing and unpacking n elements read and write, each array once a pass; of int4 and powersgd also an error, 4
+    bytes, is read and written. row: all N parts, or N rows."""
+    N, X, fed = plan.N, plan.X, 4 * (plan.method == "int4")
+    return {"bf16": (n * (X + 2), n * (2 + X)),
+            # fp32: a part's sum is written and read, and its error
+            **dict.fromkeys(("int8", "int4"), (n * (X + 2 * fed) + row, 2 * row + row / N + 2 * n * (4 + fed) / N + n * X)),
             # the k largest take four passes for the digits of |x|, one that counts and one that sends
-            "top-k": (n * (X + 7 * F + 2 * fed) + row / N, row + n * (F + F + X)),
-            # one pass for the scale, one for the signs
-            "sign": (n * (X + 3 * F + 2 * fed) + row / N, row + n * X),
-            "powersgd": (n * (X + 3 * F + fed), n * (F + X + fed))}[method] # two products read x, and the last kernel as well
+            "top-k": (n * (X + 28) + row / N, row + n * (8 + X)),
+            "sign": (n * (X + 12) + row / N, row + n * X), # a pass for the scale, one for the signs
+            "powersgd": (n * (X + 16), n * (8 + X))}[plan.method] # two products read x, and the last kernel as well
 
 
 def segments_of(plan, w):
     """Of the root, and of all blocks: seconds of messages, and bytes that packing and unpacking read and write. An all-to-all takes
     as long as a reduce-scatter. A segment that is not compressed and has a buffer is copied into it and back."""
     found, method = [[0, 0, 0], [0, 0, 0]], plan.method
-    for begin, n, sent, received, is_packed in answer_of(plan, DDP)["more"]: # bytes of its buffers
+    for begin, n, sent, received, is_packed in answer_of(plan, "compress")["more"]: # bytes of its buffers
         if not is_packed: messages, touches = [(ALL_REDUCE, n * plan.X)], (2 * sent, 2 * sent)
         else:
-            touches = touched(plan, n, sent)
-            messages = [(REDUCE_SCATTER, sent)] * (method in ("int8", "int4"))
+            messages, touches = [(REDUCE_SCATTER, sent)] * (method in ("int8", "int4")), touched(plan, n, sent)
             if method == "powersgd": messages = [(ALL_REDUCE, (sent + received) / 2)] * 2
             else: messages.append((ALL_REDUCE, sent + received) if method == "bf16" else (ALL_GATHER, sent))
         more = sum(w.world_seconds(what, nbytes, plan.N) for what, nbytes in messages), *touches
@@ -119,18 +122,16 @@ def segments_of(plan, w):
 
 
 # ---- what a program gathers and reduces at a time ----
-# A unit, or a group of fsdp's units, or a block of ddp's. How many blocks it has, halves of one by their FLOPs; the root has none
-# unless it is the whole model. Seconds of gathering, reducing, and summing a shard over the replicas of the model, or in zero++
-# over
-# nodes (0: there is one); of compressing what is reduced; of unpacking weights that have been gathered; of exchanging updated
-# shards.
+# How many blocks a unit has, halves of one by their FLOPs, and none in the root. Seconds of gathering, reducing, and summing a
+# shard over the replicas of the model, or in zero++ over nodes (0: there is one); of compressing what is reduced; of unpacking
+# weights that have been gathered; of exchanging updated shards.
 Unit = namedtuple("Unit", "blocks gather reduce replicate packing unpacking exchange", defaults=(0, 0, 0, 0))
 
 
-def unit_of(plan, strategy, w, blocks, elements):
-    X, N, is_fsdp = plan.X, plan.N, strategy == FSDP
-    if strategy == DDP: return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, N))
-    if strategy == ZEROPP: return unit_of_nodes(plan, w, blocks, elements)
+def unit_of(plan, name, w, blocks, elements):
+    X, N, is_fsdp = plan.X, plan.N, name == "fsdp"
+    if name == "ddp": return Unit(blocks, 0, w.world_seconds(ALL_REDUCE, float(elements) * X, N))
+    if name == "zero++": return unit_of_nodes(plan, w, blocks, elements)
     shards = plan.shard_group if is_fsdp and plan.sharding == "hybrid" else N
     gradient = 4 if is_fsdp and plan.reduce_dtype == "fp32" else X
     shard, ranks = 16.0 * ceil_div(ceil_div(elements, shards), 16), w.neighbours(N, shards)
@@ -151,39 +152,35 @@ def unit_of_nodes(plan, w, blocks, elements):
                 touched_seconds(plan, g * part * (weight + X)), w.seconds(ALL_GATHER, part * weight, across))
 
 
-def units_of(plan, strategy, w):
+def units_of(plan, name, w):
     """The root's is the first."""
-    c, groups = plan.shape, strategy in (FSDP, ZEROPP)
-    wrap = plan.wrap_blocks if groups else 1
-    def unit(blocks, elements): return unit_of(plan, strategy, w, blocks, elements)
-    if is_compressed(plan, strategy): # all blocks are alike, though the first bucket is smaller
+    c = plan.shape
+    if name == "compress": # all blocks are alike, though the first bucket is smaller
         (root, root_packing, _), (blocks, packing, _) = segments_of(plan, w)
         block = Unit(1, 0, blocks / c.L, packing=touched_seconds(plan, packing / c.L))
         return [Unit(0, 0, root, packing=touched_seconds(plan, root_packing)), *[block] * c.L]
-    if wrap == 0: return [unit(c.L, c.elements())]
-    if ZERO1 <= strategy <= ZERO3 or groups and plan.wrap_halves:
-        attention = 1 - 6 * 8 * c.C**2 / c.block_flops(plan.T, True)
-        halves = [unit(attention, c.unit(1)), unit(1 - attention, c.unit(2))]
-        return [unit(0, c.unit(0)), *halves * c.L]
-    counts = [min(wrap, c.L - first) for first in range(0, c.L, wrap)]
-    return [unit(0, c.unit(0)), *(unit(n, n * c.block()) for n in counts)]
+    root, attention = unit_of(plan, name, w, 0, c.unit(0)), 1 - 6 * 8 * c.C**2 / c.block_flops(plan.T, True)
+    cuts = [(attention, c.unit(1)), (1 - attention, c.unit(2))] if name.startswith("zero-") else [(1, c.block())]
+    return [root, *[unit_of(plan, name, w, *cut) for cut in cuts] * c.L]
 
 
-def micro_batch(plan, strategy, units, s, micro, t):
-    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. A program
-    that gathers does so `ahead` uses early: ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a
-    unit when it is needed; FSDP gathers as early as it has memory, and only once a step the root and what stays after its forward
-    pass (grad-op). Gradients are sent when a unit's backward pass ends, the root's last. In zero++ nodes exchange what has been
-    updated before a step's first gathers."""
-    head = len(units)
+# How many uses early a unit is gathered. ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a
+# unit when it is needed; FSDP gathers one ahead, and only once a step the root and what stays after its forward pass (grad-op).
+EARLY = {"zero-1": math.inf, "zero-2": math.inf, "zero-3": 0, "fsdp": 1, "zero++": 1}
+REDUCE_EACH = "zero-2", "zero-3", "fsdp", "zero++" # micro-batch; others only reduce in the last
+
+
+def micro_batch(plan, name, units, s, micro, t):
+    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. Gradients
+    are sent when a unit's backward pass ends, the root's last. In zero++ nodes exchange what has been updated before a step's first
+    gathers."""
+    head, early = len(units), EARLY.get(name)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
-    uses, frees = len(order), strategy in (FSDP, ZEROPP)
-    ahead = 0 if strategy == ZERO3 else plan.buffers - 1 if frees else uses
-    gathers = uses if strategy == ZERO3 or frees else head if strategy in (ZERO1, ZERO2) and micro == 0 else 0
-    last = micro == plan.accumulation - 1
-    reduces = last or strategy in (ZERO2, ZERO3, FSDP, ZEROPP)
-    arrives, unpacking, gathered = [0.0] * uses, [0.0] * uses, 0
+    gathers = 0 if early is None else len(order) if early < math.inf else head if micro == 0 else 0
+    last, arrives, gathered = micro == plan.accumulation - 1, {}, 0
     here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
+    def stays(use): # since it was gathered before
+        return early == 1 and (use >= head or micro > 0) and (order[use] == 0 or plan.sharding == "grad-op")
     def send_gradients(unit):
         """Compressing comes first. Where there are replicas, they sum the shard on a communicator of their own, in the step's last
         micro-batch; nodes do in every one."""
@@ -191,18 +188,16 @@ def micro_batch(plan, strategy, units, s, micro, t):
         reduced = t.send(unit.reduce)
         if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
     for use, k in enumerate(order):
-        while gathered < gathers and gathered <= use + ahead:
-            again = gathered >= head or micro > 0
-            if not (frees and again and (order[gathered] == 0 or plan.sharding == "grad-op")):
-                unit = units[order[gathered]]
-                arrives[gathered], unpacking[gathered] = t.send(unit.gather, since=here[order[gathered]]), unit.unpacking
+        while gathered < gathers and gathered <= use + early:
+            if not stays(gathered): arrives[gathered] = t.send(units[order[gathered]].gather, since=here[order[gathered]])
             gathered += 1
-        t.wait(arrives[use])
-        t.pack(unpacking[use])
+        if use in arrives:
+            t.wait(arrives[use])
+            t.pack(units[k].unpacking)
         if use == head: t.now += s.head
         t.now += units[k].blocks * (s.block_forward if use < head else s.block_backward)
-        if reduces and use > head: send_gradients(units[k])
-    if reduces: send_gradients(units[0])
+        if use > head and (last or name in REDUCE_EACH): send_gradients(units[k])
+    if last or name in REDUCE_EACH: send_gradients(units[0])
 
 
 # ---- tensor and context parallelism: ranks share a micro-batch ----
@@ -213,17 +208,16 @@ TensorMessages = namedtuple("TensorMessages", "sum gather stats weights")
 
 
 def tensor_messages(plan, w):
-    tp = w.neighbours(plan.N, plan.t)
+    tp, C, tokens, on_gpu = w.neighbours(plan.N, plan.t), plan.shape.C, plan.tokens_of, plan.device == "gpu"
     # classifier_elements (llmc/device/layers_api.h): logits that exist at a time
-    logits = 1 << (24 if not plan.gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
-    C, X, rows = plan.shape.C, plan.X, logits // (plan.shape.Vp // plan.t)
-    activation, chunks = float(plan.tokens) * C * X, ceil_div(plan.tokens, max(rows // 64 * 64, 64)) # as classifier_rows has them
+    logits = 1 << (24 if not on_gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
+    rows = logits // (plan.shape.Vp // plan.t)
+    activation, chunks = float(tokens) * C * plan.X, ceil_div(tokens, max(rows // 64 * 64, 64)) # as classifier_rows has them
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
-    total = w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp)
-    stats = chunks * w.seconds(ALL_GATHER, plan.tokens / chunks * plan.t * 3 * 4, tp)
-    gather = w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0
-    return TensorMessages(total, gather, stats, tuple((n * C * C / forward, m * C * C / forward) for n,
-                                                      m in ((3.0, 1.0), (4.0, 4.0))))
+    return TensorMessages(w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp),
+                          w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0,
+                          chunks * w.seconds(ALL_GATHER, tokens / chunks * plan.t * 3 * 4, tp),
+                          [(n * C * C / forward, m * C * C / forward) for n, m in ((3.0, 1.0), (4.0, 4.0))])
 
 
 def layernorms_sum(plan, w, blocks):
@@ -231,48 +225,40 @@ def layernorms_sum(plan, w, blocks):
     return w.seconds(ALL_REDUCE, (2 * blocks + 1) * 2.0 * plan.shape.C * plan.X, w.neighbours(plan.N, plan.t)) if plan.rows else 0
 
 
-def tensor_forward(m, seconds, recomputed, t):
-    """Both halves of a block's forward pass: rows are gathered, computed with, and summed. Recomputing omits the last product and
-    sum."""
-    for half in (0, 1):
-        t.wait_shared(m.gather)
-        t.now += seconds / 2
-        if half == 0 or not recomputed: t.wait_shared(m.sum)
-
-
-def tensor_backward(m, forward, t):
-    """Both halves of its backward pass, which takes 2 x `forward` seconds. The sum of dX overlaps with both products that
-    make dW. Where rows are cut, layernorm's output is gathered again for the second one, which overlaps with the first."""
-    for half in (1, 0):
-        column, row = (share * forward for share in m.weights[half]) # as long for dX as for dW
-        t.wait_shared(m.gather)
-        t.now += (1 - sum(map(sum, m.weights))) * forward + column + row # all that makes no weight's gradient
-        summed = t.send_shared(m.sum)
-        again = t.send_shared(m.gather) if m.gather > 0 else 0
-        t.now += row
-        t.wait(again)
-        t.now += column
-        t.wait(summed)
-
-
 def tensor_block(m, s, t):
-    return (lambda: tensor_forward(m, s.block_forward, False, t), lambda: tensor_forward(m, s.block_again, True, t),
-            lambda: tensor_backward(m, s.block_forward, t))
+    """What does a block's forward pass, what is recomputed, and its backward pass."""
+    def forward(seconds, recomputed):
+        """Of both halves rows are gathered, computed with, and summed. Recomputing omits the last product and sum."""
+        for half in (0, 1):
+            t.wait_shared(m.gather)
+            t.now += seconds / 2
+            if half == 0 or not recomputed: t.wait_shared(m.sum)
+    def backward():
+        """The sum of dX overlaps with both products that make dW. Where rows are cut, layernorm's output is gathered again for the
+        second one, which overlaps with the first."""
+        for half in (1, 0):
+            column, row = (share * s.block_forward for share in m.weights[half]) # as long for dX as for dW
+            t.wait_shared(m.gather)
+            t.now += (1 - sum(map(sum, m.weights))) * s.block_forward + column + row # all that makes no weight's gradient
+            summed, again = t.send_shared(m.sum), t.send_shared(m.gather) if m.gather > 0 else 0
+            t.now += row
+            t.wait(again)
+            t.now += column
+            t.wait(summed)
+    return lambda: forward(s.block_forward, False), lambda: forward(s.block_again, True), backward
 
 
 def shared_micro_batch(plan, m, block, s, gradients, t):
-    """s: of a rank that has its share of the compute. block: what does a block's forward pass, what is recomputed, and its backward
-    pass. gradients: seconds of the root's and a block's, which in the last micro-batch are sent as ddp's are, on a queue of their
-    own; else 0."""
+    """s: of a rank that has its share of the compute. gradients: seconds of the root's and a block's, which in the last micro-batch
+    are sent as ddp's are, on a queue of their own; else 0."""
     forward, again, backward = block
     t.wait_shared(m.sum) # of embeddings
     for _ in range(plan.shape.L): forward()
-    t.wait_shared(m.gather)
-    t.wait_shared(m.stats)
+    t.wait_shared(m.gather, m.stats)
     t.now += s.head
     t.wait_shared(m.sum)
     for _ in range(plan.shape.L):
-        if plan.recompute: again()
+        if plan.again: again()
         backward()
         t.send(gradients[1])
     t.wait_shared(m.gather)
@@ -305,8 +291,7 @@ def abreast(plan, w):
 
 def hop_seconds(plan, w, nbytes):
     """Of a message between two such neighbours. They share a node's interfaces with those that send at the same time."""
-    link = w.between if crosses(plan, w) else w.inside
-    share = max(1, abreast(plan, w) / w.interfaces()) if crosses(plan, w) else 1
+    link, share = (w.between, max(1, abreast(plan, w) / w.interfaces())) if crosses(plan, w) else (w.inside, 1)
     return link.alpha[ALL_GATHER] + share * nbytes / link.busbw[ALL_GATHER]
 
 
@@ -315,7 +300,7 @@ def attend_across(plan, w, seconds, backward):
     computes some parts, a c-th of a c-th, twice with keys of another rank: late queries see all keys of an early chunk, but half of
     their own. A ring's gradients travel a step behind the keys and values that they belong to."""
     t, ranks, c, twice = Timeline(), w.neighbours(plan.N, plan.c), plan.c, 1 if plan.balance == "zigzag" else 2
-    numbers, part = 2.0 * plan.tokens / c * plan.shape.C, seconds / c**2 # keys and values of a rank
+    numbers, part = 2.0 * plan.tokens_of / c * plan.shape.C, seconds / c**2 # keys and values of a rank
     if plan.how == "ulysses":
         for n, took in ((3, seconds / c), (1, 0)): # an all-to-all takes as long as a reduce-scatter
             t.wait_shared(w.seconds(REDUCE_SCATTER, n * numbers / 2 * plan.X, ranks))
@@ -337,43 +322,41 @@ def attend_across(plan, w, seconds, backward):
 
 def context_block(plan, w, s, t):
     attention, rest = attention_share(plan) * s.block_forward, (1 - attention_share(plan)) * s.block_forward
-    parts = [attend_across(plan, w, n * plan.c * attention, n == 2) for n in (1, 2)]
+    forward, backward = (attend_across(plan, w, n * plan.c * attention, n == 2) for n in (1, 2))
     def do(seconds, part):
         t.now += seconds
         t.follow(part)
-    return lambda: do(rest, parts[0]), lambda: do(s.block_again - attention, parts[0]), lambda: do(2 * rest, parts[1])
+    return lambda: do(rest, forward), lambda: do(s.block_again - attention, forward), lambda: do(2 * rest, backward)
 
 
 # ---- a step of N ranks ----
-def update_seconds(plan, strategy):
+def update_seconds(plan, name):
     """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
     and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
-    kept = 8 if plan.X == 4 or strategy == FSDP else 12 # bytes of its state
+    kept = 8 if plan.X == 4 or name == "fsdp" else 12 # bytes of its state
     seconds = touched_seconds(plan, 28) # of an element
-    return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, strategy))
+    return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, name))
 
 
-def step(plan, strategy, w, s):
+def step(plan, name, w, s):
     """s: of a whole model on one rank."""
-    t, shared = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, strategy)
-    compressing = uneven = 0
-    s = UnitSeconds(*(x / shared for x in s))
-    if strategy in (TP, CP):
+    t, shared = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, name)
+    s = s.shared(shared)
+    if name in ("tp", "cp"):
         m = tensor_messages(plan, w) # of cp nothing, because t is 1
-        block = tensor_block(m, s, t) if strategy == TP else context_block(plan, w, s, t)
+        block = tensor_block(m, s, t) if name == "tp" else context_block(plan, w, s, t)
         gradients = root_sent(plan, w)[0], block_sent(plan, w)[0]
         for left in range(plan.accumulation - 1, -1, -1): shared_micro_batch(plan, m, block, s, (0, 0) if left else gradients, t)
         t.wait_all()
         t.send_shared(layernorms_sum(plan, w, plan.shape.L))
     else:
-        units = units_of(plan, strategy, w)
-        for micro in range(plan.accumulation): micro_batch(plan, strategy, units, s, micro, t)
-        compressing = t.packing
-        if is_compressed(plan, strategy): compressing += touched_seconds(plan, sum(after for _, _, after in segments_of(plan, w)))
+        units = units_of(plan, name, w)
+        for micro in range(plan.accumulation): micro_batch(plan, name, units, s, micro, t)
     t.wait_all() # the update needs all gradients
-    compute = plan.accumulation * (plan.shape.L * (s.block_forward + s.block_backward) + s.head)
-    if strategy == CP: uneven = max(0, t.now - t.exposed - compute)
+    if name == "compress": t.pack(touched_seconds(plan, sum(after for _, _, after in segments_of(plan, w))))
+    compute = plan.accumulation * s.model(plan.shape.L)
+    uneven = max(0, t.now - t.exposed - compute) if name == "cp" else 0
     slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
-    seconds = compute + compressing + uneven + t.exposed + slowed + update_seconds(plan, strategy)
-    tokens = float(plan.N // shared) * plan.tokens * plan.accumulation # batches at the same time
-    return StepTime(compute, t.communication, t.exposed, seconds, tokens, compressing, uneven)
+    tokens = float(plan.N // shared) * plan.tokens_of * plan.accumulation # batches at the same time
+    seconds = compute + t.packing + uneven + t.exposed + slowed + update_seconds(plan, name)
+    return StepTime(compute, t.communication, t.exposed, seconds, tokens, t.packing, uneven)

@@ -8,11 +8,10 @@ import math, statistics, tomllib
 from collections import namedtuple
 from itertools import groupby
 from pathlib import Path
-from answers import Table, plain
-from machines import GPUS, MIB
-from mesh import INPUTS, MeshPlan, Program
-from questions import bytes_of_states
-from shapes import SHAPES
+from dev.plan.answers import Table, plain
+from dev.plan.machines import GPUS, MIB
+from dev.plan.mesh import INPUTS, MeshPlan, Program
+from dev.plan.shapes import SHAPES, bytes_of_states
 
 PUBLISHED = Path(__file__).with_name("published.toml")
 BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib",
@@ -71,7 +70,8 @@ def plan_of(r, reserve):
     if r.source == "MEG2" and r.zero == 3: program = DEEPSPEED_2021
     if r.note == "compiled": program = TITAN
     if shape is None or gpu is None or program is None or (r.bits == 8) != (program.products > 1) or r.kept == "": return None
-    return MeshPlan(shape, gpu, r.dp, r.tp, r.pp, r.zero, r.batch, r.micro, r.T, r.chunks, r.sp, r.kept, program, reserve, r.cp)
+    return MeshPlan(shape=shape, chip=gpu, d=r.dp, t=r.tp, p=r.pp, c=r.cp, zero=r.zero, batch=r.batch, B=r.micro, T=r.T, v=r.chunks,
+                    rows=r.sp, kept=r.kept, program=program, unusable=reserve)
 
 
 def state_bytes(r): return sum(bytes_of_states(r.zero, r.dp))
@@ -84,15 +84,15 @@ def predict(r, reserve):
     if p is None: return math.nan
     b, t, (forward, backward, recomputed, _) = p.bytes(), p.step(), p.block_compute()
     each = t.tokens_per_s / r.gpus
-    sends = (4 if p.rows else 2) * p.collective(p.tp, 1, not p.rows, 2 * p.tokens * p.shape.C) # of a block's forward pass
+    sends = (4 if p.rows else 2) * p.collective(p.t, 1, not p.rows, 2 * p.tokens_each * p.shape.C) # of a block's forward pass
     causal = r.source == "LLMC" # Megatron counts all of attention's scores, and in tflops what is recomputed, NeMo only the former
     again = r.kind == "tflops" and r.kept == INPUTS and r.source != "NEMO"
     flops = p.shape.flops_recomputed(r.T, causal) if again else p.shape.flops(r.T, causal)
-    return {"seconds": t.seconds, "tokens": each, "tflops": 1e-12 * each * flops, "mfu": 100 * each * flops / p.gpu.peak16,
+    return {"seconds": t.seconds, "tokens": each, "tflops": 1e-12 * each * flops, "mfu": 100 * each * flops / p.chip.peak16,
             "forward_ms": 1e3 * (forward + sends), "backward_ms": 1e3 * (backward + recomputed + p.tensor_waits() - sends),
             "peak_gib": b.total / 1073741824, "weights_mib": b.parameters / MIB, "gradients_mib": b.gradients / MIB,
             "optimizer_mib": b.optimizer / MIB, "activations_mib": b.activations / MIB,
-            "fits": float(b.total <= p.gpu.memory)}.get(r.kind, math.nan)
+            "fits": float(b.total <= p.chip.memory)}.get(r.kind, math.nan)
 
 
 # ---- all rows ----

@@ -2,55 +2,44 @@
 """schedule - draws a pipeline's schedule and says where its bubble comes from: of numbers that you give, or of a run.
 
     build/schedule --p 4 --m 8 --schedule interleaved --v 2 --times 20,24,16 --svg interleaved.svg
-    build/schedule --p 4 --m 8 --model gpt2 --batch-size 4 --seq-len 1024 --precision bf16
     build/schedule --p 8 --m 32 --compare
     build/schedule --trace run.json
 
 The picture has a row per rank. F0 is the forward pass of micro-batch 0, B0 its backward pass, I0 and W0 the two halves of one: the
 gradient of the input, and those of the weights. Each chunk after the first has a prime; dots are waiting. Below the picture are
 each rank's times, its peak of activations, and the bubble with its parts (dev/README.md). schedule_play.py plays schedules, in the
-order that train_gpt2_pp has, and timeline.py reads a run's actions.
+order that train_gpt2_pp has, and timeline.py reads a run's actions. (build/plan has the bytes.)
 """
 import math, sys
 from argparse import Namespace
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from schedule_play import SCHEDULES, Pipeline, ask_player, play
 from timeline import Trace
-from tool import (LEFT, SIZES, WIDTH, TimePicture, choice, die, format_bytes, parse_number, parse_options, print_table, real,
-                  switch, text, whole)
+from tool import LEFT, WIDTH, TimePicture, choice, die, parse_number, parse_options, print_table, real, require, switch, text, whole
 
 FOLDER = Path(sys.argv[0]).parent
 RAMP = "ramp (start and end)"
 MOST_CHUNKS, MOST_RANKS, MOST_MICRO = 1024, 256, 4096
 OPTIONS = [
     choice("schedule", "1f1b", "|".join(SCHEDULES), "the order of a rank's actions"),
-    whole("p", 4, 1, 256, "stages, each on a rank of its own"),
-    whole("m", 8, 1, 4096, "micro-batches in a step"),
+    whole("p", 4, 1, MOST_RANKS, "stages, each on a rank of its own"),
+    whole("m", 8, 1, MOST_MICRO, "micro-batches in a step"),
     whole("v", 0, 0, 64, "chunks of blocks on each rank; 0: 2 if interleaved, else 1"),
     text("times", "1,1,1", "F,I,W",
          "ms that a micro-batch takes in 1/p of the model: forward, gradient of the input, gradients of the weights"),
-    text("costs", "", "A,B,..", "what each chunk costs, in the model's order, in any unit; '': all the same"),
     text("model", "", "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN: N layers, 64N channels, N heads:"
-         " chunks take as long as their blocks and their head, and bytes are printed; '': equal chunks, no bytes"),
-    *SIZES,
-    whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T", "t"),
-    whole("batch-size", 16, 1, 1 << 20, "sequences per micro-batch, B", "b"),
-    choice("precision", "fp32", "fp32|bf16|fp16", "of activations and messages"),
+         " chunks take as long as their blocks and their head; '': equal chunks"),
     text("split", "auto", "auto|even|9,3", "blocks of each chunk, in the model's order; auto: balanced by cost"),
-    real("message-ms", 0, 0, 1e6, "how long a message between two ranks takes"),
     switch("compare", "print a line for each schedule, instead of one's picture"),
-    text("trace", "", "FILE", "show a step of a run of train_gpt2_pp, which wrote FILE with --trace; its --schedule, --p and --v "
-         "are found out, and may be given"),
-    whole("step", 0, 0, 1e9, "with --trace: the step to show; 0: the shortest without the first"),
-    whole("columns", 0, 0, 10000, "width of the picture, in characters; 0: wide enough to read, at most 150"),
+    text("trace", "", "FILE", "show the shortest step of a run of train_gpt2_pp, which wrote FILE with --trace"),
     text("svg", "", "FILE", "also draw the picture into FILE"),
     real("svg-ms", 0, 0, 1e9, "ms that the width of --svg's picture stands for; 0: the step"),
 ]
-PARTS_OF = {"svg-ms": "svg", "step": "trace"} | dict.fromkeys(  # options that need another one
-    ("layers", "heads", "channels", "vocab-size", "seq-len", "batch-size", "precision", "split"), "model")
+NEEDS = {"svg-ms": "svg", "split": "model"}
+ONLY = {"trace": {"trace", "svg", "svg-ms"}, "compare": {"compare", "p", "m", "times", "model"}} # an option, and all that it takes
 
 
 class Case(Namespace):
@@ -59,10 +48,12 @@ class Case(Namespace):
     parts = property(lambda self: self.p * self.v)
     work = property(lambda self: self.m * sum(self.times))
 
+    def but(self, **changes): return Case(**vars(self) | changes)
+
     def play(self, of_chunk=None, of_action=None):
-        """of_chunk: times of each chunk, else those that the model and options give."""
+        """of_chunk: times of each chunk, else those that the model gives."""
         if not of_action: of_chunk = of_chunk or self.times_of_chunks()
-        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action, self.message_ms)
+        return play(FOLDER, self.pipeline, self.times, of_chunk, of_action)
 
     def plan(self):
         """Of each rank the actions in their order, in no time."""
@@ -70,23 +61,22 @@ class Case(Namespace):
 
     def blocks(self):
         """Of each chunk."""
-        config = {name: self.config[name] for name in ("L", "Vp", "C")}
-        return ask_player(FOLDER, split=self.split, p=self.p, v=self.v, **config)["blocks"]
+        return ask_player(FOLDER, split=self.split, p=self.p, v=self.v, **{name: self.config[name] for name in ("L", "Vp", "C")})["blocks"]
 
-    def head(self, g): return self.config["head"] if g == self.parts - 1 else 0
-    def cost(self, blocks, g): return blocks[g] + self.head(g)
+    def costs(self):
+        """Of each chunk, in blocks; the head is the last one's."""
+        *blocks, last = self.blocks()
+        return [*blocks, last + self.config["head"]]
 
     def times_of_chunks(self):
-        """By the model's blocks, by --costs, whose mean over the ranks is 1/p of the model, or all the same. The head's forward
-        pass is part of I, because its logits are not kept."""
-        (F, I, W), shares = self.times, [1 / self.v] * self.parts
-        if self.config:
-            one = self.p / (self.config["L"] + self.config["head"])  # a block's share of a stage
-            return [[one * n * F, one * n * I + one * self.head(g) * (F + I + W), one * n * W] for g, n in enumerate(self.blocks())]
-        if self.costs:
-            costs = read_numbers("costs", self.costs, self.parts)
-            shares = [cost / sum(costs) * self.p for cost in costs]
-        return [[share * F, share * I, share * W] for share in shares]
+        """By the model's blocks, or all the same. The head's forward pass is part of I, because its logits are not kept."""
+        F, I, W = self.times
+        if not self.config: return [[F / self.v, I / self.v, W / self.v]] * self.parts
+        head = self.config["head"]
+        one = self.p / (self.config["L"] + head) # a block's share of a stage
+        times = [[one * n * F, one * n * I, one * n * W] for n in self.blocks()]
+        times[-1][1] += one * head * (F + I + W)
+        return times
 
     def why_unplayable(self):
         """None: it can be played."""
@@ -99,38 +89,22 @@ class Case(Namespace):
         return "needs more blocks than the model has" if self.config and self.parts > self.config["L"] else None
 
 
-def replace(case, **changes): return Case(**vars(case) | changes)
-
-
-# ---- options ----
-def read_numbers(option, text, n):
+def read_times(text):
     try: found = [parse_number(float, x) for x in text.split(",")]
     except ValueError: found = []
-    if len(found) != n or not all(0 <= x < math.inf for x in found) or not any(found):
-        die(f"--{option} {text} is not {n} numbers from 0 on, one of them above it, with commas between")
+    require(len(found) == 3 and all(0 <= x < math.inf for x in found) and any(found),
+            f"--times {text} is not 3 numbers from 0 on, one of them above it, with commas between")
     return found
-
-
-def read_model(o):
-    """What schedule_order says of --model; None: there is none."""
-    if not o.model: return None
-    if o.costs: die("--costs and --model both say what chunks cost; give one of them")
-    names = "model", "layers", "heads", "channels", "vocab-size", "seq-len"
-    config = ask_player(FOLDER, **{name: getattr(o, name.replace("-", "_")) for name in names})
-    if o.seq_len > config["max_T"]:
-        die(f"--seq-len {o.seq_len} is longer than the {config['max_T']} positions of the model; lower it, or choose a model with "
-            "more")
-    return config | {"tokens": o.batch_size * o.seq_len, "bytes": 4 if o.precision == "fp32" else 2}
 
 
 def read_options():
     o = parse_options("schedule", "draw a pipeline's schedule, and say where its bubble comes from", OPTIONS)
-    if o.compare and (o.costs or o.svg or o.given & {"split", "schedule", "v"}):
-        die("--compare shows all schedules, and draws nothing; leave out --schedule, --v, --costs, --split and --svg")
-    for name, of in PARTS_OF.items():
-        if name in o.given and not getattr(o, of): die(f"--{name} is one of --{of}'s; give both")
-    o.times, o.config = read_numbers("times", o.times, 3), read_model(o)
-    case = Case(**vars(o) | ({} if o.trace or o.v else {"v": 2 if o.schedule == "interleaved" else 1}))
+    for name, takes in ONLY.items():
+        more = sorted(o.given - takes) if name in o.given else []
+        require(not more, f"--{', --'.join(more)} cannot be used with --{name}; leave it out")
+    for name, of in NEEDS.items(): require(name not in o.given or getattr(o, of), f"--{name} is one of --{of}'s; give both")
+    o.times, o.config = read_times(o.times), ask_player(FOLDER, model=o.model) if o.model else None
+    case = Case(**vars(o) | ({} if o.v else {"v": 2 if o.schedule == "interleaved" else 1}))
     if not o.trace and not o.compare and case.why_unplayable():
         die(f"--schedule {o.schedule} {case.why_unplayable()}; --p {o.p}, --m {o.m} and --v {case.v} are given")
     return case
@@ -142,21 +116,18 @@ def count(n, what): return f"{n} {what}{'' if n == 1 else 'es' if what.endswith(
 
 def show_step(case, title, ranks, step):
     shortest = min((end - begin for rank in ranks for *_, begin, end in rank["boxes"] if end > begin), default=math.inf)
-    columns = case.columns or int(min(150, math.ceil(((3 if case.m > 10 else 2) + case.v) * step / shortest)))
-    per_column = step / columns
+    columns = int(min(150, math.ceil(((3 if case.m > 10 else 2) + case.v) * step / shortest)))
     print(f"{title}\n")
     for r, rank in enumerate(ranks):
         row = ["."] * columns
         for letter, micro, chunk, begin, end in rank["boxes"]:
-            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", int(begin / per_column + 0.5), int(end / per_column
-                                                                                                                + 0.5)
+            name, first, last = f"{letter}{micro}{chr(39) * min(chunk, 8)}", *(int(x / step * columns + 0.5) for x in (begin, end))
             for c in range(first, min(last, columns)): row[c] = name[c - first] if c - first < len(name) else "-"
         print(f"rank {r:<3} |{''.join(row)}|")
     print()
     print_table(["", "computes, ms", "waits, ms", "share", "activations at most", "by the formula"], *(
         [f"rank {r}", f"{rank['busy']:.6g}", f"{step - rank['busy']:.6g}", f"{100 * rank['busy'] / step:.1f}%",
-         f"{count(rank['peak'], 'micro-batch')}{', a chunk each' * (case.v > 1)}", "-" if rank["slots"] is None else rank["slots"]]
-        for r, rank in enumerate(ranks)))
+         f"{count(rank['peak'], 'micro-batch')}{', a chunk each' * (case.v > 1)}", rank["slots"]] for r, rank in enumerate(ranks)))
 
 
 PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}  # of an action's time in (F, I, W)
@@ -180,59 +151,29 @@ def write_svg(case, ranks, step):
     print(f"\npicture: {case.svg}")
 
 
-def print_part(name, ms, step, work):
-    print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
-
-
-def print_bubble(title, how, step, work, parts, formula, notes=()):
+def print_bubble(title, how, step, work, parts, formula):
+    def part(name, ms, step=step):
+        print(f"{name:<26} {ms:10.6g} ms   {100 * ms / step:6.2f} % of the step   {100 * ms / work:6.2f} % of the work")
     print(f"\nstep {step:.6g} ms{title}: {work:.6g} ms of work, which is the mean of the ranks, and the bubble")
-    print_part(f"bubble as {how}", step - work, step, work)
-    for name, ms in parts.items(): print_part(f"  {name}", ms, step, work)
-    for note in notes: print(f"  ({note})")
+    part(f"bubble as {how}", step - work)
+    for name, ms in parts.items(): part(f"  {name}", ms)
     if formula is None: print("bubble by the formula      there is none for these numbers")
-    else: print_part("bubble by the formula", formula, work + formula, work)
+    else: part("bubble by the formula", formula, work + formula)
 
 
 # ---- a played step ----
 def print_played_bubble(case, played):
     """The bubble as it was played = the ramp, when some ranks have nothing to do yet or any more + imbalance, by which the slowest
-    rank's work exceeds the mean + messages, without which the step would be shorter."""
-    work, step, slowest, parts = case.work, played["step"], max(rank["busy"] for rank in played["ranks"]), {}
-    if slowest > work * (1 + 1e-9) or case.message_ms > 0:
-        silent = replace(case, message_ms=0).play()["step"]
-        parts = {RAMP: silent - slowest, "imbalance": slowest - work, "messages": step - silent}
+    rank's work exceeds the mean."""
+    work, step, slowest = case.work, played["step"], max(rank["busy"] for rank in played["ranks"])
+    parts = {RAMP: step - slowest, "imbalance": slowest - work} if slowest > work * (1 + 1e-9) else {}
     print_bubble("", "played", step, work, parts, played["bubble"])
 
 
-def slot_bytes(case, rank, blocks):
-    """Bytes that a micro-batch keeps in one chunk of a rank, from its F to its B or W: per token and block 16C elements, with the
-    9C gradients that W needs where B is cut, and 4 + NH floats of layernorms and attention. (gpt2_predict_memory of
-    train_gpt2_pp.cu)"""
-    C, X, chunks = case.config["C"], case.config["bytes"], rank["chunks"]
-    most, has_head = max(blocks[g] for g in chunks), case.parts - 1 in chunks
-    per_block = (25 if case.pipeline.is_cut else 16) * C * X + 4 * (4 + case.config["NH"])
-    return case.config["tokens"] * (most * per_block + has_head * (2 * C * X + 8) + 8)
-
-
-def print_bytes(case, played):
-    """What a rank keeps at its peak, and sends in a step, with --model."""
-    config, blocks = case.config, case.blocks()
-    message = config["tokens"] * config["C"] * config["bytes"]
-    def times(n, each): return f"{n} x {each} = {n * each} ({format_bytes(n * each)})"
-    print()
-    print_table(["", "blocks", "activations at the peak, bytes", "messages in a step, bytes"], *(
-        [f"rank {r}", sum(blocks[g] for g in rank["chunks"]), times(rank["peak"], slot_bytes(case, rank, blocks)),
-         times(rank["sends"], message)] for r, rank in enumerate(played["ranks"])))
-    print(f"a micro-batch in a chunk of n blocks: BT (n ({25 if case.pipeline.is_cut else 16}C X + 4 (4 + NH)) + 8) bytes; with "
-          f"the head BT (2C X + 8) more; BT {config['tokens']:g}, C {config['C']:g}, NH {config['NH']}, X {config['bytes']}")
-    print(f"messages: {sum(rank['sends'] for rank in played['ranks']):g} of BT C X bytes in all; by the formula "
-          f"{case.pipeline.messages():g}")
-
-
 def print_blocks(name, case):
-    blocks, step = case.blocks(), case.play()["step"]
-    costs = [sum(case.cost(blocks, g) for g in case.pipeline.chunks(r)) for r in range(case.p)]
-    print(f"{name} {','.join(map(str, blocks))}: ranks compute for {100 * (sum(costs) / (case.p * max(costs))):.1f} "
+    step, costs = case.play()["step"], case.costs()
+    of_ranks = [sum(costs[r::case.p]) for r in range(case.p)]
+    print(f"{name} {','.join(map(str, case.blocks()))}: ranks compute for {100 * (sum(costs) / (case.p * max(of_ranks))):.1f} "
           f"% of the time without a bubble, for {100 * case.work / step:.1f} % with it; step {step:.6g} ms")
 
 
@@ -242,86 +183,61 @@ def show(case):
               f"F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms", played["ranks"], played["step"])
     print_played_bubble(case, played)
     if case.config:
-        print_bytes(case, played)
         print(f"\n{case.model}: {case.config['L']} blocks; the head costs as much as {case.config['head']:.2f} of them")
         print_blocks("split", case)
         for name in "even", "auto":
-            if case.split != name: print_blocks(f"{name} ", replace(case, split=name))
+            if case.split != name: print_blocks(f"{name} ", case.but(split=name))
     if case.svg: write_svg(case, played["ranks"], played["step"])
 
 
 # ---- a run's step ----
-class Step:
-    """On the ranks of the first replica of the model. Times are ms. In a trace of train_gpt2_pp the names of slices begin with
-    their action: "F3 forward, block 2" is part of the forward pass of micro-batch 3. Waits for messages are cut out of them; the
-    sums and the update, which follow, have other names and are no part of the pipeline."""
-
-    def __init__(self, number, ranks):
-        self.number, self.ranks = number, ranks  # of each rank its actions: [(action, [(begin, end), ..]), ..]
-        self.count = sum(map(len, ranks))
-        spans = [span for rank in ranks for _, spans in rank for span in spans]
-        self.begin, self.end = min(begin for begin, _ in spans), max(end for _, end in spans)
-        self.bubble = self.end - self.begin - sum((end - begin) / len(ranks) for begin, end in spans)
+# On the ranks of the first replica of the model. ranks: of each its actions, [(action, [(begin, end), ..]), ..]; times are ms.
+Step = namedtuple("Step", "number ranks count begin end bubble")
 
 
 def steps_of(actions, p):
-    """Of all steps what the first p ranks did in them."""
+    """Of all steps what the first p ranks did in them. In a trace of train_gpt2_pp the names of slices begin with their action: "F3
+    forward, block 2" is part of the forward pass of micro-batch 3. Waits for messages are cut out of them; the sums and the update,
+    which follow, have other names and are no part of the pipeline."""
     found = defaultdict(lambda: [[] for _ in range(p)])
     for r, slices in enumerate(actions[:p]):
         for (step, action), part in groupby(slices, lambda x: (x.step, x.action)):
             found[step][r].append((action, [(1e-3 * x.begin, 1e-3 * x.end) for x in part]))
-    return [Step(number, ranks) for number, ranks in sorted(found.items())]
+    for number, ranks in sorted(found.items()):
+        spans = [span for rank in ranks for _, spans in rank for span in spans]
+        begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
+        yield Step(number, ranks, sum(map(len, ranks)), begin, end, end - begin - sum((b - a) / p for a, b in spans))
 
 
-def why_no_fit(case, step):
-    """In what a step's actions differ from those of a schedule, in words; None: in nothing."""
-    of = f"{case.schedule} with {case.p} stages, {count(case.v, 'chunk')} each and {case.m} micro-batches has"
-    for r, (rank, actions) in enumerate(zip(case.plan(), step.ranks)):
-        for k, ((action, _), (*wanted, _, _, _)) in enumerate(zip(actions, rank["boxes"])):
-            if action != tuple(wanted):
-                return "action %d of rank %d in step %d is %s%d, where %s %s%d" % (k, r, step.number, *action, of, *wanted)
-        n, most = len(actions), len(rank["boxes"])
-        if n != most: return f"rank {r} has {n} actions in step {step.number}, where {of} {most}"
-    return None
-
-
-def find_case(o, ranks, step):
-    """The schedule whose actions are those of the trace, unless options give it. Its chunks follow from the number of actions."""
-    letters = [action[0] for action, _ in step.ranks[0]]
-    is_cut = "W" in letters
-    v = o.v or max(1, len(letters) // ((3 if is_cut else 2) * o.m))
-    names = [o.schedule] if "schedule" in o.given else ["zb-h1"] if is_cut else ["interleaved"] if v > 1 else ["1f1b", "gpipe"]
-    cases = [replace(o, schedule=name, v=v) for name in names]
-    reasons = [case.why_unplayable() or why_no_fit(case, step) for case in cases]
-    if None in reasons: return cases[reasons.index(None)]
-    is_given = "schedule" in o.given or o.v > 0 or o.p != ranks
-    remedy = "leave --schedule, --v and --p out, or give the run's" if is_given else "it is no whole step of train_gpt2_pp"
-    die(f"--trace {o.trace} as {names[0]}: {reasons[0]}; {remedy}")
+def fits(case, step):
+    """Whether a step's actions are those of a schedule."""
+    return not case.why_unplayable() and all([action for action, _ in actions] == [tuple(box[:2]) for box in rank["boxes"]]
+                                             for actions, rank in zip(step.ranks, case.plan()))
 
 
 def read_trace(o):
-    """The numbers of stages and micro-batches are those of the run, and so is the schedule. Without --step the shortest step: other
-    programs disturbed it least."""
-    for name in ("m", "times", "costs", "model", "message-ms", "compare"):
-        if name in o.given: die(f"--{name} cannot be used with --trace, which has the run's own times")
+    """The numbers of stages and micro-batches are those of the run, its schedule the one whose actions are those of the trace, and
+    chunks follow from the number of actions. The shortest step is shown: other programs disturbed it least."""
     trace = Trace(o.trace)
     actions, ranks = [[x for x in rank.compute if x.action] for rank in trace.ranks], len(trace.ranks)
     trace.require(any(actions), "has no slices whose names begin with an action, such as F0")
-    o.m = 1 + max(x.action[1] for slices in actions for x in slices)
-    trace.require(ranks <= MOST_RANKS and o.m <= MOST_MICRO, f"is of {ranks} ranks and {o.m} micro-batches")
-    copies = sum(any(" head" in x.name for x in slices) for slices in actions)  # of the model; 0: no slice says so
-    if "p" not in o.given: o.p = ranks // copies if copies and ranks % copies == 0 else ranks
-    if ranks % o.p:
-        die(f"--p {o.p} does not divide the {ranks} ranks of --trace; leave it out, or give the run's --pipeline-parallel")
-    if o.p == 1: die(f"--trace {o.trace} is of one stage, which has no bubble; give the trace of a run with more")
-    steps = steps_of(actions, o.p)
+    m = 1 + max(x.action[1] for slices in actions for x in slices)
+    copies = sum(any(" head" in x.name for x in slices) for slices in actions)
+    trace.require(ranks <= MOST_RANKS and m <= MOST_MICRO, f"is of {ranks} ranks and {m} micro-batches")
+    p = ranks // copies if copies and ranks % copies == 0 else ranks # copies: of the model; 0: no slice says so
+    require(p > 1, f"--trace {o.trace} is of one stage, which has no bubble; give the trace of a run with more")
+    steps = [*steps_of(actions, p)]
     most = max(x.count for x in steps)
     later = steps[1:] if len(steps) > 1 and steps[1].count == most else steps  # the first one touches memory for the first time
-    whole = [x for x in later if x.count == most]
-    number = o.step or min(whole, key=lambda x: x.end - x.begin).number
-    step = next((x for x in steps if x.number == number), None)
-    if step is None: die(f"--step {number}: the trace has no such step; it has {steps[0].number} to {steps[-1].number}")
-    return find_case(o, ranks, step), whole, step
+    complete = [x for x in later if x.count == most]
+    step = min(complete, key=lambda x: x.end - x.begin)
+    letters = [action[0] for action, _ in step.ranks[0]]
+    v = max(1, len(letters) // ((3 if "W" in letters else 2) * m))
+    names = ["zb-h1"] if "W" in letters else ["interleaved"] if v > 1 else ["1f1b", "gpipe"]
+    case = next((case for case in (o.but(schedule=name, p=p, m=m, v=v) for name in names) if fits(case, step)), None)
+    require(case, f"--trace {o.trace}: step {step.number} is no whole step of train_gpt2_pp: with {p} stages, {count(v, 'chunk')} each"
+            f" and {m} micro-batches {names[0]} has other actions")
+    return case, complete, step
 
 
 def boxes_of(actions, planned, zero):
@@ -338,15 +254,13 @@ def print_measured_bubble(case, busy, step, of_chunk, of_action):
     """Takes a run's bubble apart, and says what makes its largest part smaller. Imbalance is by how much the slowest rank's work
     exceeds the mean. The ramp is what is left if the step is played with each chunk's mean times and messages that take no time:
     ranks wait until work has reached them, and after the last has left them. Jitter is what the actual time of each action adds to
-    that. The rest of the step passed while messages were on their way, or were sent late."""
+    that, below 0 where actions were short when others waited for them. The rest of the step passed while messages were on their
+    way, or were sent late; it is below 0 where a rank sends before its action ends."""
     work, slowest = case.work, max(busy)
     mean, each = case.play(of_chunk), case.play(of_action=of_action)
     parts = {RAMP: mean["step"] - slowest, "imbalance": slowest - work, "jitter": each["step"] - mean["step"],
              "late messages": step - each["step"]}
-    below = {"jitter": "jitter is below 0 where actions were short when others waited for them",
-             "late messages": "late messages are below 0 where a rank sends before its action ends"}
-    notes = [note for name, note in below.items() if parts[name] < -0.01 * step]
-    print_bubble(", from its first action to its last", "measured", step, work, parts, mean["bubble"], notes)
+    print_bubble(", from its first action to its last", "measured", step, work, parts, mean["bubble"])
     words = {
         RAMP: "the ramp; more micro-batches, or a schedule with a smaller bubble, make it a smaller share (--compare)",
         "imbalance": f"imbalance; rank {busy.index(slowest)} computes {slowest / work:.2f} times the mean, and the others wait for "
@@ -389,27 +303,22 @@ def compared(case):
     bubble, formula = played["step"] - work, "-" if played["bubble"] is None else f"{played['bubble']:.6g}"
     peak = max(rank["peak"] for rank in played["ranks"]) / case.v
     sent = 1 if case.p == 1 else case.pipeline.messages() / (2 * case.m * (case.p - 1))
-    blocks = case.blocks() if case.config else []
-    kept = [format_bytes(max(rank["peak"] * slot_bytes(case, rank, blocks) for rank in played["ranks"]))] if blocks else []
     return [name, f"{bubble:.6g}", f"{100 * bubble / (work + bubble):.2f}%", f"{100 * bubble / work:.2f}%", formula, f"{peak:.3g}",
-            f"{sent:.3g}", *kept]
+            f"{sent:.3g}"]
 
 
 def compare(case):
     F, I, W = case.times
     print(f"{count(case.p, 'stage')}, {count(case.m, 'micro-batch')}; F, I, W of 1/{case.p} of the model {F:g}, {I:g}, {W:g} ms\n")
     ways = ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1)
-    print_table(["", "bubble, ms", "of the step", "of the work", "formula, ms", "peak", "messages",
-                 *["activations"] * bool(case.config)],
-                *(compared(replace(case, schedule=schedule, v=v)) for schedule, v in ways))
+    print_table(["", "bubble, ms", "of the step", "of the work", "formula, ms", "peak", "messages"],
+                *(compared(case.but(schedule=schedule, v=v)) for schedule, v in ways))
     print("\npeak: activations on the rank with the most, in micro-batches of a stage; messages: relative to 1f1b's")
 
 
 def main():
     case = read_options()
-    if case.trace: show_trace(case)
-    elif case.compare: compare(case)
-    else: show(case)
+    (show_trace if case.trace else compare if case.compare else show)(case)
 
 
 if __name__ == "__main__": main()

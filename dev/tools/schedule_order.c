@@ -2,8 +2,8 @@
 schedule_order - tells tools in Python what a pipeline of train_gpt2_pp does: the order of a rank's actions, the formulas
 (llmc/parallel/pipeline.h), and the split of blocks (split.h). It reads a JSON object a line, and answers each with a line:
 
-    {"model": "gpt2", "layers": 0, "heads": 0, "channels": 0, "vocab-size": 0, "seq-len": 1024}
-        {"L", "C", "NH", "Vp", "max_T", "head": what the head costs, in blocks}
+    {"model": "gpt2"}
+        {"L", "C", "Vp", "head": what the head costs, in blocks}
     {"split": "auto", "p", "v", "L", "Vp", "C"}
         {"blocks": [of each chunk], "efficiency": the share of the time in which ranks compute if there is no bubble}
     {"schedule": its number in pipeline.h, "p", "m", "v", "times": [F, I, W of all chunks of a rank]}
@@ -21,12 +21,9 @@ What is impossible ends the program with an error.
 static json_t* answer_model(json_t* request) {
     Options o = options_defaults();
     Tokenizer bytes = { .vocab_size = 257 };
-    int T;
-    if (json_unpack(request, "{s:s, s:I, s:I, s:I, s:I, s:i}", "model", &o.model, "layers", &o.layers, "heads", &o.heads,
-                    "channels", &o.channels, "vocab-size", &o.vocab_size, "seq-len", &T) != 0) return NULL;
-    GPT2Config c = config_from_options(&o, &bytes, T);
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:f}", "L", c.L, "C", c.C, "NH", c.NH, "Vp", c.Vp, "max_T", c.max_T,
-                     "head", split_costs(c.Vp, c.C).head);
+    if (json_unpack(request, "{s:s}", "model", &o.model) != 0) return NULL;
+    GPT2Config c = config_from_options(&o, &bytes, 1);
+    return json_pack("{s:i, s:i, s:i, s:f}", "L", c.L, "C", c.C, "Vp", c.Vp, "head", split_costs(c.Vp, c.C).head);
 }
 
 static json_t* answer_split(json_t* request) {

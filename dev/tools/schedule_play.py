@@ -1,7 +1,7 @@
 """Plays a pipeline's schedule: when each action begins and ends, if every rank does its actions in order and each as early as its
 input is there. Orders and formulas are train_gpt2_pp's own (schedule_order.c)."""
 import json, os
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 from tool import ask, require, started
@@ -28,6 +28,7 @@ class Pipeline(NamedTuple):
         return 2 * self.m * (self.parts - 1)
 
 
+@cache
 def ask_player(folder, **request):
     """What schedule_order in this folder says; schedule_order.c lists the requests."""
     path = os.path.join(folder, "schedule_order")

@@ -1,21 +1,24 @@
-"""What tests of the planner's functions share: its modules, and plans of named models."""
+"""What tests of the planner's functions share: plans of named models, and networks."""
 import os
 from suite import ROOT
 
 os.environ.setdefault("PLAN_PROGRAMS", str(ROOT / "build/predict"))
 
-from machines import Network, link_of, open_link  # noqa: E402 (the path comes first)
-from questions import Plan  # noqa: E402
-from shapes import SHAPES  # noqa: E402
+from dev.plan.machines import GPUS, Network, link_of, open_link  # noqa: E402 (the path comes first)
+from dev.plan.mesh import MeshPlan  # noqa: E402
+from dev.plan.plans import Plan  # noqa: E402
+from dev.plan.shapes import SHAPES  # noqa: E402
 
 
 def plan_of(name, N, max_T=1024, **changes):
     shape = {key: changes.pop(key) for key in list(changes) if key in ("L", "NH", "C", "V")}
-    return Plan(SHAPES[name]._replace(T=max_T, **shape), 4, 1024, N)._replace(**changes)
+    return Plan(**{"shape": SHAPES[name]._replace(T=max_T, **shape), "B": 4, "T": 1024, "N": N, "accumulation": 1, "t": 1, "p": 1,
+                   "v": 1, "c": 1} | changes)
 
 
-def piped(plan, p, schedule="1f1b", v=1, split="auto", **changes):
-    return plan._replace(p=p, schedule=schedule, v=v, split=split, **changes)
+def mesh_of(shape, gpu, d, t, p, zero, batch, B, **changes):
+    return MeshPlan(**{"shape": SHAPES[shape], "chip": GPUS[gpu], "d": d, "t": t, "p": p, "zero": zero, "batch": batch, "B": B,
+                       "T": 1024} | changes)
 
 
 def network_of(inside, between, per_node, **changes):

@@ -242,7 +242,7 @@ def test_a_bad_link_makes_a_run_slower_and_not_different(cluster, tmp_path, name
 @pytest.mark.rest
 def test_a_cluster_is_measured_and_steps_on_it_are_planned(cluster, tmp_path):
     cluster.up(2, 2, "1gbit,200us")
-    succeeds("python3 dev/plan/here.py --cluster --out", tmp_path / "here.json", env=cluster.env)
+    succeeds("python3 -m dev.plan.here --cluster --out", tmp_path / "here.json", env=cluster.env)
     planned = succeeds(program("plan"), "--here --cluster --ranks 4 --node-ranks 2 --measured", tmp_path / "here.json")
     assert_says(planned.out, "nodes of 2 ranks and 1 interface: .*here.json", r"^zero\+\+  ranks +compute ms")
     table = succeeds("python3 -m experiments cluster_table --link 1gbit,200us --rounds 1 --steps 2 --rows", ["zero++"], timeout=600)

@@ -1,10 +1,10 @@
-"""build/plan: its tables and JSON, figures that courses give, its errors, and its bytes compared with what training programs
+"""build/plan: its tables and JSON, what pages quote of them and of build/schedule, its errors, and its bytes compared with what training programs
 predict and hold. (test_plan_steps.py and test_plan_mesh.py have the formulas; experiments/cluster_table.py compares its seconds
 with measured ones.)"""
 import functools, json, re, subprocess
 import pytest
 from rows import rows_of, short
-from steps import METHODS
+from dev.plan.plans import METHODS
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, program, rest, succeeds, train, trained
 
 LONG = 10
@@ -28,8 +28,9 @@ def answer(*options):
 
 
 def ways(*options):
-    """{name: bytes by kind} of each way of dividing the work."""
-    return {way["name"]: way["bytes"] for way in answer(*options)["ways"]}
+    """{name: way} of dividing the work, and of the stages of one pipeline."""
+    found = answer(*options)
+    return {way["name"]: way for way in found["ways"] + found["stages"]}
 
 
 def times(table, *options):
@@ -37,25 +38,35 @@ def times(table, *options):
     return next({row["name"]: row for row in t["rows"]} for t in answer(*options)["times"] if t["table"] == table)
 
 
-def columns(text):
-    """{column: {row: number}} of the tables of bytes of --exact."""
-    found = {}
-    for table in re.split(r"^bytes per rank of \d+ +", text, flags=re.M)[1:]:
-        head, *lines = table.split("\n")
-        for line in lines[:next(i for i, x in enumerate(lines) if not x.startswith("  "))]:
-            name, *numbers = re.split(r"  +", line.strip())
-            of = f"{before} recomputed" if name == "or recomputed" else name
-            before = of
-            for column, number in zip(re.split(r"  +", head.strip()), numbers):
-                found.setdefault(column, {}).setdefault(of, int(number.removeprefix("rank ")))
-    return found
+# ---- what pages quote, to the digit ----
+def quotes_of(page):
+    """(command, lines without doubled spaces) of what a page says that plan or schedule prints, but of runs and this machine."""
+    for block in re.findall(r"(?:^    .*\n)+", (ROOT / page).read_text(), re.M):
+        for part in re.split(r"^    \$ ", re.sub(r"\n    >", r"\r", block), flags=re.M)[1:]:
+            line, *lines = part.rstrip().split("\n")
+            if re.search("build/(plan|schedule) --", line) and not re.search("--trace|--here", line):
+                yield line.replace("\r", "\n"), [" ".join(x.split()) for x in lines if "..." not in x]
+
+
+QUOTES = [(page.name, *quote) for page in sorted((ROOT / "doc").glob("*.md")) for quote in quotes_of(page)]
+
+
+@pytest.mark.parametrize("page, command_line, lines", QUOTES, ids=lambda x: short(x) if isinstance(x, str) else "")
+def test_pages_quote_what_is_printed(page, command_line, lines):
+    printed = iter([" ".join(line.split()) for line in succeeds("sh -c", [command_line]).out.splitlines()])
+    for line in lines: assert line in printed, line # in their order
+
+
+def test_pages_quote_every_question():
+    assert len(QUOTES) > 40 and sum(len(lines) for *_, lines in QUOTES) > 250
+    for option in ("params", "mesh all", "mesh dp", "validate", "compress all", "pipeline-parallel", "context-parallel", "sharding",
+                   "compare", "tokens", "node", "recompute"):
+        assert any(f"--{option}" in line for _, line, _ in QUOTES), option
 
 
 # ---- what is printed ----
 @rows_of(r"""
-XL => 1557611200 parameters ~ bytes per rank of 8 .*ddp .*zero-1 .*zero-2 .*zero-3 .*fsdp ~ parameters +3.1 GB +3.1 GB +3.1 GB +389 MB ~
-    gradients +3.1 GB +3.1 GB +389 MB ~ optimizer state +18.7 GB +2.3 GB ~ activations +10.6 GB ~ or recomputed +1.4 GB ~
-    fits +24 GB +40 GB +80 GB +141 GB ~ ^  ddp +no +yes ~ ^  fsdp +yes +yes
+XL => 1557611200 parameters ~ ^fits +24 GB +40 GB +80 GB +141 GB$ ~ ^  ddp +no +yes +yes +yes$ ~ ^  fsdp +yes +yes +yes +yes$
 --model gpt2-xl --ranks 8 => ^step +16 x 1024 tokens in ~ ^  on the rank with most +rank 0 +rank 0 +rank 0$ ~
     ^  on the rank with least +rank 1 +rank 3 +rank 7$
 --ranks 4 => ^step +16 x 128 tokens in
@@ -65,10 +76,8 @@ XL --batch-size 22 --gpu h100 --reserve 6 => ^  ddp +recomputed$
 GPT2 => ^split      9,3: ranks compute for 97 % .* for 76 %$ ~ ^split      4,4,4,0: .* for 80 % .* for 52 %$ ~ ^  pp 8 +yes ~
     ^cp c: c ranks share each sequence, and 4 x 1024 tokens per micro-batch; --cp ulysses, contiguous$ ~ ^  cp 4 +yes ~
     ^tp t: t ranks share .* 4 x 1024 tokens ~ ^zero-3 waits for each unit that it gathers, as train_gpt2_zero does
---params 7.5e9 --ranks 64 => bytes per rank of 64 ~ ^ +4 +120.0 +52.50 +41.25 +30.00 ~ ^ +64 +120.0 +31.41 +16.64 +1.88 ~
-    ^ +1024 +120.0 +30.09 +15.10 +0.12 ~ total +120 GB +31.4 GB +16.6 GB +1.9 GB ~ zero-2 +yes +10.8 B ~ ddp +no +1.5 B
---params 13e9 --master off --ranks 4 => 2 \+ 2 \+ 8 bytes ~ total +156 GB +78.0 GB +58.5 GB +39.0 GB +52.0 GB$ ~
-    ^fsdp's shards are fp32.* would take zero-3's$
+PP4 --schedule 1f1b => ^bytes per rank of 8 +rank 0 +rank 1 +rank 2 +rank 3$ ~ ^  blocks +4 +4 +4 +0$ ~
+    ^  activations at a time +4 +3 +2 +1$
 --params 1e9 --precision fp32 --ranks 4 => 4 \+ 4 \+ 8 bytes ~ total +16.0 GB +10.0 GB
 --params 1e9 --ranks 64 --memory 32 --reserve 0 => ^fits, largest +32 GB ~ ^  ddp +yes +2 B ~ ^  zero-1 +yes +7.64 B ~
     ^  zero-2 +yes +14.4 B ~ ^  zero-3 +yes +128 B
@@ -85,17 +94,9 @@ XL --node gcp-a3-high => ^links: NVLink 4; nodes of 8 ranks and 4 interfaces: 20
 XL --node workstation --link pcie => ^links: PCIe 4.0 x16; nodes of 4 ranks and 1 interface: 10 Gb/s each
 GPT2 --compress top-k => ^ddp top-k: train_gpt2_compress, from the step on ~ compressing takes no time here ~
     ^  sent per step +436 MB +70.0 MB$ ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp top-k +ranks
---validate => ^times +75 rows, half of them within [0-9.]+ %$
 METHODS --memory-bandwidth 1e11 => ^  int8 +190 MB .* 16.55 +2.04 
-METHODS => computing takes 10 ms, and summing all gradients 8 ms$ ~ ^  none +747 MB +100.0% .* 8.00 .* 1.00 +55.6%  ~
-    ^  bf16 .* 50.0% .* 4.00 .* 71.4%  ~ ^  int8 .* 83.1%  ~ ^  powersgd .* 99.4%  ~ ^  fp32, ring +4.000 +6.000 +7.000  ~
-    ^  PyTorch.s int8 hook, gathered +1.000 +3.000 +7.000 +15.000 
-GPT2 --tokens 1e10 --gpu h100 --price 2 => efficiency +hours +GPU-hours +kWh +price$
---help => ^Model and batch:$ ~ ^Links:$
+--help => ^Model and batch:$ ~ ^Links:$ ~ ^With --mesh:$
 --mesh all --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^dp=8,tp=1,pp=1 zero 1 .* dp [0-9]+ % +zero$
---mesh all --model gpt3-13b --gpu h100 --ranks 64 --tokens 300e9 --total-batch-size 2097152 =>
-    ^1024 x 2048 tokens a step, on 64 ranks ~ ^mesh .* most of the step +program +hours +GPU-hours +kWh$ ~ ^dp=64,tp=1,pp=1 zero 1 +1  ~
-    ^dp=64,tp=1,pp=1 zero 0  does not fit: 209 GB$ ~ ^dp=4,tp=16,pp=1 zero 1  heads do not divide$
 --mesh all --model llama3-405b --gpu h100 --ranks 8 => of which 0 fit; ~ ^bytes are estimated .*no program of this course
 --mesh all --model d12 --layers 6 --channels 512 --heads 8 --vocab-size 50257 --gpu h100 --ranks 8 --seq-len 512 =>
     ^d12: 6 blocks, 512 channels, 8 heads, 50257 tokens
@@ -104,44 +105,23 @@ def test_tables_say(options, patterns):
     assert_says(said(options), *patterns)
 
 
-# ---- which ways there are ----
-def of(kind, *options):
-    return [name for name in ways(*options) if name.startswith(kind)]
-
-
-@pytest.mark.parametrize("kind, options, names", [
-    ("tp", "--model gpt2-medium --ranks 8", ["tp 1", "tp 2", "tp 4", "tp 8"]), ("tp", XL, ["tp 1"]), # of 25 heads
-    ("tp", "--model gpt2-medium --ranks 8 --sequence-parallel --batch-size 1 --seq-len 4", ["tp 1", "tp 2", "tp 4"]),
-    ("tp", "--model gpt2 --ranks 6 --tensor-parallel 3", ["tp 3"]), ("cp", GPT2, ["cp 2", "cp 4"]), # of 12 heads
-    ("cp", f"{GPT2} --cp ring --cp-balance zigzag --seq-len 8", ["cp 2", "cp 4"]), # 16 chunks have no tokens
-    ("cp", "--model gpt2-xl --ranks 6 --cp allgather", ["cp 2"]), ("pp", GPT2, ["pp 2", "pp 4", "pp 8"]),
-    ("pp", "--model d3 --ranks 8", ["pp 2"]), ("pp", "--model gpt2 --ranks 6", ["pp 2"])], ids=short)
-def test_as_many_ranks_share_a_replica_as_divide_it(kind, options, names):
-    assert of(kind, options) == names
-
-
+# ---- which ways there are, and rows of tables of times ----
 @pytest.mark.parametrize("table, options, names", [
-    ("tp of 8", "--model gpt2-medium --ranks 8", ["1", "2", "4", "8"]), ("cp of 8", GPT2, ["cp 2", "cp 4"]),
-    ("pp of 8", GPT2, ["pp 2", "pp 4", "pp 8"]),
+    ("tp of 8", "--model gpt2-medium --ranks 8", ["1", "2", "4", "8"]), ("ways tp", XL, ["tp 1"]), # of 25 heads
+    ("tp of 8", "--model gpt2-medium --ranks 8 --sequence-parallel --batch-size 1 --seq-len 4", ["1", "2", "4"]),
+    ("tp 3", "--model gpt2 --ranks 6 --tensor-parallel 3", [3 << k for k in range(11)]), ("cp of 8", GPT2, ["cp 2", "cp 4"]), # of 12
+    ("cp of 8", f"{GPT2} --cp ring --cp-balance zigzag --seq-len 8", ["cp 2", "cp 4"]), # 16 chunks have no tokens
+    ("cp of 6", "--model gpt2-xl --ranks 6 --cp allgather", ["cp 2"]), ("pp of 8", GPT2, ["pp 2", "pp 4", "pp 8"]),
     ("cp 8 of 8", f"{GPT2} --context-parallel 8", ["allgather", "allgather zigzag", "ring", "ring zigzag"]),
+    ("cp 4", f"{GPT2} --context-parallel 4 --cp ring", EVERY_RANKS[2:]),
+    ("pp of 8", "--model d3 --ranks 8", ["pp 2"]), ("pp of 6", "--model gpt2 --ranks 6", ["pp 2"]),
     ("pp 4 of 8", f"{PP4} --accumulation 8", ["gpipe", "1f1b", "interleaved 2", "zb-h1"]),
-    ("pp 4 of 8", f"{PP4} --accumulation 9", ["gpipe", "1f1b", "zb-h1"]),
-    ("tp 3", "--model gpt2 --ranks 6 --tensor-parallel 3", [3 << k for k in range(11)]),
-    ("cp 4", f"{GPT2} --context-parallel 4 --cp ring", EVERY_RANKS[2:]), ("pp 4", f"{PP4} --schedule 1f1b", EVERY_RANKS[2:]),
+    ("pp 4 of 8", f"{PP4} --accumulation 9", ["gpipe", "1f1b", "zb-h1"]), ("pp 4", f"{PP4} --schedule 1f1b", EVERY_RANKS[2:]),
     ("ddp", XL, EVERY_RANKS), ("fsdp", "--model gpt2 --ranks 24", sorted([*EVERY_RANKS, 24])),
     ("fsdp", f"{GPT2} --sharding hybrid --shard-group 4", EVERY_RANKS[2:])], ids=short)
-def test_times_have_a_row_for_each_way_or_number_of_ranks(table, options, names):
-    assert list(times(table, options)) == [*map(str, names)]
-
-
-def test_one_schedule_shows_ranks():
-    table = columns(said(PP4, "--exact", "--schedule 1f1b"))
-    assert [table[f"rank {q}"]["blocks"] for q in range(4)] == [4, 4, 4, 0] and table["rank 0"]["activations at a time"] == 4
-    totals, compared = [table[f"rank {q}"]["total"] for q in range(4)], columns(said(PP4, "--exact"))["1f1b"]
-    assert compared["on the rank with most"] == 0 and compared["on the rank with least"] == 3
-    assert compared["total"] == totals[0] == max(totals) > 2 * min(totals) == 2 * totals[3]
-    many = columns(said("--model gpt2 --ranks 8 --exact --pipeline-parallel 8 --schedule gpipe"))
-    assert [name for name in many if ":" in name] == ["most: rank 0", "least: rank 7"]
+def test_as_many_ranks_share_a_replica_as_divide_it(table, options, names):
+    found = [x for x in ways(options) if x.startswith("tp")] if table == "ways tp" else list(times(table, options))
+    assert found == [*map(str, names)]
 
 
 # ---- what takes longer than what ----
@@ -150,24 +130,12 @@ def seconds(options, table="ddp", row="8", field="seconds"):
 
 
 @pytest.mark.parametrize("less, more, factor", [
-    ((XL,), (f"{XL} --link pcie",), 1), ((f"{XL} --node dgx-h100", "ddp", "64"), (f"{XL} --node gcp-a3-high", "ddp", "64"), 1),
-    # hybrid fsdp scales where full sharding does not
-    ((f"{XL} --gpu h100 --sharding hybrid --shard-group 8", "fsdp", "512"), (f"{XL} --gpu h100", "fsdp", "512"), 1.25),
-    # AdamW takes time on a device, and ddp's ranks update all
-    ((f"{XL} --gpu h100", "zero-1"), (f"{XL} --gpu h100", "ddp"), 1.05),
-    # sums go in trees, and gathers in rings, whose hops grow with the ranks
-    ((f"{XL} --gpu h100", "ddp", "4096", "communication"), (f"{XL} --gpu h100", "zero-1", "4096", "communication"), 5),
-    # rows that are cut
-    ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"),
+    ((f"{XL} --node dgx-h100", "ddp", "64"), (f"{XL} --node gcp-a3-high", "ddp", "64"), 1),
+    ((f"{GPT2} --ranks 4 --tensor-parallel 4", "tp 4", "4"), # rows that are cut
      (f"{GPT2} --ranks 4 --tensor-parallel 4 --sequence-parallel", "tp 4", "4"), 1),
-    # messages between nodes cost time, and so does a mesh across them
-    ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2),
-    ((f"{GPT2} --ranks 16 --mesh tp=4,dp=4", "mesh", "16"), (f"{GPT2} --ranks 16 --mesh tp=4,dp=4 --ranks-per-node 2", "mesh",
-                                                             "16"), 1),
-    # a better split has a shorter bubble than an even one
-    ((f"{PP4} --accumulation 8 --schedule 1f1b", "pp 4", "8", "bubble"),
-     (f"{PP4} --accumulation 8 --schedule 1f1b --split 3,3,3,3", "pp 4", "8", "bubble"), 1.4)],
-    ids=["pcie", "node", "hybrid", "AdamW", "rings", "cut-rows", "messages", "mesh", "split"])
+    # messages between nodes cost time
+    ((f"{PP4} --schedule 1f1b", "pp 4", "8", "exposed"), (f"{PP4} --schedule 1f1b --ranks-per-node 1", "pp 4", "8", "exposed"), 2)],
+    ids=["node", "cut-rows", "messages"])
 def test_what_takes_longer(less, more, factor):
     assert 0 < factor * seconds(*less) < seconds(*more)
 
@@ -186,14 +154,15 @@ def test_parts_of_times_and_costs_are_what_they_should_be(tmp_path):
 
 
 def test_json_has_what_the_tables_have():
-    j, tables = answer(GPT2, "--tokens 1e10"), columns(said(GPT2, "--exact"))
+    j, text = answer(GPT2, "--tokens 1e10"), said(GPT2)
     assert len(j["ways"]) == 13 and len(j["times"]) == 8
-    for name, kinds in ways(GPT2).items(): assert kinds["total"] == tables[name]["total"] > 1e9
-    assert f" {1e3 * seconds(GPT2):.2f} " in re.search(r"^ddp +ranks.*?^ +8 (.*?)$", said(GPT2), re.M | re.S)[1]
+    totals = iter(re.findall(r"[\d.]+ [MG]B", " ".join(re.findall(r"^  total .*", text, re.M))))
+    for way in j["ways"]: assert_rounds_to(next(totals), way["bytes"]["total"], way["name"])
+    assert f" {1e3 * seconds(GPT2):.2f} " in re.search(r"^ddp +ranks.*?^ +8 (.*?)$", text, re.M | re.S)[1]
     row = times("ddp", XL, "--gpu rtx4090")["8"]
     assert "does not fit" in row["why_not"] and "seconds" not in row
     assert [row["ranks"] for row in answer("--params 1e9 --ranks 24")["bytes_per_rank"]] == [1, 4, 16, 24, 64, 256, 1024]
-    assert list(ways(GPT2, "--mesh dp=2,tp=2,pp=2")) == ["mesh"] and seconds(f"{GPT2} --mesh dp=2,tp=2,pp=2", "mesh", "8", "tp") > 0
+    assert seconds(f"{GPT2} --mesh dp=2,tp=2,pp=2", "mesh", "8", "tp") > 0
     meshes = answer("--mesh all --model gpt2 --gpu h100 --ranks 8")["meshes"]
     assert any(x["why_not"] and "seconds" not in x for x in meshes if not x["fits"])
     for mesh in (x for x in meshes if x["fits"]):
@@ -222,14 +191,14 @@ PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --node dgx => node dgx is not known; give one of dgx-a100-40, .*workstation
 --node dgx-h100 --gpu a100-80 => node dgx-h100 has h100, not --gpu a100-80
 --memory 8 --reserve 9 => reserve 9 leaves nothing of 8 GB; lower it
---compress int8 --rank 2 => rank is for --compress powersgd; give it as well
---error-feedback => error-feedback is for --compress; give it as well
+--price 2 => price is for --tokens; give it as well
+--compress int8 --rank 2 => rank does nothing with --compress int8
 --validate --ranks 3 => ranks cannot be used with --validate
 --mesh all --model gpt2 => mesh all needs a --gpu
 --mesh all --gpu h100 --model gpt2 --batch-size 4 => batch-size cannot be used with --mesh all
 --mesh all --gpu h100 --model llama3-8b --layers 3 => layers, --heads, .* are for models with GPT-2's blocks
 --mesh all --gpu h100 --model gpt2 --seq-len 2048 => seq-len 2048 is longer than the 1024 positions of gpt2
---here --measured /no/file => /no/file: cannot be opened: .*let python3 dev/plan/here.py
+--here --measured /no/file => /no/file: cannot be opened: .*let python3 -m dev.plan.here
 --here --gpu h100 => gpu cannot be used with --here
 --model gpt2 --tensor-parallel 3 => tensor-parallel 3 does not divide 8 ranks; start a multiple of 3
 --model gpt2 --tensor-parallel 4 --sequence-parallel --seq-len 1 --batch-size 1 => sequence-parallel cuts .* choose a multiple of 4
@@ -257,8 +226,8 @@ def test_a_program_answers_what_it_predicts_without_data_tokenizer_or_device():
     nothing = "--data /none --val-data /none --tokenizer /none --out /none --init-from /none"
     one = f"--predict 1048576 --model d1 --layers 4 --zero-stage 3 {nothing}"
     alone = succeeds(program("train_gpt2_zero"), one).out
-    answer, (rank,) = json.loads(alone), json.loads(alone)["ranks"]
-    assert answer["axes"] == {"tp": 1, "cp": 1, "pp": 1, "dp": 1048576}
+    said, (rank,) = json.loads(alone), json.loads(alone)["ranks"]
+    assert said["axes"] == {"tp": 1, "cp": 1, "pp": 1, "dp": 1048576}
     assert rank["bytes"]["parameters"] == 4 * (9 * 16) # 16 elements of each unit
     many = subprocess.run([ROOT / program("train_gpt2_pp"), "--predict", "-"], capture_output=True, text=True, input=f"""
 --predict 8 --model gpt2 --pipeline-parallel 4 {nothing}
@@ -270,26 +239,27 @@ def test_a_program_answers_what_it_predicts_without_data_tokenizer_or_device():
     assert many.returncode == 1 and "error: --pipeline-parallel 3 does not divide 8 ranks" in many.stderr
 
 
-def options_of_both(options, batch, copies, micro):
-    """What a run is told of its batch, and what plan is."""
-    return (f"{MODEL} {options} --batch-size {batch} --total-batch-size {24 * batch * copies * micro}",
-            f"{MODEL} {options} --batch-size {batch} --accumulation {micro} --vocab-size 257 --device cpu --exact")
+def assert_rounds_to(text, number, what):
+    """"12.3 MB" is this number, rounded."""
+    digits, unit = text.split()
+    number /= {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    assert abs(float(digits) - number) <= (0.0501 if "." in digits else 0.501), f"{what}: {text} and {number}"
 
 
-def assert_same_bytes(run, planned, options, kinds=KINDS):
-    predicted = run.about["predicted_bytes"]
-    for kind in kinds:
-        row = "activations recomputed" if kind == "activations" and "--recompute block" in options else kind
-        assert predicted[kind] == planned.get(row, 0) and kind in predicted, f"{kind}: {predicted[kind]} and {planned}"
+def both(name, options, batch, copies, micro, ranks, precision="fp32", of_run="--steps 1", kinds=KINDS, column=None):
+    """A run, and all ways that plan has of the same: what it keeps and sends must be what that column says."""
+    run = trained(name, f"{MODEL} {options} --batch-size {batch} --total-batch-size {24 * batch * copies * micro}", RUN, of_run,
+                  ranks=ranks, precision=precision)
+    planned = ways(*re.sub("--zero-stage [123]" if name == "zero" else "$", "", f"{MODEL} {options}").split(),
+                   f"--batch-size {batch} --accumulation {micro} --vocab-size 257 --device cpu --precision {precision} --ranks {ranks}")
+    way, predicted, again = planned[column], run.about["predicted_bytes"], "--recompute block" in options
+    for kind in kinds: assert predicted[kind] == way["bytes_recomputed" if again else "bytes"][kind], kind
     if "zigzag" in options: # plan has a rank that sends most, and rank 0 sends less
         assert_rounds_to(re.search(r"^sent a step by rank 1, most .*\n +bytes +[0-9.]+ kB +([0-9.]+ kB)", run.out, re.M)[1],
-                         planned["sent per step"], "sent")
-    else: assert 0 <= run.about["predicted_comm_bytes"] - planned["sent per step"] < 1, (run.about, planned)
+                         way["sent_per_step"], "sent")
+    else: assert abs(run.about["predicted_comm_bytes"] - way["sent_per_step"]) < 1, (run.about, way)
     assert "than predicted" not in run.out, run
-
-
-def total_of(options):
-    return "total recomputed" if "--recompute block" in options else "total"
+    return run, planned
 
 
 ROWS = "--tensor-parallel 2 --sequence-parallel"
@@ -300,11 +270,9 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     *[("zero", f"zero-{z}", 2, 1, 1, f"--zero-stage {z}") for z in (1, 2, 3)],
     *[rest("zero", f"zero-{z}", 3, 1, 2, f"--zero-stage {z} --recompute block") for z in (1, 2, 3)],
     ("fsdp", "fsdp", 3, 1, 2, "--recompute block"), ("fsdp", "fsdp", 4, 1, 2, "--sharding hybrid --shard-group 2"),
-    *[rest("fsdp", "fsdp", 2, 1, 2, how) for how in ("--wrap-blocks 2", "--wrap-halves", "--wrap-blocks 0",
-                                                     "--limit-all-gathers 3")],
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
     ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), ("zeropp", "zero++", 4, 1, 2, "--node-ranks 2"),
-    rest("bf16 zeropp", "zero++", 2, 1, 1, "--node-ranks 1 --wrap-blocks 2"),
+    rest("bf16 zeropp", "zero++", 2, 1, 1, "--node-ranks 1"),
     ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), ("tp", "tp 2", 4, 2, 2, ROWS),
     rest("bf16 tp", "tp 2", 4, 2, 1, ROWS),
     rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
@@ -314,39 +282,28 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     rest("bf16 cp", "cp 2", 2, 2, 1, "--context-parallel 2 --cp ring"),
     rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
 def test_bytes_are_the_programs_own(name, column, ranks, shared, micro, options):
-    name, precision = name.split()[-1], "bf16" if " " in name else "fp32"
-    of_run, of_plan = options_of_both(options, 3, ranks // shared, micro)
-    run = trained(name, of_run, RUN, "--steps 1", ranks=ranks, precision=precision)
-    planned = columns(said(*re.sub("--zero-stage .", "", of_plan).split(), f"--precision {precision}", f"--ranks {ranks}"))[column]
-    assert_same_bytes(run, planned, options)
+    both(name.split()[-1], options, 3, ranks // shared, micro, ranks, "bf16" if " " in name else "fp32", column=column)
 
 
 @pytest.mark.parametrize("method, ranks, options, precision", [
-    ("top-k", 2, "", "fp32"), ("powersgd", 3, "--rank 2", "fp32"), ("int8", 3, "--error-feedback --bucket-mb 0.02", "fp32"),
+    ("top-k", 2, "", "fp32"), ("powersgd", 3, "--rank 2", "fp32"), ("int8", 3, "--bucket-mb 0.02", "fp32"),
     *[rest(method, ranks, "", "fp32") for ranks in (2, 3) for method in METHODS[1:] if (method, ranks) != ("top-k", 2)],
-    rest("top-k", 3, "--top-k-fraction 0.1 --error-feedback", "fp32"), rest("int4", 2, "--no-error-feedback", "fp32"),
-    rest("int8", 2, "", "bf16"), rest("int8", 2, "--error-feedback", "fp16")], ids=short)
+    rest("int8", 2, "", "bf16"), rest("int8", 2, "", "fp16")], ids=short)
 def test_bytes_are_train_gpt2_compresss(method, ranks, options, precision):
-    of_both = f"{MODEL} --batch-size 3 --compress {method} {options}"
-    run = trained("compress", of_both, "--compress-from 0 --recompute none --steps 2", RUN, ranks=ranks, precision=precision)
-    planned = columns(said(*of_both.split(), f"--vocab-size 257 --device cpu --exact --precision {precision} --ranks {ranks}"))
-    assert_same_bytes(run, planned[f"ddp {method}"], options, (*KINDS, "errors"))
-
-
-def assert_rounds_to(text, number, what):
-    """"12.3 MB" is this number, rounded."""
-    digits, unit = text.split()
-    number /= {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
-    assert abs(float(digits) - number) <= (0.0501 if "." in digits else 0.501), f"{what}: {text} and {number}"
+    both("compress", f"--compress {method} {options}", 3, ranks, 1, ranks, precision,
+         "--compress-from 0 --recompute none --steps 2", (*KINDS, "errors"), f"ddp {method}")
 
 
 def assert_same_totals(run, planned, ranks, options):
     """What the run prints of each rank is the total of its column and the workspace."""
     for column, rank in ranks.items():
-        total = planned[column][total_of(options)] + run.about["predicted_bytes"]["workspace"]
+        total = planned[column][kept_as(options)]["total"] + run.about["predicted_bytes"]["workspace"]
         shown = re.search(rf"^  rank {rank}  .*; ([0-9.]+ [kMG]?B)$", run.out, re.M)
         assert shown, run
         assert_rounds_to(shown[1], total, column)
+
+
+def kept_as(options): return "bytes_recomputed" if "--recompute block" in options else "bytes"
 
 
 @pytest.mark.parametrize("ranks, p, micro, options", [
@@ -354,18 +311,16 @@ def assert_same_totals(run, planned, ranks, options):
     rest(4, 2, 4, "--layers 9 --schedule interleaved --chunks 3"), rest(2, 2, 5, "--schedule gpipe"),
     rest(4, 4, 5, "--layers 8 --schedule 1f1b --recompute block"), rest(4, 4, 6, "--layers 4 --schedule zb-h1")], ids=short)
 def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what_it_needs(ranks, p, micro, options):
-    of_run, of_plan = options_of_both(f"--pipeline-parallel {p} {options}", 3, ranks // p, micro)
-    run = trained("pp", of_run, RUN, "--steps 1", ranks=ranks)
-    schedule = "" if "--schedule" in options else "--schedule 1f1b"
-    planned = columns(said(*of_plan.split(), schedule, f"--precision fp32 --ranks {ranks}"))
-    assert_same_bytes(run, planned["rank 0"], options)
+    options = f"--pipeline-parallel {p} {options}{'' if '--schedule' in options else ' --schedule 1f1b'}"
+    run, planned = both("pp", options, 3, ranks // p, micro, ranks, column="rank 0")
     assert_same_totals(run, planned, {f"rank {q}": q for q in range(p)}, options)
-    totals = [planned[f"rank {q}"][total_of(options)] for q in range(p)]
+    totals = [planned[f"rank {q}"][kept_as(options)]["total"] for q in range(p)]
     need = max(totals) + run.about["predicted_bytes"]["workspace"]
     recompute = "" if "--recompute" in options else "--recompute none" # which they otherwise do where memory is short
-    trained("pp", of_run, RUN, recompute, f"--steps 1 --memory-limit {need}e-9", ranks=ranks)
-    refused = train("pp", of_run, RUN, recompute, f"--steps 1 --memory-limit {need - 8}e-9", ranks=ranks)
-    assert_refused(refused, f"rank {totals.index(max(totals))}: error: out of memory")
+    of_run = f"{MODEL} {options} {recompute} --batch-size 3 --total-batch-size {24 * 3 * ranks // p * micro} --steps 1"
+    trained("pp", of_run, RUN, f"--memory-limit {need}e-9", ranks=ranks)
+    assert_refused(train("pp", of_run, RUN, f"--memory-limit {need - 8}e-9", ranks=ranks),
+                   f"rank {totals.index(max(totals))}: error: out of memory")
 
 
 @pytest.mark.parametrize("dp, tp, pp, micro, options, precision", [
@@ -376,18 +331,16 @@ def test_bytes_of_every_stage_are_train_gpt2_pps_and_the_largest_is_exactly_what
     rest(1, 4, 1, 1, "--sequence-parallel", "fp32"), rest(1, 1, 4, 4, "--split 3,3,2,0", "fp32"),
     rest(2, 2, 1, 2, "--zero-stage 1 --sequence-parallel", "bf16")], ids=short)
 def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, precision):
-    of_run, of_plan = options_of_both(f"--layers 8 --mesh dp={dp},tp={tp},pp={pp} {options}", 4, dp, micro)
-    run = trained("3d", of_run, RUN, "--steps 1", ranks=dp * tp * pp, precision=precision)
-    planned = columns(said(*of_plan.split(), f"--precision {precision} --ranks {dp * tp * pp}"))
-    assert_same_bytes(run, planned["stage 0"], options)
+    run, planned = both("3d", f"--layers 8 --mesh dp={dp},tp={tp},pp={pp} {options}", 4, dp, micro, dp * tp * pp, precision,
+                        column="stage 0")
     for axis, sent in run.about["predicted_comm_bytes_along"].items():
-        assert abs(sent - planned["stage 0"].get(f"along {axis}", 0)) < 0.51
+        assert abs(sent - planned["stage 0"].get(f"sent_along_{axis}", 0)) < 0.51
     if pp > 1: assert_same_totals(run, planned, {f"stage {q}": q * tp for q in range(pp)}, options)
 
 
 # ---- this machine, and the search ----
 def here(path, busbw=3e9, **more):
-    """What dev/plan/here.py would have measured."""
+    """What dev.plan.here would have measured."""
     links = {name: {"alpha": 1e-5, "busbw": busbw} for name in ("all-reduce", "reduce-scatter", "all-gather")}
     path.write_text(json.dumps({"gflops": 50, "copy": 20, "mfu": 0.8, "update": 10, "ranks": 16, "collectives": links} | more))
     return f"--here --measured {path} --reserve 0.01"
@@ -398,36 +351,33 @@ def here(path, busbw=3e9, **more):
     ("dp=2,tp=2,pp=1 zero 0", "tp", "--tensor-parallel 2 --sequence-parallel"),
     rest("dp=1,tp=1,pp=4 zero 0", "pp", "--pipeline-parallel 4"),
     rest("dp=2,tp=1,pp=2 zero 1", "3d", "--mesh dp=2,pp=2 --zero-stage 1")], ids=short)
-def test_bytes_of_the_search_are_those_of_the_program_that_it_names(mesh, name, options, tmp_path):
-    search = "--mesh all --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24 --total-batch-size 384 --ranks 4" # 16 sequences
-    found = next(x for x in answer(f"{search} {here(tmp_path / 'here.json')}")["meshes"] if x["name"] == mesh)
+def test_bytes_of_the_search_are_those_of_the_program_that_it_names(mesh, name, options):
+    model = "--model d4 --layers 8 --heads 4 --channels 48 --seq-len 24 --total-batch-size 384" # 16 sequences
+    found = next(x for x in answer(f"--mesh all {model} --ranks 4 --gpu a10 --vocab-size 257 --reserve 0.01")["meshes"] if x["name"] == mesh)
     assert found["program"] == name
     if found["chunks"] > 1: options += f" --schedule interleaved --chunks {found['chunks']}"
     recompute = "block" if found["kept"] == "inputs" else "none"
-    said = json.loads(succeeds(program(f"train_gpt2_{name}"),
-                               "--predict 4 --model d4 --layers 8 --heads 4 --channels 48 --seq-len 24", options,
-                               f"--batch-size {found['micro']} --total-batch-size 384 --recompute {recompute}").out)
+    said = json.loads(succeeds(f"build/predict/train_gpt2_{name}.bf16 --predict 4 --predict-device gpu", model, options,
+                               f"--predict-gpu-memory {1e-9 * 23028 * 2**20} --batch-size {found['micro']} --recompute {recompute}").out)
     assert found["bytes"] == max(sum(rank["bytes"].values()) for rank in said["ranks"]) + 1e7 # the reserve
 
 
 def test_this_machine_has_what_was_measured(tmp_path):
     measured = here(tmp_path / "here.json")
-    text = said(f"--model d4 {measured} --seq-len 64")
-    assert_says(text, "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU", "update at 0.01 TB/s",
-                f"^links: {tmp_path}/here.json")
+    assert_says(said(f"--model d4 {measured} --seq-len 64"), "0.05 TFLOP/s x 0.8", "^fits +cpu-here", "fp32, on a CPU",
+                "update at 0.01 TB/s", f"^links: {tmp_path}/here.json")
     assert_refused(command(program("plan"), f"--model d4 {measured} --precision bf16"), "has measured fp32, not bf16")
     inside = {"ranks": 2, "collectives": json.loads((tmp_path / "here.json").read_text())["collectives"]}
     nodes = here(tmp_path / "nodes.json", 3e7, ranks=4, ranks_per_node=2, inside=inside)
     assert_says(said(f"--model d4 {nodes} --cluster --seq-len 64 --ranks 4 --node-ranks 2"),
-                "^links: .*nodes.json; nodes of 2 ranks and 1 interface: .*nodes.json",
-                "^zero\\+\\+  ranks")
+                "^links: .*nodes.json; nodes of 2 ranks and 1 interface: .*nodes.json", "^zero\\+\\+  ranks")
     assert_says(said(f"--model gpt2 {measured}"), "^ +4096  does not fit: .* of cpu-here, which 4096 ranks share")
 
 
 @pytest.mark.rest
-def test_here_sh_measures_this_machine(tmp_path):
+def test_here_measures_this_machine(tmp_path):
     path = tmp_path / "here.json"
-    assert command("python3 dev/plan/here.py --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
-    assert_says(said(f"--mesh all --model d4 --seq-len 64 --here --measured {path} --ranks 2"), "^dp=2,tp=1,pp=1 zero . .* zero$")
-    assert_refused(command("python3 dev/plan/here.py --ranks 1"), "a link needs two")
-    assert_refused(command("python3 dev/plan/here.py --cluster", env={"CLUSTER": "/none"}), "there is no cluster: make cluster")
+    assert command("python3 -m dev.plan.here --out", path).status == 0 and json.loads(path.read_text())["gflops"] > 0
+    assert_says(said(f"--model d4 --seq-len 64 --here --measured {path} --ranks 2"), "^fits +cpu-here$")
+    assert_refused(command("python3 -m dev.plan.here --ranks 1"), "a link needs two")
+    assert_refused(command("python3 -m dev.plan.here --cluster", env={"CLUSTER": "/none"}), "there is no cluster: make cluster")

@@ -359,9 +359,9 @@ def test_a_clone_in_a_folder_with_a_space_builds_programs_data_and_labs(tmp_path
     done("make lab PROGRAM=single")
     done("make DEVICE=cpu PRECISION=fp32 lab-program PROGRAM=single", *["CACHE="] * (not ccache))
     plan = done("make -n DEVICE=cpu build/plan").out
-    line, = [x for x in plan.splitlines() if x.startswith("printf") and "dev/plan" in x]
+    line, = [x for x in plan.replace("\\\n", " ").splitlines() if x.startswith("printf") and "dev.plan" in x]
     script = done("sh -c", [line.replace(">build/plan", "")]).out
-    assert f'python3 "{place}/dev/plan"' in script
+    assert f'PYTHONPATH="{place}:{place}/dev/tools"' in script and "python3 -m dev.plan" in script
 
 
 def test_a_cluster_needs_a_folder_without_a_space(tmp_path):
