@@ -1,4 +1,5 @@
-"""Every layer and every kernel that compresses gradients against its definition in float64, for any device and precision:
+"""Every layer, every kernel that compresses gradients, and random numbers and rates of the host against their definitions in
+float64, for any device and precision:
 
     python3 test/kernels/check_layers.py build/layers.so [quick] [CLAIM...]
 
@@ -1431,6 +1432,141 @@ def comparison_adds_squares_and_products():
         call("add_comparison", sums, a, b, n)
         want = np.array([1 + (a.d**2).sum(), 2 + (b.d**2).sum(), 3 + (a.d * b.d).sum()])
         within("x^2, y^2, x y", sums.get(), want, 1e-12 * np.array([want[0], want[1], want[0] + want[1]]))
+
+
+# ---- numbers of the host: random numbers, draws, rates, scales, a line through times ----
+def filled(name, dtype, n, *arguments):
+    """A new array of n, which is the first argument of a function that writes it."""
+    out = np.empty(n, dtype)
+    getattr(on.lib, name)(out.ctypes.data, *(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
+    return out
+
+
+def near_mean(what, values, mean, variance):
+    """Within five standard errors."""
+    within(what, np.mean(values), mean, 5 * (variance / np.size(values))**0.5)
+
+
+@of("cpu")
+def philox_gives_the_known_answers():
+    """Of philox4x32-10, as they come with Random123 (Salmon et al.)."""
+    ones = 2**64 - 1
+    for key, high, low, answer in (
+            (0, 0, 0, (0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8)), (ones, ones, ones, (0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd)),
+            (0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, # digits of pi
+             (0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1))):
+        assert (filled("philox_words", "u4", 4, key, high, low) == answer).all()
+
+
+@of("cpu")
+def random_numbers_have_their_distribution_and_seeds_and_streams_nothing_in_common():
+    n = 1000000
+    u, x = filled("uniforms", "f4", n, 7, 3, n).astype("f8"), filled("normals", "f4", n, 7, 3, n).astype("f8")
+    assert (0 <= u).all() and (u < 1).all()
+    near_mean("uniform numbers", u, 0.5, 1 / 12)
+    chi_square = ((np.histogram(u, 64, (0, 1))[0] - n / 64)**2).sum() / (n / 64)
+    within("how evenly they lie", chi_square, 63, 5 * 126**0.5)
+    for power, (mean, variance) in enumerate([(0, 1), (1, 2), (0, 15), (3, 96)], 1): near_mean(f"x^{power}", x**power, mean, variance)
+    near_mean("x and the next x", x[1:] * x[:-1], 0, 1)
+    for seed, stream in (8, 3), (7, 4): near_mean("another seed or stream", x * filled("normals", "f4", n, seed, stream, n), 0, 1)
+
+
+@of("cpu")
+def permute_is_a_permutation_of_any_size_without_favourite_places():
+    for n in *range(1, 600), *range(600, 2001, 7), 1 << 16, (1 << 16) + 1, 300007:
+        assert (np.sort(filled("places", "u8", n, n % 5, 0, n, n)) == np.arange(n)).all(), f"n = {n}"
+    for n in 1 << 33, (1 << 40) + 1, 1 << 62, 2**64 - 1: assert (filled("places", "u8", 1000, 9, n - 1000, 1000, n) < n).all()
+    for n in 2, 3, 4, 5, 6, 7, 8, 12, 17, 40: # over many seeds
+        for element in range(n):
+            counts = np.bincount(filled("places_of_seeds", "u8", 10000, element, 10000, n).astype("i8"), minlength=n)
+            within(f"places of {element} of {n}", counts / 10000, np.full(n, 1 / n), 5 * (1 / n * (1 - 1 / n) / 10000)**0.5)
+
+
+LOW, LOGITS, TIES = -np.inf, (np.log(2), -1, np.log(5), np.log(3), -np.inf, -7), (-5, 0, -5, 0, 0, -5)
+EXTREMES = -3e38, 3e38, LOW, 2.9e38, -3e38, 0
+
+
+@of("cpu")
+def tokens_are_drawn_as_often_as_softmax_says_of_the_k_likeliest():
+    def shares(logits, temperature, top_k, want, n=100000):
+        """Up to one draw in n and the rounding of u; never where the probability is 0."""
+        logits = np.array(logits, "f4")
+        found = np.bincount(filled("draws", "i4", n, logits, len(logits), temperature, top_k, n), minlength=len(logits)) / n
+        want = np.pad(want, (0, len(logits) - len(want)))
+        within(f"{logits}, {temperature}, {top_k}", found, want, np.where(want > 0, 2 / n, 0))
+
+    for temperature, top_k in itertools.product((0.5, 1, 2), (0, 5, 1000)):
+        weights = np.exp(np.array([0, 1, -2, 0.5, 3]) / temperature)
+        shares((0, 1, -2, 0.5, 3), temperature, top_k, weights / weights.sum())
+    for case in ((LOGITS, 1, 1, (0, 0, 1)), (LOGITS, 1, 2, (0, 0, 5 / 8, 3 / 8)), (LOGITS, 1, 3, (0.2, 0, 0.5, 0.3)),
+                 (TIES, 1, 2, (0, 0.5, 0, 0.5)), (TIES, 1, 3, (0, 1 / 3, 0, 1 / 3, 1 / 3)), # the first of those that are equal
+                 (EXTREMES, 1, 0, (0, 1)), (EXTREMES, 1e-30, 0, (0, 1)), ((LOW, 0), 1, 0, (0, 1)), ((-2,), 1, 1, (1,)),
+                 ((1000, LOW, 1000, 999, 0, 1000), 1e-3, 0, (1 / 3, 0, 1 / 3, 0, 0, 1 / 3)), # whose exponentials overflow
+                 ((1, 2, LOW, 3, LOW, LOW), 1e9, 0, (1 / 3, 1 / 3, 0, 1 / 3)),
+                 ((-3, 2, 7, 6.999, LOW), 0, 0, (0, 0, 1)), ((1, 1, 1), 0, 0, (1,))): # temperature 0 takes the first of the largest
+        shares(*case)
+    logits = (np.floor(200 * numbers(1000)) / 64).astype("f4") # with repetitions
+    for k, x in enumerate(np.sort(logits)[::-1], 1): assert on.lib.kth_is(logits.ctypes.data, 1000, k, x), f"the {k}th largest"
+
+
+COSINE, LINEAR, CONSTANT, WSD = range(4)
+
+
+def rates(schedule, steps, warmup, final=0.1, n=None):
+    n = n or steps + 3
+    return filled("rates", "f8", n, schedule, steps, warmup, final, n)
+
+
+@of("cpu")
+def the_learning_rate_rises_to_its_peak_falls_in_its_schedules_way_and_ends_at_its_final_fraction():
+    """Of a peak of 0.5."""
+    for schedule in range(4): within("warm-up", rates(schedule, 100, 10)[:11], 0.5 * np.minimum(np.arange(1, 12) / 10, 1), 1e-12)
+    t = np.arange(101) / 100 # of the steps from the peak to the end
+    within("cosine", rates(COSINE, 111, 10)[10:111], 0.5 * (0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * t))), 1e-12)
+    within("linear", rates(LINEAR, 111, 10)[10:111], 0.5 * (1 - 0.9 * t), 1e-12)
+    within("constant", rates(CONSTANT, 100, 10)[10:100], np.full(90, 0.5), 1e-12)
+    fall = np.maximum(np.arange(10, 100) - 79, 0) / 20 # the last fifth
+    within("warm-up, stable, decay", rates(WSD, 100, 10)[10:100], 0.5 * (1 - 0.9 * fall), 1e-12)
+    for schedule, steps, final in itertools.product((COSINE, LINEAR, WSD), (7, 22, 67, 202, 607), (0.25, 0)):
+        within("the last steps", rates(schedule, steps, 1, final, steps + 1001)[steps - 1:], np.full(1002, final / 2), 1e-12)
+    for schedule, steps, warmup in itertools.product(range(4), range(13), range(15)): # any lengths are sensible
+        found = rates(schedule, steps, warmup)
+        assert ((0 < found) & (found <= 0.5)).all() and (np.diff(found[warmup:]) <= 0).all(), (schedule, steps, warmup)
+
+
+@of("cpu")
+def the_loss_scale_doubles_after_an_interval_of_good_steps_and_halves_at_an_overflow_in_fp16_alone():
+    def scaled(finite, scale, interval):
+        finite, bad = np.array(finite, "u1"), np.empty(len(finite), "i4")
+        return filled("scales", "f8", len(finite), bad, finite, len(finite), scale, interval), bad
+
+    scale, bad = scaled([1] * 8 + [0, 1, 1, 1, 0, 0, 1], 1024, 3)
+    assert [*scale] == [1024, 1024, 2048, 2048, 2048, 4096, 4096, 4096, 2048, 2048, 2048, 4096, 2048, 1024, 1024]
+    assert [*bad] == [0] * 8 + [1, 0, 0, 0, 1, 2, 0]
+    scale, bad = scaled([0] * 50 + [1] * 1000, 65536, 1) # it stays a finite float of at least 1
+    assert scale[49] == 1 and bad[49] == 50 and 1e9 < scale[-1] < np.finfo("f4").max
+    scale, bad = scaled([i % 1000 != 0 for i in range(5000)] + [0], 1, 0)
+    assert (scale == 1).all() and bad[-1] == 1, "without an interval the scale changes"
+    assert [*filled("first_scale", "f8", 2)] == ([4096, 7] if on.precision == "fp16" else [1, 0])
+
+
+@of("cpu")
+def a_line_through_times_is_no_faster_than_what_was_measured():
+    def line(bytes_, us):
+        found, bytes_, seconds = np.zeros(2), np.array(bytes_, "f8"), 1e-6 * np.array(us)
+        return (*found, max(bytes_ / seconds)) if on.lib.fitted(*(a.ctypes.data for a in (found, bytes_, seconds)), len(us)) else None
+
+    sizes = 64 * 4.0**np.arange(9)
+    within("alpha and beta", line(sizes, 5 + 2e-4 * sizes)[:2], (5e-6, 2e-10), (5e-8, 2e-12)) # the largest size has nearly beta
+    # A pause of the scheduler at two sizes: each counts no more than a larger message.
+    sizes, held_up, quiet = 65536 * 4.0**np.arange(5), (25000, 18, 12000, 140, 900), (18, 18, 140, 140, 900)
+    assert line(sizes, held_up)[:2] == line(sizes, quiet)[:2]
+    # Flat, then a steep rise that ends: the best line of any slope would have 4 times the largest bandwidth.
+    alpha, beta, fastest = line(8 * 4.0**np.arange(9), (320, 330, 315, 340, 320, 325, 330, 345, 350))
+    assert abs(1 / beta / fastest - 1) < 1e-9 and 2e-4 <= alpha <= 3.3e-4
+    alpha, beta, fastest = line((100, 1000, 10000), (1, 20, 300)) # latency is not negative
+    assert alpha == 0 and 1 / beta <= 1e8
+    for bytes_, us in ((64,), (1,)), ((64, 64), (1, 2)), ((64, 128), (2, 1)): assert line(bytes_, us) is None
 
 
 # ---- PyTorch ----

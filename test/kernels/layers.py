@@ -33,6 +33,7 @@ class AdamW(ctypes.Structure):
 
 
 BY_VALUE = {"size_t": ctypes.c_size_t, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool, "void": None,
+            "uint64_t": ctypes.c_uint64, "long": ctypes.c_long, "unsigned": ctypes.c_uint,
             "LayerShapes": LayerShapes, "TokenRange": TokenRange, "AdamW": AdamW}
 
 
