@@ -1,6 +1,6 @@
 // layers.cu - the layers as a shared library, build/layers.so: every function of layers_api.h and compress_api.h by its plain name,
 // for test/kernels/check_layers.py. It is C on the CPU, and CUDA on a GPU or under the emulator. Functions that the tests need in
-// addition follow the layers: inline ones, single kernels, numbers of the host, and facts about matrix products.
+// addition follow the layers: inline ones, single kernels, and facts about matrix products.
 #include "../../llmc/base/precision.h"
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
@@ -17,11 +17,6 @@ extern "C" {
 #include "../../llmc/device/compress.h"
 #ifdef __CUDACC__
 extern "C" {
-#else
-#include "../../dev/kernels/comm/link_fit.h"
-#include "../../llmc/base/rng.h"
-#include "../../llmc/model/lr_schedule.h"
-#include "../../llmc/model/sampler.h"
 #endif
 
 // ---- inline functions ----
@@ -50,46 +45,6 @@ size_t too_large(const float* x, size_t n, DType to, size_t* first) { return cou
 void exp_each(float* y, const float* x, size_t n) { EACH(exp_f32) }
 void gelu_each(float* y, const float* x, size_t n) { EACH(gelu_f32) }
 void gelu_derivative_each(float* y, const float* x, size_t n) { EACH(gelu_derivative_f32) }
-
-// ---- numbers of the host ----
-#define ALL(value) for (size_t i = 0; i < n; i++) y[i] = value;
-void philox_words(unsigned* words, uint64_t key, uint64_t high, uint64_t low) { // (4)
-    Philox r = philox(key, high, low);
-    memcpy(words, r.x, sizeof r.x);
-}
-void uniforms(float* y, uint64_t seed, uint64_t stream, size_t n) { ALL(random_uniform(seed, stream, i)) }
-void normals(float* y, uint64_t seed, uint64_t stream, size_t n) { ALL(random_normal(seed, stream, i)) }
-void places(uint64_t* y, uint64_t seed, uint64_t first, size_t n, uint64_t all) { ALL(random_permute(seed, STREAM_DATA, first + i, all)) }
-void places_of_seeds(uint64_t* y, uint64_t element, size_t n, uint64_t all) { ALL(random_permute(i, STREAM_DATA, element, all)) }
-void rates(double* y, int schedule, long steps, long warmup, double final, size_t n) { // of a peak of 0.5
-    Options o = options_defaults();
-    o.lr = 0.5; o.lr_schedule = schedule; o.steps = steps; o.warmup_steps = warmup; o.final_lr_fraction = final;
-    ALL(learning_rate(&o, (long long)i))
-}
-void scales(double* y, int* bad, const unsigned char* finite, size_t n, double scale, long interval) { // after each step
-    LossScaler s = { .scale = scale, .interval = interval };
-    for (size_t i = 0; i < n; i++) {
-        loss_scaler_update(&s, finite[i]);
-        y[i] = s.scale; bad[i] = s.bad_in_a_row;
-    }
-}
-void first_scale(double* scale_and_interval) { // by --loss-scale 4096 --loss-scale-interval 7
-    Options o = options_defaults();
-    o.loss_scale = 4096; o.loss_scale_interval = 7;
-    LossScaler s = loss_scaler_init(&o);
-    scale_and_interval[0] = s.scale; scale_and_interval[1] = (double)s.interval;
-}
-void draws(int* y, const float* logits, int V, double temperature, long top_k, size_t n) { // u goes evenly through [0,1)
-    ALL(sample_token(logits, V, temperature, top_k, (float)(((double)i + 0.5) / (double)n)))
-}
-bool kth_is(const float* logits, int V, long k, float x) { return kth_largest(logits, V, k) == float_order(x); }
-bool fitted(double* line, const double* bytes, const double* seconds, size_t n) { // (2) alpha and beta
-    Fit f = { 0 };
-    for (size_t i = 0; i < n; i++) fit_add(&f, bytes[i], seconds[i]);
-    bool found = fit_solve(&f, &line[0], &line[1]);
-    fit_free(&f);
-    return found;
-}
 #else
 // ---- a GPU ----
 void* array_alloc(size_t bytes) {

@@ -50,8 +50,8 @@ def write_merges(text, end="\n"): open("merges.txt", "w", newline="").write(text
 
 def write_json(vocabulary, pairs=()):
     """vocab.json, in whose order ids mean nothing, and merges.txt."""
-    json.dump({text_form(token): i for i, token in reversed([*enumerate(vocabulary)])}, open("vocab.json", "w"), separators=(",", ":"),
-              ensure_ascii=False)
+    ids = {text_form(token): i for i, token in reversed([*enumerate(vocabulary)])}
+    json.dump(ids, open("vocab.json", "w"), separators=(",", ":"), ensure_ascii=False)
     write_merges("\n".join(["#version: 0.2", *(" ".join(text_form(vocabulary[i]) for i in pair) for pair in pairs)]))
 
 
@@ -191,8 +191,9 @@ GOOD, NOT_TEXT = '"hell":258', "is not the byte-level text"
     (":0}", ":0", "not valid JSON"), (":0}", ":0}}", "not valid JSON"), (GOOD, f"{GOOD},{GOOD}", "duplicate object key"),
     ('"a":97', '"aa":97', "no token is the single byte 0x61"), ("<|endoftext|>", "<|endoftexts|>", "no token <|endoftext|>"),
     (GOOD, '"hell":257', "have the same id 257"), (GOOD, '"hell":-1', "has id -1"),
-    (GOOD, '"hell":263', "has id 263; the 263 tokens must have ids 0 to 262"), (GOOD, '"hell":99999999999999999999', "not valid JSON"),
-    (GOOD, '"hell":258.0', "no whole number"), (GOOD, '"hell":"258"', "no whole number"), (GOOD, '"he ll":258', NOT_TEXT),
+    (GOOD, '"hell":263', "has id 263; the 263 tokens must have ids 0 to 262"),
+    (GOOD, '"hell":99999999999999999999', "not valid JSON"), (GOOD, '"hell":258.0', "no whole number"),
+    (GOOD, '"hell":"258"', "no whole number"), (GOOD, '"he ll":258', NOT_TEXT),
     (GOOD, '"":258', NOT_TEXT), (GOOD, '"你":258', NOT_TEXT), (GOOD, '"he\u0144":258', NOT_TEXT), # one past the last
     (GOOD, '"h\\u0000":258', "not valid JSON"), (None, "{}", "is not a JSON object of tokens"),
     (None, '{"a":0}', "no token is the single byte 0x00"), (None, '{"a":' + 4995 * "[", "not valid JSON")])

@@ -1,0 +1,467 @@
+"""Functions of llmc/'s headers that only compute, in build/host.so (test/unit/host.c), against their definitions: random numbers,
+rates, the model's tensors, layouts of shards, and the pieces of a model that ranks hold, set and save.
+
+    python3 test/kernels/check_host.py build/host.so [CLAIM...]
+
+pytest: test_layers.py."""
+import collections, ctypes, itertools, math, shutil, sys, tempfile
+from pathlib import Path
+import numpy as np
+sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
+from layers import (
+    STORED, GPT2Config, ParamRange, claim, dies, every_precision, main, numbers, numbers_of, on, to_stored, within)
+
+
+# ---- random numbers, draws, rates, scales, a line through times ----
+def filled(name, dtype, n, *arguments):
+    """A new array of n, which is the first argument of a function that writes it."""
+    out = np.empty(n, dtype)
+    getattr(on.lib, name)(out.ctypes.data, *(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
+    return out
+
+
+def near_mean(what, values, mean, variance):
+    """Within five standard errors."""
+    within(what, np.mean(values), mean, 5 * (variance / np.size(values))**0.5)
+
+
+@claim
+def philox_gives_the_known_answers():
+    """Of philox4x32-10, as they come with Random123 (Salmon et al.)."""
+    ones = 2**64 - 1
+    for key, high, low, answer in (
+            (0, 0, 0, (0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8)),
+            (ones, ones, ones, (0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd)),
+            (0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, # digits of pi
+             (0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1))):
+        assert (filled("philox_words", "u4", 4, key, high, low) == answer).all()
+
+
+@claim
+def random_numbers_have_their_distribution_and_seeds_and_streams_nothing_in_common():
+    n = 1000000
+    u, x = filled("uniforms", "f4", n, 7, 3, n).astype("f8"), filled("normals", "f4", n, 7, 3, 0, n).astype("f8")
+    assert (0 <= u).all() and (u < 1).all()
+    near_mean("uniform numbers", u, 0.5, 1 / 12)
+    chi_square = ((np.histogram(u, 64, (0, 1))[0] - n / 64)**2).sum() / (n / 64)
+    within("how evenly they lie", chi_square, 63, 5 * 126**0.5)
+    for power, mean, variance in (1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96): near_mean(f"x^{power}", x**power, mean, variance)
+    near_mean("x and the next x", x[1:] * x[:-1], 0, 1)
+    for seed, stream in (8, 3), (7, 4):
+        near_mean("another seed or stream", x * filled("normals", "f4", n, seed, stream, 0, n), 0, 1)
+
+
+@claim
+def permute_is_a_permutation_of_any_size_without_favourite_places():
+    for n in *range(1, 600), *range(600, 2001, 7), 1 << 16, (1 << 16) + 1, 300007:
+        assert (np.sort(filled("places", "u8", n, n % 5, 0, n, n)) == np.arange(n)).all(), f"n = {n}"
+    for n in 1 << 33, (1 << 40) + 1, 1 << 62, 2**64 - 1: assert (filled("places", "u8", 1000, 9, n - 1000, 1000, n) < n).all()
+    for n in 2, 3, 4, 5, 6, 7, 8, 12, 17, 40: # over many seeds
+        for element in range(n):
+            counts = np.bincount(filled("places_of_seeds", "u8", 10000, element, 10000, n).astype("i8"), minlength=n)
+            within(f"places of {element} of {n}", counts / 10000, np.full(n, 1 / n), 5 * (1 / n * (1 - 1 / n) / 10000)**0.5)
+
+
+LOW, LOGITS, TIES = -np.inf, (np.log(2), -1, np.log(5), np.log(3), -np.inf, -7), (-5, 0, -5, 0, 0, -5)
+EXTREMES = -3e38, 3e38, LOW, 2.9e38, -3e38, 0
+
+
+@claim
+def tokens_are_drawn_as_often_as_softmax_says_of_the_k_likeliest():
+    def shares(logits, temperature, top_k, want, n=100000):
+        """Up to one draw in n and the rounding of u; never where the probability is 0."""
+        logits = np.array(logits, "f4")
+        found = np.bincount(filled("draws", "i4", n, logits, len(logits), temperature, top_k, n), minlength=len(logits)) / n
+        want = np.pad(want, (0, len(logits) - len(want)))
+        within(f"{logits}, {temperature}, {top_k}", found, want, np.where(want > 0, 2 / n, 0))
+
+    for temperature, top_k in itertools.product((0.5, 1, 2), (0, 5, 1000)):
+        weights = np.exp(np.array([0, 1, -2, 0.5, 3]) / temperature)
+        shares((0, 1, -2, 0.5, 3), temperature, top_k, weights / weights.sum())
+    for case in ((LOGITS, 1, 1, (0, 0, 1)), (LOGITS, 1, 2, (0, 0, 5 / 8, 3 / 8)), (LOGITS, 1, 3, (0.2, 0, 0.5, 0.3)),
+                 (TIES, 1, 2, (0, 0.5, 0, 0.5)), (TIES, 1, 3, (0, 1 / 3, 0, 1 / 3, 1 / 3)), # the first of those that are equal
+                 (EXTREMES, 1, 0, (0, 1)), (EXTREMES, 1e-30, 0, (0, 1)), ((LOW, 0), 1, 0, (0, 1)), ((-2,), 1, 1, (1,)),
+                 ((1000, LOW, 1000, 999, 0, 1000), 1e-3, 0, (1 / 3, 0, 1 / 3, 0, 0, 1 / 3)), # whose exponentials overflow
+                 ((1, 2, LOW, 3, LOW, LOW), 1e9, 0, (1 / 3, 1 / 3, 0, 1 / 3)),
+                 ((-3, 2, 7, 6.999, LOW), 0, 0, (0, 0, 1)), ((1, 1, 1), 0, 0, (1,))): # temperature 0 takes the first of the largest
+        shares(*case)
+    logits = (np.floor(200 * numbers(1000)) / 64).astype("f4") # with repetitions
+    for k, x in enumerate(np.sort(logits)[::-1], 1): assert on.lib.kth_is(logits.ctypes.data, 1000, k, x), f"the {k}th largest"
+
+
+COSINE, LINEAR, CONSTANT, WSD = range(4)
+
+
+def rates(schedule, steps, warmup, final=0.1, n=None):
+    n = n or steps + 3
+    return filled("rates", "f8", n, schedule, steps, warmup, final, n)
+
+
+@claim
+def the_learning_rate_rises_to_its_peak_falls_in_its_schedules_way_and_ends_at_its_final_fraction():
+    """Of a peak of 0.5."""
+    for schedule in range(4): within("warm-up", rates(schedule, 100, 10)[:11], 0.5 * np.minimum(np.arange(1, 12) / 10, 1), 1e-12)
+    t = np.arange(101) / 100 # of the steps from the peak to the end
+    within("cosine", rates(COSINE, 111, 10)[10:111], 0.5 * (0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * t))), 1e-12)
+    within("linear", rates(LINEAR, 111, 10)[10:111], 0.5 * (1 - 0.9 * t), 1e-12)
+    within("constant", rates(CONSTANT, 100, 10)[10:100], np.full(90, 0.5), 1e-12)
+    fall = np.maximum(np.arange(10, 100) - 79, 0) / 20 # the last fifth
+    within("warm-up, stable, decay", rates(WSD, 100, 10)[10:100], 0.5 * (1 - 0.9 * fall), 1e-12)
+    for schedule, steps, final in itertools.product((COSINE, LINEAR, WSD), (7, 22, 67, 202, 607), (0.25, 0)):
+        within("the last steps", rates(schedule, steps, 1, final, steps + 1001)[steps - 1:], np.full(1002, final / 2), 1e-12)
+    for schedule, steps, warmup in itertools.product(range(4), range(13), range(15)): # any lengths are sensible
+        found = rates(schedule, steps, warmup)
+        assert ((0 < found) & (found <= 0.5)).all() and (np.diff(found[warmup:]) <= 0).all(), (schedule, steps, warmup)
+
+
+@every_precision
+def the_loss_scale_doubles_after_an_interval_of_good_steps_and_halves_at_an_overflow_in_fp16_alone():
+    def scaled(finite, scale, interval):
+        finite, bad = np.array(finite, "u1"), np.empty(len(finite), "i4")
+        return filled("scales", "f8", len(finite), bad, finite, len(finite), scale, interval), bad
+
+    scale, bad = scaled([1] * 8 + [0, 1, 1, 1, 0, 0, 1], 1024, 3)
+    assert [*scale] == [1024, 1024, 2048, 2048, 2048, 4096, 4096, 4096, 2048, 2048, 2048, 4096, 2048, 1024, 1024]
+    assert [*bad] == [0] * 8 + [1, 0, 0, 0, 1, 2, 0]
+    scale, bad = scaled([0] * 50 + [1] * 1000, 65536, 1) # it stays a finite float of at least 1
+    assert scale[49] == 1 and bad[49] == 50 and 1e9 < scale[-1] < np.finfo("f4").max
+    scale, bad = scaled([i % 1000 != 0 for i in range(5000)] + [0], 1, 0)
+    assert (scale == 1).all() and bad[-1] == 1, "without an interval the scale changes"
+    assert [*filled("first_scale", "f8", 2)] == ([4096, 7] if on.precision == "fp16" else [1, 0])
+
+
+@claim
+def a_line_through_times_is_no_faster_than_what_was_measured():
+    def line(bytes_, us):
+        found, bytes_, seconds = np.zeros(2), np.array(bytes_, "f8"), 1e-6 * np.array(us)
+        is_found = on.lib.fitted(*(a.ctypes.data for a in (found, bytes_, seconds)), len(us))
+        return (*found, max(bytes_ / seconds)) if is_found else None
+
+    sizes = 64 * 4.0**np.arange(9)
+    within("alpha and beta", line(sizes, 5 + 2e-4 * sizes)[:2], (5e-6, 2e-10), (5e-8, 2e-12)) # the largest size has nearly beta
+    # A pause of the scheduler at two sizes: each counts no more than a larger message.
+    sizes, held_up, quiet = 65536 * 4.0**np.arange(5), (25000, 18, 12000, 140, 900), (18, 18, 140, 140, 900)
+    assert line(sizes, held_up)[:2] == line(sizes, quiet)[:2]
+    # Flat, then a steep rise that ends: the best line of any slope would have 4 times the largest bandwidth.
+    alpha, beta, fastest = line(8 * 4.0**np.arange(9), (320, 330, 315, 340, 320, 325, 330, 345, 350))
+    assert abs(1 / beta / fastest - 1) < 1e-9 and 2e-4 <= alpha <= 3.3e-4
+    alpha, beta, fastest = line((100, 1000, 10000), (1, 20, 300)) # latency is not negative
+    assert alpha == 0 and 1 / beta <= 1e8
+    for bytes_, us in ((64,), (1,)), ((64, 64), (1, 2)), ((64, 128), (2, 1)): assert line(bytes_, us) is None
+
+
+# ---- the model's tensors ----
+# Name, rows and columns in multiples of C (or T and Vp rows), mean and deviation of its initial weights (-1: into the residual
+# stream), and how ranks of tensor parallelism cut it. A block is two units; checkpoints and initial weights number its elements as
+# they are listed in NUMBERED. These names and sizes are written out here, because this order must never change.
+ROOT = [("ln_f.weight", 1, 0, 1, 0, "none"), ("ln_f.bias", 1, 0, 0, 0, "none"), ("wpe", "T", 1, 0, 1, "none"),
+        ("wte", "Vp", 1, 0, 1, "outputs")]
+ATTENTION = [("ln_1.weight", 1, 0, 1, 0, "none"), ("ln_1.bias", 1, 0, 0, 0, "none"), ("qkv.bias", 3, 0, 0, 0, "heads"),
+             ("proj.bias", 1, 0, 0, 0, "none"), ("qkv.weight", 3, 1, 0, 1, "heads"), ("proj.weight", 1, 1, 0, -1, "inputs")]
+MLP = [("ln_2.weight", 1, 0, 1, 0, "none"), ("ln_2.bias", 1, 0, 0, 0, "none"), ("fc.bias", 4, 0, 0, 0, "outputs"),
+       ("fcproj.bias", 1, 0, 0, 0, "none"), ("fc.weight", 4, 1, 0, 1, "outputs"), ("fcproj.weight", 1, 4, 0, -1, "inputs")]
+NUMBERED = [name for name, *_ in ATTENTION[:4] + MLP[:4] + ATTENTION[4:] + MLP[4:]] # vectors first
+Tensor = collections.namedtuple("Tensor", "name offset number rows cols mean std cut")
+
+
+def size(t): return t.rows * max(t.cols, 1)
+
+
+def tensors(c, u):
+    """Of unit u; number: the first element's in the block or the root."""
+    def shape(rows, cols): return {"T": c.max_T, "Vp": c.Vp}.get(rows) or rows * c.C, cols * c.C
+
+    names, prefix, found, offset = (ROOT, "", [], 0) if u == 0 else ((ATTENTION, MLP)[(u - 1) % 2], f"h.{(u - 1) // 2}.", [], 0)
+    counts = {name: math.prod(max(n, 1) for n in shape(rows, cols)) for name, rows, cols, *_ in ROOT + ATTENTION + MLP}
+    for name, rows, cols, mean, std, cut in names:
+        number = sum(counts[other] for other in NUMBERED[:NUMBERED.index(name)]) if u else offset
+        std = np.float32({0: 0, 1: 0.02, -1: 0.02 / (2 * c.L)**0.5}[std])
+        found.append(Tensor(prefix + name, offset, number, *shape(rows, cols), mean, std, cut))
+        offset += counts[name]
+    return found
+
+
+def units(c): return range(1 + 2 * c.L)
+def elements(c, u): return sum(map(size, tensors(c, u)))
+def undecayed(c, u): return sum(size(t) for t in tensors(c, u) if not t.cols)
+
+
+def named(name):
+    c = GPT2Config(64)
+    assert on.lib.named_model(name.encode(), ctypes.byref(c)), name
+    c.max_T, c.V, c.Vp = c.max_T or 64, 50257, 50304
+    return c
+
+
+@claim
+def the_named_models_have_their_published_sizes():
+    for name, n in ("gpt2", 124439808), ("gpt2-medium", 354823168), ("gpt2-large", 774030080), ("gpt2-xl", 1557611200):
+        c = named(name)
+        assert on.lib.parameters_of(c) == n == sum(elements(c, u) for u in units(c)) - 47 * c.C
+    c = named("d12")
+    assert (c.L, c.NH, c.C) == (12, 12, 768)
+    for name in b"d0", b"d257", b"d", b"d4x", b"gpt3", b"": assert not on.lib.named_model(name, ctypes.byref(c)), name
+
+
+def in_part(t, part, parts):
+    """The elements of a tensor that a part has, in order."""
+    each = np.arange(size(t)).reshape(t.rows, -1)
+    if t.cut == "outputs": each = np.split(each, parts)[part]
+    if t.cut == "heads": each = np.concatenate([np.split(section, parts)[part] for section in np.split(each, 3)])
+    if t.cut == "inputs": each = np.split(each, parts, axis=1)[part]
+    return each.reshape(-1)
+
+
+SHAPES = [GPT2Config(*shape) for shape in ( # max_T, V, Vp, L, NH, C
+    (8, 50, 128, 3, 2, 16), (7, 100, 128, 2, 1, 6), (3, 129, 256, 5, 1, 13),
+    (1, 1, 128, 1, 1, 1),     # a block of 25 elements: most ranks have none of it
+    (1, 1, 128, 7, 1, 1),     # two such blocks still end within the shards of the first ranks
+    (32, 384, 384, 2, 4, 32), (16, 300, 384, 3, 12, 48), (2, 3, 128, 256, 1, 2))]
+
+
+@claim
+def tensors_lie_in_their_units_and_are_numbered_in_their_blocks_also_in_parts():
+    for c, parts in itertools.product(SHAPES, (1, 2, 3, 4)):
+        if parts > 1 and (c.NH % parts or c.Vp % parts): continue
+        for u in units(c) if c.L < 10 else (0, 1, 2, 511, 512):
+            n, vectors = 0, 0
+            for i, t in enumerate(tensors(c, u)):
+                got, runs = on.lib.tensor_of(c, u, i), on.lib.runs_of(c, u, i, parts - 1, parts)
+                assert (got.name.decode(), got.offset, got.block_offset, got.rows, got.cols) == t[:5], f"{t}: {got.name}"
+                assert got.stored_rows == (c.V if t.name == "wte" else t.rows) and (got.mean, got.std) == (t.mean, t.std)
+                own = t.offset + in_part(t, parts - 1, parts)
+                by_runs = runs.begin + runs.stride * np.arange(runs.count)[:, None] + np.arange(runs.n)
+                assert (by_runs.reshape(-1) == own).all(), f"{t.name} in {parts} parts"
+                n, vectors = n + len(own), vectors + len(own) * (t.cols == 0)
+            p = on.lib.range_of(c, u, parts - 1, parts)
+            assert (p.unit, p.part, p.parts, p.begin, p.n, p.no_decay) == (u, parts - 1, parts, 0, n, vectors)
+
+
+def initial(c, seed, u):
+    """Every element depends on its number alone; the padding of the vocabulary is 0."""
+    found = []
+    for t in tensors(c, u):
+        weights = np.full(size(t), t.mean, "f4")
+        if t.std: weights = t.std * filled("normals", "f4", size(t), seed, (u + 1) // 2, t.number, size(t))
+        if t.name == "wte": weights[c.V * c.C:] = 0
+        found.append(weights)
+    return np.concatenate(found)
+
+
+@claim
+def initial_weights_follow_their_numbers_and_have_gpt2s_distribution():
+    for c, u in [(c, u) for c in SHAPES[:7] for u in units(c)]:
+        n, want = elements(c, u), initial(c, 1337, u)
+        got = filled("initial_weights", "f4", n, c, 1337, u, 0, n)
+        assert (got == want).all(), f"unit {u}"
+        assert (filled("initial_weights", "f4", n - n // 2, c, 1337, u, n // 2, n) == want[n // 2:]).all(), f"half of unit {u}"
+    c = named("d4")
+    for u in 0, 3, 4:
+        weights = filled("initial_weights", "f4", elements(c, u), c, 1337, u, 0, elements(c, u)).astype("f8")
+        for t in tensors(c, u):
+            values = weights[t.offset:t.offset + size(t)][:c.V * c.C]
+            within(t.name, (values.mean(), values.std()), (t.mean, t.std), (3e-4, 0.01 * t.std + 1e-9))
+
+
+# ---- pieces of a model ----
+MODEL, MASTER, M, V = range(4) # CheckpointPart
+FILL = 0x5a                    # bytes around arrays, and in those that nothing has written
+Cut = collections.namedtuple("Cut", "parts shares pieces seed has on_host", defaults=(1, 1, 1, 0, "params master", False))
+WHOLE = Cut()
+
+
+def values_of(c, seed):
+    """(parts of a checkpoint) of each unit, (elements): random numbers that 16 bits cannot hold, except in the padding of wte.
+    MODEL: the masters, rounded to floatX."""
+    def random(u):
+        x = numbers(elements(c, u)).astype("f4")
+        if u == 0: x[len(x) - (c.Vp - c.V) * c.C:] = 0
+        return x
+    found = [[None] * 4 for _ in units(c)]
+    for u in units(c):
+        for part in MASTER, M, V: found[u][part] = random(u)
+        found[u][MODEL] = numbers_of(to_stored(found[u][MASTER])).astype("f4")
+    return found
+
+
+class Held:
+    """An array of a piece in memory of its own, with guards."""
+
+    def __init__(self, n, dtype):
+        self.whole = np.full(n * dtype.itemsize + 128, FILL, "u1")
+        self.array, self.pointer = self.whole[64:len(self.whole) - 64].view(dtype), self.whole.ctypes.data + 64
+
+    def assert_guards(self): assert (np.delete(self.whole, slice(64, len(self.whole) - 64)) == FILL).all(), "written beside a piece"
+
+
+class Ranks:
+    """One for each share of each part of the model. A unit's part is cut at random places into shares of so many pieces, some of
+    them empty; the share of a rank is `pieces` of each."""
+
+    def __init__(self, c, cut):
+        self.c, self.ranges, self.places, self.held, self.counts = c, [], [], [], []
+        self.size = cut.parts * cut.shares
+        for part, share in itertools.product(range(cut.parts), range(cut.shares)):
+            for u in units(c):
+                own = np.concatenate([t.offset + in_part(t, part, cut.parts) for t in tensors(c, u)])
+                random = np.random.default_rng([cut.seed, u])
+                ends = np.sort(random.integers(0, len(own) + 1, cut.shares * cut.pieces - 1))
+                if len(ends) > 1 and cut.seed % 3 == 0: ends[0] = 0         # the first piece is empty
+                if len(ends) > 1 and cut.seed % 3 == 1: ends[-1] = len(own) # the last one is
+                bounds = [0, *map(int, ends), len(own)][share * cut.pieces:(share + 1) * cut.pieces + 1]
+                for begin, end in zip(bounds, bounds[1:]): self.add(u, part, cut, begin, own[begin:end])
+            self.counts.append(len(self.ranges) - sum(self.counts))
+
+    def add(self, u, part, cut, begin, places):
+        held = {name: Held(len(places), STORED[on.precision] if name == "params" else np.dtype("f4"))
+                for name in [*cut.has.split(), *["master"] * (on.is_16 and "master" not in cut.has), "m", "v"]}
+        self.held.append(held)
+        self.places.append(places)
+        self.ranges.append(ParamRange(unit=u, part=part, parts=cut.parts, begin=begin, n=len(places), on_host=cut.on_host,
+                                      **{name: h.pointer for name, h in held.items()}))
+
+    def fill(self, values):
+        for p, places, held in zip(self.ranges, self.places, self.held):
+            for name, h in held.items():
+                of = values[p.unit][{"m": M, "v": V}.get(name, MASTER)][places]
+                h.array[:] = to_stored(of) if name == "params" else of
+
+    def check(self, values, weights=MASTER, moments=True):
+        """They hold these values, to the bit: as masters those of `weights`, and moments, or nothing in their place."""
+        for p, places, held in zip(self.ranges, self.places, self.held):
+            for name, h in held.items():
+                h.assert_guards()
+                of = values[p.unit]
+                if name in "mv" and not moments: assert (h.whole == FILL).all(), f"{name} of unit {p.unit} was written"
+                else:
+                    want = of[{"m": M, "v": V, "params": MODEL}.get(name, weights)][places]
+                    want = to_stored(want) if name == "params" else want
+                    assert (h.array == want).all(), f"{name} of unit {p.unit}, part {p.part} of {p.parts}, from {p.begin} on"
+
+    def arrays(self): return (ParamRange * len(self.ranges))(*self.ranges), (ctypes.c_int * self.size)(*self.counts), self.size
+
+    def save(self, folder, sharded=False): on.lib.save_pieces(str(folder).encode(), *self.arrays(), self.c, sharded)
+
+
+def saved(c, cut, values, folder, sharded=False):
+    """The files of a checkpoint that ranks with this cut save, which changes nothing of theirs."""
+    ranks = Ranks(c, cut)
+    ranks.fill(values)
+    shutil.rmtree(folder, ignore_errors=True)
+    ranks.save(folder, sharded)
+    ranks.check(values)
+    return {path.name: path.read_bytes() for path in (folder / "step_00000007").iterdir()}
+
+
+def check_load(c, cut, values, folder, resumes):
+    ranks = Ranks(c, cut)
+    count = on.lib.load_pieces(str(folder / "step_00000007").encode(), *ranks.arrays(), resumes)
+    assert count == on.lib.parameters_of(c), "not all elements count in the checksum"
+    ranks.check(values, MASTER if resumes else MODEL, resumes)
+
+
+def check_cut(c, first, values, whole, cut, other, folder):
+    """Ranks with this cut begin with the initial weights, and save the files of one that has it all, or their own; others load
+    both."""
+    ranks = Ranks(c, cut)
+    on.lib.set_weights((ParamRange * len(ranks.ranges))(*ranks.ranges), len(ranks.ranges), c, 5)
+    ranks.check(first, MASTER, False)
+    assert saved(c, cut, values, folder) == whole, f"other files by {cut}"
+    for sharded in False, True:
+        if sharded: saved(c, cut, values, folder, True)
+        for by, resumes in (cut, True), (other, True), (other, False): check_load(c, by, values, folder, resumes)
+
+
+@every_precision
+def initial_weights_and_a_checkpoints_bytes_are_the_same_from_any_ranks_and_it_loads_into_any_others():
+    has = "params", "master", "params master"
+    random = [(Cut(1, 1 + k % 4, 1 + k % 5, k, has[k % 3], k % 2 == 0), Cut(1, 1 + k % 5, 1, 3, on_host=True)) for k in range(10)]
+    parts = [(Cut(4 if k % 2 else 2, 1 + k // 2, 1 + k % 4, k, has[k % 3], k == 2),
+              WHOLE if k < 2 else Cut(2 if k % 2 else 4, 1 + k // 2, 2, 1)) for k in range(6)]
+    for c, cuts in ((GPT2Config(8, 50, 128, 2, 4, 16), random + parts), # of 4 parts of wte all, some or none of the rows are stored
+                    (GPT2Config(3, 129, 256, 3, 1, 13), random),
+                    (GPT2Config(4, 33000, 33024, 1, 4, 64), # half of wte is still more than is staged
+                     [(Cut(on_host=True), WHOLE), (Cut(2, has="master"), WHOLE)])):
+        values, begun = values_of(c, 12), [[initial(c, 5, u)] * 4 for u in units(c)]
+        for of_unit in begun: of_unit[MODEL] = numbers_of(to_stored(of_unit[MASTER])).astype("f4")
+        with tempfile.TemporaryDirectory() as folder:
+            whole = saved(c, WHOLE, values, Path(folder) / "whole")
+            for cut, other in cuts: check_cut(c, begun, values, whole, cut, other, Path(folder) / "cut")
+
+
+@claim
+def pieces_that_are_not_the_model_are_no_checkpoint():
+    """One is missing, or there twice."""
+    c = GPT2Config(8, 50, 128, 2, 4, 16)
+    on.lib.set_threads(1) # a child would wait for threads that it does not have
+    with tempfile.TemporaryDirectory() as folder:
+        for change in (lambda ranges: ranges[:-1]), (lambda ranges: ranges + ranges[-1:]):
+            ranks = Ranks(c, WHOLE)
+            ranks.fill(values_of(c, 18))
+            ranks.ranges = change(ranks.ranges)
+            ranks.counts = [len(ranks.ranges)]
+            dies(lambda: ranks.save(folder), "the ranks' shares do not add up to the model") # noqa: B023
+            assert [*Path(folder).iterdir()] == []
+    on.lib.set_threads(2)
+
+
+# ---- layouts of fully sharded parameters ----
+WRAPS = [("halves", 1), *((n, n) for n in (0, 1, 2, 3, 4, 5, 7, 256))] # --wrap-blocks: that of a model with fewer blocks, too
+
+
+def check_layout(c, wrap, S, alignment, kind=0, limit=2, pieces=True):
+    halves, blocks = wrap[0] == "halves", wrap[1]
+    of_units = np.array([(elements(c, u), undecayed(c, u), len(tensors(c, u))) for u in (0, 1, 2)])
+    sizes, vectors, counts = (np.concatenate([column[:1], np.tile(column[1:], c.L)]) for column in of_units.T)
+    groups = np.zeros((len(sizes), 6), "u8")
+    groups = groups[:on.lib.layout_make(groups.ctypes.data, c, blocks, halves, kind, limit, S, alignment)].astype("i8")
+    first = [0, *range(1, len(sizes), 1 if halves else 2 * blocks)] if halves or blocks else [0]
+    assert groups[:, 0].tolist() == first, f"groups begin at {groups[:, 0]}"
+    assert (groups[:, 1] == np.diff([*first, len(sizes)])).all()
+    for column, of_unit in (2, sizes), (3, counts): assert (groups[:, column] == np.add.reduceat(of_unit, first)).all()
+    # Shards are as small as alignment allows, and lie next to each other.
+    shard = -(-(-(-groups[:, 2] // S)) // alignment) * alignment
+    assert (groups[:, 4] == shard).all() and (groups[:, 5] == np.cumsum(shard) - shard).all()
+    assert on.lib.own_elements() == shard.sum()
+    assert (shard[3:] <= shard[1:-2]).all(), "a bucket has no room for one of those that take it in turn"
+    place = np.zeros((len(sizes), 3), "u8")
+    on.lib.layout_units(place.ctypes.data)
+    group = np.repeat(np.arange(len(first)), groups[:, 1])
+    offset = np.cumsum(sizes) - sizes
+    offset -= offset[first][group]
+    assert (place == np.stack([offset, sizes, group], 1)).all()
+    # Gather buffers: as large as the largest group that takes them, and bounded where groups are freed.
+    frees, others = kind != 1, len(first) - 1
+    assert on.lib.gather_buffers() == (min(limit, others) if frees else others) + 1
+    for r in range(on.lib.gather_buffers()):
+        assert on.lib.gather_buffer(r) == (shard[1:].max() if frees and r else shard[r]), f"gather buffer {r}"
+    if pieces: check_pieces(S, sizes, vectors, offset, group, shard, groups[:, 5])
+
+
+def check_pieces(S, sizes, vectors, offset, group, shard, shard_offset):
+    """The pieces of all ranks are every unit once; gathered, each comes to its place."""
+    end = np.zeros(len(sizes), "i8") # of the pieces of earlier ranks
+    for rank in range(S):
+        piece = np.zeros((len(sizes), 4), "u8")
+        on.lib.layout_pieces(piece.ctypes.data, rank)
+        begin, n, no_decay, at = piece.astype("i8").T
+        has = n > 0
+        assert (begin == end)[has].all(), "a hole between the pieces of two ranks, or an overlap"
+        assert (np.minimum(no_decay, n) == np.clip(vectors - begin, 0, n))[has].all()
+        assert (offset + begin == rank * shard[group] + at - shard_offset[group])[has].all()
+        assert ((shard_offset[group] <= at) & (at + n <= (shard_offset + shard)[group]))[has].all()
+        assert (at[has][1:] >= (at + n)[has][:-1]).all(), "pieces overlap in sharded memory"
+        end += n
+    assert (end == sizes).all()
+
+
+@claim
+def a_layout_has_every_unit_in_one_group_and_every_element_with_one_rank():
+    """For every way to wrap, any number of shards, and shapes that do not divide evenly; ZeRO++'s shards are in blocks of 256."""
+    for c, wrap, S, alignment in itertools.product(SHAPES, WRAPS, range(1, 9), (16, 256)): check_layout(c, wrap, S, alignment)
+    for wrap, S in itertools.product([("halves", 1), *((n, n) for n in range(51))], 2**np.arange(11)):
+        check_layout(named("gpt2-xl"), wrap, int(S), 16, pieces=False)
+    for kind, limit in itertools.product(range(3), range(1, 8)): check_layout(SHAPES[2], (2, 2), 2, 16, kind, limit)
+
+
+if __name__ == "__main__": main(sys.argv[1:])

@@ -1,0 +1,141 @@
+// host.c - functions of llmc/'s headers that only compute, as a shared library, build/host.so, for test/kernels/check_host.py: random
+// numbers, rates, the model's tensors and their pieces in checkpoints, layouts of shards.
+#include "../../dev/kernels/comm/link_fit.h"
+#include "../../llmc/model/lr_schedule.h"
+#include "../../llmc/model/sampler.h"
+#include "../../llmc/parallel/layout.h"
+#include "../../llmc/save/ranks_param_ranges.h"
+#include <omp.h>
+
+int elements_are(void) { return (int)FLOATX_DTYPE; }
+void set_threads(int n) { omp_set_num_threads(n); }
+
+// ---- random numbers, rates, draws, a line through times ----
+#define ALL(value) for (size_t i = 0; i < n; i++) y[i] = value;
+void philox_words(unsigned* words, uint64_t key, uint64_t high, uint64_t low) { // (4)
+    Philox r = philox(key, high, low);
+    memcpy(words, r.x, sizeof r.x);
+}
+void uniforms(float* y, uint64_t seed, uint64_t stream, size_t n) { ALL(random_uniform(seed, stream, i)) }
+void normals(float* y, uint64_t seed, uint64_t stream, uint64_t first, size_t n) { ALL(random_normal(seed, stream, first + i)) }
+void places(uint64_t* y, uint64_t seed, uint64_t first, size_t n, uint64_t all) { ALL(random_permute(seed, STREAM_DATA, first + i, all)) }
+void places_of_seeds(uint64_t* y, uint64_t element, size_t n, uint64_t all) { ALL(random_permute(i, STREAM_DATA, element, all)) }
+void rates(double* y, int schedule, long steps, long warmup, double final, size_t n) { // of a peak of 0.5
+    Options o = options_defaults();
+    o.lr = 0.5; o.lr_schedule = schedule; o.steps = steps; o.warmup_steps = warmup; o.final_lr_fraction = final;
+    ALL(learning_rate(&o, (long long)i))
+}
+void scales(double* y, int* bad, const unsigned char* finite, size_t n, double scale, long interval) { // after each step
+    LossScaler s = { .scale = scale, .interval = interval };
+    for (size_t i = 0; i < n; i++) {
+        loss_scaler_update(&s, finite[i]);
+        y[i] = s.scale; bad[i] = s.bad_in_a_row;
+    }
+}
+void first_scale(double* scale_and_interval) { // by --loss-scale 4096 --loss-scale-interval 7
+    Options o = options_defaults();
+    o.loss_scale = 4096; o.loss_scale_interval = 7;
+    LossScaler s = loss_scaler_init(&o);
+    scale_and_interval[0] = s.scale; scale_and_interval[1] = (double)s.interval;
+}
+void draws(int* y, const float* logits, int V, double temperature, long top_k, size_t n) { // u goes evenly through [0,1)
+    ALL(sample_token(logits, V, temperature, top_k, (float)(((double)i + 0.5) / (double)n)))
+}
+bool kth_is(const float* logits, int V, long k, float x) { return kth_largest(logits, V, k) == float_order(x); }
+bool fitted(double* line, const double* bytes, const double* seconds, size_t n) { // (2) alpha and beta
+    Fit f = { 0 };
+    for (size_t i = 0; i < n; i++) fit_add(&f, bytes[i], seconds[i]);
+    bool found = fit_solve(&f, &line[0], &line[1]);
+    fit_free(&f);
+    return found;
+}
+
+// ---- the model's tensors ----
+bool named_model(const char* name, GPT2Config* c) { return gpt2_named_config(name, c); }
+size_t parameters_of(GPT2Config c) { return gpt2_num_parameters(c); }
+TensorInfo tensor_of(GPT2Config c, int u, int i) { return unit_tensor(c, u, i); }
+TensorRuns runs_of(GPT2Config c, int u, int i, int part, int parts) { return tensor_part(c, u, i, part, parts); }
+ParamRange range_of(GPT2Config c, int u, int part, int parts) { return param_range_part(c, u, part, parts); }
+void initial_weights(float* y, GPT2Config c, uint64_t seed, int u, size_t begin, size_t end) {
+    unit_init_weights(c, seed, u, begin, end, y);
+}
+
+// ---- pieces that ranks have of a model: those of all ranks, one rank after another, `counts` of each. Ranks take turns ----
+void set_weights(const ParamRange* p, int n, GPT2Config c, uint64_t seed) {
+    param_ranges_set_weights(p, n, c, seed, NULL, CHECKPOINT_MODEL);
+}
+void save_pieces(const char* out, const ParamRange* p, const int* counts, int ranks, GPT2Config c, bool sharded) { // as ranks_pieces_save
+    static char options[] = "{\"lr\":0.1}";
+    TrainState s = { .config = c, .dtype = FLOATX_DTYPE, .has_optimizer = true, .step = 7, .loss_scale = 1, .seq_len = c.max_T,
+                     .options = options };
+    CheckpointWriter first, w;
+    memset(&first, 0, sizeof first);
+    if (sharded) checkpoint_begin_sharded(out, &s);
+    else checkpoint_begin(&first, out, &s);
+    for (int q = 0; q < ranks; p += counts[q++]) {
+        CheckpointWriter* writer = q == 0 ? &first : &w;
+        SaveShare share = { q, ranks, sharded, NULL, NULL };
+        if (sharded) param_ranges_attach_shard(p, counts[q], writer, out, &s, share);
+        else if (q > 0) checkpoint_attach(&w, out, &s);
+        param_ranges_write(p, counts[q], writer);
+        if (q == 0) continue;
+        checkpoint_detach(&w);
+        checkpoint_sums_add(&first.sums, &w.sums);
+    }
+    ranks_checkpoint_commit(&first, 0);
+}
+// Returns how many elements of these weights were read: the masters and all else that a resumed run needs, or the model.
+size_t load_pieces(const char* path, ParamRange* p, const int* counts, int ranks, bool resumes) {
+    CheckpointReader first, r;
+    for (int q = 0; q < ranks; p += counts[q++]) {
+        CheckpointReader* reader = q == 0 ? &first : &r;
+        checkpoint_open(reader, path);
+        if (resumes) param_ranges_load(p, counts[q], reader);
+        else param_ranges_set_weights(p, counts[q], reader->state.config, 0, reader, CHECKPOINT_MODEL);
+        if (q == 0) continue;
+        checkpoint_sums_add(&first.sums, &r.sums);
+        checkpoint_close(&r);
+    }
+    size_t elements = first.sums.elements[resumes ? CHECKPOINT_MASTER : CHECKPOINT_MODEL];
+    checkpoint_close(&first); // compares checksums
+    return elements;
+}
+
+// ---- layouts of fully sharded parameters ----
+static Layout layout; // of the last call
+static Sharding sharding;
+static GPT2Config model;
+// Sets (units of the model, 6) numbers of each group, returns how many groups there are.
+int layout_make(size_t* groups, GPT2Config c, long wrap, int halves, int kind, long limit, int S, size_t alignment) {
+    model = c;
+    sharding = (Sharding){ .wrap_blocks = wrap, .wrap_halves = halves, .sharding = kind, .shards = S, .limit_all_gathers = limit };
+    memset(&layout, 0xab, sizeof layout); // whatever was there before
+    layout_group(&layout, &sharding, c);
+    for (int k = 0; k < layout.num_groups; k++) { // as train_gpt2_fsdp.cu cuts them
+        Group* g = &layout.groups[k];
+        g->shard = (Shard){ round_up(ceil_div(g->elements, (size_t)S), alignment), layout.own_elements };
+        layout.own_elements += g->shard.n;
+        const size_t is[] = { (size_t)g->first_unit, (size_t)g->num_units, g->elements, (size_t)g->tensors, g->shard.n, g->shard.offset };
+        memcpy(groups + 6 * k, is, sizeof is);
+        require(g->buffer == NO_BUFFER, "group %d has buffer %d", k, g->buffer);
+    }
+    return layout.num_groups;
+}
+void layout_units(size_t* units) { // (units of the model, 3)
+    for (int u = 0; u < layout.num_units; u++) {
+        units[3 * u] = layout.units[u].offset; units[3 * u + 1] = layout.units[u].size; units[3 * u + 2] = (size_t)layout.group_of[u];
+    }
+}
+void layout_pieces(size_t* pieces, int rank) { // (units of the model, 4) a rank's elements of each unit, and their place
+    layout.shard_number = rank;
+    for (int u = 0; u < layout.num_units; u++) {
+        ParamRange p = { 0 };
+        size_t at = 0;
+        require(!layout_range(&layout, model, u, &p, &at) || (p.unit == u && p.parts == 1 && p.n > 0), "unit %d is another", u);
+        const size_t is[] = { p.begin, p.n, p.no_decay, at };
+        memcpy(pieces + 4 * u, is, sizeof is);
+    }
+}
+size_t own_elements(void) { return layout.own_elements; }
+int gather_buffers(void) { return layout_gather_buffers(&layout, &sharding); }
+size_t gather_buffer(int r) { return gather_buffer_shard(&layout, &sharding, r); }
