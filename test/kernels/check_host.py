@@ -4,12 +4,12 @@ rates, the model's tensors, layouts of shards, and the pieces of a model that ra
     python3 test/kernels/check_host.py build/host.so [CLAIM...]
 
 pytest: test_layers.py."""
-import collections, ctypes, itertools, math, shutil, sys, tempfile
+import collections, contextlib, ctypes, errno, itertools, json, math, mmap, os, resource, shutil, signal, sys, tempfile
 from pathlib import Path
 import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
 from layers import (
-    STORED, GPT2Config, ParamRange, claim, dies, every_precision, main, numbers, numbers_of, on, to_stored, within)
+    STORED, GPT2Config, ParamRange, claim, dies, every_precision, in_child, lives, main, numbers, numbers_of, on, to_stored, within)
 
 
 # ---- random numbers, draws, rates, scales, a line through times ----
@@ -267,7 +267,7 @@ def initial_weights_follow_their_numbers_and_have_gpt2s_distribution():
 MODEL, MASTER, M, V = range(4) # CheckpointPart
 FILL = 0x5a                    # bytes around arrays, and in those that nothing has written
 Cut = collections.namedtuple("Cut", "parts shares pieces seed has on_host", defaults=(1, 1, 1, 0, "params master", False))
-WHOLE = Cut()
+WHOLE, EVEN = Cut(), None # as a seed: all shares are alike, and the last one has the padding
 
 
 def values_of(c, seed):
@@ -304,13 +304,17 @@ class Ranks:
         for part, share in itertools.product(range(cut.parts), range(cut.shares)):
             for u in units(c):
                 own = np.concatenate([t.offset + in_part(t, part, cut.parts) for t in tensors(c, u)])
-                random = np.random.default_rng([cut.seed, u])
-                ends = np.sort(random.integers(0, len(own) + 1, cut.shares * cut.pieces - 1))
-                if len(ends) > 1 and cut.seed % 3 == 0: ends[0] = 0         # the first piece is empty
-                if len(ends) > 1 and cut.seed % 3 == 1: ends[-1] = len(own) # the last one is
-                bounds = [0, *map(int, ends), len(own)][share * cut.pieces:(share + 1) * cut.pieces + 1]
+                bounds = [0, *self.ends(u, cut, len(own)), len(own)][share * cut.pieces:(share + 1) * cut.pieces + 1]
                 for begin, end in zip(bounds, bounds[1:]): self.add(u, part, cut, begin, own[begin:end])
             self.counts.append(len(self.ranges) - sum(self.counts))
+
+    def ends(self, u, cut, n):
+        count, stored = cut.shares * cut.pieces, n - (u == 0) * (self.c.Vp - self.c.V) * self.c.C
+        if cut.seed is EVEN: return [stored * k // count for k in range(1, count)]
+        ends = np.sort(np.random.default_rng([cut.seed, u]).integers(0, n + 1, count - 1)).tolist()
+        if count > 2 and cut.seed % 3 == 0: ends[0] = 0  # the first piece is empty
+        if count > 2 and cut.seed % 3 == 1: ends[-1] = n # the last one is
+        return ends
 
     def add(self, u, part, cut, begin, places):
         held = {name: Held(len(places), STORED[on.precision] if name == "params" else np.dtype("f4"))
@@ -340,7 +344,8 @@ class Ranks:
 
     def arrays(self): return (ParamRange * len(self.ranges))(*self.ranges), (ctypes.c_int * self.size)(*self.counts), self.size
 
-    def save(self, folder, sharded=False): on.lib.save_pieces(str(folder).encode(), *self.arrays(), self.c, sharded)
+    def save(self, folder, sharded=False, step=7, keep=0):
+        on.lib.save_pieces(str(folder).encode(), *self.arrays(), self.c, sharded, step, keep)
 
 
 def saved(c, cut, values, folder, sharded=False):
@@ -403,6 +408,388 @@ def pieces_that_are_not_the_model_are_no_checkpoint():
             dies(lambda: ranks.save(folder), "the ranks' shares do not add up to the model") # noqa: B023
             assert [*Path(folder).iterdir()] == []
     on.lib.set_threads(2)
+
+
+# ---- checkpoints ----
+TINY = GPT2Config(4, 10, 128, 2, 2, 4)
+NEWER, OLDER = "step_00000002", "step_00000001"
+
+
+def save(out, step=2, shards=0, keep=0):
+    """By so many writers that each have files of their own; 0: in whole files."""
+    ranks = Ranks(TINY, Cut(1, shards or 1, seed=EVEN))
+    ranks.fill(values_of(TINY, step))
+    ranks.save(out, shards > 0, step, keep)
+
+
+def path_of(out): return str(out).encode()
+def entries(out): return sorted(path.name for path in out.iterdir())
+def load(path): on.lib.read_checkpoint(path_of(path))
+def newest(out): return Path((on.lib.newest_checkpoint(path_of(out)) or b"none").decode()).name
+
+
+@contextlib.contextmanager
+def checkpoints(*steps):
+    """A folder with checkpoints of these steps. Children have one thread, because they would wait for others that they have not."""
+    on.lib.set_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        (out := Path(folder) / "out").mkdir()
+        for step in steps: save(out, step)
+        yield out
+    on.lib.set_threads(2)
+
+
+def check_steps(out, *names):
+    """These are all there is, and the last one is the newest, which loads."""
+    assert entries(out) == [*names] and newest(out) == names[-1], f"{entries(out)}, newest {newest(out)}"
+    lives(lambda: load(out / names[-1]))
+
+
+def check_damage(path, damages, *phrases):
+    """Each of (bytes of a file in the place of its own, or None, and what is said) is noticed. Afterwards the file is whole."""
+    good = path.read_bytes()
+    for bad, *more in damages:
+        path.unlink()
+        if bad is not None: path.write_bytes(bad)
+        dies(lambda: load(path.parent), *phrases, *more)
+        path.write_bytes(good)
+    load(path.parent)
+
+
+def edited(path, old, new):
+    """A file's text with the first `old` replaced; tensors have that of their header, and its length."""
+    data, begin = path.read_bytes(), 8 if "-of-" in path.name else 0
+    end = begin + int.from_bytes(data[:8], "little") if begin else len(data)
+    assert old.encode() in data[begin:end], f"{old} is not in {path.name}"
+    text = data[begin:end].replace(old.encode(), new.encode(), 1)
+    return (len(text).to_bytes(8, "little") if begin else b"") + text + data[end:]
+
+
+@claim
+def a_full_checkpoints_tensors_are_in_the_order_of_their_numbers():
+    """Other programs may rely on these files, so it must never change."""
+    with checkpoints() as out:
+        save(out)
+        names = [name for name, *_ in ROOT] + [f"h.{l}.{name}" for l in range(2) for name in NUMBERED]
+        for file, parts in ("model", [""]), ("optimizer", ["m.", "v."]):
+            data = (out / NEWER / f"{file}.safetensors").read_bytes()
+            header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+            assert header.pop("__metadata__") == {"format": "shard.c", "layout": "out_in"}
+            places = sorted(x["data_offsets"] for x in header.values())
+            assert [header[part + name]["data_offsets"] for part in parts for name in names] == places
+            assert [begin for begin, _ in places] == [0, *(end for _, end in places[:-1])] and len(places) == len(header)
+        assert json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["m.wte"]["shape"] == [10, 4] # without the padding
+
+
+@every_precision
+def the_state_of_a_run_is_stored():
+    with checkpoints(2, 3) as out:
+        state = {step: json.loads((out / f"step_{step:08}/state.json").read_text()) for step in (2, 3)}
+        sums = state[2].pop("checksums")
+        assert {*sums} == {"model", "m", "v", *["master"] * on.is_16} and len(state[2].pop("checksum_of_this")) == 16
+        assert state[2] == {
+            "format": "shard.c checkpoint", "version": 1, "dtype": on.precision, "has_optimizer": True, "step": 2, "tokens": 192,
+            "model": {"layers": 2, "heads": 2, "channels": 4, "vocab_size": 10, "max_seq_len": 4}, "adamw_t": 1, "good_steps": 1,
+            "data": {"seed": 1337, "seq_len": 3, "epoch": 3, "position": 17, "checksum": "000000000000fedc"},
+            "loss_scale": 65536.5, "options": {"lr": 0.1}}
+        assert "checksum" not in state[3]["data"]
+
+
+@claim
+def weights_at_a_path_of_their_own_remove_no_steps_and_resume_no_run():
+    with checkpoints(3) as out:
+        n = sum(elements(TINY, u) for u in units(TINY))
+        values = on.rng.integers(0, 255, n).astype("f4") / 64 # which every precision holds
+        for dtype in range(3):
+            on.lib.save_weights(path_of(out / f"imported{dtype}") + b"/", TINY, dtype, values.ctypes.data)
+            dies(lambda: load(out / f"imported{dtype}"), "imported", "holds weights only", "--init-from")
+            got, padding = filled("read_weights", "f4", n, path_of(out / f"imported{dtype}")), elements(TINY, 0) - np.arange(1, 473)
+            assert (np.delete(got, padding) == np.delete(values, padding)).all() and (got[padding] == 0).all()
+        assert entries(out) == ["imported0", "imported1", "imported2", "step_00000003"]
+
+
+@claim
+def only_the_newest_stay_and_folders_that_are_not_ours():
+    with checkpoints() as out:
+        assert newest(out) == "none"
+        for step in 2, 7, 12: save(out, step, keep=2)
+        assert entries(out) == ["step_00000007", "step_00000012"] and newest(out) == "step_00000012"
+        save(out, 3, keep=2) # never the one just written, though others are newer
+        save(out, 100000000) # 0 keeps all, and eight digits are no limit
+        assert entries(out) == ["step_00000003", "step_00000007", "step_00000012", "step_100000000"]
+        assert newest(out) == "step_100000000"
+    others = ".tmp_mine", "metrics.jsonl", "step_000000001", "step_00000001x", "step_0000000a", "step_1", "xstep_00000001"
+    with checkpoints() as out:
+        for name in others: (out / name).mkdir()
+        for step in 2, 3: save(out, step, keep=1)
+        assert entries(out) == sorted([*others, "step_00000003"]) and newest(out) == "step_00000003"
+
+
+@claim
+def any_flipped_bit_is_noticed_also_of_a_shard():
+    """All of a header's length, then here and there; of the values, whose checksum is over all shards, the last byte."""
+    files = ["state.json", "model.safetensors", "optimizer.safetensors"]
+    shards = ["state.json", "model.safetensors.index.json", "optimizer.safetensors.index.json", "model-00001-of-00003.safetensors",
+              "optimizer-00003-of-00003.safetensors"]
+    for names, shards in (files, 0), (shards, 3):
+        with checkpoints() as out:
+            save(out, 1)
+            save(out, 2, shards)
+            for name in names:
+                data, flips = (out / NEWER / name).read_bytes(), []
+                for place in [*range(8), *on.rng.integers(8, len(data), 40 if shards else 60)]:
+                    flips.append([data[:place] + bytes([data[place] ^ 1 << on.rng.integers(8)]) + data[place + 1:]])
+                check_damage(out / NEWER / name, flips, NEWER)
+                if name.endswith(".json"): continue
+                last = data[:-1] + bytes([data[-1] ^ 1])
+                check_damage(out / NEWER / name, [(last, "do not match their checksum: the file is damaged")], name[:5], OLDER)
+
+
+@claim
+def a_missing_truncated_or_additional_file_is_named():
+    with checkpoints() as out:
+        save(out, 1)
+        save(out, 2, 3)
+        for name in ("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors", "optimizer-00002-of-00003.safetensors",
+                     "model.safetensors.index.json", "optimizer.safetensors.index.json"):
+            cut = (out / NEWER / name).read_bytes()[:-3], "is not valid JSON" if "json" in name else "truncated"
+            gone = None, "cannot be opened: No such file"
+            check_damage(out / NEWER / name, [cut, gone], f"{NEWER}/{name}", "fall back to", OLDER)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        save(out, 3, 40) # some of which are empty, and more than may be open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 17, limits[1]))
+        load(out / "step_00000003")
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX, IN_FIRST = "model.safetensors.index.json", f"it is in {FIRST}"
+NO_PIECES = ("wtf[0:8]", "wt[0:8]", "wte[0:8", "wte[0:8] ", "wte[+0:8]", "wte[00:8]", "wte[8:0]", "wte[-8:0]",
+             "wte[32:18446744073709551616]", "wte[", "wte", "m.wte[0:8]")
+
+
+@claim
+def every_piece_of_a_shard_and_its_index_are_checked():
+    with checkpoints() as out:
+        save(out, 2, 2)
+        for file, old, new, *says in ( # file, old text, new text, and what the error says
+                (FIRST, '"wte[0:8]"', '"wte[1:9]"', "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing"),
+                (SECOND, '"wte[8:40]"', '"wte[7:39]"', "model-*-of-00002.safetensors", "element 7 of tensor 'wte' is there twice"),
+                (SECOND, '"h.1.fc.weight[50:64]"', '"h.0.fc.weight[49:63]"', "49 of tensor 'h.0.fc.weight' is there twice"),
+                (FIRST, '"h.0.ln_1.bias[0:4]"', '"h.0.fc.bias[0:4]"', "element 0 of tensor 'h.0.ln_1.bias' is missing"),
+                (SECOND, "wte[8:40]", "wte[9:41]", SECOND, "'wte[9:41]' is not in state.json's model, nor a piece of a tensor"),
+                (FIRST, '"wte[0:8]"', '"wte[0:9]"', FIRST, "'wte[0:9]' does not have the shape (9, 0)"),
+                (FIRST, '"shape":[8]', '"shape":[8,1]', FIRST, "'wte[0:8]' does not have the shape (8, 0)"),
+                (FIRST, '"shape":[8]', '"shape":[9]', FIRST, "'wte[0:8]' takes 32 bytes where its shape and dtype need 36"),
+                (FIRST, '"F32"', '"I32"', FIRST, "is stored as I32 where state.json says F32"),
+                (FIRST, '"ln_f.bias[0:4]"', '"ln_f.weight[0:4]"', FIRST, "duplicate object key"),
+                (FIRST, '"shard.c"', '"pt"', FIRST, '"format": "pt" where a checkpoint has "shard.c"'),
+                (FIRST, '"out_in"', '"in_out"', FIRST, '"layout": "in_out" where a checkpoint has "out_in"'),
+                ("optimizer-00002-of-00002.safetensors", "m.wte[8:40]", "v.wte[7:39]", "optimizer-*-of-00002",
+                 "8 of tensor 'm.wte' is missing"),
+                *((FIRST, "wte[0:8]", name, FIRST, f"'{name}' is not in") for name in NO_PIECES),
+                (INDEX, FIRST, SECOND, f"' is in {SECOND}; {IN_FIRST}"), (INDEX, FIRST, "../x", f"' is in ../x; {IN_FIRST}"),
+                (INDEX, f'"wte[0:8]": "{FIRST}"', '"wte[0:8]": 1', f"says that 'wte[0:8]' is in no file; {IN_FIRST}"),
+                (INDEX, '"wte[0:8]"', '"wte[0:7]"', f"says that 'wte[0:8]' is in no file; {IN_FIRST}"),
+                (INDEX, '"wte[0:8]"', f'"wte[40:40]": "{FIRST}", "wte[0:8]"', "or lists more than they hold"),
+                (INDEX, '"total_size": 2208', '"total_size": 2209', "has a total_size that is not the files'"),
+                (INDEX, '"weight_map"', '"weight_map": {}, "weight_map"', "is not valid JSON: duplicate object key"),
+                (INDEX, '"weight_map"', '"map"', "is in no file"), (INDEX, "{", "[", "is not valid JSON")):
+            remedy = "" if file == INDEX else "copy it again from where it came (there is no older checkpoint beside it)"
+            check_damage(out / NEWER / file, [(edited(out / NEWER / file, old, new), *says)], NEWER, remedy)
+        text = (out / NEWER / INDEX).read_bytes()
+        cuts = [(text[:n], f"{INDEX}: line ", "is not valid JSON") for n in range(0, len(text), len(text) // 7)]
+        check_damage(out / NEWER / INDEX, cuts, NEWER)
+
+
+@claim
+def every_field_of_the_state_is_checked():
+    with checkpoints() as out:
+        save(out)
+        path = out / NEWER / "state.json"
+        for old, new, says in (
+                ('"format"', '"kind"', "is not the state of a shard.c checkpoint"),
+                ('"version": 1', '"version": 2', "has version 2 where this program knows version 1; use the program that wrote it"),
+                ('"version"', '"revision"', 'no whole number "version"'), ('"model"', '"none"', 'no whole number "layers"'),
+                ('"layers": 2', '"layers": 0', '"layers" must be between 1 and 256, not 0'),
+                ('"layers": 2', '"layers": 4294967298', '"layers" must be between 1 and 256, not 4294967298'),
+                ('"heads": 2', '"heads": 3', "4 channels do not divide over 3 heads"),
+                ('"channels": 4', '"channels": 65537', '"channels" must be between'),
+                ('"vocab_size": 10', '"vocab_size": -1', '"vocab_size" must be between'),
+                ('"max_seq_len": 4', '"max_seq_len": 1.5', 'no whole number "max_seq_len"'),
+                ('"fp32"', '"fp8"', "must be fp32, bf16 or fp16, not fp8"),
+                ('"fp32"', "1", "must be fp32, bf16 or fp16, not missing"),
+                ("true", "1", '"has_optimizer" must be true or false'), ('"step": 2', '"step": -1', '"step" must be between'),
+                ('"seed": 1337', '"seed": -1', '"seed" must be between'),
+                ('"seq_len": 3', '"seq_len": 5', '"seq_len" must be between 1 and 4, not 5'),
+                ('"epoch": 3', '"epoch": -1', '"epoch" must be between'),
+                ('"position": 17', '"position": "3"', 'no whole number "position"'),
+                ("000000000000fedc", "fedc", 'no "checksum" of 16 hexadecimal digits'),
+                ('"adamw_t": 1', '"adamw_t": 3', '"adamw_t" must be between 0 and 2, not 3'),
+                ('"good_steps": 1', '"good_steps": 3', '"good_steps" must be between 0 and 2, not 3'),
+                ("65536.5", "0", '"loss_scale" must be a number above 0'),
+                ('"loss_scale"', '"scale"', '"loss_scale" must be a number above 0'),
+                ('"options"', '"options": 1, "others"', 'no object "options"'),
+                ("{", '{"shards": 0,', '"shards" must be between 1 and 65536, not 0'),
+                ("{", '{"shards": true,', 'no whole number "shards"'), ("{", '{"shards": 3,', "does not match its own checksum"),
+                ('"m": "', '"m": "0', 'no "m" of 16 hexadecimal digits'),
+                ('"checksum_of_this"', '"checksum"', 'no "checksum_of_this" of 16 hexadecimal digits'),
+                ('"position": 17', '"position": 18', "does not match its own checksum: it was damaged or edited")):
+            check_damage(path, [(edited(path, old, new), says)], "state.json")
+
+
+@claim
+def what_is_written_must_be_the_whole():
+    """It is checked what one writer writes or leaves out, of two if each writes half."""
+    half, whole = [32, 44, 78, 44, 78], [elements(TINY, u) for u in units(TINY)]
+    for shard, shards, begins, ends, part, of, *says in (
+            (0, 0, True, whole, MASTER, (0, 0, 1), 'a checkpoint in fp32 with optimizer state has no part "master"'),
+            (0, 2, True, half, M, (2, 60, 79), f"{NEWER}: element 50 of tensor 'm.h.0.fc.weight' is in none of the ranges that"),
+            (1, 2, False, half, M, (2, 79, 80), f".tmp_{NEWER}/{SECOND}: cannot be written: No such file",
+             "make it a folder that every rank sees or choose another --out"),
+            (0, 2, True, whole, M, (0, 0, 0), f"{SECOND}: cannot be opened", "--out must be a folder that every rank sees"),
+            (0, 1, True, [*whole[:-1], 155], M, (0, 0, 0), "model-*-of-00001",
+             "element 63 of tensor 'h.1.fcproj.weight' is missing"),
+            (2, 2, False, half, M, (2, 79, 80), "shard 2 of 2: a checkpoint has 1 to 65536 shards, counted from 0")):
+        with checkpoints() as out:
+            ranges = (ctypes.c_size_t * 5)(*ends)
+            dies(lambda: on.lib.write_wrongly(path_of(out), TINY, shard, shards, begins, ranges, part, *of), *says)
+            assert entries(out) == []
+
+
+@claim
+def other_things_are_called_by_their_name():
+    def tensor(name):
+        header = {"__metadata__": {"format": "pt"}, name: {"dtype": "F32", "shape": [10, 4], "data_offsets": [0, 160]}}
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + bytes(160)
+
+    with checkpoints() as out:
+        save(out)
+        dies(lambda: load(out), "is a folder of checkpoints", NEWER)
+        dies(lambda: load(out / OLDER), "there is no such checkpoint")
+        (out / "config.json").write_text("{}")
+        dies(lambda: load(out), "this is a Hugging Face layout, use build/hf_import")
+        check_damage(out / NEWER / "model.safetensors", [
+            (tensor("transformer.wte.weight"), "this is a Hugging Face layout"), # under our state
+            (tensor("wte"), '"format": "pt" where a checkpoint has "shard.c"')], "model.safetensors")
+
+
+# ---- full disks, links, errors of the file system, crashes ----
+def until_saved(out, shards, limits):
+    """What a save says that may use more and more of something, while it fails: the last good checkpoint stays."""
+    for limit in limits:
+        status, said = in_child(lambda: (limit(), save(out, 2, shards, keep=1)))
+        if status == 0: break
+        assert status == 1 and entries(out) == [OLDER]
+        yield said
+    check_steps(out, NEWER)
+
+
+@claim
+def a_save_that_has_no_room_leaves_the_last_good_checkpoint_and_names_each_file_in_turn():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN) # it would kill the process; a full disk only gives an error
+    full = f"cannot be written: File too large; free 1 MB or choose another --out; the last good checkpoint is "
+    for shards, files in (0, ("model.s", "optimizer.s")), (7, ("model-0000", "optimizer-0000", "safetensors.index.json")):
+        with checkpoints(1) as out:
+            limits = (lambda n=n: resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)) for n in range(500, 50000, 250))
+            said = [*until_saved(out, shards, limits)]
+            assert all(full in x and OLDER in x.split(full)[1] for x in said)
+            for file in files: assert any(file in x for x in said), f"{file} always fitted"
+
+
+@claim
+def a_save_that_may_open_no_more_files_says_how_to_allow_more():
+    with checkpoints(1) as out:
+        limits = (lambda n=n: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)) for n in range(4, 50))
+        said = [*until_saved(out, 0, limits)]
+        assert all("too many open files in this process" in x and "make it writable" not in x for x in said)
+        assert any(OLDER in x for x in said)
+
+
+def link_older(out, name):
+    """Moves step 1 out of the way, as to another disk, and puts a link to it at this name. Returns what is to stay whole."""
+    archive = out.parent / "archive/old"
+    archive.parent.mkdir()
+    (out / OLDER).rename(archive)
+    (out / name).symlink_to(archive)
+    return archive
+
+
+@claim
+def a_link_in_the_place_of_a_checkpoint_is_unlinked_and_never_followed():
+    for name, shards in itertools.product((OLDER, f".tmp_{OLDER}", ".tmp_step_00000003", f".replaced_{OLDER}"), (0, 2)):
+        with checkpoints(1) as out:
+            archive = link_older(out, name)
+            for step in 2, 3: save(out, step, shards, keep=2)
+            check_steps(out, NEWER, "step_00000003")
+            lives(lambda: load(archive))
+    for dangles in False, True: # one that has the name of a new checkpoint steps aside
+        with checkpoints(1) as out:
+            archive = link_older(out, NEWER)
+            if dangles: archive.parent.rename(out.parent / "unmounted")
+            save(out, keep=1)
+            if dangles: (out.parent / "unmounted").rename(archive.parent)
+            check_steps(out, NEWER)
+            lives(lambda: load(archive))
+
+
+@claim
+def a_file_system_that_syncs_no_folders_has_checkpoints():
+    with checkpoints() as out:
+        for step, reason in enumerate((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS), 1):
+            lives(lambda: (on.lib.refuse(reason, 0, 9), save(out, step, keep=1)))
+        check_steps(out, "step_00000003")
+
+
+@claim
+def a_complete_checkpoint_that_cannot_have_its_name_stays_and_the_error_says_where():
+    hidden = f".tmp_{NEWER}"
+    no_name = "cannot be given its name: ", f"it is complete in ", hidden
+
+    def refused(reason, syncs, renames, *says):
+        dies(lambda: (on.lib.refuse(reason, syncs, renames), save(out, keep=1)), NEWER, *says)
+
+    with checkpoints(1) as out:
+        for reason, syncs, renames, why in (errno.EIO, 0, 9, "Input/output error"), (errno.EPERM, 9, 0, "Operation not permitted"):
+            refused(reason, syncs, renames, *no_name, why)
+            assert entries(out) == [hidden, OLDER]
+        lives(lambda: load(out / hidden))
+        save(out, 3) # by another run, which has continued from step 1
+        check_steps(out, OLDER, "step_00000003")
+    with checkpoints(1) as out:
+        refused(errno.EIO, 1, 9, "it is complete, but its name may not survive a power cut: Input/output error")
+        check_steps(out, OLDER, NEWER)
+        refused(errno.EIO, 9, 0, *no_name) # the old one stays
+        assert entries(out) == [hidden, OLDER, NEWER]
+        lives(lambda: load(out / hidden))
+        lives(lambda: save(out, 3, keep=1)) # without a warning that step 2 could not be removed
+        check_steps(out, "step_00000003")
+
+
+@claim
+def a_crash_before_any_system_call_loses_nothing():
+    """No step that was reported safe is lost, and every folder with a checkpoint's name is complete."""
+    for shards, least_calls in (0, 50), (2, 80):
+        safe = mmap.mmap(-1, 1) # the last step that was reported, by a child, too
+
+        def save_twice(call):
+            on.lib.crash_at(call)
+            for _ in range(2):
+                save(out, 2, shards, keep=1)
+                safe[0] = 2
+
+        for call in itertools.count(1):
+            with checkpoints(1) as out:
+                safe[0] = 1
+                status, said = in_child(lambda: save_twice(call))
+                assert (status, said) in ((0, ""), (-signal.SIGKILL, "")), said
+                assert int(newest(out)[-1]) in (safe[0], safe[0] + 1)
+                for path in {out / newest(out), *out.glob("step_*")}: lives(lambda: load(path))
+                for step in 2, 3: save(out, step, shards, keep=1) # the same step again, and the next
+                assert entries(out) == ["step_00000003"] # they have cleaned up
+            if status == 0: break
+        assert call > least_calls
 
 
 # ---- layouts of fully sharded parameters ----

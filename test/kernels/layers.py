@@ -277,8 +277,8 @@ def every_precision(function):
     return claim(function)
 
 
-def dies(call, *phrases):
-    """In a child process, with one line of error that has all phrases."""
+def in_child(call):
+    """(the status, less the signal that killed it; what it said to stderr)"""
     at, child_writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -287,7 +287,17 @@ def dies(call, *phrases):
         os._exit(0)
     os.close(child_writes)
     with open(at) as pipe: said = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+def lives(call):
+    """In a child process, without a word."""
+    assert in_child(call) == (0, ""), in_child(call)
+
+
+def dies(call, *phrases):
+    """In a child process, with one line of error that has all phrases."""
+    status, said = in_child(call)
     good = status == 1 and said.startswith("error: ") and said.count("\n") == 1
     assert good and all(x in said for x in phrases), f"{status}: {said}"
 

@@ -3,8 +3,8 @@ offload and recompute. Each rank holds and sends as many bytes as the formulas s
 numbers."""
 import collections, re
 import pytest
-from shards import assert_near_losses, assert_same_samples, faulty, operations, sampled, shard, skipped_steps
-from suite import (PYTORCH, TOKENS, Stored, assert_close, assert_each_says, assert_same, assert_same_metrics, assert_says, rest,
+from shards import assert_near_losses, assert_same_samples, operations, sampled, shard, skipped_steps
+from suite import (PYTORCH, TOKENS, Stored, assert_close, assert_same, assert_same_metrics, assert_says, rest,
                    trained)
 
 LONG = 6
@@ -276,12 +276,3 @@ def test_gathers_are_issued_where_prefetch_says(options, order, gathers, tmp_pat
             for block, number in enumerate(numbers):
                 found = mine.count((f"{part}, block {block}", "all-gather"))
                 assert number in (None, found), f"rank {rank} issues {found} gathers in {part}, block {block}"
-
-
-# ---- ranks that fail ----
-@pytest.mark.parametrize("fault, options, pattern", [
-    ("2:7:kill", "--sharding full --cpu-offload all", "rank 2 has died.* during step [67]"),
-    rest("1:7:bitflip", "--sharding hybrid --shard-group 2", "differ")])
-def test_a_rank_that_fails_is_named_by_the_others(fault, options, pattern):
-    run = faulty("fsdp", SMALL, "--batch-size 4 --steps 20", options, "--fault", fault, ranks=4)
-    assert_each_says(run, 4, pattern, dead=2 if "kill" in fault else None)

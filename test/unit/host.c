@@ -4,8 +4,42 @@
 #include "../../llmc/model/lr_schedule.h"
 #include "../../llmc/model/sampler.h"
 #include "../../llmc/parallel/layout.h"
-#include "../../llmc/save/ranks_param_ranges.h"
+#include <jansson.h>
 #include <omp.h>
+
+// Every system call of checkpoint.h that changes or syncs a folder or a file can be made the last one (of writes every eighth, which is
+// then half done), and syncs and renames of folders can fail.
+static int crash_before; // the call, counted from 1, before which the process is killed; 0: none
+static struct { int reason, syncs, renames; } refused; // errno; how many syncs of folders and how many renames still succeed
+void crash_at(int call) { crash_before = call; }
+void refuse(int reason, int syncs, int renames) { refused.reason = reason; refused.syncs = syncs; refused.renames = renames; }
+static void crash_point(void) { if (crash_before > 0 && --crash_before == 0) kill(getpid(), SIGKILL); }
+static bool fails(bool wanted, int* left) {
+    crash_point();
+    bool failed = wanted && refused.reason && (*left)-- <= 0;
+    if (failed) errno = refused.reason;
+    return failed;
+}
+static bool is_folder(int fd) {
+    struct stat info;
+    return fstat(fd, &info) == 0 && S_ISDIR(info.st_mode);
+}
+static ssize_t write_half(int fd, const void* data, size_t n, off_t at) {
+    static int writes;
+    if (++writes % 8 > 0) return pwrite(fd, data, n, at);
+    if (crash_before == 1) (void)!pwrite(fd, data, n / 2, at);
+    crash_point();
+    return pwrite(fd, data, n, at);
+}
+#define open(...) (crash_point(), open(__VA_ARGS__))
+#define mkdir(path, mode) (crash_point(), mkdir(path, mode))
+#define unlinkat(folder, name, flags) (crash_point(), unlinkat(folder, name, flags))
+#define rmdir(path) (crash_point(), rmdir(path))
+#define posix_fallocate(fd, at, n) (crash_point(), posix_fallocate(fd, at, n))
+#define pwrite write_half
+#define fsync(fd) (fails(is_folder(fd), &refused.syncs) ? -1 : fsync(fd))
+#define rename(from, to) (fails(true, &refused.renames) ? -1 : rename(from, to))
+#include "../../llmc/save/ranks_param_ranges.h"
 
 int elements_are(void) { return (int)FLOATX_DTYPE; }
 void set_threads(int n) { omp_set_num_threads(n); }
@@ -64,10 +98,15 @@ void initial_weights(float* y, GPT2Config c, uint64_t seed, int u, size_t begin,
 void set_weights(const ParamRange* p, int n, GPT2Config c, uint64_t seed) {
     param_ranges_set_weights(p, n, c, seed, NULL, CHECKPOINT_MODEL);
 }
-void save_pieces(const char* out, const ParamRange* p, const int* counts, int ranks, GPT2Config c, bool sharded) { // as ranks_pieces_save
+static TrainState state_at(long step, GPT2Config c) {
     static char options[] = "{\"lr\":0.1}";
-    TrainState s = { .config = c, .dtype = FLOATX_DTYPE, .has_optimizer = true, .step = 7, .loss_scale = 1, .seq_len = c.max_T,
-                     .options = options };
+    return (TrainState){ .config = c, .dtype = FLOATX_DTYPE, .has_optimizer = true, .step = step, .epoch = 3, .position = 17,
+                         .tokens = step * 96, .seed = 1337, .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2,
+                         .seq_len = 3, .options = options, .data_sum = step % 2 ? 0 : 0xfedc }; // older checkpoints have none
+}
+// As ranks_pieces_save.
+void save_pieces(const char* out, const ParamRange* p, const int* counts, int ranks, GPT2Config c, bool sharded, long step, long keep) {
+    TrainState s = state_at(step, c);
     CheckpointWriter first, w;
     memset(&first, 0, sizeof first);
     if (sharded) checkpoint_begin_sharded(out, &s);
@@ -82,7 +121,7 @@ void save_pieces(const char* out, const ParamRange* p, const int* counts, int ra
         checkpoint_detach(&w);
         checkpoint_sums_add(&first.sums, &w.sums);
     }
-    ranks_checkpoint_commit(&first, 0);
+    ranks_checkpoint_commit(&first, keep);
 }
 // Returns how many elements of these weights were read: the masters and all else that a resumed run needs, or the model.
 size_t load_pieces(const char* path, ParamRange* p, const int* counts, int ranks, bool resumes) {
@@ -100,6 +139,60 @@ size_t load_pieces(const char* path, ParamRange* p, const int* counts, int ranks
     checkpoint_close(&first); // compares checksums
     return elements;
 }
+
+// Reads all of a checkpoint, in pieces.
+void read_checkpoint(const char* path) {
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    for (int part = 0; part < CHECKPOINT_PARTS; part++) for (int u = 0; u < gpt2_num_units(r.state.config); u++) {
+        float host[100];
+        for (size_t begin = 0, n = unit_elements(r.state.config, u), piece; begin < n; begin += piece) {
+            piece = size_min(n - begin, 1 + philox(5, (uint64_t)part, begin).x[0] % 100);
+            checkpoint_read_unit(&r, (CheckpointPart)part, u, begin, begin + piece, host);
+        }
+    }
+    checkpoint_close(&r);
+}
+// Weights only, all units' one after another, in any precision at exactly this path; and as they are read.
+void save_weights(const char* path, GPT2Config c, DType dtype, const float* values) {
+    TrainState s = state_at(1, c);
+    CheckpointWriter w;
+    void* stored = xcalloc(gpt2_num_elements(c), sizeof(float));
+    s.has_optimizer = false;
+    s.dtype = dtype;
+    checkpoint_begin_at(&w, path, &s);
+    for (int u = 0; u < gpt2_num_units(c); values += unit_elements(c, u++)) {
+        convert_dtype(stored, dtype, values, DTYPE_F32, unit_elements(c, u));
+        checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, 0, unit_elements(c, u), stored);
+    }
+    checkpoint_commit(&w, 1);
+    free(stored);
+}
+void read_weights(float* values, const char* path) {
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    for (int u = 0; u < gpt2_num_units(r.state.config); values += unit_elements(r.state.config, u++))
+        checkpoint_read_unit(&r, CHECKPOINT_MODEL, u, 0, unit_elements(r.state.config, u), values);
+    checkpoint_close(&r);
+}
+// One writer of step 2 in fp32, which writes elements of a unit; or (end 0) it writes none, and says that it has written all. Its ranges
+// are [0, ends) of the units, or of shard 1 from there on. shards 0: whole files.
+void write_wrongly(const char* out, GPT2Config c, int shard, int shards, bool begins, const size_t* ends, int part, int u, size_t begin,
+                   size_t end) {
+    TrainState s = state_at(2, c);
+    CheckpointRange ranges[MAX_UNITS];
+    CheckpointWriter w;
+    float zeros[100] = { 0 };
+    for (int k = 0; k < gpt2_num_units(c); k++)
+        ranges[k] = shard ? (CheckpointRange){ k, ends[k], unit_elements(c, k) } : (CheckpointRange){ k, 0, ends[k] };
+    if (begins && shards == 0) checkpoint_begin(&w, out, &s);
+    if (begins && shards > 0) checkpoint_begin_sharded(out, &s);
+    if (shards > 0) checkpoint_attach_shard(&w, out, &s, shard, shards, ranges, gpt2_num_units(c));
+    if (end > 0) { checkpoint_write_unit(&w, (CheckpointPart)part, u, begin, end, zeros); return; }
+    for (int k = 0; k < CHECKPOINT_PARTS; k++) w.sums.elements[k] = gpt2_num_parameters(c);
+    ranks_checkpoint_commit(&w, 0);
+}
+const char* newest_checkpoint(const char* out) { return checkpoint_newest(out); }
 
 // ---- layouts of fully sharded parameters ----
 static Layout layout; // of the last call
