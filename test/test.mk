@@ -35,7 +35,7 @@ fuzz: build/test/fuzz
 # --- tests of a device: the CPU's, a GPU's, or the emulator's ---
 # The layers as a shared library, which test/kernels/test_layers.py compares with their definitions.
 $(BUILD)/layers.so: test/unit/layers.cu
-# Functions that only compute, likewise (check_host.py).
+# Functions that need no program around them, likewise (check_host.py).
 $(BUILD)/host.so: test/unit/host.c
 C_BUILDS += $(BUILD)/host.so
 $(BUILD)/layers.so $(BUILD)/host.so: CFLAGS_ALL += -fPIC

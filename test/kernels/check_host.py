@@ -1,15 +1,16 @@
-"""Functions of llmc/'s headers that only compute, in build/host.so (test/unit/host.c), against their definitions: random numbers,
-rates, the model's tensors, layouts of shards, and the pieces of a model that ranks hold, set and save.
+"""Functions of llmc/'s headers that need no program around them, in build/host.so (test/unit/host.c): random numbers, rates, the
+model's tensors, layouts of shards, the pieces of a model that ranks hold, set and save, checkpoints and logs. What may die or crash
+does so in a child.
 
     python3 test/kernels/check_host.py build/host.so [CLAIM...]
 
 pytest: test_layers.py."""
-import collections, contextlib, ctypes, errno, itertools, json, math, mmap, os, resource, shutil, signal, sys, tempfile
+import collections, contextlib, ctypes, errno, itertools, json, math, mmap, os, re, resource, shutil, signal, sys, tempfile
 from pathlib import Path
 import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
 from layers import (
-    STORED, GPT2Config, ParamRange, claim, dies, every_precision, in_child, lives, main, numbers, numbers_of, on, to_stored, within)
+    STORED, GPT2Config, ParamRange, StepLog, claim, dies, every_precision, in_child, lives, main, numbers, numbers_of, on, to_stored, within)
 
 
 # ---- random numbers, draws, rates, scales, a line through times ----
@@ -790,6 +791,158 @@ def a_crash_before_any_system_call_loses_nothing():
                 assert entries(out) == ["step_00000003"] # they have cleaned up
             if status == 0: break
         assert call > least_calls
+
+
+# ---- the log of a run, and its metrics.jsonl ----
+def step_log(step, **more):
+    usual = dict(loss=4 + 1 / step, grad_norm=0.1, param_norm=45.678, lr=1e-3, loss_scale=1, tokens=2048 * step, tokens_per_s=12345.6,
+                 step_ms=165.9, mem_bytes=100000000, mem_peak_bytes=123456789)
+    return StepLog(step=step, **usual | more)
+
+
+def logged(out, resumed_step, work):
+    """What a run prints that begins there, from a checkpoint of this step or anew."""
+    def run():
+        on.lib.log_open(path_of(out), resumed_step, 4)
+        work()
+        on.lib.log_close()
+    status, said = in_child(run, 1)
+    assert status == 0, said
+    return said
+
+
+def log_steps(out, first, last):
+    return logged(out, first - 1, lambda: [on.lib.log_step(step_log(step)) for step in range(first, last + 1)])
+
+
+def metrics(out):
+    text = (out / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def check_steps_logged(out, first, last):
+    """The run's record, and then these steps; numbers come back to the bit."""
+    record, *steps = metrics(out)
+    assert "run" in record and [(x["step"], x["loss"]) for x in steps] == [(n, 4 + 1 / n) for n in range(first, last + 1)]
+
+
+@contextlib.contextmanager
+def log_folder():
+    with tempfile.TemporaryDirectory() as folder: yield Path(folder)
+
+
+@claim
+def a_log_has_its_runs_options_and_every_field_of_a_step():
+    with log_folder() as out:
+        log_steps(out / "deep/down", 1, 10)
+        check_steps_logged(out / "deep/down", 1, 10)
+        run, *_, third = metrics(out / "deep/down")[:4]
+        assert third == {"step": 3, "loss": 4 + 1 / 3, "grad_norm": 0.1, "param_norm": 45.678, "lr": 1e-3, "loss_scale": 1.0,
+                         "tokens_per_s": 12345.6, "step_ms": 165.9, "tokens": 2048 * 3, "mem_bytes": 100000000,
+                         "mem_peak_bytes": 123456789, "comm_bytes": 0, "comm_exposed_ms": 0.0, "skipped": False}
+        assert isinstance(third["comm_exposed_ms"], float)
+        assert (run["run"]["program"], run["run"]["world_size"]) == ("train_gpt2_test", 4)
+        given = run["run"]["options"]
+        logged(out, 0, lambda: os._exit(on.lib.log_open(path_of(out), 0, 4) != len(given)))
+        assert {name: given[name] for name in ("steps", "lr-schedule", "resume", "prompt")} == {
+            "steps": 300, "lr-schedule": "cosine", "resume": False, "prompt": "caf?"}
+        assert [type(given[name]) for name in ("lr", "seq-len", "data")] == [float, int, str]
+
+
+@claim
+def norms_have_32_bits():
+    tiny, norm = 2.0**-31, on.lib.norm_logged
+    for x, want in (0, 0), (-2.5, 2.5), (1 + tiny, 1 + tiny), (1 + tiny / 4, 1), (1 + tiny * 3 / 4, 1 + tiny), (np.inf, np.inf):
+        assert norm(x) == want, x
+    assert np.isnan(norm(-np.nan)) and not np.signbit(norm(-np.nan))
+    for x in 1e-6 * 1.7**np.arange(43): assert abs(norm(x) - x) < 1e-6
+
+
+@claim
+def nan_and_infinity_are_null():
+    def odd():
+        on.lib.log_step(step_log(1, loss=np.nan, grad_norm=np.inf, skipped=True, lr=0.1 + 0.2))
+        for losses in (2.25, 0.75), (-np.inf, np.nan): on.lib.log_eval(1, *losses)
+    with log_folder() as out:
+        logged(out, 0, odd)
+        _, step, *evaluations = metrics(out)
+        assert [step[name] for name in ("loss", "grad_norm", "lr", "skipped")] == [None, None, 0.1 + 0.2, True]
+        assert evaluations == [{"step": 1, "val_loss": 2.25, "val_loss_per_byte": 0.75},
+                               {"step": 1, "val_loss": None, "val_loss_per_byte": None}]
+
+
+@claim
+def a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off():
+    for torn, step in itertools.product(("", "{", '{"step":11,"lo', '{"step":11}', '{"step":10}'), (6, 10)): # 10: where it was torn
+        with log_folder() as out:
+            for _ in range(2): log_steps(out, 1, 10) # replaces an older run's
+            check_steps_logged(out, 1, 10)
+            with open(out / "metrics.jsonl", "a") as f: f.write(torn)
+            log_steps(out, step + 1, 12)
+            check_steps_logged(out, 1, 12)
+            for gone in True, False: # there is no file, or its first line itself is torn
+                (out / "metrics.jsonl").unlink() if gone else os.truncate(out / "metrics.jsonl", 5)
+                log_steps(out, 7, 12)
+                check_steps_logged(out, 7, 12)
+
+
+@claim
+def whole_lines_stay_whatever_they_are_and_the_log_says_how_many_are_cut():
+    for odd in "\n", " \n\n", "null\n", "[1]\n", '{"note":1}\n', '{"step":3,"step":4}\n', '{"step":1,"lo\n':
+        with log_folder() as out:
+            log_steps(out, 1, 10)
+            path = out / "metrics.jsonl"
+            before, fourth, rest = re.fullmatch('(.*)({"step":4,.*)({"step":9,.*)', path.read_text(), re.S).groups()
+            stays = before + odd + fourth + odd
+            path.write_text(stays + rest + odd + '{"st')
+            said = log_steps(out, 9, 9)
+            assert path.read_text().startswith(stays + '{"step":9,') and path.read_text()[len(stays):].count("\n") == 1
+            lines = 5 if odd == " \n\n" else 4
+            assert said.startswith(f"metrics    {lines} lines cut from the end of {path}, the last one torn: "
+                                   "steps after 8 are done again\n")
+
+
+@claim
+def a_full_disk_is_an_error_of_the_log():
+    with log_folder() as out:
+        dies(lambda: (on.lib.log_open(path_of(out), 0, 4), on.lib.log_to(b"/dev/full"), on.lib.log_step(step_log(1))),
+             "metrics.jsonl", "No space left", "--resume")
+
+
+@claim
+def lines_for_people_say_what_matters_and_log_every_leaves_out_some_that_metrics_have():
+    def line(step, loss, more=""):
+        return (f"step {step:3}/300 | loss {loss:.4f} | grad norm 0.1000 | param norm 45.68 | lr 1.00e-03 | mem 123 MB | "
+                f"12346 tok/s{more}\n")
+
+    def work():
+        for step in [*range(12, 30), 300]:
+            if step == 300: on.lib.log_ranks(4)
+            on.lib.log_step(step_log(step, skipped=step == 17, loss_scale=32768 if step == 17 else 1, comm_exposed_ms=1.25))
+        for losses in (2.34567, 2.34567), (4.5, 1.87654), (4.5, np.nan): on.lib.log_eval(50, *losses)
+
+    with log_folder() as out:
+        assert logged(out, 11, work) == ( # the first of this run is shown
+            line(12, 4.0833) + line(17, 4.0588, " | loss scale 32768 | skipped: gradients not finite") + line(20, 4.05)
+            + line(300, 4.0033, " | comm exposed 1.2 ms") + "step  50/300 | val loss 2.3457\n"
+            "step  50/300 | val loss 4.5000 per token, 1.8765 per byte\n"
+            "step  50/300 | val loss 4.5000\n") # the tokenizer does not know all tokens
+        assert len(metrics(out)) == 1 + 18 + 1 + 3
+
+
+@claim
+def a_terminal_gets_one_line_that_is_rewritten():
+    def work():
+        for step in 148, 149, 150: # 149 comes too soon after 148
+            on.lib.log_on_terminal(step == 149)
+            on.lib.log_step(step_log(step))
+        on.lib.log_say(b"sample\n")
+
+    said, erase = logged("", 0, work), "\x1b[K"
+    lines = [rf"step {step}/300 \[{bar:.<20}\] loss {loss} \| 12346 tok/s \| 4h..m left{re.escape(erase)}\r"
+             for step, bar, loss in ((148, "#" * 9, 4.0068), (150, "#" * 10, 4.0067))]
+    assert re.fullmatch("".join(lines) + re.escape(erase) + "sample\n", said), repr(said)
 
 
 # ---- layouts of fully sharded parameters ----

@@ -49,13 +49,22 @@ class ParamRange(ctypes.Structure):
                 *((name, ctypes.c_void_p) for name in "params grads master m v".split())]
 
 
+class StepLog(ctypes.Structure):
+    _fields_ = [("step", ctypes.c_longlong), *((name, ctypes.c_double) for name in "loss grad_norm param_norm lr loss_scale".split()),
+                ("tokens", ctypes.c_longlong), *((name, ctypes.c_double) for name in "tokens_per_s flops step_ms".split()),
+                *((name, ctypes.c_size_t) for name in "mem_bytes mem_peak_bytes comm_bytes".split()),
+                ("comm_exposed_ms", ctypes.c_double), ("skipped", ctypes.c_bool), ("masked", ctypes.c_bool),
+                ("counted", ctypes.c_longlong)]
+
+
 class AdamW(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in "lr beta1 beta2 eps weight_decay".split()] + [("t", ctypes.c_int)]
 
 
 BY_VALUE = {"size_t": ctypes.c_size_t, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool, "void": None,
-            "uint64_t": ctypes.c_uint64, "long": ctypes.c_long, "unsigned": ctypes.c_uint,
-            **{kind.__name__: kind for kind in (LayerShapes, TokenRange, AdamW, GPT2Config, TensorInfo, TensorRuns, ParamRange)}}
+            "uint64_t": ctypes.c_uint64, "long": ctypes.c_long, "json_int_t": ctypes.c_longlong, "unsigned": ctypes.c_uint,
+            **{kind.__name__: kind for kind in (
+                LayerShapes, TokenRange, AdamW, GPT2Config, TensorInfo, TensorRuns, ParamRange, StepLog)}}
 
 
 def type_of(text):
@@ -277,16 +286,17 @@ def every_precision(function):
     return claim(function)
 
 
-def in_child(call):
-    """(the status, less the signal that killed it; what it said to stderr)"""
+def in_child(call, said_to=2):
+    """(the status, less the signal that killed it; what it said to stderr, or to stdout)"""
     at, child_writes = os.pipe()
     child = os.fork()
     if child == 0:
-        os.dup2(child_writes, 2)
+        os.dup2(child_writes, said_to)
         call()
+        ctypes.CDLL(None).fflush(None)
         os._exit(0)
     os.close(child_writes)
-    with open(at) as pipe: said = pipe.read()
+    with open(at, newline="") as pipe: said = pipe.read()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
 
 

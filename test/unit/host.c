@@ -1,5 +1,5 @@
-// host.c - functions of llmc/'s headers that only compute, as a shared library, build/host.so, for test/kernels/check_host.py: random
-// numbers, rates, the model's tensors and their pieces in checkpoints, layouts of shards.
+// host.c - functions of llmc/'s headers that need no program around them, as a shared library, build/host.so, for
+// test/kernels/check_host.py: random numbers, rates, the model's tensors, layouts of shards, checkpoints, logs.
 #include "../../dev/kernels/comm/link_fit.h"
 #include "../../llmc/model/lr_schedule.h"
 #include "../../llmc/model/sampler.h"
@@ -40,6 +40,7 @@ static ssize_t write_half(int fd, const void* data, size_t n, off_t at) {
 #define fsync(fd) (fails(is_folder(fd), &refused.syncs) ? -1 : fsync(fd))
 #define rename(from, to) (fails(true, &refused.renames) ? -1 : rename(from, to))
 #include "../../llmc/save/ranks_param_ranges.h"
+#include "../../llmc/run/logger.h"
 
 int elements_are(void) { return (int)FLOATX_DTYPE; }
 void set_threads(int n) { omp_set_num_threads(n); }
@@ -232,3 +233,28 @@ void layout_pieces(size_t* pieces, int rank) { // (units of the model, 4) a rank
 size_t own_elements(void) { return layout.own_elements; }
 int gather_buffers(void) { return layout_gather_buffers(&layout, &sharding); }
 size_t gather_buffer(int r) { return gather_buffer_shard(&layout, &sharding, r); }
+
+// ---- the log of a run of 300 steps ----
+static Options log_options;
+static OptionTable log_table;
+static Logger run_log;
+int log_open(const char* out, long resumed_step, json_int_t world_size) { // returns how many options there are
+    log_options = options_defaults();
+    log_table = options_table("train_gpt2_test", "a test");
+    options_common(&log_table, &log_options);
+    log_options.steps = 300; log_options.log_every = 10; log_options.prompt = "caf\xE9"; // Latin-1
+    logger_open(&run_log, &log_table, &log_options, out, resumed_step, json_pack("{s:I}", "world_size", world_size));
+    return log_table.count;
+}
+void log_step(StepLog s) { logger_step(&run_log, &s); }
+void log_eval(long step, double per_token, double per_byte) { logger_eval(&run_log, step, (EvalLoss){ per_token, per_byte }); }
+void log_say(const char* text) { logger_say("%s", text); }
+void log_ranks(int ranks) { run_log.ranks = ranks; }
+void log_to(const char* path) { run_log.file = fopen(path, "w"); }
+void log_on_terminal(bool is_shown) { // as if every step took 100 s; is_shown: the live line was just rewritten
+    run_log.terminal = true; run_log.every = 1000;
+    run_log.last_time = now_seconds() - 100;
+    run_log.last_shown = is_shown ? now_seconds() + 1000 : 0;
+}
+void log_close(void) { logger_close(&run_log); }
+double norm_logged(double norm) { return logged_norm(norm); }
