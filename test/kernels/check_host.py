@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
 from layers import (
-    STORED, GPT2Config, ParamRange, StepLog, claim, dies, every_precision, in_child, lives, main, numbers, numbers_of, on, to_stored, within)
+    STORED, GPT2Config, ParamRange, StepLog, claim, dies, every_precision, in_child, lives, main, numbers, numbers_of, on,
+    to_stored, within)
 
 
 # ---- random numbers, draws, rates, scales, a line through times ----
@@ -268,10 +269,10 @@ def initial_weights_follow_their_numbers_and_have_gpt2s_distribution():
 MODEL, MASTER, M, V = range(4) # CheckpointPart
 FILL = 0x5a                    # bytes around arrays, and in those that nothing has written
 Cut = collections.namedtuple("Cut", "parts shares pieces seed has on_host", defaults=(1, 1, 1, 0, "params master", False))
-WHOLE, EVEN = Cut(), None # as a seed: all shares are alike, and the last one has the padding
+WHOLE, EVEN = Cut(), None # as a seed: equal shares, and the padding in the last one
 
 
-def values_of(c, seed):
+def values_of(c):
     """(parts of a checkpoint) of each unit, (elements): random numbers that 16 bits cannot hold, except in the padding of wte.
     MODEL: the masters, rounded to floatX."""
     def random(u):
@@ -388,7 +389,7 @@ def initial_weights_and_a_checkpoints_bytes_are_the_same_from_any_ranks_and_it_l
                     (GPT2Config(3, 129, 256, 3, 1, 13), random),
                     (GPT2Config(4, 33000, 33024, 1, 4, 64), # half of wte is still more than is staged
                      [(Cut(on_host=True), WHOLE), (Cut(2, has="master"), WHOLE)])):
-        values, begun = values_of(c, 12), [[initial(c, 5, u)] * 4 for u in units(c)]
+        values, begun = values_of(c), [[initial(c, 5, u)] * 4 for u in units(c)]
         for of_unit in begun: of_unit[MODEL] = numbers_of(to_stored(of_unit[MASTER])).astype("f4")
         with tempfile.TemporaryDirectory() as folder:
             whole = saved(c, WHOLE, values, Path(folder) / "whole")
@@ -403,7 +404,7 @@ def pieces_that_are_not_the_model_are_no_checkpoint():
     with tempfile.TemporaryDirectory() as folder:
         for change in (lambda ranges: ranges[:-1]), (lambda ranges: ranges + ranges[-1:]):
             ranks = Ranks(c, WHOLE)
-            ranks.fill(values_of(c, 18))
+            ranks.fill(values_of(c))
             ranks.ranges = change(ranks.ranges)
             ranks.counts = [len(ranks.ranges)]
             dies(lambda: ranks.save(folder), "the ranks' shares do not add up to the model") # noqa: B023
@@ -416,11 +417,14 @@ TINY = GPT2Config(4, 10, 128, 2, 2, 4)
 NEWER, OLDER = "step_00000002", "step_00000001"
 
 
-def save(out, step=2, shards=0, keep=0):
+def save_here(out, step=2, shards=0, keep=0):
     """By so many writers that each have files of their own; 0: in whole files."""
     ranks = Ranks(TINY, Cut(1, shards or 1, seed=EVEN))
-    ranks.fill(values_of(TINY, step))
+    ranks.fill(values_of(TINY))
     ranks.save(out, shards > 0, step, keep)
+
+
+def save(*arguments, **settings): lives(lambda: save_here(*arguments, **settings))
 
 
 def path_of(out): return str(out).encode()
@@ -430,11 +434,17 @@ def newest(out): return Path((on.lib.newest_checkpoint(path_of(out)) or b"none")
 
 
 @contextlib.contextmanager
+def small_folder():
+    """In memory, where syncing takes no time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder: yield Path(folder)
+
+
+@contextlib.contextmanager
 def checkpoints(*steps):
     """A folder with checkpoints of these steps. Children have one thread, because they would wait for others that they have not."""
     on.lib.set_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        (out := Path(folder) / "out").mkdir()
+    with small_folder() as folder:
+        (out := folder / "out").mkdir()
         for step in steps: save(out, step)
         yield out
     on.lib.set_threads(2)
@@ -573,7 +583,7 @@ NO_PIECES = ("wtf[0:8]", "wt[0:8]", "wte[0:8", "wte[0:8] ", "wte[+0:8]", "wte[00
 def every_piece_of_a_shard_and_its_index_are_checked():
     with checkpoints() as out:
         save(out, 2, 2)
-        for file, old, new, *says in ( # file, old text, new text, and what the error says
+        for file, old, new, *says in ( # file, old text, new text, phrases of the error
                 (FIRST, '"wte[0:8]"', '"wte[1:9]"', "model-*-of-00002.safetensors", "element 0 of tensor 'wte' is missing"),
                 (SECOND, '"wte[8:40]"', '"wte[7:39]"', "model-*-of-00002.safetensors", "element 7 of tensor 'wte' is there twice"),
                 (SECOND, '"h.1.fc.weight[50:64]"', '"h.0.fc.weight[49:63]"', "49 of tensor 'h.0.fc.weight' is there twice"),
@@ -680,7 +690,7 @@ def other_things_are_called_by_their_name():
 def until_saved(out, shards, limits):
     """What a save says that may use more and more of something, while it fails: the last good checkpoint stays."""
     for limit in limits:
-        status, said = in_child(lambda: (limit(), save(out, 2, shards, keep=1)))
+        status, said = in_child(lambda: (limit(), save_here(out, 2, shards, keep=1)))
         if status == 0: break
         assert status == 1 and entries(out) == [OLDER]
         yield said
@@ -690,7 +700,7 @@ def until_saved(out, shards, limits):
 @claim
 def a_save_that_has_no_room_leaves_the_last_good_checkpoint_and_names_each_file_in_turn():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN) # it would kill the process; a full disk only gives an error
-    full = f"cannot be written: File too large; free 1 MB or choose another --out; the last good checkpoint is "
+    full = "cannot be written: File too large; free 1 MB or choose another --out; the last good checkpoint is "
     for shards, files in (0, ("model.s", "optimizer.s")), (7, ("model-0000", "optimizer-0000", "safetensors.index.json")):
         with checkpoints(1) as out:
             limits = (lambda n=n: resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)) for n in range(500, 50000, 250))
@@ -739,17 +749,17 @@ def a_link_in_the_place_of_a_checkpoint_is_unlinked_and_never_followed():
 def a_file_system_that_syncs_no_folders_has_checkpoints():
     with checkpoints() as out:
         for step, reason in enumerate((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS), 1):
-            lives(lambda: (on.lib.refuse(reason, 0, 9), save(out, step, keep=1)))
+            lives(lambda: (on.lib.refuse(reason, 0, 9), save_here(out, step, keep=1)))
         check_steps(out, "step_00000003")
 
 
 @claim
 def a_complete_checkpoint_that_cannot_have_its_name_stays_and_the_error_says_where():
     hidden = f".tmp_{NEWER}"
-    no_name = "cannot be given its name: ", f"it is complete in ", hidden
+    no_name = "cannot be given its name: ", "it is complete in ", hidden
 
     def refused(reason, syncs, renames, *says):
-        dies(lambda: (on.lib.refuse(reason, syncs, renames), save(out, keep=1)), NEWER, *says)
+        dies(lambda: (on.lib.refuse(reason, syncs, renames), save_here(out, keep=1)), NEWER, *says)
 
     with checkpoints(1) as out:
         for reason, syncs, renames, why in (errno.EIO, 0, 9, "Input/output error"), (errno.EPERM, 9, 0, "Operation not permitted"):
@@ -764,7 +774,7 @@ def a_complete_checkpoint_that_cannot_have_its_name_stays_and_the_error_says_whe
         refused(errno.EIO, 9, 0, *no_name) # the old one stays
         assert entries(out) == [hidden, OLDER, NEWER]
         lives(lambda: load(out / hidden))
-        lives(lambda: save(out, 3, keep=1)) # without a warning that step 2 could not be removed
+        save(out, 3, keep=1) # without a warning that step 2 could not be removed
         check_steps(out, "step_00000003")
 
 
@@ -772,12 +782,12 @@ def a_complete_checkpoint_that_cannot_have_its_name_stays_and_the_error_says_whe
 def a_crash_before_any_system_call_loses_nothing():
     """No step that was reported safe is lost, and every folder with a checkpoint's name is complete."""
     for shards, least_calls in (0, 50), (2, 80):
-        safe = mmap.mmap(-1, 1) # the last step that was reported, by a child, too
+        safe = mmap.mmap(-1, 1) # the last step reported safe, also by a child
 
         def save_twice(call):
             on.lib.crash_at(call)
             for _ in range(2):
-                save(out, 2, shards, keep=1)
+                save_here(out, 2, shards, keep=1)
                 safe[0] = 2
 
         for call in itertools.count(1):
@@ -795,8 +805,8 @@ def a_crash_before_any_system_call_loses_nothing():
 
 # ---- the log of a run, and its metrics.jsonl ----
 def step_log(step, **more):
-    usual = dict(loss=4 + 1 / step, grad_norm=0.1, param_norm=45.678, lr=1e-3, loss_scale=1, tokens=2048 * step, tokens_per_s=12345.6,
-                 step_ms=165.9, mem_bytes=100000000, mem_peak_bytes=123456789)
+    usual = dict(loss=4 + 1 / step, grad_norm=0.1, param_norm=45.678, lr=1e-3, loss_scale=1, tokens=2048 * step,
+                 tokens_per_s=12345.6, step_ms=165.9, mem_bytes=100000000, mem_peak_bytes=123456789)
     return StepLog(step=step, **usual | more)
 
 
@@ -827,14 +837,9 @@ def check_steps_logged(out, first, last):
     assert "run" in record and [(x["step"], x["loss"]) for x in steps] == [(n, 4 + 1 / n) for n in range(first, last + 1)]
 
 
-@contextlib.contextmanager
-def log_folder():
-    with tempfile.TemporaryDirectory() as folder: yield Path(folder)
-
-
 @claim
 def a_log_has_its_runs_options_and_every_field_of_a_step():
-    with log_folder() as out:
+    with small_folder() as out:
         log_steps(out / "deep/down", 1, 10)
         check_steps_logged(out / "deep/down", 1, 10)
         run, *_, third = metrics(out / "deep/down")[:4]
@@ -864,7 +869,7 @@ def nan_and_infinity_are_null():
     def odd():
         on.lib.log_step(step_log(1, loss=np.nan, grad_norm=np.inf, skipped=True, lr=0.1 + 0.2))
         for losses in (2.25, 0.75), (-np.inf, np.nan): on.lib.log_eval(1, *losses)
-    with log_folder() as out:
+    with small_folder() as out:
         logged(out, 0, odd)
         _, step, *evaluations = metrics(out)
         assert [step[name] for name in ("loss", "grad_norm", "lr", "skipped")] == [None, None, 0.1 + 0.2, True]
@@ -874,8 +879,8 @@ def nan_and_infinity_are_null():
 
 @claim
 def a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off():
-    for torn, step in itertools.product(("", "{", '{"step":11,"lo', '{"step":11}', '{"step":10}'), (6, 10)): # 10: where it was torn
-        with log_folder() as out:
+    for torn, step in itertools.product(("", "{", '{"step":11,"lo', '{"step":11}', '{"step":10}'), (6, 10)):
+        with small_folder() as out:
             for _ in range(2): log_steps(out, 1, 10) # replaces an older run's
             check_steps_logged(out, 1, 10)
             with open(out / "metrics.jsonl", "a") as f: f.write(torn)
@@ -890,7 +895,7 @@ def a_resumed_run_has_each_step_once_and_what_is_not_a_whole_line_is_cut_off():
 @claim
 def whole_lines_stay_whatever_they_are_and_the_log_says_how_many_are_cut():
     for odd in "\n", " \n\n", "null\n", "[1]\n", '{"note":1}\n', '{"step":3,"step":4}\n', '{"step":1,"lo\n':
-        with log_folder() as out:
+        with small_folder() as out:
             log_steps(out, 1, 10)
             path = out / "metrics.jsonl"
             before, fourth, rest = re.fullmatch('(.*)({"step":4,.*)({"step":9,.*)', path.read_text(), re.S).groups()
@@ -905,7 +910,7 @@ def whole_lines_stay_whatever_they_are_and_the_log_says_how_many_are_cut():
 
 @claim
 def a_full_disk_is_an_error_of_the_log():
-    with log_folder() as out:
+    with small_folder() as out:
         dies(lambda: (on.lib.log_open(path_of(out), 0, 4), on.lib.log_to(b"/dev/full"), on.lib.log_step(step_log(1))),
              "metrics.jsonl", "No space left", "--resume")
 
@@ -922,7 +927,7 @@ def lines_for_people_say_what_matters_and_log_every_leaves_out_some_that_metrics
             on.lib.log_step(step_log(step, skipped=step == 17, loss_scale=32768 if step == 17 else 1, comm_exposed_ms=1.25))
         for losses in (2.34567, 2.34567), (4.5, 1.87654), (4.5, np.nan): on.lib.log_eval(50, *losses)
 
-    with log_folder() as out:
+    with small_folder() as out:
         assert logged(out, 11, work) == ( # the first of this run is shown
             line(12, 4.0833) + line(17, 4.0588, " | loss scale 32768 | skipped: gradients not finite") + line(20, 4.05)
             + line(300, 4.0033, " | comm exposed 1.2 ms") + "step  50/300 | val loss 2.3457\n"
@@ -946,7 +951,7 @@ def a_terminal_gets_one_line_that_is_rewritten():
 
 
 # ---- layouts of fully sharded parameters ----
-WRAPS = [("halves", 1), *((n, n) for n in (0, 1, 2, 3, 4, 5, 7, 256))] # --wrap-blocks: that of a model with fewer blocks, too
+WRAPS = [("halves", 1), *((n, n) for n in (0, 1, 2, 3, 4, 5, 7, 256))] # --wrap-blocks, also of more blocks than a model has
 
 
 def check_layout(c, wrap, S, alignment, kind=0, limit=2, pieces=True):

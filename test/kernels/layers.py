@@ -50,7 +50,8 @@ class ParamRange(ctypes.Structure):
 
 
 class StepLog(ctypes.Structure):
-    _fields_ = [("step", ctypes.c_longlong), *((name, ctypes.c_double) for name in "loss grad_norm param_norm lr loss_scale".split()),
+    _fields_ = [("step", ctypes.c_longlong),
+                *((name, ctypes.c_double) for name in "loss grad_norm param_norm lr loss_scale".split()),
                 ("tokens", ctypes.c_longlong), *((name, ctypes.c_double) for name in "tokens_per_s flops step_ms".split()),
                 *((name, ctypes.c_size_t) for name in "mem_bytes mem_peak_bytes comm_bytes".split()),
                 ("comm_exposed_ms", ctypes.c_double), ("skipped", ctypes.c_bool), ("masked", ctypes.c_bool),

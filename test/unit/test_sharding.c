@@ -75,7 +75,7 @@ TEST(a_report_says_how_large_groups_are) {
     }
 }
 
-// What --cpu-offload adds with accumulation. An element's sum does not depend on the thread that forms it.
+// --cpu-offload adds up micro-batches this way. The sum of an element does not depend on the thread that forms it.
 TEST(gradients_on_the_host_are_added_by_all_threads) {
     enum { N = 100 * COMM_SUM_BLOCK + 77 };
     static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
