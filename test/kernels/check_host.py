@@ -1,6 +1,6 @@
 """Functions of llmc/'s headers that need no program around them, in build/host.so (test/unit/host.c): random numbers, rates, the
-model's tensors, layouts of shards, the pieces of a model that ranks hold, set and save, checkpoints and logs. What may die or crash
-does so in a child.
+model's tensors, layouts of shards, the pieces of a model that ranks hold, set and save, files of tensors, checkpoints and logs.
+What may die or crash does so in a child.
 
     python3 test/kernels/check_host.py build/host.so [CLAIM...]
 
@@ -150,6 +150,160 @@ def a_line_through_times_is_no_faster_than_what_was_measured():
     alpha, beta, fastest = line((100, 1000, 10000), (1, 20, 300)) # latency is not negative
     assert alpha == 0 and 1 / beta <= 1e8
     for bytes_, us in ((64,), (1,)), ((64, 64), (1, 2)), ((64, 128), (2, 1)): assert line(bytes_, us) is None
+
+
+@contextlib.contextmanager
+def small_folder():
+    """In memory, where syncing takes no time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder: yield Path(folder)
+
+
+def path_of(out): return str(out).encode()
+
+
+# ---- files of tensors: for every check of the reference implementation there is one that fails only that check ----
+@contextlib.contextmanager
+def tensor_file():
+    with small_folder() as folder: yield folder / "file.safetensors"
+
+
+def put(path, header, data=0, length=None):
+    """Bytes, the text of a header or its object, and so many bytes of zeros; its length, unless it is to be another."""
+    text = header if isinstance(header, bytes) else header.encode() if isinstance(header, str) else json.dumps(header).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + bytes(data))
+
+
+def opened(path, names=""):
+    """How many tensors it has, and of those with these names the rank, the elements, the beginning and the end."""
+    facts = np.empty((len(names.split()), 4), "i8")
+    return on.lib.open_tensors(path_of(path), facts.ctypes.data, names.encode()), facts.tolist()
+
+
+def tensor(dtype, shape, *place): return {"dtype": dtype, "shape": list(shape), "data_offsets": list(place)}
+
+
+def without(name, **more): return {"a": {key: value for key, value in (tensor("F32", [1], 0, 4) | more).items() if key != name}}
+
+
+@claim
+def a_good_file_opens_also_with_tensors_that_have_no_elements():
+    with tensor_file() as path:
+        put(path, json.dumps({"__metadata__": {"format": "pt"}, "b": tensor("F32", (2, 1), 4, 12), "a": tensor("BF16", [2], 0, 4),
+                              "none": tensor("F32", (0, 5), 12, 12), "scalar": tensor("F32", (), 12, 16)}) + "  ", 16)
+        count, (b, none, scalar, c) = opened(path, "b none scalar c")
+        assert (count, b[0], b[1], b[3]) == (4, 2, 2, path.stat().st_size - 4) and (none[1], scalar[1], c[0]) == (0, 1, -1)
+        put(path, {})
+        assert opened(path)[0] == 0
+
+
+MOST, LARGE, NO_DTYPE, NO_SHAPE, NO_PLACE = 2**63 - 1, "'a' is larger than any memory", *(
+    f"'a' has no {x}" for x in ("dtype", "shape", "data_offsets"))
+ONE = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+
+
+@claim
+def everything_that_a_header_says_is_checked():
+    with tensor_file() as path:
+        for text in b"", b"1234567":
+            path.write_bytes(text)
+            dies(lambda: opened(path), str(path), "; find another", f"has {len(text)} bytes, too few")
+        for length, says in ((100000001, "100000001 bytes where the format allows 100000000"),
+                             (2**64 - 1, "18446744073709551615 bytes where the format allows"),
+                             (2**64 - 7, "where the format allows"), # 8 + N would be 1
+                             (100000000, "should have 100000000 bytes and the whole file has 10: truncated"), (3, "truncated"),
+                             (0, "does not begin with '{'")):
+            put(path, "{}", 0, length)
+            dies(lambda: opened(path), str(path), "; find another", says)
+        for data, header, says in (
+                # UTF-8, JSON, an object
+                (0, b'{"\xff":1}', "not valid JSON"), (0, b'{"\xc0\x80":1}', "not valid JSON"), # an overlong form
+                (0, "[]", "does not begin with '{'"), (0, " {}", "does not begin with '{'"), (0, '{"a":', "not valid JSON"),
+                (0, "{} x", "not valid JSON"), (0, b"{}\0", "not valid JSON"), (0, {"a": 1}, "'a' is not an object"),
+                (0, {"__metadata__": []}, "'__metadata__' is not an object"),
+                (0, {"__metadata__": {"k": 1}}, "metadata's 'k' is not a string"),
+                # each member
+                (4, without("dtype"), NO_DTYPE), (4, without("", dtype=4), NO_DTYPE), (4, without("shape"), NO_SHAPE),
+                *((4, without("", dtype=name), f"unknown dtype '{name}'") for name in ("F31", "f32")),
+                *((4, without("", shape=shape), NO_SHAPE) for shape in (1, [1.0], [-1, -1])),
+                (4, without("", shape=[1] * 9), "'a' has no shape of at most 8"),
+                (4, without("", shape=[MOST + 1]), "not valid JSON: too big integer"), (4, without("data_offsets"), NO_PLACE),
+                *((4, without("", data_offsets=place), NO_PLACE) for place in ([0], [0, 4, 8], [0, 4.0], [-4, 0])),
+                # names that occur twice, also as an escape
+                (8, f'{{"a":{{{ONE}}},"a":{{{ONE}}}}}', "duplicate object key"),
+                (8, f'{{"a":{{{ONE}}},"\\u0061":{{{ONE}}}}}', "duplicate object key"),
+                (4, f'{{"a":{{"dtype":"F32",{ONE}}}}}', "duplicate object key"),
+                # holes and overlaps
+                (8, {"a": tensor("F32", [1], 4, 8)}, "'a' starts at byte 4 of the data where the one before ended at 0 (a hole)"),
+                (12, {"a": tensor("F32", [1], 0, 4), "b": tensor("F32", [1], 8, 12)}, "where the one before ended at 4 (a hole)"),
+                (8, {"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [1], 4, 8)}, "where the one before ended at 8 (an overlap)"),
+                (4, {"a": tensor("F32", [1], 0, 4), "b": tensor("F32", [1], 0, 4)}, "(an overlap)"),
+                (4, {"a": tensor("F32", [1], 0, 4), "b": tensor("F32", [1], 4, 0)}, "'b' ends at byte 0, before it starts at 4"),
+                # a shape must fill its place, and tensors the file
+                (4, {"a": tensor("F32", [2], 0, 4)}, "'a' takes 4 bytes where its shape and dtype need 8"),
+                (4, {"a": tensor("F32", [0], 0, 4)}, "'a' takes 4 bytes where its shape and dtype need 0"),
+                (4, {"a": tensor("F32", [2**32, 2**32], 0, 4)}, LARGE), # 0 if it wraps
+                (0, {"a": tensor("F64", [2**62], 0, 0)}, LARGE), (8, {"a": tensor("U8", [MOST], 0, MOST)}, LARGE),
+                (1, {"a": tensor("F4", [3], 0, 1)}, "'a' takes 1 bytes"), # a byte and a half
+                (7, {"a": tensor("F32", [2], 0, 8)}, "'a' ends at byte 8 of the data, of which there are 7: truncated"),
+                (9, {"a": tensor("F32", [2], 0, 8)}, "its tensors have 8 bytes and the file 9 after the header"),
+                (1, {}, "its tensors have 0 bytes and the file 1 after the header")):
+            put(path, header, data)
+            dies(lambda: opened(path), str(path), "; find another", says)
+
+
+def in_precision(values, dtype): # of numbers that need no rounding
+    return (values, (values.view("u4") >> 16).astype("u2"), values.astype("f2"))[dtype]
+
+
+@claim
+def what_is_written_in_pieces_comes_back_in_other_pieces_and_types():
+    rows, cols = 301, 173 # more than a piece of the reader's
+    n = rows * cols
+    values = (np.arange(n) * 7 % 255 - 127).astype("f4") / 8
+    with tensor_file() as path:
+        assert on.lib.create_tensors(path_of(path), rows, cols) == 0
+        for t, name in enumerate((b"fp32", b"bf16", b"fp16")):
+            cuts = [0, *sorted(on.rng.integers(0, n, 5).tolist()), n]
+            for number, (begin, end) in enumerate(zip(cuts, cuts[1:])):
+                source = 0 if number % 3 == 0 else t
+                piece = in_precision(values[begin:end].copy(), source)
+                on.lib.write_tensor(path_of(path), name, begin, end - begin, piece.ctypes.data, source)
+        for t, name in enumerate((b"fp32", b"bf16", b"fp16")):
+            assert opened(path, name.decode())[1][0][2] % 2 == 0 and opened(path, "fp32")[1][0][2] % 8 == 0
+            for dtype, cuts in itertools.product(range(3), ([0, n], [0, 1, 40000, n])): # from bf16 to fp16 through fp32
+                for begin, end in zip(cuts, cuts[1:]):
+                    got = np.empty(end - begin, ("f4", "u2", "f2")[dtype])
+                    on.lib.read_tensor(got.ctypes.data, path_of(path), name, begin, end - begin, dtype, 0)
+                    assert (got == in_precision(values[begin:end].copy(), dtype)).all(), f"{name} in DType {dtype}"
+        assert on.lib.create_tensors(path_of(path), rows, cols) == errno.EEXIST # nothing is written over
+        assert opened(path)[0] == 3
+
+
+@claim
+def what_cannot_be_read_is_refused_when_it_is_read():
+    with tensor_file() as path:
+        put(path, {"a": tensor("F32", [2], 0, 8), "mask": tensor("BOOL", [2, 4], 8, 16)}, 16)
+        assert opened(path)[0] == 2 # a mask may be there
+        out = np.empty(8, "f4")
+        for name, begin, n, lost, *says in ((b"mask", 0, 8, 0, "'mask' is stored as BOOL", "find another"),
+                                            (b"a", 2, 1, 0, "'a' has 2 elements; 1 from 2 were asked for"),
+                                            (b"a", 0, 2, 10, "'a' cannot be read: the file shrank", "find another")):
+            dies(lambda: on.lib.read_tensor(out.ctypes.data, path_of(path), name, begin, n, 0, lost), str(path), *says)
+
+
+@claim
+def tensors_beyond_4_gib_are_found():
+    """In a sparse file of 6 GiB, whose offsets do not fit in 32 bits."""
+    n = 3 << 30
+    with tempfile.TemporaryDirectory() as folder:
+        put(path := Path(folder) / "large", {"a": tensor("BF16", [3, 1 << 30], 0, 2 * n)})
+        try: os.truncate(path, path.stat().st_size + 2 * n)
+        except OSError: return # this file system has no large sparse files
+        values, got = np.array([1, 2, 3], "f4"), np.empty(3, "f4")
+        on.lib.write_tensor(path_of(path), b"a", n - 3, 3, values.ctypes.data, 0)
+        for begin, want in (n - 3, values), ((n - 3) % (1 << 31), 0 * values):
+            on.lib.read_tensor(got.ctypes.data, path_of(path), b"a", begin, 3, 0, 0)
+            assert (got == want).all()
 
 
 # ---- the model's tensors ----
@@ -427,16 +581,9 @@ def save_here(out, step=2, shards=0, keep=0):
 def save(*arguments, **settings): lives(lambda: save_here(*arguments, **settings))
 
 
-def path_of(out): return str(out).encode()
 def entries(out): return sorted(path.name for path in out.iterdir())
 def load(path): on.lib.read_checkpoint(path_of(path))
 def newest(out): return Path((on.lib.newest_checkpoint(path_of(out)) or b"none").decode()).name
-
-
-@contextlib.contextmanager
-def small_folder():
-    """In memory, where syncing takes no time."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder: yield Path(folder)
 
 
 @contextlib.contextmanager

@@ -85,6 +85,50 @@ bool fitted(double* line, const double* bytes, const double* seconds, size_t n) 
     return found;
 }
 
+// ---- files of tensors ----
+// Sets the rank, elements, begin and end of each (n, 4); returns how many tensors there are.
+int open_tensors(const char* path, long* facts, const char* names) {
+    SafeTensors s;
+    safetensors_open(&s, path, "find another");
+    char* copy = xstrdup(names);
+    for (char* name = strtok(copy, " "); name; name = strtok(NULL, " "), facts += 4) {
+        const SafeTensor* t = safetensors_find(&s, name);
+        const long is[] = { t ? t->rank : -1, t ? (long)t->elements : 0, t ? (long)t->begin : 0, t ? (long)t->end : 0 };
+        memcpy(facts, is, sizeof is);
+    }
+    int count = s.count;
+    free(copy);
+    safetensors_close(&s);
+    return count;
+}
+int create_tensors(const char* path, long rows, long cols) { // one in each precision, the last of one dimension; returns 0 or errno
+    char names[3][5] = { "fp32", "bf16", "fp16" };
+    const SafeTensor wanted[3] = { safetensor_wanted(names[0], DTYPE_F32, (size_t)rows, (size_t)cols),
+                                   safetensor_wanted(names[1], DTYPE_BF16, (size_t)rows, (size_t)cols),
+                                   safetensor_wanted(names[2], DTYPE_F16, (size_t)(rows * cols), 0) };
+    SafeTensors s;
+    json_t* metadata = json_pack("{s:s}", "format", "test");
+    bool made = safetensors_create(&s, path, wanted, 3, metadata);
+    int reason = made ? 0 : errno;
+    if (made) require(safetensors_sync(&s) && safetensors_close(&s), "%s: was not written", path);
+    json_decref(metadata);
+    return reason;
+}
+void write_tensor(const char* path, const char* name, size_t begin, size_t n, const void* data, DType from) {
+    SafeTensors s;
+    safetensors_open_with(&s, path, O_RDWR, "");
+    bool written = safetensors_write(&s, safetensors_find(&s, name), begin, n, data, from);
+    require(safetensors_close(&s) && written, "%s: was not written", path);
+}
+// The file loses so many bytes once it is open.
+void read_tensor(void* out, const char* path, const char* name, size_t begin, size_t n, DType as, long lost) {
+    SafeTensors s;
+    safetensors_open(&s, path, "find another");
+    require(lost == 0 || truncate(path, (off_t)s.file_size - lost) == 0, "%s: cannot be cut", path);
+    safetensors_read(&s, safetensors_find(&s, name), begin, n, out, as);
+    safetensors_close(&s);
+}
+
 // ---- the model's tensors ----
 bool named_model(const char* name, GPT2Config* c) { return gpt2_named_config(name, c); }
 size_t parameters_of(GPT2Config c) { return gpt2_num_parameters(c); }
