@@ -3,7 +3,7 @@ Whatever goes wrong while ranks write or read their shards, the last good checkp
 import json, os, re, shutil
 import pytest
 from shards import PROGRAMS, assert_near_losses, assert_same_files, continued, header, in_folder, resume, resumed, sampled, saved
-from suite import TINY, TOKENS, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
+from suite import TINY, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
 
 LONG = 6
 def assert_near(a, b):
@@ -194,9 +194,8 @@ def test_a_damaged_file_is_named_by_every_rank(name, ranks, file, damage, patter
 
 
 # ---- ranks that cannot write, and ranks that die while they do ----
-LARGE = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --seq-len 16 --batch-size 1 --warmup-steps 0 --lr-schedule "
-         "constant "
-         "--eval-every 0 --sample-every 0 --save-every 1 --keep 2")
+LARGE = (f"{TINY} --model d5 --batch-size 1 --total-batch-size 0 --eps 1e-5 --warmup-steps 0 --lr-schedule constant "
+         "--save-every 1 --keep 2")
 SAVERS = {"zero": ("--channels 128 --zero-stage 3", "optimizer.safetensors"),
           "compress": ("--channels 120 --compress int8 --error-feedback", "errors_int8_00001_of_00002.safetensors"),
           "fsdp": ("--channels 160 --checkpoint sharded", "optimizer-00002-of-00002.safetensors")}

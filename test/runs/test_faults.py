@@ -5,12 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
 from shards import faulty, resumed
-from suite import (TOKENS, Run, assert_each_says, assert_refused_by_all, assert_same, command, half, program, rest, train, trained,
-                   until)
+from suite import (TINY, TOKENS, Run, assert_each_says, assert_refused_by_all, assert_same, command, half, program, rest,
+                   train, trained, until)
 
 LONG = 10
-SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --total-batch-size 512 --lr 3e-3 "
-         "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 20 --batch-size 8")
+SMALL = f"{TINY} --batch-size 8 --eps 1e-5"
 DEADLINE = "--comm-timeout 5" # a rank that is only slow must not be named: with 12 processes a core half a second was enough
 
 
@@ -152,9 +151,7 @@ def test_time_in_which_all_ranks_were_stopped_counts_as_no_wait(tmp_path):
 
 # ---- pipelines. Actions are a fraction of a millisecond, so a heartbeat that tells where a rank is comes much too late. ----
 # The first and the last rank, micro-batch and step; every schedule; replicas of the model. A step has 12 micro-batches.
-PIPELINE = (f"--data {TOKENS} --val-data= --model d2 --layers 8 --heads 4 --channels 16 --seq-len 16 --total-batch-size 384 "
-            "--batch-size 2 "
-            "--steps 10 --eval-every 0 --sample-every 0 --out=")
+PIPELINE = f"{TINY} --layers 8 --heads 4 --batch-size 2 --total-batch-size 384 --steps 10 --out="
 
 
 @pytest.mark.parametrize("ranks, fault, stage, options", [ # stage: the rank's first

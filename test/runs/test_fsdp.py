@@ -4,13 +4,11 @@ numbers."""
 import collections, re
 import pytest
 from shards import assert_near_losses, assert_same_samples, operations, sampled, shard, skipped_steps
-from suite import (PYTORCH, TOKENS, Stored, assert_close, assert_same, assert_same_metrics, assert_says, rest,
-                   trained)
+from suite import PYTORCH, TINY, TOKENS, Stored, assert_close, assert_same, assert_same_metrics, assert_says, rest, trained
 
 LONG = 6
 # 5 blocks in groups of 2 or 3 leave a smaller last group.
-SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --channels 16 --seq-len 16 --total-batch-size 0 --lr 3e-3 "
-         "--warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic")
+SMALL = f"{TINY} --model d5 --total-batch-size 0 --steps 6 --warmup-steps 2 --eps 1e-5 --deterministic"
 
 
 COLUMNS = "ranks wrap sharding prefetch forward rooms offload recompute mode micro group precision reduce"

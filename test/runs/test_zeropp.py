@@ -6,13 +6,13 @@ import json, re
 import numpy as np
 import pytest
 from shards import PLAIN, assert_same_samples, operations, resumed, sampled, skipped_steps
-from suite import (PYTORCH, TOKENS, Stored, assert_as_predicted, assert_close, assert_different, assert_refused,
+from suite import (PYTORCH, TINY, TOKENS, Stored, assert_as_predicted, assert_close, assert_different, assert_refused,
                    assert_same, assert_same_metrics, assert_says, command, half, make, program, rest, tensors, train, trained)
 
 LONG = 4
 # Of 24 channels blocks of 256 elements cross from one matrix into the next, and shards of 4 ranks end in padding.
-SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --channels 24 --seq-len 16 --total-batch-size 0 --lr 3e-3 "
-         "--warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --batch-size 4 --deterministic")
+SMALL = (f"{TINY} --model d5 --channels 24 --batch-size 4 --total-batch-size 0 --steps 6 --warmup-steps 2 --eps 1e-5 "
+         "--deterministic")
 EVALUATES = f"--val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20 --check-every 2"
 AHEAD = "--wrap-blocks 3 --prefetch backward-post --limit-all-gathers 3"
 NOT_AHEAD = "--wrap-blocks 2 --prefetch none --no-forward-prefetch --limit-all-gathers 1"
