@@ -11,7 +11,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
 from layers import (
     STORED, GPT2Config, ParamRange, StepLog, claim, dies, every_precision, in_child, lives, main, numbers, numbers_of, on,
-    to_stored, within)
+    to_bf16, to_stored, within)
 
 
 # ---- random numbers, draws, rates, scales, a line through times ----
@@ -159,6 +159,33 @@ def small_folder():
 
 
 def path_of(out): return str(out).encode()
+
+
+# ---- sums over ranks ----
+@claim
+def rows_are_added_in_their_order_and_rounded_once_by_all_threads_also_in_the_place_of_any_of_them():
+    """Of a thread's slice, and of more, of which other threads add a part: that changes no sum. Types: fp32, bf16, fp16, fp64."""
+    def added(rows, out, n, type_):
+        pointers = (ctypes.c_void_p * len(rows))(*(row.ctypes.data for row in rows))
+        on.lib.add_rows(out.ctypes.data, pointers, len(rows), n, type_)
+        return out.copy()
+
+    had = len(os.listdir("/proc/self/task"))
+    for n, count, type_ in itertools.product((1029, 51277), (1, 2, 3, 4), range(4)):
+        values = [numbers(n) for _ in range(count)]
+        rows = [x if type_ == 3 else in_precision(x.astype("f4"), type_) for x in values]
+        exact = rows if type_ == 3 else [(x.astype("u4") << 16).view("f4") if type_ == 1 else x.astype("f4") for x in rows]
+        total = exact[0]
+        for x in exact[1:]: total = total + x
+        want = to_bf16(total) if type_ == 1 else total.astype("f2") if type_ == 2 else total
+        on.lib.set_threads(had + 2)
+        for place in range(-1, count):
+            same_order = [row.copy() for row in rows]
+            got = added(same_order, np.empty_like(rows[0]) if place < 0 else same_order[place], n, type_)
+            assert (got == want).all(), f"{count} rows of type {type_}, place {place}"
+    began = len(os.listdir("/proc/self/task")) - had
+    on.lib.set_threads(2)
+    assert began > 0, "one thread adds all"
 
 
 # ---- files of tensors: for every check of the reference implementation there is one that fails only that check ----

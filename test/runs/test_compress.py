@@ -11,8 +11,8 @@ METHODS = ["bf16", "int8", "int4", "top-k", "sign", "powersgd"]
 
 # wte has 257 x 16 elements and wpe 16 x 16. The matrices of half a block are a segment of int8 and int4, and so are wpe and wte.
 def small(stage, ranks, *options, **settings):
-    options = f"--batch-size {12 // ranks} --total-batch-size 384 --steps 8 --warmup-steps 2 --bucket-mb 0.1 --deterministic", *options
-    return trained(stage, TINY, *options, ranks=ranks, **settings)
+    return trained(stage, TINY, "--total-batch-size 384 --steps 8 --warmup-steps 2 --bucket-mb 0.1 --deterministic --batch-size",
+                   12 // ranks, *options, ranks=ranks, **settings)
 
 
 def by(method, ranks, *options, **settings):

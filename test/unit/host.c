@@ -1,6 +1,7 @@
 // host.c - functions of llmc/'s headers that need no program around them, as a shared library, build/host.so, for
 // test/kernels/check_host.py: random numbers, rates, the model's tensors, layouts of shards, checkpoints, logs.
 #include "../../dev/kernels/comm/link_fit.h"
+#include "../../llmc/comm/sums.h"
 #include "../../llmc/model/lr_schedule.h"
 #include "../../llmc/model/sampler.h"
 #include "../../llmc/parallel/layout.h"
@@ -84,6 +85,9 @@ bool fitted(double* line, const double* bytes, const double* seconds, size_t n) 
     fit_free(&f);
     return found;
 }
+
+// ---- sums over ranks ----
+void add_rows(void* out, const void* const* rows, int N, size_t n, CommType type) { comm_add_rows(out, rows, N, n, type); }
 
 // ---- files of tensors ----
 // Sets the rank, elements, begin and end of each (n, 4); returns how many tensors there are.

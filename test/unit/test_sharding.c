@@ -1,7 +1,6 @@
-// test_sharding.c - fully sharded parameters (llmc/parallel/layout.h): communicators, options that do not go together, the report;
-// sums of gradients on the host. (test/kernels/check_host.py has layouts.)
+// test_sharding.c - fully sharded parameters (llmc/parallel/layout.h): communicators, options that do not go together, the report.
+// (test/kernels/check_host.py has layouts.)
 #include "../../llmc/parallel/layout.h"
-#include "../../llmc/comm/sums.h"
 #include "expect_death.h"
 #include "world_alone.h"
 
@@ -72,40 +71,5 @@ TEST(a_report_says_how_large_groups_are) {
         for (int k = 0; k < y.num_groups; k++) y.own_elements += shard_of(y.groups[k].elements, options.shards);
         FREED_BY(child_free) Child said = child_does(report_sharding(&y, &options, 4));
         if (said.status != 0 || !strstr(said.out, cases[i].says)) fail_msg("'%s' is not in %s%s", cases[i].says, said.out, said.err);
-    }
-}
-
-// --cpu-offload adds up micro-batches this way. The sum of an element does not depend on the thread that forms it.
-TEST(gradients_on_the_host_are_added_by_all_threads) {
-    enum { N = 100 * COMM_SUM_BLOCK + 77 };
-    static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
-    FREED uint64_t *first = xcalloc(N, 8), *second = xcalloc(N, 8), *together = xcalloc(N, 8), *alone = xcalloc(N, 8);
-    for (size_t i = 0; i < N; i++) { // two floats, four 16-bit numbers or a double around 1
-        Philox r = philox(3, 0, i);
-        first[i] = (((uint64_t)r.x[0] << 32 | r.x[1]) & 0x83ff83ff83ff83ff) | 0x3c003c003c003c00;
-        second[i] = (((uint64_t)r.x[2] << 32 | r.x[3]) & 0x83ff83ff83ff83ff) | 0x3c003c003c003c00;
-    }
-    const void* rows[] = { first, second, first };
-    int before = count_threads();
-    for (int k = 0; k < 4; k++) {
-        omp_set_num_threads(3);
-        comm_add_rows(together, rows, 3, N, types[k]);
-        assert_int_equal(count_threads(), before + 2);
-        omp_set_num_threads(1);
-        comm_add_rows(alone, rows, 3, N, types[k]);
-        assert_memory_equal(together, alone, N * 8);
-        assert_memory_not_equal(together, first, N * comm_type_size(types[k]));
-    }
-}
-TEST(a_sum_may_take_the_place_of_any_of_its_rows) {
-    enum { N = 2 * COMM_SUM_BLOCK + 5, ROWS = 4 };
-    static const CommType types[] = { COMM_F32, COMM_BF16, COMM_F16, COMM_F64 };
-    static double in[ROWS][N], want[N];
-    for (int k = 0; k < 4; k++) for (int n = 2; n <= ROWS; n++) for (int place = 0; place < n; place++) {
-        const void* rows[ROWS];
-        for (int q = 0; q < n; q++) rows[q] = memset(in[q], 0x30 + 3 * q, sizeof in[q]);
-        comm_add_rows(want, rows, n, N, types[k]);
-        comm_add_rows(in[place], rows, n, N, types[k]);
-        assert_memory_equal(in[place], want, N * comm_type_size(types[k]));
     }
 }
