@@ -955,7 +955,7 @@ def a_complete_checkpoint_that_cannot_have_its_name_stays_and_the_error_says_whe
 @claim
 def a_crash_before_any_system_call_loses_nothing():
     """No step that was reported safe is lost, and every folder with a checkpoint's name is complete."""
-    for shards, least_calls in (0, 50), (2, 80):
+    for shards, least_calls in (0, 70), (2, 110):
         safe = mmap.mmap(-1, 1) # the last step reported safe, also by a child
 
         def save_twice(call):
