@@ -5,7 +5,7 @@ import suite
 
 # Each test of test/unit/*.c runs in a plain build, those of these programs also in the others. CI runs all of them with sanitizers,
 # and some that have threads with ThreadSanitizer.
-IN_16_BITS = ("test_layer_contracts", "test_param_ranges")
+IN_16_BITS = ("test_layer_contracts", "test_compress_rounds")
 WITH_TSAN = ("test_dataloader", "test_control")
 
 

@@ -35,7 +35,7 @@ def sanitizers():
 
 
 def program(name, precision="fp32", device="cpu", debug=False):
-    """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_rng", debug=True). Fails if it is not
+    """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_axes", debug=True). Fails if it is not
     there."""
     variant = [*[device] * (device != "cpu"), *[precision] * (precision != "fp32"), *["debug"] * debug]
     path = "/".join(["build", *["-".join(variant)] * bool(variant), name])

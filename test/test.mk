@@ -35,9 +35,12 @@ fuzz: build/test/fuzz
 # --- tests of a device: the CPU's, a GPU's, or the emulator's ---
 # The layers as a shared library, which test/kernels/test_layers.py compares with their definitions.
 $(BUILD)/layers.so: test/unit/layers.cu
-$(BUILD)/layers.so: CFLAGS_ALL += -fPIC
+# Functions that need no program around them, likewise (check_host.py).
+$(BUILD)/host.so: test/unit/host.c
+C_BUILDS += $(BUILD)/host.so
+$(BUILD)/layers.so $(BUILD)/host.so: CFLAGS_ALL += -fPIC
 $(BUILD)/layers.so: NVCC_FLAGS += -Xcompiler -fPIC
-$(BUILD)/layers.so: override LDFLAGS += -shared
+$(BUILD)/layers.so $(BUILD)/host.so: override LDFLAGS += -shared
 # When marks were passed, by events that the test sets.
 $(BUILD)/test/test_cuda_device: test/unit/test_cuda_device.cu
 cuda-tests: $(BUILD)/layers.so $(BUILD)/test/test_cuda_device
@@ -47,8 +50,9 @@ DEVICE_BUILDS += $(addprefix $(BUILD)/,layers.so test/test_cuda_device test/test
 WITH_MPI += $(BUILD)/test/test_comm_cuda
 
 # --- everything that the tests run ---
-test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/layers.so $(BUILD)/comm_bench
-FLOATX_TESTS := layers.so test/test_layer_contracts test/test_param_ranges
+test-build: $(PROGRAMS:%=$(BUILD)/%) tools $(C_TESTS:%=$(BUILD)/test/%) $(BUILD)/layers.so $(BUILD)/host.so \
+    $(BUILD)/comm_bench
+FLOATX_TESTS := layers.so host.so test/test_layer_contracts test/test_compress_rounds
 # Side by side, so that no core waits for the last program of one build. (+: these are makes, and share -j.)
 TEST_PROGRAMS := test-fp32 test-bf16 test-fp16 test-debug
 INTERNAL += $(TEST_PROGRAMS)

@@ -147,7 +147,7 @@ def test_train_bpe_finds_their_trainers_merges_in_the_same_order_and_its_vocabul
 
 
 def test_tokens_that_no_merge_makes_are_accepted():
-    """The trainer puts such tokens first; two of our own are put at the end. (test/unit/test_tokenizer.c leaves a merge out.)"""
+    """The trainer puts such tokens first; two of our own are put at the end. (test/unit/test_tokenizer.py leaves a merge out.)"""
     for added in (["<|endoftext|>"], ["<s>", "<pad>", "</s>", "<|endoftext|>", "[MASK]"], ["PAD", "EOS", "<|endoftext|>"]):
         folder = WORK / f"added_{len(added)}"
         folder.mkdir()

@@ -2,10 +2,10 @@
 
     python3 test/kernels/check_layers.py build/layers.so [quick] [CLAIM...]
 
-A gradient's definition is its formula, and one claim compares these formulas with differences of the forward definitions. In 16
-bits inputs are rounded first, so that bounds need to allow only for the layer's own rounding. Inputs and results of
-test/reference/layers.safetensors are PyTorch's. What the contract says is the same bits on every device is compared with the
-definition to the bit; so are conversions to and from 16 bits (llmc/base/precision.h). pytest: test_layers.py."""
+A gradient is defined by its formula, and one claim compares these formulas with finite differences of the forward definitions. In
+16 bits inputs are rounded first, so that bounds only need to cover the layer's own rounding. PyTorch made the inputs and results in
+test/reference/layers.safetensors. Where the contract promises the same bits on every device, results must equal the definition to
+the bit; the same holds for conversions to and from 16 bits (llmc/base/precision.h). pytest: test_layers.py."""
 import ctypes, itertools, os, sys
 from pathlib import Path
 import numpy as np
@@ -19,18 +19,18 @@ MODES = SET, ADD
 
 
 def sum_error(terms):
-    """In roundings of the largest result: errors of a sum behave like a random walk."""
+    """The error of a sum, in roundings of the largest result: it grows like a random walk."""
     return min(4 + terms, 8 + 2 * terms**0.5)
 
 
 def summed(terms):
-    """Along the first axis, in fp32 and in order."""
+    """The sum along the first axis, added in order in fp32."""
     return np.add.accumulate(terms.astype("f4"))[-1]
 
 
 # ---- inputs: random, or PyTorch's ----
 class Given:
-    """Of a layer's case in PyTorch's file: inputs by name, results to compare with too. Without a case inputs are random."""
+    """A layer's case in PyTorch's file: its inputs by name, and the results to compare with. Without a case inputs are random."""
 
     def __init__(self, case=None):
         if case:
@@ -50,7 +50,7 @@ class Given:
         return array
 
     def before(self, mode, name, *shape):
-        """What a gradient finds: PyTorch's, or zeros where there is none."""
+        """The gradient that is there before: PyTorch's, or zeros if the file has none."""
         if not self.case: return gradient_before(mode, *shape)
         return self(name, *shape) if name else x(np.zeros(shape))
 
@@ -61,7 +61,7 @@ class Given:
     def share(self): return 2 * on.eps if on.is_16 else 16 * F32
 
     def also(self, name, array, share=None):
-        """PyTorch's result, within a share of the largest."""
+        """Compares with PyTorch's result, within a share of the largest element."""
         if not self.case: return
         theirs = self.theirs(name)
         within(f"PyTorch's {name} of {self.case}", array.get(), theirs, (share or self.share()) * largest(theirs))
@@ -85,7 +85,7 @@ FORMATS = {BF16: (7, -126, (2 - 2.0**-7) * 2.0**127), FP16: (10, -14, 65504.0)} 
 
 
 def converted(array, to, source=FP32, piece=None):
-    """As the library converts it: all at once, or in pieces."""
+    """The library's conversion of an array, all at once or in pieces."""
     out, step = np.empty(len(array), "u2" if to else "f4"), piece or len(array)
     for i in range(0, len(array), step):
         part = array[i:i + step]
@@ -95,7 +95,7 @@ def converted(array, to, source=FP32, piece=None):
 
 @np.errstate(all="ignore")
 def rounded_by_definition(array, dtype):
-    """To the nearest number of the format, of two equally near ones the even one: in float64, without loss."""
+    """Rounds to the nearest number of the format, and ties to even, in float64 without loss."""
     fraction, lowest, largest = FORMATS[dtype]
     array = array.astype("f8")
     shift = fraction - np.maximum(np.frexp(array)[1] - 1, lowest)
@@ -120,8 +120,8 @@ def every_pattern_of_16_bits_is_its_number_and_comes_back():
 
 @of("cpu")
 def floats_round_to_the_nearest_even_number_of_16_bits_and_nan_stays_nan():
-    """Between each number and the next: the middle, where the direction changes, and the floats just below and above it. Then
-    floats of random bits, so that all exponents, subnormals, Inf and NaN come up, and some where most of fp16's range lies."""
+    """First the middle between each number and the next, where the rounding changes direction, and the floats just below and above
+    it. Then floats of random bits, which include all exponents, subnormals, Inf and NaN, and some within fp16's range."""
     any_bits = on.rng.integers(0, 1 << 32, 500000, "u4")
     any_bits[:5] = 0x7f800001, 0x7fc00000, 0x7fffffff, 0xff800001, 0xffffffff
     for dtype, values in VALUES.items():
@@ -137,7 +137,7 @@ def floats_round_to_the_nearest_even_number_of_16_bits_and_nan_stays_nan():
 
 @of("cpu")
 def arrays_convert_between_all_pairs_of_types_by_all_threads():
-    """Of a slice, and of more, of which other threads convert a part."""
+    """One slice, and several slices, which several threads convert."""
     def threads(): return len(os.listdir("/proc/self/task"))
     for source, to, n in itertools.product(range(3), range(3), (1003, 5 * 8192 + 77)):
         stored = converted(numbers(n).astype("f4"), source)
@@ -167,7 +167,7 @@ def numbers_that_are_too_large_are_those_that_become_infinite():
 
 # ---- embeddings ----
 def tokens_at_edges(n, V, Vp, parts):
-    """Of random tokens the first and the last of every part come first, as far as there are any."""
+    """Random tokens. They begin with the first and the last token of every part, where these exist."""
     tokens, width = on.rng.integers(0, V, n), Vp // parts
     edges = [part * width + end for part in range(parts) for end in (0, width - 1)][:n]
     for i, edge in enumerate(edges):
@@ -176,7 +176,7 @@ def tokens_at_edges(n, V, Vp, parts):
 
 
 def check_encoder(B, T, C, V, Vp, parts, g=Given()):
-    """The whole follows its definition; parts of it together have its bits."""
+    """The whole follows its definition, and the parts add up to the same bits."""
     begin(B, T, C, 1, Vp)
     tokens = integers(g.theirs("tokens").reshape(B, T) if g.case else tokens_at_edges(B * T, V, Vp, parts).reshape(B, T))
     wte, wpe, dout = g("wte", Vp, C), g("wpe", T, C), g("dout", B, T, C)
@@ -297,7 +297,7 @@ def gelu_derivative(a):
 
 
 def in_every_way(calls, compare, *outputs):
-    """On a GPU with each algorithm that cuBLASLt offers, by even ways with its epilogues and by odd ones with kernels instead."""
+    """On a GPU with each algorithm that cuBLASLt offers: even ways use its epilogues, odd ways use kernels instead."""
     if on.is_cpu:
         run("a product", calls, *outputs)
         compare(0)
@@ -318,8 +318,8 @@ def product(name, *arguments, compare):
 
 
 def between():
-    """In roundings: if a kernel follows a GPU's product, that was rounded to floatX in between, by half a unit of at most the
-    largest result."""
+    """In roundings: a GPU rounds a product to floatX before another kernel reads it, by at most half a unit of the largest
+    result."""
     return 1.01 * on.eps / F32 if on.is_16 and not on.is_cpu else 0
 
 
@@ -327,7 +327,7 @@ largest_gelu = [0, 0] # its error by epilogues, and by kernels
 
 
 def near_gelu(act, pre, roundings, way):
-    """cuBLASLt takes the GELU of the sum before it is rounded, which is up to half a unit away from pre."""
+    """cuBLASLt applies GELU to the sum before rounding it, up to half a unit away from pre."""
     a, want = pre.get(), gelu(pre.get())
     largest_gelu[way % 2] = max(largest_gelu[way % 2], np.abs(act.get() - want).max())
     if on.is_cpu: return near("gelu", act, want, 4)
@@ -397,8 +397,7 @@ def linear_layers_are_a_product_plus_bias_their_derivatives_and_gelu():
 
 @claim
 def chunks_of_a_weight_gradient_are_rounded_once():
-    """The second half nearly takes back what the first half gives: the sum is small, and what is rounded on the way to it is
-    not."""
+    """The second half nearly cancels the first half, so the sum is small, but the partial sums that are rounded are large."""
     at_once, N, C, OC = 64, 8 * 64 - 8, 16, 40 # the last chunk has fewer rows
     on.lib.logits_at_a_time(at_once * OC)
     begin(1, N, C, 1, OC, PRODUCTS)
@@ -426,7 +425,7 @@ def chunks_of_a_weight_gradient_are_rounded_once():
 
 @claim
 def a_gradients_definition_is_the_derivative_of_what_it_belongs_to():
-    """In a random direction, by differences of fourth order."""
+    """Along a random direction, by finite differences of fourth order."""
     def derivative(function, at, direction, h=1e-3):
         values = [function(at + k * h * direction) for k in (-2, -1, 1, 2)]
         return (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * h)
@@ -532,7 +531,7 @@ def attention_slack(T, HS, std):
 
 
 def check_attention(B, T, NH, HS, std=1, g=Given(), what=KERNELS, **settings):
-    """As the library was told by `settings`, or again as before if what is None."""
+    """With these settings of the library, or with the previous ones if what is None."""
     C = NH * HS
     if what is not None: begin(B, T, C, NH, 1, what, **settings)
     slack, of_stats = attention_slack(T, HS, std)
@@ -567,7 +566,7 @@ def attention_of_every_head_size():
 @claim
 def attention_over_lengths_around_a_tile():
     for shape in rows([ # B, T, NH, HS
-            (1, 1, 1, 1), # one token sees itself alone
+            (1, 1, 1, 1), # one token sees only itself
             (2, 1, 3, 16), (2, 64, 1, 16), (1, 65, 2, 56), (1, 130, 1, 24), (2, 66, 3, 8), (1, 97, 1, 128),
             (2, 13, 3, 5), # odd everywhere
             (2, 5, 2, 3), (1, 66, 2, 2), (1, 201, 2, 33, 2)], 7): # several blocks
@@ -604,7 +603,7 @@ def check_parts(B, n, chunks, NH, HS, std=1, common=0):
     rounds = not on.is_cpu and on.lib.on_tensor_cores(HS)
     own = [slice(c * n, (c + 1) * n) for c in range(chunks)]
     alone = qkv.copy()
-    alone[:, :, C:] = np.nan # k and v, which are not read beside queries
+    alone[:, :, C:] = np.nan # k and v, which are not read from the queries' array
     q, kv, d = ([x(a[:, s]) for s in own] for a in (alone, qkv[:, :, C:], dout))
     outs, stats = [unset_f(B, n, C) for _ in own], [unset_f(B, NH, n) for _ in own]
     orders = [lambda i: range(i + 1), lambda i: range(i, -1, -1), lambda i: [(part + 1) % (i + 1) for part in range(i + 1)]]
@@ -741,8 +740,8 @@ def classifier_is_cross_entropy_over_the_vocabulary_without_its_padding_also_in_
     for shape in rows([ # N, V, Vp, parts, apart
             (1, 1, 1, 1), (1, 1, 128, 1), # V = 1: the loss is 0
             (5, 50, 64, 1), (4, 129, 130, 1), (3, 130, 130, 1), (3, 5, 128, 1),
-            (5, 9001, 9088, 1),     # more than a GPU's block takes at once
-            (5, 50, 64, 2, 100),    # exponentials that would overflow beside the other maximum
+            (5, 9001, 9088, 1),     # more than one pass of a GPU's block
+            (5, 50, 64, 2, 100),    # exponentials that would overflow with the other part's maximum
             *((9, 11, 12, parts) for parts in (1, 2, 3, 4)),
             # of 3: a part of one token; of 4: of padding
             *((9, 257, 384, parts, apart) for parts in (1, 2, 3, 4) for apart in (0, -40, 40)),
@@ -1323,7 +1322,7 @@ def the_k_largest_are_found_and_equal_ones_by_their_index():
             # many ties, of either sign
             for values in rows([varied(n), np.round(2 * numbers(n)), np.zeros(n)], 1): check_top_k(values, k)
     begin_compression()
-    # that differ in the lowest digit alone
+    # that differ only in the lowest digit
     close = (1 + np.floor(20 * on.rng.random(5000)) * 2.0**-23) * np.where(np.arange(5000) % 2, -1, 1)
     close[4000:4002] = -np.nan, np.inf # the NaN is above it
     for k in rows([1300, 1, 2, 4999], 1): check_top_k(close, k)
@@ -1493,7 +1492,7 @@ def prepare(deterministic=False, parts=1):
 
 @of("cuda")
 def only_what_is_overwritten_is_timed():
-    for tries, timed in (True, 5), (False, 0): # dinp, and the others with their epilogues and alone
+    for tries, timed in (True, 5), (False, 0): # dinp, and the other two with and without their epilogues
         begin(1, 16, 32, 1, 1, PRODUCTS)
         on.lib.products_are_tried(tries)
         check_layer(24, 32)
@@ -1628,7 +1627,7 @@ def cudnn(B, T, NH, HS, deterministic=False, attention=CUDNN):
 
 
 def again_by_cudnn(B, T, NH, HS, deterministic=True):
-    # exp of the graph's, of which 8 roundings may be off
+    # the graph's exp may be off by 8 roundings
     check_attention(B, T, NH, HS, 2**0.5, what=None, deterministic=deterministic)
 
 

@@ -4,11 +4,10 @@ by MPI, and what only the emulator can do is skipped."""
 import functools, os, re, shutil, subprocess
 import pytest
 from dev.lib import ask
-from suite import (DEVICE, ROOT, TOKENS, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session,
+from suite import (DEVICE, ROOT, TINY, assert_as_predicted, assert_close_tensors, command, once, paired_metrics, session,
                    succeeds, trained)
 
-SMALL = (f"--data {TOKENS} --val-data= --heads 2 --channels 16 --lr 3e-3 --warmup-steps 2 --eps 1e-5 --eval-every 0 "
-         "--sample-every 0")
+SMALL = f"{TINY} --total-batch-size 0 --warmup-steps 2 --eps 1e-5"
 IS_REAL = DEVICE == "cuda"
 RTOL = 1e-4 if IS_REAL else 1e-5 # of losses and norms in fp32, in which a GPU adds in another order
 # ThreadSanitizer cannot start in some address layouts.

@@ -8,7 +8,7 @@ comparisons.
 A call is made twice from the same beginning, and must leave the same bits. What it may only read stays as it was. Around every
 array lie guards, which are NaN for whoever reads them and must stay; a library with an address sanitizer has none, and arrays end
 where their memory does."""
-import ctypes, linecache, re, sys
+import ctypes, linecache, os, re, sys
 from pathlib import Path
 import numpy as np
 
@@ -28,12 +28,44 @@ class TokenRange(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("first", "count")]
 
 
+class GPT2Config(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in "max_T V Vp L NH C".split()]
+
+
+class TensorInfo(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char * 32),
+                *((name, ctypes.c_size_t) for name in "offset block_offset rows cols stored_rows".split()),
+                ("mean", ctypes.c_float), ("std", ctypes.c_float), ("cut", ctypes.c_int)]
+
+
+class TensorRuns(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "begin n count stride".split()]
+
+
+class ParamRange(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_int) for name in "unit part parts".split()),
+                *((name, ctypes.c_size_t) for name in "begin n no_decay".split()),
+                ("on_host", ctypes.c_bool), ("is_replicated", ctypes.c_bool),
+                *((name, ctypes.c_void_p) for name in "params grads master m v".split())]
+
+
+class StepLog(ctypes.Structure):
+    _fields_ = [("step", ctypes.c_longlong),
+                *((name, ctypes.c_double) for name in "loss grad_norm param_norm lr loss_scale".split()),
+                ("tokens", ctypes.c_longlong), *((name, ctypes.c_double) for name in "tokens_per_s flops step_ms".split()),
+                *((name, ctypes.c_size_t) for name in "mem_bytes mem_peak_bytes comm_bytes".split()),
+                ("comm_exposed_ms", ctypes.c_double), ("skipped", ctypes.c_bool), ("masked", ctypes.c_bool),
+                ("counted", ctypes.c_longlong)]
+
+
 class AdamW(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in "lr beta1 beta2 eps weight_decay".split()] + [("t", ctypes.c_int)]
 
 
 BY_VALUE = {"size_t": ctypes.c_size_t, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool, "void": None,
-            "LayerShapes": LayerShapes, "TokenRange": TokenRange, "AdamW": AdamW}
+            "uint64_t": ctypes.c_uint64, "long": ctypes.c_long, "json_int_t": ctypes.c_longlong, "unsigned": ctypes.c_uint,
+            **{kind.__name__: kind for kind in (
+                LayerShapes, TokenRange, AdamW, GPT2Config, TensorInfo, TensorRuns, ParamRange, StepLog)}}
 
 
 def type_of(text):
@@ -42,12 +74,12 @@ def type_of(text):
 
 
 def prototypes():
-    """{function: (type of the result, [(type, whether it points to what is written)])} of the contract and of layers.cu."""
+    """{function: (type of the result, [(type, whether it points to what is written)])} of the contract, layers.cu and host.c."""
     found = {}
     contracts = [ROOT / "llmc/device" / name for name in ("layers_api.h", "compress_api.h", "device_api.h")]
-    for path in *contracts, ROOT / "test/unit/layers.cu":
+    for path in *contracts, ROOT / "test/unit/layers.cu", ROOT / "test/unit/host.c":
         text = re.sub(r"//.*", "", path.read_text())
-        for result, name, inside in re.findall(r"^([a-z][\w ]*?[ *]+)(\w+)\(([^()]*)\)\s*[;{]", text, re.M):
+        for result, name, inside in re.findall(r"^([A-Za-z][\w ]*?[ *]+)(\w+)\(([^()]*)\)\s*[;{]", text, re.M):
             parameters = [p.strip() for p in inside.split(",")] if inside.strip() not in ("", "void") else []
             found[name] = type_of(result), [(type_of(p), "*" in p and not p.startswith("const")) for p in parameters]
     return found
@@ -164,7 +196,7 @@ def after(mode, before, gradient): return gradient + (before.d if mode == ADD el
 def begin(B=1, T=1, C=1, NH=1, Vp=1, what=KERNELS, context=1, chunk=0, attention=AUTO, deterministic=False):
     """Frees all arrays and prepares the layers for these shapes."""
     while on.arrays: on.arrays.pop().free()
-    on.lib.begin(LayerShapes(B, T, C, NH, Vp, 1, context, chunk), attention, deterministic, what)
+    if hasattr(on.lib, "begin"): on.lib.begin(LayerShapes(B, T, C, NH, Vp, 1, context, chunk), attention, deterministic, what)
 
 
 # ---- calls ----
@@ -249,6 +281,38 @@ def of(device):
     return wanted
 
 
+def every_precision(function):
+    """A claim about the host that is made in 16 bits as well."""
+    function.in_16_bits = True
+    return claim(function)
+
+
+def in_child(call, said_to=2):
+    """(the status, less the signal that killed it; what it said to stderr, or to stdout)"""
+    at, child_writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(child_writes, said_to)
+        call()
+        ctypes.CDLL(None).fflush(None)
+        os._exit(0)
+    os.close(child_writes)
+    with open(at, newline="") as pipe: said = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+def lives(call):
+    """In a child process, without a word."""
+    assert in_child(call) == (0, ""), in_child(call)
+
+
+def dies(call, *phrases):
+    """In a child process, with one line of error that has all phrases."""
+    status, said = in_child(call)
+    good = status == 1 and said.startswith("error: ") and said.count("\n") == 1
+    assert good and all(x in said for x in phrases), f"{status}: {said}"
+
+
 def rows(table, few=None):
     """The rows of a table, or if only a few are wanted the first ones."""
     return table[:few] if on.quick and few is not None else table
@@ -277,7 +341,7 @@ def check_claim(name):
         claims[name]()
     except Exception as e:
         trace = e.__traceback__ # to the claim's line, or that of what it calls, but not into Given's comparisons
-        while trace.tb_next and "check_layers" in trace.tb_next.tb_frame.f_code.co_filename and (
+        while trace.tb_next and "/check_" in trace.tb_next.tb_frame.f_code.co_filename and (
                 "self" not in trace.tb_next.tb_frame.f_locals): trace = trace.tb_next
         what = str(e) or linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip()
         return f"# line {trace.tb_lineno}: {what if isinstance(e, AssertionError) else repr(e)}\n"

@@ -4,14 +4,14 @@ import re, shutil
 import pytest
 from gpus import IS_REAL, RTOL, assert_metrics, emulator, missing, program
 from runs.shards import resumed
-from suite import PYTORCH, TOKENS, Stored, assert_close, assert_close_tensors, assert_refused, assert_same, tensors, train, trained
+from suite import (PYTORCH, TINY, TOKENS, Stored, assert_close, assert_close_tensors, assert_refused, assert_same, tensors,
+                   train, trained)
 
 LONG = 4
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn")]
 # 128 tokens in a micro-batch, two micro-batches in a step; T is 64, a whole tile of our attention.
-SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 "
-         "--steps 6 --lr 3e-3 "
-         "--warmup-steps 3 --eps 1e-5 --eval-every 0 --sample-every 0")
+SMALL = (f"{TINY} --channels 32 --seq-len 64 --batch-size 2 --total-batch-size 256 --steps 6 --warmup-steps 3 "
+         "--eps 1e-5")
 OFTEN = (f"--save-every 3 --keep 0 --val-data {TOKENS} --eval-every 6 --eval-steps 6 --sample-every 6 --sample-tokens 5 "
          "--prompt ab") # enough that buffers are reused
 # in 16 bits on tensor cores; 72 is not a multiple of the tile

@@ -12,8 +12,8 @@ from suite import (REFERENCE, ROOT, TOKENS, assert_different, assert_refused, as
 
 LONG = 5
 pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "nccl")]
-# The model and batch of each program. In ZeRO and FSDP the third block reuses the first one's bucket, and its gather buffer if
-# there are two.
+# The model and batch of each program. In ZeRO and FSDP the third block reuses the bucket of the first block, and its gather buffer
+# if there are only two.
 OF_PROGRAM = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
     "zero": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",
@@ -48,9 +48,8 @@ def mesh(dp, tp, pp):
     return f"--mesh dp={dp},tp={tp},pp={pp}"
 
 
-# program, comm, ranks, options of both runs, options of the GPUs' run only; S: in strict mode, in which data is NaN until it is
-# waited for;
-# U: unregistered memory, because emulated GPUs cannot reach each other's memory
+# Program, comm, ranks, options of both runs, options of only the GPUs' run. S: strict mode, in which data is NaN until the wait. U:
+# memory is not registered, because the emulated GPUs cannot reach the memory of other GPUs.
 NUMBERS = [
     ("ddp", "mpi", 2, "", ""), ("ddp", "nccl", 2, "", ""), ("ddp", "nccl", 2, "", f"{NAIVE} U"), ("ddp", "mpi", 2, "", "S"),
     ("ddp", "nccl", 2, "", "S"),
@@ -106,7 +105,7 @@ def test_a_run_on_gpus_has_the_cpus_numbers_and_the_predicted_bytes(seed, row):
     assert ("val_loss" in json.dumps(run.metrics)) == (EVALUATES in both)
 
 
-# ---- connections: hosts meet at the first messages, and a host that waits for its GPU before that may wait forever ----
+# ---- connections: hosts meet at the first messages, so a host that waits for its GPU before then may wait forever ----
 ONE_MICRO, TWO_MICRO, SLOW = "--total-batch-size 32", "--total-batch-size 64", "--emulate-ms 1,1,1"
 
 
@@ -118,10 +117,10 @@ ONE_MICRO, TWO_MICRO, SLOW = "--total-batch-size 32", "--total-batch-size 64", "
     ("3d", 4, f"{mesh(2, 1, 2)} {TWO_MICRO}", "--zero-stage 1", False), ("cp", 4, f"{RING} {GROUPS}", "", False),
     ("cp", 3, f"{RING} {BALANCED} {OF_3}", "", False)])
 def test_ranks_are_connected_before_the_first_step(name, ranks, both, only, debug):
-    """Nothing is evaluated before, and a connection while an operation is under way ends the run. With --emulate-ms and in a debug
+    """No evaluation comes first, and connecting while an operation is under way ends the run. With --emulate-ms and in a debug
     build the host waits for its GPU within a step. NCCL may hold 4 multiprocessors for each message, and 16 for each other
-    operation: pp has a receive and two sends beside one sum, or two sums (tied, and dp's of blocks); 3d has them beside two (tp and
-    dp). cp's rings send and receive keys and values, and gradients, beside one sum."""
+    operation. In pp a receive and two sends overlap with one sum, or two sums run (the tied matrix, and dp's of blocks); in 3d they
+    overlap with two sums (tp and dp); in cp rings send and receive keys, values and gradients during one sum."""
     ctas = {"pp": max(3 * 4 + 16, 2 * 16), "3d": 3 * 4 + 2 * 16, "cp": 4 * 4 + 16}[name]
     assert_has_numbers(cpu(name, ranks, both), gpu(name, "nccl", ranks, both, only, debug=debug,
                                                    stricter={"nccl": "quiet", "nccl_ctas": ctas}))

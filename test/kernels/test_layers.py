@@ -1,10 +1,10 @@
 """Every layer of llmc/device/ and every kernel that compresses gradients follows its definition, which is check_layers.py's in
 float64: on the CPU in three precisions, with sanitizers, and without AVX-512, where matrix products take other ways; on emulated
 GPUs in bf16 every case, the quick ones with the address sanitizer, with the race detector, and in other precisions, which differ in
-conversions and elements per load; or on a GPU. A build's claims run in one process, because a mistake that a sanitizer finds ends
-it."""
+conversions and elements per load; or on a GPU. So do functions of the host, which are check_host.py's, also with sanitizers. A
+build's claims run in one process, because a mistake that a sanitizer finds ends it."""
 import re, sys
-import check_layers
+import check_host, check_layers
 import pytest
 from gpus import IS_REAL, WITHOUT_ASLR, capability, layers, missing
 from suite import command, once, program, sanitizers
@@ -28,18 +28,28 @@ def row(build, claim):
     return pytest.param(build, claim, marks=marks, id=f"{build}-{claim}")
 
 
-ROWS = [row(build, name) for build in QUICK + REST + ON_GPUS for name, check in claims.items()
-        if getattr(check, "device", "") in ("", "cuda" if build in ON_GPUS else "cpu")
-        and not ("fp32" in build and "cudnn" in name)]
+def is_of_host(claim): return claims[claim].__module__ == "check_host"
+
+
+def is_made(build, claim):
+    check = claims[claim]
+    if is_of_host(claim): return build in ("cpu-fp32", "debug-fp32") or hasattr(check, "in_16_bits") and build in QUICK + REST
+    device = "cuda" if build in ON_GPUS else "cpu"
+    return getattr(check, "device", device) == device and not ("fp32" in build and "cudnn" in claim)
+
+
+ROWS = [row(build, claim) for build in QUICK + REST + ON_GPUS for claim in claims if is_made(build, claim)]
 
 
 def output(build, chosen):
-    """What the claims of a build say. A few of an emulated GPU that are chosen by -k have every case."""
+    """What the claims of a build say, all of which are of layers or of the host. A few of an emulated GPU that are chosen by -k
+    have every case."""
     kind, precision = build.split("-")
+    script, library = (check_host, "host.so") if all(map(is_of_host, chosen)) else (check_layers, "layers.so")
     if kind == "debug" and sanitizers(): pytest.skip(f"sanitizers cannot run here: {sanitizers()}")
     some = len(chosen) < sum(row.values[0] == build for row in ROWS) - 2
     on_gpu, all_cases = build in ON_GPUS, build not in ON_GPUS or IS_REAL or build == ON_GPUS[0] or some and kind != "tsan"
-    path = layers(kind, precision) if on_gpu else program("layers.so", precision, debug=kind == "debug")
+    path = layers(kind, precision) if on_gpu else program(library, precision, debug=kind == "debug")
     sanitizer = {"debug": "asan", "asan": "asan", "tsan": "tsan"}.get(kind)
     env = {"OPENBLAS_NUM_THREADS": 1} | ({"OMP_NUM_THREADS": 1} if on_gpu else {})
     if kind == "avx2": env["ONEDNN_MAX_CPU_ISA"] = "AVX2"
@@ -49,7 +59,7 @@ def output(build, chosen):
     def run(place):
         options = ["sanitized"] * bool(sanitizer) + ["quick"] * (not all_cases) + sorted(chosen, key=[*claims].index)
         start = WITHOUT_ASLR if on_gpu and not IS_REAL else []
-        done = command(start, [sys.executable, check_layers.__file__, path], options, env=env, timeout=900)
+        done = command(start, [sys.executable, script.__file__, path], options, env=env, timeout=900)
         (place / "said").write_text(done.said)
     return (once(f"layers {path} {kind} {sorted(chosen)}", run) / "said").read_text()
 
@@ -57,7 +67,7 @@ def output(build, chosen):
 @pytest.mark.parametrize("build, claim", ROWS)
 def test_a_layer_follows_its_definition(build, claim, request):
     chosen = [item.callspec.params for item in request.session.items if item.path == request.path]
-    said = output(build, {x["claim"] for x in chosen if x["build"] == build})
+    said = output(build, {x["claim"] for x in chosen if x["build"] == build and is_of_host(x["claim"]) == is_of_host(claim)})
     if IS_REAL: print(*re.findall("^# largest .*", said, re.M), sep="\n") # pytest -rP shows it
     if re.search(rf"^ok \d+ - {claim}\b", said, re.M): return
     found = re.search(rf"^(?:# .*\n)*not ok \d+ - {claim}$", said, re.M)

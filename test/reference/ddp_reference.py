@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Makes test/reference/ddp/: the training run of make_reference.py by PyTorch's DistributedDataParallel.
 
-    python3 test/reference/ddp_reference.py     # writes ddp/ beside this script, and checks what it writes
+    python3 test/reference/ddp_reference.py            # writes ddp/ beside this script, and checks what it writes
+    python3 test/reference/ddp_reference.py NAME...    # only these of the runs under AMP
 
 On 1, 2, 3 and 4 ranks (gloo, CPU, fp32), with one and with two micro-batches per rank and step. Each run starts from initial/
-and tokens.bin, which make_reference.py wrote, and is done twice: without a break, and resumed from its own checkpoint in new
-processes. Each run must agree, within the tests' bound, with the single run in fp64, with each other and with itself resumed.
+and tokens.bin, which make_reference.py wrote, and must agree with the single run in fp64 and with each other within the tests'
+bound.
 
-Then two of them under AMP: autocast to bf16, with weights, gradients and AdamW's state in fp32. They are compared with fp64
-too, and so is one run for each of two mistakes, of which only the metrics are kept. The last one is in fp16 with a GradScaler,
-which skips steps. memory.jsonl has the bytes of each run. `ddp_reference.py NAME...` makes these runs under AMP again, and no
-others. """
+Two of them are repeated under AMP: autocast to bf16, with weights, gradients and AdamW's state in fp32. They are compared with
+fp64, and so are runs with two mistakes, of which only the metrics are kept. The last run is in fp16 with a GradScaler, which
+skips steps. memory.jsonl contains the bytes of each run. """
 import contextlib
 import json
 import os
@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 from make_reference import (HERE, RUN, finish_step, initial_model, load_our_tensors, make_optimizer, new_model, our_tensors,
                             batch_of, read_safetensors, read_tokens, sequence_order, train, write_metrics, write_safetensors)
 
-SAVED_STEP = 10
 RTOL, ATOL = 1e-5, 1e-6  # the bound of test/runs/test_single.py
 SCALING = {"init_scale": 2.0**20, "growth_interval": 4}  # too large at first, so the first steps are skipped, and later ones
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "": torch.float32}
@@ -69,12 +68,12 @@ def round_weights(model):
             p.copy_(p.bfloat16())
 
 
-def train_ddp(job, model, optimizer, tokens, rows, first_step):
+def train_ddp(job, model, optimizer, tokens, rows):
     """rows (steps, accumulation, B) are this rank's sequences. Yields a line of metrics per step, the same on every rank."""
     ddp, scaler = DistributedDataParallel(model), torch.amp.GradScaler("cpu", enabled=job.amp == "fp16", **SCALING)
     if job.mistake == "without_masters":
         round_weights(model)
-    for step in range(first_step, len(rows)):
+    for step in range(len(rows)):
         optimizer.zero_grad()
         loss = torch.zeros(())
         for micro, sequences in enumerate(rows[step]):
@@ -94,25 +93,16 @@ def train_ddp(job, model, optimizer, tokens, rows, first_step):
             round_weights(model)
 
 
-def resident_bytes(field):
-    """Of this process: VmRSS is what it has in memory now, VmHWM the most that it ever had."""
-    with open("/proc/self/status") as f:
-        return next(1024 * int(line.split()[1]) for line in f if line.startswith(field))
-
-
 def bytes_of(tensors):
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def memory_of(job, model, optimizer, resident_before):
-    """What a CPU can tell: exact bytes of tensors that outlive a step, and pages of the whole process. Collective."""
-    resident = torch.tensor([resident_before, resident_bytes("VmHWM")])
-    dist.all_reduce(resident, dist.ReduceOp.MAX)
+def memory_of(job, model, optimizer):
+    """Exact bytes of tensors that outlive a step."""
     parameters = list(model.parameters())
     return {"run": job.name, "tensors": len(parameters), "parameters": bytes_of(parameters),
             "gradients": bytes_of(p.grad for p in parameters),
-            "optimizer_state": bytes_of(t for s in optimizer.state.values() for t in s.values()),
-            "process_before_model": int(resident[0]), "process_peak": int(resident[1])}
+            "optimizer_state": bytes_of(t for s in optimizer.state.values() for t in s.values())}
 
 
 def require_equal_on_all_ranks(model):
@@ -122,31 +112,18 @@ def require_equal_on_all_ranks(model):
     assert torch.equal(mine, first), f"rank {dist.get_rank()} ends with other weights than rank 0"
 
 
-def run_rank(rank, job, folder, resume):
-    """Trains; rank 0 writes metrics.jsonl and weights.safetensors into the folder, and checkpoint.pt halfway."""
+def run_rank(rank, job, folder):
+    """Trains; rank 0 writes metrics.jsonl, weights.safetensors and memory.json into the folder."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous_{resume}", rank=rank, world_size=job.ranks)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=job.ranks)
     tokens = read_tokens(os.path.join(HERE, "tokens.bin"))
     order = sequence_order(len(tokens), job.batch)
-    checkpoint = os.path.join(folder, "checkpoint.pt")
-    resident_before = resident_bytes("VmRSS")
-    model, first_step = new_model(), 0
+    model = new_model()
+    load_our_tensors(model, read_safetensors(os.path.join(HERE, "initial", "model.safetensors")))
     optimizer = make_optimizer(model)
-    if resume:
-        saved = torch.load(checkpoint)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first_step = saved["step"]
-    else:
-        load_our_tensors(model, read_safetensors(os.path.join(HERE, "initial", "model.safetensors")))
-
-    lines = []
-    for line in train_ddp(job, model, optimizer, tokens, rows_of_rank(order, job, rank), first_step):
-        lines.append(line)
-        if rank == 0 and not resume and line["step"] == SAVED_STEP:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": line["step"]}, checkpoint)
+    lines = list(train_ddp(job, model, optimizer, tokens, rows_of_rank(order, job, rank)))
     require_equal_on_all_ranks(model)
-    memory = memory_of(job, model, optimizer, resident_before)
+    memory = memory_of(job, model, optimizer)
     if rank == 0:
         with open(os.path.join(folder, "memory.json"), "w") as f:
             json.dump(memory, f)
@@ -170,21 +147,18 @@ class Result:
     memory: dict = None
 
 
-def run(job, folder, resume=False):
-    torch.multiprocessing.spawn(run_rank, (job, folder, resume), job.ranks)
-    with open(os.path.join(folder, "metrics.jsonl")) as f:
-        first, *steps = map(json.loads, f)
-    with open(os.path.join(folder, "memory.json")) as f:
-        memory = json.load(f)
-    return Result(first["run"], steps, read_safetensors(os.path.join(folder, "weights.safetensors")), memory)
-
-
-def run_and_resume(job):
-    """The run, and its second half again from the checkpoint. The bits are not always the same; README.md says why."""
+def run_and_store(job):
     with tempfile.TemporaryDirectory() as folder:
-        whole, resumed = run(job, folder), run(job, folder, resume=True)
-    assert len(whole.steps) == RUN["steps"] and len(resumed.steps) == RUN["steps"] - SAVED_STEP
-    return whole, share_of_bound(Result({}, whole.steps[SAVED_STEP:], whole.weights), resumed)
+        torch.multiprocessing.spawn(run_rank, (job, folder), job.ranks)
+        with open(os.path.join(folder, "metrics.jsonl")) as f:
+            first, *steps = map(json.loads, f)
+        with open(os.path.join(folder, "memory.json")) as f:
+            memory = json.load(f)
+        result = Result(first["run"], steps, read_safetensors(os.path.join(folder, "weights.safetensors")), memory)
+    write_metrics(os.path.join(HERE, "ddp", job.name + ".jsonl"), result.settings, result.steps)
+    if not job.mistake:
+        write_safetensors(os.path.join(HERE, "ddp", job.name + ".safetensors"), result.weights)
+    return result
 
 
 def single_in_fp64(batch):
@@ -216,21 +190,13 @@ def differences(reference, other):
             max(share for name, share in shares.items() if not name.endswith("qkv.bias")), max(shares.values())]
 
 
-def store(job, result):
-    write_metrics(os.path.join(HERE, "ddp", job.name + ".jsonl"), result.settings, result.steps)
-    if not job.mistake:
-        write_safetensors(os.path.join(HERE, "ddp", job.name + ".safetensors"), result.weights)
-
-
 def run_under_amp(fp64, names=()):
     """Stores the runs under AMP, or those of these names, and prints how far they are from fp64, and mistaken ones from the right
     one."""
     results = {}
     print("\n| under AMP | compared with | loss | gradient norm | parameter norm | weights | with qkv.bias |")
     for job in [job for job in AMP_JOBS if not names or job.name in names]:
-        with tempfile.TemporaryDirectory() as folder:
-            results[job] = run(job, folder)
-        store(job, results[job])
+        results[job] = run_and_store(job)
         reference = results[Job(2, 1, amp="bf16")] if job.mistake else fp64
         row = [f"{x:.2g}" for x in differences(reference, results[job])]
         print(f"| {job.name} | {'ranks_2_amp' if job.mistake else 'fp64'} | " + " | ".join(row) + " |")
@@ -243,11 +209,10 @@ def main():
     os.makedirs(os.path.join(HERE, "ddp"), exist_ok=True)
     fp64 = {batch: single_in_fp64(batch) for batch in {job.batch for job in JOBS}}
     results, shares = {}, []
-    print("| ranks x micro-batches | sequences a step | losses and norms | final weights | resumed: losses and norms | weights |")
+    print("| ranks x micro-batches | sequences a step | losses and norms | final weights |")
     for job in JOBS:
-        results[job], resumed = run_and_resume(job)
-        store(job, results[job])
-        row = *share_of_bound(fp64[job.batch], results[job]), *resumed
+        results[job] = run_and_store(job)
+        row = share_of_bound(fp64[job.batch], results[job])
         shares.extend(row)
         print(f"| {job.ranks} x {job.accumulation} | {job.batch} | " + " | ".join(f"{100 * x:.1f} %" for x in row) + " |")
     pairs = [share_of_bound(a, b) for j, a in results.items() for k, b in results.items() if j.batch == k.batch]

@@ -2,10 +2,9 @@
 bits."""
 import functools
 from shards import skipped_steps
-from suite import TOKENS, assert_same, make, trained
+from suite import TINY, TOKENS, assert_same, make, trained
 
-SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 4 --channels 16 --seq-len 16 --steps 10 --lr 3e-3 --warmup-steps 5 "
-         "--eval-every 0 --sample-every 0 --deterministic")
+SMALL = f"{TINY} --heads 4 --steps 10 --deterministic"
 EVALUATIONS = f"--val-data {TOKENS} --eval-every 5 --eval-steps 2 --sample-every 5 --sample-tokens 9 --vocab-size 300"
 LARGE_SCALE = "--loss-scale 8388608 --max-bad-steps 20 --steps 20" # too large for the first gradients of fp16
 SEQUENCE, AGAIN = "--sequence-parallel", "--recompute block"

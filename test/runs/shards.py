@@ -3,7 +3,7 @@ import functools, json, math, re
 from pathlib import Path
 import pytest
 from dev.lib import operation, operations
-from suite import TOKENS, Stored, assert_close, assert_same, assert_same_metrics, command, half, program, train, trained
+from suite import TINY, Stored, assert_close, assert_same, assert_same_metrics, command, half, program, train, trained
 
 
 def sampled(*values, **options):
@@ -98,8 +98,7 @@ def faulty(name, *options, ranks, timeout=60, **settings):
 # ---- runs that save steps 5 and 10 ----
 # 48 sequences a step divide over 1, 2, 3, 4 and 8 replicas of the model; 10 steps are more than one epoch. FSDP's last group has
 # one block.
-SAVES = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 4 --channels 16 --seq-len 16 --total-batch-size 768 --lr 3e-3 "
-         "--warmup-steps 5 --eval-every 0 --sample-every 0 --steps 10 --save-every 5 --deterministic")
+SAVES = f"{TINY} --model d5 --heads 4 --total-batch-size 768 --steps 10 --eps 1e-5 --save-every 5 --deterministic"
 PLAIN = "--quantise-weights none --quantise-gradients none" # zeropp rounds nothing on the way
 MICRO_BATCHES = {"pp": 4, "3d": 4, "compress": 2}
 PROGRAMS = { # the program, on so many ranks unless a test says otherwise, its options

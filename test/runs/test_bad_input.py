@@ -214,21 +214,6 @@ def test_another_checkpoint_is_refused(options, patterns, copy):
     assert_refused(run(options.format(copy)), *patterns)
 
 
-# test/unit/test_checkpoint.c cuts and flips at every place; here is which checkpoint is recommended instead.
-@pytest.mark.parametrize("file", FILES)
-def test_a_damaged_checkpoint_is_refused_with_the_one_to_fall_back_to(file, copy):
-    path = copy / "step_00000002" / file
-    data = path.read_bytes()
-    at = 0 if file == "state.json" else len(data) // 2 # in a text the last digit of a number may change nothing
-    flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
-    for damaged in data[:-1], b"", data + b"\0", flipped, None:
-        if damaged is None and file == "state.json": continue # that is no checkpoint
-        path.unlink() if damaged is None else path.write_bytes(damaged)
-        assert_refused(resume(copy), "step_00000002", f"fall back to {copy}/step_00000001")
-    path.write_bytes(data)
-    assert resume(copy).status == 0
-
-
 @pytest.mark.parametrize("file", [*(f"step_00000002/{file}" for file in FILES), "metrics.jsonl"])
 def test_a_pipe_in_a_checkpoint_is_not_waited_for(file, copy):
     (copy / file).unlink()
@@ -251,7 +236,7 @@ def test_a_run_that_diverges_keeps_its_last_checkpoint_before(name, ranks, tmp_p
 
 
 def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
-    """test/unit/test_checkpoint.c lets every file of a checkpoint have no room."""
+    """test/kernels/check_host.py lets every file of a checkpoint have no room."""
     if command("mount -t tmpfs -o size=512k tmpfs", tmp_path).status != 0: pytest.skip("only root may mount a small disk")
     try:
         out = tmp_path / "out"

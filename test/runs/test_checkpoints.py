@@ -3,7 +3,7 @@ Whatever goes wrong while ranks write or read their shards, the last good checkp
 import json, os, re, shutil
 import pytest
 from shards import PROGRAMS, assert_near_losses, assert_same_files, continued, header, in_folder, resume, resumed, sampled, saved
-from suite import TINY, TOKENS, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
+from suite import TINY, assert_close, assert_refused_by_all, assert_same, command, flip, half, program, rest
 
 LONG = 6
 def assert_near(a, b):
@@ -130,7 +130,7 @@ def test_bf16_is_continued_on_other_ranks_with_nearly_the_same_losses(name, by, 
 # ---- a checkpoint that was moved to another disk, and linked back ----
 @pytest.mark.parametrize("name, ranks", [("single", None), rest("fsdp", 2)])
 def test_pruning_unlinks_a_link_and_leaves_what_it_leads_to(name, ranks, tmp_path):
-    """test/unit/test_checkpoint.c has links in every place."""
+    """test/kernels/check_host.py has links in every place."""
     out, archive, run = tmp_path / "out", tmp_path / "archive", [name, TINY, "--batch-size 8 --save-every 1 --keep 2"]
     assert in_folder(out, *run, "--steps 2", ranks=ranks).status == 0
     (out / "step_00000001").rename(archive)
@@ -187,16 +187,15 @@ CHANGED = "do not match their checksum"
     rest("pp2", 4, "optimizer.safetensors", 0.97, f"optimizer.safetensors: .*{CHANGED}", ""),
     rest("2x1x2z", 4, "optimizer.safetensors", 0.5, f"optimizer.safetensors: .*{CHANGED}", "")])
 def test_a_damaged_file_is_named_by_every_rank(name, ranks, file, damage, pattern, more, tmp_path):
-    """test/unit/test_checkpoint.c damages files in every way and place."""
+    """test/kernels/check_host.py damages files in every way and place."""
     path = half(saved(name), tmp_path / "out") / "step_00000005" / file
     damage(path) if callable(damage) else flip(path, damage)
     assert_refused_by_all(resume(tmp_path / "out", name, ranks, more), ranks, f".*{pattern}")
 
 
 # ---- ranks that cannot write, and ranks that die while they do ----
-LARGE = (f"--eps 1e-5 --data {TOKENS} --val-data= --model d5 --heads 2 --seq-len 16 --batch-size 1 --warmup-steps 0 --lr-schedule "
-         "constant "
-         "--eval-every 0 --sample-every 0 --save-every 1 --keep 2")
+LARGE = (f"{TINY} --model d5 --batch-size 1 --total-batch-size 0 --eps 1e-5 --warmup-steps 0 --lr-schedule constant "
+         "--save-every 1 --keep 2")
 SAVERS = {"zero": ("--channels 128 --zero-stage 3", "optimizer.safetensors"),
           "compress": ("--channels 120 --compress int8 --error-feedback", "errors_int8_00001_of_00002.safetensors"),
           "fsdp": ("--channels 160 --checkpoint sharded", "optimizer-00002-of-00002.safetensors")}

@@ -3,7 +3,7 @@ equal and waits for what it reads. And what training makes of it. (test_compress
 import re
 import numpy as np
 import pytest
-from suite import TOKENS, assert_as_predicted, assert_refused, assert_same, rest, train, trained
+from suite import TINY, TOKENS, assert_as_predicted, assert_refused, assert_same, rest, train, trained
 
 LONG = 4
 METHODS = ["bf16", "int8", "int4", "top-k", "sign", "powersgd"]
@@ -11,11 +11,8 @@ METHODS = ["bf16", "int8", "int4", "top-k", "sign", "powersgd"]
 
 # wte has 257 x 16 elements and wpe 16 x 16. The matrices of half a block are a segment of int8 and int4, and so are wpe and wte.
 def small(stage, ranks, *options, **settings):
-    return trained(stage,
-                   f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size {12 // ranks} "
-                   "--total-batch-size 384 "
-                   "--steps 8 --lr 3e-3 --warmup-steps 2 --eval-every 0 --sample-every 0 --bucket-mb 0.1 --deterministic", *options,
-                   ranks=ranks, **settings)
+    return trained(stage, TINY, "--total-batch-size 384 --steps 8 --warmup-steps 2 --bucket-mb 0.1 --deterministic --batch-size",
+                   12 // ranks, *options, ranks=ranks, **settings)
 
 
 def by(method, ranks, *options, **settings):

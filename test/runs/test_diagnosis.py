@@ -2,11 +2,9 @@
 --single-throughput takes what can be compared. (test/unit/test_diagnosis.c has what cannot, and made-up times.)"""
 import re
 import pytest
-from suite import TOKENS, assert_refused, assert_same_metrics, assert_says, command, program, rest, trained
+from suite import TINY, assert_refused, assert_same_metrics, assert_says, command, program, rest, trained
 
-SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 8 --eval-every 0 "
-         "--sample-every 0 "
-         "--save-every 0")
+SMALL = f"{TINY} --channels 32 --seq-len 32 --batch-size 4 --total-batch-size 0 --steps 8 --save-every 0"
 STRICT = {"strict": True}
 
 

@@ -3,13 +3,11 @@ train_gpt2_ddp.cu. What is compared here is equal to the bit, or exact except fo
 import os, shutil
 import pytest
 from shards import resumed
-from suite import (ROOT, TOKENS, assert_close, assert_close_tensors, assert_refused, assert_same, half, once, program, succeeds,
+from suite import (ROOT, TINY, assert_close, assert_close_tensors, assert_refused, assert_same, half, once, program, succeeds,
                    train, trained)
 
 pytestmark = pytest.mark.rest
-OPTIONS = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 8 --steps 20 --lr 3e-3 "
-           "--eps 1e-5 "
-           "--warmup-steps 5 --eval-every 0 --sample-every 0")
+OPTIONS = f"{TINY} --batch-size 8 --total-batch-size 0 --eps 1e-5"
 MEAN = "--outer-lr 1 --outer-momentum 0" # the outer step takes the mean of the weights
 PARAMETERS = 12992
 

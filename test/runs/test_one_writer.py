@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
 from shards import in_folder, newest
-from suite import ROOT, TOKENS, assert_refused, assert_same, command, environment, launcher, program, rest, trained, until, words
+from suite import ROOT, TINY, assert_refused, assert_same, command, environment, launcher, program, rest, trained, until, words
 
-SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 32 --seq-len 16 --total-batch-size 768 --warmup-steps 0 "
-         "--lr-schedule constant --eval-every 0 --sample-every 0 --save-every 1 --keep 2 --deterministic")
+SMALL = (f"{TINY} --channels 32 --total-batch-size 768 --warmup-steps 0 --lr-schedule constant --save-every 1 --keep 2 "
+         "--deterministic")
 PROGRAMS = { # the program, its options
     "single": ("single", ""), "ddp": ("ddp", ""), "zero3": ("zero", "--zero-stage 3"), "sharded": ("fsdp", "--checkpoint sharded"),
     "mesh": ("tp", "--tensor-parallel 2"), "stages": ("pp", "--pipeline-parallel 2"),

@@ -3,11 +3,11 @@ step, evaluation, samples, a checkpoint, and a second run that continues from it
 import re
 import pytest
 from shards import sampled
-from suite import TOKENS, assert_refused, command, flip, program, rest, words
+from suite import TINY, TOKENS, assert_refused, command, flip, program, rest, words
 
 LONG = 9
-SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data {TOKENS} --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --lr 3e-3 "
-         "--warmup-steps 2 --eval-every 2 --eval-steps 1 --sample-every 3 --sample-tokens 4 --save-every 2 --keep 1")
+SMALL = (f"{TINY} --val-data {TOKENS} --model d3 --batch-size 2 --warmup-steps 2 --eps 1e-5 --eval-every 2 --eval-steps 1 "
+         "--sample-every 3 --sample-tokens 4 --save-every 2 --keep 1")
 # Looking for leaks takes four times as long, because test/mpi_leaks.txt must see MPI in whole stacks.
 LEAKS = {"ASAN_OPTIONS": "exitcode=99:detect_leaks=1:fast_unwind_on_malloc=0",
          "LSAN_OPTIONS": "suppressions=test/mpi_leaks.txt:print_suppressions=0"}

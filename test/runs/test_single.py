@@ -75,8 +75,7 @@ def test_recomputation_has_the_same_bits_in_less_memory(precision):
     assert peak(recomputed) < peak(kept)
 
 
-DEEP = f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 16 --seq-len 16 --batch-size 4 --steps 2 --eval-every 0 " \
-       "--sample-every 0"
+DEEP = f"{TINY} --model d3 --batch-size 4 --total-batch-size 0 --steps 2"
 
 
 @pytest.mark.parametrize("program, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""),

@@ -2,7 +2,8 @@
 rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
 import pytest
 from shards import assert_near_losses, assert_same_samples, sampled, shard, sizes, skipped_steps
-from suite import (PYTORCH, TOKENS, Stored, assert_as_predicted, assert_close, assert_refused, assert_same, rest, train, trained)
+from suite import (PYTORCH, TINY, TOKENS, Stored, assert_as_predicted, assert_close, assert_refused, assert_same, rest, train,
+                   trained)
 
 LONG = 6
 by_stage = pytest.mark.parametrize("stage", [1, 2, 3], ids="stage_{}".format)
@@ -83,9 +84,7 @@ def test_a_model_that_is_too_large_for_ddp_trains_with_the_same_limit(stage, opt
 
 
 # ---- other shapes: blocks share a bucket for their attention and one for their MLP, so each bucket is reused within a step ----
-SMALL = (f"--eps 1e-5 --data {TOKENS} --val-data= --heads 2 --channels 16 --seq-len 16 --batch-size 4 --total-batch-size 192 --lr "
-         "3e-3 "
-         "--warmup-steps 2 --eval-every 0 --sample-every 0 --steps 6 --deterministic")
+SMALL = f"{TINY} --batch-size 4 --total-batch-size 192 --steps 6 --warmup-steps 2 --eps 1e-5 --deterministic"
 DEEP = (SMALL, f"--model d5 --val-data {TOKENS} --eval-every 2 --eval-steps 3 --sample-every 3 --sample-tokens 20")
 
 

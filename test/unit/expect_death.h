@@ -3,7 +3,6 @@
 #ifndef TEST_EXPECT_DEATH_H
 #define TEST_EXPECT_DEATH_H
 #include "unit.h"
-#include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -85,16 +84,4 @@ static inline void child_has_said(Child c, const char* text) {
     child_free(&c);
 }
 #define expect_output(text, ...) child_has_said(child_does(__VA_ARGS__), text)
-
-// How many threads this process has. OpenMP keeps those of a loop, so that a test can count them afterwards.
-static inline int count_threads(void) {
-    DIR* tasks = opendir("/proc/self/task");
-    int n = 0;
-    while (tasks && readdir(tasks)) n++;
-    if (tasks) closedir(tasks);
-    return n - 2; // "." and ".."
-}
-
-// Ends a test that cannot run on this machine.
-#define skip_test(reason) do { print_message("# skipped: %s\n", reason); return; } while (0)
 #endif

@@ -1,6 +1,6 @@
 // layers.cu - the layers as a shared library, build/layers.so: every function of layers_api.h and compress_api.h by its plain name,
-// for test/kernels/check_layers.py. It is C on the CPU, and CUDA on a GPU or under the emulator. Behind the layers come the
-// functions that the tests need besides: inline ones, single kernels, and what is known of matrix products.
+// for test/kernels/check_layers.py. It is C on the CPU, and CUDA on a GPU or under the emulator. Functions that the tests need in
+// addition follow the layers: inline ones, single kernels, and facts about matrix products.
 #include "../../llmc/base/precision.h"
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
@@ -58,8 +58,8 @@ void array_copy(void* dst, const void* src, size_t bytes) {
     if (bytes > 0) cuda_check(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "a copy");
     cuda_check(cudaDeviceSynchronize(), "a copy"); // one from pageable memory may still be in flight
 }
-// Prepares layers of these shapes, which layers_init would do with more memory: here the workspace has no more than what is tested
-// asks for, and holds NaN.
+// Prepares layers of these shapes as layers_init does, but with less memory: the workspace is only as large as the layers under test
+// ask for, and is filled with NaN.
 enum { KERNELS, PRODUCTS, ATTENTION, COMPRESSION };
 void begin(LayerShapes s, AttentionChoice attention, int deterministic, int what) {
     static void* owned[3];
@@ -135,7 +135,7 @@ void attention_by(bool tensor_cores, floatX* result, float* stats, const floatX*
     attention_fp32_arithmetic(call);
 }
 
-// ---- matrix products: how many plans there are, and by which algorithm a product is made ----
+// ---- matrix products: the number of plans, and the algorithm of each product ----
 enum { IN_USE, TIMED, OF_BIASES, FOR_FEWER_PROCESSORS, REFUSED, WITH_A_FAILED_CANDIDATE, FEWEST_CANDIDATES,
        MOST_CANDIDATES };
 int plans(int which) {
@@ -153,7 +153,7 @@ int plans(int which) {
     }
     return which == FEWEST_CANDIDATES ? fewest : which == MOST_CANDIDATES ? most : count;
 }
-// Even ways use epilogues, odd ones a kernel after the product; each pair uses another algorithm. Returns how many there are.
+// Even ways use epilogues, odd ones a kernel after the product, and each pair uses another algorithm. Returns the number of ways.
 int products_go(int way) {
     int most = 1;
     for (MatmulPlan& plan : cuda_matmul.plans) {
@@ -166,7 +166,7 @@ int products_go(int way) {
 }
 int plans_at_most(void) { return MATMUL_PLANS; }
 void products_are_tried(bool tries) { cuda_matmul.tries = tries; }
-// Tries every product of a step, and returns whether nothing that was set meanwhile is left behind.
+// Tries every product of a step. Returns true if this leaves no temporary setting behind.
 bool prepare_products(LayerShapes s) {
     void* workspace = cuda_layers.workspace;
     cuda_layers.workspace = NULL;

@@ -1,4 +1,5 @@
-// test_axes.c - the axes of a mesh: what --mesh may say, and where each rank is (llmc/parallel/axes.h).
+// test_axes.c - the axes of a mesh: what --mesh may say, where each rank is (llmc/parallel/axes.h), and models that do not divide.
+#include "../../llmc/model/gpt2.h"
 #include "../../llmc/parallel/axes.h"
 #include "expect_death.h"
 
@@ -57,4 +58,13 @@ TEST(ranks_of_tp_are_neighbours_and_the_axis_named_first_is_outside) {
         axes_text(axes_choose(rows[i].mesh, 24), rows[i].rank, text, sizeof text);
         assert_string_equal(text, rows[i].place);
     }
+}
+
+TEST(parts_that_do_not_divide_are_refused) {
+    static const struct { int part, parts; const char *says, *more; } cases[] = {
+        { 0, 4, "6 heads do not divide over 4 parts; choose --heads as a multiple of 4", "" },
+        { 0, 3, "a vocabulary of 256 tokens (--vocab-size", "does not divide over 3 parts" }, { 0, 0, "cannot be cut into 0 parts", "" },
+        { 2, 2, "there is no part 2 of 2", "" }, { -1, 2, "there is no part -1 of 2", "" } };
+    GPT2Config c = { 24, 130, 256, 3, 6, 12 };
+    for (int i = 0; i < 5; i++) expect_error(tensor_part(c, attention_unit(0), LN1W, cases[i].part, cases[i].parts), cases[i].says, cases[i].more);
 }

@@ -113,10 +113,14 @@ static double kept(size_t i) {
 }
 
 // ---- tests ----
+// Relative, of a floatX: in 16 bits the sum of a step is rounded once more before it is applied, and nobody keeps what that loses.
+static const double roundoff = FLOATX_DTYPE == DTYPE_BF16 ? 0x1p-8 : FLOATX_DTYPE == DTYPE_F16 ? 0x1p-11 : 0;
+
 static void require_telescope(int N, int method) {
-    static double truth[ELEMENTS], sum[ELEMENTS];
+    static double truth[ELEMENTS], sum[ELEMENTS], rounded[ELEMENTS];
     memset(truth, 0, sizeof truth);
     memset(sum, 0, sizeof sum);
+    memset(rounded, 0, sizeof rounded);
     ranks_open(N, method, 3);
     for (int step = 0; step < 50; step++) {
         for (int r = 0; r < N; r++) for (size_t i = 0; i < ELEMENTS; i++) {
@@ -126,11 +130,12 @@ static void require_telescope(int N, int method) {
         take_step(step);
         require_equal_ranks();
         for (size_t i = 0; i < ELEMENTS; i++) sum[i] += (double)applied(&ranks[0], i);
+        for (size_t i = 0; i < ELEMENTS; i++) rounded[i] += roundoff * fabs((double)applied(&ranks[0], i));
         end_step(false);
     }
     for (size_t i = 0; i < ELEMENTS; i++) {
         double error = fabs(sum[i] + kept(i) - truth[i]);
-        if (!(error <= 2e-3)) fail_msg("%s, %d ranks, element %zu: off by %g", compress_methods[method].name, N, i, error);
+        if (!(error <= 2e-3 + rounded[i])) fail_msg("%s, %d ranks, element %zu: off by %g", compress_methods[method].name, N, i, error);
     }
     ranks_close();
 }
@@ -175,7 +180,8 @@ static double error_after(int steps, int N, long long rank, size_t rank_of_sum) 
 TEST(powersgd_gives_a_sum_of_its_rank_back_also_of_full_rank) {
     for (int N = 1; N <= MOST_RANKS; N++) {
         double few = error_after(1, N, 4, 4), full = error_after(1, N, 20, 20); // 20 rows; 24 columns have rank 20 by its gradients
-        if (!(few <= 1e-6 && full <= 1e-5)) fail_msg("%d ranks: relative errors %g and %g", N, few, full);
+        // The gradients, once rounded, have a little of every rank, which the sum leaves out.
+        if (!(few <= 1e-6 + 2 * roundoff && full <= 1e-5 + roundoff)) fail_msg("%d ranks: relative errors %g and %g", N, few, full);
     }
 }
 // Steps with the same gradients are a power iteration, if Q is last step's.

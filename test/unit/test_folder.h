@@ -51,11 +51,4 @@ static inline void limit_files(size_t bytes) {
     signal(SIGXFSZ, SIG_IGN); // otherwise the limit would kill the process; a full disk only gives an error
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) abort();
 }
-
-// The text with the first place of `old` replaced; the caller frees it.
-static inline char* replaced(const char* text, const char* old, const char* new) {
-    const char* at = strstr(text, old);
-    if (at == NULL) fail_msg("no '%s' in\n%s", old, text);
-    return format_string("%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
-}
 #endif
