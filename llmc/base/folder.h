@@ -95,7 +95,7 @@ static inline int file_open(FileSource from, int access, size_t* size) {
 static inline char* file_read(FileSource from, size_t limit, size_t* n) {
     int fd = file_open(from, O_RDONLY, n);
     require_file(from, *n <= limit, "has %zu bytes where at most %zu make sense", *n, limit);
-    char* text = (char*)xcalloc(*n + 1, 1);
+    char* text = new_array(char, *n + 1);
     require_file(from, pread_all(fd, text, *n, 0), "cannot be read: %s", errno ? strerror(errno) : "it ends early");
     close(fd);
     return text;

@@ -247,7 +247,7 @@ static inline void option_suggest(const OptionTable* t, const char* unknown, siz
 // before, between and after operands; "--" ends them, "-" is an operand.
 static inline void options_parse(OptionTable* t, int argc, char** argv) {
     bool only_operands = false;
-    if (t->operands_form) t->operands = (const char**)xcalloc((size_t)argc, sizeof(char*));
+    if (t->operands_form) t->operands = new_array(const char*, argc);
     for (int i = 1; i < argc; i++) {
         const char* a = argv[i];
         if (!only_operands && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) {

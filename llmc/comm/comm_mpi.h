@@ -300,7 +300,7 @@ static inline bool mpi_step_split(MpiOp* o) {
     mpi_check(MPI_Comm_split(mpi_link(o)->mpi, o->slot->color, parent->rank, &l->mpi), "MPI_Comm_split");
     MPI_Comm_rank(l->mpi, &c->rank);
     MPI_Comm_size(l->mpi, &c->size);
-    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    c->world_rank = new_array(int, c->size);
     mpi_check(MPI_Allgather(&parent->world_rank[parent->rank], 1, MPI_INT, c->world_rank, 1, MPI_INT, l->mpi),
               "MPI_Allgather");
     return false;
@@ -609,11 +609,11 @@ static inline void mpi_rest(MpiEngine* e, bool moved) {
 
 // Makes a communicator's part; the communication thread sets its MPI_Comm. size: the most ranks that it may have.
 static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
-    MpiLink* l = (MpiLink*)xcalloc(1, sizeof(MpiLink));
-    l->requests = (MPI_Request*)xcalloc(2 * (size_t)size, sizeof(MPI_Request));
-    l->rows = (const void**)xcalloc((size_t)size, sizeof(void*));
-    l->ops = (MpiOp*)xcalloc(COMM_IN_FLIGHT, sizeof(MpiOp));
-    l->seen = (long long*)xcalloc(1 + 2 * (size_t)size, sizeof(long long));
+    MpiLink* l = new_array(MpiLink, 1);
+    l->requests = new_array(MPI_Request, 2 * size);
+    l->rows = new_array(const void*, size);
+    l->ops = new_array(MpiOp, COMM_IN_FLIGHT);
+    l->seen = new_array(long long, 1 + 2 * size);
     l->next = e->links;
     e->links = l;
     return l;
@@ -622,7 +622,7 @@ static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
 // Starts the communication thread, and tells all ranks rank 0's address (CONTROL_ADDRESS).
 static inline void mpi_meet(Comm* c, char* address) {
     CommContext* w = c->world;
-    MpiEngine* e = (MpiEngine*)xcalloc(1, sizeof(MpiEngine));
+    MpiEngine* e = new_array(MpiEngine, 1);
     w->mpi = e;
     e->world = c;
     e->address = address;

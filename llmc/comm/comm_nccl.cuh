@@ -325,7 +325,7 @@ static inline void nccl_choose_environment(void) {
 static inline bool nccl_is_possible(Comm* c) {
     DeviceId own = device_id(), *all = (DeviceId*)control_all_gather(c->world->control, &own, sizeof own);
     char who[256];
-    bool *shares = (bool*)xcalloc((size_t)c->size, sizeof(bool)), shared = false;
+    bool *shares = new_array(bool, c->size), shared = false;
     for (int a = 0; a < c->size; a++)
         for (int b = 0; b < a; b++)
             if (memcmp(&all[a], &all[b], sizeof(DeviceId)) == 0) shared = shares[a] = shares[b] = true;
@@ -360,8 +360,8 @@ static inline cudaStream_t nccl_stream_new(void) {
     return stream;
 }
 static inline NcclLink* nccl_link_new(void) {
-    NcclLink* l = (NcclLink*)xcalloc(1, sizeof(NcclLink));
-    l->ops = (NcclOp*)xcalloc(COMM_IN_FLIGHT, sizeof(NcclOp));
+    NcclLink* l = new_array(NcclLink, 1);
+    l->ops = new_array(NcclOp, COMM_IN_FLIGHT);
     l->stream = nccl_stream_new();
     cuda_check(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming), "the communication stream");
     cuda_check(cudaEventCreateWithFlags(&l->passed_on, cudaEventDisableTiming), "the communication stream");
@@ -421,7 +421,7 @@ static inline void nccl_link_begin(Comm* c, NcclLink* l, const OpRecord* op) {
 // no MPI.
 static inline void nccl_open(Comm* c) {
     CommContext* w = c->world;
-    NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
+    NcclEngine* e = new_array(NcclEngine, 1);
     w->nccl = e;
     e->world = w;
     cuda_check(cudaStreamCreateWithFlags(&e->from_host, cudaStreamNonBlocking), "the stream for copies from the host");
@@ -500,7 +500,7 @@ static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
     nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
     nccl_link_begin(c, l, &s->record);
-    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    c->world_rank = new_array(int, c->size);
     host_to_device(l->numbers + c->rank, &parent->world_rank[parent->rank], sizeof(int));
     nccl_follow(l->stream, compute_stream, l->ready, "comm_split"); // else the number is not there yet
     nccl_call(w, &s->record);
@@ -517,7 +517,7 @@ static inline void nccl_split(Comm* c, Comm* parent, int color) {
 // to this rank's partner in round k, -1: none. Returns the number of rounds, the same on all ranks.
 static inline int nccl_rounds(const Comm* c, int* with) {
     int N = c->size, rounds = 0;
-    bool* busy = (bool*)xcalloc((size_t)(2 * N * N), sizeof(bool)); // (N,2N) rank, round
+    bool* busy = new_array(bool, 2 * N * N); // (N,2N) rank, round
     for (int k = 0; k < 2 * N; k++) with[k] = -1;
     for (int a = 0; a < N; a++)
         for (int b = a + 1; b < N; b++) {
@@ -546,9 +546,9 @@ static inline void nccl_connect(Comm* c) {
     CommContext* w = c->world;
     NcclLink* l = (NcclLink*)c->link;
     OpRecord op = flight_recorder_issue(w->recorder, c->name, "connect", 0, "bytes", -1);
-    l->to = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
-    l->from = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
-    int* with = (int*)xcalloc((size_t)c->size, 2 * sizeof(int));
+    l->to = new_array(NcclLink*, c->size);
+    l->from = new_array(NcclLink*, c->size);
+    int* with = new_array(int, 2 * c->size);
     int rounds = nccl_rounds(c, with);
     for (int k = 0; k < 2 * rounds; k++) {
         int partner = with[k / 2], lower = partner < c->rank ? partner : c->rank;

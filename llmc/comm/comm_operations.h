@@ -21,7 +21,7 @@ static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
 
 // Sets p (bytes) to NaN, in every type.
 static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
-    char* nan = on_host ? (char*)p : (char*)xcalloc(bytes, 1);
+    char* nan = on_host ? (char*)p : new_array(char, bytes);
     if (on_host) device_synchronize(); // an earlier operation may still write there
     memset(nan, 0xff, bytes);
     if (on_host) return;
@@ -39,7 +39,7 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
     if (s->kind == COMM_REDUCE_SCATTER && s->out == comm_own_part(c, s)) s->own = (char*)s->out;
     if (s->kind == COMM_ALL_GATHER && s->in == comm_own_part(c, s)) s->own = (char*)s->in;
     if (s->own) {
-        s->kept = (char*)xcalloc(bytes, 1);
+        s->kept = new_array(char, bytes);
         device_to_host(s->kept, s->own, bytes);
     }
     comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);

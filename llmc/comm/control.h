@@ -35,10 +35,10 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     pthread_cond_init(&c->changed, NULL);
     for (int i = 0; i < CONTROL_STRANGERS; i++) c->strangers[i].fd = -1;
     c->num_peers = ranks.rank == 0 ? ranks.size : 1;
-    c->peers = (ControlPeer*)xcalloc((size_t)c->num_peers, sizeof(ControlPeer));
+    c->peers = new_array(ControlPeer, c->num_peers);
     for (int i = 0; i < c->num_peers; i++) c->peers[i].fd = -1;
     c->peers[0].beat.waited = -1;
-    c->polled = (struct pollfd*)xcalloc((size_t)c->num_peers + CONTROL_STRANGERS + 3, sizeof(struct pollfd));
+    c->polled = new_array(struct pollfd, c->num_peers + CONTROL_STRANGERS + 3);
 }
 
 // Returns a listening socket on every interface, or on the loopback interface only; -1 if the family is not available.
@@ -213,7 +213,7 @@ static inline void control_await_all(Control* c) {
         control_wait_changed(c, turn + wait);
         c->stopped += control_stopped(turn, wait);
     }
-    bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    bool* missing = new_array(bool, c->ranks.size);
     for (int r = 1; r < c->ranks.size; r++) missing[r] = !c->peers[r].joined;
     bool all = c->joined == c->ranks.size - 1;
     pthread_mutex_unlock(&c->lock);
@@ -268,7 +268,7 @@ static inline ControlBytes* control_gather(Control* c, const void* data, size_t 
         control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
         control_wake(c);
     } else {
-        given = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
+        given = new_array(ControlBytes, c->ranks.size);
         given[0] = control_bytes(data, bytes);
         for (int r = 1; r < c->ranks.size; r++) given[r] = control_pop(c, &c->peers[r]);
     }

@@ -60,7 +60,7 @@ static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind)
         e->refused = true;
         return NULL;
     }
-    e->memory = (NcclMemory*)xrealloc(e->memory, (size_t)(e->num_memory + 1) * sizeof(NcclMemory));
+    e->memory = grown_array(NcclMemory, e->memory, e->num_memory);
     e->memory[e->num_memory++] = m;
     return m.p;
 }

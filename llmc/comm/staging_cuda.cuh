@@ -33,7 +33,7 @@ static inline void staging_open(StagingBuffer* s, int queue, size_t bytes) {
 }
 static inline void staging_init(StagingBuffer* s, size_t bytes) {
     staging_open(s, 0, bytes);
-    s->scratch = (char*)xcalloc(bytes, 1);
+    s->scratch = new_array(char, bytes);
 }
 static inline void staging_free(StagingBuffer* s) {
     if (s->view == NULL) return;
@@ -49,7 +49,7 @@ static inline void staging_free(StagingBuffer* s) {
 static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) {
     while (s->queue != queue && s->next) s = s->next;
     if (s->queue == queue) return s;
-    s->next = (StagingBuffer*)xcalloc(1, sizeof(StagingBuffer));
+    s->next = new_array(StagingBuffer, 1);
     staging_open(s->next, queue, s->bytes);
     return s->next;
 }

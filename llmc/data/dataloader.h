@@ -106,7 +106,7 @@ static inline int* data_read_text(FileSource from, const Tokenizer* tokenizer, s
                  nul ? (size_t)(nul - text) : 0);
     int* encoded = tokenizer_encode(tokenizer, text + mark, n - mark, count);
     free(text);
-    int* tokens = (int*)xcalloc(*count + 1, sizeof(int));
+    int* tokens = new_array(int, *count + 1);
     tokens[0] = tokenizer->eot; // stands before each document, as in token files
     memcpy(tokens + 1, encoded, *count * sizeof(int));
     free(encoded);
@@ -156,7 +156,7 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
     require(rc == 0, "%s '%s': %s", d->option, pattern, too_many_files() ? open_error(errno)
             : "there is no such file; 'make' makes the default data, and any text file will do");
     d->num_shards = literal ? 1 : (int)found.gl_pathc;
-    d->shards = (DataShard*)xcalloc((size_t)d->num_shards, sizeof(DataShard));
+    d->shards = new_array(DataShard, d->num_shards);
     files_allow((size_t)d->num_shards); // they stay open
     for (int i = 0; i < d->num_shards; i++) {
         DataShard* s = &d->shards[i];
@@ -448,9 +448,9 @@ static inline void dataloader_init(DataLoader* d, const char* option, const char
     size_t elements = (size_t)d->slots * (size_t)s.B * (size_t)s.T;
     d->slot_inputs = (int*)host_alloc(elements * sizeof(int));
     d->slot_targets = (int*)host_alloc(elements * sizeof(int));
-    d->slot_valid = (int*)xcalloc((size_t)d->slots, sizeof(int));
-    d->scratch = (uint16_t*)xcalloc((size_t)s.T + 1, sizeof(uint16_t));
-    d->row = (int*)xcalloc((size_t)s.T + 1, sizeof(int));
+    d->slot_valid = new_array(int, d->slots);
+    d->scratch = new_array(uint16_t, s.T + 1);
+    d->row = new_array(int, s.T + 1);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->changed, NULL);
     dataloader_seek(d, 0, 0);

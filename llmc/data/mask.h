@@ -90,7 +90,7 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     require_file(from, size == MASK_HEADER_BYTES + bytes,
                  "is cut or damaged: it has %zu bytes, and a mask of %zu tokens has %zu", size, m.count,
                  MASK_HEADER_BYTES + bytes);
-    m.bits = (unsigned char*)xcalloc(size_max(bytes, 1), 1);
+    m.bits = new_array(unsigned char, size_max(bytes, 1));
     memcpy(m.bits, file + MASK_HEADER_BYTES, bytes);
     free(file);
     m.checksum = checksum_elements(m.bits, 1, bytes, 0);

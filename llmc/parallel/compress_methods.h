@@ -298,7 +298,7 @@ static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
 
 // Appends a segment without tensors. Returns its number.
 static inline int segment_new(Compress* c, int method, int bucket, TensorInfo t) {
-    c->segments = (Segment*)with_room(c->segments, (size_t)c->num_segments, sizeof(Segment));
+    c->segments = grown_array(Segment, c->segments, c->num_segments);
     Segment* s = &c->segments[c->num_segments];
     memset(s, 0, sizeof *s);
     s->method = method;
@@ -318,7 +318,7 @@ static inline int segment_for(Compress* c, int method, int bucket, TensorInfo t,
 // Adds elements [at, end), which are 1-D tensors, to the pieces of their segment.
 static inline void compress_add_piece(Compress* c, size_t at, size_t end) {
     if (c->num_pieces == 0 || c->pieces[c->num_pieces - 1].at != end) { // no neighbour of the last piece
-        c->pieces = (Piece*)with_room(c->pieces, (size_t)c->num_pieces, sizeof(Piece));
+        c->pieces = grown_array(Piece, c->pieces, c->num_pieces);
         c->pieces[c->num_pieces++].n = 0;
     }
     c->pieces[c->num_pieces - 1].at = at;
@@ -390,7 +390,7 @@ static inline void compress_forget(Compress* c) {
     for (Segment* s = c->segments; s < c->segments + c->num_segments; s++) {
         if (s->method != COMPRESS_POWERSGD) continue;
         SegmentCost cost = segment_cost(c, s);
-        float *q = c->state + s->state_at + cost.x + cost.part, *host = (float*)xcalloc(cost.q, sizeof(float));
+        float *q = c->state + s->state_at + cost.x + cost.part, *host = new_array(float, cost.q);
         for (size_t k = 0; k < cost.q; k++) host[k] = random_normal(c->seed, STREAM_COMPRESS + matrix, k);
         host_to_device(q, host, cost.q * sizeof(float));
         device_synchronize(); // the copy reads host

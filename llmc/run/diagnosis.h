@@ -114,8 +114,8 @@ static inline Channel* least_of(const RankSteps* const* ranks, int N, int* n) {
             const Channel* c = &ranks[q]->channels[i];
             int k = channel_index(least, *n, c->comm, c->kind);
             if (k == *n) {
-                least = (Channel*)xrealloc(least, (size_t)++*n * sizeof(Channel));
-                least[k] = *c;
+                least = grown_array(Channel, least, *n);
+                least[(*n)++] = *c;
             }
             for (int s = 0; s < DIAGNOSIS_STEPS; s++) {
                 least[k].exposed[s] = fminf(least[k].exposed[s], c->exposed[s]);
@@ -196,7 +196,7 @@ static inline double median_of(const float* x, int n) {
 
 static inline Diagnosis diagnose(const RankSteps* const* ranks, int N) {
     Diagnosis d;
-    TimeBreakdown* all = (TimeBreakdown*)xcalloc((size_t)N, sizeof(TimeBreakdown));
+    TimeBreakdown* all = new_array(TimeBreakdown, N);
     memset(&d, 0, sizeof d);
     breakdown_of_ranks(all, ranks, N);
     d.ranks = N;
@@ -296,7 +296,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
         if (rate > 0 && step > 0) {
             tokens = json_integer_value(json_object_get(line, "tokens")) - seen;
             seen += tokens;
-            rates = (double*)xrealloc(rates, (n + 1) * sizeof(double));
+            rates = grown_array(double, rates, n);
             rates[n++] = rate;
         }
         json_decref(line);
@@ -503,7 +503,7 @@ static inline bool find_breakdown(Diagnosis* d, StepTimes* t, Ranks* w) {
     // Each as far as its last channel
     ControlBytes* given = control_gather(&w->control, &t->mine, rank_steps_bytes(&t->mine));
     if (given == NULL) return true;
-    const RankSteps** ranks = (const RankSteps**)xcalloc((size_t)w->comm.size, sizeof(RankSteps*));
+    const RankSteps** ranks = new_array(const RankSteps*, w->comm.size);
     for (int q = 0; q < w->comm.size; q++) ranks[q] = (const RankSteps*)given[q].data;
     *d = diagnose(ranks, w->comm.size);
     free(ranks);

@@ -48,7 +48,7 @@ static inline Comm* ranks_world(Run* run) { return &run->ranks->all.comm; }
 
 // Call it in programs that run on several ranks, after run_options.
 static inline void options_ranks(Run* run) {
-    run->ranks = (RanksRun*)xcalloc(1, sizeof(RanksRun));
+    run->ranks = new_array(RanksRun, 1);
     for (int k = 0; k < COMM_AXES; k++) run->ranks->along[k] = 1;
     run->ranks->sharing.pipe = -1;
     options_all_ranks(&run->table, &run->ranks->all);

@@ -70,7 +70,7 @@ static inline void action_begin(ActionTimes* t, Action a) {
     long long step = flight_recorder_step_now(w->comm.world->recorder);
     if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, step, a.micro);
     TimedAction x = { a.kind, device_event(), -1 };
-    t->actions = (TimedAction*)with_room(t->actions, (size_t)t->count, sizeof x);
+    t->actions = grown_array(TimedAction, t->actions, t->count);
     t->actions[t->count++] = x;
     t->clock = now_seconds();
 }

@@ -130,8 +130,8 @@ typedef void NextLogits(void* self, const int* tokens, int T, floatX* logits);
 // Returns the next token, drawn from the model's distribution. tokens (n): what it follows; random (0..1) decides.
 static inline int sample_next(const Options* o, const Tokenizer* t, int V, const int* tokens, size_t n, float random,
                               NextLogits* next_logits, void* self) {
-    floatX* row = (floatX*)xcalloc((size_t)V, sizeof(floatX));
-    float* logits = (float*)xcalloc((size_t)V, sizeof(float));
+    floatX* row = new_array(floatX, V);
+    float* logits = new_array(float, V);
     size_t T = size_min(n, (size_t)o->seq_len);
     next_logits(self, tokens + n - T, (int)T, row);
     convert_dtype(logits, DTYPE_F32, row, FLOATX_DTYPE, (size_t)V);
@@ -147,7 +147,7 @@ static inline void print_sample(const Options* o, const Tokenizer* t, int V, lon
     size_t prompt_tokens;
     int* prompt = tokenizer_encode(t, o->prompt, strlen(o->prompt), &prompt_tokens);
     size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
-    int* tokens = (int*)xcalloc(total, sizeof(int));
+    int* tokens = new_array(int, total);
     tokens[0] = t->eot;
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
     TokenPrinter printer;

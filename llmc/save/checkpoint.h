@@ -47,7 +47,7 @@ static inline int checkpoint_list(const char* out, const char* prefix, long long
     for (struct dirent* e = readdir(folder); e != NULL; e = readdir(folder)) {
         long long step = checkpoint_name_step(e->d_name, prefix);
         if (step < 0) continue;
-        *steps = (long long*)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
+        *steps = grown_array(long long, *steps, count);
         (*steps)[count++] = step;
     }
     closedir(folder);

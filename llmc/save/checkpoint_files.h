@@ -113,7 +113,7 @@ static inline int checkpoint_compare_tensors(const void* a, const void* b) {
 // Returns how many.
 static inline int checkpoint_tensors(const TrainState* s, CheckpointFile f, CheckpointTensor** tensors) {
     int count = 0;
-    *tensors = (CheckpointTensor*)xcalloc(checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS, sizeof **tensors);
+    *tensors = new_array(CheckpointTensor, checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS);
     for (int p = 0; p < CHECKPOINT_PARTS; p++) {
         CheckpointPart part = (CheckpointPart)p;
         if (!checkpoint_has_part(s, part) || checkpoint_part_file(part) != f) continue;
@@ -165,7 +165,7 @@ static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const
             if (low >= high) continue;
             char* name = s->shards == 0 ? xstrdup(t->name) : checkpoint_piece_name(t, low - t->begin, high - t->begin);
             DType dtype = checkpoint_part_dtype(s, t->part);
-            *wanted = (SafeTensor*)xrealloc(*wanted, (size_t)(count + 1) * sizeof **wanted);
+            *wanted = grown_array(SafeTensor, *wanted, count);
             (*wanted)[count++] = s->shards == 0 ? safetensor_wanted(name, dtype, t->rows, t->cols)
                                                 : safetensor_wanted(name, dtype, high - low, 0);
         }
@@ -231,7 +231,7 @@ static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PART
                      "tensor '%s' does not have the shape (%zu, %zu) that state.json's model needs", t->name, rows,
                      cols);
         CheckpointPieces* p = &pieces[whole->part];
-        p->list = (CheckpointPiece*)xrealloc(p->list, (p->count + 1) * sizeof *p->list);
+        p->list = grown_array(CheckpointPiece, p->list, p->count);
         CheckpointPiece piece = { whole->begin + begin, whole->begin + end, shard, t->begin };
         p->list[p->count++] = piece;
     }

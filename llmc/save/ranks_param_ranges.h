@@ -23,7 +23,7 @@ static inline void run_list(void* self, size_t at, size_t k, size_t n, bool is_r
     CheckpointRange range = { r->unit, at, at + n };
     (void)k;
     if (is_replicated) return; // another rank writes it
-    r->ranges = (CheckpointRange*)with_room(r->ranges, (size_t)r->count, sizeof range);
+    r->ranges = grown_array(CheckpointRange, r->ranges, r->count);
     r->ranges[r->count++] = range;
 }
 static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_ranges, CheckpointWriter* w,

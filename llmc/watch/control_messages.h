@@ -152,7 +152,7 @@ static inline void control_wait_changed(Control* c, double until) {
 
 // Returns a copy of n bytes, which the caller owns.
 static inline ControlBytes control_bytes(const void* data, size_t n) {
-    ControlBytes b = { (char*)xcalloc(n + 1, 1), n };
+    ControlBytes b = { new_array(char, n + 1), n };
     if (n) memcpy(b.data, data, n);
     return b;
 }

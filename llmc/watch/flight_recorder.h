@@ -90,7 +90,7 @@ static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* 
         OpChannel* c = &l->channels[i];
         if (c->way == (int)way && c->peer == peer && strcmp(c->communicator, communicator) == 0) return c;
     }
-    l->channels = (OpChannel*)xrealloc(l->channels, (size_t)(l->num_channels + 1) * sizeof(OpChannel));
+    l->channels = grown_array(OpChannel, l->channels, l->num_channels);
     OpChannel* c = &l->channels[l->num_channels++];
     memset(c, 0, sizeof *c);
     c->way = way;

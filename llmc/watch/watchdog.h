@@ -125,7 +125,7 @@ static inline bool watchdog_is_missing(const Control* c, int r, const OpRecord* 
 
 // "rank 2 has been silent for 4 s (stopped, or its machine is gone)": all that are. Returns false if there are none.
 static inline bool watchdog_silence(const Control* c, double now, char* out, size_t size) {
-    bool* silent = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    bool* silent = new_array(bool, c->ranks.size);
     double longest = 0;
     char who[256];
     for (int r = 1; r < c->ranks.size; r++) {
@@ -210,7 +210,7 @@ static inline int watchdog_last_waiting(const Control* c, int by, bool* missing)
 static inline void watchdog_check_deadlines(Control* c, double now) {
     int by = watchdog_longest_waiting(c);
     if (by < 0 || c->reason != REASON_NONE) return;
-    bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    bool* missing = new_array(bool, c->ranks.size);
     by = watchdog_last_waiting(c, by, missing);
     int first = watchdog_find_missing(c, by, missing);
     const OpRecord* op = &c->peers[by].beat.awaited;
@@ -500,7 +500,7 @@ static inline bool watchdog_needs(const Control* c, int r, int q) {
 static inline void watchdog_check_silence(Control* c, double now) {
     if (c->reason < REASON_LEFT || now >= c->leave_at) return;
     int N = c->ranks.size, silent = 0;
-    bool *over = (bool*)xcalloc((size_t)N, sizeof(bool)), more = true; // they will say no more
+    bool *over = new_array(bool, N), more = true; // they will say no more
     for (int r = 0; r < N; r++) over[r] = r == 0 ? c->left : c->peers[r].fd < 0 || c->peers[r].heard_end;
     while (more) {
         more = false;
