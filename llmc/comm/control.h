@@ -4,8 +4,8 @@ path of the data.
 
 If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it,
 and end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
-connections carry small messages between hosts, with which ranks compare their state and decide together
-(control_all_gather). On a rank that is alone every function returns at once.
+connections carry small messages, by which ranks compare their state and decide together (control_messages.h). On a rank
+that is alone every function returns at once.
 
 Every rank calls control_init, control_join and control_stop; rank 0 first calls control_listen, and the others get its
 address, for example by MPI_Bcast, unless the launcher names a place (ranks.meeting). The watchdog watches what is noted
@@ -231,107 +231,6 @@ static inline void control_name_ranks(Control* c, char (*names)[RANK_NAME]) {
     pthread_mutex_unlock(&c->lock);
 }
 
-// ---- small messages ----
-// What follows is blocking and collective; to the watchdog these are operations of a communicator "control".
-
-// Begins such an operation, for which this rank waits from here on.
-static inline OpRecord control_op_begin(Control* c, const char* name, int root) {
-    OpRecord op = flight_recorder_issue(&c->recorder, "control", name, 0, "bytes", root);
-    flight_recorder_wait_begin(&c->recorder, &op);
-    return op;
-}
-static inline void control_op_end(Control* c, OpRecord op) {
-    flight_recorder_wait_end(&c->recorder);
-    flight_recorder_finish(&c->recorder, &op);
-}
-
-// Waits for the oldest message of a peer. The caller holds the lock, and owns the message.
-// The watchdog checks the deadline.
-static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
-    uint32_t n;
-    while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
-    memcpy(&n, p->inbox.data, sizeof n);
-    ControlBytes b = control_bytes(p->inbox.data + sizeof n, n);
-    control_buffer_drop(&p->inbox, sizeof n + n);
-    return b;
-}
-
-// Every rank gives a string of bytes, whose number may differ between ranks. Rank 0 gets all of them, by rank (N), and
-// frees them with control_gathered_free; the others get NULL. Dies if one is longer than CONTROL_MAX_MESSAGE.
-static inline ControlBytes* control_gather(Control* c, const void* data, size_t bytes) {
-    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE,
-              bytes);
-    ControlBytes* given = NULL;
-    OpRecord op = control_op_begin(c, "gather", 0);
-    pthread_mutex_lock(&c->lock);
-    if (c->ranks.rank > 0) {
-        control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
-        control_wake(c);
-    } else {
-        given = new_array(ControlBytes, c->ranks.size);
-        given[0] = control_bytes(data, bytes);
-        for (int r = 1; r < c->ranks.size; r++) given[r] = control_pop(c, &c->peers[r]);
-    }
-    pthread_mutex_unlock(&c->lock);
-    control_op_end(c, op);
-    return given;
-}
-static inline void control_gathered_free(const Control* c, ControlBytes* given) {
-    for (int r = 0; given && r < c->ranks.size; r++) free(given[r].data);
-    free(given);
-}
-
-// Every rank gets rank 0's bytes, and frees them.
-static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
-    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE,
-              bytes);
-    OpRecord op = control_op_begin(c, "broadcast", 0);
-    pthread_mutex_lock(&c->lock);
-    ControlBytes received = c->ranks.rank > 0 ? control_pop(c, &c->peers[0]) : control_bytes(data, bytes);
-    if (c->ranks.rank == 0) {
-        control_queue_all(c, MESSAGE_BYTES, data, bytes);
-        control_wake(c);
-    }
-    pthread_mutex_unlock(&c->lock);
-    control_op_end(c, op);
-    return received;
-}
-
-// Every rank gives the same number of bytes. Rank 0 gets those of all, by rank: a new array (N), which it frees;
-// the others get NULL.
-static inline void* control_gather_array(Control* c, const void* mine, size_t bytes) {
-    ControlBytes* given = control_gather(c, mine, bytes);
-    char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
-    for (int r = 0; given && r < c->ranks.size; r++)
-        memcpy(all + (size_t)r * bytes, given[r].data, size_min(bytes, given[r].bytes));
-    control_gathered_free(c, given);
-    return all;
-}
-
-// Makes x (bytes) what rank 0 has there: its answer to what it has gathered.
-static inline void control_share(Control* c, void* x, size_t bytes) {
-    ControlBytes answer = control_broadcast(c, x, bytes);
-    memcpy(x, answer.data, size_min(bytes, answer.bytes));
-    free(answer.data);
-}
-
-// As control_gather_array, and every rank gets the array. Rank 0 sends N times N of them, so it is for a few bytes.
-static inline void* control_all_gather(Control* c, const void* mine, size_t bytes) {
-    char* all = (char*)control_gather_array(c, mine, bytes);
-    ControlBytes answer = control_broadcast(c, all, (size_t)c->ranks.size * bytes);
-    free(all);
-    return answer.data;
-}
-
-// Dies on every rank with the error that rank 0 has found, which is taken over, and what to do about it.
-// NULL: it has found none.
-static inline void control_die_together(Control* c, char* error, const char* what_to_do) {
-    ControlBytes said = control_broadcast(c, error, error ? strlen(error) : 0);
-    require(said.bytes == 0, "%s%s", said.data, what_to_do);
-    free(said.data);
-    free(error);
-}
-
 // ---- all together ----
 
 // Shares memory in which ranks write where they are. The watchdog may look at it from here on.
@@ -350,6 +249,19 @@ static inline void control_share_progress(Control* c) {
     pthread_mutex_unlock(&c->recorder.lock);
 }
 
+// Messages name the ranks' machines from here on, if there are several.
+static inline void control_share_hosts(Control* c) {
+    char mine[RANK_NAME] = "";
+    gethostname(mine, sizeof mine - 1);
+    char (*hosts)[RANK_NAME] = (char (*)[RANK_NAME])control_all_gather(c, mine, sizeof mine);
+    bool several = false;
+    for (int r = 1; r < c->ranks.size; r++) several = several || strcmp(hosts[r], hosts[0]) != 0;
+    pthread_mutex_lock(&c->lock);
+    c->hosts = several ? hosts : NULL;
+    pthread_mutex_unlock(&c->lock);
+    if (!several) free(hosts);
+}
+
 // Returns when all ranks have met; else dies naming the missing.
 // address: what control_listen wrote on rank 0; "": the launcher's.
 static inline void control_join(Control* c, const char* address) {
@@ -363,6 +275,7 @@ static inline void control_join(Control* c, const char* address) {
     watchdog_start(c);
     if (c->ranks.rank == 0) control_await_all(c);
     control_share_progress(c); // no rank continues before all are here
+    control_share_hosts(c);
     if (c->ranks.rank != 0) return;
     pthread_mutex_lock(&c->lock);
     close(c->listener);
@@ -371,34 +284,17 @@ static inline void control_join(Control* c, const char* address) {
     pthread_mutex_unlock(&c->lock);
 }
 
-// Messages name the ranks' machines from here on, if there are several. Collective.
-static inline void control_share_hosts(Control* c) {
-    char mine[RANK_NAME] = "";
-    gethostname(mine, sizeof mine - 1);
-    char (*hosts)[RANK_NAME] = (char (*)[RANK_NAME])control_all_gather(c, mine, sizeof mine);
-    bool several = false;
-    for (int r = 1; r < c->ranks.size; r++) several = several || strcmp(hosts[r], hosts[0]) != 0;
-    pthread_mutex_lock(&c->lock);
-    c->hosts = several ? hosts : NULL;
-    pthread_mutex_unlock(&c->lock);
-    if (!several) free(hosts);
-}
-
 // ---- the end ----
-
-static inline bool control_all_said_goodbye(const Control* c) {
-    for (int r = c->ranks.rank == 0; r < c->num_peers; r++) if (!c->peers[r].goodbye) return false;
-    return true;
-}
 
 // Returns when all ranks are here; after it a rank may end.
 static inline void control_stop(Control* c) {
-    control_op_begin(c, "goodbye", -1);
+    control_op_begin(c, "goodbye", -1, 0);
     if (c->ranks.size > 1) {
         pthread_mutex_lock(&c->lock);
         if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_GOODBYE, NULL, 0);
         control_wake(c);
-        while (!control_all_said_goodbye(c)) pthread_cond_wait(&c->changed, &c->lock);
+        for (int r = c->ranks.rank == 0; r < c->num_peers; r++)
+            while (!c->peers[r].goodbye) pthread_cond_wait(&c->changed, &c->lock);
         if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_GOODBYE, NULL, 0);
         pthread_mutex_unlock(&c->lock);
         watchdog_stop(c);

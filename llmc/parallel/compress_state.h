@@ -14,7 +14,7 @@ compress loads the rest of the checkpoint. A file that is missing, damaged, or o
 #ifndef LLMC_PARALLEL_COMPRESS_STATE_H
 #define LLMC_PARALLEL_COMPRESS_STATE_H
 #include "../device/checksum.h"
-#include "../save/ranks_param_ranges.h"
+#include "../save/ranks_checkpoint.h"
 #include "compress_methods.h"
 
 typedef struct {

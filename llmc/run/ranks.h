@@ -173,6 +173,17 @@ static inline void options_all_ranks(OptionTable* t, Ranks* w) {
     options_group(t, NULL);
 }
 
+// The ranks find one another, by --comm's options and these of all programs. Collective.
+static inline void ranks_meet(Ranks* w, const Options* o, RankInfo ranks) {
+    w->options.ordered = o->deterministic;
+    w->options.out = o->out;
+    comm_init(&w->comm, &w->options, ranks, &w->control);
+    w->comm.world->notes.counts_busy = ranks.size > 1; // for the diagnosis at the end
+    if (w->options.link > 0) ranks_are_artificial(w, "EMULATED LINK (--emulate-link)");
+    w->fault = fault_parse(w->fault_text, ranks.size);
+    fault_announce(&w->fault);
+}
+
 // Puts an operation that has been waited for onto the timeline.
 static inline void ranks_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";

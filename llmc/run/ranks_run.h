@@ -8,7 +8,7 @@ run.h that have no counterpart here are called by both.
 #ifndef LLMC_RANKS_RUN_H
 #define LLMC_RANKS_RUN_H
 #include "../device/checksum.h"
-#include "../save/ranks_param_ranges.h"
+#include "../save/ranks_checkpoint.h"
 #include "../comm/say_once.h"
 #include "diagnosis.h"
 #include "run.h"
@@ -78,39 +78,6 @@ static inline void ranks_agree_on_chunks(Control* c) {
     free(all);
 }
 
-// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them,
-// and opens what the run starts from, except the data.
-static inline void ranks_join(Run* run, int argc, char** argv) {
-    Ranks* w = &run->ranks->all;
-    say_once_begin(); // before the ranks meet: most of them find the same wrong option
-    options_parse(&run->table, argc, argv);
-    RankInfo ranks = ranks_find();
-    comm_choose_environment(&w->options, ranks.size);
-    run_open_device(run, ranks.local_rank, ranks.local_size);
-    w->options.ordered = run->o.deterministic;
-    w->options.out = run->o.out;
-    comm_init(&w->comm, &w->options, ranks, &w->control);
-    if (ranks.size > 1) control_share_hosts(&w->control);
-    if (w->options.link > 0) ranks_are_artificial(w, "EMULATED LINK (--emulate-link)");
-    w->fault = fault_parse(w->fault_text, ranks.size);
-    fault_announce(&w->fault);
-    w->comm.world->notes.counts_busy = w->comm.size > 1; // for the diagnosis at the end
-    ranks_claim_out(run, false); // before this run looks for checkpoints there
-    run_open(run);
-    ranks_agree_on_chunks(&w->control);
-}
-
-// Opens the data, and checks that all ranks have the same data, options and program.
-static inline void ranks_open_data(Run* run, DataReaders readers) {
-    RanksRun* r = run->ranks;
-    Ranks* w = &r->all;
-    run_open_data(run, readers);
-    fault_check_micro(&w->fault, r->sharing.has_actions ? run->accumulation : 0);
-    require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train, run->data_sum));
-    RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, w->comm.size };
-    if (w->comm.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
-}
-
 // Returns which data this rank reads: a part of every step of its own, unless ranks share more than data. Rank 0 saves,
 // unless they do, or the program says otherwise.
 static inline DataReaders ranks_readers(Run* run, int stage) {
@@ -121,13 +88,26 @@ static inline DataReaders ranks_readers(Run* run, int stage) {
     return r->sharing.readers ? r->sharing.readers(r->sharing.self, run, stage) : all;
 }
 
+// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, opens what the run starts from, and
+// checks that all ranks have the same data, options and program.
 static inline void ranks_start(Run* run, int argc, char** argv) {
-    ranks_join(run, argc, argv);
-    DataReaders readers = ranks_readers(run, RANKS_JOINED);
-    ranks_open_data(run, readers);
+    RanksRun* r = run->ranks;
+    Ranks* w = &r->all;
+    say_once_begin(); // before the ranks meet: most of them find the same wrong option
+    options_parse(&run->table, argc, argv);
+    RankInfo ranks = ranks_find();
+    comm_choose_environment(&w->options, ranks.size);
+    run_open_device(&run->o, ranks.local_rank, ranks.local_size);
+    ranks_meet(w, &run->o, ranks);
+    ranks_claim_out(run, false); // before this run looks for checkpoints there
+    run_open(run);
+    ranks_agree_on_chunks(&w->control);
+    run_open_data(run, ranks_readers(run, RANKS_JOINED));
+    fault_check_micro(&w->fault, r->sharing.has_actions ? run->accumulation : 0);
+    require_same_run(&w->control, &run->table, run->config, &run->train, run->data_sum);
+    RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, ranks.size };
+    if (ranks.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
-// The same for --predict (predict.h), which starts nothing: for a rank of this stage.
-static inline void ranks_predict(Run* run, int stage) { run_choose_batch(run, ranks_readers(run, stage)); }
 
 // As run_plan. --recompute auto becomes none if everything fits on every rank.
 // Communicators are opened after layers_prepare. Collective.

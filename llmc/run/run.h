@@ -49,11 +49,9 @@ static inline GPT2Config config_from_options(const Options* o, const Tokenizer* 
 
 // Returns why a new run cannot have --out: there are checkpoints. The caller frees it; NULL: there are none.
 static inline char* other_run_under(const char* out) {
-    char* newest = checkpoint_newest(out);
-    char* error = newest ? format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it "
-                                         "with --resume, or give another folder",
-                                         out, newest)
-                         : NULL;
+    char *newest = checkpoint_newest(out), *error = NULL;
+    if (newest) error = format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it "
+                                      "with --resume, or give another folder", out, newest);
     free(newest);
     return error;
 }
@@ -69,12 +67,9 @@ static inline char* out_claim(const Options* o, double patience, bool makes) {
     if (makes && !folder_make(o->out))
         return format_string("--out %s: this folder cannot be made: %s; give another", o->out,
                              path_reason(o->out, errno));
-    bool is_folder = stat(o->out, &info) == 0 && S_ISDIR(info.st_mode);
-    if (is_folder) error = writer_lock_take(o->out, patience);
+    if (stat(o->out, &info) == 0 && S_ISDIR(info.st_mode)) error = writer_lock_take(o->out, patience);
     bool taken = error == NULL && writer_lock.record;
-    // It may have come and gone since this run looked
-    if (taken && makes && !o->resume) error = other_run_under(o->out);
-    return error;
+    return taken && makes && !o->resume ? other_run_under(o->out) : error; // one may have come and gone meanwhile
 }
 
 // The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
@@ -238,9 +233,9 @@ static inline void run_open_data(Run* run, DataReaders readers) {
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
 }
 
-static inline void run_open_device(const Run* run, int local_rank, int local_size) {
+static inline void run_open_device(const Options* o, int local_rank, int local_size) {
     device_init(local_rank, local_size);
-    device_memory_limit((size_t)ceil(run->o.memory_limit * 1e9)); // rounded up, because 0 means no limit
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
 }
 
 // True if --data is given without --val-data, whose default belongs to the default data and may need another tokenizer.
@@ -279,7 +274,7 @@ static inline void run_require_one(void) {
 static inline void run_start(Run* run, int argc, char** argv) {
     options_parse(&run->table, argc, argv);
     run_require_one();
-    run_open_device(run, 0, 1);
+    run_open_device(&run->o, 0, 1);
     run_claim_out(run, false); // before this run looks for checkpoints there
     run_open(run);
     run_open_data(run, (DataReaders){ 0, 1, "", 1 });

@@ -55,13 +55,6 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // ---- places ----
 
-// Returns the place of the first element of tensor i of unit u. wte's padding, at the root's end, has no places.
-static inline size_t checkpoint_place(GPT2Config c, int u, int i) {
-    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C,
-           block = u == 0 ? 0 : root + (size_t)unit_block(u) * block_elements(c);
-    return block + unit_tensor(c, u, i).block_offset;
-}
-
 // Elements [begin, end) of a unit, laid out as in memory: what a writer of a shard says that it will write.
 typedef struct { int unit; size_t begin, end; } CheckpointRange;
 
@@ -80,12 +73,13 @@ typedef struct {
 static inline CheckpointTensor checkpoint_tensor(GPT2Config c, CheckpointPart part, int u, int i) {
     TensorInfo t = unit_tensor(c, u, i);
     CheckpointTensor whole;
+    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C; // wte's padding, at its end, has no places
     snprintf(whole.name, sizeof whole.name, part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s", checkpoint_part_names[part],
              t.name);
     whole.part = part;
     whole.unit = u;
     whole.offset = t.offset;
-    whole.begin = checkpoint_place(c, u, i);
+    whole.begin = t.block_offset + (u == 0 ? 0 : root + (size_t)unit_block(u) * block_elements(c));
     whole.end = whole.begin + tensor_stored_elements(t);
     whole.rows = t.stored_rows;
     whole.cols = t.cols;

@@ -1,7 +1,7 @@
 /*
 param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever program and
 cut it comes from. A rank makes, reads and writes only its own elements, so nothing is gathered, and a checkpoint knows
-nothing of the ranks that wrote it (ranks_param_ranges.h: how they save together).
+nothing of the ranks that wrote it (ranks_checkpoint.h: how they save together).
 */
 #ifndef LLMC_PARAM_RANGES_H
 #define LLMC_PARAM_RANGES_H

@@ -1,7 +1,7 @@
 // test_checkpoint.c - a checkpoint is read back as it was saved, in one file or in shards, and any change to it is noticed; a crash
 // or a full disk leaves the last good one. (test_param_ranges.c: it has the same bytes whichever ranks wrote it.) Whatever may
 // leave a folder half-written runs in a child process.
-#include "../../llmc/base/common.h"
+#include "../../llmc/comm/comm.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <jansson.h>

@@ -549,10 +549,10 @@ TEST(only_members_of_a_communicator_are_missed_there) {
 
 TEST(small_messages_decisions_and_the_end_have_the_same_deadline) {
     team(3, if (rank == 1) hang(c); control_all_gather(c, "x", 1), .late = true,
-         .says = { "rank 1 has not reached gather #1 of control (root 0, step 0)" });
+         .says = { "rank 1 has not reached gather #3 of control (root 0, step 0)" });
     team(3, control_gather(c, "x", 1); if (rank == 0) hang(c); control_broadcast(c, "y", 1), .late = true,
-         .says = { "rank 0 has not reached broadcast #2 of control (root 0, step 0)",
-                   "the last operation that rank 0 issued there is gather #1 of control" });
+         .says = { "rank 0 has not reached broadcast #4 of control (root 0, step 0)",
+                   "the last operation that rank 0 issued there is gather #3 of control" });
     team(3, if (rank == 1) hang(c), .late = true, .says = { "rank 1 has not reached goodbye #1 of control (step 0)" });
 }
 

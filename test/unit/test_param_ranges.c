@@ -1,6 +1,6 @@
 // test_param_ranges.c - a model that is cut into pieces, between ranks or within tensors, has the same weights, and a checkpoint
 // with the same bytes (llmc/save/param_ranges.h). Ranks that share a checkpoint take turns in one process.
-#include "../../llmc/save/ranks_param_ranges.h"
+#include "../../llmc/save/ranks_checkpoint.h"
 #include "test_folder.h"
 #include "world_alone.h"
 
