@@ -107,18 +107,12 @@ static inline size_t compress_x(const Compress* c, const Segment* s) {
     bool computes = c->o.method == COMPRESS_TOP_K || c->o.method == COMPRESS_SIGN || c->o.method == COMPRESS_POWERSGD;
     return c->o.feedback || computes ? s->n : 0;
 }
-static inline SegmentCost whole_cost(const Compress* c, const Segment* s) {
-    SegmentCost cost = { 0, 0, 0, 0, 0, 0, ring_bytes((double)(s->n * sizeof(floatX)), compress_ranks(c)) };
-    return cost;
-}
-static inline SegmentCost vectors_cost(const Compress* c, const Segment* s) {
-    size_t bytes = s->n * sizeof(floatX);
-    SegmentCost cost = { bytes, 0, 0, 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
-    return cost;
-}
-static inline SegmentCost bf16_cost(const Compress* c, const Segment* s) {
-    size_t bytes = s->n * sizeof(uint16_t);
-    SegmentCost cost = { bytes, 0, compress_x(c, s), 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
+// An all-reduce of all elements: of `whole` segments in place, else of packed ones.
+static inline SegmentCost all_reduce_cost(const Compress* c, const Segment* s) {
+    bool whole = s->method == COMPRESS_NONE, bf16 = s->method == COMPRESS_BF16;
+    size_t bytes = s->n * (bf16 ? sizeof(uint16_t) : sizeof(floatX));
+    SegmentCost cost = { whole ? 0 : bytes, 0, bf16 ? compress_x(c, s) : 0, 0, 0, 0,
+                         ring_bytes((double)bytes, compress_ranks(c)) };
     return cost;
 }
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
@@ -134,14 +128,11 @@ static inline SegmentCost blocks_cost(const Compress* c, const Segment* s) {
     return cost;
 }
 static inline size_t segment_k(const Compress* c, const Segment* s) { return top_k_count(s->n, c->o.fraction); }
-static inline SegmentCost top_k_cost(const Compress* c, const Segment* s) {
-    size_t row = sparse_bytes(segment_k(c, s)), N = (size_t)compress_ranks(c);
-    SegmentCost cost = { N * row, 0, compress_x(c, s), 0, 0, s->n, (double)((N - 1) * row) };
-    return cost;
-}
-static inline SegmentCost sign_cost(const Compress* c, const Segment* s) {
-    size_t row = signs_bytes(s->n), N = (size_t)compress_ranks(c);
-    SegmentCost cost = { N * row, 0, compress_x(c, s), 0, 0, 0, (double)((N - 1) * row) };
+// An all-gather of every rank's row.
+static inline SegmentCost all_gather_cost(const Compress* c, const Segment* s) {
+    bool top_k = s->method == COMPRESS_TOP_K;
+    size_t row = top_k ? sparse_bytes(segment_k(c, s)) : signs_bytes(s->n), N = (size_t)compress_ranks(c);
+    SegmentCost cost = { N * row, 0, compress_x(c, s), 0, 0, top_k ? s->n : 0, (double)((N - 1) * row) };
     return cost;
 }
 static inline SegmentCost powersgd_cost(const Compress* c, const Segment* s) {
@@ -161,14 +152,14 @@ typedef struct {
 } CompressMethod;
 static const CompressMethod compress_methods[COMPRESS_METHODS + 1] = {
     // name       text                          per_tensor messages feedback from  cost
-    { "none",     "gradients travel whole",     false,     1,       false,    0,   whole_cost },
-    { "bf16",     "rounded to bf16",            false,     1,       false,    0,   bf16_cost },
+    { "none",     "gradients travel whole",     false,     1,       false,    0,   all_reduce_cost },
+    { "bf16",     "rounded to bf16",            false,     1,       false,    0,   all_reduce_cost },
     { "int8",     "8 bits, blocks of 256",      false,     2,       false,    0,   blocks_cost },
     { "int4",     "4 bits, blocks of 256",      false,     2,       true,     0,   blocks_cost },
-    { "top-k",    "the largest of each tensor", true,      1,       false,    0,   top_k_cost },
-    { "sign",     "signs, a scale a tensor",    true,      1,       false,    0,   sign_cost },
+    { "top-k",    "the largest of each tensor", true,      1,       false,    0,   all_gather_cost },
+    { "sign",     "signs, a scale a tensor",    true,      1,       false,    0,   all_gather_cost },
     { "powersgd", "P and Q of low rank",        true,      2,       true,     50,  powersgd_cost },
-    { "vectors",  "1-D tensors, whole",         false,     1,       false,    0,   vectors_cost },
+    { "vectors",  "1-D tensors, whole",         false,     1,       false,    0,   all_reduce_cost },
 };
 static inline const CompressMethod* compress_method(const Compress* c) { return &compress_methods[c->o.method]; }
 static inline SegmentCost segment_cost(const Compress* c, const Segment* s) {

@@ -183,26 +183,27 @@ typedef struct {
     double seconds;                  // of rank 0's median step
 } Diagnosis;
 
-static inline int compare_floats(const void* a, const void* b) {
-    float x = *(const float*)a, y = *(const float*)b;
+static inline int compare_doubles(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
     return (x > y) - (x < y);
 }
-static inline double median_of(const float* x, int n) {
-    float sorted[DIAGNOSIS_STEPS];
-    memcpy(sorted, x, (size_t)n * sizeof(float));
-    qsort(sorted, (size_t)n, sizeof(float), compare_floats);
-    return 0.5 * (sorted[(n - 1) / 2] + sorted[n / 2]);
+// Sorts x (n > 0).
+static inline double median_of(double* x, size_t n) {
+    qsort(x, n, sizeof(double), compare_doubles);
+    return 0.5 * (x[(n - 1) / 2] + x[n / 2]);
 }
 
 static inline Diagnosis diagnose(const RankSteps* const* ranks, int N) {
     Diagnosis d;
+    double seconds[DIAGNOSIS_STEPS];
     TimeBreakdown* all = new_array(TimeBreakdown, N);
     memset(&d, 0, sizeof d);
     breakdown_of_ranks(all, ranks, N);
     d.ranks = N;
     d.steps = ranks[0]->steps;
     d.first = d.least = d.most = all[0];
-    d.seconds = median_of(ranks[0]->seconds, d.steps);
+    for (int s = 0; s < d.steps; s++) seconds[s] = ranks[0]->seconds[s];
+    d.seconds = median_of(seconds, (size_t)d.steps);
     for (int q = 0; q < N; q++) {
         for (int i = 0; i < CAUSES; i++) {
             d.least.of[i] = fmin(d.least.of[i], all[q].of[i]);
@@ -227,11 +228,6 @@ typedef struct {
     char device[96];          // what it ran on; "": not known
 } SingleRun;
 typedef struct { GPT2Config config; long long seq_len, tokens_per_step; int ranks; } RunShape; // of this run
-
-static inline int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
 
 // Dies unless the first line of a metrics.jsonl, run, is that of a run on one rank that can be compared.
 static inline void single_run_check(const char* path, const json_t* run, const RunShape* now) {
@@ -308,8 +304,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
             "--single-throughput %s: that run had %zu step%s; the first does not count, so give one with 2 or more",
             path, n, n == 1 ? "" : "s");
     single_run_compare(&s, path, tokens, now);
-    qsort(rates + 1, n - 1, sizeof(double), compare_doubles);
-    s.tokens_per_second = 0.5 * (rates[1 + (n - 2) / 2] + rates[1 + (n - 1) / 2]);
+    s.tokens_per_second = median_of(rates + 1, n - 1);
     free(rates);
     return s;
 }
@@ -356,7 +351,6 @@ static inline double thread_seconds(void) {
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
 // Before and after a step. The world has settled.
 static inline void step_times_begin(StepTimes* t, Ranks* w) {

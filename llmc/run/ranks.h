@@ -91,16 +91,16 @@ static inline void trace_name_slice(TraceSlice* s, const CallerNames* names) {
     int n = callers_stack(names, (const Callers*)s->callers, stack, MOST), first = 0;
     if (n == 0) return;
     while (first + 1 < n && stack[first].in_header) first++; // functions of llmc/ that the program's function calls
-    char* more = format_string("%s,\"caller\":\"%s\",\"stack\":\"", s->more, stack[first].function);
-    for (int i = 0; i < n; i++) {
-        char* longer = format_string("%s%s%s %s:%d", more, i ? " < " : "", stack[i].function, stack[i].file,
-                                     stack[i].line);
-        free(more);
-        more = longer;
-    }
+    char* more;
+    size_t length;
+    FILE* text = open_memstream(&more, &length);
+    fprintf(text, "%s,\"caller\":\"%s\",\"stack\":\"", s->more, stack[first].function);
+    for (int i = 0; i < n; i++)
+        fprintf(text, "%s%s %s:%d", i ? " < " : "", stack[i].function, stack[i].file, stack[i].line);
+    fprintf(text, "\"");
+    fclose(text);
     free(s->more);
-    s->more = format_string("%s\"", more);
-    free(more);
+    s->more = more;
 }
 // The same for all operations of the timeline.
 static inline void trace_name_callers(void) {
@@ -226,6 +226,8 @@ static inline bool ranks_memory_fits(Ranks* w, const size_t predicted[MEMORY_KIN
     free(all);
     return all_fit;
 }
+
+static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
 // ---- the cost of a step ----
 // From now on counts what this rank sends by a, and by b if it is not NULL, under this name.

@@ -142,10 +142,9 @@ static inline void report_bubble(ActionTimes* t, Pipeline pipe) {
     free(ranks);
     control_share(&w->control, &b, sizeof b);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    bool crowded = strncmp(device_name(), "CPU", 3) == 0 && w->control.ranks.local_size > cores;
+    bool crowded = computes_on_cpu() && w->control.ranks.local_size > cores;
     printf("bubble     ranks computed for %.1f %% (%.1f to %.1f %%) of a step up to its last action, and waited for"
-           " %.1f of"
-           " %.1f ms\n", 100 * b.busy / b.until, 100 * b.min / b.until, 100 * b.max / b.until, 1e3 * (b.until - b.busy),
+           " %.1f of %.1f ms\n", 100 * b.busy / b.until, 100 * b.min / b.until, 100 * b.max / b.until, 1e3 * (b.until - b.busy),
            1e3 * b.until);
     if (pipe.schedule == SCHEDULE_ZB_H1 && pipe.m < pipe.p)
         printf("  zb-h1 has no formula for fewer micro-batches than stages");
@@ -186,8 +185,7 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
     double bubble = pipeline_bubble(pipe, 1, 1, 1), work = 3.0 * pipe.m;
     int replicas = mesh->dp->size, ranks = y->p * mesh->tp->size;
     printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of"
-           " %.1f %% of a"
-           " step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks, names[pipe.schedule],
+           " %.1f %% of a step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks, names[pipe.schedule],
            100 * bubble / (work + bubble), 100 * bubble / work);
     for (int q = 0; q < y->p; q++) {
         char text[32];
@@ -197,15 +195,13 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
         format_bytes(text, sizeof text, (double)r.bytes);
         printf("  rank %-4d %d block%s%s%s; activations of %d micro-batch%s%s; %s\n", rank, r.blocks,
                r.blocks == 1 ? "" : "s", q == 0 ? ", embedding" : "", q == y->p - 1 ? ", head" : "", r.slots,
-               r.slots == 1 ? "" : "es",
-               y->v > 1 ? " and chunks" : "", text);
+               r.slots == 1 ? "" : "es", y->v > 1 ? " and chunks" : "", text);
     }
     free(all);
     int even[MAX_STAGES];
     split_even(even, c.L, y->p, y->v);
     printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is"
-           " %.0f %%\n",
-           100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));
+           " %.0f %%\n", 100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));
     fflush(stdout);
     report_emulation(&y->options, pipe);
 }

@@ -553,7 +553,7 @@ TEST(small_messages_decisions_and_the_end_have_the_same_deadline) {
     team(3, control_gather(c, "x", 1); if (rank == 0) hang(c); control_broadcast(c, "y", 1), .late = true,
          .says = { "rank 0 has not reached broadcast #4 of control (root 0, step 0)",
                    "the last operation that rank 0 issued there is gather #3 of control" });
-    team(3, if (rank == 1) hang(c), .late = true, .says = { "rank 1 has not reached goodbye #1 of control (step 0)" });
+    team(3, if (rank == 1) hang(c), .late = true, .says = { "rank 1 has not reached goodbye #3 of control (step 0)" });
 }
 
 // ---- SIGTERM, which launchers send to the rest when one rank has ended ----
