@@ -42,7 +42,7 @@ static inline void caller_names_free(CallerNames* names) {
     free(names->text);
 }
 
-// For dl_iterate_phdr, which names the program itself first: how far it lies from where it was linked to.
+// For dl_iterate_phdr, which names the program itself first: its distance from the address to which it was linked.
 static inline int callers_shift(struct dl_phdr_info* program, size_t size, void* shift) {
     (void)size;
     *(uintptr_t*)shift = (uintptr_t)program->dlpi_addr;
@@ -76,7 +76,8 @@ static inline bool caller_names_read(CallerNames* names) {
     return pclose(f) == 0;
 }
 
-// A function of a stack, and where it calls the one before it. is_inside: it belongs to llmc/comm/, or is callers_take.
+// A function of a stack, and the line on which it calls the one before it. is_inside: it belongs to llmc/comm/, or is
+// callers_take.
 typedef struct { char function[48], file[48]; int line; bool in_header, is_inside; } Caller;
 
 // Sets *caller from "FUNCTION\nFILE:LINE\n". Returns what follows, or NULL if text is not that.

@@ -1,7 +1,7 @@
 /*
 common.h - checks, host memory, small arithmetic, files. Everything else in llmc/ builds on it.
 
-Every error ends the process with a message that says what was found and what to do about it. There are two kinds:
+Every error ends the process with a message that names the cause and the remedy. There are two kinds:
 
     die, require            a cause outside the program, which the user can fix: an option, a file, the disk, the
                             launcher, too little memory, a rank that died. Choose this kind when in doubt.

@@ -101,7 +101,7 @@ static inline char* file_read(FileSource from, size_t limit, size_t* n) {
     return text;
 }
 
-// Returns true if the file begins with these n bytes, 16 at most. Dies if it is no file or cannot be opened.
+// Returns true if the file begins with these n <= 16 bytes. Dies if it is no file or cannot be opened.
 static inline bool file_begins_with(FileSource from, const void* magic, size_t n) {
     char begin[16];
     int fd = file_open(from, O_RDONLY, NULL);

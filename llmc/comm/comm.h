@@ -78,7 +78,7 @@ static inline size_t comm_world_bytes(const Comm* c) {
 
 static inline void comm_step(Comm* c, long long step) { flight_recorder_step(c->world->recorder, step); }
 
-// Options that no backend can follow, and ranks that have none.
+// Dies if no backend can follow these options, or connect these ranks.
 static inline void comm_require_possible(const CommOptions* o, int size) {
     require(USE_MPI || size == 1, "there are %d ranks, and this program was built without MPI: start it alone", size);
     require(o->link == 0 || o->backend != COMM_NCCL,

@@ -68,7 +68,7 @@ typedef struct MpiOp {
     size_t at, count;         // the piece: elements before it, and in it
     MpiStep* post;            // the steps of its kind
     int step;                 // of the piece; 0: it must be fetched
-    MPI_Request* requests;    // the messages of the step, a view: the link's, or `one` where that is enough
+    MPI_Request* requests;    // the messages of the step, a view: the link's, or `one` of a single message
     MPI_Request one;
     int posted;
     unsigned long long sent;  // bytes
@@ -167,7 +167,7 @@ static inline char* mpi_incoming(const MpiOp* o, int q) {
 static inline MPI_Datatype mpi_type(CommType t) {
     return t == COMM_F32 ? MPI_FLOAT : t == COMM_F64 ? MPI_DOUBLE : t == COMM_BYTE ? MPI_BYTE : MPI_UINT16_T;
 }
-// Our own sums, of types that MPI does not have.
+// Sums of types that MPI lacks.
 static inline void mpi_add_bf16(void* in, void* inout, int* n, MPI_Datatype* t) {
     (void)t;
     comm_add(inout, in, (size_t)*n, COMM_BF16);
@@ -598,7 +598,7 @@ static inline void mpi_rest(MpiEngine* e, bool moved) {
     if (moved) e->moved_at = now;
     else if (now - e->looked_at > MPI_SLICE && mpi_preempted() > e->preempted) e->shares_until = now + MPI_SHARES;
     if (!moved && (e->crowded || now < e->shares_until || now - e->moved_at > MPI_SPIN)) {
-        // Delays a long wait by an eighth at most
+        // Delays a long wait by no more than an eighth
         sleep_until(now + fmin(MPI_LONG_NAP, fmax(MPI_NAP, (now - e->moved_at) / 8)));
         now = now_seconds();
     }

@@ -1,26 +1,26 @@
 /*
-comm_nccl.cuh - the operations of comm_api.h over NCCL, for ranks that have a GPU each.
+comm_nccl.cuh - the operations of comm_api.h over NCCL, for ranks with a GPU each.
 
-Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the
-order: the communication stream waits for what compute_stream had been given when the operation was issued (else it
-would send what is not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would
-read what has not arrived). The host waits for neither: it continues, and waits for the GPU only in device_to_host or
-device_synchronize. While it waits there, nccl_look sees how far operations have come, so that the watchdog knows which
-one is stuck, and whether NCCL has had an error. Calls into NCCL block; the watchdog is told of each before, because it
-may wait for another rank.
+Operations of a communicator run on a stream of their own, in the order of their issue. Two events order it with the
+compute stream: the communication stream waits for what compute_stream had been given when the operation was issued
+(else it would send what is not computed yet), and comm_wait makes compute_stream wait for the operation's end (else
+layers would read what has not arrived). The host waits for neither: it continues, and waits for the GPU only in
+device_to_host or device_synchronize. While it waits there, nccl_look sees how far operations have come, so that the
+watchdog knows which one is stuck, and whether NCCL has failed. Calls into NCCL block; the watchdog is told of each
+before, because it may wait for another rank.
 
     all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r
                     to rank r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
-    shards on the host are copied on two streams of the process, one each way, beside the communicators' operations
+    shards on the host are copied on two streams of the process, one each way, during other operations
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the
                     operations of a communicator one after another, and two ranks that send to each other on one would
                     wait forever
 
-In first operations hosts wait for one another: nccl_first_sums and nccl_first_message do them where no host can be
-late.
+Hosts wait for one another in first operations: nccl_first_sums and nccl_first_message do them at the start, when no
+host can be late.
 
 nccl_library.cuh loads NCCL, and nccl_windows.cuh registers memory.
 */
@@ -212,7 +212,7 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     nccl_called(c->world, r, comm_kind_names[s->kind]);
 }
 
-// What `later` is given from here on waits for what `earlier` has been given so far.
+// Work given to `later` from here on waits for all work given to `earlier` so far.
 static inline void nccl_follow(cudaStream_t later, cudaStream_t earlier, cudaEvent_t event, const char* what) {
     cuda_check(cudaEventRecord(event, earlier), what);
     cuda_check(cudaStreamWaitEvent(later, event, 0), what);
@@ -300,11 +300,11 @@ static inline void nccl_note(CommContext* w) {
         for (long long k = l->done; k < l->issued; k++) nccl_is_over(w, &l->ops[k % COMM_IN_FLIGHT]);
     }
 }
-// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, for which compute waits as well.
+// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, as compute does.
 static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
     NcclEngine* e = (NcclEngine*)w->nccl;
     for (long long oldest = l->done; l->done == oldest; ) nccl_look(e);
-    // Else a later wait for the same operation would not be seen to begin
+    // Otherwise a later wait for the same operation would not be seen to begin
     if (e->awaited) flight_recorder_wait_end(w->recorder);
     e->awaited = NULL;
 }
@@ -345,13 +345,13 @@ static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
 
 static inline ncclConfig_t nccl_config(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    // Else blocks wait for several processors side by side to be free, while layers hold them
+    // Otherwise blocks wait for several neighbouring processors to be free, while layers hold them
     config.cgaClusterSize = 0;
     return config;
 }
 
-// Of the highest priority: where kernels of layers fill the GPU, those of NCCL get the next processors that are free.
-// Else they would begin when the layer ends, and other ranks wait for them.
+// Of the highest priority: when kernels of layers fill the GPU, those of NCCL get the next processors that are free.
+// Otherwise they would begin when the layer ends, and other ranks would wait for them.
 static inline cudaStream_t nccl_stream_new(void) {
     cudaStream_t stream;
     int lowest, highest;
@@ -583,7 +583,7 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
     }
     if (l->issued - l->done == COMM_IN_FLIGHT) nccl_await_oldest(c->world, l);
     cudaStream_t first = nccl_first_stream(c, s, l);
-    // Else it sends or overwrites what is not there yet
+    // Otherwise it sends or overwrites data that do not exist yet
     nccl_follow(first, compute_stream, l->ready, comm_kind_names[s->kind]);
     s->events[EVENT_STARTED] = cuda_mark(first);
     if (s->on_host) nccl_run_on_host(c, s, l);
@@ -597,7 +597,7 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
     NcclLink* l = nccl_link_of(c, s);
     if (s->kind == COMM_SPLIT) return;
     cudaEvent_t finished = cuda_marks.events[s->events[EVENT_FINISHED]];
-    // Else layers read too early
+    // Otherwise layers read too early
     cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]);
     for (long long k = l->waited; k < l->issued; k++)
         if (l->ops[k % COMM_IN_FLIGHT].finished == s->events[EVENT_FINISHED]) l->waited = k + 1;

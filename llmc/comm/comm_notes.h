@@ -37,8 +37,8 @@ static inline void comm_event_begin(Comm* c, CommSlot* s) {
     s->event = e;
 }
 
-// Notes that s was issued: counts it, and writes it into the log of operations. Returns false if s is left out, because
-// --fault skip says so.
+// Notes that s was issued: counts it, and writes it into the log of operations. Returns false if --fault skip
+// leaves s out.
 static inline bool comm_note_issue(Comm* c, CommSlot* s) {
     CommContext* w = c->world;
     CommStats* stats = &c->stats[s->kind];

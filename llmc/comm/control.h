@@ -79,8 +79,8 @@ static inline void control_add_hosts(char* address, size_t size) {
     freeifaddrs(all);
 }
 
-// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them,
-// else on a free port.
+// address (CONTROL_ADDRESS): where to find rank 0, at the launcher's port and host if it names them, otherwise at a
+// free port.
 static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
@@ -233,7 +233,7 @@ static inline void control_name_ranks(Control* c, char (*names)[RANK_NAME]) {
 
 // ---- all together ----
 
-// Shares memory in which ranks write where they are. The watchdog may look at it from here on.
+// Shares memory in which ranks write their progress. The watchdog may read it from here on.
 static inline void control_share_progress(Control* c) {
     ProgressTable progress = { -1, NULL, 0 };
     ProgressTableAddress address;
@@ -262,8 +262,8 @@ static inline void control_share_hosts(Control* c) {
     if (!several) free(hosts);
 }
 
-// Returns when all ranks have met; else dies naming the missing.
-// address: what control_listen wrote on rank 0; "": the launcher's.
+// Returns when all ranks have met; dies naming the missing. address: that of control_listen on rank 0; "": the
+// launcher's.
 static inline void control_join(Control* c, const char* address) {
     if (c->ranks.size == 1) return;
     if (address[0] == '\0') address = c->ranks.meeting;

@@ -15,11 +15,11 @@ in.
 #define LLMC_COMM_RING_H
 #include "../base/common.h"
 
-// What one rank does at one step, in elements of its buffer (n).
+// A rank's messages in one step, in elements of its buffer (n).
 typedef struct {
     size_t send_at, send_n; // to the next rank
     size_t recv_at, recv_n; // from the one before
-    bool adds;              // what is received is added to what is here; else it replaces it
+    bool adds;              // received elements are added to the buffer's; otherwise they replace them
 } RingStep;
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }

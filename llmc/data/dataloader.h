@@ -1,5 +1,5 @@
 /*
-dataloader.h - token sequences in an order that is a function of (seed, epoch, position) alone.
+dataloader.h - token sequences in an order that depends only on (seed, epoch, position).
 
 Sequences are non-overlapping windows of T tokens within a shard; the token after a window is the target of its last
 one.
@@ -206,7 +206,7 @@ static inline uint64_t data_checksum(const DataLoader* d) {
 
 // ---- one micro-batch ----
 
-// NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
+// Returns NULL if all ids are in the vocabulary, otherwise an error, which the caller frees.
 static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids,
                                          size_t n) {
     size_t i = 0;
@@ -288,7 +288,7 @@ static inline double dataloader_bytes(const Tokenizer* t, const int* targets, si
     return bytes;
 }
 
-// Returns the micro-batch after c: what the thread reads next and what is handed out next both follow from it.
+// Returns the micro-batch after c, for reading and for handing out.
 static inline DataCursor dataloader_after(const DataLoader* d, DataCursor c) {
     if (++c.micro < d->accumulation) return c;
     c.micro = 0;

@@ -9,7 +9,7 @@ tokens decode to the very bytes that they came from, whatever those were:
     U+FFFD where bytes are invalid, and lose them.)
   - Text that spells <|endoftext|> is text. The end-of-text token never comes out of tokenizer_encode().
 
-A tokenizer is opened from "bytes", from GPT-2's vocab.json with merges.txt beside it (or the folder of both), or from
+A tokenizer is opened from "bytes", from GPT-2's vocab.json with merges.txt next to it (or the folder of both), or from
 llm.c's tokenizer .bin. Its files must have all 256 single bytes and <|endoftext|>: without the first some text would
 have no tokens, without the second documents could not be told apart.
 
@@ -253,7 +253,7 @@ static inline void tokenizer_prepare(Tokenizer* t) {
     require(t->word_pattern != NULL,
             "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with Unicode", (size_t)at,
             error);
-    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
+    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // if that fails, matching is only slower
     t->scratch = new_array(TokenizerScratch, 1);
     t->scratch->match = pcre2_match_data_create(1, NULL);
     require(t->scratch->match != NULL, "out of host memory for PCRE2");

@@ -107,7 +107,7 @@ static inline size_t compress_x(const Compress* c, const Segment* s) {
     bool computes = c->o.method == COMPRESS_TOP_K || c->o.method == COMPRESS_SIGN || c->o.method == COMPRESS_POWERSGD;
     return c->o.feedback || computes ? s->n : 0;
 }
-// An all-reduce of all elements: of `whole` segments in place, else of packed ones.
+// An all-reduce of all elements, in place for whole gradients, otherwise packed.
 static inline SegmentCost all_reduce_cost(const Compress* c, const Segment* s) {
     bool whole = s->method == COMPRESS_NONE, bf16 = s->method == COMPRESS_BF16;
     size_t bytes = s->n * (bf16 ? sizeof(uint16_t) : sizeof(floatX));
@@ -146,7 +146,7 @@ typedef struct {
     const char *name, *text;
     bool per_tensor;       // a segment is one tensor
     int messages;          // of a segment
-    bool feedback;         // by default: where it does no harm with AdamW (see Errors above)
+    bool feedback;         // by default: only if harmless with AdamW (see Errors above)
     long long from;        // first step that is compressed, by default; powersgd starts later, as in PyTorch
     SegmentCost (*cost)(const Compress* c, const Segment* s);
 } CompressMethod;
@@ -211,7 +211,7 @@ static inline void exchange_top_k(Compress* c, Segment* s) {
 }
 
 // sign: a bit an element and one scale a tensor (EF-signSGD, Karimireddy et al. 2019, arXiv 1901.09847).
-// The paper's error has the learning rate in it. Ours has not, because AdamW comes after.
+// The paper's error contains the learning rate. Ours does not, because AdamW comes later.
 static inline void exchange_signs(Compress* c, Segment* s) {
     size_t row = signs_bytes(s->n);
     char* mine = s->packed + (size_t)c->comm->rank * row;
@@ -433,7 +433,7 @@ static inline void compress_free(Compress* c) {
 }
 
 // ---- a step ----
-// Sets the views of a segment's state: what this step adds, and what it leaves for the next one.
+// Sets the views of a segment's state: the errors that this step adds, and those that it leaves for the next one.
 static inline void segment_set_state(const Compress* c, Segment* s) {
     SegmentCost cost = segment_cost(c, s);
     if (c->state == NULL) return;

@@ -142,10 +142,10 @@ static inline bool errors_load(Compress* c, const char* folder) {
     return loaded;
 }
 
-// Takes the errors out of the checkpoint c->resumed, whose moments are loaded, or says what is lost.
+// Takes the errors out of the checkpoint c->resumed, whose moments are loaded, or reports their loss.
 static inline void compress_load(Compress* c) {
     const char* folder = c->resumed;
-    if (folder == NULL || !compress_keeps(c)) return; // then run_load says what is lost
+    if (folder == NULL || !compress_keeps(c)) return; // then run_load reports the loss
     CheckpointErrors there = checkpoint_errors(folder), mine = errors_of(c);
     bool own = strcmp(there.method, mine.method) == 0 && there.ranks == mine.ranks;
     if (own && errors_load(c, folder)) return;

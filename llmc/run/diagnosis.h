@@ -78,7 +78,7 @@ static inline Channel* rank_channel(RankSteps* r, const char* comm, int axis, in
 
 // ---- the causes ----
 // Seconds of a step, on average. A step is computing + rest + all that is exposed + bubble + waiting + data.
-// Communication is all of it along each axis, hidden or not. Of this "per token" is what grows with the tokens of a
+// Communication is all of it along each axis, hidden or not; its part "per token" grows with the tokens of a
 // micro-batch, as computing does.
 enum {
     CAUSE_COMPUTING, CAUSE_REST, CAUSE_EXPOSED, CAUSE_BUBBLE = CAUSE_EXPOSED + COMM_AXES * COMM_KINDS, CAUSE_WAITING,
@@ -345,7 +345,7 @@ typedef struct {
     int began;            // a mark, then
 } StepTimes;
 
-// Returns the seconds that this thread has had a core, so far.
+// Returns the seconds that this thread has spent on a core so far.
 static inline double thread_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -400,7 +400,7 @@ static inline void cause_name(const Diagnosis* d, int cause, char* out, size_t s
         "bubble: waiting for other stages", "waiting for slower ranks", "waiting for data", "a step"
     };
     int k = cause - CAUSE_EXPOSED;
-    bool one_is = d->most.of[CAUSE_WAITING] > 0.05 * d->first.of[CAUSE_STEP]; // else who waits least is chance
+    bool one_is = d->most.of[CAUSE_WAITING] > 0.05 * d->first.of[CAUSE_STEP]; // or the rank that waits least is chance
     if (cause < CAUSE_EXPOSED)
         snprintf(out, size, "%s", cause == CAUSE_COMPUTING ? "computing" : "without a core, or asleep");
     else if (cause < CAUSE_BUBBLE)

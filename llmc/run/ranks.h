@@ -7,7 +7,7 @@ also says which functions issued it (base/callers.h), how long compute waited fo
 gradients it moves, where the pieces of this rank tell that. The rank's part ends with how long its steps took
 (diagnosis.h), so that build/overlap finds the same figures that the run itself prints.
 
-Global state: `trace_memories`, beside trace.h's.
+Global state: `trace_memories`, in addition to trace.h's.
 */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H

@@ -1,9 +1,9 @@
 /*
-ranks_run.h - what several ranks add to a run (run.h): they find one another, agree on what they train, share the data
-and what is saved, count what they send, and say at the end where the time went.
+ranks_run.h - the additions of several ranks to a run (run.h): they find one another, agree on options, model and data,
+share the data and the checkpoints, count the bytes that they send, and report at the end where the time went.
 
 A program of several ranks calls ranks_start where a program of one device calls run_start, and so on. Functions of
-run.h that have no counterpart here are called by both.
+run.h without a counterpart here are called by both.
 */
 #ifndef LLMC_RANKS_RUN_H
 #define LLMC_RANKS_RUN_H
@@ -16,12 +16,12 @@ run.h that have no counterpart here are called by both.
 
 #define RANKS_JOINED (-1) // instead of a stage that --predict asks about
 
-// What a program says of its ranks, if they share more than data: a replica of the model, or sequences (mesh_run.h,
+// How a program's ranks share more than data: a replica of the model, or sequences (mesh_run.h,
 // context_run.h). Its options fill this in. A function that is NULL does nothing.
 typedef struct {
     void* self;                                               // the functions' first argument; a view
     // Sets which ranks share what, and returns which data they read. stage: of the pipeline, for --predict, which joins
-    // no ranks; else RANKS_JOINED
+    // no ranks; otherwise RANKS_JOINED
     DataReaders (*readers)(void* self, Run* run, int stage);
     void (*open)(void* self, Run* run);                       // opens the communicators. Collective
     void (*report)(void* self, Run* run);                     // prints which ranks share what, after ranks_report

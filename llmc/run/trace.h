@@ -170,7 +170,7 @@ static inline void trace_merge(const char* path, int ranks) {
         size_t n;
         const char* remedy = "every rank writes its part of --trace into a folder that rank 0 must also see";
         char* text = file_read(file_source(part, remedy), SIZE_MAX, &n);
-        if (r == ranks - 1) n -= 2; // the last comma, which JSON does not have
+        if (r == ranks - 1) n -= 2; // the last comma, which JSON does not allow
         fwrite(text, 1, n, out);
         free(text);
         remove(part);

@@ -135,7 +135,7 @@ static inline void checkpoint_require_written(const CheckpointWriter* w, bool wr
     if (!written) checkpoint_fail(w, file->source.path, "written");
 }
 
-// Sets where a checkpoint will be and what it will hold; touches no file yet.
+// Sets a checkpoint's path and contents; touches no file yet.
 static inline void checkpoint_writer_init(CheckpointWriter* w, const char* path, const TrainState* s, int shards) {
     memset(w, 0, sizeof *w);
     w->state = *s;
@@ -355,7 +355,7 @@ typedef struct {
     DType into;                          // the weights' precision in memory, set by the caller; fp32 holds all of them
 } CheckpointReader;
 
-// Dies for a folder without state.json: names the kind of folder, and the path to give instead.
+// Dies for a folder without state.json: names the kind of folder, and the right path.
 __attribute__((noreturn))
 static inline void checkpoint_die_foreign(const char* path) {
     char* config = format_string("%s/config.json", path);

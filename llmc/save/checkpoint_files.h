@@ -27,7 +27,7 @@ file.
 typedef enum { CHECKPOINT_FILE_MODEL, CHECKPOINT_FILE_OPTIMIZER, CHECKPOINT_FILES } CheckpointFile;
 static const char* const checkpoint_file_names[CHECKPOINT_FILES] = { "model", "optimizer" };
 
-// The kinds of files that a checkpoint has are those before this one.
+// Returns the number of kinds of files in a checkpoint: the first ones.
 static inline int checkpoint_kinds(const TrainState* s) {
     return s->has_optimizer ? CHECKPOINT_FILES : CHECKPOINT_FILE_OPTIMIZER;
 }
@@ -73,7 +73,7 @@ typedef struct {
 static inline CheckpointTensor checkpoint_tensor(GPT2Config c, CheckpointPart part, int u, int i) {
     TensorInfo t = unit_tensor(c, u, i);
     CheckpointTensor whole;
-    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C; // wte's padding, at its end, has no places
+    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C; // without wte's padding, at its end
     snprintf(whole.name, sizeof whole.name, part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s", checkpoint_part_names[part],
              t.name);
     whole.part = part;
@@ -86,7 +86,7 @@ static inline CheckpointTensor checkpoint_tensor(GPT2Config c, CheckpointPart pa
     return whole;
 }
 
-// The places of what a range has of a tensor: none if *begin == *end, as where it has only padding.
+// Sets the places of a range's elements of a tensor: none if *begin == *end, as for padding.
 static inline void checkpoint_range_places(const CheckpointTensor* t, CheckpointRange range, size_t* begin,
                                            size_t* end) {
     size_t n = range.unit == t->unit ? t->end - t->begin : 0;
@@ -144,8 +144,8 @@ static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTens
     return is_piece ? whole : NULL;
 }
 
-// What a file will hold, for safetensors_create: all tensors of its kind, or in a shard the pieces of them that lie in
-// the ranges. Returns how many. The caller frees the array with checkpoint_free_wanted.
+// Lists the contents of a file for safetensors_create: all tensors of its kind, or in a shard the pieces of them that
+// lie in the ranges. Returns how many. The caller frees the array with checkpoint_free_wanted.
 static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const CheckpointRange* ranges,
                                     int num_ranges, SafeTensor** wanted) {
     CheckpointTensor* tensors;
@@ -205,7 +205,8 @@ static inline const CheckpointPiece* checkpoint_find_piece(const CheckpointPiece
     return high > low && p->begin <= place && place < p->end ? p : NULL;
 }
 
-// Adds what an open file holds to the pieces of its parts, unsorted. Dies unless it is what names and state.json say.
+// Adds what an open file holds to the pieces of its parts, unsorted. Dies unless it agrees with its names and
+// state.json.
 static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PARTS], const TrainState* s,
                                          const CheckpointTensor* tensors, int num_tensors, const SafeTensors* file,
                                          int shard) {

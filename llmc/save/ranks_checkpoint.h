@@ -72,7 +72,7 @@ static inline void checkpoint_write_indices(const CheckpointWriter* w) {
 static inline void ranks_checkpoint_commit(CheckpointWriter* w, long long keep) {
     if (w->state.shards > 0) {
         checkpoint_require_whole(w);
-        checkpoint_sync_files(w); // the indices are made of what is in the files
+        checkpoint_sync_files(w); // the indices are made from the files
         checkpoint_write_indices(w);
     }
     checkpoint_commit(w, keep);
@@ -80,13 +80,12 @@ static inline void ranks_checkpoint_commit(CheckpointWriter* w, long long keep) 
 
 // ---- all together ----
 
-// Who saves: this rank is number `writer` of `writers`, or -1 where another rank saves the same state.
-// Rank 0 is writer 0.
+// The ranks that save: this one is number `writer` of `writers`, or -1 if another rank saves the same state. Rank 0 is
+// writer 0.
 typedef struct {
     int writer, writers;
     bool sharded; // each writer saves files of its own
-    // Every rank, writer or not, makes a file of its own, w->files[0], in w->temporary,
-    // or dies by checkpoint_fail. NULL: none.
+    // Every rank, writer or not, makes a file w->files[0] in w->temporary, or dies by checkpoint_fail. NULL: none
     void (*beside)(void* self, CheckpointWriter* w);
     void* beside_self;
 } SaveShare;
@@ -122,14 +121,13 @@ static inline void checkpoint_add_up(Comm* c, CheckpointSums* sums) {
 
 static inline void param_ranges_save_beside(Comm* c, const char* out, const TrainState* state, SaveShare share) {
     CheckpointWriter w;
-    checkpoint_writer_init_step(&w, out, state, c->size); // as many files: that is what a full disk has no room for
+    checkpoint_writer_init_step(&w, out, state, c->size); // as many files, if the disk is full
     share.beside(share.beside_self, &w);
     checkpoint_writer_free(&w);
 }
 
-// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none).
-// Collective over c, which is the world.
-// The writers' pieces together are the model. No rank returns before the checkpoint has its name.
+// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). The writers' pieces together are the
+// model. No rank returns before the checkpoint has its name. Collective over c, the world.
 static inline void ranks_pieces_save(Comm* c, const char* out, const TrainState* state, long long keep, SaveShare share,
                                      const ParamRange* ranges, int num_ranges) {
     CheckpointWriter w;

@@ -1,6 +1,6 @@
 /*
-control_messages.h - the messages between ranks that are not data, the collectives made of them, and the state of a rank's
-connections and watchdog.
+control_messages.h - the messages between ranks that are not data, the collectives made of them, and the state of a
+rank's connections and watchdog.
 
 Messages are this program's structs, byte for byte: all ranks run the same program on the same kind of machine, which is
 checked when they meet. Only the watchdog reads and writes sockets; other threads put messages into its queues.
@@ -46,7 +46,7 @@ static inline double control_leave_seconds(void) {
     return seconds;
 }
 
-#define RANK_NAME 40                     // bytes of what a rank is called besides its number, and of its machine's name
+#define RANK_NAME 40                     // bytes of a rank's name besides its number, and of its machine's name
 
 typedef struct { char* data; size_t bytes; } ControlBytes; // data owned; followed by a 0 that is not counted
 
@@ -190,7 +190,7 @@ static inline void control_queue_end(const Control* c, ControlPeer* p) {
     control_queue(p, MESSAGE_END, message, (size_t)n);
 }
 
-static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe wakes as well
+static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe also wakes
 
 // Writes what the socket takes without waiting. An error shows up when the socket is read.
 static inline void control_flush(ControlPeer* p) {
@@ -217,8 +217,8 @@ static inline void control_peer_free(ControlPeer* p) {
 }
 
 // ---- collectives ----
-// Blocking, and on the host, for what ranks decide together. On a rank that is alone they return at once. To the watchdog
-// they are operations of a communicator "control".
+// They block the host, and let ranks decide together. A single rank does not wait. To the watchdog they are operations
+// of a communicator "control".
 
 // Begins such an operation, for which this rank waits from here on.
 static inline OpRecord control_op_begin(Control* c, const char* name, int root, size_t bytes) {
@@ -292,7 +292,7 @@ static inline void* control_gather_array(Control* c, const void* mine, size_t by
     return all;
 }
 
-// Makes x (bytes) what rank 0 has there: its answer to what it has gathered.
+// Copies rank 0's x (bytes) to all ranks: its answer to the values that it gathered.
 static inline void control_share(Control* c, void* x, size_t bytes) {
     ControlBytes answer = control_broadcast(c, x, bytes);
     memcpy(x, answer.data, size_min(bytes, answer.bytes));

@@ -1,6 +1,5 @@
 /*
-flight_recorder.h - what this rank has asked of the others: its last 64 operations, and how far it has come on each
-communicator.
+flight_recorder.h - a rank's last 64 operations, and its progress on each communicator.
 
 comm/ notes every operation here as it is issued, started and finished, and the one that the host waits for. The
 watchdog tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a
@@ -99,8 +98,8 @@ static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* 
     return c;
 }
 
-// Notes that this rank belongs to a communicator. Else nobody would miss one that hangs before its first operation
-// there.
+// Notes that this rank belongs to a communicator, so that it is missed even if it hangs before its first operation on
+// it.
 static inline void flight_recorder_join(FlightRecorder* l, const char* communicator) {
     pthread_mutex_lock(&l->lock);
     flight_recorder_channel(l, communicator, WAY_COLLECTIVE, -1);
