@@ -115,7 +115,7 @@ static inline void mask_writer_close(MaskWriter* w, TokenWriter* tokens) {
     uint64_t h[MASK_HEADER_WORDS] = { 0, m->count, m->counted, checksum_elements(m->bits, 1, bytes, 0) };
     memcpy(h, MASK_MAGIC, 8);
     token_writer_flush(tokens);
-    token_writer_check(tokens, mask_sample(tokens->fd, tokens->count, &h[MASK_HEADER_SAMPLE]), "read back");
+    token_writer_check(tokens, tokens_sample(tokens->fd, NULL, tokens->count, 0, &h[MASK_HEADER_SAMPLE]), "read back");
     memcpy(file, h, sizeof h);
     if (bytes > 0) memcpy(file + MASK_HEADER_BYTES, m->bits, bytes);
     unlink(temporary); // of a process with the same number that was killed

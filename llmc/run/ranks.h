@@ -180,8 +180,6 @@ static inline void ranks_meet(Ranks* w, const Options* o, RankInfo ranks) {
     comm_init(&w->comm, &w->options, ranks, &w->control);
     w->comm.world->notes.counts_busy = ranks.size > 1; // for the diagnosis at the end
     if (w->options.link > 0) ranks_are_artificial(w, "EMULATED LINK (--emulate-link)");
-    w->fault = fault_parse(w->fault_text, ranks.size);
-    fault_announce(&w->fault);
 }
 
 // Puts an operation that has been waited for onto the timeline.

@@ -103,7 +103,9 @@ static inline void ranks_start(Run* run, int argc, char** argv) {
     run_open(run);
     ranks_agree_on_chunks(&w->control);
     run_open_data(run, ranks_readers(run, RANKS_JOINED));
+    w->fault = fault_parse(w->fault_text, ranks.size);
     fault_check_micro(&w->fault, r->sharing.has_actions ? run->accumulation : 0);
+    fault_announce(&w->fault);
     require_same_run(&w->control, &run->table, run->config, &run->train, run->data_sum);
     RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, ranks.size };
     if (ranks.rank == 0) r->times.single = single_run_read(w->single_text, &shape);

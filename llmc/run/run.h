@@ -229,8 +229,8 @@ static inline void run_open_data(Run* run, DataReaders readers) {
                         (uint64_t)o->seed, (MaskUse)o->mask };
     const Tokenizer* tokenizer = o->tokenizer[0] ? &run->tokenizer : NULL;
     dataloader_init(&run->train, "--data", o->data, tokenizer, shape, DATA_TRAIN);
-    run->data_sum = data_checksum(&run->train);
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
+    run->data_sum = data_checksum(&run->train);
 }
 
 static inline void run_open_device(const Options* o, int local_rank, int local_size) {

@@ -35,7 +35,7 @@ static inline long long checkpoint_name_step(const char* name, const char* prefi
 
 static inline int checkpoint_compare_steps(const void* a, const void* b) {
     long long x = *(const long long*)a, y = *(const long long*)b;
-    return x < y ? 1 : x > y ? -1 : 0;
+    return (x < y) - (x > y);
 }
 // Puts the steps of the folders OUT/[prefix]step_*, newest first, into a new array. Returns how many.
 static inline int checkpoint_list(const char* out, const char* prefix, long long** steps) {

@@ -101,7 +101,7 @@ static inline size_t checkpoint_tensor_count(GPT2Config c) {
 static inline int checkpoint_compare_tensors(const void* a, const void* b) {
     const CheckpointTensor *x = (const CheckpointTensor*)a, *y = (const CheckpointTensor*)b;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
-    return x->begin < y->begin ? -1 : x->begin > y->begin;
+    return (x->begin > y->begin) - (x->begin < y->begin);
 }
 // Puts all tensors of the parts that are in file(s) f, in the order of their places, into a new array.
 // Returns how many.

@@ -103,17 +103,16 @@ static inline char* writer_try(const char* out, const char* path, bool* busy) {
 // Takes the lock on the folder `out` for a new run, and waits up to `patience` seconds for it. Returns an error, which
 // the caller frees. NULL: it is taken, or nothing can be made there and writer_lock.record is NULL.
 static inline char* writer_lock_take(const char* out, double patience) {
-    char *folder = path_trim(out), *path = format_string("%s/" WRITER_LOCK, folder), *error;
+    char *path = format_string("%s/" WRITER_LOCK, out), *error;
     double until = now_seconds() + patience;
     bool busy;
-    for (bool said = false; (error = writer_try(folder, path, &busy)) != NULL && busy && now_seconds() < until;
+    for (bool said = false; (error = writer_try(out, path, &busy)) != NULL && busy && now_seconds() < until;
          said = true) {
         if (!said) printf("waiting    up to %g s: %.*s\n", patience, (int)strcspn(error, ";"), error);
         fflush(stdout);
         free(error);
         usleep(50000);
     }
-    free(folder);
     free(path);
     return error;
 }
@@ -121,7 +120,7 @@ static inline char* writer_lock_take(const char* out, double patience) {
 // Shares the lock that rank 0 has taken. record: what its file says; if another run has the folder by now, or this is
 // another folder, it says something else. Returns an error, which the caller frees, or NULL.
 static inline char* writer_lock_join(const char* out, const char* record) {
-    char *folder = path_trim(out), *path = format_string("%s/" WRITER_LOCK, folder), *error = NULL;
+    char *path = format_string("%s/" WRITER_LOCK, out), *error = NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); // O_CREAT: so that an NFS client asks the server
     char* text = fd >= 0 && writer_set(fd, NULL, F_RDLCK) ? writer_read(fd) : NULL;
     WriterLock l = { NULL, text, fd, getpid() };
@@ -132,7 +131,6 @@ static inline char* writer_lock_join(const char* out, const char* record) {
         free(text);
         if (fd >= 0) close(fd);
     }
-    free(folder);
     free(path);
     return error;
 }

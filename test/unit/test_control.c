@@ -71,10 +71,11 @@ static void join(Control* c, int rank, int size) {
 }
 
 // Returns true if rank 0 knows that rank r stays where it is; of one that stops it then waits until it has been silent for long.
+// The first three operations belong to the meeting.
 static bool stays(const Control* c, int r, double now) {
     const ControlBeat* b = &c->peers[r].beat;
     if (team->stops >> r & 1 && meeting->told[r]) return now - c->peers[r].heard > CONTROL_SILENCE + 0.1;
-    bool in_meeting = b->awaited.place == 0, passes = r > 0 && strcmp(b->awaited.collective, "gather") == 0;
+    bool in_meeting = b->awaited.place <= 2, passes = r > 0 && strcmp(b->awaited.collective, "gather") == 0;
     return (b->waited >= 0 && !in_meeting && !passes) || b->progress.step == LAST_STEP;
 }
 // A thread of rank 0 that lets the deadline pass when nothing more will change. A rank that is stopped can say nothing: once
