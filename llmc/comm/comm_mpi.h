@@ -240,20 +240,18 @@ static inline void mpi_add_rows(MpiOp* o, char* mine, const char* own, size_t n)
 static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
     int N = o->comm->size, rank = o->comm->rank;
     char* buf = mpi_buf(o);
-    size_t begin = ring_chunk((size_t)rank, N, o->count), mine = ring_chunk((size_t)rank + 1, N, o->count) - begin;
-    char* own = buf + begin * mpi_element(o);
+    size_t mine = ring_chunk_size(rank, N, o->count);
+    char* own = buf + ring_chunk(rank, N, o->count) * mpi_element(o);
     if (o->step == 2) mpi_add_rows(o, own, own, mine);
     if (o->step > 2) return false;
     for (int d = 1; d < N; d++) { // begins with the next rank, so that not all send to rank 0 first
-        int to = (rank + d) % N, from = (rank + N - d) % N;
-        size_t to_at = ring_chunk((size_t)to, N, o->count), to_n = ring_chunk((size_t)to + 1, N, o->count) - to_at;
-        size_t from_at = ring_chunk((size_t)from, N, o->count),
-               from_n = ring_chunk((size_t)from + 1, N, o->count) - from_at;
+        int to = (rank + d) % N, from = (rank + N - d) % N, other = o->step == 1 ? to : from;
+        char* theirs = buf + ring_chunk(other, N, o->count) * mpi_element(o);
         if (o->step == 1) {
             mpi_recv(o, mpi_scratch(o, from), mine, from);
-            mpi_send(o, buf + to_at * mpi_element(o), to_n, to);
+            mpi_send(o, theirs, ring_chunk_size(to, N, o->count), to);
         } else {
-            mpi_recv(o, buf + from_at * mpi_element(o), from_n, from);
+            mpi_recv(o, theirs, ring_chunk_size(from, N, o->count), from);
             mpi_send(o, own, mine, to);
         }
     }

@@ -102,11 +102,11 @@ static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf
     NcclLink* l = (NcclLink*)c->link;
     int N = c->size, rank = c->rank;
     size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
-    size_t begin = ring_chunk((size_t)rank, N, n), mine = ring_chunk((size_t)rank + 1, N, n) - begin;
+    size_t begin = ring_chunk(rank, N, n), mine = ring_chunk_size(rank, N, n);
     for (int gathers = 0; gathers < 2; gathers++) {
         nccl_group();
         for (int q = 0; q < N; q++) {
-            size_t at = ring_chunk((size_t)q, N, n), count = ring_chunk((size_t)q + 1, N, n) - at;
+            size_t at = ring_chunk(q, N, n), count = ring_chunk_size(q, N, n);
             if (q == rank) continue;
             nccl_send(c, s, buf + (gathers ? begin : at) * element, gathers ? mine : count, q);
             nccl_recv(c, s, gathers ? buf + at * element : l->scratch + (size_t)q * row * element,
