@@ -72,8 +72,8 @@ static inline void token_file_read(const TokenFile* f, size_t first, size_t n, u
 }
 
 // *sum += the checksum of a sample of tokens (count): 64 spans of up to 64, spread over all. It tells data sets apart.
-// tokens NULL: they are in the token file fd. place: the first number for the checksum's elements. Returns false if they
-// cannot be read.
+// tokens NULL: they are in the token file fd. place: of the sample's first element. Returns false if they cannot be
+// read.
 #define TOKENS_SAMPLED (64 * 64)
 static inline bool tokens_sample(int fd, const int* tokens, size_t count, uint64_t place, uint64_t* sum) {
     enum { SPAN = 64, SPANS = TOKENS_SAMPLED / SPAN };
