@@ -229,7 +229,7 @@ static void gpt2_init_scratch(GPT2* g) {
 // wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
-    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
+    g->buckets = new_array(Bucket, g->num_units * MAX_TENSORS); // one per tensor at most
     Bucket* b = NULL;
     for (int u = g->num_units - 1; u >= 0; u--) {
         size_t begin = g->units[u].offset + g->units[u].size; // of the current tensor
@@ -814,7 +814,7 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
     GPT2* g = (GPT2*)self;
     GPT2Config c = g->config;
     int chunks = g->cp.c * g->cp.chunks, whole = (int)round_up((size_t)T, (size_t)chunks), row; // no token sees padding
-    int* padded = (int*)xcalloc((size_t)whole, sizeof(int));
+    int* padded = new_array(int, whole);
     memcpy(padded, tokens, (size_t)T * sizeof(int));
     gpt2_load_batch(g, padded, NULL, 1, whole / g->cp.c);
     gpt2_forward(g);

@@ -253,7 +253,7 @@ static void pipeline_run_ahead(Pipeline* pipe, int rank) {
 static void gpt2_init_schedule(GPT2* g) {
     Pipeline pipe = g->pipeline;
     int all = pipe.m * pipe.v;
-    Action* next = g->actions = (Action*)xcalloc(3 * (size_t)all, sizeof(Action));
+    Action* next = g->actions = new_array(Action, 3 * all);
     for (int i = 0; i < all + pipe.warmup + pipe.delay; i++) {
         int b = i - pipe.warmup, w = b - pipe.delay;
         if (i < all) *next++ = pipeline_forward(pipe, i);            // F
@@ -286,7 +286,7 @@ static void slot_init(GPT2* g, int s) {
 
 // Allocates the activations that the forward pass keeps for the backward pass.
 static void gpt2_init_acts(GPT2* g) {
-    g->slots = (Slot*)xcalloc((size_t)g->num_slots, sizeof(Slot));
+    g->slots = new_array(Slot, g->num_slots);
     for (int s = 0; s < g->num_slots; s++) slot_init(g, s);
     messages_init(&g->messages, g->pp, g->pipeline, (size_t)g->max_B * (size_t)g->seq_len * (size_t)g->config.C);
 }
@@ -308,7 +308,7 @@ static void gpt2_init_scratch(GPT2* g) {
 // wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
-    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
+    g->buckets = new_array(Bucket, g->num_units * MAX_TENSORS); // one per tensor at most
     Bucket* b = NULL;
     for (int u = g->num_units - 1; u >= 0; u--) {
         if (g->units[u].size == 0) continue;

@@ -258,7 +258,7 @@ static void gpt2_init_scratch(GPT2* g) {
 // wte, which is tied, only at the very end, in embedding_backward, and so is the bucket that contains it.
 static void gpt2_init_buckets(GPT2* g) {
     double limit = fmin(FIRST_BUCKET_MB, g->bucket_mb);
-    g->buckets = (Bucket*)xcalloc((size_t)g->num_units * MAX_TENSORS, sizeof(Bucket)); // one per tensor at most
+    g->buckets = new_array(Bucket, g->num_units * MAX_TENSORS); // one per tensor at most
     Bucket* b = NULL;
     for (int u = g->num_units - 1; u >= 0; u--) {
         size_t begin = g->units[u].offset + g->units[u].size; // of the current tensor

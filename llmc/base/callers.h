@@ -7,10 +7,7 @@ the compiler has inlined, as nearly all of ours are.
 #define LLMC_CALLERS_H
 #include "common.h"
 #include <execinfo.h>
-#include <fcntl.h>
 #include <link.h>
-#include <spawn.h>
-#include <sys/wait.h>
 
 #define CALLERS 12
 typedef struct { void* at[CALLERS]; } Callers; // return addresses, the innermost first; NULL behind the last
@@ -35,7 +32,7 @@ static inline int caller_names_find(const CallerNames* names, void* at) {
 static inline void caller_names_add(CallerNames* names, const Callers* c) {
     for (int i = 0; i < CALLERS && c->at[i]; i++) {
         if (caller_names_find(names, c->at[i]) < names->n) continue;
-        names->at = (void**)with_room(names->at, (size_t)names->n, sizeof(void*));
+        names->at = grown_array(void*, names->at, names->n);
         names->at[names->n++] = c->at[i];
     }
 }
@@ -45,52 +42,29 @@ static inline void caller_names_free(CallerNames* names) {
     free(names->text);
 }
 
-// For dl_iterate_phdr, which names the program itself first: how far it lies from where it was linked to.
+// For dl_iterate_phdr, which names the program itself first: its distance from the address to which it was linked.
 static inline int callers_shift(struct dl_phdr_info* program, size_t size, void* shift) {
     (void)size;
     *(uintptr_t*)shift = (uintptr_t)program->dlpi_addr;
     return 1;
 }
 
-// Starts addr2line for these addresses. Returns its output, or NULL if it cannot be started.
-static inline FILE* callers_ask(const CallerNames* names, pid_t* child) {
-    char self[4096];
-    uintptr_t shift = 0;
-    int ends[2];
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (length < 0 || pipe(ends) != 0) return NULL;
-    self[length] = '\0';
-    dl_iterate_phdr(callers_shift, &shift);
-    const char* first[] = { "addr2line", "-e", self, "-f", "-i", "-a", "-C" };
-    int num = (int)(sizeof first / sizeof *first);
-    char** words = (char**)xcalloc((size_t)(num + names->n + 1), sizeof(char*));
-    for (int i = 0; i < num; i++) words[i] = xstrdup(first[i]);
-    for (int i = 0; i < names->n; i++) // the call lies before the address to which it returns
-        words[num + i] = format_string("0x%llx", (unsigned long long)((uintptr_t)names->at[i] - shift - 1));
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
-    posix_spawn_file_actions_addclose(&files, ends[0]);
-    posix_spawn_file_actions_addclose(&files, ends[1]);
-    posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    bool started = posix_spawnp(child, "addr2line", &files, NULL, words, environ) == 0;
-    posix_spawn_file_actions_destroy(&files);
-    for (int i = 0; words[i]; i++) free(words[i]);
-    free(words);
-    close(ends[1]);
-    if (!started) close(ends[0]);
-    return started ? fdopen(ends[0], "r") : NULL;
-}
-
 // Finds the names. Returns false if there is no addr2line.
 static inline bool caller_names_read(CallerNames* names) {
-    char* line = NULL;
-    size_t room = 0;
-    pid_t child;
-    int i = -1, status = 0;
-    FILE* f = names->n > 0 ? callers_ask(names, &child) : NULL;
+    char *command, *line = NULL;
+    size_t room = 0, length;
+    uintptr_t shift = 0;
+    int i = -1;
+    dl_iterate_phdr(callers_shift, &shift);
+    FILE* words = open_memstream(&command, &length);
+    fprintf(words, "addr2line -e /proc/%d/exe -f -i -a -C 2>/dev/null", (int)getpid());
+    for (int k = 0; k < names->n; k++) // the call lies before the address to which it returns
+        fprintf(words, " 0x%llx", (unsigned long long)((uintptr_t)names->at[k] - shift - 1));
+    fclose(words);
+    FILE* f = names->n > 0 ? popen(command, "r") : NULL;
+    free(command);
     if (f == NULL) return names->n == 0;
-    names->text = (char**)xcalloc((size_t)names->n, sizeof(char*));
+    names->text = new_array(char*, names->n);
     while (getline(&line, &room, f) > 0) {
         if (strncmp(line, "0x", 2) == 0) { i++; continue; } // the next address
         if (i < 0 || i >= names->n) continue;
@@ -99,11 +73,11 @@ static inline bool caller_names_read(CallerNames* names) {
         names->text[i] = text;
     }
     free(line);
-    fclose(f);
-    return waitpid(child, &status, 0) == child && status == 0;
+    return pclose(f) == 0;
 }
 
-// A function of a stack, and where it calls the one before it. is_inside: it belongs to llmc/comm/, or is callers_take.
+// A function of a stack, and the line on which it calls the one before it. is_inside: it belongs to llmc/comm/, or is
+// callers_take.
 typedef struct { char function[48], file[48]; int line; bool in_header, is_inside; } Caller;
 
 // Sets *caller from "FUNCTION\nFILE:LINE\n". Returns what follows, or NULL if text is not that.

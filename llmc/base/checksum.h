@@ -22,19 +22,13 @@ static inline uint64_t checksum_element(uint64_t bits, uint64_t place) {
 static inline uint64_t checksum_elements(const void* data, size_t size, size_t n, uint64_t place) {
     const unsigned char* p = (const unsigned char*)data;
     uint64_t sum = 0;
-    uint32_t four;
-    uint16_t two;
-    if (size == 4)
-        for (size_t i = 0; i < n; i++) {
-            memcpy(&four, p + 4 * i, 4);
-            sum += checksum_element(four, place + i);
-        }
-    if (size == 2)
-        for (size_t i = 0; i < n; i++) {
-            memcpy(&two, p + 2 * i, 2);
-            sum += checksum_element(two, place + i);
-        }
-    if (size == 1) for (size_t i = 0; i < n; i++) sum += checksum_element(p[i], place + i);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t four = 0;
+        uint16_t two = 0;
+        if (size == 4) memcpy(&four, p + 4 * i, 4);
+        else if (size == 2) memcpy(&two, p + 2 * i, 2);
+        sum += checksum_element(size == 4 ? four : size == 2 ? two : p[i], place + i);
+    }
     return sum;
 }
 #endif

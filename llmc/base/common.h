@@ -1,7 +1,7 @@
 /*
 common.h - checks, host memory, small arithmetic, files. Everything else in llmc/ builds on it.
 
-Every error ends the process with a message that says what was found and what to do about it. There are two kinds:
+Every error ends the process with a message that names the cause and the remedy. There are two kinds:
 
     die, require            a cause outside the program, which the user can fix: an option, a file, the disk, the
                             launcher, too little memory, a rank that died. Choose this kind when in doubt.
@@ -120,14 +120,17 @@ static inline void* xrealloc(void* old, size_t bytes) {
     require(p != NULL, "out of host memory: %zu bytes were asked for", bytes);
     return p;
 }
-// Returns the array (n elements of `size` bytes) with room for one more.
+// Returns a new array of n elements of type T, all of whose bits are 0.
+#define new_array(T, n) ((T*)xcalloc((size_t)(n), sizeof(T)))
+// Returns the array of n elements of type T with room for one more.
 // It grows where n is 0, 1, 2, 4, 8, ..., so no capacity is kept.
+#define grown_array(T, array, n) ((T*)with_room(array, (size_t)(n), sizeof(T)))
 static inline void* with_room(void* array, size_t n, size_t size) {
     return (n & (n - 1)) == 0 ? xrealloc(array, (n ? 2 * n : 1) * size) : array;
 }
 static inline char* xstrdup(const char* s) {
     size_t n = strlen(s) + 1;
-    return (char*)memcpy(xcalloc(n, 1), s, n);
+    return (char*)memcpy(new_array(char, n), s, n);
 }
 // A new string made as printf would; the caller frees it.
 PRINTF_LIKE(1, 2)

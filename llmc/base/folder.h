@@ -95,13 +95,13 @@ static inline int file_open(FileSource from, int access, size_t* size) {
 static inline char* file_read(FileSource from, size_t limit, size_t* n) {
     int fd = file_open(from, O_RDONLY, n);
     require_file(from, *n <= limit, "has %zu bytes where at most %zu make sense", *n, limit);
-    char* text = (char*)xcalloc(*n + 1, 1);
+    char* text = new_array(char, *n + 1);
     require_file(from, pread_all(fd, text, *n, 0), "cannot be read: %s", errno ? strerror(errno) : "it ends early");
     close(fd);
     return text;
 }
 
-// Returns true if the file begins with these n bytes, 16 at most. Dies if it is no file or cannot be opened.
+// Returns true if the file begins with these n <= 16 bytes. Dies if it is no file or cannot be opened.
 static inline bool file_begins_with(FileSource from, const void* magic, size_t n) {
     char begin[16];
     int fd = file_open(from, O_RDONLY, NULL);

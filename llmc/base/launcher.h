@@ -15,8 +15,7 @@ static inline void launcher_require(const char* variable, int first, int size, c
             "%s, or unset %s",
             variable, text ? text : "", remedy, variable);
 }
-// The shell that `srun -n 8 --pty` starts as task 0 inherits Slurm's counts, but a program started there is
-// alone.
+// The shell that `srun -n 8 --pty` starts as task 0 inherits Slurm's counts, but starts programs as single processes.
 static inline bool launcher_is_slurm_shell(void) {
     return getenv("SLURM_PTY_PORT") && getenv("SLURM_PROCID") && atoi(getenv("SLURM_PROCID")) == 0;
 }

@@ -1,7 +1,7 @@
 /*
 options.h - one table makes both the parser and --help, so neither can lie about the other.
 
-A program makes an options_table(), appends its options with option_int() and the like, and calls options_parse().
+A program makes an options_table(), appends options with option_int(), option_text(), ..., and calls options_parse().
 Unknown options, bad numbers and values out of range are errors that name the option and the allowed range. Values may
 be given as --name VALUE or --name=VALUE; --no-name turns a switch off. --help shows the options that a program adds
 itself before those that it shares with others, which options_group() puts under headings. (model/training_options.h
@@ -247,7 +247,7 @@ static inline void option_suggest(const OptionTable* t, const char* unknown, siz
 // before, between and after operands; "--" ends them, "-" is an operand.
 static inline void options_parse(OptionTable* t, int argc, char** argv) {
     bool only_operands = false;
-    if (t->operands_form) t->operands = (const char**)xcalloc((size_t)argc, sizeof(char*));
+    if (t->operands_form) t->operands = new_array(const char*, argc);
     for (int i = 1; i < argc; i++) {
         const char* a = argv[i];
         if (!only_operands && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) {

@@ -76,11 +76,9 @@ static inline bool ranks_has(const RankVariables* v) {
 }
 
 // Two launchers, one inside the other, must say the same.
-static inline void ranks_require_same(const RankInfo* a, const RankInfo* b) {
-    require(a->rank == b->rank && a->size == b->size,
-            "%s says that this is rank %d of %d, %s that it is rank %d of %d;"
-            " start with one, or unset the other's variables",
-            a->found, a->rank, a->size, b->found, b->rank, b->size);
+static inline void ranks_require_same(RankInfo a, RankInfo b) {
+    require(a.rank == b.rank && a.size == b.size, "%s says that this is rank %d of %d, %s that it is rank %d of %d;"
+            " start with one, or unset the other's variables", a.found, a.rank, a.size, b.found, b.rank, b.size);
 }
 
 // torchrun under srun: srun starts one torchrun a node, so Slurm counts those, and torchrun the processes.
@@ -120,13 +118,7 @@ static inline void ranks_meeting(RankInfo* r) {
 }
 
 // Rank 0 of 1, whatever started it.
-static inline RankInfo ranks_alone(void) {
-    RankInfo r;
-    memset(&r, 0, sizeof r);
-    r.size = r.local_size = 1;
-    r.found = "started alone";
-    return r;
-}
+static inline RankInfo ranks_alone(void) { return (RankInfo){ 0, 1, 0, 1, "started alone", "" }; }
 
 // Dies if two launchers disagree, if one of them says something impossible,
 // or if another MPI's launcher started several processes.
@@ -137,12 +129,10 @@ static inline RankInfo ranks_find(void) {
         // mpirun inside a Slurm job starts its helpers by srun.
         // Ranks inherit those numbers, which are about the helpers.
         r = ranks_read(&ranks_openmpi);
-        RankInfo t = torchrun ? ranks_read(&ranks_torchrun) : r;
-        ranks_require_same(&r, &t);
+        if (torchrun) ranks_require_same(r, ranks_read(&ranks_torchrun));
     } else if (torchrun) {
         r = ranks_read(&ranks_torchrun);
-        RankInfo s = slurm && !ranks_torchrun_under_slurm() ? ranks_read(&ranks_slurm) : r;
-        ranks_require_same(&r, &s);
+        if (slurm && !ranks_torchrun_under_slurm()) ranks_require_same(r, ranks_read(&ranks_slurm));
     } else if (slurm) r = ranks_read(&ranks_slurm);
     // Open MPI and srun --mpi=pmi2 or pmix also set PMI's variables,
     // and a shell that one of them started may still have them.
@@ -165,11 +155,8 @@ static inline void ranks_text(const bool* in, int size, char* out, size_t capaci
         last = first;
         if (!in[first]) continue;
         while (last + 1 < size && in[last + 1]) last++;
-        n += (size_t)snprintf(out + n, capacity - n, "%s%d",
-                              done == 0           ? ""
-                              : done == spans - 1 ? " and "
-                                                  : ", ",
-                              first);
+        const char* gap = done == 0 ? "" : done == spans - 1 ? " and " : ", ";
+        n += (size_t)snprintf(out + n, capacity - n, "%s%d", gap, first);
         if (last > first && n < capacity) n += (size_t)snprintf(out + n, capacity - n, "-%d", last);
         done++;
     }

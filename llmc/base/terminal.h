@@ -14,18 +14,13 @@ which knows nothing of the line.
 // *parent: who started it; 0: not known.
 static inline bool terminal_is_launcher(long pid, long* parent) {
     static const char* const launchers[] = { "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted" };
-    char path[64], text[512], name[64] = "";
+    char path[64], name[64] = "";
     *parent = 0;
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
     FILE* f = fopen(path, "r");
     if (f == NULL) return false;
-    size_t n = fread(text, 1, sizeof text - 1, f);
+    if (fscanf(f, "%*d (%63[^)]) %*c %ld", name, parent) != 2) name[0] = '\0'; // "PID (NAME) STATE PARENT ..."
     fclose(f);
-    text[n] = '\0';
-    // "PID (NAME) STATE PARENT ..."; a name may have brackets
-    const char *begin = strchr(text, '('), *end = strrchr(text, ')');
-    if (begin == NULL || end == NULL || sscanf(end, ") %*c %ld", parent) != 1) return false;
-    snprintf(name, sizeof name, "%.*s", (int)(end - begin - 1), begin + 1);
     for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
         if (strcmp(name, launchers[i]) == 0) return true;
     return false;

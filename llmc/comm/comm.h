@@ -78,7 +78,7 @@ static inline size_t comm_world_bytes(const Comm* c) {
 
 static inline void comm_step(Comm* c, long long step) { flight_recorder_step(c->world->recorder, step); }
 
-// Options that no backend can follow, and ranks that have none.
+// Dies if no backend can follow these options, or connect these ranks.
 static inline void comm_require_possible(const CommOptions* o, int size) {
     require(USE_MPI || size == 1, "there are %d ranks, and this program was built without MPI: start it alone", size);
     require(o->link == 0 || o->backend != COMM_NCCL,
@@ -96,14 +96,14 @@ static inline void comm_open(Comm* c, CommContext* w, const char* name) {
     c->backend = &comm_alone_backend; // until it has other ranks
     c->axis = AXIS_DP;
     op_name_set(c->name, sizeof c->name, name);
-    c->slots = (CommSlot*)xcalloc(COMM_IN_FLIGHT, sizeof(CommSlot));
-    w->comms = (Comm**)xrealloc(w->comms, (size_t)(w->num_comms + 1) * sizeof(Comm*));
+    c->slots = new_array(CommSlot, COMM_IN_FLIGHT);
+    w->comms = grown_array(Comm*, w->comms, w->num_comms);
     w->comms[w->num_comms++] = c;
     flight_recorder_join(w->recorder, c->name);
 }
 
 static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Control* control) {
-    CommContext* w = (CommContext*)xcalloc(1, sizeof(CommContext));
+    CommContext* w = new_array(CommContext, 1);
     w->options = *o;
     const char* strict = getenv("SHARD_COMM_STRICT");
     require(strict == NULL || strcmp(strict, "0") == 0 || strcmp(strict, "1") == 0,
@@ -118,10 +118,10 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
     comm_open(c, w, "world");
     c->rank = ranks.rank;
     c->size = ranks.size;
-    c->world_rank = (int*)xcalloc((size_t)ranks.size, sizeof(int));
+    c->world_rank = new_array(int, ranks.size);
     for (int q = 0; q < ranks.size; q++) c->world_rank[q] = q;
     w->notes.capacity = COMM_WAITED_CAPACITY;
-    w->notes.waited = (CommWaited*)xcalloc((size_t)w->notes.capacity, sizeof(CommWaited));
+    w->notes.waited = new_array(CommWaited, w->notes.capacity);
     snprintf(w->description, sizeof w->description, "one rank, nothing to communicate");
     if (c->size > 1) comm_meet(c, &ranks);
     w->backend = comm_choose(c);
@@ -135,7 +135,7 @@ static inline void comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Cont
 static inline void comm_alone(Comm* c, Comm* parent, const char* name) {
     comm_open(c, parent->world, name);
     c->size = 1;
-    c->world_rank = (int*)xcalloc(1, sizeof(int));
+    c->world_rank = new_array(int, 1);
     c->world_rank[0] = parent->world_rank[parent->rank];
 }
 

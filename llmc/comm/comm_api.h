@@ -142,7 +142,7 @@ typedef struct { CommEvent event; CommStats* stats; int events[COMM_EVENTS]; } C
 #define COMM_WAITED_CAPACITY 1024 // initial capacity
 #endif
 
-// What is noted of operations (comm_notes.h).
+// Notes on operations (comm_notes.h).
 typedef struct {
     CommObserver observer;    // sees each one after its wait; NULL: there is none
     void* self;               // the observer's own
@@ -202,7 +202,7 @@ typedef struct CommBackend {
     void (*split)(Comm* c, Comm* parent, int color); // sets c's rank, size, world_rank and link
     void (*connect)(Comm* c);                 // prepares messages between two ranks; NULL: nothing to do
     void (*register_memory)(Comm* world);     // NULL: nothing to do
-    void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far; returns at once
+    void (*start)(Comm* c, CommSlot* s);      // begins s after all layer calls issued so far, without waiting
     void (*finish)(Comm* c, CommSlot* s);     // layer calls issued from now on see the result of s
     size_t (*device_bytes)(const CommOptions* o, int N); // of MEMORY_COMMUNICATION that a communicator of N ranks takes
     void (*look)(CommContext* w);             // notes finished operations, whose marks are freed next; or NULL
@@ -219,7 +219,8 @@ static inline void   comm_init(Comm* c, const CommOptions* o, RankInfo ranks, Co
 static inline void   comm_split(Comm* c, Comm* parent, const char* name, int color);
 // Opens a communicator of this rank only, for groups of one rank. Costs nothing, and is not collective.
 static inline void   comm_alone(Comm* c, Comm* parent, const char* name);
-// Dies if an operation has had no wait. Free the world last, and device memory before it: NCCL may have registered it.
+// Dies if an operation was never waited for. Free the world last, and device memory before it: NCCL may have registered
+// it.
 static inline void   comm_free(Comm* c);
 static inline void   comm_step(Comm* c, long long step); // sets the step of the following operations, counted from 1
 
@@ -265,7 +266,7 @@ static inline void   comm_collect_times(Comm* c);
 static inline double ring_bytes(double bytes, int N) { return 2.0 * (N - 1) / N * bytes; }
 // Returns the bytes that a rank of c has sent so far, by the formulas above.
 static inline double comm_bytes_sent(const Comm* c, CommKind k) { return (double)c->stats[k].bytes_times_N / c->size; }
-// Return the same for this rank on all existing communicators, and the seconds that it waited there.
+// Return the same for this rank on all existing communicators, and the seconds of its waits.
 static inline double comm_rank_bytes(const Comm* world);
 static inline double comm_rank_exposed(const Comm* world);
 // From now on calls observer for each operation after its wait; NULL: no observer.
@@ -279,5 +280,5 @@ static inline const char* comm_description(const Comm* c) { return c->world->des
 // world.
 static inline size_t comm_world_bytes(const Comm* c);
 static inline size_t comm_split_bytes(const Comm* c, int N);
-#define COMM_NUMBER_BYTES 64 // of the world where there is a backend, for comm_host_sum
+#define COMM_NUMBER_BYTES 64 // of the world, for comm_host_sum; 0 without a backend
 #endif

@@ -68,7 +68,7 @@ typedef struct MpiOp {
     size_t at, count;         // the piece: elements before it, and in it
     MpiStep* post;            // the steps of its kind
     int step;                 // of the piece; 0: it must be fetched
-    MPI_Request* requests;    // the messages of the step, a view: the link's, or `one` where that is enough
+    MPI_Request* requests;    // the messages of the step, a view: the link's, or `one` of a single message
     MPI_Request one;
     int posted;
     unsigned long long sent;  // bytes
@@ -167,7 +167,7 @@ static inline char* mpi_incoming(const MpiOp* o, int q) {
 static inline MPI_Datatype mpi_type(CommType t) {
     return t == COMM_F32 ? MPI_FLOAT : t == COMM_F64 ? MPI_DOUBLE : t == COMM_BYTE ? MPI_BYTE : MPI_UINT16_T;
 }
-// Our own sums, of types that MPI does not have.
+// Sums of types that MPI lacks.
 static inline void mpi_add_bf16(void* in, void* inout, int* n, MPI_Datatype* t) {
     (void)t;
     comm_add(inout, in, (size_t)*n, COMM_BF16);
@@ -240,20 +240,18 @@ static inline void mpi_add_rows(MpiOp* o, char* mine, const char* own, size_t n)
 static inline bool mpi_step_all_reduce_ordered(MpiOp* o) {
     int N = o->comm->size, rank = o->comm->rank;
     char* buf = mpi_buf(o);
-    size_t begin = ring_chunk((size_t)rank, N, o->count), mine = ring_chunk((size_t)rank + 1, N, o->count) - begin;
-    char* own = buf + begin * mpi_element(o);
+    size_t mine = ring_chunk_size(rank, N, o->count);
+    char* own = buf + ring_chunk(rank, N, o->count) * mpi_element(o);
     if (o->step == 2) mpi_add_rows(o, own, own, mine);
     if (o->step > 2) return false;
     for (int d = 1; d < N; d++) { // begins with the next rank, so that not all send to rank 0 first
-        int to = (rank + d) % N, from = (rank + N - d) % N;
-        size_t to_at = ring_chunk((size_t)to, N, o->count), to_n = ring_chunk((size_t)to + 1, N, o->count) - to_at;
-        size_t from_at = ring_chunk((size_t)from, N, o->count),
-               from_n = ring_chunk((size_t)from + 1, N, o->count) - from_at;
+        int to = (rank + d) % N, from = (rank + N - d) % N, other = o->step == 1 ? to : from;
+        char* theirs = buf + ring_chunk(other, N, o->count) * mpi_element(o);
         if (o->step == 1) {
             mpi_recv(o, mpi_scratch(o, from), mine, from);
-            mpi_send(o, buf + to_at * mpi_element(o), to_n, to);
+            mpi_send(o, theirs, ring_chunk_size(to, N, o->count), to);
         } else {
-            mpi_recv(o, buf + from_at * mpi_element(o), from_n, from);
+            mpi_recv(o, theirs, ring_chunk_size(from, N, o->count), from);
             mpi_send(o, own, mine, to);
         }
     }
@@ -300,7 +298,7 @@ static inline bool mpi_step_split(MpiOp* o) {
     mpi_check(MPI_Comm_split(mpi_link(o)->mpi, o->slot->color, parent->rank, &l->mpi), "MPI_Comm_split");
     MPI_Comm_rank(l->mpi, &c->rank);
     MPI_Comm_size(l->mpi, &c->size);
-    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    c->world_rank = new_array(int, c->size);
     mpi_check(MPI_Allgather(&parent->world_rank[parent->rank], 1, MPI_INT, c->world_rank, 1, MPI_INT, l->mpi),
               "MPI_Allgather");
     return false;
@@ -598,7 +596,7 @@ static inline void mpi_rest(MpiEngine* e, bool moved) {
     if (moved) e->moved_at = now;
     else if (now - e->looked_at > MPI_SLICE && mpi_preempted() > e->preempted) e->shares_until = now + MPI_SHARES;
     if (!moved && (e->crowded || now < e->shares_until || now - e->moved_at > MPI_SPIN)) {
-        // Delays a long wait by an eighth at most
+        // Delays a long wait by no more than an eighth
         sleep_until(now + fmin(MPI_LONG_NAP, fmax(MPI_NAP, (now - e->moved_at) / 8)));
         now = now_seconds();
     }
@@ -609,11 +607,11 @@ static inline void mpi_rest(MpiEngine* e, bool moved) {
 
 // Makes a communicator's part; the communication thread sets its MPI_Comm. size: the most ranks that it may have.
 static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
-    MpiLink* l = (MpiLink*)xcalloc(1, sizeof(MpiLink));
-    l->requests = (MPI_Request*)xcalloc(2 * (size_t)size, sizeof(MPI_Request));
-    l->rows = (const void**)xcalloc((size_t)size, sizeof(void*));
-    l->ops = (MpiOp*)xcalloc(COMM_IN_FLIGHT, sizeof(MpiOp));
-    l->seen = (long long*)xcalloc(1 + 2 * (size_t)size, sizeof(long long));
+    MpiLink* l = new_array(MpiLink, 1);
+    l->requests = new_array(MPI_Request, 2 * size);
+    l->rows = new_array(const void*, size);
+    l->ops = new_array(MpiOp, COMM_IN_FLIGHT);
+    l->seen = new_array(long long, 1 + 2 * size);
     l->next = e->links;
     e->links = l;
     return l;
@@ -622,7 +620,7 @@ static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
 // Starts the communication thread, and tells all ranks rank 0's address (CONTROL_ADDRESS).
 static inline void mpi_meet(Comm* c, char* address) {
     CommContext* w = c->world;
-    MpiEngine* e = (MpiEngine*)xcalloc(1, sizeof(MpiEngine));
+    MpiEngine* e = new_array(MpiEngine, 1);
     w->mpi = e;
     e->world = c;
     e->address = address;

@@ -1,26 +1,26 @@
 /*
-comm_nccl.cuh - the operations of comm_api.h over NCCL, for ranks that have a GPU each.
+comm_nccl.cuh - the operations of comm_api.h over NCCL, for ranks with a GPU each.
 
-Operations of a communicator run on a stream beside the compute stream, in the order of their issue. Two events keep the
-order: the communication stream waits for what compute_stream had been given when the operation was issued (else it
-would send what is not computed yet), and comm_wait makes compute_stream wait for the operation's end (else layers would
-read what has not arrived). The host waits for neither: it continues, and waits for the GPU only in device_to_host or
-device_synchronize. While it waits there, nccl_look sees how far operations have come, so that the watchdog knows which
-one is stuck, and whether NCCL has had an error. Calls into NCCL block; the watchdog is told of each before, because it
-may wait for another rank.
+Operations of a communicator run on a stream of their own, in the order of their issue. Two events order it with the
+compute stream: the communication stream waits for what compute_stream had been given when the operation was issued
+(else it would send what is not computed yet), and comm_wait makes compute_stream wait for the operation's end (else
+layers would read what has not arrived). The host waits for neither: it continues, and waits for the GPU only in
+device_to_host or device_synchronize. While it waits there, nccl_look sees how far operations have come, so that the
+watchdog knows which one is stuck, and whether NCCL has failed. Calls into NCCL block; the watchdog is told of each
+before, because it may wait for another rank.
 
     all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r
                     to rank r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
     all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
-    shards on the host are copied on two streams of the process, one each way, beside the communicators' operations
+    shards on the host are copied on two streams of the process, one each way, during other operations
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the
                     operations of a communicator one after another, and two ranks that send to each other on one would
                     wait forever
 
-In first operations hosts wait for one another: nccl_first_sums and nccl_first_message do them where no host can be
-late.
+Hosts wait for one another in first operations: nccl_first_sums and nccl_first_message do them at the start, when no
+host can be late.
 
 nccl_library.cuh loads NCCL, and nccl_windows.cuh registers memory.
 */
@@ -102,11 +102,11 @@ static inline void nccl_all_reduce_ordered(Comm* c, const CommSlot* s, char* buf
     NcclLink* l = (NcclLink*)c->link;
     int N = c->size, rank = c->rank;
     size_t element = comm_type_size(s->type), row = nccl_slice(c, s->type);
-    size_t begin = ring_chunk((size_t)rank, N, n), mine = ring_chunk((size_t)rank + 1, N, n) - begin;
+    size_t begin = ring_chunk(rank, N, n), mine = ring_chunk_size(rank, N, n);
     for (int gathers = 0; gathers < 2; gathers++) {
         nccl_group();
         for (int q = 0; q < N; q++) {
-            size_t at = ring_chunk((size_t)q, N, n), count = ring_chunk((size_t)q + 1, N, n) - at;
+            size_t at = ring_chunk(q, N, n), count = ring_chunk_size(q, N, n);
             if (q == rank) continue;
             nccl_send(c, s, buf + (gathers ? begin : at) * element, gathers ? mine : count, q);
             nccl_recv(c, s, gathers ? buf + at * element : l->scratch + (size_t)q * row * element,
@@ -212,7 +212,7 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
     nccl_called(c->world, r, comm_kind_names[s->kind]);
 }
 
-// What `later` is given from here on waits for what `earlier` has been given so far.
+// Work given to `later` from here on waits for all work given to `earlier` so far.
 static inline void nccl_follow(cudaStream_t later, cudaStream_t earlier, cudaEvent_t event, const char* what) {
     cuda_check(cudaEventRecord(event, earlier), what);
     cuda_check(cudaStreamWaitEvent(later, event, 0), what);
@@ -300,11 +300,11 @@ static inline void nccl_note(CommContext* w) {
         for (long long k = l->done; k < l->issued; k++) nccl_is_over(w, &l->ops[k % COMM_IN_FLIGHT]);
     }
 }
-// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, for which compute waits as well.
+// The host is COMM_IN_FLIGHT operations of l ahead of the GPU. Waits for the oldest, as compute does.
 static inline void nccl_await_oldest(CommContext* w, NcclLink* l) {
     NcclEngine* e = (NcclEngine*)w->nccl;
     for (long long oldest = l->done; l->done == oldest; ) nccl_look(e);
-    // Else a later wait for the same operation would not be seen to begin
+    // Otherwise a later wait for the same operation would not be seen to begin
     if (e->awaited) flight_recorder_wait_end(w->recorder);
     e->awaited = NULL;
 }
@@ -325,7 +325,7 @@ static inline void nccl_choose_environment(void) {
 static inline bool nccl_is_possible(Comm* c) {
     DeviceId own = device_id(), *all = (DeviceId*)control_all_gather(c->world->control, &own, sizeof own);
     char who[256];
-    bool *shares = (bool*)xcalloc((size_t)c->size, sizeof(bool)), shared = false;
+    bool *shares = new_array(bool, c->size), shared = false;
     for (int a = 0; a < c->size; a++)
         for (int b = 0; b < a; b++)
             if (memcmp(&all[a], &all[b], sizeof(DeviceId)) == 0) shared = shares[a] = shares[b] = true;
@@ -345,13 +345,13 @@ static inline size_t nccl_device_bytes(const CommOptions* o, int N) {
 
 static inline ncclConfig_t nccl_config(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    // Else blocks wait for several processors side by side to be free, while layers hold them
+    // Otherwise blocks wait for several neighbouring processors to be free, while layers hold them
     config.cgaClusterSize = 0;
     return config;
 }
 
-// Of the highest priority: where kernels of layers fill the GPU, those of NCCL get the next processors that are free.
-// Else they would begin when the layer ends, and other ranks wait for them.
+// Of the highest priority: when kernels of layers fill the GPU, those of NCCL get the next processors that are free.
+// Otherwise they would begin when the layer ends, and other ranks would wait for them.
 static inline cudaStream_t nccl_stream_new(void) {
     cudaStream_t stream;
     int lowest, highest;
@@ -360,8 +360,8 @@ static inline cudaStream_t nccl_stream_new(void) {
     return stream;
 }
 static inline NcclLink* nccl_link_new(void) {
-    NcclLink* l = (NcclLink*)xcalloc(1, sizeof(NcclLink));
-    l->ops = (NcclOp*)xcalloc(COMM_IN_FLIGHT, sizeof(NcclOp));
+    NcclLink* l = new_array(NcclLink, 1);
+    l->ops = new_array(NcclOp, COMM_IN_FLIGHT);
     l->stream = nccl_stream_new();
     cuda_check(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming), "the communication stream");
     cuda_check(cudaEventCreateWithFlags(&l->passed_on, cudaEventDisableTiming), "the communication stream");
@@ -421,7 +421,7 @@ static inline void nccl_link_begin(Comm* c, NcclLink* l, const OpRecord* op) {
 // no MPI.
 static inline void nccl_open(Comm* c) {
     CommContext* w = c->world;
-    NcclEngine* e = (NcclEngine*)xcalloc(1, sizeof(NcclEngine));
+    NcclEngine* e = new_array(NcclEngine, 1);
     w->nccl = e;
     e->world = w;
     cuda_check(cudaStreamCreateWithFlags(&e->from_host, cudaStreamNonBlocking), "the stream for copies from the host");
@@ -500,7 +500,7 @@ static inline void nccl_run_split(Comm* parent, const CommSlot* s) {
     nccl_check(nccl.ncclCommUserRank(l->nccl, &c->rank), "ncclCommUserRank");
     nccl_check(nccl.ncclCommCount(l->nccl, &c->size), "ncclCommCount");
     nccl_link_begin(c, l, &s->record);
-    c->world_rank = (int*)xcalloc((size_t)c->size, sizeof(int));
+    c->world_rank = new_array(int, c->size);
     host_to_device(l->numbers + c->rank, &parent->world_rank[parent->rank], sizeof(int));
     nccl_follow(l->stream, compute_stream, l->ready, "comm_split"); // else the number is not there yet
     nccl_call(w, &s->record);
@@ -517,7 +517,7 @@ static inline void nccl_split(Comm* c, Comm* parent, int color) {
 // to this rank's partner in round k, -1: none. Returns the number of rounds, the same on all ranks.
 static inline int nccl_rounds(const Comm* c, int* with) {
     int N = c->size, rounds = 0;
-    bool* busy = (bool*)xcalloc((size_t)(2 * N * N), sizeof(bool)); // (N,2N) rank, round
+    bool* busy = new_array(bool, 2 * N * N); // (N,2N) rank, round
     for (int k = 0; k < 2 * N; k++) with[k] = -1;
     for (int a = 0; a < N; a++)
         for (int b = a + 1; b < N; b++) {
@@ -546,9 +546,9 @@ static inline void nccl_connect(Comm* c) {
     CommContext* w = c->world;
     NcclLink* l = (NcclLink*)c->link;
     OpRecord op = flight_recorder_issue(w->recorder, c->name, "connect", 0, "bytes", -1);
-    l->to = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
-    l->from = (NcclLink**)xcalloc((size_t)c->size, sizeof(NcclLink*));
-    int* with = (int*)xcalloc((size_t)c->size, 2 * sizeof(int));
+    l->to = new_array(NcclLink*, c->size);
+    l->from = new_array(NcclLink*, c->size);
+    int* with = new_array(int, 2 * c->size);
     int rounds = nccl_rounds(c, with);
     for (int k = 0; k < 2 * rounds; k++) {
         int partner = with[k / 2], lower = partner < c->rank ? partner : c->rank;
@@ -583,7 +583,7 @@ static inline void nccl_start(Comm* c, CommSlot* s) {
     }
     if (l->issued - l->done == COMM_IN_FLIGHT) nccl_await_oldest(c->world, l);
     cudaStream_t first = nccl_first_stream(c, s, l);
-    // Else it sends or overwrites what is not there yet
+    // Otherwise it sends or overwrites data that do not exist yet
     nccl_follow(first, compute_stream, l->ready, comm_kind_names[s->kind]);
     s->events[EVENT_STARTED] = cuda_mark(first);
     if (s->on_host) nccl_run_on_host(c, s, l);
@@ -597,7 +597,7 @@ static inline void nccl_finish(Comm* c, CommSlot* s) {
     NcclLink* l = nccl_link_of(c, s);
     if (s->kind == COMM_SPLIT) return;
     cudaEvent_t finished = cuda_marks.events[s->events[EVENT_FINISHED]];
-    // Else layers read too early
+    // Otherwise layers read too early
     cuda_check(cudaStreamWaitEvent(compute_stream, finished, 0), comm_kind_names[s->kind]);
     for (long long k = l->waited; k < l->issued; k++)
         if (l->ops[k % COMM_IN_FLIGHT].finished == s->events[EVENT_FINISHED]) l->waited = k + 1;

@@ -26,25 +26,19 @@ static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
 }
 
 static inline void comm_event_begin(Comm* c, CommSlot* s) {
-    CommContext* w = c->world;
-    CommEvent* e = &s->event;
+    CommNotes* notes = &c->world->notes;
     // The other buffer is of all ranks, or there is none
-    bool shard_in = s->kind == COMM_ALL_GATHER || s->kind == COMM_SEND;
-    memset(e, 0, sizeof *e);
-    e->communicator = c->name;
-    e->kind = s->kind;
-    e->type = s->type;
-    e->n = s->n;
-    e->number = s->number;
-    e->ranks = c->size;
-    if (w->notes.observer) callers_take(&e->callers);
-    e->data = w->notes.about ? w->notes.about : shard_in ? s->in : s->out;
-    e->bytes = w->notes.about ? w->notes.about_bytes : s->n * comm_type_size(s->type);
-    w->notes.about = NULL;
+    const void* shard = s->kind == COMM_ALL_GATHER || s->kind == COMM_SEND ? s->in : s->out;
+    CommEvent e = { c->name, s->kind, s->type, s->n, s->number, 0, 0, 0, 0, 0, c->size, { { NULL } },
+                    notes->about ? notes->about : shard,
+                    notes->about ? notes->about_bytes : s->n * comm_type_size(s->type) };
+    if (notes->observer) callers_take(&e.callers);
+    notes->about = NULL;
+    s->event = e;
 }
 
-// Notes that s was issued: counts it, and writes it into the log of operations. Returns false if s is left out, because
-// --fault skip says so.
+// Notes that s was issued: counts it, and writes it into the log of operations. Returns false if --fault skip
+// leaves s out.
 static inline bool comm_note_issue(Comm* c, CommSlot* s) {
     CommContext* w = c->world;
     CommStats* stats = &c->stats[s->kind];

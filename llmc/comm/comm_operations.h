@@ -21,7 +21,7 @@ static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
 
 // Sets p (bytes) to NaN, in every type.
 static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
-    char* nan = on_host ? (char*)p : (char*)xcalloc(bytes, 1);
+    char* nan = on_host ? (char*)p : new_array(char, bytes);
     if (on_host) device_synchronize(); // an earlier operation may still write there
     memset(nan, 0xff, bytes);
     if (on_host) return;
@@ -39,7 +39,7 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
     if (s->kind == COMM_REDUCE_SCATTER && s->out == comm_own_part(c, s)) s->own = (char*)s->out;
     if (s->kind == COMM_ALL_GATHER && s->in == comm_own_part(c, s)) s->own = (char*)s->in;
     if (s->own) {
-        s->kept = (char*)xcalloc(bytes, 1);
+        s->kept = new_array(char, bytes);
         device_to_host(s->kept, s->own, bytes);
     }
     comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);
@@ -78,10 +78,10 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     c->backend->start(c, s);
 }
 
-// Takes the next slot of c. peer: the other end or the root, a rank of c; -1: there is none. color: of a split.
-// on_host: the shard is in host memory.
-static inline CommSlot* comm_slot(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
-                                  int color, bool on_host) {
+// peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is in host
+// memory.
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
+                                int color, bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
     invariant(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
               comm_kind_names[s->kind], s->number);
@@ -90,11 +90,6 @@ static inline CommSlot* comm_slot(Comm* c, CommKind kind, void* out, const void*
     s->on_host = on_host;
     s->number = c->issued++;
     s->live = true;
-    return s;
-}
-static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
-                                int color, bool on_host) {
-    CommSlot* s = comm_slot(c, kind, out, in, n, t, peer, color, on_host);
     if (!comm_note_issue(c, s)) s->begun = true; // left out
     else if (c->world->strict) comm_poison(c, s); // it begins at its wait
     else comm_begin(c, s);

@@ -4,8 +4,8 @@ path of the data.
 
 If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it,
 and end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
-connections carry small messages between hosts, with which ranks compare their state and decide together
-(control_all_gather). On a rank that is alone every function returns at once.
+connections carry small messages, by which ranks compare their state and decide together (control_messages.h). On a rank
+that is alone every function returns at once.
 
 Every rank calls control_init, control_join and control_stop; rank 0 first calls control_listen, and the others get its
 address, for example by MPI_Bcast, unless the launcher names a place (ranks.meeting). The watchdog watches what is noted
@@ -35,10 +35,10 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     pthread_cond_init(&c->changed, NULL);
     for (int i = 0; i < CONTROL_STRANGERS; i++) c->strangers[i].fd = -1;
     c->num_peers = ranks.rank == 0 ? ranks.size : 1;
-    c->peers = (ControlPeer*)xcalloc((size_t)c->num_peers, sizeof(ControlPeer));
+    c->peers = new_array(ControlPeer, c->num_peers);
     for (int i = 0; i < c->num_peers; i++) c->peers[i].fd = -1;
     c->peers[0].beat.waited = -1;
-    c->polled = (struct pollfd*)xcalloc((size_t)c->num_peers + CONTROL_STRANGERS + 3, sizeof(struct pollfd));
+    c->polled = new_array(struct pollfd, c->num_peers + CONTROL_STRANGERS + 3);
 }
 
 // Returns a listening socket on every interface, or on the loopback interface only; -1 if the family is not available.
@@ -79,8 +79,8 @@ static inline void control_add_hosts(char* address, size_t size) {
     freeifaddrs(all);
 }
 
-// address (CONTROL_ADDRESS): where to find rank 0. Port and host are the launcher's if it names them,
-// else on a free port.
+// address (CONTROL_ADDRESS): where to find rank 0, at the launcher's port and host if it names them, otherwise at a
+// free port.
 static inline void control_listen(Control* c, char* address) {
     if (c->ranks.size == 1) return;
     bool only_here = c->ranks.local_size == c->ranks.size, named = c->ranks.meeting[0] != '\0';
@@ -213,7 +213,7 @@ static inline void control_await_all(Control* c) {
         control_wait_changed(c, turn + wait);
         c->stopped += control_stopped(turn, wait);
     }
-    bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    bool* missing = new_array(bool, c->ranks.size);
     for (int r = 1; r < c->ranks.size; r++) missing[r] = !c->peers[r].joined;
     bool all = c->joined == c->ranks.size - 1;
     pthread_mutex_unlock(&c->lock);
@@ -231,110 +231,9 @@ static inline void control_name_ranks(Control* c, char (*names)[RANK_NAME]) {
     pthread_mutex_unlock(&c->lock);
 }
 
-// ---- small messages ----
-// What follows is blocking and collective; to the watchdog these are operations of a communicator "control".
-
-// Begins such an operation, for which this rank waits from here on.
-static inline OpRecord control_op_begin(Control* c, const char* name, int root) {
-    OpRecord op = flight_recorder_issue(&c->recorder, "control", name, 0, "bytes", root);
-    flight_recorder_wait_begin(&c->recorder, &op);
-    return op;
-}
-static inline void control_op_end(Control* c, OpRecord op) {
-    flight_recorder_wait_end(&c->recorder);
-    flight_recorder_finish(&c->recorder, &op);
-}
-
-// Waits for the oldest message of a peer. The caller holds the lock, and owns the message.
-// The watchdog checks the deadline.
-static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
-    uint32_t n;
-    while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
-    memcpy(&n, p->inbox.data, sizeof n);
-    ControlBytes b = control_bytes(p->inbox.data + sizeof n, n);
-    control_buffer_drop(&p->inbox, sizeof n + n);
-    return b;
-}
-
-// Every rank gives a string of bytes, whose number may differ between ranks. Rank 0 gets all of them, by rank (N), and
-// frees them with control_gathered_free; the others get NULL. Dies if one is longer than CONTROL_MAX_MESSAGE.
-static inline ControlBytes* control_gather(Control* c, const void* data, size_t bytes) {
-    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE,
-              bytes);
-    ControlBytes* given = NULL;
-    OpRecord op = control_op_begin(c, "gather", 0);
-    pthread_mutex_lock(&c->lock);
-    if (c->ranks.rank > 0) {
-        control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
-        control_wake(c);
-    } else {
-        given = (ControlBytes*)xcalloc((size_t)c->ranks.size, sizeof(ControlBytes));
-        given[0] = control_bytes(data, bytes);
-        for (int r = 1; r < c->ranks.size; r++) given[r] = control_pop(c, &c->peers[r]);
-    }
-    pthread_mutex_unlock(&c->lock);
-    control_op_end(c, op);
-    return given;
-}
-static inline void control_gathered_free(const Control* c, ControlBytes* given) {
-    for (int r = 0; given && r < c->ranks.size; r++) free(given[r].data);
-    free(given);
-}
-
-// Every rank gets rank 0's bytes, and frees them.
-static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
-    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE,
-              bytes);
-    OpRecord op = control_op_begin(c, "broadcast", 0);
-    pthread_mutex_lock(&c->lock);
-    ControlBytes received = c->ranks.rank > 0 ? control_pop(c, &c->peers[0]) : control_bytes(data, bytes);
-    if (c->ranks.rank == 0) {
-        control_queue_all(c, MESSAGE_BYTES, data, bytes);
-        control_wake(c);
-    }
-    pthread_mutex_unlock(&c->lock);
-    control_op_end(c, op);
-    return received;
-}
-
-// Every rank gives the same number of bytes. Rank 0 gets those of all, by rank: a new array (N), which it frees;
-// the others get NULL.
-static inline void* control_gather_array(Control* c, const void* mine, size_t bytes) {
-    ControlBytes* given = control_gather(c, mine, bytes);
-    char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
-    for (int r = 0; given && r < c->ranks.size; r++)
-        memcpy(all + (size_t)r * bytes, given[r].data, size_min(bytes, given[r].bytes));
-    control_gathered_free(c, given);
-    return all;
-}
-
-// Makes x (bytes) what rank 0 has there: its answer to what it has gathered.
-static inline void control_share(Control* c, void* x, size_t bytes) {
-    ControlBytes answer = control_broadcast(c, x, bytes);
-    memcpy(x, answer.data, size_min(bytes, answer.bytes));
-    free(answer.data);
-}
-
-// As control_gather_array, and every rank gets the array. Rank 0 sends N times N of them, so it is for a few bytes.
-static inline void* control_all_gather(Control* c, const void* mine, size_t bytes) {
-    char* all = (char*)control_gather_array(c, mine, bytes);
-    ControlBytes answer = control_broadcast(c, all, (size_t)c->ranks.size * bytes);
-    free(all);
-    return answer.data;
-}
-
-// Dies on every rank with the error that rank 0 has found, which is taken over, and what to do about it.
-// NULL: it has found none.
-static inline void control_die_together(Control* c, char* error, const char* what_to_do) {
-    ControlBytes said = control_broadcast(c, error, error ? strlen(error) : 0);
-    require(said.bytes == 0, "%s%s", said.data, what_to_do);
-    free(said.data);
-    free(error);
-}
-
 // ---- all together ----
 
-// Shares memory in which ranks write where they are. The watchdog may look at it from here on.
+// Shares memory in which ranks write their progress. The watchdog may read it from here on.
 static inline void control_share_progress(Control* c) {
     ProgressTable progress = { -1, NULL, 0 };
     ProgressTableAddress address;
@@ -350,28 +249,7 @@ static inline void control_share_progress(Control* c) {
     pthread_mutex_unlock(&c->recorder.lock);
 }
 
-// Returns when all ranks have met; else dies naming the missing.
-// address: what control_listen wrote on rank 0; "": the launcher's.
-static inline void control_join(Control* c, const char* address) {
-    if (c->ranks.size == 1) return;
-    if (address[0] == '\0') address = c->ranks.meeting;
-    char port[8], hosts[CONTROL_ADDRESS];
-    bool shaped = sscanf(address, "%7s %64s%511[^\n]", port, c->word, hosts) == 3;
-    require(shaped, "'%s' is not an address of rank 0 (PORT WORD HOST); start with mpirun, torchrun or srun", address);
-    if (c->ranks.rank > 0) control_connect(c, port, hosts);
-    flight_recorder_join(&c->recorder, "control");
-    watchdog_start(c);
-    if (c->ranks.rank == 0) control_await_all(c);
-    control_share_progress(c); // no rank continues before all are here
-    if (c->ranks.rank != 0) return;
-    pthread_mutex_lock(&c->lock);
-    close(c->listener);
-    c->listener = -1;
-    for (int i = 0; i < CONTROL_STRANGERS; i++) control_peer_free(&c->strangers[i]);
-    pthread_mutex_unlock(&c->lock);
-}
-
-// Messages name the ranks' machines from here on, if there are several. Collective.
+// Messages name the ranks' machines from here on, if there are several.
 static inline void control_share_hosts(Control* c) {
     char mine[RANK_NAME] = "";
     gethostname(mine, sizeof mine - 1);
@@ -384,21 +262,39 @@ static inline void control_share_hosts(Control* c) {
     if (!several) free(hosts);
 }
 
-// ---- the end ----
-
-static inline bool control_all_said_goodbye(const Control* c) {
-    for (int r = c->ranks.rank == 0; r < c->num_peers; r++) if (!c->peers[r].goodbye) return false;
-    return true;
+// Returns when all ranks have met; dies naming the missing. address: that of control_listen on rank 0; "": the
+// launcher's.
+static inline void control_join(Control* c, const char* address) {
+    if (c->ranks.size == 1) return;
+    if (address[0] == '\0') address = c->ranks.meeting;
+    char port[8], hosts[CONTROL_ADDRESS];
+    bool shaped = sscanf(address, "%7s %64s%511[^\n]", port, c->word, hosts) == 3;
+    require(shaped, "'%s' is not an address of rank 0 (PORT WORD HOST); start with mpirun, torchrun or srun", address);
+    if (c->ranks.rank > 0) control_connect(c, port, hosts);
+    flight_recorder_join(&c->recorder, "control");
+    watchdog_start(c);
+    if (c->ranks.rank == 0) control_await_all(c);
+    control_share_progress(c); // no rank continues before all are here
+    control_share_hosts(c);
+    if (c->ranks.rank != 0) return;
+    pthread_mutex_lock(&c->lock);
+    close(c->listener);
+    c->listener = -1;
+    for (int i = 0; i < CONTROL_STRANGERS; i++) control_peer_free(&c->strangers[i]);
+    pthread_mutex_unlock(&c->lock);
 }
+
+// ---- the end ----
 
 // Returns when all ranks are here; after it a rank may end.
 static inline void control_stop(Control* c) {
-    control_op_begin(c, "goodbye", -1);
+    control_op_begin(c, "goodbye", -1, 0);
     if (c->ranks.size > 1) {
         pthread_mutex_lock(&c->lock);
         if (c->ranks.rank > 0) control_queue(&c->peers[0], MESSAGE_GOODBYE, NULL, 0);
         control_wake(c);
-        while (!control_all_said_goodbye(c)) pthread_cond_wait(&c->changed, &c->lock);
+        for (int r = c->ranks.rank == 0; r < c->num_peers; r++)
+            while (!c->peers[r].goodbye) pthread_cond_wait(&c->changed, &c->lock);
         if (c->ranks.rank == 0) control_queue_all(c, MESSAGE_GOODBYE, NULL, 0);
         pthread_mutex_unlock(&c->lock);
         watchdog_stop(c);

@@ -1,5 +1,5 @@
 /*
-nccl_library.cuh - libnccl.so, and what a communicator has of it. Included by comm_nccl.cuh and nccl_windows.cuh.
+nccl_library.cuh - libnccl.so, and a communicator's part of it. Included by comm_nccl.cuh and nccl_windows.cuh.
 
 The library is loaded when it is first needed: one GPU and --comm mpi do not need it. An older one may lack the
 functions that register memory. Its calls block, with communicators as NCCL makes them by default: a launch is made by
@@ -80,14 +80,14 @@ typedef struct NcclLink {
 typedef struct NcclMemory NcclMemory; // of nccl_windows.cuh
 typedef struct {
     CommContext* world;
-    NcclMemory* memory;      // (num_memory) what nccl_windows.cuh has lent, owned
+    NcclMemory* memory;      // (num_memory) lent by nccl_windows.cuh, owned
     int num_memory;
     bool lends;              // memory for data that ranks exchange comes from ncclMemAlloc
     bool refused;            // ncclMemAlloc has failed
     size_t described;        // length of the description without what it says about registered memory
     NcclLink* links;         // owned
     cudaStream_t from_host, to_host; // for copies of shards that are on the host, owned
-    NcclOp* awaited;         // what the watchdog has been told that we wait for, a view; NULL: nothing
+    NcclOp* awaited;         // the operation that the watchdog believes we wait for, a view; NULL: none
 } NcclEngine;
 
 static inline void nccl_check(ncclResult_t r, const char* what) {

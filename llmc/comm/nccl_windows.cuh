@@ -14,8 +14,8 @@ connection: before any memory is lent, before it is registered, and afterwards. 
 the run goes on without windows. (A rank whose registration fails while those of the others wait for it cannot tell
 them: the watchdog ends that run.)
 
-An operation must give buffers at the same place of their windows on all ranks. Ours do, because all ranks allocate
-alike.
+An operation must give buffers at the same place of their windows on all ranks. Ours do, because all ranks make the same
+allocations.
 API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
 */
 #ifndef LLMC_COMM_NCCL_WINDOWS_CUH
@@ -23,7 +23,7 @@ API: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.h
 #include "nccl_library.cuh"
 #include <stdarg.h>
 
-// Ends the description with what is to be said about memory.
+// Ends the description with a remark about memory.
 __attribute__((format(printf, 2, 3))) static inline void nccl_describe_memory(NcclEngine* e, const char* format, ...) {
     CommContext* w = e->world;
     va_list arguments;
@@ -60,7 +60,7 @@ static inline void* nccl_memory_alloc(void* self, size_t bytes, MemoryKind kind)
         e->refused = true;
         return NULL;
     }
-    e->memory = (NcclMemory*)xrealloc(e->memory, (size_t)(e->num_memory + 1) * sizeof(NcclMemory));
+    e->memory = grown_array(NcclMemory, e->memory, e->num_memory);
     e->memory[e->num_memory++] = m;
     return m.p;
 }
@@ -147,8 +147,7 @@ static inline NcclRegistered nccl_register_own(CommContext* w, Comm* c) {
     return own;
 }
 
-// What the log says of the ranks' memory (N) when no registration has failed: the least that is true of a rank with
-// such buffers.
+// Describes the ranks' memory (N) when no registration has failed: by the worst case of any rank with such buffers.
 static inline void nccl_describe_registered(NcclEngine* e, const NcclRegistered* all, int N) {
     bool some = false, none = false, alone = false;
     int most = 0;

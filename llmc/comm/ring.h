@@ -15,11 +15,11 @@ in.
 #define LLMC_COMM_RING_H
 #include "../base/common.h"
 
-// What one rank does at one step, in elements of its buffer (n).
+// A rank's messages in one step, in elements of its buffer (n).
 typedef struct {
     size_t send_at, send_n; // to the next rank
     size_t recv_at, recv_n; // from the one before
-    bool adds;              // what is received is added to what is here; else it replaces it
+    bool adds;              // received elements are added to the buffer's; otherwise they replace them
 } RingStep;
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }
@@ -27,10 +27,11 @@ static inline int ring_steps(int N) { return 2 * (N - 1); }
 // NCCL moves a message one element at a time unless it begins at a multiple of 16 bytes. Their sizes differ by 16 at
 // most, and may be 0.
 #define RING_ALIGNMENT 16
-static inline size_t ring_chunk(size_t c, int N, size_t n) {
-    size_t pieces = ceil_div(n, RING_ALIGNMENT), ranks = (size_t)N;
-    return size_min(n, RING_ALIGNMENT * (pieces / ranks * c + pieces % ranks * c / ranks));
+static inline size_t ring_chunk(int c, int N, size_t n) {
+    size_t pieces = ceil_div(n, RING_ALIGNMENT), ranks = (size_t)N, at = (size_t)c;
+    return size_min(n, RING_ALIGNMENT * (pieces / ranks * at + pieces % ranks * at / ranks));
 }
+static inline size_t ring_chunk_size(int c, int N, size_t n) { return ring_chunk(c + 1, N, n) - ring_chunk(c, N, n); }
 // Returns the largest chunk that fits into a buffer of `room` (at least 16) elements;
 // of a piece of N such chunks each rank owns one.
 static inline size_t ring_slice(size_t room) { return size_max(1, room / RING_ALIGNMENT) * RING_ALIGNMENT; }
@@ -40,13 +41,9 @@ static inline size_t ring_slice(size_t room) { return size_max(1, room / RING_AL
 static inline RingStep ring_step(int rank, int N, size_t n, int step) {
     bool adds = step < N - 1;
     int first = adds ? rank : rank + 1, s = adds ? step : step - (N - 1);
-    size_t send = (size_t)((first - s + N) % N), recv = (size_t)((first - s - 1 + N) % N);
-    RingStep r;
-    r.send_at = ring_chunk(send, N, n);
-    r.send_n = ring_chunk(send + 1, N, n) - r.send_at;
-    r.recv_at = ring_chunk(recv, N, n);
-    r.recv_n = ring_chunk(recv + 1, N, n) - r.recv_at;
-    r.adds = adds;
+    int send = (first - s + N) % N, recv = (first - s - 1 + N) % N;
+    RingStep r = { ring_chunk(send, N, n), ring_chunk_size(send, N, n), ring_chunk(recv, N, n),
+                   ring_chunk_size(recv, N, n), adds };
     return r;
 }
 

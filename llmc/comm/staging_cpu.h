@@ -19,8 +19,7 @@ static inline void staging_init(StagingBuffer* s, size_t bytes) {
 }
 static inline void staging_free(StagingBuffer* s) { device_free(s->scratch); }
 
-// Returns what one queue of operations is staged in: queues run beside each other,
-// so on a GPU each needs memory of its own.
+// Returns the staging memory of a queue of operations. Queues run at the same time, so on a GPU each needs its own.
 static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) { (void)queue; return s; }
 
 // ---- for the thread that issues operations ----

@@ -1,11 +1,11 @@
 /*
 staging_cuda.cuh - how MPI reaches the memory of tensors, for a GPU: through pinned host memory. Included by comm_mpi.h;
-staging_cpu.h has the same functions where there is nothing to do.
+the same functions of staging_cpu.h do nothing.
 
 An operation waits for an event on compute_stream, which stands for the layer calls before it. Then, a piece at a time,
-its input is copied to the host and its output back, on a stream beside the compute stream, by the thread that talks to
-MPI. That thread looks whether a copy is done before it goes on, and an operation counts as finished only when its last
-copy is. So layer calls that are issued after comm_wait come after it, with no event between.
+its input is copied to the host and its output back, on a stream of their own, by the thread that calls MPI. That thread
+looks whether a copy is done before it goes on, and an operation counts as finished only when its last copy is. So layer
+calls that are issued after comm_wait come after it, with no event between.
 */
 #ifndef LLMC_STAGING_CUDA_CUH
 #define LLMC_STAGING_CUDA_CUH
@@ -14,7 +14,7 @@ copy is. So layer calls that are issued after comm_wait come after it, with no e
 
 typedef struct StagingBuffer {
     size_t bytes;           // of a piece
-    char* scratch;          // (bytes) host memory for sums, owned; NULL where nothing is added
+    char* scratch;          // (bytes) host memory for sums, owned; NULL for messages
     char* view;             // (bytes) pinned host memory, what MPI sends from and receives into, owned
     cudaStream_t stream;    // for copies, owned
     int queue;
@@ -33,7 +33,7 @@ static inline void staging_open(StagingBuffer* s, int queue, size_t bytes) {
 }
 static inline void staging_init(StagingBuffer* s, size_t bytes) {
     staging_open(s, 0, bytes);
-    s->scratch = (char*)xcalloc(bytes, 1);
+    s->scratch = new_array(char, bytes);
 }
 static inline void staging_free(StagingBuffer* s) {
     if (s->view == NULL) return;
@@ -44,12 +44,12 @@ static inline void staging_free(StagingBuffer* s) {
     free(s->next);
 }
 
-// Returns what one queue of operations is staged in: queues run beside each other, so each needs memory of its own.
-// That of a pair of ranks is made with their first message.
+// Returns the staging memory of a queue of operations. Queues run at the same time, so each needs its own; that of a
+// pair of ranks is made with their first message.
 static inline StagingBuffer* staging_of_queue(StagingBuffer* s, int queue) {
     while (s->queue != queue && s->next) s = s->next;
     if (s->queue == queue) return s;
-    s->next = (StagingBuffer*)xcalloc(1, sizeof(StagingBuffer));
+    s->next = new_array(StagingBuffer, 1);
     staging_open(s->next, queue, s->bytes);
     return s->next;
 }

@@ -1,5 +1,5 @@
 /*
-dataloader.h - token sequences in an order that is a function of (seed, epoch, position) alone.
+dataloader.h - token sequences in an order that depends only on (seed, epoch, position).
 
 Sequences are non-overlapping windows of T tokens within a shard; the token after a window is the target of its last
 one.
@@ -44,6 +44,7 @@ typedef struct {
     int* tokens;              // (count) of a text file, owned; NULL: read from the file when needed
     size_t count;             // tokens
     TokenMask mask;           // which of them count, owned
+    bool has_unused_mask;     // MASK_NONE leaves it out
     long long first_sequence; // number of this shard's first sequence among all shards'
 } DataShard;
 
@@ -106,7 +107,7 @@ static inline int* data_read_text(FileSource from, const Tokenizer* tokenizer, s
                  nul ? (size_t)(nul - text) : 0);
     int* encoded = tokenizer_encode(tokenizer, text + mark, n - mark, count);
     free(text);
-    int* tokens = (int*)xcalloc(*count + 1, sizeof(int));
+    int* tokens = new_array(int, *count + 1);
     tokens[0] = tokenizer->eot; // stands before each document, as in token files
     memcpy(tokens + 1, encoded, *count * sizeof(int));
     free(encoded);
@@ -127,7 +128,9 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
     if (is_bin || file_begins_with(from, &magic, sizeof magic)) {
         s.file = token_file_open(path);
         s.count = s.file.count;
-        if (use != MASK_NONE && path_exists(mask)) s.mask = mask_open(mask, &s.file);
+        bool has_mask = path_exists(mask);
+        if (has_mask && use != MASK_NONE) s.mask = mask_open(mask, &s.file);
+        s.has_unused_mask = has_mask && use == MASK_NONE;
     } else {
         require_file(from, !file_begins_with(from, MASK_MAGIC, 8),
                      "is a mask: give the token file beside it, and the mask is found");
@@ -140,13 +143,6 @@ static inline DataShard data_shard_open(const char* path, const Tokenizer* token
     return s;
 }
 
-// Reads n tokens from number `first` on into out (n); scratch (n). The range must lie within the shard.
-static inline void data_shard_read(const DataShard* s, size_t first, size_t n, uint16_t* scratch, int* out) {
-    if (s->tokens) { memcpy(out, s->tokens + first, n * sizeof(int)); return; }
-    token_file_read(&s->file, first, n, scratch);
-    for (size_t i = 0; i < n; i++) out[i] = scratch[i];
-}
-
 static inline void dataloader_open_shards(DataLoader* d, const char* pattern, const Tokenizer* tokenizer) {
     glob_t found;
     memset(&found, 0, sizeof found);
@@ -156,7 +152,7 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
     require(rc == 0, "%s '%s': %s", d->option, pattern, too_many_files() ? open_error(errno)
             : "there is no such file; 'make' makes the default data, and any text file will do");
     d->num_shards = literal ? 1 : (int)found.gl_pathc;
-    d->shards = (DataShard*)xcalloc((size_t)d->num_shards, sizeof(DataShard));
+    d->shards = new_array(DataShard, d->num_shards);
     files_allow((size_t)d->num_shards); // they stay open
     for (int i = 0; i < d->num_shards; i++) {
         DataShard* s = &d->shards[i];
@@ -173,9 +169,7 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
         d->num_tokens += s->count;
         d->masked = d->masked || s->mask.bits != NULL;
         d->num_counted += s->mask.bits && s->count > 0 ? mask_count(&s->mask, 1, s->count - 1) : 0;
-        char* mask = mask_path(s->path);
-        d->masks_unused += d->shape.mask == MASK_NONE && s->tokens == NULL && path_exists(mask);
-        free(mask);
+        d->masks_unused += s->has_unused_mask;
     }
     if (!literal) globfree(&found);
     for (int i = 0; i < d->num_shards && d->masked; i++)
@@ -185,28 +179,21 @@ static inline void dataloader_open_shards(DataLoader* d, const char* pattern, co
                 d->option, d->shards[i].path);
 }
 
-// Returns the checksum of a sample of the data: 64 spans of up to 64 tokens, spread over each shard.
-// (The loader's thread reads too.)
+// Returns the checksum of a sample of each shard. (The loader's thread reads too.)
 static inline uint64_t data_checksum(const DataLoader* d) {
-    enum { SPAN = 64, SPANS = 64 };
-    uint16_t scratch[SPAN];
-    int tokens[SPAN];
     uint64_t sum = 0, place = 0;
-    for (int i = 0; i < d->num_shards; i++) {
-        const DataShard* s = &d->shards[i];
-        size_t n = size_min(SPAN, s->count);
-        for (size_t k = 0; k < SPANS; k++, place += SPAN) {
-            data_shard_read(s, (s->count - n) * k / (SPANS - 1), n, scratch, tokens);
-            sum += checksum_elements(tokens, sizeof(int), n, place);
-        }
-        sum += checksum_element(s->count, place++);
+    for (const DataShard* s = d->shards; s < d->shards + d->num_shards; s++, place += TOKENS_SAMPLED + 1) {
+        bool complete = tokens_sample(s->file.fd, s->tokens, s->count, place, &sum);
+        require_file(token_file_source(s->path), complete, "cannot be read: %s",
+                     errno ? strerror(errno) : "it was cut after it was opened");
+        sum += checksum_element(s->count, place + TOKENS_SAMPLED);
     }
     return sum;
 }
 
 // ---- one micro-batch ----
 
-// NULL if all ids are in the vocabulary, else what is wrong, to be freed by the caller.
+// Returns NULL if all ids are in the vocabulary, otherwise an error, which the caller frees.
 static inline char* dataloader_check_ids(const DataLoader* d, const DataShard* s, size_t first, const int* ids,
                                          size_t n) {
     size_t i = 0;
@@ -246,7 +233,8 @@ static inline char* dataloader_fill_row(DataLoader* d, long long epoch, long lon
     size_t T = (size_t)d->shape.T;
     DataWindow w = dataloader_window(d, epoch, position);
     if (w.n > 0) {
-        data_shard_read(w.shard, w.first, w.n + 1, d->scratch, d->row);
+        if (w.shard->tokens == NULL) token_file_read(&w.shard->file, w.first, w.n + 1, d->scratch);
+        for (size_t i = 0; i <= w.n; i++) d->row[i] = w.shard->tokens ? w.shard->tokens[w.first + i] : d->scratch[i];
         char* error = dataloader_check_ids(d, w.shard, w.first, d->row, w.n + 1);
         if (error) return error;
         memcpy(inputs, d->row, w.n * sizeof(int));
@@ -288,7 +276,7 @@ static inline double dataloader_bytes(const Tokenizer* t, const int* targets, si
     return bytes;
 }
 
-// Returns the micro-batch after c: what the thread reads next and what is handed out next both follow from it.
+// Returns the micro-batch after c, for reading and for handing out.
 static inline DataCursor dataloader_after(const DataLoader* d, DataCursor c) {
     if (++c.micro < d->accumulation) return c;
     c.micro = 0;
@@ -448,9 +436,9 @@ static inline void dataloader_init(DataLoader* d, const char* option, const char
     size_t elements = (size_t)d->slots * (size_t)s.B * (size_t)s.T;
     d->slot_inputs = (int*)host_alloc(elements * sizeof(int));
     d->slot_targets = (int*)host_alloc(elements * sizeof(int));
-    d->slot_valid = (int*)xcalloc((size_t)d->slots, sizeof(int));
-    d->scratch = (uint16_t*)xcalloc((size_t)s.T + 1, sizeof(uint16_t));
-    d->row = (int*)xcalloc((size_t)s.T + 1, sizeof(int));
+    d->slot_valid = new_array(int, d->slots);
+    d->scratch = new_array(uint16_t, s.T + 1);
+    d->row = new_array(int, s.T + 1);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->changed, NULL);
     dataloader_seek(d, 0, 0);

@@ -13,7 +13,6 @@ next to another token file would otherwise train on the wrong tokens, and no num
 */
 #ifndef LLMC_MASK_H
 #define LLMC_MASK_H
-#include "../base/checksum.h"
 #include "tokens.h"
 
 #define MASK_MAGIC "tokmask1"
@@ -57,21 +56,6 @@ static inline size_t mask_count(const TokenMask* m, size_t first, size_t n) {
     return counted;
 }
 
-// A checksum of 64 spans of up to 64 tokens, spread over a token file: it tells data sets apart.
-// Returns false if it cannot be read.
-static inline bool mask_sample(int fd, size_t count, uint64_t* sum) {
-    enum { SPAN = 64, SPANS = 64 };
-    uint16_t tokens[SPAN];
-    size_t n = size_min(SPAN, count);
-    *sum = 0;
-    for (size_t k = 0; k < SPANS; k++) {
-        size_t first = (count - n) * k / (SPANS - 1);
-        if (!pread_all(fd, tokens, n * sizeof *tokens, TOKENS_HEADER_BYTES + first * sizeof *tokens)) return false;
-        *sum += checksum_elements(tokens, sizeof *tokens, n, k * SPAN);
-    }
-    return true;
-}
-
 // Opens the mask of a token file; dies unless it is whole and belongs to that file. mask_close() ends it.
 static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     FileSource from = mask_source(path);
@@ -80,7 +64,7 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     char* file = file_read(from, MASK_HEADER_BYTES + (size_t)TOKENS_MAX_COUNT / 8 + 1, &size);
     require_file(from, size >= MASK_HEADER_BYTES, "has %zu bytes, less than the %zu of a mask's header", size,
                  MASK_HEADER_BYTES);
-    uint64_t h[MASK_HEADER_WORDS], sample;
+    uint64_t h[MASK_HEADER_WORDS], sample = 0;
     memcpy(h, file, sizeof h);
     require_file(from, memcmp(file, MASK_MAGIC, 8) == 0, "is not a mask: it does not start with " MASK_MAGIC);
     require_file(from, h[MASK_HEADER_TOKENS] == tokens->count, "is of %llu tokens, but %s has %zu",
@@ -90,7 +74,7 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     require_file(from, size == MASK_HEADER_BYTES + bytes,
                  "is cut or damaged: it has %zu bytes, and a mask of %zu tokens has %zu", size, m.count,
                  MASK_HEADER_BYTES + bytes);
-    m.bits = (unsigned char*)xcalloc(size_max(bytes, 1), 1);
+    m.bits = new_array(unsigned char, size_max(bytes, 1));
     memcpy(m.bits, file + MASK_HEADER_BYTES, bytes);
     free(file);
     m.checksum = checksum_elements(m.bits, 1, bytes, 0);
@@ -101,7 +85,7 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
                  "is damaged: its bits are not those that its header describes (%llu tokens that count, checksum "
                  "%016llx)",
                  (unsigned long long)h[MASK_HEADER_COUNTED], (unsigned long long)h[MASK_HEADER_BITS]);
-    bool complete = mask_sample(tokens->fd, tokens->count, &sample);
+    bool complete = tokens_sample(tokens->fd, NULL, tokens->count, 0, &sample);
     require_file(token_file_source(tokens->path), complete, "cannot be read: %s",
                  errno ? strerror(errno) : "it ends early");
     require_file(from, sample == h[MASK_HEADER_SAMPLE], "is the mask of other tokens than those in %s", tokens->path);

@@ -39,7 +39,7 @@ static inline TokenWriter token_writer_open(const char* path) {
     require(w.fd >= 0, "cannot create %s: %s", w.temporary, path_reason(path, errno));
     w.count = w.buffered = 0;
     w.tokenizer = 0;
-    w.buffer = (uint16_t*)xcalloc(TOKEN_WRITER_BUFFER, sizeof *w.buffer);
+    w.buffer = new_array(uint16_t, TOKEN_WRITER_BUFFER);
     return w;
 }
 
@@ -111,11 +111,11 @@ static inline void mask_writer_close(MaskWriter* w, TokenWriter* tokens) {
     invariant(m->count == tokens->count, "a mask of %zu tokens for %zu tokens", m->count, tokens->count);
     size_t bytes = ceil_div(m->count, 8);
     char *path = mask_path(tokens->path), *temporary = format_string("%s.tmp%d", path, (int)getpid());
-    char* file = (char*)xcalloc(MASK_HEADER_BYTES + bytes, 1);
+    char* file = new_array(char, MASK_HEADER_BYTES + bytes);
     uint64_t h[MASK_HEADER_WORDS] = { 0, m->count, m->counted, checksum_elements(m->bits, 1, bytes, 0) };
     memcpy(h, MASK_MAGIC, 8);
     token_writer_flush(tokens);
-    token_writer_check(tokens, mask_sample(tokens->fd, tokens->count, &h[MASK_HEADER_SAMPLE]), "read back");
+    token_writer_check(tokens, tokens_sample(tokens->fd, NULL, tokens->count, 0, &h[MASK_HEADER_SAMPLE]), "read back");
     memcpy(file, h, sizeof h);
     if (bytes > 0) memcpy(file + MASK_HEADER_BYTES, m->bits, bytes);
     unlink(temporary); // of a process with the same number that was killed

@@ -9,7 +9,7 @@ tokens decode to the very bytes that they came from, whatever those were:
     U+FFFD where bytes are invalid, and lose them.)
   - Text that spells <|endoftext|> is text. The end-of-text token never comes out of tokenizer_encode().
 
-A tokenizer is opened from "bytes", from GPT-2's vocab.json with merges.txt beside it (or the folder of both), or from
+A tokenizer is opened from "bytes", from GPT-2's vocab.json with merges.txt next to it (or the folder of both), or from
 llm.c's tokenizer .bin. Its files must have all 256 single bytes and <|endoftext|>: without the first some text would
 have no tokens, without the second documents could not be told apart.
 
@@ -114,7 +114,7 @@ static inline size_t hash_slots(size_t entries) { // at most half full
 static inline TokenMap token_map_make(Tokenizer* t, FileSource from, size_t most) {
     TokenMap m;
     m.count = hash_slots(most);
-    m.slots = (int*)xcalloc(m.count, sizeof *m.slots);
+    m.slots = new_array(int, m.count);
     for (size_t i = 0; i < m.count; i++) m.slots[i] = -1;
     for (int b = 0; b < 256; b++) t->byte_token[b] = -1;
     for (int id = 0; id < t->vocab_size; id++) {
@@ -150,7 +150,7 @@ static inline uint32_t pair_rank(const Tokenizer* t, int left, int right) {
 static inline void pairs_resize(Tokenizer* t, size_t slots) {
     PairSlot* old = t->pairs;
     size_t old_slots = t->pair_slots;
-    t->pairs = (PairSlot*)xcalloc(slots, sizeof *t->pairs);
+    t->pairs = new_array(PairSlot, slots);
     t->pair_slots = slots;
     for (size_t i = 0; i < slots; i++) { t->pairs[i].key = NO_PAIR; t->pairs[i].rank = NO_RANK; }
     for (size_t i = 0; i < old_slots; i++)
@@ -185,8 +185,8 @@ static inline FileSource tokenizer_source(const char* path) {
 
 static inline void tokenizer_bin_tokens(Tokenizer* t, FileSource from, const char* file, size_t size) {
     size_t at = TOKENIZER_HEADER_BYTES;
-    t->bytes = (char*)xcalloc(size - at, 1);
-    t->start = (size_t*)xcalloc((size_t)t->vocab_size + 1, sizeof *t->start);
+    t->bytes = new_array(char, size - at);
+    t->start = new_array(size_t, t->vocab_size + 1);
     for (int id = 0; id < t->vocab_size; id++) {
         size_t length = at < size ? (unsigned char)file[at] : 0;
         require_file(from, at < size && length <= size - at - 1, "ends within token %d of %d", id, t->vocab_size);
@@ -200,7 +200,7 @@ static inline void tokenizer_bin_tokens(Tokenizer* t, FileSource from, const cha
 
 // Any two tokens whose bytes together are a token merge into it. The end-of-text token takes no part in merges.
 static inline void tokenizer_bin_pairs(Tokenizer* t, const TokenMap* map) {
-    t->merged = (int*)xcalloc((size_t)t->vocab_size, sizeof *t->merged);
+    t->merged = new_array(int, t->vocab_size);
     for (int id = 0; id < t->vocab_size; id++) {
         t->merged[id] = id;
         size_t length;
@@ -253,11 +253,11 @@ static inline void tokenizer_prepare(Tokenizer* t) {
     require(t->word_pattern != NULL,
             "PCRE2 refuses the word pattern at character %zu (its error %d); it must be built with Unicode", (size_t)at,
             error);
-    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // where it cannot, matching is the same but slower
-    t->scratch = (TokenizerScratch*)xcalloc(1, sizeof *t->scratch);
+    pcre2_jit_compile(t->word_pattern, PCRE2_JIT_COMPLETE); // if that fails, matching is only slower
+    t->scratch = new_array(TokenizerScratch, 1);
     t->scratch->match = pcre2_match_data_create(1, NULL);
     require(t->scratch->match != NULL, "out of host memory for PCRE2");
-    t->scratch->cache = (CachedWord*)xcalloc(CACHE_SLOTS, sizeof *t->scratch->cache);
+    t->scratch->cache = new_array(CachedWord, CACHE_SLOTS);
 }
 
 // ---- GPT-2's text form of bytes: each byte is one printable character, so vocab.json and merges.txt are text ----
@@ -292,7 +292,7 @@ static inline long bytes_from_text(const int byte_of[BYTE_CHARACTERS], const cha
 // the caller frees the array.
 static inline const char** vocab_by_id(FileSource from, json_t* root) {
     size_t n = json_object_size(root);
-    const char** by_id = (const char**)xcalloc(n, sizeof *by_id);
+    const char** by_id = new_array(const char*, n);
     const char* key;
     json_t* value;
     json_object_foreach(root, key, value) {
@@ -316,8 +316,8 @@ static inline void tokenizer_read_vocab(Tokenizer* t, FileSource from, const cha
                  "is not a JSON object of tokens and their ids");
     const char** by_id = vocab_by_id(from, root);
     t->vocab_size = (int)json_object_size(root);
-    t->bytes = (char*)xcalloc(size, 1); // no token is longer decoded than it was in the file
-    t->start = (size_t*)xcalloc((size_t)t->vocab_size + 1, sizeof *t->start);
+    t->bytes = new_array(char, size); // no token is longer decoded than it was in the file
+    t->start = new_array(size_t, t->vocab_size + 1);
     for (int id = 0; id < t->vocab_size; id++) {
         long length = bytes_from_text(byte_of, by_id[id], strlen(by_id[id]), t->bytes + t->start[id]);
         require_file(from, length > 0, "token %d, \"%s\", is not the byte-level text that GPT-2's vocabulary has", id,
@@ -371,8 +371,8 @@ static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const To
     size_t size, lines = 1;
     char* file = file_read(from, TOKENIZER_MAX_FILE, &size);
     for (size_t i = 0; i < size; i++) lines += file[i] == '\n';
-    t->merged = (int*)xcalloc(lines, sizeof *t->merged);
-    MergeReader r = { from, map, byte_of, 1, (char*)xcalloc(size, 1) };
+    t->merged = new_array(int, lines);
+    MergeReader r = { from, map, byte_of, 1, new_array(char, size) };
     for (size_t at = 0; at < size; r.line++) {
         const char* end = (const char*)memchr(file + at, '\n', size - at);
         size_t n = end ? (size_t)(end - file) - at : size - at;
@@ -391,7 +391,7 @@ static inline void tokenizer_read_merges(Tokenizer* t, FileSource from, const To
 // Tokens that were added are no text: either the word pattern cuts them, as it cuts <pad>, or they come before all
 // bytes, as in trainers.
 static inline void tokenizer_check_merges(const Tokenizer* t, FileSource from) {
-    bool* made = (bool*)xcalloc((size_t)t->vocab_size, sizeof *made);
+    bool* made = new_array(bool, t->vocab_size);
     int missing = 0, first = -1, first_byte = t->vocab_size;
     for (size_t rank = 0; rank < t->pair_count; rank++) made[t->merged[rank]] = true;
     for (int b = 0; b < 256; b++) first_byte = t->byte_token[b] < first_byte ? t->byte_token[b] : first_byte;
@@ -433,8 +433,8 @@ static inline void tokenizer_open_json(Tokenizer* t, FileSource from, const char
 static inline void tokenizer_open_bytes(Tokenizer* t) {
     t->vocab_size = 257;
     t->eot = 256;
-    t->bytes = (char*)xcalloc(256 + sizeof END_OF_TEXT, 1);
-    t->start = (size_t*)xcalloc(258, sizeof *t->start);
+    t->bytes = new_array(char, 256 + sizeof END_OF_TEXT);
+    t->start = new_array(size_t, 258);
     for (int b = 0; b < 256; b++) {
         t->byte_token[b] = b;
         t->bytes[b] = (char)b;
@@ -620,7 +620,7 @@ static inline const char* word_next(const Tokenizer* t, WordCursor* c, size_t* l
 
 // Returns the tokens of any bytes (n), without an end-of-text token. A new array of *count, which the caller frees.
 static inline int* tokenizer_encode(const Tokenizer* t, const char* text, size_t n, size_t* count) {
-    int* out = (int*)xcalloc(n, sizeof *out); // a token is at least one byte
+    int* out = new_array(int, n); // a token is at least one byte
     *count = 0;
     if (t->word_pattern == NULL) {
         for (; *count < n; ++*count) out[*count] = (unsigned char)text[*count];

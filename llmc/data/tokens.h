@@ -10,6 +10,7 @@ them.)
 */
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
+#include "../base/checksum.h"
 #include "../base/common.h"
 #include "../base/folder.h"
 
@@ -68,6 +69,24 @@ static inline void token_file_read(const TokenFile* f, size_t first, size_t n, u
     bool complete = pread_all(f->fd, out, n * sizeof *out, TOKENS_HEADER_BYTES + first * sizeof *out);
     require_file(token_file_source(f->path), complete, "tokens %zu to %zu cannot be read: %s", first, first + n,
                  errno ? strerror(errno) : "it was cut after it was opened");
+}
+
+// *sum += the checksum of a sample of tokens (count): 64 spans of up to 64, spread over all. It tells data sets apart.
+// tokens NULL: they are in the token file fd. place: of the sample's first element. Returns false if they cannot be
+// read.
+#define TOKENS_SAMPLED (64 * 64)
+static inline bool tokens_sample(int fd, const int* tokens, size_t count, uint64_t place, uint64_t* sum) {
+    enum { SPAN = 64, SPANS = TOKENS_SAMPLED / SPAN };
+    uint16_t stored[SPAN];
+    int span[SPAN];
+    size_t n = size_min(SPAN, count);
+    for (size_t k = 0; k < SPANS; k++, place += SPAN) {
+        size_t first = (count - n) * k / (SPANS - 1), at = TOKENS_HEADER_BYTES + first * sizeof *stored;
+        if (tokens == NULL && !pread_all(fd, stored, n * sizeof *stored, at)) return false;
+        for (size_t i = 0; i < n; i++) span[i] = tokens ? tokens[first + i] : stored[i];
+        *sum += checksum_elements(span, sizeof(int), n, place);
+    }
+    return true;
 }
 
 static inline void token_file_close(TokenFile* f) {

@@ -20,14 +20,14 @@ static inline double learning_rate(const Options* o, long long step) {
     const double pi = 3.14159265358979323846;
     long long last = o->steps - 1, first = o->lr_schedule == SCHEDULE_WSD ? last - o->steps / 5 : o->warmup_steps;
     double progress = schedule_progress(step, first, last);
-    double share = o->lr_schedule == SCHEDULE_CONSTANT ? 1 // of what lies above the final learning rate
+    double share = o->lr_schedule == SCHEDULE_CONSTANT ? 1 // of the difference to the final learning rate
                  : o->lr_schedule == SCHEDULE_COSINE ? 0.5 * (1 + cos(pi * progress)) : 1 - progress;
     return o->lr * (o->final_lr_fraction + share * (1 - o->final_lr_fraction));
 }
 
-// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2; torch.amp.GradScaler has the same rule and
-// numbers). The loss is multiplied by `scale`, so that small gradients do not become 0 in fp16, and the update divides
-// by it again.
+// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2), with the rule and numbers of
+// torch.amp.GradScaler. The loss is multiplied by `scale`, so that small gradients do not become 0 in fp16, and the
+// update divides by it again.
 typedef struct {
     double scale;
     long long good_steps; // in a row, since the scale last changed
@@ -35,7 +35,7 @@ typedef struct {
     int bad_in_a_row;     // steps, up to the last one, whose gradients were Inf or NaN
 } LossScaler;
 
-// fp16 starts at --loss-scale. fp32 and bf16 have enough exponent bits to do without: their scale stays 1.
+// fp16 starts at --loss-scale. The exponent bits of fp32 and bf16 suffice without scaling: their scale stays 1.
 static inline LossScaler loss_scaler_init(const Options* o) {
     bool scaled = FLOATX_DTYPE == DTYPE_F16;
     LossScaler s = { scaled ? o->loss_scale : 1, 0, scaled ? o->loss_scale_interval : 0, 0 };
@@ -45,7 +45,7 @@ static inline LossScaler loss_scaler_init(const Options* o) {
 // After each step: `finite` says whether its gradients were. If not, the step was skipped and the scale halves, but not
 // below 1: if gradients overflow without any scaling, a smaller scale does not help, and bad_in_a_row will end the run.
 static inline void loss_scaler_update(LossScaler* s, bool finite) {
-    const double largest = 0x1p100; // still far from Inf as a float, if gradients are 0 for ever
+    const double largest = 0x1p100; // still far from Inf as a float, even if gradients stay 0
     s->bad_in_a_row = finite ? 0 : s->bad_in_a_row + 1;
     s->good_steps = finite ? s->good_steps + 1 : 0;
     if (s->interval == 0) return;
@@ -55,9 +55,8 @@ static inline void loss_scaler_update(LossScaler* s, bool finite) {
     s->good_steps = 0;
 }
 
-// Dies after --max-bad-steps steps in a row that were skipped for NaN or Inf;
-// `step`, counted from 1, is the last of them.
-// fp16 expects some, and lowers its loss scale until they are gone.
+// Dies after --max-bad-steps steps in a row that were skipped for NaN or Inf; `step`, counted from 1, is the last of
+// them. fp16 expects some, and lowers its loss scale until they are gone.
 static inline void require_progress(const LossScaler* s, const Options* o, long long step, double loss) {
     require(s->bad_in_a_row < o->max_bad_steps,
             "NaN or Inf in the gradients of %lld steps in a row, up to step %lld (loss %g): a lower --lr (or in fp16 "

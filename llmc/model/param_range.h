@@ -14,7 +14,7 @@ typedef struct {
     size_t begin, n;         // elements [begin, begin+n) of that part
     size_t no_decay;         // the first no_decay of them have no weight decay
     bool on_host;            // in host memory (parallel/shard_state.h)
-    bool is_replicated;      // another rank also has them; there they count and are saved
+    bool is_replicated;      // copies of another rank's elements, which count and are saved on that rank
     floatX *params, *grads;  // (n) views. params NULL: rounded from master when needed
     float *master, *m, *v;   // (n) views. master NULL: params are fp32 and their own master
 } ParamRange;

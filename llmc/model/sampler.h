@@ -56,8 +56,8 @@ static inline int sample_token(const float* logits, int V, double temperature, l
     return best; // not reached: u < 1, and both passes add up the same numbers
 }
 
-// Prints text that comes in pieces, which may end inside a character, as byte-level tokens do. Nothing a model makes up
-// can harm a terminal: control characters except newline and tab, and what is not UTF-8, become U+FFFD.
+// Prints text that comes in pieces, which may end inside a character, as byte-level tokens do. No output of a model can
+// harm a terminal: control characters except newline and tab, and bytes that are not UTF-8, become U+FFFD.
 typedef struct {
     char pending[4]; // (have) the bytes so far of a character that is not complete
     size_t have;

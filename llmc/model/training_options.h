@@ -8,7 +8,7 @@ training_options.h - the options of every program, in the groups that --help sho
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK, RECOMPUTE_AUTO };
 
-// The options of every program. Strings are not owned. If a comment says so, 0 or "" stands for "not given".
+// The options of every program. Strings are not owned. 0 or "" stands for "not given" where a comment mentions it.
 typedef struct {
     const char *data, *val_data, *tokenizer;
     int mask;                                             // data/mask.h

@@ -21,7 +21,7 @@ static inline Axes axes_of(int tp, int pp, int dp, bool pp_outside) {
     return a;
 }
 
-// Returns where a rank of the world is, and which rank is there.
+// Return the place of a rank of the world, and the rank at a place.
 static inline AxesPlace axes_place(Axes a, int rank) {
     int inner = a.pp_outside ? MESH_DP : MESH_PP, outer = MESH_PP + MESH_DP - inner;
     AxesPlace p;

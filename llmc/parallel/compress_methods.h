@@ -107,18 +107,12 @@ static inline size_t compress_x(const Compress* c, const Segment* s) {
     bool computes = c->o.method == COMPRESS_TOP_K || c->o.method == COMPRESS_SIGN || c->o.method == COMPRESS_POWERSGD;
     return c->o.feedback || computes ? s->n : 0;
 }
-static inline SegmentCost whole_cost(const Compress* c, const Segment* s) {
-    SegmentCost cost = { 0, 0, 0, 0, 0, 0, ring_bytes((double)(s->n * sizeof(floatX)), compress_ranks(c)) };
-    return cost;
-}
-static inline SegmentCost vectors_cost(const Compress* c, const Segment* s) {
-    size_t bytes = s->n * sizeof(floatX);
-    SegmentCost cost = { bytes, 0, 0, 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
-    return cost;
-}
-static inline SegmentCost bf16_cost(const Compress* c, const Segment* s) {
-    size_t bytes = s->n * sizeof(uint16_t);
-    SegmentCost cost = { bytes, 0, compress_x(c, s), 0, 0, 0, ring_bytes((double)bytes, compress_ranks(c)) };
+// An all-reduce of all elements, in place for whole gradients, otherwise packed.
+static inline SegmentCost all_reduce_cost(const Compress* c, const Segment* s) {
+    bool whole = s->method == COMPRESS_NONE, bf16 = s->method == COMPRESS_BF16;
+    size_t bytes = s->n * (bf16 ? sizeof(uint16_t) : sizeof(floatX));
+    SegmentCost cost = { whole ? 0 : bytes, 0, bf16 ? compress_x(c, s) : 0, 0, 0, 0,
+                         ring_bytes((double)bytes, compress_ranks(c)) };
     return cost;
 }
 static inline int compress_bits(const Compress* c) { return c->o.method == COMPRESS_INT8 ? 8 : 4; }
@@ -134,14 +128,11 @@ static inline SegmentCost blocks_cost(const Compress* c, const Segment* s) {
     return cost;
 }
 static inline size_t segment_k(const Compress* c, const Segment* s) { return top_k_count(s->n, c->o.fraction); }
-static inline SegmentCost top_k_cost(const Compress* c, const Segment* s) {
-    size_t row = sparse_bytes(segment_k(c, s)), N = (size_t)compress_ranks(c);
-    SegmentCost cost = { N * row, 0, compress_x(c, s), 0, 0, s->n, (double)((N - 1) * row) };
-    return cost;
-}
-static inline SegmentCost sign_cost(const Compress* c, const Segment* s) {
-    size_t row = signs_bytes(s->n), N = (size_t)compress_ranks(c);
-    SegmentCost cost = { N * row, 0, compress_x(c, s), 0, 0, 0, (double)((N - 1) * row) };
+// An all-gather of every rank's row.
+static inline SegmentCost all_gather_cost(const Compress* c, const Segment* s) {
+    bool top_k = s->method == COMPRESS_TOP_K;
+    size_t row = top_k ? sparse_bytes(segment_k(c, s)) : signs_bytes(s->n), N = (size_t)compress_ranks(c);
+    SegmentCost cost = { N * row, 0, compress_x(c, s), 0, 0, top_k ? s->n : 0, (double)((N - 1) * row) };
     return cost;
 }
 static inline SegmentCost powersgd_cost(const Compress* c, const Segment* s) {
@@ -155,20 +146,20 @@ typedef struct {
     const char *name, *text;
     bool per_tensor;       // a segment is one tensor
     int messages;          // of a segment
-    bool feedback;         // by default: where it does no harm with AdamW (see Errors above)
+    bool feedback;         // by default: only if harmless with AdamW (see Errors above)
     long long from;        // first step that is compressed, by default; powersgd starts later, as in PyTorch
     SegmentCost (*cost)(const Compress* c, const Segment* s);
 } CompressMethod;
 static const CompressMethod compress_methods[COMPRESS_METHODS + 1] = {
     // name       text                          per_tensor messages feedback from  cost
-    { "none",     "gradients travel whole",     false,     1,       false,    0,   whole_cost },
-    { "bf16",     "rounded to bf16",            false,     1,       false,    0,   bf16_cost },
+    { "none",     "gradients travel whole",     false,     1,       false,    0,   all_reduce_cost },
+    { "bf16",     "rounded to bf16",            false,     1,       false,    0,   all_reduce_cost },
     { "int8",     "8 bits, blocks of 256",      false,     2,       false,    0,   blocks_cost },
     { "int4",     "4 bits, blocks of 256",      false,     2,       true,     0,   blocks_cost },
-    { "top-k",    "the largest of each tensor", true,      1,       false,    0,   top_k_cost },
-    { "sign",     "signs, a scale a tensor",    true,      1,       false,    0,   sign_cost },
+    { "top-k",    "the largest of each tensor", true,      1,       false,    0,   all_gather_cost },
+    { "sign",     "signs, a scale a tensor",    true,      1,       false,    0,   all_gather_cost },
     { "powersgd", "P and Q of low rank",        true,      2,       true,     50,  powersgd_cost },
-    { "vectors",  "1-D tensors, whole",         false,     1,       false,    0,   vectors_cost },
+    { "vectors",  "1-D tensors, whole",         false,     1,       false,    0,   all_reduce_cost },
 };
 static inline const CompressMethod* compress_method(const Compress* c) { return &compress_methods[c->o.method]; }
 static inline SegmentCost segment_cost(const Compress* c, const Segment* s) {
@@ -220,7 +211,7 @@ static inline void exchange_top_k(Compress* c, Segment* s) {
 }
 
 // sign: a bit an element and one scale a tensor (EF-signSGD, Karimireddy et al. 2019, arXiv 1901.09847).
-// The paper's error has the learning rate in it. Ours has not, because AdamW comes after.
+// The paper's error contains the learning rate. Ours does not, because AdamW comes later.
 static inline void exchange_signs(Compress* c, Segment* s) {
     size_t row = signs_bytes(s->n);
     char* mine = s->packed + (size_t)c->comm->rank * row;
@@ -298,7 +289,7 @@ static inline bool compress_takes(const Compress* c, size_t rows, size_t cols) {
 
 // Appends a segment without tensors. Returns its number.
 static inline int segment_new(Compress* c, int method, int bucket, TensorInfo t) {
-    c->segments = (Segment*)with_room(c->segments, (size_t)c->num_segments, sizeof(Segment));
+    c->segments = grown_array(Segment, c->segments, c->num_segments);
     Segment* s = &c->segments[c->num_segments];
     memset(s, 0, sizeof *s);
     s->method = method;
@@ -318,7 +309,7 @@ static inline int segment_for(Compress* c, int method, int bucket, TensorInfo t,
 // Adds elements [at, end), which are 1-D tensors, to the pieces of their segment.
 static inline void compress_add_piece(Compress* c, size_t at, size_t end) {
     if (c->num_pieces == 0 || c->pieces[c->num_pieces - 1].at != end) { // no neighbour of the last piece
-        c->pieces = (Piece*)with_room(c->pieces, (size_t)c->num_pieces, sizeof(Piece));
+        c->pieces = grown_array(Piece, c->pieces, c->num_pieces);
         c->pieces[c->num_pieces++].n = 0;
     }
     c->pieces[c->num_pieces - 1].at = at;
@@ -390,7 +381,7 @@ static inline void compress_forget(Compress* c) {
     for (Segment* s = c->segments; s < c->segments + c->num_segments; s++) {
         if (s->method != COMPRESS_POWERSGD) continue;
         SegmentCost cost = segment_cost(c, s);
-        float *q = c->state + s->state_at + cost.x + cost.part, *host = (float*)xcalloc(cost.q, sizeof(float));
+        float *q = c->state + s->state_at + cost.x + cost.part, *host = new_array(float, cost.q);
         for (size_t k = 0; k < cost.q; k++) host[k] = random_normal(c->seed, STREAM_COMPRESS + matrix, k);
         host_to_device(q, host, cost.q * sizeof(float));
         device_synchronize(); // the copy reads host
@@ -442,7 +433,7 @@ static inline void compress_free(Compress* c) {
 }
 
 // ---- a step ----
-// Sets the views of a segment's state: what this step adds, and what it leaves for the next one.
+// Sets the views of a segment's state: the errors that this step adds, and those that it leaves for the next one.
 static inline void segment_set_state(const Compress* c, Segment* s) {
     SegmentCost cost = segment_cost(c, s);
     if (c->state == NULL) return;

@@ -14,7 +14,7 @@ compress loads the rest of the checkpoint. A file that is missing, damaged, or o
 #ifndef LLMC_PARALLEL_COMPRESS_STATE_H
 #define LLMC_PARALLEL_COMPRESS_STATE_H
 #include "../device/checksum.h"
-#include "../save/ranks_param_ranges.h"
+#include "../save/ranks_checkpoint.h"
 #include "compress_methods.h"
 
 typedef struct {
@@ -69,7 +69,7 @@ static inline json_t* errors_metadata(const Compress* c) {
 static inline void compress_save(void* self, CheckpointWriter* w) {
     const Compress* c = (const Compress*)self;
     char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors_of(c), c->comm->rank);
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    float* host = new_array(float, STAGED);
     json_t* metadata = errors_metadata(c);
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, c->state_floats, 0);
     SafeTensors* file = &w->files[0];
@@ -110,7 +110,7 @@ static inline bool errors_read(Compress* c, const SafeTensors* s) {
     require_file(s->source, t != NULL, "has no tensor \"state\"");
     bool fits = f.layout == mine.layout && t->elements == c->state_floats;
     uint64_t sum = errors_facts_checksum(f, t->elements, c->comm->rank, compress_ranks(c));
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
+    float* host = new_array(float, STAGED);
     for (size_t k = 0, n; k < t->elements; k += n) {
         n = size_min(STAGED, t->elements - k);
         safetensors_read(s, t, k, n, host, DTYPE_F32);
@@ -142,10 +142,10 @@ static inline bool errors_load(Compress* c, const char* folder) {
     return loaded;
 }
 
-// Takes the errors out of the checkpoint c->resumed, whose moments are loaded, or says what is lost.
+// Takes the errors out of the checkpoint c->resumed, whose moments are loaded, or reports their loss.
 static inline void compress_load(Compress* c) {
     const char* folder = c->resumed;
-    if (folder == NULL || !compress_keeps(c)) return; // then run_load says what is lost
+    if (folder == NULL || !compress_keeps(c)) return; // then run_load reports the loss
     CheckpointErrors there = checkpoint_errors(folder), mine = errors_of(c);
     bool own = strcmp(there.method, mine.method) == 0 && there.ranks == mine.ranks;
     if (own && errors_load(c, folder)) return;

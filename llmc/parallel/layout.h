@@ -127,12 +127,6 @@ static inline size_t bucket_element_bytes(const Sharding* options) {
 // ---- the layout ----
 enum { NO_GROUP = -1, NO_BUFFER = -1 };
 
-// Returns the number of units in a group other than the root's; 0: one group contains all units.
-static inline int group_units(const Sharding* options) {
-    return options->wrap_halves ? 1 : 2 * (int)options->wrap_blocks;
-}
-
-
 typedef struct {
     int first_unit, num_units;
     Shard shard;             // of the group: n, the size of each rank's shard, and its offset in this rank's shards
@@ -174,7 +168,7 @@ static inline void layout_group(Layout* y, const Sharding* options, GPT2Config c
     y->num_groups = 0;
     y->own_elements = 0;
     for (int u = 0; u < y->num_units; u++) {
-        int size = group_units(options);
+        int size = options->wrap_halves ? 1 : 2 * (int)options->wrap_blocks; // units of a group; 0: all of them
         bool begins = u == 0 || (size > 0 && (u - 1) % size == 0);
         Group* k = &y->groups[begins ? y->num_groups++ : y->num_groups - 1];
         if (begins) {

@@ -65,7 +65,7 @@ typedef struct Mesh {
     Axes axes;
     Comm *tp, *pp, *dp;      // ranks with other parts of the same matrices; with other blocks of the same replica;
                              // with the same parts and blocks of other replicas. Views
-    Comm* tied;              // the first and the last rank of pp, in this order; ranks between them are alone. A view
+    Comm* tied;              // the first and the last rank of pp, in this order; others form groups of one. A view
     Comm *world, split[4];   // a view; the communicators above, unless they are the world
     const char* names[4];    // of split
     int colors[4], num_splits;

@@ -1,10 +1,10 @@
 /*
-pipeline.h - pipeline schedules as numbers: in which order a rank's forward and backward passes come, who sends to
-whom, and what a rank keeps. How far a rank runs ahead is in train_gpt2_pp.cu (pipeline_run_ahead), which also lists its
-actions (gpt2_init_schedule). Of these schedules gpipe is that of arXiv 1811.06965, section 2, 1f1b and interleaved are
-those of arXiv 2104.04473, sections 2.2.1 and 2.2.2, and zb-h1 is that of arXiv 2401.10241, section 2.1, where I is
-called B. Its authors merge W with I where they can; here W are done first in, first out, with the same bubble and
-memory, so that gradients are added up in the order of 1f1b.
+pipeline.h - pipeline schedules as numbers: the order of a rank's forward and backward passes, the sender and receiver
+of each message, and the activations that a rank keeps. How far a rank runs ahead is in train_gpt2_pp.cu
+(pipeline_run_ahead), which also lists its actions (gpt2_init_schedule). Of these schedules gpipe is that of arXiv
+1811.06965, section 2, 1f1b and interleaved are those of arXiv 2104.04473, sections 2.2.1 and 2.2.2, and zb-h1 is that
+of arXiv 2401.10241, section 2.1, where I is called B. Its authors merge W with I where they can; here W are done first
+in, first out, with the same bubble and memory, so that gradients are added up in the order of 1f1b.
 
 A model is cut into p*v chunks of consecutive blocks; chunk c of rank r is number c*p + r. A step has m micro-batches.
 An action is one micro-batch in one chunk:

@@ -1,6 +1,6 @@
 /*
-compress_run.h - what compressed gradients add to a run on several ranks (ranks_run.h): options, errors in checkpoints,
-and reports of the bytes sent and of the compression error.
+compress_run.h - the additions of compressed gradients to a run on several ranks (ranks_run.h): options, errors in
+checkpoints, and reports of the bytes sent and of the compression error.
 */
 #ifndef LLMC_COMPRESS_RUN_H
 #define LLMC_COMPRESS_RUN_H
@@ -51,7 +51,7 @@ static inline const char* compress_idle(const Compress* c, long long steps) {
     return c->o.from >= steps ? "the run has no more steps than --compress-from; lower that" : NULL;
 }
 
-// Reports the method, and what it sends compared with ddp.
+// Reports the method, and its traffic compared with ddp's.
 static inline void report_compress(const Compress* c, const Run* run) {
     double whole = compress_whole_bytes(c) + ring_bytes(sizeof(double), compress_ranks(c)); // gradients and the loss
     char a[32], b[32], from[64] = "";

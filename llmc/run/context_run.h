@@ -1,6 +1,6 @@
 /*
-context_run.h - what context parallelism adds to a run on several ranks (ranks_run.h): ranks that share sequences read
-the same data, and the work of each rank is predicted, counted and printed.
+context_run.h - the additions of context parallelism to a run on several ranks (ranks_run.h): ranks that share sequences
+read the same data, and the work of each rank is predicted, counted and printed.
 */
 #ifndef LLMC_CONTEXT_RUN_H
 #define LLMC_CONTEXT_RUN_H

@@ -78,7 +78,7 @@ static inline Channel* rank_channel(RankSteps* r, const char* comm, int axis, in
 
 // ---- the causes ----
 // Seconds of a step, on average. A step is computing + rest + all that is exposed + bubble + waiting + data.
-// Communication is all of it along each axis, hidden or not. Of this "per token" is what grows with the tokens of a
+// Communication is all of it along each axis, hidden or not; its part "per token" grows with the tokens of a
 // micro-batch, as computing does.
 enum {
     CAUSE_COMPUTING, CAUSE_REST, CAUSE_EXPOSED, CAUSE_BUBBLE = CAUSE_EXPOSED + COMM_AXES * COMM_KINDS, CAUSE_WAITING,
@@ -114,8 +114,8 @@ static inline Channel* least_of(const RankSteps* const* ranks, int N, int* n) {
             const Channel* c = &ranks[q]->channels[i];
             int k = channel_index(least, *n, c->comm, c->kind);
             if (k == *n) {
-                least = (Channel*)xrealloc(least, (size_t)++*n * sizeof(Channel));
-                least[k] = *c;
+                least = grown_array(Channel, least, *n);
+                least[(*n)++] = *c;
             }
             for (int s = 0; s < DIAGNOSIS_STEPS; s++) {
                 least[k].exposed[s] = fminf(least[k].exposed[s], c->exposed[s]);
@@ -183,26 +183,27 @@ typedef struct {
     double seconds;                  // of rank 0's median step
 } Diagnosis;
 
-static inline int compare_floats(const void* a, const void* b) {
-    float x = *(const float*)a, y = *(const float*)b;
+static inline int compare_doubles(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
     return (x > y) - (x < y);
 }
-static inline double median_of(const float* x, int n) {
-    float sorted[DIAGNOSIS_STEPS];
-    memcpy(sorted, x, (size_t)n * sizeof(float));
-    qsort(sorted, (size_t)n, sizeof(float), compare_floats);
-    return 0.5 * (sorted[(n - 1) / 2] + sorted[n / 2]);
+// Sorts x (n > 0).
+static inline double median_of(double* x, size_t n) {
+    qsort(x, n, sizeof(double), compare_doubles);
+    return 0.5 * (x[(n - 1) / 2] + x[n / 2]);
 }
 
 static inline Diagnosis diagnose(const RankSteps* const* ranks, int N) {
     Diagnosis d;
-    TimeBreakdown* all = (TimeBreakdown*)xcalloc((size_t)N, sizeof(TimeBreakdown));
+    double seconds[DIAGNOSIS_STEPS];
+    TimeBreakdown* all = new_array(TimeBreakdown, N);
     memset(&d, 0, sizeof d);
     breakdown_of_ranks(all, ranks, N);
     d.ranks = N;
     d.steps = ranks[0]->steps;
     d.first = d.least = d.most = all[0];
-    d.seconds = median_of(ranks[0]->seconds, d.steps);
+    for (int s = 0; s < d.steps; s++) seconds[s] = ranks[0]->seconds[s];
+    d.seconds = median_of(seconds, (size_t)d.steps);
     for (int q = 0; q < N; q++) {
         for (int i = 0; i < CAUSES; i++) {
             d.least.of[i] = fmin(d.least.of[i], all[q].of[i]);
@@ -227,11 +228,6 @@ typedef struct {
     char device[96];          // what it ran on; "": not known
 } SingleRun;
 typedef struct { GPT2Config config; long long seq_len, tokens_per_step; int ranks; } RunShape; // of this run
-
-static inline int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
 
 // Dies unless the first line of a metrics.jsonl, run, is that of a run on one rank that can be compared.
 static inline void single_run_check(const char* path, const json_t* run, const RunShape* now) {
@@ -296,7 +292,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
         if (rate > 0 && step > 0) {
             tokens = json_integer_value(json_object_get(line, "tokens")) - seen;
             seen += tokens;
-            rates = (double*)xrealloc(rates, (n + 1) * sizeof(double));
+            rates = grown_array(double, rates, n);
             rates[n++] = rate;
         }
         json_decref(line);
@@ -308,8 +304,7 @@ static inline SingleRun single_run_of_file(const char* path, const RunShape* now
             "--single-throughput %s: that run had %zu step%s; the first does not count, so give one with 2 or more",
             path, n, n == 1 ? "" : "s");
     single_run_compare(&s, path, tokens, now);
-    qsort(rates + 1, n - 1, sizeof(double), compare_doubles);
-    s.tokens_per_second = 0.5 * (rates[1 + (n - 2) / 2] + rates[1 + (n - 1) / 2]);
+    s.tokens_per_second = median_of(rates + 1, n - 1);
     free(rates);
     return s;
 }
@@ -350,13 +345,12 @@ typedef struct {
     int began;            // a mark, then
 } StepTimes;
 
-// Returns the seconds that this thread has had a core, so far.
+// Returns the seconds that this thread has spent on a core so far.
 static inline double thread_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
 // Before and after a step. The world has settled.
 static inline void step_times_begin(StepTimes* t, Ranks* w) {
@@ -406,7 +400,7 @@ static inline void cause_name(const Diagnosis* d, int cause, char* out, size_t s
         "bubble: waiting for other stages", "waiting for slower ranks", "waiting for data", "a step"
     };
     int k = cause - CAUSE_EXPOSED;
-    bool one_is = d->most.of[CAUSE_WAITING] > 0.05 * d->first.of[CAUSE_STEP]; // else who waits least is chance
+    bool one_is = d->most.of[CAUSE_WAITING] > 0.05 * d->first.of[CAUSE_STEP]; // or the rank that waits least is chance
     if (cause < CAUSE_EXPOSED)
         snprintf(out, size, "%s", cause == CAUSE_COMPUTING ? "computing" : "without a core, or asleep");
     else if (cause < CAUSE_BUBBLE)
@@ -503,7 +497,7 @@ static inline bool find_breakdown(Diagnosis* d, StepTimes* t, Ranks* w) {
     // Each as far as its last channel
     ControlBytes* given = control_gather(&w->control, &t->mine, rank_steps_bytes(&t->mine));
     if (given == NULL) return true;
-    const RankSteps** ranks = (const RankSteps**)xcalloc((size_t)w->comm.size, sizeof(RankSteps*));
+    const RankSteps** ranks = new_array(const RankSteps*, w->comm.size);
     for (int q = 0; q < w->comm.size; q++) ranks[q] = (const RankSteps*)given[q].data;
     *d = diagnose(ranks, w->comm.size);
     free(ranks);

@@ -1,5 +1,5 @@
 /*
-logger.h - what a run says about itself: lines for people, and OUT/metrics.jsonl for programs.
+logger.h - the log of a run: lines for people, and OUT/metrics.jsonl for programs.
 
 In a file or a pipe every step prints a line. On a terminal one line is rewritten as the run goes on, and every
 --log-every steps a full line stays.
@@ -235,7 +235,7 @@ static inline void logger_step(Logger* g, const StepLog* s) {
     logger_write(g, o);
 }
 
-// An evaluation after `step` steps. Where a token is not a byte, the loss per byte is printed as well.
+// An evaluation after `step` steps. If tokens are not bytes, the loss per byte is also printed.
 static inline void logger_eval(Logger* g, long long step, EvalLoss loss) {
     char per_byte[64] = "";
     if (isfinite(loss.per_byte) && loss.per_byte != loss.per_token)

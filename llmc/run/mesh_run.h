@@ -1,6 +1,6 @@
 /*
-mesh_run.h - what a mesh of ranks adds to a run on several ranks (ranks_run.h): which ranks share what, and the
-traffic along each axis.
+mesh_run.h - the additions of a mesh of ranks to a run on several ranks (ranks_run.h): the ranks that share a replica
+of the model, and the traffic along each axis.
 */
 #ifndef LLMC_MESH_RUN_H
 #define LLMC_MESH_RUN_H
@@ -27,7 +27,7 @@ static inline Axes mesh_choose_axes(Run* run, const Mesh* mesh) {
     return axes_of(t, p, N / (t * p), false);
 }
 
-// Says which ranks save: all of them, where each has shards of its own, else those of the first replica of the model.
+// Sets which ranks save: all of them if each owns shards, otherwise those of the first replica of the model.
 static inline void mesh_choose_writers(Run* run, bool sharded) {
     const Mesh* m = (const Mesh*)run->ranks->sharing.self;
     int model = m->pp->size * m->tp->size, place = m->pp->rank * m->tp->size + m->tp->rank;

@@ -106,7 +106,7 @@ static inline void predict_answer(Predictor* p, int argc, char** argv) {
     RanksRun* r = run->ranks;
     for (int stage = 0; stage == 0 || stage < r->along[AXIS_PP]; stage++) {
         predict_start(p, argc, argv);
-        ranks_predict(run, stage);
+        run_choose_batch(run, ranks_readers(run, stage)); // as ranks_start does
         p->configure(p->model, run);
         p->predict(p->model, run);
         long long tp = r->along[AXIS_TP], pp = r->along[AXIS_PP], cp = r->along[AXIS_CP];

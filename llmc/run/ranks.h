@@ -7,7 +7,7 @@ also says which functions issued it (base/callers.h), how long compute waited fo
 gradients it moves, where the pieces of this rank tell that. The rank's part ends with how long its steps took
 (diagnosis.h), so that build/overlap finds the same figures that the run itself prints.
 
-Global state: `trace_memories`, beside trace.h's.
+Global state: `trace_memories`, in addition to trace.h's.
 */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
@@ -91,16 +91,16 @@ static inline void trace_name_slice(TraceSlice* s, const CallerNames* names) {
     int n = callers_stack(names, (const Callers*)s->callers, stack, MOST), first = 0;
     if (n == 0) return;
     while (first + 1 < n && stack[first].in_header) first++; // functions of llmc/ that the program's function calls
-    char* more = format_string("%s,\"caller\":\"%s\",\"stack\":\"", s->more, stack[first].function);
-    for (int i = 0; i < n; i++) {
-        char* longer = format_string("%s%s%s %s:%d", more, i ? " < " : "", stack[i].function, stack[i].file,
-                                     stack[i].line);
-        free(more);
-        more = longer;
-    }
+    char* more;
+    size_t length;
+    FILE* text = open_memstream(&more, &length);
+    fprintf(text, "%s,\"caller\":\"%s\",\"stack\":\"", s->more, stack[first].function);
+    for (int i = 0; i < n; i++)
+        fprintf(text, "%s%s %s:%d", i ? " < " : "", stack[i].function, stack[i].file, stack[i].line);
+    fprintf(text, "\"");
+    fclose(text);
     free(s->more);
-    s->more = format_string("%s\"", more);
-    free(more);
+    s->more = more;
 }
 // The same for all operations of the timeline.
 static inline void trace_name_callers(void) {
@@ -173,6 +173,15 @@ static inline void options_all_ranks(OptionTable* t, Ranks* w) {
     options_group(t, NULL);
 }
 
+// The ranks find one another, by --comm's options and these of all programs. Collective.
+static inline void ranks_meet(Ranks* w, const Options* o, RankInfo ranks) {
+    w->options.ordered = o->deterministic;
+    w->options.out = o->out;
+    comm_init(&w->comm, &w->options, ranks, &w->control);
+    w->comm.world->notes.counts_busy = ranks.size > 1; // for the diagnosis at the end
+    if (w->options.link > 0) ranks_are_artificial(w, "EMULATED LINK (--emulate-link)");
+}
+
 // Puts an operation that has been waited for onto the timeline.
 static inline void ranks_trace_operation(void* self, const CommEvent* e) {
     char name[64], group[32] = "";
@@ -215,6 +224,8 @@ static inline bool ranks_memory_fits(Ranks* w, const size_t predicted[MEMORY_KIN
     free(all);
     return all_fit;
 }
+
+static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
 
 // ---- the cost of a step ----
 // From now on counts what this rank sends by a, and by b if it is not NULL, under this name.

@@ -1,14 +1,14 @@
 /*
-ranks_run.h - what several ranks add to a run (run.h): they find one another, agree on what they train, share the data
-and what is saved, count what they send, and say at the end where the time went.
+ranks_run.h - the additions of several ranks to a run (run.h): they find one another, agree on options, model and data,
+share the data and the checkpoints, count the bytes that they send, and report at the end where the time went.
 
 A program of several ranks calls ranks_start where a program of one device calls run_start, and so on. Functions of
-run.h that have no counterpart here are called by both.
+run.h without a counterpart here are called by both.
 */
 #ifndef LLMC_RANKS_RUN_H
 #define LLMC_RANKS_RUN_H
 #include "../device/checksum.h"
-#include "../save/ranks_param_ranges.h"
+#include "../save/ranks_checkpoint.h"
 #include "../comm/say_once.h"
 #include "diagnosis.h"
 #include "run.h"
@@ -16,12 +16,12 @@ run.h that have no counterpart here are called by both.
 
 #define RANKS_JOINED (-1) // instead of a stage that --predict asks about
 
-// What a program says of its ranks, if they share more than data: a replica of the model, or sequences (mesh_run.h,
+// How a program's ranks share more than data: a replica of the model, or sequences (mesh_run.h,
 // context_run.h). Its options fill this in. A function that is NULL does nothing.
 typedef struct {
     void* self;                                               // the functions' first argument; a view
     // Sets which ranks share what, and returns which data they read. stage: of the pipeline, for --predict, which joins
-    // no ranks; else RANKS_JOINED
+    // no ranks; otherwise RANKS_JOINED
     DataReaders (*readers)(void* self, Run* run, int stage);
     void (*open)(void* self, Run* run);                       // opens the communicators. Collective
     void (*report)(void* self, Run* run);                     // prints which ranks share what, after ranks_report
@@ -48,7 +48,7 @@ static inline Comm* ranks_world(Run* run) { return &run->ranks->all.comm; }
 
 // Call it in programs that run on several ranks, after run_options.
 static inline void options_ranks(Run* run) {
-    run->ranks = (RanksRun*)xcalloc(1, sizeof(RanksRun));
+    run->ranks = new_array(RanksRun, 1);
     for (int k = 0; k < COMM_AXES; k++) run->ranks->along[k] = 1;
     run->ranks->sharing.pipe = -1;
     options_all_ranks(&run->table, &run->ranks->all);
@@ -78,39 +78,6 @@ static inline void ranks_agree_on_chunks(Control* c) {
     free(all);
 }
 
-// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them,
-// and opens what the run starts from, except the data.
-static inline void ranks_join(Run* run, int argc, char** argv) {
-    Ranks* w = &run->ranks->all;
-    say_once_begin(); // before the ranks meet: most of them find the same wrong option
-    options_parse(&run->table, argc, argv);
-    RankInfo ranks = ranks_find();
-    comm_choose_environment(&w->options, ranks.size);
-    run_open_device(run, ranks.local_rank, ranks.local_size);
-    w->options.ordered = run->o.deterministic;
-    w->options.out = run->o.out;
-    comm_init(&w->comm, &w->options, ranks, &w->control);
-    if (ranks.size > 1) control_share_hosts(&w->control);
-    if (w->options.link > 0) ranks_are_artificial(w, "EMULATED LINK (--emulate-link)");
-    w->fault = fault_parse(w->fault_text, ranks.size);
-    fault_announce(&w->fault);
-    w->comm.world->notes.counts_busy = w->comm.size > 1; // for the diagnosis at the end
-    ranks_claim_out(run, false); // before this run looks for checkpoints there
-    run_open(run);
-    ranks_agree_on_chunks(&w->control);
-}
-
-// Opens the data, and checks that all ranks have the same data, options and program.
-static inline void ranks_open_data(Run* run, DataReaders readers) {
-    RanksRun* r = run->ranks;
-    Ranks* w = &r->all;
-    run_open_data(run, readers);
-    fault_check_micro(&w->fault, r->sharing.has_actions ? run->accumulation : 0);
-    require_same_fingerprint(&w->control, run_fingerprint(&run->table, run->config, &run->train, run->data_sum));
-    RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, w->comm.size };
-    if (w->comm.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
-}
-
 // Returns which data this rank reads: a part of every step of its own, unless ranks share more than data. Rank 0 saves,
 // unless they do, or the program says otherwise.
 static inline DataReaders ranks_readers(Run* run, int stage) {
@@ -121,13 +88,28 @@ static inline DataReaders ranks_readers(Run* run, int stage) {
     return r->sharing.readers ? r->sharing.readers(r->sharing.self, run, stage) : all;
 }
 
+// Reads the options, joins the ranks, as OpenMPI, torchrun or Slurm started them, opens what the run starts from, and
+// checks that all ranks have the same data, options and program.
 static inline void ranks_start(Run* run, int argc, char** argv) {
-    ranks_join(run, argc, argv);
-    DataReaders readers = ranks_readers(run, RANKS_JOINED);
-    ranks_open_data(run, readers);
+    RanksRun* r = run->ranks;
+    Ranks* w = &r->all;
+    say_once_begin(); // before the ranks meet: most of them find the same wrong option
+    options_parse(&run->table, argc, argv);
+    RankInfo ranks = ranks_find();
+    comm_choose_environment(&w->options, ranks.size);
+    run_open_device(&run->o, ranks.local_rank, ranks.local_size);
+    ranks_meet(w, &run->o, ranks);
+    ranks_claim_out(run, false); // before this run looks for checkpoints there
+    run_open(run);
+    ranks_agree_on_chunks(&w->control);
+    run_open_data(run, ranks_readers(run, RANKS_JOINED));
+    w->fault = fault_parse(w->fault_text, ranks.size);
+    fault_check_micro(&w->fault, r->sharing.has_actions ? run->accumulation : 0);
+    fault_announce(&w->fault);
+    require_same_run(&w->control, &run->table, run->config, &run->train, run->data_sum);
+    RunShape shape = { run->config, run->o.seq_len, run->tokens_per_step, ranks.size };
+    if (ranks.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
-// The same for --predict (predict.h), which starts nothing: for a rank of this stage.
-static inline void ranks_predict(Run* run, int stage) { run_choose_batch(run, ranks_readers(run, stage)); }
 
 // As run_plan. --recompute auto becomes none if everything fits on every rank.
 // Communicators are opened after layers_prepare. Collective.

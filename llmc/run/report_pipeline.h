@@ -1,6 +1,6 @@
 /*
-report_pipeline.h - what a pipelined run prints in addition to report.h: each rank's part of the model and how well the
-parts are balanced, the current action, how long actions take, and at the end how large the bubble was.
+report_pipeline.h - the reports of a pipelined run in addition to report.h's: each rank's part of the model and how well
+the parts are balanced, the current action, how long actions take, and at the end how large the bubble was.
 */
 #ifndef LLMC_REPORT_PIPELINE_H
 #define LLMC_REPORT_PIPELINE_H
@@ -70,7 +70,7 @@ static inline void action_begin(ActionTimes* t, Action a) {
     long long step = flight_recorder_step_now(w->comm.world->recorder);
     if (a.kind == ACT_FORWARD) fault_strike_at(&w->fault, w->comm.rank, step, a.micro);
     TimedAction x = { a.kind, device_event(), -1 };
-    t->actions = (TimedAction*)with_room(t->actions, (size_t)t->count, sizeof x);
+    t->actions = grown_array(TimedAction, t->actions, t->count);
     t->actions[t->count++] = x;
     t->clock = now_seconds();
 }
@@ -142,11 +142,10 @@ static inline void report_bubble(ActionTimes* t, Pipeline pipe) {
     free(ranks);
     control_share(&w->control, &b, sizeof b);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    bool crowded = strncmp(device_name(), "CPU", 3) == 0 && w->control.ranks.local_size > cores;
+    bool crowded = computes_on_cpu() && w->control.ranks.local_size > cores;
     printf("bubble     ranks computed for %.1f %% (%.1f to %.1f %%) of a step up to its last action, and waited for"
-           " %.1f of"
-           " %.1f ms\n", 100 * b.busy / b.until, 100 * b.min / b.until, 100 * b.max / b.until, 1e3 * (b.until - b.busy),
-           1e3 * b.until);
+           " %.1f of %.1f ms\n", 100 * b.busy / b.until, 100 * b.min / b.until, 100 * b.max / b.until,
+           1e3 * (b.until - b.busy), 1e3 * b.until);
     if (pipe.schedule == SCHEDULE_ZB_H1 && pipe.m < pipe.p)
         printf("  zb-h1 has no formula for fewer micro-batches than stages");
     else printf("  the formula says %.1f %% and %.1f ms, if all stages took the average of these times; the rest is"
@@ -169,7 +168,7 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline pi
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);
 }
 
-// Prints the schedule with its bubble, and what each stage has. t: its views are set. bytes: what this rank will take.
+// Prints the schedule with its bubble, and the parts of each stage. t: its views are set. bytes: of this rank.
 // Collective.
 static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline pipe, GPT2Config c, size_t bytes) {
     Ranks* w = t->ranks;
@@ -186,9 +185,8 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
     double bubble = pipeline_bubble(pipe, 1, 1, 1), work = 3.0 * pipe.m;
     int replicas = mesh->dp->size, ranks = y->p * mesh->tp->size;
     printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of"
-           " %.1f %% of a"
-           " step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks, names[pipe.schedule],
-           100 * bubble / (work + bubble), 100 * bubble / work);
+           " %.1f %% of a step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks,
+           names[pipe.schedule], 100 * bubble / (work + bubble), 100 * bubble / work);
     for (int q = 0; q < y->p; q++) {
         char text[32];
         AxesPlace place = { { 0, q, 0 } }; // tp, pp, dp: of the first replica
@@ -197,15 +195,14 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
         format_bytes(text, sizeof text, (double)r.bytes);
         printf("  rank %-4d %d block%s%s%s; activations of %d micro-batch%s%s; %s\n", rank, r.blocks,
                r.blocks == 1 ? "" : "s", q == 0 ? ", embedding" : "", q == y->p - 1 ? ", head" : "", r.slots,
-               r.slots == 1 ? "" : "es",
-               y->v > 1 ? " and chunks" : "", text);
+               r.slots == 1 ? "" : "es", y->v > 1 ? " and chunks" : "", text);
     }
     free(all);
     int even[MAX_STAGES];
     split_even(even, c.L, y->p, y->v);
     printf("split      ranks compute for %.0f %% of the time without a bubble; with equal numbers of blocks it is"
-           " %.0f %%\n",
-           100 * split_efficiency(y->blocks, y->p, y->v, costs), 100 * split_efficiency(even, y->p, y->v, costs));
+           " %.0f %%\n", 100 * split_efficiency(y->blocks, y->p, y->v, costs),
+           100 * split_efficiency(even, y->p, y->v, costs));
     fflush(stdout);
     report_emulation(&y->options, pipe);
 }

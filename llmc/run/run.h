@@ -49,11 +49,9 @@ static inline GPT2Config config_from_options(const Options* o, const Tokenizer* 
 
 // Returns why a new run cannot have --out: there are checkpoints. The caller frees it; NULL: there are none.
 static inline char* other_run_under(const char* out) {
-    char* newest = checkpoint_newest(out);
-    char* error = newest ? format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it "
-                                         "with --resume, or give another folder",
-                                         out, newest)
-                         : NULL;
+    char *newest = checkpoint_newest(out), *error = NULL;
+    if (newest) error = format_string("--out %s holds the checkpoints of another run, the newest in %s: continue it "
+                                      "with --resume, or give another folder", out, newest);
     free(newest);
     return error;
 }
@@ -69,12 +67,9 @@ static inline char* out_claim(const Options* o, double patience, bool makes) {
     if (makes && !folder_make(o->out))
         return format_string("--out %s: this folder cannot be made: %s; give another", o->out,
                              path_reason(o->out, errno));
-    bool is_folder = stat(o->out, &info) == 0 && S_ISDIR(info.st_mode);
-    if (is_folder) error = writer_lock_take(o->out, patience);
+    if (stat(o->out, &info) == 0 && S_ISDIR(info.st_mode)) error = writer_lock_take(o->out, patience);
     bool taken = error == NULL && writer_lock.record;
-    // It may have come and gone since this run looked
-    if (taken && makes && !o->resume) error = other_run_under(o->out);
-    return error;
+    return taken && makes && !o->resume ? other_run_under(o->out) : error; // one may have come and gone meanwhile
 }
 
 // The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
@@ -130,8 +125,8 @@ typedef void NextLogits(void* self, const int* tokens, int T, floatX* logits);
 // Returns the next token, drawn from the model's distribution. tokens (n): what it follows; random (0..1) decides.
 static inline int sample_next(const Options* o, const Tokenizer* t, int V, const int* tokens, size_t n, float random,
                               NextLogits* next_logits, void* self) {
-    floatX* row = (floatX*)xcalloc((size_t)V, sizeof(floatX));
-    float* logits = (float*)xcalloc((size_t)V, sizeof(float));
+    floatX* row = new_array(floatX, V);
+    float* logits = new_array(float, V);
     size_t T = size_min(n, (size_t)o->seq_len);
     next_logits(self, tokens + n - T, (int)T, row);
     convert_dtype(logits, DTYPE_F32, row, FLOATX_DTYPE, (size_t)V);
@@ -147,7 +142,7 @@ static inline void print_sample(const Options* o, const Tokenizer* t, int V, lon
     size_t prompt_tokens;
     int* prompt = tokenizer_encode(t, o->prompt, strlen(o->prompt), &prompt_tokens);
     size_t n = 1 + prompt_tokens, total = n + (size_t)o->sample_tokens;
-    int* tokens = (int*)xcalloc(total, sizeof(int));
+    int* tokens = new_array(int, total);
     tokens[0] = t->eot;
     memcpy(tokens + 1, prompt, prompt_tokens * sizeof(int));
     TokenPrinter printer;
@@ -234,13 +229,13 @@ static inline void run_open_data(Run* run, DataReaders readers) {
                         (uint64_t)o->seed, (MaskUse)o->mask };
     const Tokenizer* tokenizer = o->tokenizer[0] ? &run->tokenizer : NULL;
     dataloader_init(&run->train, "--data", o->data, tokenizer, shape, DATA_TRAIN);
-    run->data_sum = data_checksum(&run->train);
     if (o->val_data[0]) dataloader_init(&run->val, "--val-data", o->val_data, tokenizer, shape, DATA_EVAL);
+    run->data_sum = data_checksum(&run->train);
 }
 
-static inline void run_open_device(const Run* run, int local_rank, int local_size) {
+static inline void run_open_device(const Options* o, int local_rank, int local_size) {
     device_init(local_rank, local_size);
-    device_memory_limit((size_t)ceil(run->o.memory_limit * 1e9)); // rounded up, because 0 means no limit
+    device_memory_limit((size_t)ceil(o->memory_limit * 1e9)); // rounded up, because 0 means no limit
 }
 
 // True if --data is given without --val-data, whose default belongs to the default data and may need another tokenizer.
@@ -279,7 +274,7 @@ static inline void run_require_one(void) {
 static inline void run_start(Run* run, int argc, char** argv) {
     options_parse(&run->table, argc, argv);
     run_require_one();
-    run_open_device(run, 0, 1);
+    run_open_device(&run->o, 0, 1);
     run_claim_out(run, false); // before this run looks for checkpoints there
     run_open(run);
     run_open_data(run, (DataReaders){ 0, 1, "", 1 });

@@ -65,7 +65,7 @@ static inline void trace_open(const char* path, int rank) {
 static inline TraceSlice* trace_add(int track, double begin, double end) {
     if (trace.count == TRACE_MOST && trace.full == 0) trace.full = trace.step + 1;
     if (trace.count == TRACE_MOST) return NULL;
-    trace.slices = (TraceSlice*)with_room(trace.slices, trace.count, sizeof(TraceSlice));
+    trace.slices = grown_array(TraceSlice, trace.slices, trace.count);
     TraceSlice* s = &trace.slices[trace.count++];
     memset(s, 0, sizeof *s);
     s->track = track;
@@ -82,7 +82,7 @@ static inline void trace_compute(const char* what, int index) {
     device_range(what);
     if (trace.path == NULL) return;
     TraceMark m = { what, index, device_event(), "" };
-    trace.marks = (TraceMark*)with_room(trace.marks, (size_t)trace.num_marks, sizeof m);
+    trace.marks = grown_array(TraceMark, trace.marks, trace.num_marks);
     memcpy(m.task, trace.task, sizeof m.task);
     trace.marks[trace.num_marks++] = m;
 }
@@ -170,7 +170,7 @@ static inline void trace_merge(const char* path, int ranks) {
         size_t n;
         const char* remedy = "every rank writes its part of --trace into a folder that rank 0 must also see";
         char* text = file_read(file_source(part, remedy), SIZE_MAX, &n);
-        if (r == ranks - 1) n -= 2; // the last comma, which JSON does not have
+        if (r == ranks - 1) n -= 2; // the last comma, which JSON does not allow
         fwrite(text, 1, n, out);
         free(text);
         remove(part);

@@ -35,7 +35,7 @@ static inline long long checkpoint_name_step(const char* name, const char* prefi
 
 static inline int checkpoint_compare_steps(const void* a, const void* b) {
     long long x = *(const long long*)a, y = *(const long long*)b;
-    return x < y ? 1 : x > y ? -1 : 0;
+    return (x < y) - (x > y);
 }
 // Puts the steps of the folders OUT/[prefix]step_*, newest first, into a new array. Returns how many.
 static inline int checkpoint_list(const char* out, const char* prefix, long long** steps) {
@@ -47,7 +47,7 @@ static inline int checkpoint_list(const char* out, const char* prefix, long long
     for (struct dirent* e = readdir(folder); e != NULL; e = readdir(folder)) {
         long long step = checkpoint_name_step(e->d_name, prefix);
         if (step < 0) continue;
-        *steps = (long long*)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
+        *steps = grown_array(long long, *steps, count);
         (*steps)[count++] = step;
     }
     closedir(folder);
@@ -82,7 +82,8 @@ static inline char* checkpoint_newest(const char* out) { return checkpoint_newes
 // Returns the advice that ends every message about a damaged checkpoint: which older one there is. The caller frees it.
 static inline char* checkpoint_remedy(const char* dir) {
     char *parent = path_parent(dir), *older = NULL;
-    long long step = checkpoint_name_step(path_name(dir), "");
+    const char* name = path_name(dir);
+    long long step = checkpoint_name_step(name, "");
     if (step > 0) older = checkpoint_newest_before(parent, step);
     char* remedy = older ? format_string("copy it again from where it came, or fall back to %s", older)
                          : format_string("copy it again from where it came (there is no older checkpoint beside it)");
@@ -134,13 +135,19 @@ static inline void checkpoint_require_written(const CheckpointWriter* w, bool wr
     if (!written) checkpoint_fail(w, file->source.path, "written");
 }
 
-// Sets where a checkpoint will be and what it will hold; touches no file yet.
+// Sets a checkpoint's path and contents; touches no file yet.
 static inline void checkpoint_writer_init(CheckpointWriter* w, const char* path, const TrainState* s, int shards) {
     memset(w, 0, sizeof *w);
     w->state = *s;
     w->state.shards = shards;
     w->final_path = path_trim(path);
     w->temporary = folder_temporary(w->final_path);
+}
+// The same at OUT/step_NNNNNNNN.
+static inline void checkpoint_writer_init_step(CheckpointWriter* w, const char* out, const TrainState* s, int shards) {
+    char* path = format_string("%s/step_%08lld", out, s->step);
+    checkpoint_writer_init(w, path, s, shards);
+    free(path);
 }
 
 // Lists which pieces of each part belong in this rank's open files.
@@ -170,15 +177,15 @@ static inline void checkpoint_create_files(CheckpointWriter* w, int shard, const
     checkpoint_writer_pieces(w);
 }
 
+static inline void checkpoint_make_folder(const CheckpointWriter* w) {
+    if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
+}
 // Begins a checkpoint at exactly this path. The path is free, an empty folder, or a checkpoint of the same step,
 // which is replaced.
 static inline void checkpoint_begin_at(CheckpointWriter* w, const char* path, const TrainState* s) {
     checkpoint_writer_init(w, path, s, 0);
-    if (!folder_begin(w->final_path)) checkpoint_fail(w, w->temporary, "made");
+    checkpoint_make_folder(w);
     checkpoint_create_files(w, 0, NULL, 0);
-}
-static inline char* checkpoint_step_path(const char* out, const TrainState* s) {
-    return format_string("%s/step_%08lld", out, s->step);
 }
 // Removes the remains of crashes under `out`. A complete checkpoint that could not get its name stays until there is a
 // later one.
@@ -199,9 +206,9 @@ static inline void checkpoint_remove_stale(const char* out) {
 // Begins OUT/step_NNNNNNNN and reserves its disk space; removes the remains of crashes under `out`.
 static inline void checkpoint_begin(CheckpointWriter* w, const char* out, const TrainState* s) {
     checkpoint_remove_stale(out);
-    char* path = checkpoint_step_path(out, s);
-    checkpoint_begin_at(w, path, s);
-    free(path);
+    checkpoint_writer_init_step(w, out, s, 0);
+    checkpoint_make_folder(w);
+    checkpoint_create_files(w, 0, NULL, 0);
 }
 
 // Writes places [first, last) of a tensor. host: of state.dtype for CHECKPOINT_MODEL, otherwise float.
@@ -348,7 +355,7 @@ typedef struct {
     DType into;                          // the weights' precision in memory, set by the caller; fp32 holds all of them
 } CheckpointReader;
 
-// Dies for a folder without state.json: names the kind of folder, and the path to give instead.
+// Dies for a folder without state.json: names the kind of folder, and the right path.
 __attribute__((noreturn))
 static inline void checkpoint_die_foreign(const char* path) {
     char* config = format_string("%s/config.json", path);

@@ -27,7 +27,7 @@ file.
 typedef enum { CHECKPOINT_FILE_MODEL, CHECKPOINT_FILE_OPTIMIZER, CHECKPOINT_FILES } CheckpointFile;
 static const char* const checkpoint_file_names[CHECKPOINT_FILES] = { "model", "optimizer" };
 
-// The kinds of files that a checkpoint has are those before this one.
+// Returns the number of kinds of files in a checkpoint: the first ones.
 static inline int checkpoint_kinds(const TrainState* s) {
     return s->has_optimizer ? CHECKPOINT_FILES : CHECKPOINT_FILE_OPTIMIZER;
 }
@@ -55,13 +55,6 @@ static inline char* checkpoint_index_path(const char* dir, CheckpointFile f) {
 
 // ---- places ----
 
-// Returns the place of the first element of tensor i of unit u. wte's padding, at the root's end, has no places.
-static inline size_t checkpoint_place(GPT2Config c, int u, int i) {
-    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C,
-           block = u == 0 ? 0 : root + (size_t)unit_block(u) * block_elements(c);
-    return block + unit_tensor(c, u, i).block_offset;
-}
-
 // Elements [begin, end) of a unit, laid out as in memory: what a writer of a shard says that it will write.
 typedef struct { int unit; size_t begin, end; } CheckpointRange;
 
@@ -80,19 +73,20 @@ typedef struct {
 static inline CheckpointTensor checkpoint_tensor(GPT2Config c, CheckpointPart part, int u, int i) {
     TensorInfo t = unit_tensor(c, u, i);
     CheckpointTensor whole;
+    size_t root = unit_elements(c, 0) - (size_t)(c.Vp - c.V) * (size_t)c.C; // without wte's padding, at its end
     snprintf(whole.name, sizeof whole.name, part == CHECKPOINT_MODEL ? "%.0s%s" : "%s.%s", checkpoint_part_names[part],
              t.name);
     whole.part = part;
     whole.unit = u;
     whole.offset = t.offset;
-    whole.begin = checkpoint_place(c, u, i);
+    whole.begin = t.block_offset + (u == 0 ? 0 : root + (size_t)unit_block(u) * block_elements(c));
     whole.end = whole.begin + tensor_stored_elements(t);
     whole.rows = t.stored_rows;
     whole.cols = t.cols;
     return whole;
 }
 
-// The places of what a range has of a tensor: none if *begin == *end, as where it has only padding.
+// Sets the places of a range's elements of a tensor: none if *begin == *end, as for padding.
 static inline void checkpoint_range_places(const CheckpointTensor* t, CheckpointRange range, size_t* begin,
                                            size_t* end) {
     size_t n = range.unit == t->unit ? t->end - t->begin : 0;
@@ -107,13 +101,13 @@ static inline size_t checkpoint_tensor_count(GPT2Config c) {
 static inline int checkpoint_compare_tensors(const void* a, const void* b) {
     const CheckpointTensor *x = (const CheckpointTensor*)a, *y = (const CheckpointTensor*)b;
     if (x->part != y->part) return x->part < y->part ? -1 : 1;
-    return x->begin < y->begin ? -1 : x->begin > y->begin;
+    return (x->begin > y->begin) - (x->begin < y->begin);
 }
 // Puts all tensors of the parts that are in file(s) f, in the order of their places, into a new array.
 // Returns how many.
 static inline int checkpoint_tensors(const TrainState* s, CheckpointFile f, CheckpointTensor** tensors) {
     int count = 0;
-    *tensors = (CheckpointTensor*)xcalloc(checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS, sizeof **tensors);
+    *tensors = new_array(CheckpointTensor, checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS);
     for (int p = 0; p < CHECKPOINT_PARTS; p++) {
         CheckpointPart part = (CheckpointPart)p;
         if (!checkpoint_has_part(s, part) || checkpoint_part_file(part) != f) continue;
@@ -150,8 +144,8 @@ static inline const CheckpointTensor* checkpoint_parse_name(const CheckpointTens
     return is_piece ? whole : NULL;
 }
 
-// What a file will hold, for safetensors_create: all tensors of its kind, or in a shard the pieces of them that lie in
-// the ranges. Returns how many. The caller frees the array with checkpoint_free_wanted.
+// Lists the contents of a file for safetensors_create: all tensors of its kind, or in a shard the pieces of them that
+// lie in the ranges. Returns how many. The caller frees the array with checkpoint_free_wanted.
 static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const CheckpointRange* ranges,
                                     int num_ranges, SafeTensor** wanted) {
     CheckpointTensor* tensors;
@@ -165,7 +159,7 @@ static inline int checkpoint_wanted(const TrainState* s, CheckpointFile f, const
             if (low >= high) continue;
             char* name = s->shards == 0 ? xstrdup(t->name) : checkpoint_piece_name(t, low - t->begin, high - t->begin);
             DType dtype = checkpoint_part_dtype(s, t->part);
-            *wanted = (SafeTensor*)xrealloc(*wanted, (size_t)(count + 1) * sizeof **wanted);
+            *wanted = grown_array(SafeTensor, *wanted, count);
             (*wanted)[count++] = s->shards == 0 ? safetensor_wanted(name, dtype, t->rows, t->cols)
                                                 : safetensor_wanted(name, dtype, high - low, 0);
         }
@@ -211,7 +205,8 @@ static inline const CheckpointPiece* checkpoint_find_piece(const CheckpointPiece
     return high > low && p->begin <= place && place < p->end ? p : NULL;
 }
 
-// Adds what an open file holds to the pieces of its parts, unsorted. Dies unless it is what names and state.json say.
+// Adds what an open file holds to the pieces of its parts, unsorted. Dies unless it agrees with its names and
+// state.json.
 static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PARTS], const TrainState* s,
                                          const CheckpointTensor* tensors, int num_tensors, const SafeTensors* file,
                                          int shard) {
@@ -231,7 +226,7 @@ static inline void checkpoint_add_pieces(CheckpointPieces pieces[CHECKPOINT_PART
                      "tensor '%s' does not have the shape (%zu, %zu) that state.json's model needs", t->name, rows,
                      cols);
         CheckpointPieces* p = &pieces[whole->part];
-        p->list = (CheckpointPiece*)xrealloc(p->list, (p->count + 1) * sizeof *p->list);
+        p->list = grown_array(CheckpointPiece, p->list, p->count);
         CheckpointPiece piece = { whole->begin + begin, whole->begin + end, shard, t->begin };
         p->list[p->count++] = piece;
     }

@@ -1,7 +1,7 @@
 /*
 param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever program and
 cut it comes from. A rank makes, reads and writes only its own elements, so nothing is gathered, and a checkpoint knows
-nothing of the ranks that wrote it (ranks_param_ranges.h: how they save together).
+nothing of the ranks that wrote it (ranks_checkpoint.h: how they save together).
 */
 #ifndef LLMC_PARAM_RANGES_H
 #define LLMC_PARAM_RANGES_H
@@ -74,8 +74,8 @@ static inline void param_range_get(const ParamRange* p, void* host, const void* 
 // and CHECKPOINT_V for AdamW's moments. Padding is not touched: it is 0.
 static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ranges, GPT2Config c, uint64_t seed,
                                       CheckpointReader* from, CheckpointPart what) {
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
+    float* host = new_array(float, STAGED);
+    floatX* rounded = new_array(floatX, STAGED);
     if (from) from->into = FLOATX_DTYPE;
     for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
         RangeRuns runs = { c, seed, from, NULL, what, p->unit, (char*)host };
@@ -124,8 +124,8 @@ static inline void param_range_write(const ParamRange* p, RangeRuns* runs, size_
 }
 
 static inline void param_ranges_write(const ParamRange* ranges, int num_ranges, CheckpointWriter* w) {
-    float* host = (float*)xcalloc(STAGED, sizeof(float));
-    floatX* rounded = (floatX*)xcalloc(STAGED, sizeof(floatX));
+    float* host = new_array(float, STAGED);
+    floatX* rounded = new_array(floatX, STAGED);
     for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
         RangeRuns runs = { w->state.config, 0, NULL, w, CHECKPOINT_MODEL, p->unit, NULL };
         for (size_t k = 0, n; k < p->n; k += n) {

@@ -1,5 +1,6 @@
 /*
-ranks_checkpoint.h - how several ranks write one checkpoint (checkpoint.h).
+ranks_checkpoint.h - how several ranks save their ranges (param_ranges.h) as one checkpoint (checkpoint.h):
+ranks_pieces_save, and its steps.
 
     rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns - the
     others: checkpoint_detach - rank 0, after adding up everyone's w.sums: ranks_checkpoint_commit
@@ -7,19 +8,18 @@ ranks_checkpoint.h - how several ranks write one checkpoint (checkpoint.h).
     sharded, every writer into files of its own - rank 0: checkpoint_begin_sharded - every writer, also rank 0:
     checkpoint_attach_shard - then as above
 
-The caller puts barriers between these.
+with barriers between these.
 */
 #ifndef LLMC_RANKS_CHECKPOINT_H
 #define LLMC_RANKS_CHECKPOINT_H
-#include "checkpoint.h"
+#include "../comm/comm.h"
+#include "param_ranges.h"
 
 // Joins what rank 0 has begun with the same arguments.
 static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const TrainState* s) {
-    char* path = checkpoint_step_path(out, s);
-    checkpoint_writer_init(w, path, s, 0);
-    free(path);
+    checkpoint_writer_init_step(w, out, s, 0);
     for (int f = 0; f < checkpoint_kinds(s); f++) {
-        path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, 0);
+        char* path = checkpoint_file_path(w->temporary, &w->state, (CheckpointFile)f, 0);
         safetensors_open_with(&w->files[f], path, O_RDWR, "--out must be a folder that every rank sees");
         free(path);
     }
@@ -30,11 +30,9 @@ static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const
 static inline void checkpoint_begin_sharded(const char* out, const TrainState* s) {
     checkpoint_remove_stale(out);
     CheckpointWriter w;
-    char* path = checkpoint_step_path(out, s);
-    checkpoint_writer_init(&w, path, s, 0);
-    if (!folder_begin(w.final_path)) checkpoint_fail(&w, w.temporary, "made");
+    checkpoint_writer_init_step(&w, out, s, 0);
+    checkpoint_make_folder(&w);
     checkpoint_writer_free(&w);
-    free(path);
 }
 
 // Makes the files of writer `shard` (from 0) of `shards`, and reserves their space: one for the model, one for the
@@ -44,10 +42,8 @@ static inline void checkpoint_attach_shard(CheckpointWriter* w, const char* out,
                                            int shards, const CheckpointRange* ranges, int num_ranges) {
     invariant(shard >= 0 && shard < shards && shards <= CHECKPOINT_MAX_SHARDS,
               "shard %d of %d: a checkpoint has 1 to %d shards, counted from 0", shard, shards, CHECKPOINT_MAX_SHARDS);
-    char* path = checkpoint_step_path(out, s);
-    checkpoint_writer_init(w, path, s, shards);
+    checkpoint_writer_init_step(w, out, s, shards);
     checkpoint_create_files(w, shard, ranges, num_ranges);
-    free(path);
 }
 
 // Ends an attached rank's share: what it wrote is on the disk. w.sums stay.
@@ -76,9 +72,77 @@ static inline void checkpoint_write_indices(const CheckpointWriter* w) {
 static inline void ranks_checkpoint_commit(CheckpointWriter* w, long long keep) {
     if (w->state.shards > 0) {
         checkpoint_require_whole(w);
-        checkpoint_sync_files(w); // the indices are made of what is in the files
+        checkpoint_sync_files(w); // the indices are made from the files
         checkpoint_write_indices(w);
     }
     checkpoint_commit(w, keep);
+}
+
+// ---- all together ----
+
+// The ranks that save: this one is number `writer` of `writers`, or -1 if another rank saves the same state. Rank 0 is
+// writer 0.
+typedef struct {
+    int writer, writers;
+    bool sharded; // each writer saves files of its own
+    // Every rank, writer or not, makes a file w->files[0] in w->temporary, or dies by checkpoint_fail. NULL: none
+    void (*beside)(void* self, CheckpointWriter* w);
+    void* beside_self;
+} SaveShare;
+
+// A sharded checkpoint's writer says first which elements it will write.
+typedef struct { CheckpointRange* ranges; int count, unit; } RangeList;
+static inline void run_list(void* self, size_t at, size_t k, size_t n, bool is_replicated) {
+    RangeList* r = (RangeList*)self;
+    CheckpointRange range = { r->unit, at, at + n };
+    (void)k;
+    if (is_replicated) return; // another rank writes it
+    r->ranges = grown_array(CheckpointRange, r->ranges, r->count);
+    r->ranges[r->count++] = range;
+}
+static inline void param_ranges_attach_shard(const ParamRange* ranges, int num_ranges, CheckpointWriter* w,
+                                             const char* out, const TrainState* s, SaveShare share) {
+    RangeList list = { NULL, 0, 0 };
+    for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
+        list.unit = p->unit;
+        param_range_runs(s->config, p, p->begin, p->begin + p->n, run_list, &list);
+    }
+    checkpoint_attach_shard(w, out, s, share.writer, share.writers, list.ranges, list.count);
+    free(list.ranges);
+}
+
+// After each rank has written or read its share of a checkpoint: the sums become those of all ranks together.
+static inline void checkpoint_add_up(Comm* c, CheckpointSums* sums) {
+    CheckpointSums* all = (CheckpointSums*)control_gather_array(c->world->control, sums, sizeof *sums);
+    for (int q = 1; all && q < c->size; q++) checkpoint_sums_add(sums, &all[q]);
+    free(all);
+    control_share(c->world->control, sums, sizeof *sums);
+}
+
+static inline void param_ranges_save_beside(Comm* c, const char* out, const TrainState* state, SaveShare share) {
+    CheckpointWriter w;
+    checkpoint_writer_init_step(&w, out, state, c->size); // as many files, if the disk is full
+    share.beside(share.beside_self, &w);
+    checkpoint_writer_free(&w);
+}
+
+// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). The writers' pieces together are the
+// model. No rank returns before the checkpoint has its name. Collective over c, the world.
+static inline void ranks_pieces_save(Comm* c, const char* out, const TrainState* state, long long keep, SaveShare share,
+                                     const ParamRange* ranges, int num_ranges) {
+    CheckpointWriter w;
+    memset(&w, 0, sizeof w);
+    bool writes = share.writer >= 0;
+    if (c->rank == 0 && share.sharded) checkpoint_begin_sharded(out, state);
+    else if (c->rank == 0) checkpoint_begin(&w, out, state);
+    comm_barrier(c); // now the folder exists
+    if (share.beside) param_ranges_save_beside(c, out, state, share);
+    if (writes && share.sharded) param_ranges_attach_shard(ranges, num_ranges, &w, out, state, share);
+    else if (writes && c->rank > 0) checkpoint_attach(&w, out, state);
+    if (writes) param_ranges_write(ranges, num_ranges, &w);
+    if (writes && c->rank > 0) checkpoint_detach(&w);
+    checkpoint_add_up(c, &w.sums); // all ranks have written
+    if (c->rank == 0) ranks_checkpoint_commit(&w, keep);
+    comm_barrier(c);
 }
 #endif

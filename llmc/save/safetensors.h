@@ -75,7 +75,7 @@ static inline void safetensors_read_header(SafeTensors* s, size_t* data_begin) {
     require_file(s->source, n <= s->file_size - sizeof n,
                  "its header should have %llu bytes and the whole file has %zu: truncated", (unsigned long long)n,
                  s->file_size);
-    char* text = (char*)xcalloc(n, 1);
+    char* text = new_array(char, n);
     bool complete = pread_all(s->fd, text, n, sizeof n), is_object = n > 0 && text[0] == '{';
     json_error_t error;
     s->header = complete && is_object ? json_loadb(text, n, JSON_REJECT_DUPLICATES, &error) : NULL;
@@ -116,7 +116,7 @@ static inline void safetensors_parse_entry(const SafeTensors* s, const char* nam
 }
 
 static inline void safetensors_parse_entries(SafeTensors* s) {
-    s->tensors = (SafeTensor*)xcalloc(json_object_size(s->header), sizeof(SafeTensor));
+    s->tensors = new_array(SafeTensor, json_object_size(s->header));
     const char* key;
     json_t* entry;
     json_object_foreach(s->header, key, entry) {
@@ -266,7 +266,7 @@ static inline bool safetensors_create(SafeTensors* s, const char* path, const Sa
     s->source.path = xstrdup(path);
     s->source.remedy = xstrdup("it was made by this program");
     s->count = count;
-    s->tensors = (SafeTensor*)xcalloc((size_t)count, sizeof(SafeTensor));
+    s->tensors = new_array(SafeTensor, count);
     for (int i = 0; i < count; i++) { s->tensors[i] = wanted[i]; s->tensors[i].name = xstrdup(wanted[i].name); }
     s->header = safetensors_make_header(s, metadata);
     s->metadata = json_object_get(s->header, "__metadata__");

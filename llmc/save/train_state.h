@@ -169,7 +169,7 @@ static inline void train_state_numbers(const json_t* root, TrainState* s, FileSo
     require_file(from, s->loss_scale > 0, "\"loss_scale\" must be a number above 0");
 }
 
-// Dies unless the state is what was written: its checksum, which does not cover itself, is computed anew.
+// Dies if the state was changed after it was written: recomputes its checksum, which does not cover itself.
 static inline void train_state_check_itself(json_t* root, FileSource from) {
     uint64_t stored = train_state_hex(root, "checksum_of_this", from);
     json_object_del(root, "checksum_of_this");

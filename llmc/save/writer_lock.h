@@ -22,8 +22,8 @@ typedef struct {
 } WriterLock;
 static WriterLock writer_lock; // of this process
 
-// Returns whether fd is locked now; false: another process has it.
-// path: what to warn of where the file system has no locks, or NULL.
+// Locks fd; returns false if another process holds the lock. path: names the file in a warning if the file system lacks
+// locks; NULL: no warning.
 static inline bool writer_set(int fd, const char* path, short type) {
     struct flock l;
     memset(&l, 0, sizeof l); // the whole file
@@ -42,7 +42,7 @@ static inline char* writer_read(int fd) {
     return xstrdup(text);
 }
 
-// Ends the lock, if this process has it. No rank writes any more.
+// Ends this process's lock, if any. No rank writes any more.
 static inline void writer_lock_release(void) {
     if (writer_lock.record == NULL) return;
     if (writer_lock.path) unlink(writer_lock.path);
@@ -58,9 +58,8 @@ static inline void writer_lock_exit(void) {
     if (mine && writer_set(writer_lock.fd, NULL, F_WRLCK)) unlink(writer_lock.path);
 }
 
-// Makes the open, locked file this process's, and shares it: the kind of lock changes at once,
-// so no other run comes between.
-// A disk that is full takes no text, and the lock does without.
+// Makes the open, locked file this process's, and shares it: the kind of lock changes at once, so no other run comes
+// between. On a full disk the file stays empty.
 static inline void writer_begin(int fd, const char* path) {
     char host[256] = "";
     struct timespec t;
@@ -76,8 +75,8 @@ static inline void writer_begin(int fd, const char* path) {
     if (!registered) registered = atexit(writer_lock_exit) == 0;
 }
 
-// Tries once. Returns an error, which the caller frees; NULL: the lock is taken, or none can be made.
-// *busy: another run has it.
+// Tries once. Returns an error, which the caller frees; NULL: the lock is taken, or none can be made. *busy: another
+// run holds it.
 static inline char* writer_try(const char* out, const char* path, bool* busy) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666), reason = errno;
     struct stat info;
@@ -104,17 +103,16 @@ static inline char* writer_try(const char* out, const char* path, bool* busy) {
 // Takes the lock on the folder `out` for a new run, and waits up to `patience` seconds for it. Returns an error, which
 // the caller frees. NULL: it is taken, or nothing can be made there and writer_lock.record is NULL.
 static inline char* writer_lock_take(const char* out, double patience) {
-    char *folder = path_trim(out), *path = format_string("%s/" WRITER_LOCK, folder), *error;
+    char *path = format_string("%s/" WRITER_LOCK, out), *error;
     double until = now_seconds() + patience;
     bool busy;
-    for (bool said = false; (error = writer_try(folder, path, &busy)) != NULL && busy && now_seconds() < until;
+    for (bool said = false; (error = writer_try(out, path, &busy)) != NULL && busy && now_seconds() < until;
          said = true) {
         if (!said) printf("waiting    up to %g s: %.*s\n", patience, (int)strcspn(error, ";"), error);
         fflush(stdout);
         free(error);
         usleep(50000);
     }
-    free(folder);
     free(path);
     return error;
 }
@@ -122,7 +120,7 @@ static inline char* writer_lock_take(const char* out, double patience) {
 // Shares the lock that rank 0 has taken. record: what its file says; if another run has the folder by now, or this is
 // another folder, it says something else. Returns an error, which the caller frees, or NULL.
 static inline char* writer_lock_join(const char* out, const char* record) {
-    char *folder = path_trim(out), *path = format_string("%s/" WRITER_LOCK, folder), *error = NULL;
+    char *path = format_string("%s/" WRITER_LOCK, out), *error = NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); // O_CREAT: so that an NFS client asks the server
     char* text = fd >= 0 && writer_set(fd, NULL, F_RDLCK) ? writer_read(fd) : NULL;
     WriterLock l = { NULL, text, fd, getpid() };
@@ -133,7 +131,6 @@ static inline char* writer_lock_join(const char* out, const char* record) {
         free(text);
         if (fd >= 0) close(fd);
     }
-    free(folder);
     free(path);
     return error;
 }

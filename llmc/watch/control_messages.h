@@ -1,5 +1,6 @@
 /*
-control_messages.h - the messages between ranks that are not data, and the state of a rank's connections and watchdog.
+control_messages.h - the messages between ranks that are not data, the collectives made of them, and the state of a
+rank's connections and watchdog.
 
 Messages are this program's structs, byte for byte: all ranks run the same program on the same kind of machine, which is
 checked when they meet. Only the watchdog reads and writes sockets; other threads put messages into its queues.
@@ -45,7 +46,7 @@ static inline double control_leave_seconds(void) {
     return seconds;
 }
 
-#define RANK_NAME 40                     // bytes of what a rank is called besides its number, and of its machine's name
+#define RANK_NAME 40                     // bytes of a rank's name besides its number, and of its machine's name
 
 typedef struct { char* data; size_t bytes; } ControlBytes; // data owned; followed by a 0 that is not counted
 
@@ -152,7 +153,7 @@ static inline void control_wait_changed(Control* c, double until) {
 
 // Returns a copy of n bytes, which the caller owns.
 static inline ControlBytes control_bytes(const void* data, size_t n) {
-    ControlBytes b = { (char*)xcalloc(n + 1, 1), n };
+    ControlBytes b = { new_array(char, n + 1), n };
     if (n) memcpy(b.data, data, n);
     return b;
 }
@@ -189,7 +190,7 @@ static inline void control_queue_end(const Control* c, ControlPeer* p) {
     control_queue(p, MESSAGE_END, message, (size_t)n);
 }
 
-static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe wakes as well
+static inline void control_wake(Control* c) { if (write(c->wake[1], "", 1) < 0) { } } // a full pipe also wakes
 
 // Writes what the socket takes without waiting. An error shows up when the socket is read.
 static inline void control_flush(ControlPeer* p) {
@@ -213,5 +214,105 @@ static inline void control_peer_free(ControlPeer* p) {
     free(p->channels);
     memset(p, 0, sizeof *p);
     p->fd = -1;
+}
+
+// ---- collectives ----
+// They block the host, and let ranks decide together. A single rank does not wait. To the watchdog they are operations
+// of a communicator "control".
+
+// Begins such an operation, for which this rank waits from here on.
+static inline OpRecord control_op_begin(Control* c, const char* name, int root, size_t bytes) {
+    invariant(bytes <= CONTROL_MAX_MESSAGE, "a message between hosts holds %u bytes, not %zu", CONTROL_MAX_MESSAGE,
+              bytes);
+    OpRecord op = flight_recorder_issue(&c->recorder, "control", name, 0, "bytes", root);
+    flight_recorder_wait_begin(&c->recorder, &op);
+    return op;
+}
+static inline void control_op_end(Control* c, OpRecord op) {
+    flight_recorder_wait_end(&c->recorder);
+    flight_recorder_finish(&c->recorder, &op);
+}
+
+// Waits for the oldest message of a peer. The caller holds the lock, and owns the message.
+// The watchdog checks the deadline.
+static inline ControlBytes control_pop(Control* c, ControlPeer* p) {
+    uint32_t n;
+    while (p->inbox.n < sizeof n) pthread_cond_wait(&c->changed, &c->lock);
+    memcpy(&n, p->inbox.data, sizeof n);
+    ControlBytes b = control_bytes(p->inbox.data + sizeof n, n);
+    control_buffer_drop(&p->inbox, sizeof n + n);
+    return b;
+}
+
+// Every rank gives a string of bytes, whose number may differ between ranks. Rank 0 gets all of them, by rank (N), and
+// frees them with control_gathered_free; the others get NULL. Dies if one is longer than CONTROL_MAX_MESSAGE.
+static inline ControlBytes* control_gather(Control* c, const void* data, size_t bytes) {
+    ControlBytes* given = NULL;
+    OpRecord op = control_op_begin(c, "gather", 0, bytes);
+    pthread_mutex_lock(&c->lock);
+    if (c->ranks.rank > 0) {
+        control_queue(&c->peers[0], MESSAGE_BYTES, data, bytes);
+        control_wake(c);
+    } else {
+        given = new_array(ControlBytes, c->ranks.size);
+        given[0] = control_bytes(data, bytes);
+        for (int r = 1; r < c->ranks.size; r++) given[r] = control_pop(c, &c->peers[r]);
+    }
+    pthread_mutex_unlock(&c->lock);
+    control_op_end(c, op);
+    return given;
+}
+static inline void control_gathered_free(const Control* c, ControlBytes* given) {
+    for (int r = 0; given && r < c->ranks.size; r++) free(given[r].data);
+    free(given);
+}
+
+// Every rank gets rank 0's bytes, and frees them.
+static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
+    OpRecord op = control_op_begin(c, "broadcast", 0, bytes);
+    pthread_mutex_lock(&c->lock);
+    ControlBytes received = c->ranks.rank > 0 ? control_pop(c, &c->peers[0]) : control_bytes(data, bytes);
+    if (c->ranks.rank == 0) {
+        control_queue_all(c, MESSAGE_BYTES, data, bytes);
+        control_wake(c);
+    }
+    pthread_mutex_unlock(&c->lock);
+    control_op_end(c, op);
+    return received;
+}
+
+// Every rank gives the same number of bytes. Rank 0 gets those of all, by rank: a new array (N), which it frees;
+// the others get NULL.
+static inline void* control_gather_array(Control* c, const void* mine, size_t bytes) {
+    ControlBytes* given = control_gather(c, mine, bytes);
+    char* all = given ? (char*)xcalloc((size_t)c->ranks.size, bytes) : NULL;
+    for (int r = 0; given && r < c->ranks.size; r++)
+        memcpy(all + (size_t)r * bytes, given[r].data, size_min(bytes, given[r].bytes));
+    control_gathered_free(c, given);
+    return all;
+}
+
+// Copies rank 0's x (bytes) to all ranks: its answer to the values that it gathered.
+static inline void control_share(Control* c, void* x, size_t bytes) {
+    ControlBytes answer = control_broadcast(c, x, bytes);
+    memcpy(x, answer.data, size_min(bytes, answer.bytes));
+    free(answer.data);
+}
+
+// As control_gather_array, and every rank gets the array. Rank 0 sends N times N of them, so it is for a few bytes.
+static inline void* control_all_gather(Control* c, const void* mine, size_t bytes) {
+    char* all = (char*)control_gather_array(c, mine, bytes);
+    ControlBytes answer = control_broadcast(c, all, (size_t)c->ranks.size * bytes);
+    free(all);
+    return answer.data;
+}
+
+// Dies on every rank with the error that rank 0 has found, which is taken over, and what to do about it.
+// NULL: it has found none.
+static inline void control_die_together(Control* c, char* error, const char* what_to_do) {
+    ControlBytes said = control_broadcast(c, error, error ? strlen(error) : 0);
+    require(said.bytes == 0, "%s%s", said.data, what_to_do);
+    free(said.data);
+    free(error);
 }
 #endif

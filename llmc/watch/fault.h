@@ -8,8 +8,8 @@ pipeline 3/5: at micro-batch 5, counted from 0, of step 3.
     bitflip  one bit of its memory is wrong from here on
     slow     it loses 50 ms in this step and in all later ones
 
-kill and hang are done here, by fault_strike(), slow by fault_delay(). The caller does skip and bitflip, when
-fault_now() says so.
+kill and hang are done here, by fault_strike(), slow by fault_delay(). The caller does skip and bitflip when fault_now()
+returns true.
 */
 #ifndef LLMC_FAULT_H
 #define LLMC_FAULT_H
@@ -88,7 +88,7 @@ static inline void fault_strike_at(const Fault* f, int rank, long long step, int
 }
 static inline void fault_strike(const Fault* f, int rank, long long step) { fault_strike_at(f, rank, step, -1); }
 
-// Sleeps if this rank is slow in this step. Call it where the time counts as the step's.
+// Sleeps if this rank is slow in this step. Call it inside the time of a step.
 static inline void fault_delay(const Fault* f, int rank, long long step) {
     struct timespec t = { 0, 50 * 1000 * 1000 };
     if (f->kind == FAULT_SLOW && f->rank == rank && step >= f->step) nanosleep(&t, NULL);

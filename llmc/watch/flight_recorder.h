@@ -1,6 +1,5 @@
 /*
-flight_recorder.h - what this rank has asked of the others: its last 64 operations, and how far it has come on each
-communicator.
+flight_recorder.h - a rank's last 64 operations, and its progress on each communicator.
 
 comm/ notes every operation here as it is issued, started and finished, and the one that the host waits for. The
 watchdog tells rank 0 about it five times a second, and when a run fails every rank writes its last operations to a
@@ -72,9 +71,8 @@ static inline void flight_recorder_free(FlightRecorder* l) {
 
 // Every name except these two is that of a collective.
 static inline OpWay op_way(const char* collective) {
-    return strcmp(collective, "send") == 0      ? WAY_SEND
-           : strcmp(collective, "receive") == 0 ? WAY_RECEIVE
-                                                : WAY_COLLECTIVE;
+    if (strcmp(collective, "send") == 0) return WAY_SEND;
+    return strcmp(collective, "receive") == 0 ? WAY_RECEIVE : WAY_COLLECTIVE;
 }
 
 static inline void op_name_set(char* to, size_t size, const char* name) {
@@ -84,13 +82,14 @@ static inline void op_name_set(char* to, size_t size, const char* name) {
     memcpy(to, name, n + 1);
 }
 
-// Returns the channel, made if it is new. The caller holds the lock.
+// Returns the channel, made if it is new. peer: of a send or a receive. The caller holds the lock.
 static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* communicator, OpWay way, int peer) {
+    if (way == WAY_COLLECTIVE) peer = -1;
     for (int i = 0; i < l->num_channels; i++) {
         OpChannel* c = &l->channels[i];
         if (c->way == (int)way && c->peer == peer && strcmp(c->communicator, communicator) == 0) return c;
     }
-    l->channels = (OpChannel*)xrealloc(l->channels, (size_t)(l->num_channels + 1) * sizeof(OpChannel));
+    l->channels = grown_array(OpChannel, l->channels, l->num_channels);
     OpChannel* c = &l->channels[l->num_channels++];
     memset(c, 0, sizeof *c);
     c->way = way;
@@ -99,8 +98,8 @@ static inline OpChannel* flight_recorder_channel(FlightRecorder* l, const char* 
     return c;
 }
 
-// Notes that this rank belongs to a communicator. Else nobody would miss one that hangs before its first operation
-// there.
+// Notes that this rank belongs to a communicator, so that it is missed even if it hangs before its first operation on
+// it.
 static inline void flight_recorder_join(FlightRecorder* l, const char* communicator) {
     pthread_mutex_lock(&l->lock);
     flight_recorder_channel(l, communicator, WAY_COLLECTIVE, -1);
@@ -141,9 +140,8 @@ static inline OpRecord flight_recorder_issue(FlightRecorder* l, const char* comm
     r.elements = elements;
     r.peer = peer;
     r.state = OP_ISSUED;
-    OpWay way = op_way(collective);
     pthread_mutex_lock(&l->lock);
-    OpChannel* c = flight_recorder_channel(l, communicator, way, way == WAY_COLLECTIVE ? -1 : peer);
+    OpChannel* c = flight_recorder_channel(l, communicator, op_way(collective), peer);
     r.number = c->issued++;
     r.place = l->count++;
     r.step = l->progress.step;
@@ -170,11 +168,10 @@ static inline void flight_recorder_start(FlightRecorder* l, OpRecord* r) {
 }
 
 static inline void flight_recorder_finish(FlightRecorder* l, OpRecord* r) {
-    OpWay way = op_way(r->collective);
     pthread_mutex_lock(&l->lock);
     r->state = OP_FINISHED;
     r->finished = now_seconds() - l->origin;
-    flight_recorder_channel(l, r->communicator, way, way == WAY_COLLECTIVE ? -1 : r->peer)->finished++;
+    flight_recorder_channel(l, r->communicator, op_way(r->collective), r->peer)->finished++;
     flight_recorder_note(l, r);
     pthread_mutex_unlock(&l->lock);
 }

@@ -1,5 +1,5 @@
 /*
-watchdog.h - the thread that runs on every rank beside its work, and how it finds out which rank died, left or hangs.
+watchdog.h - the thread on every rank that finds out which rank died, left or hangs.
 
 Five times a second each rank tells rank 0 how far it is (flight_recorder.h). From that rank 0 finds out whether the run
 must end, and why:
@@ -56,8 +56,8 @@ static inline void watchdog_end_run(Control* c, ControlReason reason, const char
     for (int r = 1; c->ranks.rank == 0 && r < c->num_peers; r++) control_queue_end(c, &c->peers[r]);
 }
 
-// Sets *progress to where a peer is, or was when it died. Returns true if that is exact;
-// else it may be a heartbeat old.
+// Sets *progress to that of a peer, or its last if it died. Returns true if it is exact; otherwise it may be a
+// heartbeat old.
 static inline bool watchdog_progress(const Control* c, const ControlPeer* p, RankProgress* progress) {
     if (progress_read(progress_of(&c->progress, control_rank_of(c, p)), progress)) return true;
     *progress = p->beat.progress;
@@ -125,7 +125,7 @@ static inline bool watchdog_is_missing(const Control* c, int r, const OpRecord* 
 
 // "rank 2 has been silent for 4 s (stopped, or its machine is gone)": all that are. Returns false if there are none.
 static inline bool watchdog_silence(const Control* c, double now, char* out, size_t size) {
-    bool* silent = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    bool* silent = new_array(bool, c->ranks.size);
     double longest = 0;
     char who[256];
     for (int r = 1; r < c->ranks.size; r++) {
@@ -139,7 +139,7 @@ static inline bool watchdog_silence(const Control* c, double now, char* out, siz
     return many > 0;
 }
 
-// Rank r's last operation where it should have issued `op`, and who is silent, if any rank is.
+// Rank r's last operation on the channel on which it should have issued `op`, and the silent ranks, if any.
 static inline void watchdog_describe_last(const Control* c, int r, const OpRecord* op, int by, double now, char* out,
                                           size_t size) {
     const OpChannel* k = watchdog_counterpart(c, r, op, by);
@@ -210,7 +210,7 @@ static inline int watchdog_last_waiting(const Control* c, int by, bool* missing)
 static inline void watchdog_check_deadlines(Control* c, double now) {
     int by = watchdog_longest_waiting(c);
     if (by < 0 || c->reason != REASON_NONE) return;
-    bool* missing = (bool*)xcalloc((size_t)c->ranks.size, sizeof(bool));
+    bool* missing = new_array(bool, c->ranks.size);
     by = watchdog_last_waiting(c, by, missing);
     int first = watchdog_find_missing(c, by, missing);
     const OpRecord* op = &c->peers[by].beat.awaited;
@@ -442,7 +442,7 @@ static inline void watchdog_print_log(Control* c) {
     write_stderr(lines);
 }
 
-// What a rank says when it leaves because of another.
+// Prints a rank's reason for leaving because of another.
 static inline void watchdog_report(Control* c) {
     char path[4096], line[8192];
     if (ftrylockfile(stdout) == 0) { // a thread that is stuck may hold it
@@ -500,7 +500,7 @@ static inline bool watchdog_needs(const Control* c, int r, int q) {
 static inline void watchdog_check_silence(Control* c, double now) {
     if (c->reason < REASON_LEFT || now >= c->leave_at) return;
     int N = c->ranks.size, silent = 0;
-    bool *over = (bool*)xcalloc((size_t)N, sizeof(bool)), more = true; // they will say no more
+    bool *over = new_array(bool, N), more = true; // they will say no more
     for (int r = 0; r < N; r++) over[r] = r == 0 ? c->left : c->peers[r].fd < 0 || c->peers[r].heard_end;
     while (more) {
         more = false;
@@ -514,7 +514,7 @@ static inline void watchdog_check_silence(Control* c, double now) {
     c->leave_at = now;
 }
 
-// Tells all why this rank leaves, in half a second at most.
+// Tells all why this rank leaves. Takes up to half a second.
 static inline void watchdog_announce_exit(Control* c, ControlReason why) {
     char reason[2] = { (char)why, (char)__atomic_load_n(&watchdog_process.crash, __ATOMIC_ACQUIRE) };
     control_queue_all(c, MESSAGE_LEFT, reason, sizeof reason);
@@ -605,8 +605,8 @@ static inline void watchdog_beat(Control* c, double now) {
     else watchdog_check_rank_0(c, &own, now);
 }
 
-// This rank has reported an error of its own: the others have time for the same.
-// What it has issued is told for the last time.
+// This rank has reported an error of its own: the others get time for theirs. Tells rank 0 for the last time what it
+// has issued.
 static inline void watchdog_part(Control* c, double now) {
     char path[4096];
     if (flight_recorder_step_now(&c->recorder) > 0) watchdog_write_log(c, path, sizeof path);
@@ -727,9 +727,9 @@ static inline void watchdog_on_exit(void) {
     watchdog_unblock_sigterm(); // nobody reads it any more, and destructors may hang
 }
 
-// What die does in place of exit() while a GPU may run kernels that wait for other ranks (comm/comm_nccl.cuh sets
-// die_leave): destructors of the driver and of libraries may wait for these kernels for ever. Of exit(), this keeps the
-// watchdog's last word and what was written to files.
+// die calls it in place of exit() while a GPU may run kernels that wait for other ranks (comm/comm_nccl.cuh sets
+// die_leave), because destructors of the driver and of libraries might never return. It still lets the watchdog tell
+// the others, and flushes files.
 static inline void watchdog_leave(int status) {
     watchdog_on_exit();
     fflush(NULL);

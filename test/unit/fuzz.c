@@ -194,7 +194,7 @@ static void fill_mask(const uint8_t* data, size_t left, size_t count) {
     uint64_t header[MASK_HEADER_WORDS] = { 0, count, 0, checksum_elements(data, 1, left, 0) };
     memcpy(header, MASK_MAGIC, 8);
     for (size_t i = 0; i < left; i++) header[MASK_HEADER_COUNTED] += (uint64_t)__builtin_popcount(data[i]);
-    if (!mask_sample(beside.fd, count, &header[MASK_HEADER_SAMPLE])) abort();
+    if (!tokens_sample(beside.fd, NULL, count, 0, &header[MASK_HEADER_SAMPLE])) abort();
     fuzz_fill_behind(mask_file.fd, header, sizeof header, wrong, n, data, left);
 }
 

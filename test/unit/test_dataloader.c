@@ -182,6 +182,29 @@ TEST(text_is_tokenised_after_an_end_of_text_token) {
     }
 }
 
+TEST(data_have_one_checksum_as_text_and_as_tokens_and_another_if_a_token_differs) {
+    FREED_BY(tokenizer_free) Tokenizer tokenizer;
+    tokenizer_open(&tokenizer, "bytes");
+    DataShape s = shape(1, 5, 1, 0, 1);
+    s.V = tokenizer.vocab_size;
+    const char text[] = "shard by shard";
+    int tokens[sizeof text] = { tokenizer.eot };
+    uint64_t sums[3];
+    for (size_t i = 1; i < sizeof text; i++) tokens[i] = text[i - 1];
+    for (int k = 0; k < 3; k++) {
+        const char* path = k == 0 ? write_file("sum.txt", text, strlen(text)) : in_folder("sum.bin");
+        tokens[sizeof text - 1] += k == 2;
+        if (k > 0) {
+            TokenWriter w = token_writer_open(path);
+            token_writer_append(&w, tokens, sizeof text);
+            token_writer_close(&w);
+        }
+        LOADER(d, "--data", path, &tokenizer, s, DATA_TRAIN);
+        sums[k] = data_checksum(&d);
+    }
+    assert_true(sums[0] == sums[1] && sums[1] != sums[2]);
+}
+
 // ---- reading ahead ----
 static void wait_until_all_is_read(DataLoader* d) {
     for (bool full = false; !full; nap(100)) {
