@@ -123,25 +123,6 @@ static inline size_t document_append_field(Documents* d, const json_t* object, c
     return json_string_length(text);
 }
 
-// Replaces every number outside strings with 0: nobody reads these numbers, and JSON allows them to have any size.
-static inline void json_blank_numbers(char* line, size_t n) {
-    bool in_text = false;
-    for (size_t i = 0; i < n; i++) {
-        if (in_text && line[i] == '\\') i++;
-        else if (line[i] == '"') in_text = !in_text;
-        if (in_text || (line[i] != '-' && !isdigit((unsigned char)line[i]))) continue;
-        size_t end = i + (line[i] == '-'), digits = strspn(line + end, "0123456789");
-        if (digits == 0) continue;
-        end += line[end] == '0' ? 1 : digits;
-        if (line[end] == '.' && (digits = strspn(line + end + 1, "0123456789")) > 0) end += 1 + digits;
-        size_t sign = line[end] == 'e' || line[end] == 'E' ? 1 + (line[end + 1] == '+' || line[end + 1] == '-') : 0;
-        if (sign > 0 && (digits = strspn(line + end + sign, "0123456789")) > 0) end += sign + digits;
-        memset(line + i, ' ', end - i);
-        line[i] = '0';
-        i = end - 1;
-    }
-}
-
 // Returns the remedy for an error that is common in the JSON of other programs, or "".
 static inline const char* json_remedy(const json_error_t* e, const char* line) {
     bool is_syntax = json_error_code(e) == json_error_invalid_syntax;
@@ -161,11 +142,8 @@ static inline bool document_read_json(Documents* d) {
     if (strspn(d->line, " \t\r\n") == (size_t)n) return true;
     const char* path = d->paths[d->opened - 1];
     json_error_t error;
-    json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    if (object == NULL && json_error_code(&error) == json_error_numeric_overflow) {
-        json_blank_numbers(d->line, (size_t)n);
-        object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    }
+    // Nobody reads the numbers, of which some are larger than any integer.
+    json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
     require(object != NULL, "line %zu of %s is not valid JSON: %s%s", d->line_number, path, error.text, json_remedy(&error, d->line));
     if (d->prompt_field[0]) {
         d->prompt = document_append_field(d, object, d->prompt_field, "prompt-field");
