@@ -3,6 +3,7 @@ print are found (dev/docs.py)."""
 import json, re, sys
 from pathlib import Path
 import pytest
+from dev.docs import DOCUMENTS
 from suite import ROOT, assert_says, command, succeeds
 
 
@@ -53,9 +54,6 @@ def test_notebooks_are_kept_without_outputs():
 
 
 # ---- numbers ----
-DOCUMENTS = re.findall(r"\S+\.md", succeeds(sys.executable, "dev/docs.py --list").out)
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_number_of_a_document_stands_in_a_result_a_formula_or_a_source(document):
     succeeds(sys.executable, ["dev/docs.py", "--missing", document])
