@@ -15,8 +15,7 @@ DEVICE = "emulated" # of the programs of GPUs: emulated or, if --device says so 
 
 # A small model on the stored tokens: 32 sequences of 16 tokens a step in two micro-batches, 13 steps an epoch.
 TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 "
-        "--steps 20 --lr 3e-3 "
-        "--warmup-steps 5 --eval-every 0 --sample-every 0")
+        "--steps 20 --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0")
 
 
 def rest(*values, **options):

@@ -8,8 +8,7 @@ import pytest
 from suite import ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 "
-         "--lr 3e-3 "
-         "--eval-every 0 --sample-every 0")
+         "--lr 3e-3 --eval-every 0 --sample-every 0")
 MISSING = "gives .* no namespaces|setup.sh --with-cluster" # this machine cannot have a cluster
 
 
@@ -30,9 +29,8 @@ class Cluster:
         return self
 
     def run(self, name, *options, out=None, start=succeeds, through=[], **settings):
-        run = start("dev/cluster/run", through, program(f"train_gpt2_{name}"), SMALL, *options, *(["--out", out] if out else []),
-                    env=self.env,
-                    **settings)
+        run = start("dev/cluster/run", through, program(f"train_gpt2_{name}"), SMALL, *options,
+                    *(["--out", out] if out else []), env=self.env, **settings)
         return Run(run.command, run.status, run.out, run.err, out)
 
     def slurm(self):
@@ -165,14 +163,12 @@ def test_srun_starts_ranks_on_nodes_that_train_as_on_one_machine(cluster, tmp_pa
 def test_a_job_that_is_told_to_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
     """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over."""
     options = (f"{SMALL} --tokenizer bytes --recompute none --sharding hybrid --shard-group 1 --total-batch-size 128 --checkpoint "
-               "full --steps 300 "
-               "--deterministic")
+               "full --steps 300 --deterministic")
     out, log = tmp_path / "out", tmp_path / "log"
     cluster.up(4, 1, "1gbit").slurm()
     cluster.env |= {"OUT": out, "PROGRAM": program("train_gpt2_fsdp")}
-    cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log, "dev/launch/slurm.sh",
-               options,
-               "--save-every 20")
+    cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log,
+               "dev/launch/slurm.sh", options, "--save-every 20")
     wait_for(lambda: [*out.glob("step_*")])
     cluster.sh("on 0 scancel --batch --signal=USR1 1")
     wait_for(lambda: not cluster.sh("on 0 squeue -h").out)

@@ -86,8 +86,7 @@ def vocabulary(tmp_path):
 def export_of_a_run(tmp_path, tokenizer):
     """A checkpoint of a run with this tokenizer."""
     succeeds([program("train_gpt2_single"), "--data", tmp_path / "text", "--tokenizer", tokenizer, "--out", tmp_path / "out"],
-             SMALL,
-             "--steps 1 --val-data= --sample-every 0")
+             SMALL, "--steps 1 --val-data= --sample-every 0")
     return tmp_path / "out/step_00000001"
 
 

@@ -5,8 +5,7 @@ import pytest
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, once, program, rest, succeeds, trained
 
 SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 "
-         "--sample-every 0 "
-         "--save-every 0")
+         "--sample-every 0 --save-every 0")
 BLOCKS = {"root", "block 0", "block 1", "block 2", "no unit"}
 FSDP = f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1"  # what an evaluation sends counts in no step
 OUTSIDE = ["gpt2_reduce", "gpt2_clip", "gpt2_update"]

@@ -32,8 +32,7 @@ class Log:
         channels = [f"channel {communicator} {way} {peer} {n} 0" for (communicator, way, peer), n in self.issued.items()]
         path.write_text("\n".join([MAGIC,
                                    f"run {run} rank {self.rank} of {ranks} step {self.step} operations {len(self.operations)}",
-                                   *channels,
-                                   *self.operations[-64:], "end\n"]))
+                                   *channels, *self.operations[-64:], "end\n"]))
         return path
 
 
@@ -82,10 +81,9 @@ def test_one_left_out_among_equals_shows_in_the_step(tmp_path):
         for i in range(24):
             log.step = 1 + i // 8
             if log.rank != 1 or i != 10: log.issue("world", "all-reduce", 100)
-    assert said(tmp_path,
-                logs) == ("ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2), rank 1 issued all-reduce #15 of world "
-                          "(100 fp32, step 3)"
-                                    "; from there on it looks as if rank 1 had left one out, this or an equal one before it")
+    assert said(tmp_path, logs) == ("ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2), rank 1 issued all-reduce #15 "
+                                    "of world (100 fp32, step 3); from there on it looks as if rank 1 had left one out, this or an "
+                                    "equal one before it")
 
 
 def test_one_too_many_is_seen_as_well(tmp_path):
@@ -101,8 +99,7 @@ USUAL = {"collective": "broadcast", "type": "fp32", "elements": 100, "peer": 1, 
 
 
 @pytest.mark.parametrize("changed", [{"collective": "all-gather"}, {"type": "bf16"}, {"elements": 101}, {"peer": 0}, {"step": 6},
-                                     {}],
-                         ids=lambda changed: "".join(changed) or "state")
+                                     {}], ids=lambda changed: "".join(changed) or "state")
 def test_every_property_of_an_operation_is_compared_and_that_it_finished(changed, tmp_path):
     logs = [Log(r).train(0, 5) for r in range(3)]
     for log in logs:

@@ -266,9 +266,8 @@ def test_a_repeated_document_counts_what_stands_far_back_alone_and_is_read_with_
         assert np.flatnonzero(counted).tolist() == [at * after + 2*key + 1 for at in (1, 2) for key in range(8)]
         for t in np.flatnonzero(counted): # its key comes before it, and in what a short context sees nobody has the value
             assert 1 <= document[t - 1] <= 8 and document[t] not in document[t - after + 511:t]
-    run = tool("train_gpt2_single",
-               "--data r.bin --mask required --val-data= --tokenizer= --vocab-size 73 --model d1 --channels 16 --heads 2 "
-               f"--seq-len {length} --batch-size 1 --steps 3 --eval-every 0 --sample-every 0", start=succeeds)
+    run = tool("train_gpt2_single", "--data r.bin --mask required --val-data= --tokenizer= --vocab-size 73 --model d1 --channels "
+               f"16 --heads 2 --seq-len {length} --batch-size 1 --steps 3 --eval-every 0 --sample-every 0", start=succeeds)
     assert run.out.count("| 16 targets") == 3, run
     assert_refused(command("python3", ROOT / "dev/data/repeat.py", "x.bin 500", cwd="."),
                    "AFTER must be from 512 on and less than LENGTH, 2048; it is 500")

@@ -70,8 +70,7 @@ def test_every_variant_of_a_cpus_layer_is_right(name, options):
 def test_a_variant_of_a_cpus_layer_that_is_wrong_is_reported(tmp_path, name, wrong, before, after):
     source = changed(tmp_path, f"dev/kernels/cpu/{name}.c", (before, after))
     succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
-             tmp_path / name,
-             "-ldnnl -lm")
+             tmp_path / name, "-ldnnl -lm")
     assert_wrong(command([tmp_path / name, "--check"]), f"{name}_{wrong}", "WRONG", variants(f"dev/kernels/cpu/{name}.c"))
 
 
@@ -139,17 +138,15 @@ def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itsel
 
 
 def test_all_programs_run_and_the_wrong_variants_are_named_at_the_end(tmp_path):
-    wrong = executable(tmp_path / "gelu",
-                       "echo '# gelu_5_mine: act: element 3 of 9 is 1, not 2'; echo '# gelu_5_mine: res: element 0 of 9 is 1, not "
-                       "2'; exit 1")
+    wrong = executable(tmp_path / "gelu", "echo '# gelu_5_mine: act: element 3 of 9 is 1, not 2'; echo '# gelu_5_mine: res: "
+                       "element 0 of 9 is 1, not 2'; exit 1")
     blocks = executable(tmp_path / "adamw", "echo '# adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2'; exit 1")
     crash, right = executable(tmp_path / "crash", "kill -SEGV $$"), executable(tmp_path / "right", "echo all right")
     refuses = executable(tmp_path / "refuses", "echo error: no GPU is visible >&2; exit 1")
     run = command("sh dev/kernels/run_variants.sh", wrong, crash, blocks, refuses, right)
-    assert run.status == 1 and run.out.endswith(
-        "all right\n\nwrong:\n  gelu_5_mine: act: element 3 of 9 is 1, not 2\n"
-        f"  {crash} ended with status 139\n  adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2\n"
-        f"  {refuses} ended with status 1\n"), run
+    assert run.status == 1 and run.out.endswith(f"all right\n\nwrong:\n  gelu_5_mine: act: element 3 of 9 is 1, not 2\n  {crash} "
+                                                "ended with status 139\n  adamw_9_mine, 64 threads a block: m: element 7 of 9 is "
+                                                f"nan, not 2\n  {refuses} ended with status 1\n"), run
     assert command("sh dev/kernels/run_variants.sh", right).status == 0
 
 
@@ -191,8 +188,7 @@ def cuda(name, precision=None, source=None):
     """The path of a program. Products and attention are for tensor cores; of others every second is in fp32."""
     precision = precision or ("fp32" if CUDA.index(name) % 2 and not re.match("matmul|attention", name) else "bf16")
     return of_libraries(source or f"dev/kernels/cuda/{name}.cu", "asan", f"-DPRECISION_{precision.upper()}",
-                        [cpu_layers(precision)],
-                        "-ldnnl -fopenmp")
+                        [cpu_layers(precision)], "-ldnnl -fopenmp")
 
 
 def of_libraries(source, build, *options):
