@@ -16,10 +16,10 @@ from tool import die, read_bytes
 
 MAGIC, LENGTH, MOST_RANKS = "shard.c operations 1", 64, 65536
 WHOLE, REAL = r"(-?\d+)", r"-?[\d.]+"
-OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step -?\d+ operations -?\d+\n")
-CHANNEL = re.compile(rf"channel (\S{{1,23}}) (?:(collective) (-)|(send|receive) (\d{{1,9}})) {WHOLE} {WHOLE}\n")
+OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step -?\d+ operations -?\d+")
+CHANNEL = re.compile(rf"channel (\S{{1,23}}) (?:(collective) (-)|(send|receive) (\d{{1,9}})) {WHOLE} {WHOLE}")
 OPERATION = re.compile(rf"op {WHOLE} (\S{{1,23}}) (\S{{1,15}}) (\d+) (\S{{1,7}}) (-|\d{{1,9}}) {WHOLE} (issued|started|finished) "
-                       rf"{REAL} {REAL} {REAL}\n")
+                       rf"{REAL} {REAL} {REAL}")
 
 
 class Operation(NamedTuple):
@@ -57,30 +57,25 @@ class File:
     """A rank's last operations; dies with the file's name and the line if they are damaged."""
 
     def __init__(self, path):
-        text = read_bytes(path, "give the files of last operations that ranks left in their --out").decode("latin-1")
-        self.path, self.line, self.lines, self.channels = path, 0, iter(re.findall(r"[^\n]*\n|[^\n]+", text)), {}
-        self.require(self.next() == f"{MAGIC}\n", f"its first line is not '{MAGIC}'")
-        self.run, rank, size = self.match(OWNER, self.next(), "its run, rank and number of ranks")
+        lines = read_bytes(path, "give the files of last operations that ranks left in their --out").decode("latin-1").split("\n")
+        self.path, self.line, self.channels = path, len(lines), {}
+        self.require(lines[-2:] == ["end", ""], "it does not end with a line 'end'")
+        self.require(lines[0] == MAGIC, f"its first line is not '{MAGIC}'", 1)
+        self.run, rank, size = self.match(OWNER, lines[1], "its run, rank and number of ranks", 2)
         self.rank, self.size = int(rank), int(size)
         self.require(0 <= self.rank < self.size <= MOST_RANKS, f"rank {rank} of {size} is impossible")
-        while (line := self.next()) != "end\n":
+        for self.line, line in enumerate(lines[2:-2], 3):
             self.read_channel(line) if line.startswith("channel ") else self.read_operation(line)
-        self.require(next(self.lines, None) is None, "something follows the end")
         for (communicator, _, _), c in self.channels.items():
             self.require(not c or c.issued - 1 in c, f"the last operations of {communicator} are not there")
 
-    def next(self):
-        line = next(self.lines, None)
-        self.require(line, "it is cut off")
-        self.line += 1
-        return line
-
-    def require(self, condition, message):
+    def require(self, condition, message, line=None):
+        self.line = line or self.line
         if not condition: die(f"{self.path}:{self.line}: this is not a file of last operations, or it is damaged: {message}")
 
-    def match(self, pattern, line, what):
-        found = pattern.fullmatch(line)
-        self.require(found, f"{what} was expected, not '{line.rstrip(chr(10))}'")
+    def match(self, pattern, text, what, line=None):
+        found = pattern.fullmatch(text)
+        self.require(found, f"{what} was expected, not '{text}'", line)
         return found.groups()
 
     def peer(self, text):

@@ -155,12 +155,11 @@ OPS, NO_FILE = FIRST + SECOND, "this is not a file of last operations, or it is 
 
 
 @pytest.mark.parametrize("text, says", [
-    ("", f":0: {NO_FILE}it is cut off"), ("step,loss\n", f":1: {NO_FILE}"),
+    ("", f":1: {NO_FILE}it does not end"), ("step,loss\nend\n", f":1: {NO_FILE}its first line"),
     (f"{MAGIC}\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: "),
     (f"{MAGIC}\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: "), (f"{MAGIC}\nrank 1\nend\n", ":2: "),
-    (HEAD + CHANNEL + OPS, "it is cut off"),
-    (HEAD + CHANNEL + "op 0 world all-reduce 10", f":4: {NO_FILE}an operation was"),
-    (HEAD + CHANNEL + OPS + "end\nmore\n", "something follows the end"),
+    (HEAD + CHANNEL + OPS, "it does not end"), (HEAD + CHANNEL + OPS + "end\nmore\n", "it does not end"),
+    (HEAD + CHANNEL + "op 0 world all-reduce 10\nend\n", f":4: {NO_FILE}an operation was"),
     (HEAD + OPS + "end\n", f":3: {NO_FILE}its channel does not have operation 0"), (HEAD + 2 * CHANNEL + OPS + "end\n", "twice"),
     (HEAD + "channel world collective - 1 2\nend\n", "1 issued and 2 finished is impossible"),
     (HEAD + "channel world collective - -1 -2\nend\n", "is impossible"),
