@@ -255,10 +255,6 @@ CASES = {
         "MISSING *Jansson .*broken on purpose", "get: .*libjansson-dev", *[fails(x, "Jansson") for x in BOTH]]),
     "broken_library": dict(real="onednn", files={"lib/libdnnl.so": "not a library"}, env={"LDFLAGS": "-L@/lib"}, says=[
         "MISSING *oneDNN *.*libdnnl.so", "for: matrix products"]),
-    "wrong_result": dict(
-        real="onednn", env={"CC": "wrong_cc"}, fakes={"wrong_cc": 'exec cc -include "$FAKES/include/wrong.h" "$@"'},
-        files={"include/wrong.h": "#include <oneapi/dnnl/dnnl.h>\n#define dnnl_sgemm(...) dnnl_success"},
-        says=["MISSING *oneDNN *its matrix product is wrong"]),
     "no_cmocka": dict(lacks="cmocka", says=[works("demo"), fails("test", "cmocka")]),
     "no_compiler": dict(env={"CC": "no-such-cc"}, says=[
         "MISSING *C compiler *no no-such-cc", *[fails(x, "C compiler") for x in BOTH]]),
