@@ -10,7 +10,6 @@ prompt and the response to it, one after the other. Empty ones are skipped. A do
 #include "../../llmc/base/folder.h"
 #include "../../llmc/base/options.h"
 #include <jansson.h>
-#include <poll.h>
 
 enum { SPLIT_FILE, SPLIT_LINE, SPLIT_JSONL };
 
@@ -68,20 +67,13 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
 }
 
 // Opens what has text. Documents are read once, from the first byte to the last, so it may also be a pipe: /dev/stdin,
-// <(COMMAND) or a FIFO. Says so where it waits for what a program writes into one, because there may be no such program.
+// <(COMMAND) or a FIFO.
 static inline FILE* documents_open(const char* path) {
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // else this would wait for the FIFO's writer
-    require(fd >= 0, "cannot open %s: %s", path, open_error(errno));
+    FILE* file = fopen(path, "rb");
+    require(file != NULL, "cannot open %s: %s", path, open_error(errno));
     struct stat info;
-    require(fstat(fd, &info) == 0, "cannot examine %s: %s", path, strerror(errno));
+    require(fstat(fileno(file), &info) == 0, "cannot examine %s: %s", path, strerror(errno));
     require(!S_ISDIR(info.st_mode), "%s is a folder; give the files in it", path);
-    struct pollfd written = { fd, POLLIN, 0 };
-    if (S_ISFIFO(info.st_mode) && poll(&written, 1, 1000) == 0) {
-        fprintf(stderr, "waiting for what a program writes into the pipe %s\n", path);
-        poll(&written, 1, -1);
-    }
-    FILE* file = fcntl(fd, F_SETFL, O_RDONLY) == 0 ? fdopen(fd, "rb") : NULL; // without O_NONBLOCK
-    require(file != NULL, "cannot open %s: %s", path, strerror(errno));
     return file;
 }
 
@@ -123,18 +115,6 @@ static inline size_t document_append_field(Documents* d, const json_t* object, c
     return json_string_length(text);
 }
 
-// Returns the remedy for an error that is common in the JSON of other programs, or "".
-static inline const char* json_remedy(const json_error_t* e, const char* line) {
-    bool is_syntax = json_error_code(e) == json_error_invalid_syntax;
-    bool is_minus = strstr(e->text, "near '-'") && strstr(line, "-Infinity");
-    if (is_syntax && (strstr(e->text, "'NaN'") || strstr(e->text, "'Infinity'") || is_minus))
-        return "; Python writes NaN and Infinity, but JSON has neither: json.dumps(..., allow_nan=False) finds them; write null";
-    if (is_syntax && strstr(e->text, "invalid Unicode"))
-        return "; it is half of a surrogate pair: in Python, text.encode(errors=\"replace\").decode() replaces it";
-    if (json_error_code(e) == json_error_invalid_utf8) return "; JSON is UTF-8: from Windows it may need iconv -f UTF-16 -t UTF-8";
-    return "";
-}
-
 static inline bool document_read_json(Documents* d) {
     ssize_t n = getline(&d->line, &d->line_capacity, d->file);
     if (n <= 0) return false;
@@ -144,7 +124,8 @@ static inline bool document_read_json(Documents* d) {
     json_error_t error;
     // Nobody reads the numbers, of which some are larger than any integer.
     json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
-    require(object != NULL, "line %zu of %s is not valid JSON: %s%s", d->line_number, path, error.text, json_remedy(&error, d->line));
+    require(object != NULL, "line %zu of %s is not valid JSON: %s; JSON is UTF-8 without halves of surrogate pairs, and has no NaN or"
+            " Infinity: in Python, json.dumps(..., allow_nan=False) finds them", d->line_number, path, error.text);
     if (d->prompt_field[0]) {
         d->prompt = document_append_field(d, object, d->prompt_field, "prompt-field");
         size_t response = document_append_field(d, object, d->response_field, "response-field");
