@@ -111,25 +111,14 @@ def ranks_text(ranks):
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}{' and ' * bool(words)}{last}"
 
 
-def is_left_out(a, b, k):
-    """True if from k on operation j of b is operation j + 1 of a: b has left one out."""
-    pairs = [(a[j + 1].what(), b[j].what()) for j in range(k, b.issued) if j + 1 in a and j in b]
-    return bool(pairs) and all(later == what for later, what in pairs)
-
-
 def text_of_different(members, k, is_oldest):
-    """Which ranks issued what as operation k, the largest party first, and whether a shift explains it."""
+    """Which ranks issued what as operation k, the largest party first."""
     parties = {}
     for m in members:
         if k in m: parties.setdefault(m[k].what(), []).append(m)
-    largest, *others = sorted(parties.values(), key=len, reverse=True)
-    said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0][k]}" for party in [largest, *others])
-    usual = largest[0]
-    for odd in sum(others, []):
-        how = "left one out" if is_left_out(usual, odd, k) else "issued one too many" if is_left_out(odd, usual, k) else None
-        if how: said += f"; from there on it looks as if rank {odd.rank} had {how}, this or an equal one before it"
-    if is_oldest and k > 0: said += "; older operations are not in the files, so the ranks may have parted earlier"
-    return said
+    said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0][k]}"
+                     for party in sorted(parties.values(), key=len, reverse=True))
+    return said + "; older operations are not in the files, so the ranks may have parted earlier" * (is_oldest and k > 0)
 
 
 def text_of_missing(members, k):

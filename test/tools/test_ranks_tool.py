@@ -60,11 +60,9 @@ def said(folder, logs, sequence="world"):
     (2, [(0, 1, 0, 10)], 70, ["all issued 10 operations, but no two files hold the same one any more"]),
     # One that is left out is seen where the others differ.
     (4, [(0, 3, 0, 41), (0, 1, 41, 60), (3, 3, 41, 60), (2, 2, 42, 59)], 0,
-     ["ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), rank 2 issued all-reduce #41 of world (300 fp32, step "
-      "11)",
-      "it looks as if rank 2 had left one out"]),
-    (2, [(0, 1, 0, 5), (0, 0, 5, 200), (1, 1, 6, 201)], 0, ["issued all-reduce #136", "left one out",
-     "older operations are not in the files, so the ranks may have parted earlier"])],
+     ["ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), rank 2 issued all-reduce #41 of world (300 fp32, step"]),
+    (2, [(0, 1, 0, 5), (0, 0, 5, 200), (1, 1, 6, 201)], 0,
+     ["issued all-reduce #136", "older operations are not in the files, so the ranks may have parted earlier"])],
     ids=["same", "none", "stopped", "first", "forgotten", "last_forgotten", "unknown", "left_out", "older"])
 def test_where_ranks_parted_is_found_and_what_each_did_there(ranks, trained, others, parts, tmp_path):
     logs = [Log(r) for r in range(ranks)]
@@ -82,17 +80,7 @@ def test_one_left_out_among_equals_shows_in_the_step(tmp_path):
             log.step = 1 + i // 8
             if log.rank != 1 or i != 10: log.issue("world", "all-reduce", 100)
     assert said(tmp_path, logs) == ("ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2), rank 1 issued all-reduce #15 "
-                                    "of world (100 fp32, step 3); from there on it looks as if rank 1 had left one out, this or an "
-                                    "equal one before it")
-
-
-def test_one_too_many_is_seen_as_well(tmp_path):
-    logs = [Log(r).train(0, 10) for r in range(2)]
-    logs[1].issue("world", "all-reduce", 5)
-    for log in logs: log.train(10, 20)
-    text = said(tmp_path, logs)
-    assert "rank 1 issued all-reduce #10 of world (5 fp32, step 3)" in text
-    assert "as if rank 1 had issued one too many" in text or "as if rank 0 had left one out" in text  # which, two cannot tell
+                                    "of world (100 fp32, step 3)")
 
 
 USUAL = {"collective": "broadcast", "type": "fp32", "elements": 100, "peer": 1, "step": 5}
@@ -109,7 +97,6 @@ def test_every_property_of_an_operation_is_compared_and_that_it_finished(changed
     text = said(tmp_path, logs)
     if changed: assert text.startswith("ranks 1-2 issued broadcast #5 of world (100 fp32, root 1, step 5), rank 0 issued")
     else: assert text == "everyone issued broadcast #5 of world (100 fp32, root 1, step 5), but on ranks 0 and 2 it did not finish"
-    assert "looks as if" not in text  # nothing after it tells
 
 
 @pytest.mark.parametrize("received, text", [
