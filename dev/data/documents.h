@@ -54,13 +54,10 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
     options_operands(table, "FILE...", 1, INT32_MAX);
     options_parse(table, argc, argv);
     bool pairs = d.prompt_field[0] || d.response_field[0];
-    require(!pairs || (d.prompt_field[0] && d.response_field[0]), "--prompt-field '%s' and --response-field '%s' need each other:"
-            " a document is a prompt and the response to it", d.prompt_field, d.response_field);
-    require(!pairs || d.split == SPLIT_JSONL, "--prompt-field and --response-field name fields of lines of JSON: give --split jsonl");
-    require(!pairs || !option_given(table, "field"), "--field names the only text of a document; with --prompt-field and"
-            " --response-field it has two: give one or the other");
-    require(!pairs || strcmp(d.prompt_field, d.response_field) != 0, "--prompt-field and --response-field are both %s; the prompt"
-            " and its response are two fields", d.prompt_field);
+    bool are_two = d.prompt_field[0] && d.response_field[0] && strcmp(d.prompt_field, d.response_field) != 0;
+    require(!pairs || (are_two && d.split == SPLIT_JSONL && !option_given(table, "field")),
+            "--prompt-field '%s' and --response-field '%s' must be two fields of lines of JSON: give both, --split jsonl, and no"
+            " --field", d.prompt_field, d.response_field);
     d.paths = table->operands;
     d.num_paths = table->operand_count;
     return d;

@@ -232,9 +232,9 @@ def test_the_default_data_is_the_courses_text_with_no_program_for_validation(her
     ("--split jsonl -", ["line 1 of", "not valid JSON"], '{"text": "a", "x": 1e400e}\n'),
     ("--split jsonl -", ["line 1 of", "not valid JSON"], '{"text": "a", "x": 01e999}\n'),
     ("--split jsonl -", ["line 1 of", "duplicate"], '{"text": "a", "text": "b"}\n'),
-    ("--split jsonl --prompt-field q ab.txt", ["need each other"], ""),
-    ("--prompt-field q --response-field a ab.txt", ["give --split jsonl"], ""),
-    (f"{ASK} --field text ab.txt", ["give one or the other"], ""), (f"{ASK} --response-field q ab.txt", ["are both q"], "")])
+    *((options, ["must be two fields of lines of JSON: give both, --split jsonl, and no --field"], "") for options in (
+        "--split jsonl --prompt-field q ab.txt", "--prompt-field q --response-field a ab.txt", f"{ASK} --field text ab.txt",
+        f"{ASK} --response-field q ab.txt"))])
 def test_what_is_wrong_is_named_and_nothing_is_written(here, options, patterns, text):
     (here / "folder").mkdir()
     os.mkfifo("folder/vocab.json")
