@@ -62,15 +62,6 @@ examine() {
     done
 }
 
-# Prints which folder of the clone make cannot write into, if there is one, and what to do.
-unwritable() {
-    for folder in "$clone" "$clone/build" "$clone/data"; do
-        if [ -d "$folder" ] && ! [ -w "$folder" ]; then
-            echo "$(id -un) cannot write into $folder; chown it, or clone elsewhere"
-            return
-        fi
-    done
-}
 # Sets scratch to a folder for the programs that probes build.
 make_scratch() {
     scratch=$(mktemp -d) || exit 1

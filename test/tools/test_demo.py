@@ -57,15 +57,12 @@ def test_a_script_says_how_it_starts_ranks():
                                                                             env={"MPIRUN": how}).err
 
 
-@pytest.mark.parametrize("says, more, patterns", [
-    (None, "", ["there is no no_such_mpirun", "dev/setup.sh"]),
-    ("mpirun has detected an attempt to run as root.", "", ["an attempt to run as root", "MPIRUN=.mpirun --allow-run-as-root"]),
-    ("There are not enough slots available in the system to satisfy the 4 slots", " -x", ["not enough slots", "refuses 4 ranks",
-                                                                                         "MPIRUN=.*--oversubscribe"]),
-    ("prterun was unable to find a network", "", ["did not start 4 ranks; make doctor", "unable to find a network"])])
-def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_path, says, more, patterns):
-    path = executable(tmp_path / "launcher", f'echo "{says}" >&2; exit 1') if says else "no_such_mpirun"
-    run = script("dev/demo.sh", env={"MPIRUN": f"{path}{more}"})
+@pytest.mark.parametrize("said, patterns", [
+    (None, ["there is no no_such_mpirun", "dev/setup.sh"]),
+    ("attempt to run as root", ["did not start 4 ranks; make doctor", "MPIRUN=.*--oversubscribe'\nIt said:\n    attempt to run"])])
+def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_path, said, patterns):
+    path = executable(tmp_path / "launcher", f'echo "{said}" >&2; exit 1') if said else "no_such_mpirun"
+    run = script("dev/demo.sh", env={"MPIRUN": path})
     assert_refused(run, *patterns)
     assert run.err.startswith("error: ")
 
