@@ -114,19 +114,6 @@ up() {
     ssh-keygen -q -t ed25519 -N '' -C cluster -f "$state/key"
     ssh-keygen -q -t ed25519 -N '' -C cluster -f "$state/host_key"
     echo "node*,10.77.0.* $(cut -d ' ' -f 1,2 "$state/host_key.pub")" >"$state/known_hosts"
-    sed "s|^ *||; s|STATE|$state|" >"$state/sshd_config" <<END
-        Port $port
-        ListenAddress 0.0.0.0
-        HostKey STATE/host_key
-        AuthorizedKeysFile STATE/key.pub
-        PasswordAuthentication no
-        KbdInteractiveAuthentication no
-        PermitRootLogin prohibit-password
-        StrictModes no
-        UsePAM no
-        PidFile none
-        MaxStartups 100
-END
     sed "s|^ *||; s|STATE|$state|" >"$state/ssh_config" <<END
         Host *
         Port $port
@@ -185,7 +172,8 @@ node() {
     mount -t tmpfs tmpfs /run
     mkdir -p /run/sshd
     mount --bind "$state/hosts" /etc/hosts
-    "$(command -v sshd)" -D -e -f "$state/sshd_config" &
+    "$(command -v sshd)" -D -e -4 -p $port -f /dev/null -h "$state/host_key" -o AuthorizedKeysFile="$state/key.pub" -o StrictModes=no \
+        -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no -o UsePAM=no -o PidFile=none -o MaxStartups=100 &
     : >"$state/node$1.up"
     wait
 }
@@ -245,7 +233,7 @@ down() {
             await 50 is_gone "$pid" || true
         done
     fi
-    left=$(pgrep -f -- "$state/(switch|sshd_config)" || true)
+    left=$(pgrep -f -- "$state/(switch|host_key)" || true)
     [ -z "$left" ] || fail "still running: $left"
     rm -rf "$state"
 }
