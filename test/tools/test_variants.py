@@ -204,8 +204,7 @@ def test_every_variant_of_a_kernel_is_right(name):
 
 
 # Where a row is not a whole number of 16-byte pieces, some variants are not offered. Of attention there are also more tiles than
-# fit in
-# shared memory at a time, and heads of a size other than 64.
+# fit in shared memory at a time, and heads of a size other than 64.
 @ON_GPU
 @pytest.mark.sampled("variants of {name}")
 @pytest.mark.parametrize("name, options, least", [
@@ -280,14 +279,10 @@ def rows(run):
 
 
 # B=2, T=512 of GPT-2: N=1024, C=768. qkv: 12 x 2 N C 3C = 43.5 GFLOP; of bytes 12 x 2 x (NC + 3CC + 3NC) = 0.118 GB: 369 FLOPs a
-# byte, at
-# 100 TFLOP/s and 1 TB/s bound by arithmetic, 0.435 ms; at 1000 TFLOP/s by memory, 0.118 ms. 25 layernorms of 4 N C bf16 numbers and
-# 2 N
-# floats: 0.158 GB. AdamW: 28 bytes for each of 124475904 parameters. All products and attention are 6 N + 6 L C T FLOPs a token,
-# where N
-# counts only products' weights: 12 C C in each block and C Vp in the head: 6 (12 x 12 x 768 x 768 + 768 x 50304) + 6 x 12 x 768 x
-# 512 =
-# 769720320 a token. With recomputation most of a block's forward pass is counted twice.
+# byte, at 100 TFLOP/s and 1 TB/s bound by arithmetic, 0.435 ms; at 1000 TFLOP/s by memory, 0.118 ms. 25 layernorms of 4 N C bf16
+# numbers and 2 N floats: 0.158 GB. AdamW: 28 bytes for each of 124475904 parameters. All products and attention are 6 N + 6 L C T
+# FLOPs a token, where N counts only products' weights: 12 C C in each block and C Vp in the head: 6 (12 x 12 x 768 x 768 + 768 x
+# 50304) + 6 x 12 x 768 x 512 = 769720320 a token. With recomputation most of a block's forward pass is counted twice.
 @ON_GPU
 @pytest.mark.parametrize("options, lines", [
     ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 227 | 788.2 | ",
