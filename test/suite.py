@@ -2,7 +2,7 @@
 
 A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is
 relative to the repository's root, where pytest runs."""
-import fcntl, filecmp, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
+import fcntl, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
 from pathlib import Path
 import numpy as np
 import pytest
@@ -190,18 +190,9 @@ def once(key, make_it):
 
 
 def virtual_environment(folder, wanted):
-    """Makes one that has the packages of a file of requirements, which come from PyPI once, or keeps the one that has them."""
-    def make_it(place):
-        made = ROOT / folder / "requirements.txt"
-        if made.exists() and filecmp.cmp(wanted, made, shallow=False): return
-        shutil.rmtree(ROOT / folder, ignore_errors=True)
-        assert command([sys.executable, "-m", "venv",
-                        folder]).status == 0, "python3 cannot make a virtual environment; sh dev/setup.sh installs python3-venv"
-        installed = command([ROOT / folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "-r", wanted],
-                            timeout=3600)
-        assert installed.status == 0, f"the packages of {wanted} come from PyPI, which needs a network once: {installed}"
-        shutil.copy(wanted, made)
-    once(f"virtual environment {folder}", make_it)
+    """Makes one that has the packages of a file of requirements, or keeps the one that has them."""
+    once(f"virtual environment {folder}", lambda place: succeeds("sh dev/venv.sh", folder, wanted, env={"PYTHON": sys.executable},
+                                                                  timeout=3600))
 
 
 def train(name, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None,
