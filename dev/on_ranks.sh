@@ -42,8 +42,8 @@ ranks_can_start() {
         echo "ranks are started by: $launcher -np $1${launcher_why:+  ($launcher_why)}" >&2
         return
     fi
-    fail "$launcher did not start $1 ranks; make doctor tells what this machine has, and MPIRUN names another launcher or other
-options, such as MPIRUN='mpirun --allow-run-as-root --oversubscribe'${said:+
+    fail "$launcher did not start $1 ranks; make doctor tells what this machine has, and MPIRUN names another launcher
+or other options, such as MPIRUN='mpirun --allow-run-as-root --oversubscribe'${said:+
 It said:
 }$(printf %s "$said" | sed 's/^/    /')"
 }

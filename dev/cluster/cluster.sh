@@ -172,8 +172,9 @@ node() {
     mount -t tmpfs tmpfs /run
     mkdir -p /run/sshd
     mount --bind "$state/hosts" /etc/hosts
-    "$(command -v sshd)" -D -e -4 -p $port -f /dev/null -h "$state/host_key" -o AuthorizedKeysFile="$state/key.pub" -o StrictModes=no \
-        -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no -o UsePAM=no -o PidFile=none -o MaxStartups=100 &
+    "$(command -v sshd)" -D -e -4 -p $port -f /dev/null -h "$state/host_key" -o AuthorizedKeysFile="$state/key.pub" \
+        -o StrictModes=no -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no -o UsePAM=no -o PidFile=none \
+        -o MaxStartups=100 &
     : >"$state/node$1.up"
     wait
 }

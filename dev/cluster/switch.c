@@ -33,8 +33,8 @@ enum { MAX_NODES = 64, FRAME = 9200, QUEUED = 140 };
 #define QUEUED_SECONDS 0.05
 
 typedef struct { double rate, delay, loss; int down, part; } Settings;
-typedef struct Frame { struct Frame* next; double at; int from, to, bytes; char data[]; } Frame; // at: it leaves its way; (bytes)
-typedef struct { double free; int queued; Frame *first, **end; } Way; // when its last frame is through; its frames, the next first
+typedef struct Frame { struct Frame* next; double at; int from, to, bytes; char data[]; } Frame; // leaves its way at that time
+typedef struct { double free; int queued; Frame *first, **end; } Way; // when its last frame is through; its frames
 typedef struct { int socket; Settings is; Way up, down; } Link;       // up: from the node to the switch
 
 static Link links[MAX_NODES];

@@ -56,8 +56,8 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
     bool pairs = d.prompt_field[0] || d.response_field[0];
     bool are_two = d.prompt_field[0] && d.response_field[0] && strcmp(d.prompt_field, d.response_field) != 0;
     require(!pairs || (are_two && d.split == SPLIT_JSONL && !option_given(table, "field")),
-            "--prompt-field '%s' and --response-field '%s' must be two fields of lines of JSON: give both, --split jsonl, and no"
-            " --field", d.prompt_field, d.response_field);
+            "--prompt-field '%s' and --response-field '%s' must be two fields of lines of JSON: give both, --split jsonl, and"
+            " no --field", d.prompt_field, d.response_field);
     d.paths = table->operands;
     d.num_paths = table->operand_count;
     return d;
@@ -120,9 +120,10 @@ static inline bool document_read_json(Documents* d) {
     const char* path = d->paths[d->opened - 1];
     json_error_t error;
     // Nobody reads the numbers, of which some are larger than any integer.
-    json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
-    require(object != NULL, "line %zu of %s is not valid JSON: %s; JSON is UTF-8 without halves of surrogate pairs, and has no NaN or"
-            " Infinity: in Python, json.dumps(..., allow_nan=False) finds them", d->line_number, path, error.text);
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL;
+    json_t* object = json_loadb(d->line, (size_t)n, flags, &error);
+    require(object != NULL, "line %zu of %s is not valid JSON: %s; JSON is UTF-8 without halves of surrogate pairs, and has no"
+            " NaN or Infinity: in Python, json.dumps(..., allow_nan=False) finds them", d->line_number, path, error.text);
     if (d->prompt_field[0]) {
         d->prompt = document_append_field(d, object, d->prompt_field, "prompt-field");
         size_t response = document_append_field(d, object, d->response_field, "response-field");

@@ -117,10 +117,11 @@ static void tokenize(Documents* d, const Tokenizer* t, double val_fraction) {
         float place = random_uniform(hash_bytes(d->text, d->length), 0, 0); // in [0,1), a function of the bytes
         output_document(&outputs[place < val_fraction ? VAL : TRAIN], t, d->text, d->length, d->prompt);
     }
-    require(outputs[TRAIN].documents + outputs[VAL].documents > 0, "there is no text in the %d files given", d->num_paths);
+    size_t all = outputs[TRAIN].documents + outputs[VAL].documents;
+    require(all > 0, "there is no text in the %d files given", d->num_paths);
     for (int i = 0; i < (val_fraction > 0 ? SIDES : 1); i++)
-        require(outputs[i].documents > 0, "no document is for %s, of %zu; give more, which --split may find, another --val-fraction,"
-                " or no --val-out", outputs[i].path, outputs[1 - i].documents);
+        require(outputs[i].documents > 0, "no document is for %s, of %zu; give more, which --split may find, another"
+                " --val-fraction, or no --val-out", outputs[i].path, all);
 }
 
 int main(int argc, char** argv) {

@@ -17,7 +17,7 @@ A merge touches only words that have the pair: each pair lists its words, and it
 
 #define MIN_COUNT 2 // occurrences that a pair needs to be merged
 
-// Different strings, each of which has a number. They are a Tokenizer's tokens, because those have a table by their bytes.
+// Different strings, each of which has a number. They are a Tokenizer's tokens, which have a table by their bytes.
 typedef struct {
     Tokenizer t;
     TokenMap map;
@@ -25,8 +25,7 @@ typedef struct {
 } Strings;
 
 typedef struct {
-    size_t start;   // index of its first symbol in Trainer.symbols; merges shrink the word in place
-    size_t length;  // symbols
+    size_t length;  // symbols; merges shrink the word in place
     int64_t count;  // occurrences in the text
 } Word;
 
@@ -41,7 +40,7 @@ typedef struct {
     Strings tokens;     // so far; its table of pairs leads to indices of `pairs`
     Strings spelled;    // the different words
     Word* words;        // (spelled.t.vocab_size), owned
-    int* symbols;       // the words' tokens, owned
+    int* symbols;       // the words' tokens, where the words' bytes are in `spelled`, owned
     Pair* pairs;        // (tokens.t.pair_count), owned
     int64_t* counts;    // (tokens.t.pair_count) occurrences of each in the text, owned
     uint64_t* merges;   // (num_merges) pair_key() of each, owned
@@ -76,11 +75,11 @@ static size_t count_words(Trainer* r, Documents* d) {
     size_t bytes = 0, length;
     while (documents_next(d)) {
         WordCursor c = word_first(d->text, d->length);
-        for (const char* word = word_next(&r->tokens.t, &c, &length); word; word = word_next(&r->tokens.t, &c, &length)) {
+        for (const char* word; (word = word_next(&r->tokens.t, &c, &length)) != NULL; ) {
             int known = r->spelled.t.vocab_size, number = string_number(&r->spelled, word, length);
             if (number == known) {
                 r->words = (Word*)with_room(r->words, (size_t)number, sizeof *r->words);
-                r->words[number] = (Word){ r->spelled.t.start[number], length, 0 };
+                r->words[number] = (Word){ length, 0 };
             }
             r->words[number].count++;
         }
@@ -126,7 +125,7 @@ static void pairs_count(Trainer* r) {
     r->symbols = (int*)xcalloc(length, sizeof *r->symbols);
     for (size_t i = 0; i < length; i++) r->symbols[i] = r->tokens.t.byte_token[(unsigned char)spelled->bytes[i]];
     for (uint32_t i = 0; i < (uint32_t)spelled->vocab_size; i++) {
-        const int* s = r->symbols + r->words[i].start;
+        const int* s = r->symbols + spelled->start[i];
         for (size_t k = 0; k + 1 < r->words[i].length; k++) pair_gain(r, s[k], s[k + 1], i);
     }
 }
@@ -149,7 +148,7 @@ static int token_of(Trainer* r, int left, int right) {
 // Replaces the pair (left, right) by `merged` throughout a word and updates the counts of the neighbouring pairs.
 static void merge_in_word(Trainer* r, uint32_t index, int left, int right, int merged) {
     Word* w = &r->words[index];
-    int* s = r->symbols + w->start;
+    int* s = r->symbols + r->spelled.t.start[index];
     size_t to = 0;
     for (size_t from = 0; from < w->length; to++) {
         bool is_pair = from + 1 < w->length && s[from] == left && s[from + 1] == right;
@@ -183,9 +182,10 @@ static void merge_pair(Trainer* r, size_t index) {
 static void merge_all(Trainer* r, int wanted) {
     while (r->tokens.t.vocab_size < wanted) {
         size_t best = 0;
-        for (size_t i = 1; i < r->tokens.t.pair_count; i++)
-            if (r->counts[i] > r->counts[best] || (r->counts[i] == r->counts[best] && r->pairs[i].key < r->pairs[best].key))
-                best = i;
+        for (size_t i = 1; i < r->tokens.t.pair_count; i++) {
+            int64_t more = r->counts[i] - r->counts[best];
+            if (more > 0 || (more == 0 && r->pairs[i].key < r->pairs[best].key)) best = i;
+        }
         if (r->tokens.t.pair_count == 0 || r->counts[best] < MIN_COUNT) return;
         merge_pair(r, best);
     }
@@ -241,7 +241,8 @@ static void print_merges(FILE* out, const Trainer* r) {
 
 // Writes folder/name with `print`. After an error the folder still has the file that was there before.
 static void save(const Trainer* r, const char* folder, const char* name, void (*print)(FILE*, const Trainer*)) {
-    char *path = format_string("%s/%s", folder, name), *temporary = format_string("%s.tmp%d", path, (int)getpid()), *text;
+    char *path = format_string("%s/%s", folder, name), *temporary = format_string("%s.tmp%d", path, (int)getpid());
+    char* text;
     size_t n;
     FILE* out = open_memstream(&text, &n);
     print(out, r);
@@ -275,8 +276,8 @@ int main(int argc, char** argv) {
     save(&r, out, "vocab.json", print_vocab);
     save(&r, out, "merges.txt", print_merges);
     int tokens = r.tokens.t.vocab_size + 1;
-    printf("%s: %d tokens and %zu merges from %zu bytes of text, %d different words\n", out, tokens, r.num_merges, bytes,
-           r.spelled.t.vocab_size);
+    printf("%s: %d tokens and %zu merges from %zu bytes of text, %d different words\n", out, tokens, r.num_merges,
+           bytes, r.spelled.t.vocab_size);
     if (tokens < vocab_size)
         printf("that is less than --vocab-size %lld: no other pair occurs %d times\n", vocab_size, MIN_COUNT);
     documents_free(&d);

@@ -1,6 +1,6 @@
 #!/bin/sh
-# build.sh - makes build/site of the documents, the sources and build/plan's numbers; `make site` calls it. Status 3: the Python
-# packages cannot be had.
+# build.sh - makes build/site of the documents, the sources and build/plan's numbers; `make site` calls it. Status 3: the
+# Python packages cannot be had.
 set -eu
 cd "$(dirname "$0")/../.."
 sh dev/venv.sh build/site_venv dev/site/requirements.txt

@@ -404,7 +404,8 @@ int main(int argc, char** argv) {
     options_operands(&t, programs[p][2], 2, 2);
     options_parse(&t, argc, argv);
     const char *in = t.operands[0], *out = t.operands[1];
-    require(rmdir(out) == 0 || errno == ENOENT, "%s is there already and is not an empty folder; remove it or choose another", out);
+    require(rmdir(out) == 0 || errno == ENOENT, // an empty folder makes room
+            "%s is there already and is not an empty folder; remove it or choose another", out);
     if (p == 2) write_hf(in, out, dtype, tokenizer);
     else write_checkpoint(p == 0 ? hf_open(in) : llmc_open(in), out);
     free(t.operands);
