@@ -137,7 +137,8 @@ def test_make_merge_3d_prints_every_line_of_a_conflict_and_explains_where_the_ba
     asked = {name for name in met if "?" in merge.question(name)}
     assert met.keys() - asked == TRIVIAL_MEETINGS, "what both bases change needs a question in dev/site/programs.toml"
     for name in asked:
-        assert {"", merge.OURS, merge.THEIRS} <= {whose for whose, _ in met[name]}, f"in {name} only one of the bases has changed lines"
+        labels = {whose for whose, _ in met[name]}
+        assert {"", merge.OURS, merge.THEIRS} <= labels, f"in {name} only one of the bases has changed lines"
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS)
