@@ -13,9 +13,9 @@ MESH = "llmc/parallel/mesh.h"
 PROGRAM, OURS, ANCESTOR, THEIRS = "3d", "tp", "ddp", "pp"
 FILES = OURS, ANCESTOR, THEIRS  # as git merge-file takes them: one change, the ancestor, the other change
 OWN = programs.lines(PROGRAM)
-# One line of the merge. `program` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `whose`: the
-# program, or "both" parents. `conflict`: its number, counted from 1, or 0: a conflict has the lines of one change, then those of the
-# other.
+# One line of the merge. `program` and `n`: where it comes from, counted from 0; the ancestor's if all three have it. `whose`: that
+# program, or "both" parents. `conflict`: its number, counted from 1, or 0: a conflict has the lines of one change, then those of
+# the other.
 Line = namedtuple("Line", "text program n whose conflict")
 
 
