@@ -191,8 +191,7 @@ help:
 UNKNOWN := $(firstword $(foreach goal,$(filter-out $(COMMANDS) $(PROGRAMS) $(INTERNAL),$(MAKECMDGOALS)),\
     $(if $(findstring /,$(goal)),,$(goal))))
 ifneq ($(UNKNOWN),)
-NEAR := $(shell sh dev/nearest.sh '$(UNKNOWN)' $(COMMANDS) $(PROGRAMS))
-$(error there is no target '$(UNKNOWN)'; $(if $(NEAR),did you mean make $(NEAR)? )make help lists the targets)
+$(error there is no target '$(UNKNOWN)'; make help lists the targets)
 endif
 .DELETE_ON_ERROR:
 .SUFFIXES:

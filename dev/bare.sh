@@ -1,11 +1,10 @@
 #!/bin/sh
 # bare.sh - runs the README's commands as a newcomer would, in a Debian that has nothing installed and nothing set.
 #
-#   sh dev/bare.sh [--user] [SYSTEM] [COMMAND]
+#   sh dev/bare.sh [SYSTEM] [COMMAND]
 #
 #   SYSTEM    bookworm (default) or trixie; with /arm64 that system for another processor, which qemu-user and binfmt_misc emulate
 #   COMMAND   what to run in a fresh clone of HEAD; by default the commands under "Two commands" in README.md
-#   --user    root installs the packages (sh dev/setup.sh), and a plain user runs COMMAND in a clone of their own
 #
 # debootstrap makes the system in a temporary folder, in about half a minute, from $DEBIAN_MIRROR (http://deb.debian.org/debian). The
 # script copies this machine's certificates and its settings of apt and pip into it, because a machine behind a proxy needs them.
@@ -19,9 +18,9 @@ here=$(cd -- "$(dirname -- "$0")" && pwd)
 fail() { echo "error: $*" >&2; exit 2; }
 
 # ---- inside the namespaces ----
-# --in ROOT SYSTEM USER COMMAND
+# --in ROOT SYSTEM COMMAND
 if [ "${1-}" = --in ]; then
-    root=$2 suite=${3%/*} arch= user=$4 command=$5
+    root=$2 suite=${3%/*} arch= command=$4
     [ "$suite" = "$3" ] || arch=--arch=${3#*/}
     # shellcheck disable=SC2086 # an option or nothing
     debootstrap $arch --variant=minbase "$suite" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 ||
@@ -34,37 +33,24 @@ if [ "${1-}" = --in ]; then
     [ -e "$root/etc/hosts" ] || printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
     mount -t proc proc "$root/proc" && mount --rbind /sys "$root/sys" && mount --rbind /dev "$root/dev" &&
         mount -t tmpfs tmpfs "$root/dev/shm" || fail "$root cannot be given proc, sys and dev"
-    # enter HOME COMMAND...: in an environment that contains only the proxies and the place of the certificates.
-    enter() {
-        home=$1
-        shift
-        for name in SSL_CERT_FILE PIP_CERT http_proxy https_proxy no_proxy; do
-            eval "value=\${$name-}"
-            [ -z "$value" ] || set -- "$name=$value" "$@"
-        done
-        chroot "$root" env -i HOME="$home" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM="${TERM:-dumb}" "$@"
-    }
     clone=/root/shard.c
     git clone -q --no-hardlinks "$here/.." "$root$clone" || exit 2
-    if [ -z "$user" ]; then
-        enter /root sh -c "cd $clone && $command"
-        exit
-    fi
-    enter /root sh -c "cd $clone && sh dev/setup.sh && useradd --create-home --shell /bin/sh $user" || exit
-    mv "$root$clone" "$root/home/$user/"
-    enter / chown -R "$user:" "/home/$user/shard.c"
-    enter "/home/$user" setpriv --reuid "$user" --regid "$user" --init-groups sh -c "cd ~/shard.c && $command"
+    # In an environment that contains only the proxies and the place of the certificates.
+    set -- sh -c "cd $clone && $command"
+    for name in SSL_CERT_FILE PIP_CERT http_proxy https_proxy no_proxy; do
+        eval "value=\${$name-}"
+        [ -z "$value" ] || set -- "$name=$value" "$@"
+    done
+    chroot "$root" env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM="${TERM:-dumb}" "$@"
     exit
 fi
 
 # ---- outside ----
 # README's commands, without their comments, each on a line.
 commands() { sed -n '/^## Two commands/,/^## /s/^    \(sh dev[^#]*[^# ]\) *#.*/\1/p' "$here/../README.md"; }
-user=
 case ${1-} in
-    --user) user=newcomer; shift ;;
-    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; printf '\nThe default COMMAND:\n\n%s\n' "$(commands)"; exit ;;
-    -*) fail "bare.sh has no option but --user, not '$1'" ;;
+    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; printf '\nThe default COMMAND:\n\n%s\n' "$(commands)"; exit ;;
+    -*) fail "bare.sh has no options, such as '$1'" ;;
 esac
 system=${1:-bookworm} command=${2-}
 [ $# -le 2 ] || fail "COMMAND is one argument: quote it"
@@ -101,8 +87,8 @@ if [ -n "$lacks" ]; then
     env --default-signal=INT sh -c "cd '$work/shard.c' && $command" &
 else
     mkdir "$work/root"
-    begin=$(date +%s) where="bare $system${user:+, as a plain user}"
-    env --default-signal=INT setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child sh "$0" --in "$work/root" "$system" "$user" "$command" &
+    begin=$(date +%s) where="bare $system"
+    env --default-signal=INT setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child sh "$0" --in "$work/root" "$system" "$command" &
 fi
 child=$!
 wait $child

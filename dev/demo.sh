@@ -54,39 +54,18 @@ if command -v python3 >/dev/null; then
 else echo "(no plot, and no table of what each stage of ZeRO keeps: python3 is missing; sh dev/setup.sh installs it)"; fi
 checkpoint=$(find "$out" -name 'step_*' -type d | sort | tail -n 1)
 step=${checkpoint##*_} step=${step#"${step%%[!0]*}"}
-steps=$((2 * ${step:-0}))
 losses=$(sed -n 's/.*"val_loss_per_byte" *: *\([0-9.]*\).*/\1/p' "$out/metrics.jsonl" | sed -n '1p;$p')
 case $losses in *"
 "*) # shellcheck disable=SC2086 # two numbers
     printf '\nvalidation loss: %.2f nats per byte at first, %.2f at the end\n' $losses ;;
 esac
-quoted() { # WORD...: prints the words as one would type them
-    for word in "$@"; do
-        case $word in
-            *[!A-Za-z0-9_./=-]*|'') printf " '" && printf '%s' "$word" | sed "s/'/'\\\\''/g" && printf "'" ;;
-            *) printf ' %s' "$word" ;;
-        esac
-    done
-}
-# Prints those of the ranks' options that the program for one device also has, and the batch of all ranks.
-on_one_device() {
-    known=
-    for word in "$@"; do
-        case $word in
-            --*) name=${word#--} name=${name#no-} && known=$(grep -o "\"${name%%=*}\"" llmc/model/training_options.h || true) ;;
-            -[a-z]*) known=yes ;;
-        esac
-        [ -z "$known" ] || quoted "$word"
-    done
-    quoted --total-batch-size "$(sed -n 's/.*"step":1,.*"tokens":\([0-9]*\).*/\1/p' "$out/metrics.jsonl" | tail -n 1)"
-}
-single=$(on_one_device "$@")
-# Times train_gpt2_ddp on one rank, which computes the same as train_gpt2_single and is already built.
-eval "\"\$BUILD/train_gpt2_ddp\" $single --steps 3 --val-data= --sample-every 0 --out \"\$out/single\"" >/dev/null 2>&1 || true
-ms=$(sed -n 's/.*"step":3,.*"step_ms":\([0-9]*\).*/\1/p' "$out/single/metrics.jsonl" 2>/dev/null)
-seconds=$((${step:-0} * (${ms:-0} + 1) / 1000 + 1)) takes=
-if [ "$seconds" -ge 120 ]; then takes=", about $((seconds / 60)) minutes here"; elif [ -n "$ms" ]; then takes=", about $seconds s here"; fi
-rm -rf "$out/single"
+# The options as one would type them.
+options=$(for word in "$@" --steps $((2 * ${step:-0})); do
+    case $word in
+        *[!A-Za-z0-9_./=-]*|'') printf '%s\n' "$word" | sed "s/'/'\\\\''/g; s/.*/ '&'/" | tr -d '\n' ;;
+        *) printf ' %s' "$word" ;;
+    esac
+done)
 cat <<END
 metrics: $out/metrics.jsonl, a line a step
 checkpoint: $checkpoint
@@ -94,8 +73,6 @@ checkpoint: $checkpoint
 Try next:
     diff -p train_gpt2_ddp.cu train_gpt2_zero.cu   what sharding adds to data parallelism; doc/03_zero.md explains it
     make train_gpt2_single                         the program that the course begins with, in doc/01_single.md
-    the same training on one device$takes:
-    ./train_gpt2_single$single --steps ${step:-0}
     the demo's training, twice as long:
-    $launcher -np 4 $program --zero-stage 3 --out $out --resume$(quoted "$@" --steps "$steps")
+    $launcher -np 4 $program --zero-stage 3 --out $out --resume$options
 END

@@ -19,16 +19,16 @@ section.
 - Its sentence names where a paper has it ("section 5.1", "table 2", "abstract") or links to where it was published.
 
 A result that was stored while other programs ran says so, and its section must quote that. This prints the list of all numbers with
-their origins, and fails if one has none or a wrong one. --measure makes the stored results named, or all of doc/results, again, for
-which the machine must be idle.
+their origins, and fails if one has none or a wrong one.
 
 --outputs runs the documents' commands in a fresh clone of HEAD, in their order, and compares each quoted line with the new
 output. A command is an indented line that begins with "$ ", its continuations with "> "; the quoted output follows. An indented
 block without a command belongs to the commands before it, if they printed at least one of its lines. Each quoted line must be in
 the output, except that its numbers may differ; "..." in it stands for anything. Blocks without a command that no command printed
 are listed. MPIRUN="mpirun ..." says how to start ranks. It takes some minutes."""
-import argparse, ast, functools, json, math, os, re, shlex, subprocess, sys, tempfile
+import argparse, ast, functools, json, math, re, shlex, subprocess, sys, tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", *sorted(str(f.relative_to(ROOT)) for f in (ROOT / "doc").glob("[01]*.md")),
@@ -44,15 +44,12 @@ SIZES = r"\d[\d.,]*(?:\s+(?:billion|million|trillion)|[MB])(?![\w/])"
 PUBLISHED = r"\b(?:sections?|tables?|figures?|appendix)\s+\d|\bappendix [A-Z]\b|\babstract\b|\]\(https?:"
 
 
-def value(text): return float(text.replace(",", ""))
-
-
 def as_quoted(x, text):
     """Whether x is the number of the text when it is rounded as that is. Zeros at the end of a whole number may be rounding."""
-    digits = len(text.split(".")[1].split("e")[0]) if "." in text else 0
-    unit = 10 ** -digits if "." in text else 10 ** len(re.search(r"0*$", re.sub(r"[,]|e.*", "", text))[0])
-    if "e" in text: unit *= 10 ** int(text.split("e")[1])
-    return abs(x - value(text)) <= 0.5000001 * unit
+    digits, _, power = text.replace(",", "").partition("e")
+    whole, _, fraction = digits.partition(".")
+    unit = 10 ** (-len(fraction) if fraction else len(re.search("0*$", whole)[0])) * 10 ** int(power or 0)
+    return abs(x - float(text.replace(",", ""))) <= 0.5000001 * unit
 
 
 def numbers(text):
@@ -112,15 +109,13 @@ class Section:
     def __init__(self): self.prose, self.stored, self.items, self.busy = [], "", [], []
 
 
-def header_of(file): return json.loads((ROOT / file).read_text().split("\n", 1)[0])
-
-
 @functools.cache
 def output_of(source):
     """The lines that a stored result or a command gives."""
     file, *options = source.split()
     if file.endswith(".jsonl"):
-        source = shlex.join(["python3", "-m", "experiments", header_of(file)["table"], "--from", file, *options])
+        table = json.loads((ROOT / file).read_text().split("\n", 1)[0])["table"]
+        source = shlex.join(["python3", "-m", "experiments", table, "--from", file, *options])
     run = subprocess.run(source, shell=True, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return run.stdout.splitlines()
 
@@ -142,6 +137,13 @@ class Numbers(Document):
 
     def error(self, line, text): self.wrong.append(f"{self.name}:{line + 1}: {text}")
 
+    def block_end(self, n):
+        """The line after the table or indented block that begins here; in a block lines may be empty."""
+        begin = "|" if self.lines[n].startswith("|") else "    "
+        texts = [*self.lines[n:], ""]
+        return n + next(k for k, line in enumerate(texts) if not line.startswith(begin)
+                        and (begin == "|" or line or not "".join(texts[k + 1:k + 2]).startswith(begin)))
+
     def read(self):
         """Cuts the document into sections of prose, blocks and items; compares blocks that have a source."""
         self.sections, source, n = [Section()], None, 0
@@ -158,14 +160,9 @@ class Numbers(Document):
                 elif comment.startswith("numbers:"):
                     section.items += [(n, item.strip()) for item in comment[8:].split(";") if item.strip()]
             elif line.startswith("|") or line.startswith("    "):
-                kind = line[0]
-                while end < len(self.lines) and (self.lines[end][:1] == kind if kind == "|" else self.lines[end].startswith("    ")
-                                                 or
-                                                 not self.lines[end] and self.lines[end + 1:end + 2]
-                                                 and self.lines[end + 1].startswith("    ")):
-                    end += 1
+                end = self.block_end(n)
                 if source: self.compare(n, end, source, section)
-                if source or kind == " ": section.stored += "\n".join(self.lines[n:end]) + "\n"
+                if source or line[0] == " ": section.stored += "\n".join(self.lines[n:end]) + "\n"
                 else: section.prose += [(k, self.lines[k]) for k in range(n, end)]
             elif line:
                 source = None
@@ -249,37 +246,17 @@ class Numbers(Document):
         return len(self.wrong)
 
 
-def measure_again(files):
-    for file in files:
-        header = header_of(file)
-        print(f"{file}: {header['table']}.py {header['arguments']}", flush=True)
-        subprocess.run(["python3", "-m", "experiments", header["table"], *shlex.split(header["arguments"])], cwd=ROOT, check=True,
-                       env=os.environ | header.get("environ", {}))
-
-
 # ---- what commands print ----
-class Block:
-    """An indented block of a document, or the part of one that a command begins: its first line, the command or "", and the quoted
-    [(line's index, text)]."""
-    def __init__(self, first, command=""):
-        self.first, self.command, self.quoted = first, command, []
-
-
 def blocks_of(lines):
+    """Indented blocks, or the parts of them that commands begin: the command or "", the first line, and [(line's index, text)]."""
     blocks, inside = [], False
     for n, line in enumerate(lines):
-        text = line[4:]
-        if not line.startswith("    "):
-            inside = False
-            continue
-        if text.startswith("$ "):
-            blocks.append(Block(n, text[2:]))
-        elif text.startswith("> ") and inside and not blocks[-1].quoted:
-            blocks[-1].command += "\n" + text[2:]
-        else:
-            if not inside: blocks.append(Block(n))
-            blocks[-1].quoted.append((n, text))
-        inside = True
+        if line.startswith("    "):
+            is_command = line.startswith("    $ ")
+            if is_command or not inside: blocks.append(SimpleNamespace(command=line[6:] * is_command, first=n, quoted=[]))
+            if inside and line.startswith("    > ") and not blocks[-1].quoted: blocks[-1].command += "\n" + line[6:]
+            elif not is_command: blocks[-1].quoted.append((n, line[4:]))
+        inside = line.startswith("    ")
     return blocks
 
 
@@ -316,9 +293,10 @@ class Outputs(Document):
 
     def check(self, _, work):
         blocks, printed = blocks_of(self.lines), []
-        if not any(block.command for block in blocks): return 0
+        commands = [block.command for block in blocks if block.command]
+        if not commands: return 0
         print(self.name, flush=True)
-        outputs = iter(run_commands([block.command for block in blocks if block.command], work))
+        outputs = iter(run_commands(commands, work))
         for block in blocks:
             output = next(outputs) if block.command else printed
             if block.command: printed += output
@@ -362,12 +340,8 @@ def main():
     parser.add_argument("--outputs", action="store_true", help="compare what commands print; fails only if a line is gone")
     parser.add_argument("--write", action="store_true", help="put new numbers into the documents")
     parser.add_argument("--missing", action="store_true", help="print only what is wrong")
-    parser.add_argument("--measure", action="store_true", help="make stored results again, all or those named")
-    parser.add_argument("--list", action="store_true", help="print the names of the documents")
     parser.add_argument("documents", nargs="*", help="README, the chapters, choosing, papers and self_check if none is named")
     o = parser.parse_args()
-    if o.list: return print("\n".join(DOCUMENTS))
-    if o.measure: return measure_again(o.documents or sorted(map(str, ROOT.glob("doc/results/*.jsonl"))))
     wrong = 0
     with tempfile.TemporaryDirectory() as work:
         if o.outputs: subprocess.run(["git", "clone", "-q", ".", f"{work}/clone"], check=True)
@@ -378,4 +352,4 @@ def main():
     sys.exit(wrong > 0)
 
 
-main()
+if __name__ == "__main__": main()

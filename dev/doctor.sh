@@ -45,10 +45,8 @@ verdict() {
     # Without a compiler the others could not be tried.
     missing=$(awk -F '|' -v needed="^($needed)\$" '$1 == 1 && $5 ~ needed {
         printf "%s%s", separator, $4; separator = ", "; if ($3 == "compiler") exit }' "$scratch/all")
-    why=$(unwritable)
-    if [ -z "$missing$why" ]; then row ok "make $1" "works here"; else works=no; fi
-    [ -z "$missing" ] || row NO "make $1" "does not work here: missing: $missing ($remedy)"
-    [ -z "$why" ] || row NO "make $1" "does not work here: $why"
+    if [ -z "$missing" ]; then row ok "make $1" "works here"
+    else works=no && row NO "make $1" "does not work here: missing: $missing ($remedy)"; fi
     row "" "" "takes $3"
 }
 echo "The README's two commands"

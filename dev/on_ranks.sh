@@ -42,13 +42,8 @@ ranks_can_start() {
         echo "ranks are started by: $launcher -np $1${launcher_why:+  ($launcher_why)}" >&2
         return
     fi
-    case $said in
-        *root*) why="$launcher does not start programs for root; be another user, or set MPIRUN='mpirun --allow-run-as-root --oversubscribe'" ;;
-        *slots*) why="$launcher refuses $1 ranks because this machine has fewer cores; set MPIRUN='$launcher --oversubscribe'" ;;
-        *) why="$launcher did not start $1 ranks; make doctor tells what this machine has, and MPIRUN names another launcher" ;;
-    esac
-    [ -z "$said" ] || why="$why
+    fail "$launcher did not start $1 ranks; make doctor tells what this machine has, and MPIRUN names another launcher
+or other options, such as MPIRUN='mpirun --allow-run-as-root --oversubscribe'${said:+
 It said:
-$(printf '%s\n' "$said" | sed 's/^/    /')"
-    fail "$why"
+}$(printf %s "$said" | sed 's/^/    /')"
 }

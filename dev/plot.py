@@ -45,8 +45,7 @@ def main():
     common = "set encoding utf8; set key top right; set xlabel 'step' noenhanced; "
     script = m.work() / "picture.gp"
     script.write_text(f"set terminal pngcairo size 1000,600 noenhanced; {common}set ylabel 'loss, nats per token' noenhanced; set "
-                      "grid; "
-                      f"set output '{png}'; plot {', '.join(picture)}; unset output\n")
+                      f"grid; set output '{png}'; plot {', '.join(picture)}; unset output\n")
     run = subprocess.run(["gnuplot", script], capture_output=True, text=True)
     if run.returncode: m.fail(f"{png} was not made: {run.stderr.strip().splitlines()[-1]}")
     script.write_text(f"set terminal dumb size {columns - 1 if columns > 20 else 79},24 noenhanced; {common}plot {', '.join(terminal)}\n")

@@ -116,8 +116,7 @@ class CTest(pytest.Item):
                                                                                  debug=self.debug)
         env = {"ASAN_OPTIONS": "detect_leaks=1"} if self.debug else {}
         # ThreadSanitizer does not see how OpenMP's own threads wait for one another. Before a process ends it waits for races with
-        # threads
-        # that still run: longer than a heartbeat, less than the default second.
+        # threads that still run: longer than a heartbeat, less than the default second.
         if self.tsan: env |= {"TSAN_OPTIONS": "atexit_sleep_ms=300", "OMP_NUM_THREADS": 1}
         run = suite.command([path, self.claim], env=env)
         if run.status != 0: pytest.fail(str(run), pytrace=False)

@@ -2,7 +2,7 @@
 
 A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is
 relative to the repository's root, where pytest runs."""
-import fcntl, filecmp, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
+import fcntl, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
 from pathlib import Path
 import numpy as np
 import pytest
@@ -15,8 +15,7 @@ DEVICE = "emulated" # of the programs of GPUs: emulated or, if --device says so 
 
 # A small model on the stored tokens: 32 sequences of 16 tokens a step in two micro-batches, 13 steps an epoch.
 TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 "
-        "--steps 20 --lr 3e-3 "
-        "--warmup-steps 5 --eval-every 0 --sample-every 0")
+        "--steps 20 --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0")
 
 
 def rest(*values, **options):
@@ -106,10 +105,8 @@ def environment(ranks=1, strict=False, **more):
 
 
 # A rank's output goes into files of its own, because launchers split and interleave the lines of several ranks. mpirun kills all
-# ranks as
-# soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own, and then the first rank
-# that
-# failed tells it alone: if several do at one time, Open MPI 5.0.7 may crash, or wait for ever.
+# ranks as soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own, and then the
+# first rank that failed tells it alone: if several do at one time, Open MPI 5.0.7 may crash, or wait for ever.
 TOGETHER = """exec >"$0/out.$OMPI_COMM_WORLD_RANK" 2>"$0/err.$OMPI_COMM_WORLD_RANK"
 "$@"; status=$?; echo $status >"$0/ended.$OMPI_COMM_WORLD_RANK"; [ $status != 0 ] || exit 0
 for i in $(seq 1200); do set -- "$0"/ended.*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done
@@ -193,18 +190,9 @@ def once(key, make_it):
 
 
 def virtual_environment(folder, wanted):
-    """Makes one that has the packages of a file of requirements, which come from PyPI once, or keeps the one that has them."""
-    def make_it(place):
-        made = ROOT / folder / "requirements.txt"
-        if made.exists() and filecmp.cmp(wanted, made, shallow=False): return
-        shutil.rmtree(ROOT / folder, ignore_errors=True)
-        assert command([sys.executable, "-m", "venv",
-                        folder]).status == 0, "python3 cannot make a virtual environment; sh dev/setup.sh installs python3-venv"
-        installed = command([ROOT / folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "-r", wanted],
-                            timeout=3600)
-        assert installed.status == 0, f"the packages of {wanted} come from PyPI, which needs a network once: {installed}"
-        shutil.copy(wanted, made)
-    once(f"virtual environment {folder}", make_it)
+    """Makes one that has the packages of a file of requirements, or keeps the one that has them."""
+    once(f"virtual environment {folder}", lambda place: succeeds("sh dev/venv.sh", folder, wanted, env={"PYTHON": sys.executable},
+                                                                  timeout=3600))
 
 
 def train(name, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None,

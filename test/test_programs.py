@@ -41,12 +41,12 @@ def changed_lines(old, new):
     return len(new) - same, len(old) - same
 
 
-def beyond_merge(program):
-    """How many lines of code a merged program adds to git's merge that prefers one of its bases, and removes from it."""
+def beyond_merge():
+    """How many lines of code the merged program adds to git's merge that prefers one of its bases, and removes from it."""
     def lines_of_code(lines):
         after_head = lines[next(n for n, line in enumerate(lines) if programs.SECTION.match(line)):]
         return [text for line in after_head if (text := re.sub(r"\s*//.*", "", line))]
-    return changed_lines(*map(lines_of_code, (merge.git_merge(merge.MERGED[program], "--theirs"), programs.lines(program))))
+    return changed_lines(*map(lines_of_code, (merge.git_merge("--theirs"), merge.OWN)))
 
 
 def sizes(program, own, bases):
@@ -58,12 +58,11 @@ def sizes(program, own, bases):
         yield (f"{programs.program_file(base)} -> {programs.program_file(program)}: {same} definitions are the same, {len(theirs) - 1 - same} differ, "
                f"{len(own.keys() - theirs.keys())} are new; {before[0]} lines added, {before[1]} removed (with section 9: "
                f"{whole[0]}, {whole[1]})")
-    if program in merge.MERGED and merge.has_git():
-        added, removed = beyond_merge(program)
+    if program == merge.PROGRAM and merge.has_git():
+        added, removed = beyond_merge()
         yield (f"{' and '.join(map(programs.program_file, bases))} merged -> {programs.program_file(program)}: "
-               f"{len(merge.regions(program)[0])} conflicts; "
-               f"{added} lines of code added to the merge that prefers {merge.MERGED[program][-1]}, {removed} removed (make "
-               "merge-3d)")
+               f"{len(merge.regions()[0])} conflicts; {added} lines of code added to the merge that prefers {merge.THEIRS}, "
+               f"{removed} removed (make merge-3d)")
 
 
 def quoted_sizes(program):
@@ -105,41 +104,41 @@ def test_section_9_is_the_same_text_in_every_program_for_several_ranks(program):
     assert own == ddp
 
 
-@pytest.mark.parametrize("program", merge.MERGED)
-def test_a_merged_program_is_git_s_merge_of_its_bases_and_little_more(program):
+needs_git = pytest.mark.skipif(not merge.has_git(), reason="git is not installed, so the merge cannot be made")
+
+
+@needs_git
+def test_a_merged_program_is_git_s_merge_of_its_bases_and_little_more():
     """The limits leave room for a few lines: a change that needs more should make the bases easier to merge."""
-    if not merge.has_git(): pytest.skip("git is not installed, so the merge cannot be made")
-    assert {*programs.bases()[program]} == {merge.MERGED[program][0], merge.MERGED[program][2]}
-    assert len(merge.regions(program)[0]) <= 12
-    assert beyond_merge(program)[0] <= 110
+    assert {*programs.bases()[merge.PROGRAM]} == {merge.OURS, merge.THEIRS}
+    assert len(merge.regions()[0]) <= 12
+    assert beyond_merge()[0] <= 110
 
 
 # Both bases change these, on lines that have nothing to do with one another.
 TRIVIAL_MEETINGS = {"BlockActs", "gpt2_init_acts", "gpt2_free"}
 
 
-@pytest.mark.parametrize("program", merge.MERGED)
-def test_make_merge_3d_prints_every_line_of_a_conflict_and_explains_where_the_bases_meet(program):
-    if not merge.has_git(): pytest.skip("git is not installed, so the merge cannot be made")
-    ours, ancestor, theirs = merge.MERGED[program]
-    unchanged = {*programs.lines(ancestor)}
-    for _, name, sides, chosen in merge.found_conflicts(program):
-        printed = merge.marked(program, sides, [line for line in chosen if not merge.ZERO.search(line)])
-        taken = [line for whose, line in printed if not whose.startswith("-")]
-        assert taken == [line for line in chosen if not merge.ZERO.search(line)], name
-        gone = [(base, line) for base, side in zip((ours, theirs), sides) for line in side
-                if line.strip() not in {x.strip() for x in chosen}]
-        left = sorted((whose, line) for whose, line in printed if whose.startswith("-"))
-        assert left == sorted((f"-{ancestor if line in unchanged else base}", line) for base, line in gone), name
-        assert "?" in merge.question(program, name), f"a conflict in {name}: dev/site/programs.toml has no question for it"
-    wrong, needed, _ = merge.sorted_lines(program)
-    assert all("?" in merge.question(program, name) for name, *_ in wrong), "a line that the merge has wrong has no question"
+@needs_git
+def test_make_merge_3d_prints_every_line_of_a_conflict_and_explains_where_the_bases_meet():
+    unchanged = {*programs.lines(merge.ANCESTOR)}
+    for _, name, sides, chosen in merge.found_conflicts():
+        shown = [line for line in chosen if not merge.ZERO.search(line)]
+        printed = merge.marked(sides, shown)
+        assert [line for whose, line in printed if not whose.startswith("-")] == shown, name
+        gone = [(f"-{merge.ANCESTOR if line in unchanged else base}", line) for base, side in zip((merge.OURS, merge.THEIRS), sides)
+                for line in side if line.strip() not in {x.strip() for x in chosen}]
+        assert sorted((whose, line) for whose, line in printed if whose.startswith("-")) == sorted(gone), name
+        assert "?" in merge.question(name), f"a conflict in {name}: dev/site/programs.toml has no question for it"
+    wrong, needed, _ = merge.sorted_lines()
+    assert all("?" in merge.question(name) for name, *_ in wrong), "a line that the merge has wrong has no question"
     assert [len(removed + added) for _, removed, added in needed] == [2], "what make merge-3d says of one declaration is not so"
-    met = merge.met(program)
-    asked = {name for name in met if "?" in merge.question(program, name)}
+    met = merge.met()
+    asked = {name for name in met if "?" in merge.question(name)}
     assert met.keys() - asked == TRIVIAL_MEETINGS, "what both bases change needs a question in dev/site/programs.toml"
     for name in asked:
-        assert {ours, theirs} <= {whose for whose, _ in met[name]}, f"in {name} only one of the bases has changed lines"
+        labels = {whose for whose, _ in met[name]}
+        assert {"", merge.OURS, merge.THEIRS} <= labels, f"in {name} only one of the bases has changed lines"
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS)

@@ -26,6 +26,18 @@ state=${CLUSTER:-$PWD/build/cluster}
 port=2222
 is_up() { case $(readlink "/proc/$(cat "$state/pid" 2>/dev/null)/exe") in */unshare) ;; *) return 1 ;; esac; }
 need_up() { is_up || fail "there is no cluster: make cluster NODES=4 makes one"; }
+# need_tools TOOL...; await TENTHS COMMAND...: false if the command does not succeed in so many tenths of a second.
+need_tools() {
+    for tool; do
+        PATH=$PATH:/usr/sbin:/sbin command -v $tool >/dev/null ||
+            fail "there is no $tool; sh dev/setup.sh --with-cluster installs what a cluster needs"
+    done
+}
+await() {
+    tries=$1
+    shift
+    until "$@"; do tries=$((tries - 1)); [ $tries -gt 0 ] || return 1; sleep 0.1; done
+}
 is_number() { case $1 in ''|*[!0-9]*|0?*) return 1 ;; esac; }
 
 # enter NODE COMMAND...: in the node's namespaces, to which its first process leads.
@@ -68,17 +80,13 @@ set_links() {
 }
 
 # ---- up ----
-check_tools() {
-    for tool in ip unshare nsenter sshd ssh ssh-keygen mpirun; do
-        PATH=$PATH:/usr/sbin:/sbin command -v $tool >/dev/null ||
-            fail "there is no $tool; sh dev/setup.sh --with-cluster installs what a cluster needs"
-    done
-    tries="unshare $rights --net --pid --fork --mount true"
+check_rights() {
     # shellcheck disable=SC2086
-    said=$($tries 2>&1) || fail "this kernel gives $(id -un) no namespaces ($said): be root$(
+    said=$(unshare $rights --net --pid --fork --mount true 2>&1) || fail "this kernel gives $(id -un) no namespaces ($said): be root$(
         [ "$(id -u)" = 0 ] && echo " outside a container, or of one with more rights (docker run --privileged)" ||
         echo ", or let it (sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0)")"
 }
+has_started() { [ -e "$state/ready" ] || ! kill -0 $unshared 2>/dev/null; }
 up() {
     nodes=$1 ranks=$2 link=$3 rights=
     is_number "$nodes" && [ "$nodes" -ge 1 ] && [ "$nodes" -le 64 ] || fail "NODES must be from 1 to 64, not '$nodes'"
@@ -88,7 +96,8 @@ up() {
         fail "mpirun and ssh's settings cannot name a folder such as '$state': CLUSTER=/tmp/cluster, for example, puts it elsewhere" ;; esac
     ! is_up || fail "there is a cluster in $state already: make cluster-down ends it"
     [ "$(id -u)" = 0 ] || rights="--user --map-current-user --keep-caps"
-    check_tools
+    need_tools ip unshare nsenter sshd ssh ssh-keygen mpirun
+    check_rights
     rm -rf "$state"
     mkdir -p "$state"
     chmod 700 "$state"
@@ -105,19 +114,6 @@ up() {
     ssh-keygen -q -t ed25519 -N '' -C cluster -f "$state/key"
     ssh-keygen -q -t ed25519 -N '' -C cluster -f "$state/host_key"
     echo "node*,10.77.0.* $(cut -d ' ' -f 1,2 "$state/host_key.pub")" >"$state/known_hosts"
-    sed "s|^ *||; s|STATE|$state|" >"$state/sshd_config" <<END
-        Port $port
-        ListenAddress 0.0.0.0
-        HostKey STATE/host_key
-        AuthorizedKeysFile STATE/key.pub
-        PasswordAuthentication no
-        KbdInteractiveAuthentication no
-        PermitRootLogin prohibit-password
-        StrictModes no
-        UsePAM no
-        PidFile none
-        MaxStartups 100
-END
     sed "s|^ *||; s|STATE|$state|" >"$state/ssh_config" <<END
         Host *
         Port $port
@@ -134,12 +130,8 @@ END
         env CLUSTER="$state" sh dev/cluster/cluster.sh init "$nodes" >"$state/log" 2>&1 </dev/null &
     unshared=$!
     echo $unshared >"$state/pid"
-    tries=0
-    until [ -e "$state/ready" ]; do
-        kill -0 $unshared 2>/dev/null && [ $tries -lt 300 ] || { said=$(tail -n 3 "$state/log"); down; fail "the cluster does not start: $said"; }
-        sleep 0.1
-        tries=$((tries + 1))
-    done
+    await 300 has_started || true
+    [ -e "$state/ready" ] || { said=$(tail -n 3 "$state/log"); down; fail "the cluster does not start: $said"; }
     # Processes have other numbers inside; from here they are children of a child.
     first=$(pgrep -P $unshared)
     for i in $(seq 0 $((nodes - 1))); do pgrep -P "$first" -f "cluster.sh node $i\$" >"$state/node$i.pid"; done
@@ -180,16 +172,17 @@ node() {
     mount -t tmpfs tmpfs /run
     mkdir -p /run/sshd
     mount --bind "$state/hosts" /etc/hosts
-    "$(command -v sshd)" -D -e -f "$state/sshd_config" &
+    "$(command -v sshd)" -D -e -4 -p $port -f /dev/null -h "$state/host_key" -o AuthorizedKeysFile="$state/key.pub" \
+        -o StrictModes=no -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no -o UsePAM=no -o PidFile=none \
+        -o MaxStartups=100 &
     : >"$state/node$1.up"
     wait
 }
 
 # ---- Slurm ----
+slurm_is_idle() { [ "$(sh dev/cluster/cluster.sh on 0 sinfo -h -N -t idle 2>/dev/null | grep -c .)" = "$nodes" ]; }
 slurm() {
-    for tool in munged slurmctld slurmd; do
-        PATH=$PATH:/usr/sbin command -v $tool >/dev/null || fail "there is no $tool; sh dev/setup.sh --with-cluster installs it"
-    done
+    need_tools munged slurmctld slurmd
     nodes=$(grep -c . "$state/hostfile") slots=$(sed -n '1s/.*=//p' "$state/hostfile") me=$(id -un)
     [ ! -e "$state/slurm" ] || fail "Slurm is there already"
     mkdir -p "$state/slurm/spool"
@@ -228,25 +221,20 @@ END
         [ "$i" != 0 ] || enter 0 slurmctld -f "$state/slurm/slurm.conf"
         enter "$i" slurmd -f "$state/slurm/slurm.conf" -N "node$i"
     done
-    tries=0
-    until [ "$(sh dev/cluster/cluster.sh on 0 sinfo -h -N -t idle 2>/dev/null | grep -c .)" = "$nodes" ]; do
-        [ $tries -lt 300 ] || fail "Slurm does not start: see $state/slurm/slurmctld.log"
-        sleep 0.1
-        tries=$((tries + 1))
-    done
+    await 300 slurm_is_idle || fail "Slurm does not start: see $state/slurm/slurmctld.log"
     echo "Slurm has $nodes nodes of $slots tasks; next: sh dev/cluster/cluster.sh on 0 sbatch dev/launch/slurm.sh"
 }
 
 # ---- down ----
+is_gone() { ! kill -0 "$1" 2>/dev/null; }
 down() {
     if [ -r "$state/pid" ]; then
         if is_up; then kill -9 "$(cat "$state/pid")"; fi
         for pid in $(cat "$state"/node*.pid 2>/dev/null); do # what has been entered ends with the namespace's first process
-            tries=0
-            while kill -0 "$pid" 2>/dev/null && [ $tries -lt 100 ]; do sleep 0.05; tries=$((tries + 1)); done
+            await 50 is_gone "$pid" || true
         done
     fi
-    left=$(pgrep -f -- "$state/(switch|sshd_config)" || true)
+    left=$(pgrep -f -- "$state/(switch|host_key)" || true)
     [ -z "$left" ] || fail "still running: $left"
     rm -rf "$state"
 }

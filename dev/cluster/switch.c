@@ -33,15 +33,13 @@ enum { MAX_NODES = 64, FRAME = 9200, QUEUED = 140 };
 #define QUEUED_SECONDS 0.05
 
 typedef struct { double rate, delay, loss; int down, part; } Settings;
-typedef struct { double free; int queued; } Way;                  // when its last frame is through; how many wait for that
-typedef struct { int socket; Settings is; Way up, down; } Link;   // up: from the node to the switch
-typedef struct { double at; int from, to, bytes; bool is_down; char data[]; } Frame; // leaves its way at that time; (bytes)
+typedef struct Frame { struct Frame* next; double at; int from, to, bytes; char data[]; } Frame; // leaves its way at that time
+typedef struct { double free; int queued; Frame *first, **end; } Way; // when its last frame is through; its frames
+typedef struct { int socket; Settings is; Way up, down; } Link;       // up: from the node to the switch
 
 static Link links[MAX_NODES];
 static int num_nodes;
 static volatile sig_atomic_t changed;
-static Frame** heap; // by time
-static int num_frames, capacity;
 
 static void fail(const char* what) { fprintf(stderr, "switch: %s: %s\n", what, strerror(errno)); exit(1); }
 static void hear(int signal) { (void)signal; changed = 1; }
@@ -76,27 +74,14 @@ static int link_open(int node) {
     return s;
 }
 
-// ---- frames on their way, the next one first ----
-static void heap_push(Frame* frame) {
-    if (num_frames == capacity) {
-        capacity = capacity ? 2 * capacity : 256;
-        heap = (Frame**)realloc(heap, (size_t)capacity * sizeof *heap);
-        if (heap == NULL) fail("memory");
+// Returns the way that a frame leaves next; NULL: there is none.
+static Way* next_way(void) {
+    Way* next = NULL;
+    for (int i = 0; i < 2 * num_nodes; i++) {
+        Way* way = i % 2 ? &links[i / 2].up : &links[i / 2].down;
+        if (way->first && (next == NULL || way->first->at < next->first->at)) next = way;
     }
-    int i = num_frames++;
-    for (; i > 0 && frame->at < heap[(i - 1) / 2]->at; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-    heap[i] = frame;
-}
-static Frame* heap_pop(void) {
-    Frame *first = heap[0], *last = heap[--num_frames];
-    int i = 0;
-    for (int child; (child = 2*i + 1) < num_frames; i = child) {
-        if (child + 1 < num_frames && heap[child + 1]->at < heap[child]->at) child++;
-        if (last->at <= heap[child]->at) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = last;
-    return first;
+    return next;
 }
 
 // A frame comes to the begin of a way at some time. Returns false if it is lost there.
@@ -108,7 +93,10 @@ static bool way_enter(Way* way, const Settings* s, Frame* frame, double time) {
     way->free = begin + (s->rate > 0 ? 8 * bytes / s->rate : 0);
     way->queued++;
     frame->at = way->free + s->delay / 2;
-    heap_push(frame);
+    frame->next = NULL;
+    if (way->first == NULL) way->end = &way->first;
+    *way->end = frame;
+    way->end = &frame->next;
     return true;
 }
 
@@ -123,26 +111,26 @@ static void frames_read(int node) {
             if (i == node || (!is_for_all && to[5] != i) || links[i].is.part != links[node].is.part) continue;
             Frame* frame = (Frame*)malloc(sizeof *frame + (size_t)bytes);
             if (frame == NULL) fail("memory");
-            frame->from = node; frame->to = i; frame->bytes = (int)bytes; frame->is_down = false;
+            frame->from = node; frame->to = i; frame->bytes = (int)bytes;
             memcpy(frame->data, data, (size_t)bytes);
             if (!way_enter(&links[node].up, &links[node].is, frame, time)) free(frame);
         }
     }
 }
 
-// A frame is at the end of a way: it begins the next one, or is there.
-static void frame_arrive(Frame* frame) {
-    Link *from = &links[frame->from], *to = &links[frame->to];
-    if (frame->is_down) {
-        to->down.queued--;
-        if (send(to->socket, frame->data, (size_t)frame->bytes, MSG_DONTWAIT) < 0 && errno != ENOBUFS && errno != EAGAIN)
-            fprintf(stderr, "switch: to node %d: %s\n", frame->to, strerror(errno));
-        free(frame);
+// The first frame is at the end of a way: it begins the next one, or is there.
+static void frame_arrive(Way* way) {
+    Frame* frame = way->first;
+    Link* to = &links[frame->to];
+    way->first = frame->next;
+    way->queued--;
+    if (way != &to->down) {
+        if (!way_enter(&to->down, &to->is, frame, frame->at)) free(frame);
         return;
     }
-    from->up.queued--;
-    frame->is_down = true;
-    if (!way_enter(&to->down, &to->is, frame, frame->at)) free(frame);
+    if (send(to->socket, frame->data, (size_t)frame->bytes, MSG_DONTWAIT) < 0 && errno != ENOBUFS && errno != EAGAIN)
+        fprintf(stderr, "switch: to node %d: %s\n", frame->to, strerror(errno));
+    free(frame);
 }
 
 int main(int argc, char** argv) {
@@ -157,12 +145,13 @@ int main(int argc, char** argv) {
     for (int i = 0; i < num_nodes; i++) waits[i] = (struct pollfd){ .fd = links[i].socket = link_open(i), .events = POLLIN };
     settings_read(argv[1]);
     for (;;) {
-        double left = num_frames ? heap[0]->at - now() : 3600;
+        Way* next = next_way();
+        double left = next ? next->first->at - now() : 3600;
         if (left < 0) left = 0;
         struct timespec wait = { (time_t)left, (long)((left - (double)(time_t)left) * 1e9) };
         if (ppoll(waits, (nfds_t)num_nodes, &wait, NULL) < 0 && errno != EINTR) fail("ppoll");
         if (changed) { changed = 0; settings_read(argv[1]); }
-        while (num_frames && heap[0]->at <= now()) frame_arrive(heap_pop());
+        while ((next = next_way()) && next->first->at <= now()) frame_arrive(next);
         for (int i = 0; i < num_nodes; i++) if (waits[i].revents) frames_read(i);
     }
 }

@@ -10,7 +10,6 @@ prompt and the response to it, one after the other. Empty ones are skipped. A do
 #include "../../llmc/base/folder.h"
 #include "../../llmc/base/options.h"
 #include <jansson.h>
-#include <poll.h>
 
 enum { SPLIT_FILE, SPLIT_LINE, SPLIT_JSONL };
 
@@ -55,33 +54,23 @@ static inline Documents documents_parse(OptionTable* table, int argc, char** arg
     options_operands(table, "FILE...", 1, INT32_MAX);
     options_parse(table, argc, argv);
     bool pairs = d.prompt_field[0] || d.response_field[0];
-    require(!pairs || (d.prompt_field[0] && d.response_field[0]), "--prompt-field '%s' and --response-field '%s' need each other:"
-            " a document is a prompt and the response to it", d.prompt_field, d.response_field);
-    require(!pairs || d.split == SPLIT_JSONL, "--prompt-field and --response-field name fields of lines of JSON: give --split jsonl");
-    require(!pairs || !option_given(table, "field"), "--field names the only text of a document; with --prompt-field and"
-            " --response-field it has two: give one or the other");
-    require(!pairs || strcmp(d.prompt_field, d.response_field) != 0, "--prompt-field and --response-field are both %s; the prompt"
-            " and its response are two fields", d.prompt_field);
+    bool are_two = d.prompt_field[0] && d.response_field[0] && strcmp(d.prompt_field, d.response_field) != 0;
+    require(!pairs || (are_two && d.split == SPLIT_JSONL && !option_given(table, "field")),
+            "--prompt-field '%s' and --response-field '%s' must be two fields of lines of JSON: give both, --split jsonl, and"
+            " no --field", d.prompt_field, d.response_field);
     d.paths = table->operands;
     d.num_paths = table->operand_count;
     return d;
 }
 
 // Opens what has text. Documents are read once, from the first byte to the last, so it may also be a pipe: /dev/stdin,
-// <(COMMAND) or a FIFO. Says so where it waits for what a program writes into one, because there may be no such program.
+// <(COMMAND) or a FIFO.
 static inline FILE* documents_open(const char* path) {
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // else this would wait for the FIFO's writer
-    require(fd >= 0, "cannot open %s: %s", path, open_error(errno));
+    FILE* file = fopen(path, "rb");
+    require(file != NULL, "cannot open %s: %s", path, open_error(errno));
     struct stat info;
-    require(fstat(fd, &info) == 0, "cannot examine %s: %s", path, strerror(errno));
+    require(fstat(fileno(file), &info) == 0, "cannot examine %s: %s", path, strerror(errno));
     require(!S_ISDIR(info.st_mode), "%s is a folder; give the files in it", path);
-    struct pollfd written = { fd, POLLIN, 0 };
-    if (S_ISFIFO(info.st_mode) && poll(&written, 1, 1000) == 0) {
-        fprintf(stderr, "waiting for what a program writes into the pipe %s\n", path);
-        poll(&written, 1, -1);
-    }
-    FILE* file = fcntl(fd, F_SETFL, O_RDONLY) == 0 ? fdopen(fd, "rb") : NULL; // without O_NONBLOCK
-    require(file != NULL, "cannot open %s: %s", path, strerror(errno));
     return file;
 }
 
@@ -123,37 +112,6 @@ static inline size_t document_append_field(Documents* d, const json_t* object, c
     return json_string_length(text);
 }
 
-// Replaces every number outside strings with 0: nobody reads these numbers, and JSON allows them to have any size.
-static inline void json_blank_numbers(char* line, size_t n) {
-    bool in_text = false;
-    for (size_t i = 0; i < n; i++) {
-        if (in_text && line[i] == '\\') i++;
-        else if (line[i] == '"') in_text = !in_text;
-        if (in_text || (line[i] != '-' && !isdigit((unsigned char)line[i]))) continue;
-        size_t end = i + (line[i] == '-'), digits = strspn(line + end, "0123456789");
-        if (digits == 0) continue;
-        end += line[end] == '0' ? 1 : digits;
-        if (line[end] == '.' && (digits = strspn(line + end + 1, "0123456789")) > 0) end += 1 + digits;
-        size_t sign = line[end] == 'e' || line[end] == 'E' ? 1 + (line[end + 1] == '+' || line[end + 1] == '-') : 0;
-        if (sign > 0 && (digits = strspn(line + end + sign, "0123456789")) > 0) end += sign + digits;
-        memset(line + i, ' ', end - i);
-        line[i] = '0';
-        i = end - 1;
-    }
-}
-
-// Returns the remedy for an error that is common in the JSON of other programs, or "".
-static inline const char* json_remedy(const json_error_t* e, const char* line) {
-    bool is_syntax = json_error_code(e) == json_error_invalid_syntax;
-    bool is_minus = strstr(e->text, "near '-'") && strstr(line, "-Infinity");
-    if (is_syntax && (strstr(e->text, "'NaN'") || strstr(e->text, "'Infinity'") || is_minus))
-        return "; Python writes NaN and Infinity, but JSON has neither: json.dumps(..., allow_nan=False) finds them; write null";
-    if (is_syntax && strstr(e->text, "invalid Unicode"))
-        return "; it is half of a surrogate pair: in Python, text.encode(errors=\"replace\").decode() replaces it";
-    if (json_error_code(e) == json_error_invalid_utf8) return "; JSON is UTF-8: from Windows it may need iconv -f UTF-16 -t UTF-8";
-    return "";
-}
-
 static inline bool document_read_json(Documents* d) {
     ssize_t n = getline(&d->line, &d->line_capacity, d->file);
     if (n <= 0) return false;
@@ -161,12 +119,11 @@ static inline bool document_read_json(Documents* d) {
     if (strspn(d->line, " \t\r\n") == (size_t)n) return true;
     const char* path = d->paths[d->opened - 1];
     json_error_t error;
-    json_t* object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    if (object == NULL && json_error_code(&error) == json_error_numeric_overflow) {
-        json_blank_numbers(d->line, (size_t)n);
-        object = json_loadb(d->line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    }
-    require(object != NULL, "line %zu of %s is not valid JSON: %s%s", d->line_number, path, error.text, json_remedy(&error, d->line));
+    // Nobody reads the numbers, of which some are larger than any integer.
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL;
+    json_t* object = json_loadb(d->line, (size_t)n, flags, &error);
+    require(object != NULL, "line %zu of %s is not valid JSON: %s; JSON is UTF-8 without halves of surrogate pairs, and has no"
+            " NaN or Infinity: in Python, json.dumps(..., allow_nan=False) finds them", d->line_number, path, error.text);
     if (d->prompt_field[0]) {
         d->prompt = document_append_field(d, object, d->prompt_field, "prompt-field");
         size_t response = document_append_field(d, object, d->response_field, "response-field");

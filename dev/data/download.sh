@@ -62,11 +62,5 @@ is_token_file() {
         { echo "its header says $(int32_of "$1" 2) tokens, but it has $(bytes_of "$1") bytes"; return 1; }
 }
 
-# is_safetensors FILE: it begins with a header of JSON that fits in the file.
-is_safetensors() {
-    [ "$(int32_of "$1" 1)" = 0 ] && [ "$(int32_of "$1" 0)" -gt 1 ] && [ "$(int32_of "$1" 0)" -lt "$(bytes_of "$1")" ] &&
-        [ "$(od -An -c -j 8 -N 1 "$1" | tr -d ' ')" = "{" ] || { echo "it is not a safetensors file"; return 1; }
-}
-
 # mentions WORD FILE
 mentions() { grep -q "$1" "$2" || { echo "it does not mention $1"; return 1; }; }

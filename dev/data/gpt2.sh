@@ -7,9 +7,10 @@ here=$(dirname -- "$0")
 . "$here/download.sh"
 model=${1:-gpt2}
 out=${2:-data/$model}
-revision=main
+revision=main is_weights=true # build/hf_import looks at them
 case $model in
-    gpt2) revision=607a30d783dfa663caf39e06633721c8d4cfcd7e ;; # the revision that the checksum below belongs to
+    gpt2) revision=607a30d783dfa663caf39e06633721c8d4cfcd7e # to which the checksum belongs
+        is_weights="is_exactly 548105171 248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707" ;;
     gpt2-medium | gpt2-large | gpt2-xl) ;;
     *) fail "the model must be gpt2, gpt2-medium, gpt2-large or gpt2-xl, not '$model'" ;;
 esac
@@ -20,10 +21,6 @@ download "$base/vocab.json" "$out/vocab.json" is_exactly 1042301 196139668be63f3
 download "$base/merges.txt" "$out/merges.txt" is_exactly 456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 [ "${WEIGHTS:-yes}" != no ] || exit 0
 download "$base/config.json" "$out/config.json" mentions n_embd
-if [ "$model" = gpt2 ]; then
-    set -- is_exactly 548105171 248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707
-else
-    set -- is_safetensors
-fi
-download "$base/model.safetensors" "$out/model.safetensors" "$@"
+# shellcheck disable=SC2086 # a command and its words
+download "$base/model.safetensors" "$out/model.safetensors" $is_weights
 echo "now: build/hf_import $out $out/checkpoint && ./train_gpt2_single --init-from $out/checkpoint --tokenizer $out ..."

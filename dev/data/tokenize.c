@@ -111,65 +111,17 @@ static void output_finish(Output* o) {
     free(next);
 }
 
-// ----------------------------------------------------------------------------
-// which side a document belongs to
-
-// Documents wait here until each side has one, so that neither side ends up empty if there are at least two documents.
-typedef struct {
-    char* text;   // (length), owned
-    size_t length, prompt;
-    float place;  // in [0,1), a function of the bytes; below --val-fraction: validation
-} Waiting;
-
-typedef struct {
-    Waiting* documents; // (count), owned
-    size_t count;
-} Queue;
-
-static void queue_add(Queue* q, const Documents* d, float place) {
-    q->documents = (Waiting*)with_room(q->documents, q->count, sizeof *q->documents);
-    char* text = (char*)memcpy(xcalloc(d->length, 1), d->text, d->length);
-    q->documents[q->count++] = (Waiting){ text, d->length, d->prompt, place };
-}
-
-static void queue_write(Queue* q, const Tokenizer* t, double val_below) {
-    for (size_t i = 0; i < q->count; i++) {
-        Waiting* w = &q->documents[i];
-        output_document(&outputs[w->place < val_below ? VAL : TRAIN], t, w->text, w->length, w->prompt);
-        free(w->text);
-    }
-    free(q->documents);
-    memset(q, 0, sizeof *q);
-}
-
-// Returns the fraction to use when val_fraction leaves a side empty: one that moves the nearest document over.
-static double queue_fraction(const Queue* q, double val_fraction) {
-    float low = 1, high = 0;
-    for (size_t i = 0; i < q->count; i++) {
-        low = fminf(low, q->documents[i].place);
-        high = fmaxf(high, q->documents[i].place);
-    }
-    require(low < high, "there are no two different documents to split into %s and %s; --split finds more, or leave out"
-            " --val-out", outputs[TRAIN].path, outputs[VAL].path);
-    if (low >= val_fraction) return nextafterf(low, 1);
-    return high < val_fraction ? high : val_fraction;
-}
-
-// val_fraction 0: all documents are for training, and none waits.
+// val_fraction 0: all documents are for training.
 static void tokenize(Documents* d, const Tokenizer* t, double val_fraction) {
-    Queue waiting = { NULL, 0 };
-    bool seen[SIDES] = { false, val_fraction == 0 };
     while (documents_next(d)) {
-        float place = random_uniform(hash_bytes(d->text, d->length), 0, 0);
-        int side = place < val_fraction ? VAL : TRAIN;
-        seen[side] = true;
-        if (seen[1 - side]) {
-            queue_write(&waiting, t, val_fraction); // writes nothing after the first time
-            output_document(&outputs[side], t, d->text, d->length, d->prompt);
-        } else queue_add(&waiting, d, place);
+        float place = random_uniform(hash_bytes(d->text, d->length), 0, 0); // in [0,1), a function of the bytes
+        output_document(&outputs[place < val_fraction ? VAL : TRAIN], t, d->text, d->length, d->prompt);
     }
-    if (waiting.count > 0) queue_write(&waiting, t, queue_fraction(&waiting, val_fraction));
-    require(outputs[TRAIN].documents > 0, "there is no text in the %d files given", d->num_paths);
+    size_t all = outputs[TRAIN].documents + outputs[VAL].documents;
+    require(all > 0, "there is no text in the %d files given", d->num_paths);
+    for (int i = 0; i < (val_fraction > 0 ? SIDES : 1); i++)
+        require(outputs[i].documents > 0, "no document is for %s, of %zu; give more, which --split may find, another"
+                " --val-fraction, or no --val-out", outputs[i].path, all);
 }
 
 int main(int argc, char** argv) {

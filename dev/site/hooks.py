@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mkdocs.structure.files import File, InclusionLevel
 
+import merge
 import pictures
 import reader
 import source
@@ -66,7 +67,7 @@ def on_files(files, config):
     for left, right in pairs():
         page = reader.Page(left, right)
         add(page.url.replace(".html", ".md"), page.body)
-    for program in filter(reader.parents, PROGRAMS): add(f"reader/{program}.md", reader.Merged(program).body)
+    add(f"reader/{merge.PROGRAM}.md", reader.Merged().body)
     add("reader/index.md", partial(reader.overview, "reader/index.html"))
     add("pictures.md", pictures.page)
     return files

@@ -61,21 +61,17 @@ def page():
         for p in PRECISIONS:
             cases = [data()[f"{m}/{p}/{n}"] for n in RANKS]
             rows = [f"<th>{name}</th>" + "".join(f"<td>{format(case[key]['total'] / 1e9, '.2f') if key in case else ''}</td>"
-                                                 for case in cases)
-                    for key, name in WAYS.items()]
+                                                 for case in cases) for key, name in WAYS.items()]
             tables += (f'<details{" open" if (m, p) == (model, precision) else ""}><summary>{m}, {p}</summary>'
                        f'{wide_table("<th>ranks</th>" + "".join(f"<th>{n}</th>" for n in RANKS), rows)}</details>')
     shown = " ".join(command(model, precision, ranks))
     embedded = json.dumps({"ways": WAYS, "kinds": KINDS, "cases": data(), "default": list(DEFAULT)},
                           separators=(",", ":")).replace("<", "\\u003c")
-    return (f'<h1>Memory and time by program</h1><p>What a rank keeps, and where its time goes, for 4 sequences of 1024 tokens in '
-            f'a '
-            f'micro-batch and 8 micro-batches a step, on H100s. Every number is <code>build/plan</code>\'s, which uses the '
-            f'programs\' own '
-            f'formulas; <a href="doc/plan.html">its chapter</a> says what it assumes. The page was made by</p>'
-            f'<pre><code>{escape(shown)}</code></pre><p>and the same for the other numbers of ranks, precisions and models.</p>'
-            f'{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div>'
-            f'<h2>Bytes of a rank, in GB</h2><p>Tensor parallelism cuts a replica of the model in at most 8 parts, a pipeline '
-            f'too; the other '
-            f'ranks have further copies. An empty cell is a number of ranks at which <code>plan</code> has no such way.</p>{tables}'
-            f'<script type="application/json" id="plan-data">{embedded}</script>')
+    return ('<h1>Memory and time by program</h1><p>What a rank keeps, and where its time goes, for 4 sequences of 1024 tokens in '
+            'a micro-batch and 8 micro-batches a step, on H100s. Every number is <code>build/plan</code>\'s, which uses the '
+            'programs\' own formulas; <a href="doc/plan.html">its chapter</a> says what it assumes. The page was made '
+            f'by</p><pre><code>{escape(shown)}</code></pre><p>and the same for the other numbers of ranks, precisions and '
+            f'models.</p>{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div><h2>Bytes of a '
+            'rank, in GB</h2><p>Tensor parallelism cuts a replica of the model in at most 8 parts, a pipeline too; the other '
+            'ranks have further copies. An empty cell is a number of ranks at which <code>plan</code> has no such '
+            f'way.</p>{tables}<script type="application/json" id="plan-data">{embedded}</script>')

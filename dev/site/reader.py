@@ -146,13 +146,11 @@ class Page:
         way = "" if len(steps) == 1 else "<p>These two are no neighbours: notes are those of the steps between them, " + ", ".join(
             anchor(self.url, pair_url(*s), " → ".join(s)) for s in steps) + ".</p>"
         if self.left in parents(self.right): way = f"<p>{anchor(self.url, f'reader/{self.right}.html', 'Both parents')}</p>"
-        return (f'<h1>{self.left} beside {self.right}</h1>{choosers}'
-                f'<p>{count} hunks; each definition has a note at its first one. Equal lines are folded: open them to read them. '
-                f'Calls of <code>llmc/</code> lead to '
-                f'their contracts, numbers of lines to the whole file. '
-                f'{anchor(self.url, url_of(CHAPTERS[self.right]), f"Chapter {NUMBERS[self.right]}")} explains {self.right}. '
-                f'<span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> opens or folds '
-                f'all.</span></p>{way}')
+        return (f'<h1>{self.left} beside {self.right}</h1>{choosers}<p>{count} hunks; each definition has a note at its first one. '
+                'Equal lines are folded: open them to read them. Calls of <code>llmc/</code> lead to their contracts, numbers of '
+                f'lines to the whole file. {anchor(self.url, url_of(CHAPTERS[self.right]), f"Chapter {NUMBERS[self.right]}")} '
+                f'explains {self.right}. <span class="keys">Keys: <kbd>j</kbd> and <kbd>k</kbd> go from hunk to hunk, <kbd>o</kbd> '
+                f'opens or folds all.</span></p>{way}')
 
 
 def parents(program):
@@ -162,14 +160,15 @@ def parents(program):
 class Merged(Page):
     """A program beside git's merge of its parents: a line of the left side leads to the file that it comes from."""
 
-    def __init__(self, right):
-        self.merge = merge.merge(right)
-        super().__init__(programs.bases()[right][0], right, f"reader/{right}.html")
-        self.text = tuple(line.text for line in self.merge), programs.lines(right)
+    def __init__(self):
+        super().__init__(programs.bases()[merge.PROGRAM][0], merge.PROGRAM, f"reader/{merge.PROGRAM}.html")
+        self.text = tuple(line.text for line in merge.merge()), merge.OWN
 
-    def place(self, side, n): return (program_file(self.merge[n].program), self.merge[n].n) if side == 0 else super().place(side, n)
+    def place(self, side, n):
+        line = merge.merge()[n] if side == 0 else None
+        return (program_file(line.program), line.n) if line else super().place(side, n)
 
-    def parts(self): return merge.parts(self.right)
+    def parts(self): return merge.parts()
 
     def notes(self, hunks):
         first = {part.name: i for i, part in reversed([*enumerate(hunks)])}
@@ -177,21 +176,18 @@ class Merged(Page):
                 part in enumerate(hunks)]
 
     def names(self):
-        ours, ancestor, theirs = (anchor(self.url, url_of(program_file(s)), s) for s in merge.MERGED[self.right])
+        ours, ancestor, theirs = (anchor(self.url, url_of(program_file(s)), s) for s in merge.FILES)
         return (f'<div class="names"><div>{ours} and {theirs}, merged over {ancestor}</div>'
                 f'<div>{anchor(self.url, url_of(self.files[1]), self.files[1])}</div></div>')
 
     def head(self, count):
-        ours, ancestor, theirs = merge.MERGED[self.right]
-        conflicts = len(merge.regions(self.right)[0])
+        ours, ancestor, theirs = merge.FILES
+        conflicts = len(merge.regions()[0])
         return (f'<h1>{ours} + {theirs} → {self.right}</h1><p>On the left is what <code>git merge-file</code> makes of {ours} and '
-                f'{theirs}, two changes '
-                f'to {ancestor}. It has {conflicts} conflicts, which show the lines of {ours} and then those of {theirs}. On the '
-                f'right is '
-                f'{self.files[1]}. Equal lines are folded, so the {count} hunks are the conflicts with their resolutions, and '
-                f'what {self.right} adds. '
-                f'Numbers of lines lead to the file that a line comes from. <code>make merge-3d</code> prints the same in a '
-                f'terminal.</p>')
+                f'{theirs}, two changes to {ancestor}. It has {conflicts} conflicts, which show the lines of {ours} and then those '
+                f'of {theirs}. On the right is {self.files[1]}. Equal lines are folded, so the {count} hunks are the conflicts '
+                f'with their resolutions, and what {self.right} adds. Numbers of lines lead to the file that a line comes from. '
+                '<code>make merge-3d</code> prints the same in a terminal.</p>')
 
 
 def overview(url):
@@ -206,9 +202,7 @@ def overview(url):
     steps += [(f"reader/{s}.html", f"{' + '.join(parents(s))} → {s}", s) for s in PROGRAMS if parents(s)]
     chapters = {s: anchor(url, url_of(CHAPTERS[s]), f"chapter {NUMBERS[s]}") for s in PROGRAMS}
     way = "".join(f"<li>{anchor(url, to, name)}, with {chapters[s]}</li>" for to, name, s in steps)
-    return (f'<h1>Programs side by side</h1><p>Each program is a diff of the one before. A page shows two of them with the equal '
-            f'parts folded, '
-            f'the differences marked to the word, and a note at each definition.</p><h2>In the order of the '
-            f'course</h2><ol>{way}</ol>'
-            f'<h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'
+    return ('<h1>Programs side by side</h1><p>Each program is a diff of the one before. A page shows two of them with the equal '
+            'parts folded, the differences marked to the word, and a note at each definition.</p><h2>In the order of the '
+            f'course</h2><ol>{way}</ol><h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'
             + wide_table(head, rows, ' class="pairs"'))

@@ -60,6 +60,13 @@ static float* turn(float* data, size_t rows, size_t cols) {
     return turned;
 }
 
+// The values of a tensor of theirs. The caller frees them.
+static float* tensor_values(const SafeTensors* s, const SafeTensor* t) {
+    float* data = (float*)xcalloc(t->elements, sizeof(float));
+    safetensors_read(s, t, 0, t->elements, data, DTYPE_F32);
+    return data;
+}
+
 // ---- from Hugging Face ----
 // A file of theirs, where our tensors are in it, in our order, and their precision, fp32 if they have several.
 typedef struct { SafeTensors file; GPT2Config config; DType dtype; bool is_hf; const SafeTensor** found; } Source;
@@ -97,13 +104,7 @@ static GPT2Config hf_read_config(const char* dir) {
     GPT2Config c;
     int* const numbers[] = { &c.L, &c.NH, &c.C, &c.V, &c.max_T };
     static const char* const keys[] = { "n_layer", "n_head", "n_embd", "vocab_size", "n_positions" };
-    for (int i = 0; i < 5; i++) {
-        const json_t* value = json_object_get(root, keys[i]);
-        long long number = (long long)json_integer_value(value);
-        require_file(from, json_is_integer(value), "has no whole number \"%s\"", keys[i]);
-        require_file(from, number >= 1 && number <= 1 << 24, "\"%s\" is %lld", keys[i], number);
-        *numbers[i] = (int)number;
-    }
+    for (int i = 0; i < 5; i++) *numbers[i] = (int)train_state_integer(root, keys[i], 1, 1 << 24, from);
     c.Vp = gpt2_padded_vocabulary(c.V);
     gpt2_check_config(c, path);
     config_check_variant(root, c.C, from);
@@ -137,14 +138,10 @@ static void hf_check_other(const SafeTensors* s, int layers, const SafeTensor* t
     bool is_attention = end > 0 && layer >= 0 && layer < layers;
     if (is_attention && (strcmp(name + end, "bias") == 0 || strcmp(name + end, "masked_bias") == 0)) return;
     require_file(s->source, strcmp(name, "lm_head.weight") == 0, "tensor '%s' has no place in this GPT-2", t->name);
-    float a[4096], b[4096];
-    bool is_tied = t->elements == wte->elements && t->readable;
-    for (size_t done = 0, n; is_tied && done < wte->elements; done += n) {
-        n = size_min(wte->elements - done, 4096);
-        safetensors_read(s, t, done, n, a, DTYPE_F32);
-        safetensors_read(s, wte, done, n, b, DTYPE_F32);
-        is_tied = memcmp(a, b, n * sizeof(float)) == 0;
-    }
+    float *values = tensor_values(s, t), *tied = tensor_values(s, wte);
+    bool is_tied = t->elements == wte->elements && memcmp(values, tied, t->elements * sizeof(float)) == 0;
+    free(values);
+    free(tied);
     require_file(s->source, is_tied, "'%s' differs from the token embedding: this GPT-2 ties them", t->name);
 }
 
@@ -210,8 +207,7 @@ static void write_checkpoint(Source s, const char* out) {
         for (int i = 0; i < unit_tensors(u); i++, from++) {
             TensorInfo t = unit_tensor(c, u, i);
             size_t n = (*from)->elements;
-            float* data = (float*)xcalloc(n, sizeof(float));
-            safetensors_read(&s.file, *from, 0, n, data, DTYPE_F32);
+            float* data = tensor_values(&s.file, *from);
             if (s.is_hf && hf_turns(u, t)) data = turn(data, (*from)->shape[0], (*from)->shape[1]);
             for (size_t k = 0; k < n; k++)
                 require_file(s.file.source, isfinite(data[k]), "tensor '%s' has a value that is %f: nothing can be trained from it",
@@ -314,16 +310,22 @@ static void copy_file(const char* folder, const char* file) {
     free(path);
 }
 
-// Returns why this tokenizer does not fit a model of V tokens, or NULL if it does; the caller frees it. The run's tokenizer must
-// have exactly V tokens, because it may be a default that did not make the run's token files. Dies if another one does not fit.
-static char* tokenizer_misfit(const char* spec, int V, bool is_of_run) {
+static bool is_folder(const char* path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// Returns why this tokenizer does not fit a model of V tokens, or NULL if it does; the caller frees it. Reports its end-of-text
+// token in *eot. The run's tokenizer must have exactly V tokens, because it may be a default that did not make the run's token
+// files. Dies if another one does not fit.
+static char* tokenizer_misfit(const char* spec, int V, bool is_of_run, int* eot) {
     Tokenizer t;
     tokenizer_open(&t, spec);
     int tokens = t.vocab_size;
+    *eot = t.eot;
     tokenizer_free(&t);
     const int32_t magic = TOKENIZER_MAGIC;
-    struct stat info;
-    bool has_file = strcmp(spec, "bytes") != 0 && stat(spec, &info) == 0 && !S_ISDIR(info.st_mode);
+    bool has_file = strcmp(spec, "bytes") != 0 && !is_folder(spec);
     char* why = NULL;
     if (tokens > V || (is_of_run && tokens < V)) why = format_string("has %d tokens, the model %d", tokens, V);
     else if (has_file && file_begins_with(file_source(spec, ""), &magic, sizeof magic)) why = xstrdup("has no merges to export");
@@ -332,24 +334,17 @@ static char* tokenizer_misfit(const char* spec, int V, bool is_of_run) {
     return why;
 }
 
-// Writes vocab.json, merges.txt and tokenizer_config.json; returns the end-of-text token. Texts begin with it in training and when
-// our programs sample; transformers' tokenizer adds it only if it is told to.
-static int write_tokenizer(const char* spec, GPT2Config c) {
-    Tokenizer t;
-    tokenizer_open(&t, spec);
-    struct stat info;
-    bool is_bytes = strcmp(spec, "bytes") == 0, is_folder = !is_bytes && stat(spec, &info) == 0 && S_ISDIR(info.st_mode);
-    char* folder = is_folder ? xstrdup(spec) : path_parent(spec);
-    if (is_bytes) write_byte_tokenizer();
+// Writes vocab.json, merges.txt and tokenizer_config.json. Texts begin with the end-of-text token in training and when our
+// programs sample; transformers' tokenizer adds it only if it is told to.
+static void write_tokenizer(const char* spec, int max_T) {
+    char* folder = is_folder(spec) ? xstrdup(spec) : path_parent(spec);
+    if (strcmp(spec, "bytes") == 0) write_byte_tokenizer();
     else { copy_file(folder, "vocab.json"); copy_file(folder, "merges.txt"); }
     write_json("tokenizer_config.json",
-               json_pack("{s:s, s:i, s:b, s:b, s:s, s:s, s:s}", "tokenizer_class", "GPT2Tokenizer", "model_max_length", c.max_T,
-                         "add_prefix_space", 0, "add_bos_token", 1, "bos_token", END_OF_TEXT, "eos_token", END_OF_TEXT, "unk_token", END_OF_TEXT),
-               JSON_INDENT(2));
-    int eot = t.eot;
+               json_pack("{s:s, s:i, s:b, s:b, s:s, s:s, s:s}", "tokenizer_class", "GPT2Tokenizer", "model_max_length", max_T,
+                         "add_prefix_space", 0, "add_bos_token", 1, "bos_token", END_OF_TEXT, "eos_token", END_OF_TEXT,
+                         "unk_token", END_OF_TEXT), JSON_INDENT(2));
     free(folder);
-    tokenizer_free(&t);
-    return eot;
 }
 
 // Returns the --tokenizer of the run that saved the checkpoint; the caller frees it. "": it had none, or its options do not say.
@@ -369,7 +364,8 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     bool is_of_run = strcmp(tokenizer, "same") == 0;
     char* spec = is_of_run ? tokenizer_of_run(&r) : xstrdup(tokenizer);
     GPT2Config c = r.state.config;
-    char* misfit = spec[0] ? tokenizer_misfit(spec, c.V, is_of_run) : NULL; // before the weights are written
+    int eot = 0;
+    char* misfit = spec[0] ? tokenizer_misfit(spec, c.V, is_of_run, &eot) : NULL; // before the weights are written
     bool with = spec[0] && misfit == NULL;
     DType dtype = dtype_choice == 0 ? r.state.dtype : (DType)(DTYPE_F32 + dtype_choice - 1);
     r.into = dtype;
@@ -377,7 +373,8 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     require_written(folder_begin(hf_out), "");
     write_weights(&r, dtype);
     checkpoint_close(&r); // verifies what was read, before the folder gets its name
-    write_config(c, dtype, with ? write_tokenizer(spec, c) : c.V - 1);
+    write_config(c, dtype, with ? eot : c.V - 1);
+    if (with) write_tokenizer(spec, c.max_T);
     if (!folder_publish(hf_out)) folder_die_complete(hf_out);
     printf("%s: AutoModelForCausalLM.from_pretrained(\"%s\") loads it, in %s\n", hf_out, hf_out, dtype_name(dtype));
     if (with) printf("with the tokenizer%s, %s: a text begins with " END_OF_TEXT ", as in training\n",
@@ -387,17 +384,6 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     free(misfit);
     free(spec);
     free(hf_out);
-}
-
-// Returns true if a new folder can have this name: nothing has it, or an empty folder that is not a link.
-static bool folder_is_free(const char* path) {
-    if (path_is_link(path)) return false;
-    DIR* folder = opendir(path);
-    if (folder == NULL) return errno == ENOENT;
-    int entries = 0;
-    while (readdir(folder) != NULL) entries++;
-    closedir(folder);
-    return entries <= 2; // . and ..
 }
 
 int main(int argc, char** argv) {
@@ -418,7 +404,8 @@ int main(int argc, char** argv) {
     options_operands(&t, programs[p][2], 2, 2);
     options_parse(&t, argc, argv);
     const char *in = t.operands[0], *out = t.operands[1];
-    require(folder_is_free(out), "%s is there already and is not an empty folder; remove it or choose another", out);
+    require(rmdir(out) == 0 || errno == ENOENT, // an empty folder makes room
+            "%s is there already and is not an empty folder; remove it or choose another", out);
     if (p == 2) write_hf(in, out, dtype, tokenizer);
     else write_checkpoint(p == 0 ? hf_open(in) : llmc_open(in), out);
     free(t.operands);

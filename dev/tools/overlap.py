@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """overlap - reads a timeline (--trace FILE) and says in a terminal how much of the communication was hidden behind compute.
 
-    build/overlap trace.json [--step N] [--columns 100] [--svg FILE] [--callers] [--flame] [--flame-svg FILE] [--json]
+    build/overlap trace.json [--step N] [--columns 100] [--svg FILE] [--callers] [--flame] [--flame-svg FILE]
 
 The table has a line per rank, with mean milliseconds per step as the picture below it draws them, without the first step: compute,
 including time in which the rank had no core; communication; the part of communication in which nothing was computed, including
@@ -21,7 +21,7 @@ from array import array
 from collections import Counter, defaultdict
 from itertools import accumulate
 from timeline import MOST_BLOCKS, PHASES, Trace
-from tool import Picture, TimePicture, die, dump_json, parse_options, print_table, real, switch, text, whole
+from tool import Picture, TimePicture, die, parse_options, print_table, real, switch, text, whole
 
 OPTIONS = [
     whole("step", 0, 0, 1e9, "the step to draw; 0: the shortest"),
@@ -31,7 +31,6 @@ OPTIONS = [
     switch("callers", "also split communication by the part of a step and the function that issued it"),
     switch("flame", "also print where a step's time goes: by phase, function, kind of operation and unit"),
     text("flame-svg", "", "FILE", "draw the same into this file"),
-    switch("json", "print only how communication is split, as one JSON object; ms of a step"),
 ]
 
 
@@ -279,14 +278,6 @@ class Split:
                  f"{100 * row.parts[1] / step:.2f} %", f"{row.parts[2]:.3f}"] for row in [*table.sorted("communication"), table]))
         print(f"{self.efficiency_text()} (means of all ranks)")
 
-    def record(self):
-        """For JSON, in milliseconds of a step."""
-        def of(row): return {"total": row.communication, "exposed": row.parts[1], "waits_for_ranks": row.parts[2]}
-        found = {"ranks": len(self.ranks), "from": self.numbers[0], "to": self.numbers[-1], "step": 1e3 * self.mean["step"],
-                 "computing": 1e3 * self.mean["compute"], "communication": of(self.table("kind")),
-                 "efficiency_communication": self.efficiency("communication"), "efficiency_exposed": self.efficiency("exposed")}
-        return found | {f"by_{way}": {row.name: of(row) for row in self.table(way).sorted("communication")} for way in WAYS}
-
     # ---- the tree ----
     def tree(self):
         root = Frame("step")
@@ -317,6 +308,7 @@ class Split:
         picture.text(LEFT, 55, self.efficiency_text())
         draw_frame(picture, root, "step", LEFT, WIDTH / root.ms, root.ms, 0)
         picture.write("--flame-svg", path)
+        print(f"\npicture: {path}")
 
 
 def frame_rows(f, whole, depth):
@@ -353,17 +345,14 @@ def main():
     ranks, compute = trace.ranks, trace.ranks[0].compute
     if not compute: die(f"{trace.path} has no compute slices of rank 0")
     split = Split(trace)
-    if o.json: print(dump_json(split.record()))
-    else:
-        first, last = compute[0].step, compute[-1].step
-        print_totals(ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
-        step, begin, end = choose_step(ranks, o.step)
-        print_step(ranks, step, begin, end, o.columns)
-        if o.svg: write_svg(o.svg, ranks, begin, end, o.svg_ms)
-        split.print(o.callers)
-        if o.flame: split.print_tree()
+    first, last = compute[0].step, compute[-1].step
+    print_totals(ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
+    step, begin, end = choose_step(ranks, o.step)
+    print_step(ranks, step, begin, end, o.columns)
+    if o.svg: write_svg(o.svg, ranks, begin, end, o.svg_ms)
+    split.print(o.callers)
+    if o.flame: split.print_tree()
     if o.flame_svg: split.draw_tree(o.flame_svg)
-    if o.flame_svg and not o.json: print(f"\npicture: {o.flame_svg}")
 
 
 if __name__ == "__main__": main()

@@ -16,10 +16,10 @@ from tool import die, read_bytes
 
 MAGIC, LENGTH, MOST_RANKS = "shard.c operations 1", 64, 65536
 WHOLE, REAL = r"(-?\d+)", r"-?[\d.]+"
-OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step -?\d+ operations -?\d+\n")
-CHANNEL = re.compile(rf"channel (\S{{1,23}}) (?:(collective) (-)|(send|receive) (\d{{1,9}})) {WHOLE} {WHOLE}\n")
+OWNER = re.compile(rf"run (\S{{1,64}}) rank {WHOLE} of {WHOLE} step -?\d+ operations -?\d+")
+CHANNEL = re.compile(rf"channel (\S{{1,23}}) (?:(collective) (-)|(send|receive) (\d{{1,9}})) {WHOLE} {WHOLE}")
 OPERATION = re.compile(rf"op {WHOLE} (\S{{1,23}}) (\S{{1,15}}) (\d+) (\S{{1,7}}) (-|\d{{1,9}}) {WHOLE} (issued|started|finished) "
-                       rf"{REAL} {REAL} {REAL}\n")
+                       rf"{REAL} {REAL} {REAL}")
 
 
 class Operation(NamedTuple):
@@ -57,30 +57,25 @@ class File:
     """A rank's last operations; dies with the file's name and the line if they are damaged."""
 
     def __init__(self, path):
-        text = read_bytes(path, "give the files of last operations that ranks left in their --out").decode("latin-1")
-        self.path, self.line, self.lines, self.channels = path, 0, iter(re.findall(r"[^\n]*\n|[^\n]+", text)), {}
-        self.require(self.next() == f"{MAGIC}\n", f"its first line is not '{MAGIC}'")
-        self.run, rank, size = self.match(OWNER, self.next(), "its run, rank and number of ranks")
+        lines = read_bytes(path, "give the files of last operations that ranks left in their --out").decode("latin-1").split("\n")
+        self.path, self.line, self.channels = path, len(lines), {}
+        self.require(lines[-2:] == ["end", ""], "it does not end with a line 'end'")
+        self.require(lines[0] == MAGIC, f"its first line is not '{MAGIC}'", 1)
+        self.run, rank, size = self.match(OWNER, lines[1], "its run, rank and number of ranks", 2)
         self.rank, self.size = int(rank), int(size)
         self.require(0 <= self.rank < self.size <= MOST_RANKS, f"rank {rank} of {size} is impossible")
-        while (line := self.next()) != "end\n":
+        for self.line, line in enumerate(lines[2:-2], 3):
             self.read_channel(line) if line.startswith("channel ") else self.read_operation(line)
-        self.require(next(self.lines, None) is None, "something follows the end")
         for (communicator, _, _), c in self.channels.items():
             self.require(not c or c.issued - 1 in c, f"the last operations of {communicator} are not there")
 
-    def next(self):
-        line = next(self.lines, None)
-        self.require(line, "it is cut off")
-        self.line += 1
-        return line
-
-    def require(self, condition, message):
+    def require(self, condition, message, line=None):
+        self.line = line or self.line
         if not condition: die(f"{self.path}:{self.line}: this is not a file of last operations, or it is damaged: {message}")
 
-    def match(self, pattern, line, what):
-        found = pattern.fullmatch(line)
-        self.require(found, f"{what} was expected, not '{line.rstrip(chr(10))}'")
+    def match(self, pattern, text, what, line=None):
+        found = pattern.fullmatch(text)
+        self.require(found, f"{what} was expected, not '{text}'", line)
         return found.groups()
 
     def peer(self, text):
@@ -116,25 +111,14 @@ def ranks_text(ranks):
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}{' and ' * bool(words)}{last}"
 
 
-def is_left_out(a, b, k):
-    """True if from k on operation j of b is operation j + 1 of a: b has left one out."""
-    pairs = [(a[j + 1].what(), b[j].what()) for j in range(k, b.issued) if j + 1 in a and j in b]
-    return bool(pairs) and all(later == what for later, what in pairs)
-
-
 def text_of_different(members, k, is_oldest):
-    """Which ranks issued what as operation k, the largest party first, and whether a shift explains it."""
+    """Which ranks issued what as operation k, the largest party first."""
     parties = {}
     for m in members:
         if k in m: parties.setdefault(m[k].what(), []).append(m)
-    largest, *others = sorted(parties.values(), key=len, reverse=True)
-    said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0][k]}" for party in [largest, *others])
-    usual = largest[0]
-    for odd in sum(others, []):
-        how = "left one out" if is_left_out(usual, odd, k) else "issued one too many" if is_left_out(odd, usual, k) else None
-        if how: said += f"; from there on it looks as if rank {odd.rank} had {how}, this or an equal one before it"
-    if is_oldest and k > 0: said += "; older operations are not in the files, so the ranks may have parted earlier"
-    return said
+    said = ", ".join(f"{ranks_text(m.rank for m in party)} issued {party[0][k]}"
+                     for party in sorted(parties.values(), key=len, reverse=True))
+    return said + "; older operations are not in the files, so the ranks may have parted earlier" * (is_oldest and k > 0)
 
 
 def text_of_missing(members, k):

@@ -5,41 +5,38 @@ import os, re, subprocess, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
-from suite import ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained
+from suite import ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained, until
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 "
-         "--lr 3e-3 "
-         "--eval-every 0 --sample-every 0")
+         "--lr 3e-3 --eval-every 0 --sample-every 0")
 MISSING = "gives .* no namespaces|setup.sh --with-cluster" # this machine cannot have a cluster
 
 
 class Cluster:
     """Nodes of their own for one test: sh("on 0 hostname"), run("ddp", options)."""
 
-    def __init__(self, folder):
-        self.folder, self.env = folder / "cluster", {"CLUSTER": folder / "cluster", "OMP_NUM_THREADS": 1,
-                                                     "SHARD_LEAVE_SECONDS": 0.5}
+    def __init__(self, folder, user=()):
+        self.folder, self.user = folder / "cluster", [*user]
+        self.env = {"CLUSTER": self.folder, "OMP_NUM_THREADS": 1, "SHARD_LEAVE_SECONDS": 0.5}
 
-    def sh(self, *words, start=succeeds, **settings):
-        return start("sh dev/cluster/cluster.sh", *words, env=self.env, **settings)
+    def sh(self, *words, start=succeeds):
+        return start(self.user, "sh dev/cluster/cluster.sh", *words, env=self.env)
 
-    def up(self, nodes, ranks, link):
-        run = self.sh("up", nodes, ranks, link, start=command)
+    def make(self, *words):
+        """Makes what this machine may not be able to have."""
+        run = self.sh(*words, start=command)
         if re.search(MISSING, run.err): pytest.skip(run.err)
         assert run.status == 0, run
         return self
+
+    def up(self, *words): return self.make("up", *words)
+
+    def slurm(self): return self.make("slurm")
 
     def run(self, name, *options, out=None, start=succeeds, through=[], **settings):
-        run = start("dev/cluster/run", through, program(f"train_gpt2_{name}"), SMALL, *options, *(["--out", out] if out else []),
-                    env=self.env,
-                    **settings)
+        run = start("dev/cluster/run", through, program(f"train_gpt2_{name}"), SMALL, *options,
+                    *(["--out", out] if out else []), env=self.env, **settings)
         return Run(run.command, run.status, run.out, run.err, out)
-
-    def slurm(self):
-        run = self.sh("slurm", start=command)
-        if re.search(MISSING, run.err): pytest.skip(run.err)
-        assert run.status == 0, run
-        return self
 
     def sent(self):
         """Bytes over each node's link, by the kernel."""
@@ -47,14 +44,6 @@ class Cluster:
 
     def processes(self):
         return command("pgrep -f", [str(self.folder)]).out.split()
-
-
-def wait_for(what, seconds=60):
-    """Returns when what() is so."""
-    until = time.time() + seconds
-    while not what():
-        assert time.time() < until, "it did not come so far"
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -119,21 +108,16 @@ def test_a_plain_user_can_have_one():
             os.chown(folder, 65534, 65534)
             as_user = f"setpriv --reuid=65534 --regid=65534 --clear-groups env HOME={folder}".split()
             if command(as_user, "test -r", [ROOT / "dev/cluster/cluster.sh"]).status: pytest.skip("nobody may not read this clone")
-        made = Cluster(Path(folder))
-
-        def sh(*arguments, start=succeeds): return start(as_user, "sh dev/cluster/cluster.sh", *arguments, env=made.env)
-        run = sh("up 2 1 1gbit", start=command)
-        if re.search(MISSING, run.err): pytest.skip(run.err)
-        assert run.status == 0, run
-        try: assert sh("on 1 hostname").out == "node1\n" and sh("on 0 getent hosts node1").out.startswith("10.77.0.2 ")
-        finally: sh("down")
+        made = Cluster(Path(folder), as_user).up(2, 1, "1gbit")
+        try: assert made.sh("on 1 hostname").out == "node1\n" and made.sh("on 0 getent hosts node1").out.startswith("10.77.0.2 ")
+        finally: made.sh("down")
         assert not made.folder.exists() and not made.processes()
 
 
 def test_killed_a_cluster_leaves_nothing(cluster):
     cluster.up(2, 1, "1gbit")
     command("kill -9", (cluster.folder / "pid").read_text().strip())
-    wait_for(lambda: not cluster.processes(), 10)
+    until(lambda: not cluster.processes(), 10)
     cluster.up(2, 1, "1gbit")
 
 
@@ -165,17 +149,15 @@ def test_srun_starts_ranks_on_nodes_that_train_as_on_one_machine(cluster, tmp_pa
 def test_a_job_that_is_told_to_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
     """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over."""
     options = (f"{SMALL} --tokenizer bytes --recompute none --sharding hybrid --shard-group 1 --total-batch-size 128 --checkpoint "
-               "full --steps 300 "
-               "--deterministic")
+               "full --steps 300 --deterministic")
     out, log = tmp_path / "out", tmp_path / "log"
     cluster.up(4, 1, "1gbit").slurm()
     cluster.env |= {"OUT": out, "PROGRAM": program("train_gpt2_fsdp")}
-    cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log, "dev/launch/slurm.sh",
-               options,
-               "--save-every 20")
-    wait_for(lambda: [*out.glob("step_*")])
+    cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log,
+               "dev/launch/slurm.sh", options, "--save-every 20")
+    until(lambda: [*out.glob("step_*")])
     cluster.sh("on 0 scancel --batch --signal=USR1 1")
-    wait_for(lambda: not cluster.sh("on 0 squeue -h").out)
+    until(lambda: not cluster.sh("on 0 squeue -h").out)
     assert_says(log.read_text(), "^USR1: queued again", "^start      step [1-9][0-9]* of 300, from ", "^saved step 300 under")
     assert_same(trained("fsdp", options, ranks=4), Run(["sbatch"], 0, log.read_text(), "", out))
 
@@ -190,7 +172,7 @@ def interrupted(cluster, name, out, links):
     """A LONG_RUN whose links change so when it has saved twice; it has 3 s for each wait. Returns it, what each rank said, and the
     seconds until it ended. A rank that is cut off says it to a file."""
     def fail():
-        wait_for(lambda: len([*out.glob("step_*")]) > 1)
+        until(lambda: len([*out.glob("step_*")]) > 1)
         cluster.sh(f"link {links}")
         return time.time()
     with ThreadPoolExecutor() as beside:

@@ -28,9 +28,9 @@ def run(tool, *arguments):
     return succeeds([program(tool)], *arguments).out
 
 
-def refused(place, tool, source, *patterns):
+def refused(place, tool, source, *patterns, options=()):
     """The tool refuses this source, and leaves nothing."""
-    assert_refused(command([program(tool), source, place / "none"], timeout=60), *patterns)
+    assert_refused(command([program(tool), source, place / "none", *options], timeout=60), *patterns)
     assert not [*place.glob("*none*")]
 
 
@@ -86,8 +86,7 @@ def vocabulary(tmp_path):
 def export_of_a_run(tmp_path, tokenizer):
     """A checkpoint of a run with this tokenizer."""
     succeeds([program("train_gpt2_single"), "--data", tmp_path / "text", "--tokenizer", tokenizer, "--out", tmp_path / "out"],
-             SMALL,
-             "--steps 1 --val-data= --sample-every 0")
+             SMALL, "--steps 1 --val-data= --sample-every 0")
     return tmp_path / "out/step_00000001"
 
 
@@ -127,8 +126,8 @@ def test_an_export_has_no_tokenizer_of_its_run_that_does_not_fit_or_has_no_merge
         assert f"with no tokenizer: that of the run, {tmp_path / name}, has no merges to export; --tokenizer adds one\n" in run("hf_export", checkpoint, hf)
         assert not (hf / "vocab.json").exists()
         shutil.rmtree(hf)
-        assert_refused(command([program("hf_export"), checkpoint, tmp_path / "none", "--tokenizer", tmp_path / name]),
-                       "has no merges to export; give the vocab.json")
+        refused(tmp_path, "hf_export", checkpoint, "has no merges to export; give the vocab.json",
+                options=["--tokenizer", tmp_path / name])
 
 
 def test_an_export_of_a_run_on_bytes_has_their_tokenizer_and_one_without_a_run_says_that_it_has_none(vocabulary, tmp_path):
@@ -171,9 +170,8 @@ def large(hf, tmp_path):
     ("fp16", 65519.99, (1e5, -65520, 1e38), "bf16 or fp32"), ("bf16", 3.3961e38, (3.4e38, -3.4e38, 3.4e38), "fp32")])
 def test_an_export_refuses_weights_that_would_be_infinite(dtype, fits, values, choose, large, hf, tmp_path):
     checkpoint = large(*values)
-    assert_refused(command([program("hf_export"), checkpoint, tmp_path / "none", "--dtype", dtype]),
-                   f"large: 3 of its weights are too large for {dtype}, the first of them in tensor 'wte'; choose {choose}$")
-    assert not [*tmp_path.glob("*none*")]
+    refused(tmp_path, "hf_export", checkpoint, f"large: 3 of its weights are too large for {dtype}, the first of them in tensor "
+            f"'wte'; choose {choose}$", options=["--dtype", dtype])
     run("hf_export", checkpoint, tmp_path / "fine", "--dtype fp32")
     shutil.rmtree(checkpoint)
     run("hf_export", large(0, fits, -fits), tmp_path / "also", "--dtype", dtype)
@@ -217,9 +215,8 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, tool, file, make,
     elif file: source.mkdir()
     (source / file).unlink(missing_ok=True)
     make(source / file)
-    said = f"{file or 'source'}: is a {kind}"
-    if file != "vocab.json": refused(tmp_path, tool, source, f"{said}, not a file")
-    else: assert_refused(command([program(tool), INITIAL, tmp_path / "none", "--tokenizer", source], timeout=60), said)
+    if file != "vocab.json": refused(tmp_path, tool, source, f"{file or 'source'}: is a {kind}, not a file")
+    else: refused(tmp_path, tool, INITIAL, f"vocab.json: is a {kind}", options=["--tokenizer", source])
 
 
 @pytest.mark.parametrize("tool", ["hf_import", "hf_export"])

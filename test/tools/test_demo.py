@@ -19,19 +19,11 @@ def done(*arguments, **settings):
 # ---- the demo ----
 def test_the_demo_trains_samples_saves_and_says_what_each_program_keeps_and_how_to_go_on(tmp_path):
     for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
-    run = done("dev/demo.sh", SMALL,
-               "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8 --check-every 2 "
-               "--no-deterministic",
+    run = done("dev/demo.sh", SMALL, "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8",
                ["--prompt", "It's 'so'"], env={"BUILD": tmp_path})
     assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of",
                 f"^checkpoint: {tmp_path}/demo/step_00000004$", "^validation loss: .* at the end$")
     assert len(re.findall(r"^    4 (?:ddp|zero [123]) ", run.out, re.M)) == 4
-    model = re.search(r": (\d+) parameters$", run.out, re.M)[1]
-    line, = re.findall(r"^    the same training on one device, about \d+ s here:\n    (./train_gpt2_single .*)$", run.out, re.M)
-    one = succeeds("sh -c", [line.replace("./train_gpt2_single", program("train_gpt2_single"))]).out
-    assert "--no-deterministic --prompt 'It'\\''s '\\''so'\\''' --total-batch-size" in line
-    last = r"^step +4/4 \| val loss .*"  # the same model, data and batch
-    assert f": {model} parameters\n" in one and re.search(last, one, re.M)[0] == re.search(last, run.out, re.M)[0], one
     assert (tmp_path / "demo/metrics.jsonl").exists() and (tmp_path / "demo/step_00000004").is_dir()
     assert command("sh -c", [run.out.splitlines()[-1]]).status == 0 and (tmp_path / "demo/step_00000008").is_dir()
 
@@ -65,15 +57,12 @@ def test_a_script_says_how_it_starts_ranks():
                                                                             env={"MPIRUN": how}).err
 
 
-@pytest.mark.parametrize("says, more, patterns", [
-    (None, "", ["there is no no_such_mpirun", "dev/setup.sh"]),
-    ("mpirun has detected an attempt to run as root.", "", ["an attempt to run as root", "MPIRUN=.mpirun --allow-run-as-root"]),
-    ("There are not enough slots available in the system to satisfy the 4 slots", " -x", ["not enough slots", "refuses 4 ranks",
-                                                                                         "MPIRUN=.*--oversubscribe"]),
-    ("prterun was unable to find a network", "", ["did not start 4 ranks; make doctor", "unable to find a network"])])
-def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_path, says, more, patterns):
-    path = executable(tmp_path / "launcher", f'echo "{says}" >&2; exit 1') if says else "no_such_mpirun"
-    run = script("dev/demo.sh", env={"MPIRUN": f"{path}{more}"})
+@pytest.mark.parametrize("said, patterns", [
+    (None, ["there is no no_such_mpirun", "dev/setup.sh"]),
+    ("attempt to run as root", ["did not start 4 ranks; make doctor", "MPIRUN=.*--oversubscribe'\nIt said:\n    attempt to run"])])
+def test_a_launcher_that_does_not_start_ranks_is_quoted_after_what_helps(tmp_path, said, patterns):
+    path = executable(tmp_path / "launcher", f'echo "{said}" >&2; exit 1') if said else "no_such_mpirun"
+    run = script("dev/demo.sh", env={"MPIRUN": path})
     assert_refused(run, *patterns)
     assert run.err.startswith("error: ")
 

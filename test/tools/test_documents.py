@@ -3,6 +3,7 @@ print are found (dev/docs.py)."""
 import json, re, sys
 from pathlib import Path
 import pytest
+from dev.docs import DOCUMENTS, as_quoted
 from suite import ROOT, assert_says, command, succeeds
 
 
@@ -65,9 +66,6 @@ def test_the_glossary_is_in_alphabetical_order():
 
 
 # ---- numbers ----
-DOCUMENTS = re.findall(r"\S+\.md", succeeds(sys.executable, "dev/docs.py --list").out)
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_number_of_a_document_stands_in_a_result_a_formula_or_a_source(document):
     succeeds(sys.executable, ["dev/docs.py", "--missing", document])
@@ -107,6 +105,12 @@ def test_a_number_without_an_origin_or_with_a_wrong_one_is_found(old, new, says,
     assert_says(run.said, says or r"3.75 ms  <- = 1.50 \+ 2.25")
 
 
+@pytest.mark.parametrize("text, largest, too_large", [
+    ("1.2", 1.25, 1.2501), ("1,200", 1250, 1251), ("17", 17.5, 17.51), ("1.2e-3", 0.00125, 0.001251), ("1e3", 1500, 1501)])
+def test_a_quoted_number_may_be_rounded_as_it_is_written(text, largest, too_large):
+    assert as_quoted(largest, text) and not as_quoted(too_large, text)
+
+
 # ---- what documents quote ----
 TRAIN = """\
 for step in 1 2 10; do echo "step $step/10 | loss $(case $step in 1) echo 5 ;; 2) echo 2.5 ;; *) echo 0.5 ;; esac) | grad norm inf | $RANDOM tok/s"; done
@@ -131,6 +135,8 @@ What the first command made is there for the second:
 
     $ ls -d runs
     runs
+    $ echo 7 more
+    7 more
 
 And at the end of the first
 
@@ -158,9 +164,9 @@ def test_quotes_that_programs_no_longer_print_are_found_and_other_numbers_are_wr
     git("commit -q -m test")
     # other numbers are no error; changed lines are shown below the quote, and what a model wrote line by line
     outputs(0, r"^    \+ step 10/10 \| loss 0.5 \| grad norm inf \| ...$", r"^    \+ The very end.$",
-            "5 quoted lines are the same, 3 have other numbers, 0 are gone", "not compared.* 3$")
+            "6 quoted lines are the same, 3 have other numbers, 0 are gone", "not compared.* 3$")
     outputs(0, options="--write")
-    outputs(0, "8 quoted lines are the same, 0 have other numbers, 0 are gone")
+    outputs(0, "9 quoted lines are the same, 0 have other numbers, 0 are gone")
     assert git("diff --numstat") == "3\t3\tdoc.md\n"
     document.write_text(document.read_text().replace("rank 2 has died", "rank 2 has left").replace("step 2/10", "step 3/10"))
     outputs(1, r"^    \? error: rank 2 has died  \[ranks.h:7\]$", "line 12 is no longer printed", "line 9 is no longer printed")

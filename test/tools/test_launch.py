@@ -5,8 +5,7 @@ from kernels import gpus
 from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, rest, succeeds
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 "
-         "--lr 3e-3 "
-         "--eval-every 0 --sample-every 0")
+         "--lr 3e-3 --eval-every 0 --sample-every 0")
 FSDP = "build/train_gpt2_fsdp"
 
 
@@ -70,9 +69,8 @@ def test_one_process_of_several_does_not_train_by_itself(env, name):
 
 
 def test_a_launcher_of_one_process_is_no_launcher():
-    for env in ({"PMI_SIZE": 1, "PMI_RANK": 0, "MPI_LOCALNRANKS": 1, "PMIX_RANK": 0}, {"OMPI_COMM_WORLD_SIZE": 1},
-                TORCHRUN | {"WORLD_SIZE": 1},
-                {"WORLD_SIZE": 2}, PTY | {"SLURM_PROCID": 0, "PMI_RANK": 0}):
+    for env in ({"PMI_SIZE": 1, "PMI_RANK": 0, "MPI_LOCALNRANKS": 1, "PMIX_RANK": 0}, {"OMPI_COMM_WORLD_SIZE": 1}, TORCHRUN
+                | {"WORLD_SIZE": 1}, {"WORLD_SIZE": 2}, PTY | {"SLURM_PROCID": 0, "PMI_RANK": 0}):
         succeeds([program("train_gpt2_single")], SMALL, env=env)
 
 

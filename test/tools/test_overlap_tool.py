@@ -1,12 +1,15 @@
 """build/overlap: how it splits communication by kind, unit, communicator and caller adds up to what the run itself has measured;
 numbers and pictures of made-up timelines are known; and files that are no timelines are refused."""
 import json, re, xml.dom.minidom
+from collections import Counter
 import pytest
+from pytest import approx
+from overlap import WAYS, Split
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, once, program, rest, succeeds, trained
+from timeline import Trace
 
 SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 "
-         "--sample-every 0 "
-         "--save-every 0")
+         "--sample-every 0 --save-every 0")
 BLOCKS = {"root", "block 0", "block 1", "block 2", "no unit"}
 FSDP = f"--total-batch-size 512 --val-data {TOKENS} --eval-every 2 --eval-steps 1"  # what an evaluation sends counts in no step
 OUTSIDE = ["gpt2_reduce", "gpt2_clip", "gpt2_update"]
@@ -25,10 +28,16 @@ def traced(ranks, program, *options, **settings):
     return trained(program, SMALL, *options, "--trace", trace, ranks=ranks, **settings), trace
 
 
-def functions_of(found):
+def tables(trace):
+    """{way: {row: (total, exposed, waits for ranks)}} of its tables, in ms of a step, and both figures of efficiency."""
+    split = Split(Trace(trace))
+    return ({way: {row.name: (row.communication, *row.parts[1:3]) for row in split.table(way).children.values()} for way in WAYS},
+            {f"efficiency_{what}": split.efficiency(what) for what in ("communication", "exposed")})
+
+
+def functions(found):
     """Of callers, which are named as "part of a step > function"."""
-    return {re.fullmatch(r"(?:forward|head|backward|weights|wait for gradients|update|other) > (\w+)", name)[1]
-            for name in found["by_caller"]}
+    return {re.fullmatch(r"(?:forward|head|backward|weights|wait for gradients|update|other) > (\w+)", x)[1] for x in found["caller"]}
 
 
 @pytest.mark.parametrize("ranks, program, options, callers, units, strict", [
@@ -53,21 +62,15 @@ def functions_of(found):
          "ring"])
 def test_every_split_adds_up_to_what_the_run_has_measured(ranks, program, options, callers, units, strict):
     run, trace = traced(ranks, program, options, strict=strict)
-    found, mean = json.loads(overlap(trace, "--json").out), run.lines[-1]["diagnosis"]["mean"]
-    of_kind = {}
-    for kinds in mean["exposed"].values():
-        for kind, ms in kinds.items(): of_kind[kind] = of_kind.get(kind, 0) + ms
-    waits = mean["bubble"] + mean["waiting"]
-    for way in "by_kind", "by_unit", "by_caller", "by_communicator":
-        for what, measured in ("total", sum(mean["communication"].values())), ("exposed",
-                                                                               sum(of_kind.values())), ("waits_for_ranks", waits):
-            assert abs(sum(part[what] for part in found[way].values()) - measured) < 0.003, (way, what)
-    assert all(abs(part["exposed"] - of_kind.get(kind, 0)) < 0.003 for kind, part in found["by_kind"].items())
-    for figure in "efficiency_communication", "efficiency_exposed":
-        assert abs(found[figure] - run.lines[-1]["diagnosis"][figure]) < 0.0006
-    assert functions_of(found) == set(callers) and (units is None or set(found["by_unit"]) == units)
+    (found, figures), mean, of_kind = tables(trace), run.lines[-1]["diagnosis"]["mean"], Counter()
+    for kinds in mean["exposed"].values(): of_kind.update(kinds)
+    measured = sum(mean["communication"].values()), sum(of_kind.values()), mean["bubble"] + mean["waiting"]
+    for rows in found.values(): assert all(abs(sum(x) - ms) < 0.003 for x, ms in zip(zip(*rows.values()), measured, strict=True))
+    assert all(abs(exposed - of_kind[kind]) < 0.003 for kind, (_, exposed, _) in found["kind"].items())
+    for figure, x in figures.items(): assert abs(x - run.lines[-1]["diagnosis"][figure]) < 0.0006
+    assert functions(found) == set(callers) and (units is None or set(found["unit"]) == units)
     communicators = {"hybrid": {"shard", "replica", "world"}, "tp=2": {"tp", "pp"}}
-    for word, names in communicators.items(): assert word not in options or set(found["by_communicator"]) == names
+    for word, names in communicators.items(): assert word not in options or set(found["communicator"]) == names
 
 
 def operations(trace):
@@ -152,8 +155,7 @@ def slice_of(rank, name, begin, duration, step, track=0, **more):
 
 
 # Step 2, 100 ms. Rank 0 computes for 60 and waits for 40: for the gather 30, of which rank 1 waited 10, and for the reduce-scatter
-# 10 as rank 1 did. The
-# gather takes 20 ms on rank 1 and 45 on rank 0. The loss was waited for before the step.
+# 10 as rank 1 did. The gather takes 20 ms on rank 1 and 45 on rank 0. The loss was waited for before the step.
 def made_up():
     events = []
     for r in 0, 1:
@@ -173,13 +175,11 @@ def made_up():
 
 def test_numbers_that_are_known(tmp_path):
     trace = timeline(tmp_path / "made.json", made_up())
-    found, said = json.loads(overlap(trace, "--json").out), overlap(trace, "--callers --flame").out
+    (found, figures), said = tables(trace), overlap(trace, "--callers --flame").out
     # gather: 10 of 20 ms exposed, 30 - 10 on rank 0 are waits, half of them on average. reduce-scatter: 10 of 16
-    expected = {"all-gather": (20, 10, 10), "reduce-scatter": (16, 10, 0)}
-    assert {kind: tuple(round(x, 3) for x in part.values()) for kind, part in found["by_kind"].items()} == expected
-    assert functions_of(found) == {"unit_params", "grad_ready"} and set(found["by_unit"]) == {"block 0", "root to block 0"}
-    assert round(found["efficiency_communication"], 6) == round(70 / (70 + 36), 6) and round(found["efficiency_exposed"],
-                                                                                             6) == round(70 / (70 + 20), 6)
+    assert found["kind"] == {"all-gather": approx((20, 10, 10)), "reduce-scatter": approx((16, 10, 0))}
+    assert functions(found) == {"unit_params", "grad_ready"} and set(found["unit"]) == {"block 0", "root to block 0"}
+    assert figures == {"efficiency_communication": approx(70 / (70 + 36)), "efficiency_exposed": approx(70 / (70 + 20))}
     assert_says(said, r"^  all  *36.000 *36.00 % *20.000 *20.00 % *10.000$", r"^step  *146.000  100.0 % *20.000 *16.000 *10.000 ",
                 "^    grad_ready  *16.000 ")
 

@@ -32,8 +32,7 @@ class Log:
         channels = [f"channel {communicator} {way} {peer} {n} 0" for (communicator, way, peer), n in self.issued.items()]
         path.write_text("\n".join([MAGIC,
                                    f"run {run} rank {self.rank} of {ranks} step {self.step} operations {len(self.operations)}",
-                                   *channels,
-                                   *self.operations[-64:], "end\n"]))
+                                   *channels, *self.operations[-64:], "end\n"]))
         return path
 
 
@@ -61,11 +60,9 @@ def said(folder, logs, sequence="world"):
     (2, [(0, 1, 0, 10)], 70, ["all issued 10 operations, but no two files hold the same one any more"]),
     # One that is left out is seen where the others differ.
     (4, [(0, 3, 0, 41), (0, 1, 41, 60), (3, 3, 41, 60), (2, 2, 42, 59)], 0,
-     ["ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), rank 2 issued all-reduce #41 of world (300 fp32, step "
-      "11)",
-      "it looks as if rank 2 had left one out"]),
-    (2, [(0, 1, 0, 5), (0, 0, 5, 200), (1, 1, 6, 201)], 0, ["issued all-reduce #136", "left one out",
-     "older operations are not in the files, so the ranks may have parted earlier"])],
+     ["ranks 0-1 and 3 issued all-reduce #41 of world (200 fp32, step 11), rank 2 issued all-reduce #41 of world (300 fp32, step"]),
+    (2, [(0, 1, 0, 5), (0, 0, 5, 200), (1, 1, 6, 201)], 0,
+     ["issued all-reduce #136", "older operations are not in the files, so the ranks may have parted earlier"])],
     ids=["same", "none", "stopped", "first", "forgotten", "last_forgotten", "unknown", "left_out", "older"])
 def test_where_ranks_parted_is_found_and_what_each_did_there(ranks, trained, others, parts, tmp_path):
     logs = [Log(r) for r in range(ranks)]
@@ -82,27 +79,15 @@ def test_one_left_out_among_equals_shows_in_the_step(tmp_path):
         for i in range(24):
             log.step = 1 + i // 8
             if log.rank != 1 or i != 10: log.issue("world", "all-reduce", 100)
-    assert said(tmp_path,
-                logs) == ("ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2), rank 1 issued all-reduce #15 of world "
-                          "(100 fp32, step 3)"
-                                    "; from there on it looks as if rank 1 had left one out, this or an equal one before it")
-
-
-def test_one_too_many_is_seen_as_well(tmp_path):
-    logs = [Log(r).train(0, 10) for r in range(2)]
-    logs[1].issue("world", "all-reduce", 5)
-    for log in logs: log.train(10, 20)
-    text = said(tmp_path, logs)
-    assert "rank 1 issued all-reduce #10 of world (5 fp32, step 3)" in text
-    assert "as if rank 1 had issued one too many" in text or "as if rank 0 had left one out" in text  # which, two cannot tell
+    assert said(tmp_path, logs) == ("ranks 0 and 2 issued all-reduce #15 of world (100 fp32, step 2), rank 1 issued all-reduce #15 "
+                                    "of world (100 fp32, step 3)")
 
 
 USUAL = {"collective": "broadcast", "type": "fp32", "elements": 100, "peer": 1, "step": 5}
 
 
 @pytest.mark.parametrize("changed", [{"collective": "all-gather"}, {"type": "bf16"}, {"elements": 101}, {"peer": 0}, {"step": 6},
-                                     {}],
-                         ids=lambda changed: "".join(changed) or "state")
+                                     {}], ids=lambda changed: "".join(changed) or "state")
 def test_every_property_of_an_operation_is_compared_and_that_it_finished(changed, tmp_path):
     logs = [Log(r).train(0, 5) for r in range(3)]
     for log in logs:
@@ -112,7 +97,6 @@ def test_every_property_of_an_operation_is_compared_and_that_it_finished(changed
     text = said(tmp_path, logs)
     if changed: assert text.startswith("ranks 1-2 issued broadcast #5 of world (100 fp32, root 1, step 5), rank 0 issued")
     else: assert text == "everyone issued broadcast #5 of world (100 fp32, root 1, step 5), but on ranks 0 and 2 it did not finish"
-    assert "looks as if" not in text  # nothing after it tells
 
 
 @pytest.mark.parametrize("received, text", [
@@ -158,12 +142,11 @@ OPS, NO_FILE = FIRST + SECOND, "this is not a file of last operations, or it is 
 
 
 @pytest.mark.parametrize("text, says", [
-    ("", f":0: {NO_FILE}it is cut off"), ("step,loss\n", f":1: {NO_FILE}"),
+    ("", f":1: {NO_FILE}it does not end"), ("step,loss\nend\n", f":1: {NO_FILE}its first line"),
     (f"{MAGIC}\nrun a rank 4 of 4 step 3 operations 2\nend\n", ":2: "),
     (f"{MAGIC}\nrun a rank 1 of 99999999 step 3 operations 2\nend\n", ":2: "), (f"{MAGIC}\nrank 1\nend\n", ":2: "),
-    (HEAD + CHANNEL + OPS, "it is cut off"),
-    (HEAD + CHANNEL + "op 0 world all-reduce 10", f":4: {NO_FILE}an operation was"),
-    (HEAD + CHANNEL + OPS + "end\nmore\n", "something follows the end"),
+    (HEAD + CHANNEL + OPS, "it does not end"), (HEAD + CHANNEL + OPS + "end\nmore\n", "it does not end"),
+    (HEAD + CHANNEL + "op 0 world all-reduce 10\nend\n", f":4: {NO_FILE}an operation was"),
     (HEAD + OPS + "end\n", f":3: {NO_FILE}its channel does not have operation 0"), (HEAD + 2 * CHANNEL + OPS + "end\n", "twice"),
     (HEAD + "channel world collective - 1 2\nend\n", "1 issued and 2 finished is impossible"),
     (HEAD + "channel world collective - -1 -2\nend\n", "is impossible"),

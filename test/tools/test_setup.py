@@ -6,15 +6,12 @@ import pytest
 from suite import ROOT, assert_says, command, executable, rest
 from terminal import on_terminal
 
-OTHER_USER = 65534
-
 
 class Machine:
-    """A clone of the scripts in a folder that other users can read, and programs that come first on the PATH."""
+    """A clone of the scripts, and programs that come first on the PATH."""
 
     def __init__(self, place):
         self.place, self.bin, self.clone, self.asked_file = place, place / "bin", place / "the clone", place / "asked"
-        place.chmod(0o755)
         for folder in self.bin, self.clone / "dev": folder.mkdir(parents=True)
         self.path = f"{self.bin}:{os.environ['PATH']}"
         for script in Path(ROOT, "dev").glob("*.sh"): shutil.copy(script, self.clone / "dev")
@@ -47,13 +44,12 @@ class Machine:
             (self.place / name).write_text(text + "\n")
         return self.run(script, status, *says, **more, **{k: str(v).replace("@", str(self.place)) for k, v in env.items()})
 
-    def run(self, script, status, *says, options="", before=(), start=command, asks=None, **env):
+    def run(self, script, status, *says, options="", start=command, asks=None, **env):
         """Runs setup or doctor: its status, patterns that it says, and what apt-get and pip are asked, if that is given."""
         self.asked_file.write_text("")
-        self.asked_file.chmod(0o666)
         at = script if "/" in script else self.clone / f"dev/{script}.sh"
         env = {"PATH": self.path, "FAKES": self.place, "NVCC": "no-such-nvcc"} | env
-        run = start(*before, ["/bin/sh", at], options, env=env)
+        run = start(["/bin/sh", at], options, env=env)
         said = run.said.replace("\r", "")
         assert run.status == status, run
         assert_says(said, *says, no=["^(E|W|ERROR): "])  # apt's and pip's words are indented, below our own
@@ -121,9 +117,7 @@ CASES_OF_SETUP = {
         env={"PYTHON": "python"}, asks=[UPDATE, INSTALL + "python3-pytest python3-pytest-xdist python3-numpy", INSTALL + "ccache"],
         says=["missing: pytest, needed for make test: No module named xdist .in a Python of your own: pip install pytest "]),
     "unknown_option": dict(options="--with-cudo", asks=[], says=[
-        r"\Aerror: setup.sh has no option '--with-cudo'; did you mean --with-cuda\? --help lists its options\n\Z"]),
-    "strange_option": dict(options="--xyzzy", asks=[], says=[
-        r"\Aerror: setup.sh has no option '--xyzzy'; --help lists its options\n\Z"]),
+        r"\Aerror: setup.sh has no option '--with-cudo'; --help lists its options\n\Z"]),
     "help": dict(options="--help", status=0, says=[r"^  sh dev/setup.sh --with-cuda  +", "^Exit status: "], asks=[]),
     "sanitizers_that_cannot_run": dict(
         needs="sanitizer", lacks="", fakes={"cc": NO_SANITIZERS}, env={"CC": "cc"}, status=0, asks=[], says=[
@@ -171,29 +165,6 @@ def test_where_nothing_can_be_installed_one_line_lists_it(setup, tools):
     names = "gcc libc6-dev make libjansson-dev gnuplot-nox$"
     said, _ = setup.run("setup", 1, BY_HAND + names, asks=[], PATH=setup.bin, CC="no-such-cc")
     assert "not found" not in said and "still missing" not in said, said
-
-
-def of_another_user(folder):
-    """Makes the folder, which may be there, one that the user of what is returned may not write in."""
-    folder.mkdir(exist_ok=True)
-    if os.getuid() == 0: return ["setpriv", "--reuid", str(OTHER_USER), "--regid", str(OTHER_USER), "--clear-groups"]
-    folder.chmod(0o555)
-    return []
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("script, folder", [("setup", ""), ("setup", "/build"), ("doctor", "")], ids=["clone", "build", "doctor"])
-def test_a_folder_of_somebody_else_is_named_with_the_remedy(setup, script, folder):
-    setup.user(1000, "ada")
-    place = Path(f"{setup.clone}{folder}")  # build: after sudo make
-    before = of_another_user(place)
-    if folder and before: shutil.chown(setup.clone, OTHER_USER)
-    why = f"ada cannot write into {place}; chown it, or clone elsewhere$"
-    says = [f"^  NO  *make {x}  *does not work here: {why}" for x in ("demo", "test")]
-    if script == "setup": says = ["^everything is here$", f"^make cannot build here: {why}"]
-    _, asked = setup.run(script, 1, *says, options="--with-cuda" * (script == "setup"), before=before, **with_cuda(setup))
-    assert not asked, "nothing is fetched into a folder of somebody else"
-    place.chmod(0o755)
 
 
 # ---- NVIDIA's libraries ----
@@ -255,15 +226,9 @@ CASES = {
         "MISSING *Jansson .*broken on purpose", "get: .*libjansson-dev", *[fails(x, "Jansson") for x in BOTH]]),
     "broken_library": dict(real="onednn", files={"lib/libdnnl.so": "not a library"}, env={"LDFLAGS": "-L@/lib"}, says=[
         "MISSING *oneDNN *.*libdnnl.so", "for: matrix products"]),
-    "wrong_result": dict(
-        real="onednn", env={"CC": "wrong_cc"}, fakes={"wrong_cc": 'exec cc -include "$FAKES/include/wrong.h" "$@"'},
-        files={"include/wrong.h": "#include <oneapi/dnnl/dnnl.h>\n#define dnnl_sgemm(...) dnnl_success"},
-        says=["MISSING *oneDNN *its matrix product is wrong"]),
     "no_cmocka": dict(lacks="cmocka", says=[works("demo"), fails("test", "cmocka")]),
     "no_compiler": dict(env={"CC": "no-such-cc"}, says=[
         "MISSING *C compiler *no no-such-cc", *[fails(x, "C compiler") for x in BOTH]]),
-    "old_compiler": dict(fakes={"old_cc": OLD_COMPILER + TOO_OLD["__builtin_mul_overflow"]}, env={"CC": "old_cc"}, says=[
-        r"MISSING *C compiler *.*; gcc \(GCC\) 4.8.5: gcc 9 and later will do", fails("demo", "C compiler")]),
     "no_launcher_for_4": dict(real="mpi", fakes={"launcher": LAUNCHER}, env={"MPIRUN": "launcher"}, says=[fails("demo", "Open MPI"),
         "MISSING *Open MPI *There are not enough slots for 4; launcher does not start 4 ranks; MPIRUN may name another launcher"]),
     "optional_ones": dict(status=0, lacks="gnuplot fuzzer", says=[
@@ -297,7 +262,7 @@ def test_where_everything_is_here_doctor_and_setup_say_so(machine):
 # ---- a bare system ----
 @pytest.mark.parametrize("options, says", [
     ("buster", "SYSTEM must be bookworm or trixie, or one of them with /arm64, not 'buster'"),
-    ("--root trixie", "no option but --user, not '--root'"),
+    ("--root trixie", "no options, such as '--root'"),
     ("trixie make test", "COMMAND is one argument: quote it")])
 def test_what_bare_does_not_understand_is_refused(options, says):
     run = command("sh dev/bare.sh", options)
@@ -313,12 +278,9 @@ def test_where_no_bare_system_can_be_made_the_command_runs_on_this_machine(machi
 
 
 # ---- make ----
-@pytest.mark.parametrize("word, near", [("tets", "test"), ("chek-programs", "check-programs"),
-                                        ("train_gpt2_zeroo", "train_gpt2_zero"), ("xyzzy", None)])
-def test_an_unknown_target_suggests_the_nearest(word, near):
-    run = command("make", word)
-    suggestion = f"did you mean make {near}? " if near else ""
-    assert run.status == 2 and run.err.endswith(f"there is no target '{word}'; {suggestion}make help lists the targets.  Stop.\n"), run
+def test_an_unknown_target_is_an_error_of_one_line():
+    run = command("make tets")
+    assert run.status == 2 and run.err.endswith("there is no target 'tets'; make help lists the targets.  Stop.\n"), run
 
 
 @pytest.mark.parametrize("setting", ["ARCH=x86-64-v3", "USE_NCCL=0", "HOST_CXX=clang++", "DEBUG=1", "PRECISION=bf16"])

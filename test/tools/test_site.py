@@ -57,7 +57,7 @@ def test_the_reader_shows_what_llmc_does_where_a_program_calls_it_and_of_3d_what
                                 (("single", "ddp"), "comm_all_reduce", "ring_step")]:
         folds = re.findall(f"<details><summary>{called} .*?</details>", reader.Page(*pair).body(), re.S)
         assert len(folds) == 1 and shown in folds[0], pair
-    page, text = reader.Merged("3d").body(), programs.lines("3d")
+    page, text = reader.Merged().body(), programs.lines("3d")
     assert re.findall(r'id="R(\d+)"', page) == [str(n + 1) for n in range(len(text))]
     hunks = "".join(re.findall('<section class="hunk".*?</section>', page, re.S))
     shown = {text[int(n) - 1] for n in re.findall(r'id="R(\d+)"', hunks)}

@@ -51,6 +51,14 @@ def cpu(name, *options):
     return command([f"build/cpu_variants/{name}"], *options)
 
 
+def changed_cpu(folder, name, *changes):
+    """The program of a source of which changed() has made a copy."""
+    source = changed(folder, f"dev/kernels/cpu/{name}.c", *changes)
+    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
+             folder / name, "-ldnnl -lm")
+    return [folder / name]
+
+
 @pytest.mark.parametrize("options", [
     "", "--threads 1", "--rows 3 --cols 131 --depth 131", "--rows 101 --cols 321 --depth 131", "--rows 2 --cols 7"])
 @pytest.mark.parametrize("name", CPU)
@@ -68,11 +76,8 @@ def test_every_variant_of_a_cpus_layer_is_right(name, options):
     ids=["sum_not_scaled_down", "element_not_written", "gradient_not_added", "terms_after_the_last_block", "one_threads_sums",
          "0_by_0"])
 def test_a_variant_of_a_cpus_layer_that_is_wrong_is_reported(tmp_path, name, wrong, before, after):
-    source = changed(tmp_path, f"dev/kernels/cpu/{name}.c", (before, after))
-    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
-             tmp_path / name,
-             "-ldnnl -lm")
-    assert_wrong(command([tmp_path / name, "--check"]), f"{name}_{wrong}", "WRONG", variants(f"dev/kernels/cpu/{name}.c"))
+    program = changed_cpu(tmp_path, name, (before, after))
+    assert_wrong(command(program, "--check"), f"{name}_{wrong}", "WRONG", variants(f"dev/kernels/cpu/{name}.c"))
 
 
 @pytest.mark.parametrize("name, peak, unit", [
@@ -85,23 +90,19 @@ def test_times_are_shown_beside_a_copys_or_a_products(name, peak, unit):
     assert len(re.findall(rf"\| right \| [\d.]+ \| [\d.]+ \| [\d.e-]+ \| {ratios} \|$", run.out, re.M)) == len(results(run)), run
 
 
-def slow_gelu(folder, sleeps):
-    """GELU's variants, where llmc's sleeps so many microseconds in a call; calls counts them, and the first is not timed."""
+def slow_gelu(folder, statement):
+    """A program of GELU's variants, in which llmc's begins with a statement; its `calls` counts calls, and the first is not timed."""
     body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", (ROOT / "dev/kernels/cpu/gelu.c").read_text(), re.M)[0]
-    source = changed(folder, "dev/kernels/cpu/gelu.c", (body,
-                                                        f"{body}\n    static int calls;\n    calls++;\n    usleep({sleeps});\n"))
-    succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
-             folder / "gelu", "-ldnnl -lm")
-    return command([folder / "gelu"], "--rows 16 --cols 64 --repetitions 3 --variant gelu_")
+    program = changed_cpu(folder, "gelu", (body, f"{body}\n    static int calls;\n    calls++;\n    {statement};\n"))
+    return [*program, "--rows", "16", "--cols", "64", "--repetitions", "3", "--variant"]
 
 
 def test_ratios_that_contradict_each_other_are_not_shown(tmp_path):
     """Three calls beside each variant: those beside the second take twice as long."""
-    assert_says(slow_gelu(tmp_path, "200000").out, r"\| \d+ % \| [\d.]+ \|$", no=["No ratios"])
-    assert_says(slow_gelu(tmp_path, "calls > 3 && calls < 7 ? 400000 : 200000").out,
+    assert_says(command(slow_gelu(tmp_path, "usleep(200000)"), "gelu_").out, r"\| \d+ % \| [\d.]+ \|$", no=["No ratios"])
+    assert_says(command(slow_gelu(tmp_path, "usleep(calls > 3 && calls < 7 ? 400000 : 200000)"), "gelu_").out,
                 r"^No ratios are shown, .*: llmc's variant took 2\d\d\.\d+ ms in turns with gelu_\w+, and 4\d\d\.\d+ ms with "
-                r"gelu_2_sigmoid\.",
-                r"^\| gelu_1_naive \| .* \| [\d.]+ \| [\d.e-]+ \| \| \|$", no=[r"\d+ % \| [\d.]+ \|$"])
+                r"gelu_2_sigmoid\.", r"^\| gelu_1_naive \| .* \| [\d.]+ \| [\d.e-]+ \| \| \|$", no=[r"\d+ % \| [\d.]+ \|$"])
 
 
 def test_what_others_used_of_the_cores_is_said(tmp_path):
@@ -121,16 +122,8 @@ def test_what_others_used_of_the_cores_is_said(tmp_path):
 
 def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itself(tmp_path):
     """Every second call of the variant sleeps, counted from the first call that is timed."""
-    before = "VARIANT(gelu_4_llmc, "
-    text = (ROOT / "dev/kernels/cpu/gelu.c").read_text()
-    body = re.search(r"^VARIANT\(gelu_4_llmc, .*\{", text, re.M)[0]
-    assert body.startswith(before)
     for sleeps, ratio in ("calls % 2", r"\d+\d\.\d\d"), ("calls % 2 == 0", r"0\.0\d"):
-        source = changed(tmp_path, "dev/kernels/cpu/gelu.c",
-                         (body, f"{body}\n    static int calls;\n    if (++calls > 2 && {sleeps}) usleep(100000);\n"))
-        succeeds("gcc -std=c11 -O1 -march=native -ffp-contract=off -fopenmp -DPRECISION_FP32 -Idev/kernels/cpu", source, "-o",
-                 tmp_path / "gelu", "-ldnnl -lm")
-        run = command([tmp_path / "gelu"], "--variant 4_llmc --rows 16 --cols 64 --repetitions 3")
+        run = command(slow_gelu(tmp_path, f"if (calls > 2 && {sleeps}) usleep(100000)"), "4_llmc")
         assert_says(run.out, rf"^Do not trust these times: llmc's variant took {ratio} times as long as itself\. ")
     for wanted in "4_llmc", "1_naive":  # without it: as the row says, if there is one
         out = cpu("gelu", "--repetitions 3 --rows 16 --cols 64 --variant", wanted).out
@@ -139,17 +132,14 @@ def test_times_are_not_to_be_trusted_where_llmcs_variant_takes_longer_than_itsel
 
 
 def test_all_programs_run_and_the_wrong_variants_are_named_at_the_end(tmp_path):
-    wrong = executable(tmp_path / "gelu",
-                       "echo '# gelu_5_mine: act: element 3 of 9 is 1, not 2'; echo '# gelu_5_mine: res: element 0 of 9 is 1, not "
-                       "2'; exit 1")
-    blocks = executable(tmp_path / "adamw", "echo '# adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2'; exit 1")
+    one, another = "gelu_5_mine: act: element 3 of 9 is 1, not 2", "adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2"
+    wrong = executable(tmp_path / "gelu", f"echo '# {one}'; echo '# gelu_5_mine: res: element 0 of 9 is 1, not 2'; exit 1")
+    blocks = executable(tmp_path / "adamw", f"echo '# {another}'; exit 1")
     crash, right = executable(tmp_path / "crash", "kill -SEGV $$"), executable(tmp_path / "right", "echo all right")
     refuses = executable(tmp_path / "refuses", "echo error: no GPU is visible >&2; exit 1")
     run = command("sh dev/kernels/run_variants.sh", wrong, crash, blocks, refuses, right)
-    assert run.status == 1 and run.out.endswith(
-        "all right\n\nwrong:\n  gelu_5_mine: act: element 3 of 9 is 1, not 2\n"
-        f"  {crash} ended with status 139\n  adamw_9_mine, 64 threads a block: m: element 7 of 9 is nan, not 2\n"
-        f"  {refuses} ended with status 1\n"), run
+    assert run.status == 1 and run.out.endswith(f"all right\n\nwrong:\n  {one}\n  {crash} ended with status 139\n  {another}\n"
+                                                f"  {refuses} ended with status 1\n"), run
     assert command("sh dev/kernels/run_variants.sh", right).status == 0
 
 
@@ -191,8 +181,7 @@ def cuda(name, precision=None, source=None):
     """The path of a program. Products and attention are for tensor cores; of others every second is in fp32."""
     precision = precision or ("fp32" if CUDA.index(name) % 2 and not re.match("matmul|attention", name) else "bf16")
     return of_libraries(source or f"dev/kernels/cuda/{name}.cu", "asan", f"-DPRECISION_{precision.upper()}",
-                        [cpu_layers(precision)],
-                        "-ldnnl -fopenmp")
+                        [cpu_layers(precision)], "-ldnnl -fopenmp")
 
 
 def of_libraries(source, build, *options):
@@ -215,8 +204,7 @@ def test_every_variant_of_a_kernel_is_right(name):
 
 
 # Where a row is not a whole number of 16-byte pieces, some variants are not offered. Of attention there are also more tiles than
-# fit in
-# shared memory at a time, and heads of a size other than 64.
+# fit in shared memory at a time, and heads of a size other than 64.
 @ON_GPU
 @pytest.mark.sampled("variants of {name}")
 @pytest.mark.parametrize("name, options, least", [
@@ -291,14 +279,10 @@ def rows(run):
 
 
 # B=2, T=512 of GPT-2: N=1024, C=768. qkv: 12 x 2 N C 3C = 43.5 GFLOP; of bytes 12 x 2 x (NC + 3CC + 3NC) = 0.118 GB: 369 FLOPs a
-# byte, at
-# 100 TFLOP/s and 1 TB/s bound by arithmetic, 0.435 ms; at 1000 TFLOP/s by memory, 0.118 ms. 25 layernorms of 4 N C bf16 numbers and
-# 2 N
-# floats: 0.158 GB. AdamW: 28 bytes for each of 124475904 parameters. All products and attention are 6 N + 6 L C T FLOPs a token,
-# where N
-# counts only products' weights: 12 C C in each block and C Vp in the head: 6 (12 x 12 x 768 x 768 + 768 x 50304) + 6 x 12 x 768 x
-# 512 =
-# 769720320 a token. With recomputation most of a block's forward pass is counted twice.
+# byte, at 100 TFLOP/s and 1 TB/s bound by arithmetic, 0.435 ms; at 1000 TFLOP/s by memory, 0.118 ms. 25 layernorms of 4 N C bf16
+# numbers and 2 N floats: 0.158 GB. AdamW: 28 bytes for each of 124475904 parameters. All products and attention are 6 N + 6 L C T
+# FLOPs a token, where N counts only products' weights: 12 C C in each block and C Vp in the head: 6 (12 x 12 x 768 x 768 + 768 x
+# 50304) + 6 x 12 x 768 x 512 = 769720320 a token. With recomputation most of a block's forward pass is counted twice.
 @ON_GPU
 @pytest.mark.parametrize("options, lines", [
     ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 227 | 788.2 | ",

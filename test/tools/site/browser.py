@@ -6,9 +6,8 @@ from playwright.sync_api import sync_playwright
 
 chromium, site, shots, what = sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]), sys.argv[4]
 shots.mkdir(parents=True, exist_ok=True)
-SHOWN = ["index.html", "doc/02_ddp.html", "reader/index.html", "reader/ddp-zero.html", "reader/single-3d.html", "pictures.html",
-         "labs/index.html",
-         "train_gpt2_ddp.cu.html", "llmc/comm/comm_api.h.html"]
+SHOWN = ["index.html", "doc/02_ddp.html", "reader/index.html", "reader/ddp-zero.html", "reader/single-3d.html",
+         "pictures.html", "labs/index.html", "train_gpt2_ddp.cu.html", "llmc/comm/comm_api.h.html"]
 WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 844}
 wrong = []
 
