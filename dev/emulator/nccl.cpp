@@ -20,8 +20,6 @@ Sums go round a ring, beginning at another rank for each part, and are rounded a
 #include "runtime.h"
 #include <algorithm>
 #include <chrono>
-#include <cstdarg>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <cuda_bf16.h>
@@ -104,19 +102,14 @@ struct AtExit {
 } at_exit; // it comes after comms, so it is destroyed before
 
 __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, const char* call, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
-    va_end(arguments);
-    emulator::explain(call, "%s", last_error);
+    FORMATTED(why, sizeof last_error, format);
+    memcpy(last_error, why, sizeof why);
+    emulator::explain(call, "%s", why);
     return result;
 }
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fatal(const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "cuda emulator: NCCL: ");
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, "\n");
+    FORMATTED(what, 1024, format);
+    emulator::explain("NCCL", "%s", what);
     _exit(1);
 }
 
@@ -584,16 +577,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     *state = comm->state;
     return ncclSuccess;
 }
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
-    PASS(check_comm("ncclCommUserRank", comm, true));
-    *rank = comm->rank;
-    return ncclSuccess;
-}
-ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
-    PASS(check_comm("ncclCommCount", comm, true));
-    *count = comm->ranks;
-    return ncclSuccess;
-}
+#define ASKS(call, member) ncclResult_t call(const ncclComm_t comm, int* answer) { \
+        PASS(check_comm(#call, comm, true)); *answer = comm->member; return ncclSuccess; }
+ASKS(ncclCommUserRank, rank)
+ASKS(ncclCommCount, ranks)
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     PASS(check_comm("ncclCommFinalize", comm, true));
     if (comm->blocking) return ncclSuccess;
