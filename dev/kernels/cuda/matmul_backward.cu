@@ -7,7 +7,7 @@ matmul_backward.cu - the gradients of a linear layer in several kernels. Forward
 This is twice forward's arithmetic on the same arrays, but neighbours in memory are no longer neighbours in the sum: all operands
 but the first dout lie "by columns" (matmul_common.cuh). This helps the simplest kernel, in which neighbouring threads now
 read neighbours. Every better kernel has to transpose, which is nearly free where the hardware can do it: ldmatrix.trans, and two
-bits of wgmma's instruction. Forward's steps in between are not repeated here. The bias's gradient is another operation.
+bits of wgmma's instruction. This file skips forward's steps in between. bias_backward.cu is the bias's gradient.
 */
 #include "matmul_common.cuh"
 #include "matmul_hopper.cuh"
@@ -26,7 +26,7 @@ struct Problem {
         dw = random_both((size_t)OC * C); // what is added to
         cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
         cpu::matmul_backward_weight(dw.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, GRAD_ADD);
-        // as a step's first micro-batch does. Algorithms are tried here: a sum that is added to cannot be computed twice
+        // like the first micro-batch of a step. Algorithms are tried here: a sum that is added to cannot be computed twice
         matmul_backward_weight(dw.gpu, NULL, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
     }
     void expect_right() { // a sum in one thread's order is off by about the root of its length, in roundings
@@ -41,8 +41,8 @@ static MatmulOutput output_dw(Problem& p) { return { p.dw.gpu, NULL, GRAD_ADD, p
 #define DW(p) output_dw(p), (p).dout.gpu, (p).inp.gpu, (p).N
 
 // ---- 1: what one would write first ----
-// One result per thread, and neighbours have neighbouring columns: in one step of k a warp reads 32 neighbours of w or inp, and
-// one number of dout for all. But every number still comes from the cache for every use.
+// One result per thread. Neighbouring threads compute neighbouring columns, so in one step of k a warp reads 32 neighbours of w or
+// inp, and one number of dout for all lanes. But every use of a number still loads it from the cache.
 VARIANT(matmul_backward_1_naive, "one result per thread") {
     is_offered = launch_results<ThreadPerRow, BY_ROWS, BY_COLUMNS>(DINP(p), threads) &&
                  launch_results<ThreadPerRow, BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
@@ -55,14 +55,14 @@ VARIANT(matmul_backward_2_tiles, "tiles in shared memory, 4 x 4 results per thre
 }
 
 // ---- 3: tensor cores ----
-// The kernel of forward. A tile lies in shared memory as it does in memory, and ldmatrix transposes what lies by columns on its
-// way into registers. (Both products have the same conditions, so if the first is refused nothing has been done.)
+// Forward's kernel. A tile lies in shared memory as it does in memory, and ldmatrix transposes a tile by columns on its way into
+// registers. (Both products meet the same conditions: if the first is refused, neither runs.)
 VARIANT(matmul_backward_3_tensor_cores, "tensor cores, ldmatrix transposes operands by columns") {
     is_offered = mma_launch<BY_ROWS, BY_COLUMNS>(DINP(p), threads) && mma_launch<BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
 }
 
 // ---- 4: Hopper ----
-// wgmma takes an operand by columns if its instruction says so.
+// A bit of wgmma's instruction selects operands by columns.
 VARIANT(matmul_backward_4_hopper, "Hopper's own: tiles by TMA, products by wgmma", OWN_BLOCKS) {
     is_offered = wg_launch<BY_ROWS, BY_COLUMNS>(DINP(p)) && wg_launch<BY_COLUMNS, BY_COLUMNS>(DW(p));
 }
