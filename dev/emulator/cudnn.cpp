@@ -137,9 +137,9 @@ bool broadcasts(const Tensor& from, const Tensor& to) {
     for (size_t i = 0; i < 4; i++) if (from.dim[i] != to.dim[i] && from.dim[i] != 1) return false;
     return true;
 }
+#define OPERAND(name) child(d, CUDNN_ATTR_OPERATION_##name)
 cudnnStatus_t finalize_matmul(Descriptor* d) {
-    Descriptor *a = child(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC), *b = child(d, CUDNN_ATTR_OPERATION_MATMUL_BDESC);
-    Descriptor *c = child(d, CUDNN_ATTR_OPERATION_MATMUL_CDESC), *math = child(d, CUDNN_ATTR_OPERATION_MATMUL_DESC);
+    Descriptor *a = OPERAND(MATMUL_ADESC), *b = OPERAND(MATMUL_BDESC), *c = OPERAND(MATMUL_CDESC), *math = OPERAND(MATMUL_DESC);
     REFUSE_UNLESS(math, BAD_PARAM, "a matmul without its arithmetic");
     REFUSE_UNLESS(a && b && c, NOT_SUPPORTED, "a matmul without A, B or C");
     for (Descriptor* t : { a, b, c }) REFUSE_UNLESS(t->tensor.dim[0] > 0, NOT_SUPPORTED, "a matmul takes four dimensions");
@@ -152,9 +152,8 @@ cudnnStatus_t finalize_matmul(Descriptor* d) {
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t finalize_pointwise(Descriptor* d) {
-    Descriptor *x = child(d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC), *b = child(d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
-    Descriptor *mask = child(d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC), *y = child(d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
-    Descriptor* math = child(d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+    Descriptor *x = OPERAND(POINTWISE_XDESC), *b = OPERAND(POINTWISE_BDESC), *mask = OPERAND(POINTWISE_TDESC);
+    Descriptor *y = OPERAND(POINTWISE_YDESC), *math = OPERAND(POINTWISE_PW_DESCRIPTOR);
     REFUSE_UNLESS(math && x && y, BAD_PARAM, "a pointwise operation without X, Y or what to do");
     int mode = one<int>(math, CUDNN_ATTR_POINTWISE_MODE, -1);
     int64_t axis = one<int64_t>(math, CUDNN_ATTR_POINTWISE_AXIS, -1);
@@ -175,8 +174,7 @@ cudnnStatus_t finalize_pointwise(Descriptor* d) {
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t finalize_reduction(Descriptor* d) {
-    Descriptor *math = child(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC), *x = child(d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC);
-    Descriptor* y = child(d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
+    Descriptor *math = OPERAND(REDUCTION_DESC), *x = OPERAND(REDUCTION_XDESC), *y = OPERAND(REDUCTION_YDESC);
     REFUSE_UNLESS(math && x && y, BAD_PARAM, "a reduction without X, Y or what to do");
     int op = one<int>(math, CUDNN_ATTR_REDUCTION_OPERATOR, -1);
     REFUSE_UNLESS(op == CUDNN_REDUCE_TENSOR_ADD || op == CUDNN_REDUCE_TENSOR_MAX, NOT_SUPPORTED,
@@ -188,7 +186,7 @@ cudnnStatus_t finalize_reduction(Descriptor* d) {
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t finalize_reshape(Descriptor* d) {
-    Descriptor *x = child(d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC), *y = child(d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+    Descriptor *x = OPERAND(RESHAPE_XDESC), *y = OPERAND(RESHAPE_YDESC);
     REFUSE_UNLESS(x && y, BAD_PARAM, "a reshape without X or Y");
     REFUSE_UNLESS(x->tensor.elements() == y->tensor.elements() && x->tensor.extent() == y->tensor.extent(), BAD_PARAM,
                   "a reshape from %ld elements to %ld", (long)x->tensor.elements(), (long)y->tensor.elements());

@@ -303,15 +303,10 @@ void check_alike(const Task& t, const Header& own, const Header& other, int q) {
           own.type, own.root, q, other.kind, there, other.type, other.root);
 }
 Header header_of(const Task& t) {
-    Header h = {};
-    snprintf(h.kind, sizeof h.kind, "%s", t.kind + strlen("nccl"));
-    h.count = t.count;
-    h.type = t.type;
-    h.op = t.op;
-    h.root = t.peer;
     // what others write to, and what they read: a gather's whole, a reduction's inputs
     bool gathers = !strcmp(t.kind, "ncclAllGather") || !strcmp(t.kind, "ncclBroadcast");
-    h.place = place_in_window(t.comm, gathers ? t.recv : t.send);
+    Header h = {"", t.count, t.type, t.op, t.peer, place_in_window(t.comm, gathers ? t.recv : t.send)};
+    snprintf(h.kind, sizeof h.kind, "%s", t.kind + strlen("nccl"));
     return h;
 }
 void complete_collective(const Task& t, const Header& header, uint64_t number) {

@@ -62,13 +62,15 @@ template <int T> __global__ void shared_kernel(KERNEL_PARAMETERS) {
     }
     put(out, sum, row + y, col + x);
 }
-template <int T> static bool launch_shared(Problem& p) {
-    dim3 blocks((unsigned)ceil_div(p.OC, T), (unsigned)ceil_div(p.N, T));
-    shared_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+// `kernel` with a block of T x T threads for each tile of `side` x `side` results. Returns true.
+template <typename Kernel> static bool launch(Kernel* kernel, Problem& p, int side, int threads) {
+    dim3 blocks((unsigned)ceil_div(p.OC, side), (unsigned)ceil_div(p.N, side));
+    kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
     return true;
 }
 VARIANT(matmul_forward_3_shared, "tiles in shared memory") {
-    is_offered = threads == 64 ? launch_shared<8>(p) : threads == 256 ? launch_shared<16>(p) : threads == 1024 && launch_shared<32>(p);
+    is_offered = threads == 64 ? launch(shared_kernel<8>, p, 8, threads) : threads == 256 ? launch(shared_kernel<16>, p, 16, threads)
+        : threads == 1024 && launch(shared_kernel<32>, p, 32, threads);
 }
 
 // ---- 4: more results per thread ----
@@ -117,14 +119,10 @@ template <int T> __global__ void async_kernel(KERNEL_PARAMETERS) {
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
 }
-template <int T> static bool launch_async(Problem& p) {
-    dim3 blocks((unsigned)ceil_div(p.OC, 8 * T), (unsigned)ceil_div(p.N, 8 * T));
-    async_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
-}
 VARIANT(matmul_forward_5_async, "8 x 8, 16 bytes a load, the next tile on its way") {
     if (!rows_are_vectors(p.C, p.inp.gpu, p.w.gpu)) return not_offered();
-    is_offered = threads == 64 ? launch_async<8>(p) : threads == 256 && launch_async<16>(p);
+    is_offered = threads == 64 ? launch(async_kernel<8>, p, 8 * 8, threads)
+        : threads == 256 && launch(async_kernel<16>, p, 8 * 16, threads);
 }
 
 // ---- 6: tensor cores ----
