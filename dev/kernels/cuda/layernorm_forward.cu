@@ -3,7 +3,7 @@ layernorm_forward.cu - the residual addition and layernorm, forward, in several 
 and out = (res - mean(res)) * rstd(res) * w + b over each of N rows of C channels.
 
 It reads two rows and writes two, and does next to no arithmetic, so at best it is as fast as a copy of as many bytes.
-`make build/cuda-bf16/variants/layernorm_forward` and run it; dev/kernels/cuda/README.md says what the columns mean.
+`make build/cuda-bf16/variants/layernorm_forward` and run it; dev/kernels/README.md says what the columns mean.
 */
 #include "layernorm_common.cuh"
 
