@@ -389,8 +389,8 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* prefer
     return create(preference, Preference{0, 256, 256, 256, 256, CUBLASLT_REDUCTION_SCHEME_MASK});
 }
 #define SETS_AND_DESTROYS(descriptor, attributes, fields) \
-    cublasStatus_t descriptor##SetAttribute(descriptor##_t object, attributes attribute, const void* value, size_t size) { \
-        return answer(__func__, set_field(fields, object, attribute, value, size)); \
+    cublasStatus_t descriptor##SetAttribute(descriptor##_t object, attributes name, const void* value, size_t size) { \
+        return answer(__func__, set_field(fields, object, name, value, size)); \
     } \
     cublasStatus_t descriptor##Destroy(descriptor##_t object) { delete object; return CUBLAS_STATUS_SUCCESS; }
 SETS_AND_DESTROYS(cublasLtMatrixLayout, cublasLtMatrixLayoutAttribute_t, layout_fields)

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-// --- the sanitizers' interfaces (sanitizer/common_interface_defs.h, tsan_interface.h), which do nothing in other builds ---
+// --- the sanitizers (sanitizer/common_interface_defs.h, tsan_interface.h), which do nothing in other builds ---
 #define REAL(result, name, ...) extern "C" result name(__VA_ARGS__);
 #define NOTHING(result, name, ...) [[maybe_unused]] static inline result name(__VA_ARGS__) { return (result)0; }
 #ifdef EMULATOR_TSAN

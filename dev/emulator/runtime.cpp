@@ -112,12 +112,13 @@ static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, cuda
 }
 // Pinned memory is read or written when the stream gets there; until then a destination holds 0xff. An ordinary source is copied
 // at once; for an ordinary destination the caller waits. `blocking`: cudaMemcpy, which also waits for pinned memory.
-static cudaError_t copy(Call&& call, void* dst_p, size_t to_apart, const void* src_p, size_t from_apart, Shape shape, cudaMemcpyKind kind,
-                        cudaStream_t stream, bool blocking) {
+static cudaError_t copy(Call&& call, void* dst_p, size_t to_apart, const void* src_p, size_t from_apart, Shape shape,
+                        cudaMemcpyKind kind, cudaStream_t stream, bool blocking) {
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (shape.bytes > to_apart || shape.bytes > from_apart)
-        return call.fail(cudaErrorInvalidPitchValue, "rows of %zu bytes begin %zu and %zu bytes apart", shape.bytes, to_apart, from_apart);
+        return call.fail(cudaErrorInvalidPitchValue, "rows of %zu bytes begin %zu and %zu bytes apart", shape.bytes,
+                         to_apart, from_apart);
     if (!shape.bytes || !shape.rows) return cudaSuccess;
     char* to = (char*)dst_p;
     const char* from = (const char*)src_p;
@@ -236,7 +237,9 @@ cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_apart, const void* src, size
     return copy(Call(), dst, dst_apart, src, src_apart, {bytes, rows}, kind, stream, false);
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return fill(Call(), p, value, bytes, nullptr); }
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) { return fill(Call(), p, value, bytes, stream); }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+    return fill(Call(), p, value, bytes, stream);
+}
 
 cudaError_t cudaProfilerStart(void) { return set_profiled(Call(), true); }
 cudaError_t cudaProfilerStop(void) { return set_profiled(Call(), false); }
@@ -279,7 +282,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     *properties = cudaDeviceProp{};
     snprintf(properties->name, sizeof properties->name, "CUDA emulator");
     properties->totalGlobalMem = total;
-#define PROPERTY(field, attribute) properties->field = (decltype(properties->field))attribute_of_device(cudaDevAttr##attribute);
+#define PROPERTY(field, name) properties->field = (decltype(properties->field))attribute_of_device(cudaDevAttr##name);
     PROPERTY(major, ComputeCapabilityMajor) PROPERTY(minor, ComputeCapabilityMinor)
     PROPERTY(multiProcessorCount, MultiProcessorCount) PROPERTY(warpSize, WarpSize)
     PROPERTY(maxThreadsPerBlock, MaxThreadsPerBlock) PROPERTY(maxThreadsPerMultiProcessor, MaxThreadsPerMultiProcessor)

@@ -527,10 +527,10 @@ int main(int argc, char** argv) {
     for (float** p : {&in, &out}) ok(cudaMallocHost((void**)p, N * sizeof **p));
 #define MISTAKE(name) {#name, name<false>, name<true>}
     int status = run_selftest(argc, argv, {
-        MISTAKE(missing_wait), MISTAKE(event_too_early), MISTAKE(overwritten), MISTAKE(legacy_stream), MISTAKE(reused_early),
-        MISTAKE(read_early), MISTAKE(not_written), MISTAKE(not_launched), MISTAKE(old_argument), MISTAKE(graph_not_waited_for),
-        MISTAKE(host_reads), MISTAKE(host_copies), MISTAKE(host_pointer), MISTAKE(freed), MISTAKE(freed_in_structure),
-        MISTAKE(call_from_callback)}, check_all);
+        MISTAKE(missing_wait), MISTAKE(event_too_early), MISTAKE(overwritten), MISTAKE(legacy_stream),
+        MISTAKE(reused_early), MISTAKE(read_early), MISTAKE(not_written), MISTAKE(not_launched), MISTAKE(old_argument),
+        MISTAKE(graph_not_waited_for), MISTAKE(host_reads), MISTAKE(host_copies), MISTAKE(host_pointer), MISTAKE(freed),
+        MISTAKE(freed_in_structure), MISTAKE(call_from_callback)}, check_all);
     for (float* p : {x, y}) ok(cudaFree(p));
     for (float* p : {in, out}) ok(cudaFreeHost(p));
     return status;

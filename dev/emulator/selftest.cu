@@ -274,7 +274,7 @@ static void start() {
                                 [=] { constexpr bool bug = true; RUN(name<bug>, __VA_ARGS__); }}
 #define IN_BLOCK(name, ...) GRID(name, 1, THREADS, THREADS, __VA_ARGS__)
 // Dynamic shared memory beside static_beside's own, of which so much is allowed (0: what every kernel has)
-template <bool bug> static void run_static_beside(int allowed, int bytes) {
+template <bool bug> static void beside(int allowed, int bytes) {
     if (allowed) cudaFuncSetAttribute(static_beside<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, allowed);
     RUN(static_beside<bug>, 1, THREADS, THREADS, [](int i) { return i; }, bytes);
 }
@@ -287,16 +287,17 @@ static std::vector<Mistake> mistakes() {
     return {
         GRID(guard, BLOCKS, THREADS, N, [](int i) { return 2 * i; }),
         IN_BLOCK(past_static_shared, same), IN_BLOCK(past_dynamic_shared, same, THREADS * sizeof(float)),
-        {"static_beside_dynamic", [=] { run_static_beside<false>(most, most); }, [=] { run_static_beside<true>(0, most); }},
-        {"static_beside_all", [=] { run_static_beside<false>(all - 128, all - 128); }, [=] { run_static_beside<true>(all, all); }},
-        IN_BLOCK(past_array, same), IN_BLOCK(misaligned, same), IN_BLOCK(misaligned_hint, same), IN_BLOCK(null_pointer, same),
-        IN_BLOCK(overflow, same), IN_BLOCK(missing_barrier, mirrored), IN_BLOCK(missing_syncwarp, exchanged),
-        IN_BLOCK(shuffle_for_barrier, exchanged), IN_BLOCK(reused_early, [](int i) { return 3 * (THREADS - 1 - i) + 3; }),
-        IN_BLOCK(divergent_barrier, same), IN_BLOCK(barrier_after_exit, same),
+        {"static_beside_dynamic", [=] { beside<false>(most, most); }, [=] { beside<true>(0, most); }},
+        {"static_beside_all", [=] { beside<false>(all - 128, all - 128); }, [=] { beside<true>(all, all); }},
+        IN_BLOCK(past_array, same), IN_BLOCK(misaligned, same), IN_BLOCK(misaligned_hint, same),
+        IN_BLOCK(null_pointer, same), IN_BLOCK(overflow, same), IN_BLOCK(divergent_barrier, same),
+        IN_BLOCK(missing_barrier, mirrored), IN_BLOCK(missing_syncwarp, exchanged),
+        IN_BLOCK(shuffle_for_barrier, exchanged), IN_BLOCK(barrier_after_exit, same),
+        IN_BLOCK(reused_early, [](int i) { return 3 * (THREADS - 1 - i) + 3; }),
         IN_BLOCK(wrong_mask, [](int i) { return i % 32 < 16 ? i + (i ^ 1) : i; }),
         IN_BLOCK(absent_lane, [](int i) { return i % 32 < 16 ? i / 32 * 32 + 15 : i; }),
-        IN_BLOCK(endless, [](int) { return N * (N - 1) / 2; }), IN_BLOCK(unwaited_copy, same), GRID(plain_add, 100, 32, 1, sum),
-        IN_BLOCK(stride_forgotten, same), GRID(missing_fence, 100, 1, 1, sum),
+        IN_BLOCK(endless, [](int) { return N * (N - 1) / 2; }), IN_BLOCK(unwaited_copy, same),
+        GRID(plain_add, 100, 32, 1, sum), IN_BLOCK(stride_forgotten, same), GRID(missing_fence, 100, 1, 1, sum),
         {"large_block", {}, [] { guard<false><<<1, 2048>>>(out, in); }}, // BUG large_block
         {"empty_grid", {}, [] { guard<false><<<0, 32>>>(out, in); }}, // BUG empty_grid
         {"too_much_shared", {}, [] { guard<false><<<1, 32, 50000>>>(out, in); }}, // BUG too_much_shared

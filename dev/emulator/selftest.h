@@ -1,4 +1,4 @@
-// selftest.h - what the self-tests share: mistakes by name, each with a twin that lacks it, and numbers that must be right.
+// selftest.h - shared by the self-tests: mistakes by name, each with a twin that lacks it, and checks of numbers.
 #ifndef CUDA_EMULATOR_SELFTEST_H
 #define CUDA_EMULATOR_SELFTEST_H
 #include <cstdio>

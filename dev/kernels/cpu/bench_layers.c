@@ -165,7 +165,8 @@ int main(int argc, char** argv) {
         if (r.flops > 0) printf("%9.1f %8s %12.1f\n", r.flops / r.best_seconds * 1e-9, "", 100 * r.flops / r.best_seconds / flop_rate);
         else printf("%9s %8.1f %12.1f\n", "", r.bytes / r.best_seconds * 1e-9, 100 * r.bytes / r.best_seconds / byte_rate);
     }
-    double n6 = 6.0 * (double)gpt2_num_parameters(g.config) * B * T, counted = gpt2_flops_per_token(g.config, T) * B * T;
+    double n6 = 6.0 * (double)gpt2_num_parameters(g.config) * B * T;
+    double counted = gpt2_flops_per_token(g.config, T) * B * T;
     printf("sum of the best times %.1f ms, best whole step %.1f ms\n", sum * 1e3, best_step * 1e3);
     printf("of the sgemm rate: %.1f%% (%.1f%% with the best times) by 6N FLOPs a token, %.1f%% (%.1f%%) with attention's\n",
            100 * n6 / best_step / flop_rate, 100 * n6 / sum / flop_rate, 100 * counted / best_step / flop_rate, 100 * counted / sum / flop_rate);

@@ -68,8 +68,8 @@ VARIANT(layernorm_1_naive, "a loop over whole arrays for each formula", 400) {
 }
 
 // ---- 2: a row at a time ----
-// All four loops over one row, which stays in the nearest cache: memory is touched once. The sums are still chains. Variants 3 and
-// 4 differ only in how they find a row's moments, while they add x1 and x2 to x (C).
+// All four loops over one row, which stays in the nearest cache: memory is touched once. The sums are still chains.
+// Variants 3 and 4 differ only in how they find a row's moments, while they add x1 and x2 to x (C).
 typedef struct { float mean, variance; } Moments;
 static void each_row(Problem* p, Moments (*moments)(float* x, const float* x1, const float* x2, int C)) {
     #pragma omp parallel for schedule(static)

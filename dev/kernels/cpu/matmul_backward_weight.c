@@ -122,7 +122,8 @@ VARIANT(matmul_backward_weight_4_blocks, "the same, 8 tokens at a time", 64) {
 // numbers of a term side by side and the next term's a row further; a transposed copy costs what it gains.
 VARIANT(matmul_backward_weight_5_tiles, "6 rows by 2 vectors of dw in registers", 64) {
     pack(p->scratch, p->inp, (size_t)p->N, (size_t)p->C);
-    tile_products((TileProduct){ p->dw, p->OC, p->C, p->N, p->dout, 1, (size_t)p->OC, p->scratch, p->dw, (size_t)p->C });
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    tile_products((TileProduct){ p->dw, p->OC, p->C, p->N, p->dout, 1, OC, p->scratch, p->dw, C });
     add_bias(p);
 }
 

@@ -1,7 +1,7 @@
 /*
-tile.h - what matmul.c and the two files of its gradients share: the problem, a tile of a product in registers and, as a step before it, a row
-that gets several terms at a time. out (rows,cols) gets a b, where a (rows,terms) may lie by rows or by columns; for a tile
-b (terms,cols) has been copied, TILE_COLS columns with all their terms together.
+tile.h - shared by matmul.c and the two files of its gradients: the problem, a tile of a product in registers and, as a
+step before it, a row that gets several terms at a time. out (rows,cols) gets a b, where a (rows,terms) may lie by rows
+or by columns; for a tile b (terms,cols) has been copied, TILE_COLS columns with all their terms together.
 */
 #ifndef DEV_CPU_TILE_H
 #define DEV_CPU_TILE_H

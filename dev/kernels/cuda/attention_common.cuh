@@ -60,7 +60,8 @@ struct AttentionProblem {
     ~AttentionProblem() { attention_free(); }
     size_t matrix_bytes() { return sizeof(float) * (size_t)B * NH * T * T; }
     float* matrix_or_none() { return fits ? (float*)device_bytes(matrix_bytes()) : NULL; }
-    double slack() { return (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); } // in 16 bits exp is the GPU's own instruction
+    // in 16 bits exp is the GPU's own instruction
+    double slack() { return (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); }
 };
 
 // ---- one warp per row: lane l has channels l, l + 32, ... of a head's row, N of them, 0 from channel HS on ----

@@ -381,7 +381,7 @@ static Arguments parse(int argc, char** argv) {
     option_int(&t, "seq-len", &a.T, 1, GPT2_CONTEXT, "tokens of each");
     option_int(&t, "repetitions", &a.repetitions, 1, 1e6, "timed calls, of which the median counts");
     option_flag(&t, "recompute", &a.recompute, "blocks are computed again in backward");
-    option_float(&t, "tflops", &a.tflops, 0, 1e6, "only count, with floors at this rate of products and --gbs: needs no GPU");
+    option_float(&t, "tflops", &a.tflops, 0, 1e6, "only count, with floors at this rate and --gbs: needs no GPU");
     option_float(&t, "gbs", &a.gbs, 0, 1e6, "GB/s of memory, with --tflops");
     option_flag(&t, "peaks", &a.only_peaks, "only measure what this GPU can do");
     options_parse(&t, argc, argv);

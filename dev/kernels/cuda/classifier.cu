@@ -17,7 +17,9 @@ VARIANT(classifier_1_naive, "one thread per row") { launch_passes<ThreadPerRow>(
 
 // ---- 2: one block per row, three passes ----
 // The maximum, the sum, the gradient: the row is read three times, though some of it perhaps from a cache.
-VARIANT(classifier_2_three_passes, "one block per row: maximum, sum, gradient") { launch_passes<BlockPerRow>(p, threads); }
+VARIANT(classifier_2_three_passes, "one block per row: maximum, sum, gradient") {
+    launch_passes<BlockPerRow>(p, threads);
+}
 
 // ---- 3: maximum and sum in one pass ----
 // Online softmax: when the maximum grows, the sum so far is scaled down. Two reads, but with one element at a time each costs

@@ -1,5 +1,5 @@
-// classifier_common.cuh - what classifier.cu and classifier_forward.cu share: the problem, with or without the gradient, and the
-// formula as it is printed, by one thread or one block for each row.
+// classifier_common.cuh - shared by classifier.cu and classifier_forward.cu: the problem, with or without the gradient,
+// and the formula as it is printed, by one thread or one block for each row.
 #ifndef DEV_CUDA_CLASSIFIER_COMMON_CUH
 #define DEV_CUDA_CLASSIFIER_COMMON_CUH
 #include "variants.cuh"
@@ -37,7 +37,7 @@ __global__ void passes_kernel(float* losses, floatX* logits, const int* targets,
     if (i >= N) return;
     floatX* row = logits + (size_t)i * Vp;
     int target = targets[i];
-    float target_logit = widen(row[target]), max = -INFINITY, sum = 0; // read before the sums' barriers, overwritten after them
+    float target_logit = widen(row[target]), max = -INFINITY, sum = 0; // read before the barriers, overwritten after
     for (int v = Row::begin(); v < V; v += Row::step()) max = fmaxf(max, widen(row[v]));
     max = Row::max(max);
     for (int v = Row::begin(); v < V; v += Row::step()) sum += fast_exp(widen(row[v]) - max);

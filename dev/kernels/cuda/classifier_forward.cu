@@ -16,7 +16,9 @@ VARIANT(classifier_forward_1_naive, "one thread per row") { launch_passes<Thread
 
 // ---- 2: one block per row, two passes ----
 // Neighbours read neighbours, twice: the second time some of the row may still be in a cache.
-VARIANT(classifier_forward_2_two_passes, "one block per row: the maximum, then the sum") { launch_passes<BlockPerRow>(p, threads); }
+VARIANT(classifier_forward_2_two_passes, "one block per row: the maximum, then the sum") {
+    launch_passes<BlockPerRow>(p, threads);
+}
 
 // ---- 3: maximum and sum in one pass ----
 // Online softmax: when the maximum grows, the sum so far is scaled down. One read, but with one element at a time each costs

@@ -43,7 +43,8 @@ struct Problem {
 #define KERNEL_ARGUMENTS(p) (p).dout.gpu, (p).inp.gpu, (p).w.gpu, (p).mean.gpu, (p).rstd.gpu, (p).N, (p).C
 
 // Row i of dinp, by the threads that have it. add(c, dw, db): what it gives to those sums.
-template <typename Row, typename Add> __device__ inline void row_backward(floatX* dinp, int i, Add add, KERNEL_PARAMETERS) {
+template <typename Row, typename Add>
+__device__ inline void row_backward(floatX* dinp, int i, Add add, KERNEL_PARAMETERS) {
     size_t row = (size_t)i * C;
     float m = mean[i], r = rstd[i], sum_g = 0, sum_gn = 0;
     (void)N;
@@ -61,8 +62,8 @@ template <typename Row, typename Add> __device__ inline void row_backward(floatX
 }
 
 // ---- 1: what one would write first ----
-// One thread per row for dinp, one per column for dw and db. Down a column neighbouring threads read neighbours, but C threads
-// are a few hundred on a GPU that needs a hundred thousand; and dout and inp are read a second time.
+// One thread per row for dinp, one per column for dw and db. Down a column neighbouring threads read neighbours, but C
+// threads are a few hundred on a GPU that needs a hundred thousand; and dout and inp are read a second time.
 __global__ void rows_kernel(floatX* dinp, KERNEL_PARAMETERS) {
     int i = ThreadPerRow::row();
     if (i < N) row_backward<ThreadPerRow>(dinp, i, [](int, float, float) {}, dout, inp, w, mean, rstd, N, C);

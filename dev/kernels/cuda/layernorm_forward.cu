@@ -39,13 +39,15 @@ template <typename Row> static void launch_rows(Problem& p, int threads) {
 }
 
 // ---- 1: what one would write first ----
-// One row per thread. Neighbouring threads read C elements apart, so each element that a warp reads brings a whole sector of
-// 32 bytes from memory, and there are only N threads to hide the wait.
+// One row per thread. Neighbouring threads read C elements apart, so each element that a warp reads brings a whole
+// sector of 32 bytes from memory, and there are only N threads to hide the wait.
 VARIANT(layernorm_forward_1_naive, "one thread per row") { launch_rows<ThreadPerRow>(p, threads); }
 
 // ---- 2: neighbouring threads, neighbouring addresses ----
 // One row per warp; each lane has every 32nd element.
-VARIANT(layernorm_forward_2_warp, "one warp per row: neighbours read neighbours") { launch_rows<WarpPerRow>(p, threads); }
+VARIANT(layernorm_forward_2_warp, "one warp per row: neighbours read neighbours") {
+    launch_rows<WarpPerRow>(p, threads);
+}
 
 // ---- 3: more threads per row ----
 // One row per block. More loads are under way for one row, but each of the two sums now needs two barriers of the whole block,

@@ -4,10 +4,11 @@ matmul_backward.cu - the gradients of a linear layer in several kernels. Forward
     dinp (N,C)  = dout (N,OC) w (OC,C)            sums over OC
     dw (OC,C)  += dout (N,OC)^T inp (N,C)         sums over N
 
-This is twice forward's arithmetic on the same arrays, but neighbours in memory are no longer neighbours in the sum: all operands
-but the first dout lie "by columns" (matmul_common.cuh). This helps the simplest kernel, in which neighbouring threads now
-read neighbours. Every better kernel has to transpose, which is nearly free where the hardware can do it: ldmatrix.trans, and two
-bits of wgmma's instruction. This file skips forward's steps in between. bias_backward.cu is the bias's gradient.
+This is twice forward's arithmetic on the same arrays, but neighbours in memory are no longer neighbours in the sum: all
+operands but the first dout lie "by columns" (matmul_common.cuh). This helps the simplest kernel, in which neighbouring
+threads now read neighbours. Every better kernel has to transpose, which is nearly free where the hardware can do it:
+ldmatrix.trans, and two bits of wgmma's instruction. This file skips forward's steps in between. bias_backward.cu is the
+bias's gradient.
 */
 #include "matmul_common.cuh"
 #include "matmul_hopper.cuh"
@@ -26,7 +27,7 @@ struct Problem {
         dw = random_both((size_t)OC * C); // what is added to
         cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
         cpu::matmul_backward_weight(dw.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, GRAD_ADD);
-        // like the first micro-batch of a step. Algorithms are tried here: a sum that is added to cannot be computed twice
+        // like a step's first micro-batch: algorithms are tried here, because a sum that adds cannot be computed twice
         matmul_backward_weight(dw.gpu, NULL, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
     }
     void expect_right() { // a sum in one thread's order is off by about the root of its length, in roundings
@@ -41,8 +42,9 @@ static MatmulOutput output_dw(Problem& p) { return { p.dw.gpu, NULL, GRAD_ADD, p
 #define DW(p) output_dw(p), (p).dout.gpu, (p).inp.gpu, (p).N
 
 // ---- 1: what one would write first ----
-// One result per thread. Neighbouring threads compute neighbouring columns, so in one step of k a warp reads 32 neighbours of w or
-// inp, and one number of dout for all lanes. But every use of a number still loads it from the cache.
+// One result per thread. Neighbouring threads compute neighbouring columns, so in one step of k a warp reads 32
+// neighbours of w or inp, and one number of dout for all lanes. But every use of a number still loads it from the
+// cache.
 VARIANT(matmul_backward_1_naive, "one result per thread") {
     is_offered = launch_results<ThreadPerRow, BY_ROWS, BY_COLUMNS>(DINP(p), threads) &&
                  launch_results<ThreadPerRow, BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
@@ -51,14 +53,16 @@ VARIANT(matmul_backward_1_naive, "one result per thread") {
 // ---- 2: tiles in shared memory, 4 x 4 results per thread ----
 // As in forward, by the same kernel (matmul_common.cuh), which transposes a tile that lies by columns as it writes it.
 VARIANT(matmul_backward_2_tiles, "tiles in shared memory, 4 x 4 results per thread") {
-    is_offered = launch_tiles<BY_ROWS, BY_COLUMNS>(DINP(p), threads) && launch_tiles<BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
+    is_offered = launch_tiles<BY_ROWS, BY_COLUMNS>(DINP(p), threads) &&
+                 launch_tiles<BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
 }
 
 // ---- 3: tensor cores ----
-// Forward's kernel. A tile lies in shared memory as it does in memory, and ldmatrix transposes a tile by columns on its way into
-// registers. (Both products meet the same conditions: if the first is refused, neither runs.)
+// Forward's kernel. A tile lies in shared memory as it does in memory, and ldmatrix transposes a tile by columns on its
+// way into registers. (Both products meet the same conditions: if the first is refused, neither runs.)
 VARIANT(matmul_backward_3_tensor_cores, "tensor cores, ldmatrix transposes operands by columns") {
-    is_offered = mma_launch<BY_ROWS, BY_COLUMNS>(DINP(p), threads) && mma_launch<BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
+    is_offered = mma_launch<BY_ROWS, BY_COLUMNS>(DINP(p), threads) &&
+                 mma_launch<BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
 }
 
 // ---- 4: Hopper ----

@@ -69,7 +69,8 @@ template <typename Kernel> static bool launch(Kernel* kernel, Problem& p, int si
     return true;
 }
 VARIANT(matmul_forward_3_shared, "tiles in shared memory") {
-    is_offered = threads == 64 ? launch(shared_kernel<8>, p, 8, threads) : threads == 256 ? launch(shared_kernel<16>, p, 16, threads)
+    is_offered = threads == 64 ? launch(shared_kernel<8>, p, 8, threads)
+        : threads == 256 ? launch(shared_kernel<16>, p, 16, threads)
         : threads == 1024 && launch(shared_kernel<32>, p, 32, threads);
 }
 

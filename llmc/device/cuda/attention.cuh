@@ -56,7 +56,7 @@ template <bool PART> using Result = std::conditional_t<PART, float, floatX>; // 
 // Between keys; v is C behind k
 template <bool PART> __host__ __device__ constexpr int kv_channels(int C) { return (PART ? 2 : 3) * C; }
 // What a block reads of its head, and where its results lie. Rows of q are 3C apart, those of k and v kv_stride.
-struct HeadInputs { const floatX *q, *k, *v; size_t kv_stride; bool full; HeadOffset at; }; // full: queries see every key
+struct HeadInputs { const floatX *q, *k, *v; size_t kv_stride; bool full; HeadOffset at; }; // full: q sees every key
 template <bool PART>
 __device__ inline HeadInputs head_inputs(const floatX* qkv, AttentionPart part, int T, int C, int NH, int HS) {
     HeadOffset at = head_offset(blockIdx.x, T, C, NH, HS);

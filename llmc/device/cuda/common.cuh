@@ -149,7 +149,7 @@ template <typename T, typename Op> __device__ inline T combine_block(T x, T* of_
 template <typename T> __device__ inline T block_sum(T x, T* of_warps) { return combine_block(x, of_warps, Plus()); }
 __device__ inline float block_max(float x, float* of_warps) { return combine_block(x, of_warps, Larger()); }
 
-// Adds up what the warps of a block (32,WARPS) have, W columns a lane, into the first warp's sum. `sums` is shared memory.
+// The first warp's sum += those of the other warps of a block (32,WARPS), W columns a lane. `sums` is shared memory.
 template <int WARPS, int W> __device__ inline void sum_of_warps(Floats<W>* sum, float (&sums)[WARPS][WARP * W]) {
     // Neighbouring lanes in neighbouring banks
     for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + threadIdx.x] = sum->x[k];
